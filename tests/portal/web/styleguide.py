@@ -1,4 +1,4 @@
-"""The style guide: every component once, with sample values. Nothing here is read from the database."""
+"""The style guide: every component with sample values. Nothing here is read from the database."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SampleFilters(forms.Form):
 
 
 def styleguide(request: HttpRequest) -> HttpResponse:
-    """Answers with the style guide."""
+    """Render the style guide."""
     return render(request, "styleguide.html", {"guide": _sample(timezone.now())})
 
 

@@ -1,4 +1,4 @@
-"""The product's URL patterns and the style guide, a page for tests only."""
+"""The product's URL patterns and the style guide, which exists in tests only."""
 
 from django.urls import path
 

@@ -1,4 +1,4 @@
-"""Another time: windows in which what waits could be reserved, offered on the page, by the API and the command line."""
+"""Alternative windows: reservations that fit a waiting workload, offered by the page, the API and the CLI."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 
 def waiting(world: World, **also: Any) -> Workload:
-    """A job of four GPUs that waits behind work of its own team, which may not be evicted for eight hours."""
+    """Submit a job of four GPUs that waits behind work of its own team, which cannot be evicted for eight
+    hours.
+    """
     job(world, world.vision, 8, world.now, name="runs", preemptible=False)
     engine.run_cycle("test", world.now)
     given = {"preemptible": False, "max_runtime_seconds": 2 * 3600, **also}
@@ -44,7 +46,7 @@ def api(world: World, now: datetime, who: User | None = None) -> APIClient:
     return client
 
 
-def test_the_api_offers_windows_and_each_of_them_is_had(world: World) -> None:
+def test_every_window_that_the_api_offers_can_be_reserved(world: World) -> None:
     mine, now = waiting(world), world.now + 2 * MINUTE
     with time_machine.travel(now, tick=False):
         client = api(world, now)
@@ -70,7 +72,7 @@ def test_the_api_offers_windows_and_each_of_them_is_had(world: World) -> None:
             row.delete()
 
 
-def test_the_page_offers_them_with_the_form_filled_in(world: World) -> None:
+def test_the_page_links_each_window_to_a_filled_in_form(world: World) -> None:
     mine, now = waiting(world), world.now + 2 * MINUTE
     client = signed_in(world.vision.member)
     with time_machine.travel(now, tick=False):
@@ -84,7 +86,7 @@ def test_the_page_offers_them_with_the_form_filled_in(world: World) -> None:
     assert (form.initial["count"], int(form.initial["length"])) == (str(mine.units), 2)
 
 
-def test_what_is_above_the_pools_threshold_says_who_has_to_agree(world: World) -> None:
+def test_a_window_above_the_approval_threshold_names_who_has_to_agree(world: World) -> None:
     mine, now = waiting(world), world.now + 2 * MINUTE
     Pool.objects.update(approval_above_gpus=1)
     with time_machine.travel(now, tick=False):
@@ -94,7 +96,7 @@ def test_what_is_above_the_pools_threshold_says_who_has_to_agree(world: World) -
     assert offered[0]["needs_approval"] and "approval" in offered[0]["words"]
 
 
-def test_none_are_offered_where_none_could_be_had(world: World) -> None:
+def test_no_windows_are_offered_if_none_can_be_reserved(world: World) -> None:
     mine, now = waiting(world, max_runtime_seconds=6 * 3600), world.now + 2 * MINUTE
     Pool.objects.update(longest_reservation_seconds=5 * 3600)
     with time_machine.travel(now, tick=False):
@@ -106,8 +108,8 @@ def test_none_are_offered_where_none_could_be_had(world: World) -> None:
     assert operator.context["detail"]["windows"] == [], "not for who may not reserve for the project"
 
 
-def test_each_that_is_offered_is_had_where_one_person_may_hold_so_much(world: World) -> None:
-    """Of who looks: a team mate, who has reserved nothing, is offered sooner ones."""
+def test_offered_windows_respect_the_cap_per_user(world: World) -> None:
+    """The cap applies to the viewer: a team mate without reservations is offered earlier windows."""
     mine, now = waiting(world), world.now + 2 * MINUTE
     Pool.objects.update(most_gpus_per_user=4)
     world.shared.refresh_from_db()
@@ -137,8 +139,10 @@ def test_each_that_is_offered_is_had_where_one_person_may_hold_so_much(world: Wo
         assert client.post("/api/v1/reservations/", offered[0]["request"], format="json").status_code == 201
 
 
-def test_each_that_is_offered_is_had_where_a_budget_has_stopped_borrowing(world: World) -> None:
-    """Five of the eight that vision is guaranteed are reserved: it would borrow one of four, and not before the budget opens."""
+def test_offered_windows_respect_a_budget_that_stops_borrowing(world: World) -> None:
+    """Five of the eight GPUs that vision is guaranteed are reserved: one of four would be borrowed, which the
+    budget forbids for now.
+    """
     mine, now, opens = waiting(world), world.now + 2 * MINUTE, world.now + 20 * HOUR
     Pool.objects.update(approval_above_gpus=8)
     world.shared.refresh_from_db()
@@ -166,7 +170,7 @@ def test_each_that_is_offered_is_had_where_a_budget_has_stopped_borrowing(world:
             Reservation.objects.latest("pk").delete()
 
 
-def test_a_reservation_says_where_it_has_to_be_and_where_rather(world: World) -> None:
+def test_a_reservation_shows_its_required_and_preferred_labels(world: World) -> None:
     start = world.now + HOUR
     given: dict[str, Any] = {
         "actor": world.vision.member,
@@ -199,7 +203,7 @@ def test_a_reservation_says_where_it_has_to_be_and_where_rather(world: World) ->
     )
 
 
-def test_the_form_and_the_api_take_labels_for_a_reservation(world: World) -> None:
+def test_the_form_and_the_api_accept_labels_for_a_reservation(world: World) -> None:
     data = {
         "kind": "reservation",
         "project": str(world.vision.project.pk),
@@ -227,7 +231,7 @@ def test_the_form_and_the_api_take_labels_for_a_reservation(world: World) -> Non
     assert bad.errors["labels"]
 
 
-def test_a_refusal_names_times_in_the_persons_own_zone(world: World) -> None:
+def test_a_refusal_gives_times_in_the_time_zone_of_the_user(world: World) -> None:
     member = world.vision.member
     member.time_zone = "Asia/Tokyo"
     member.save(update_fields=["time_zone"])

@@ -1,4 +1,4 @@
-"""Questions to the planner have a limit for each person; answers just given are given again."""
+"""The planning time of each user is limited per minute; recent answers are cached for a few seconds."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_kept() -> None:
+def empty_cache() -> None:
     cache.clear()
 
 
-def test_questions_are_counted_by_what_they_took_and_refused_until_the_minute_is_over(
+def test_questions_are_metered_by_planning_time_and_refused_until_the_next_minute(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -38,26 +38,26 @@ def test_questions_are_counted_by_what_they_took_and_refused_until_the_minute_is
     )
     now, member = world.now.replace(second=20), world.vision.member
     with planner_budget.metered_planning(member, now), planner_budget.metered_planning(member, now):
-        pass  # one question, however many parts it has
+        pass  # nested questions count as one
     with planner_budget.metered_planning(member, now):
         planner_budget._add_planning_ms(
             f"asked:{member.pk}:{int(now.timestamp()) // 60}", 5 * planner_budget.ESTIMATED_MS_PER_QUESTION
-        )  # it took so long
+        )  # the planning time of the question
     with pytest.raises(PlannerBudgetExceeded) as refused, planner_budget.metered_planning(member, now):
         raise AssertionError("it is not answered")
     assert refused.value.wait == 40
     with planner_budget.metered_planning(world.language.member, now):
-        pass  # others are answered
+        pass  # other users are answered
     with planner_budget.metered_planning(member, now + timedelta(seconds=40)):
         pass
 
 
-def test_many_questions_at_once_are_not_free(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_questions_of_one_user_count_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         planner_budget, "MAX_PLANNING_MS_PER_PERIOD", planner_budget.ESTIMATED_MS_PER_QUESTION
     )
     with planner_budget.metered_planning(world.vision.member, world.now):
-        token = planner_budget._is_metered.set(False)  # another thread's
+        token = planner_budget._is_metered.set(False)  # as in another thread
         with (
             pytest.raises(PlannerBudgetExceeded),
             planner_budget.metered_planning(world.vision.member, world.now),
@@ -95,7 +95,7 @@ def test_pages_and_the_api_say_when_to_ask_again(world: World, monkeypatch: pyte
         )
 
 
-def test_a_request_is_taken_although_its_preview_is_refused(
+def test_a_request_is_accepted_although_its_preview_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = {
@@ -118,15 +118,15 @@ def test_a_request_is_taken_although_its_preview_is_refused(
         assert client.post(reverse("ask"), data).status_code == 302
 
 
-def test_an_answer_is_given_again_for_some_seconds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_cached_for_some_seconds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     plain = explanations.fairness_rows
 
-    def counted(pool: Pool, now: datetime) -> list[FairnessRow]:
+    def counted_fairness_rows(pool: Pool, now: datetime) -> list[FairnessRow]:
         asked.append(pool.pk)
         return plain(pool, now)
 
-    monkeypatch.setattr(explanations, "fairness_rows", counted)
+    monkeypatch.setattr(explanations, "fairness_rows", counted_fairness_rows)
     rows = [wait_explanation.fair_share_rows(world.shared, (), world.now) for _ in range(3)]
     assert len(asked) == 1 and rows[0] == rows[2]
     wait_explanation.fair_share_rows(
@@ -135,7 +135,9 @@ def test_an_answer_is_given_again_for_some_seconds(world: World, monkeypatch: py
     assert len(asked) == 2
 
 
-def test_while_the_cache_is_away_everybody_is_answered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_are_answered_while_the_cache_is_down(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine = waiting(world)
 
     def away(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""Splitting a GPU otherwise: the page, the API and the command line's text, who may, and what is said."""
+"""Changing the MIG geometry of a GPU: the page, the API, the CLI's syntax, permissions and messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADDRESS = "/hosts/alpha/gpus/1/geometry/"
 
 @pytest.fixture
 def alpha(world: World) -> FakeAgent:
-    """Its boards can be split."""
+    """Return the agent of alpha, on a host whose GPUs can be split."""
     agent = FakeAgent.of(world.hosts["alpha"])
     agent.inventory = replace(agent.inventory, mig_profiles={H100: mig_profiles_of(H100)})
     agent.sync(world.now)
@@ -41,7 +41,9 @@ def host_page(world: World) -> str:
     return signed_in(world.operator).get(reverse("host", args=["alpha"])).content.decode()
 
 
-def test_an_operator_sees_whose_work_leaves_and_when_before_the_deed(world: World, alpha: FakeAgent) -> None:
+def test_an_operator_sees_affected_work_and_its_deadline_before_the_change(
+    world: World, alpha: FakeAgent
+) -> None:
     client = signed_in(world.operator)
     run_job(world, world.vision, "storm", host="alpha", gpus=[1])
     page = client.get(ADDRESS).content.decode()
@@ -63,7 +65,7 @@ def test_an_operator_sees_whose_work_leaves_and_when_before_the_deed(world: Worl
     assert (entry.why, entry.after["geometry"]) == ("small notebooks", "1x3g.40gb+4x1g.10gb")
 
 
-def test_it_is_taken_back_from_the_hosts_page(world: World, alpha: FakeAgent) -> None:
+def test_a_change_is_withdrawn_from_the_page_of_the_host(world: World, alpha: FakeAgent) -> None:
     client = signed_in(world.operator)
     client.post(ADDRESS, {"geometry": "2x3g.40gb"})
     given = {"verb": "withdraw-geometry", "gpu": "1"}
@@ -72,7 +74,7 @@ def test_it_is_taken_back_from_the_hosts_page(world: World, alpha: FakeAgent) ->
     assert AuditEvent.objects.filter(verb="withdraw_geometry").exists()
 
 
-def test_what_failed_is_said_with_its_reason_and_can_be_tried_again(world: World, alpha: FakeAgent) -> None:
+def test_a_failed_change_is_shown_with_its_reason_and_can_be_retried(world: World, alpha: FakeAgent) -> None:
     client = signed_in(world.operator)
     client.post(ADDRESS, {"geometry": "2x3g.40gb"})
     geometry_changes.sweep_geometry_changes(world.now)
@@ -102,7 +104,7 @@ def test_what_failed_is_said_with_its_reason_and_can_be_tried_again(world: World
         ("9" * 400, "allowed: whole, or COUNTxPROFILE"),
     ],
 )
-def test_what_can_not_be_is_said_on_the_page_and_by_the_api(
+def test_an_impossible_geometry_is_refused_by_the_page_and_the_api(
     world: World, alpha: FakeAgent, asked: str, said: str
 ) -> None:
     client = signed_in(world.operator)
@@ -115,7 +117,9 @@ def test_what_can_not_be_is_said_on_the_page_and_by_the_api(
     assert GeometryChange.objects.count() == 0
 
 
-def test_a_gpu_without_mig_and_a_static_pool_are_refused_in_words(world: World, alpha: FakeAgent) -> None:
+def test_a_gpu_without_mig_and_a_static_pool_are_refused_with_the_reason(
+    world: World, alpha: FakeAgent
+) -> None:
     client = signed_in(world.operator)
     page = client.get("/hosts/beta/gpus/0/geometry/", {"geometry": "2x3g.40gb"}).content.decode()
     assert "It can&#x27;t be split otherwise" in page or "It can't be split otherwise" in page
@@ -124,7 +128,7 @@ def test_a_gpu_without_mig_and_a_static_pool_are_refused_in_words(world: World, 
     assert client.get("/hosts/alpha/gpus/99/geometry/").status_code == 404
 
 
-def test_the_api_shows_previews_changes_and_takes_back(world: World, alpha: FakeAgent) -> None:
+def test_the_api_shows_previews_applies_and_withdraws_changes(world: World, alpha: FakeAgent) -> None:
     client = signed_in(world.operator)
     rows = client.get("/api/v1/hosts/alpha/geometry/").json()
     assert rows[1]["geometry"] == "whole" and rows[1]["last_change"] is None
@@ -149,7 +153,7 @@ def test_the_api_shows_previews_changes_and_takes_back(world: World, alpha: Fake
     assert client.get("/api/v1/hosts/alpha/geometry/").json()[1]["last_change"]["state"] == "withdrawn"
 
 
-def test_a_gpu_whose_geometry_changes_is_not_returned_by_hand(world: World, alpha: FakeAgent) -> None:
+def test_a_gpu_whose_geometry_changes_cannot_be_returned_by_hand(world: World, alpha: FakeAgent) -> None:
     client = signed_in(world.operator)
     client.post(ADDRESS, {"geometry": "2x3g.40gb"})
     answer = client.post("/api/v1/hosts/alpha/return-gpu/", {"gpu": 1}, content_type="application/json")
@@ -171,15 +175,15 @@ def test_a_geometry_is_written_as_counts_of_profiles(text: str, profiles: list[s
 @pytest.mark.parametrize(
     "text", ["", "x", "0x1g.10gb", "100x1g.10gb", "1x", "1x1g.10gb+", "+1x1g.10gb", None, 7, "1x1g.10gb+ me"]
 )
-def test_what_is_no_geometry_is_refused(text: object) -> None:
+def test_an_invalid_geometry_is_refused(text: object) -> None:
     with pytest.raises(Invalid, match="geometry is"):
         parse_geometry(text)
 
 
-def test_the_preview_names_reservations_to_come_that_could_not_be_kept(
-    world: World, alpha: FakeAgent
-) -> None:
-    """Both hosts with such GPUs are promised whole for tomorrow: without this one GPU only one of them can be."""
+def test_the_preview_names_reservations_that_could_not_be_kept(world: World, alpha: FakeAgent) -> None:
+    """Both hosts with such GPUs are reserved as a whole for tomorrow; without this GPU only one reservation
+    can be kept.
+    """
     reserve(world, world.vision, "one of them", hours=24, length=2, units=8)
     reserve(world, world.vision, "all of them", hours=24, length=2, units=8)
     page = signed_in(world.operator).get(ADDRESS, {"geometry": "2x3g.40gb"}).content.decode()

@@ -1,4 +1,6 @@
-"""A host's events: what changed from what to what, by whom and why; and a revoked credential, told at once."""
+"""Events of a host: the state before and after, the author and the reason; and revoked credentials, shown at
+once.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.django_db
 
 
 def text_of(page: str) -> str:
-    """As it is read: one line, without markup."""
+    """Return the page as one line of text, without markup."""
     words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html.unescape(page)))
     return re.sub(r" ([:.,])", r"\1", words)
 
@@ -37,7 +39,7 @@ def events_of(user: User) -> str:
     return page_of(user).partition("Events the newest first")[2]
 
 
-def test_a_change_is_told_from_what_to_what_by_whom_and_why(world: World) -> None:
+def test_a_change_is_shown_with_both_states_its_author_and_reason(world: World) -> None:
     client = signed_in(world.operator)
     User.objects.filter(pk=world.operator.pk).update(first_name="Olga", last_name="Petrov")
     name = "Olga Petrov"
@@ -52,7 +54,7 @@ def test_a_change_is_told_from_what_to_what_by_whom_and_why(world: World) -> Non
     assert "by an operator: fans replaced" in for_others and name not in for_others
 
 
-def test_what_the_health_rules_did_is_told_so(world: World) -> None:
+def test_changes_by_the_health_rules_are_marked_as_such(world: World) -> None:
     alpha, now = world.hosts["alpha"], timezone.now()
     engine.record_host_change(alpha, "its agent speaks", now - timedelta(hours=1))
     HealthEvent.objects.create(
@@ -70,7 +72,7 @@ def test_what_the_health_rules_did_is_told_so(world: World) -> None:
     assert re.search(r"GPU 1: Quarantined by the health rules", told)
 
 
-def test_a_gpu_that_is_taken_out_and_returned_says_from_what(world: World) -> None:
+def test_a_returned_gpu_is_shown_with_its_previous_state(world: World) -> None:
     client = signed_in(world.operator)
     for verb in ("out", "return"):
         client.post(reverse("host-repair", args=["alpha"]), {"verb": verb, "gpu": 2})
@@ -87,7 +89,7 @@ def test_announced_maintenance_and_a_join_token_are_events(world: World) -> None
     assert "A join token was made" in told
 
 
-def test_a_revoked_credential_is_told_at_once_with_who_and_why(world: World) -> None:
+def test_a_revoked_credential_is_shown_at_once_with_author_and_reason(world: World) -> None:
     Host.objects.filter(name="alpha").update(credential_hash="x" * 64)
     client, address = signed_in(world.operator), reverse("host-revoke", args=["alpha"])
     assert "What it touches" in client.get(address).content.decode()
@@ -107,7 +109,7 @@ def test_a_revoked_credential_is_told_at_once_with_who_and_why(world: World) -> 
     assert "credential was revoked now" not in page_of(world.operator).partition("Events")[0]
 
 
-def test_a_gpu_of_a_host_whose_disk_is_full_or_that_keeps_work_too_little_apart_is_free_on_no_page(
+def test_no_page_shows_free_gpus_on_a_host_with_a_full_disk_or_weak_isolation(
     world: World,
 ) -> None:
     for told in ({"disk_full": True}, {"disk_full": False, "isolation_level": "none"}):
@@ -127,7 +129,7 @@ def test_a_gpu_of_a_host_whose_disk_is_full_or_that_keeps_work_too_little_apart_
         assert ("its disk is full: nothing new starts there" in told_of) is told.get("disk_full", False)
 
 
-def test_a_gpu_of_a_host_that_takes_nothing_is_not_called_free(world: World) -> None:
+def test_a_gpu_of_a_cordoned_host_is_not_shown_as_free(world: World) -> None:
     assert "free" in page_of(world.operator).partition("GPU Held by")[2].partition("Health")[0]
     Host.objects.filter(name="alpha").update(lease_state="silent", isolation="plain", isolation_level="none")
     shown = page_of(world.operator)
@@ -136,7 +138,7 @@ def test_a_gpu_of_a_host_that_takes_nothing_is_not_called_free(world: World) -> 
     assert "none: plain processes" in shown
 
 
-def test_a_host_that_has_not_joined_yet_is_found_again_on_the_fleets_page(world: World) -> None:
+def test_a_host_that_has_not_joined_is_listed_on_the_fleet_page(world: World) -> None:
     now = timezone.now()
     engine.add_host(pool=Pool.objects.get(hosts__name="alpha"), name="typo-host", now=now)
     waited_for = {"host": "typo-host", "kind": "info", "words": "has not joined yet", "at": now}
@@ -146,7 +148,7 @@ def test_a_host_that_has_not_joined_yet_is_found_again_on_the_fleets_page(world:
         ) is told
 
 
-def test_a_fleet_counts_split_gpus_apart(world: World) -> None:
+def test_a_fleet_counts_split_gpus_separately(world: World) -> None:
     Unit.objects.filter(gpu__host__name="alpha", gpu__index=0).update(
         slots=NumericRange(0, 120), profile="1g.10gb"
     )
@@ -157,8 +159,8 @@ def test_a_fleet_counts_split_gpus_apart(world: World) -> None:
     assert "at most 8 on one host · 1 free in slices" in page
 
 
-def test_who_saw_a_host_off_long_ago_is_named_only_to_those_who_see_everybodys_work(world: World) -> None:
-    """The deed is older than the ones that are read; what is kept with the change has the name."""
+def test_an_old_attestation_names_its_author_to_operators_only(world: World) -> None:
+    """The audit event is older than those the page reads; the name comes from the state change."""
     HostStateChange.objects.create(
         host=world.hosts["alpha"],
         lease_state="silent",

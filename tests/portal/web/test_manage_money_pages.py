@@ -1,4 +1,4 @@
-"""Utilisation and chargeback: what the pages say adds up, who sees it, and that a closed month stays."""
+"""Utilisation and chargeback: sums match, access is limited, and a closed month does not change."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def signed_in(user: User) -> Client:
 
 @pytest.fixture
 def charged(world: World) -> Workload:
-    """January: vision held 4 H100 for 10 hours, everything is priced and charged."""
+    """Charge January: vision held 4 H100 for 10 hours, and everything has a price."""
     for model in set(Gpu.objects.values_list("model", flat=True)):
         Price.objects.create(
             model=model,
@@ -100,7 +100,7 @@ def charged(world: World) -> Workload:
     return workload
 
 
-def test_the_way_down_ends_at_lines_whose_sum_is_what_was_charged(world: World, charged: Workload) -> None:
+def test_drilling_down_ends_at_lines_whose_sum_is_the_charge(world: World, charged: Workload) -> None:
     client = signed_in(world.finance)
     query = {"month": MONTH}
     page = client.get(reverse("chargeback"), query)
@@ -126,26 +126,24 @@ def test_the_way_down_ends_at_lines_whose_sum_is_what_was_charged(world: World, 
     assert {row["workload"] for row in rows} == {"fit"}
 
 
-def test_the_conservation_line_is_shown_and_its_difference_is_nothing(
-    world: World, charged: Workload
-) -> None:
+def test_the_conservation_line_is_shown_with_a_difference_of_zero(world: World, charged: Workload) -> None:
     page = signed_in(world.finance).get(reverse("chargeback"), {"month": MONTH}).content.decode()
     assert "Does it add up?" in page
     assert ">0.00</b>" in page.replace("</svg>", ">")
 
 
-def test_the_figures_of_the_conservation_line_add_up_to_the_cent_as_they_are_shown(
+def test_the_shown_figures_of_the_conservation_line_add_up_to_the_cent(
     world: World, charged: Workload
 ) -> None:
     page = signed_in(world.finance).get(reverse("chargeback"), {"month": MONTH}).content.decode()
     line = page.split('class="equation"')[1].split("check-result")[0]
     figures = [Decimal(figure.replace(",", "")) for figure in re.findall(r"<b>([\d,]+\.\d\d)</b>", line)]
     charged_to_teams, margin, not_sold, overhead, cost = figures
-    assert not_sold % 1 != 0  # a whole number would hide that cents are lost
+    assert not_sold % 1 != 0  # a whole number would hide missing cents
     assert charged_to_teams - margin + not_sold + overhead == cost
 
 
-def test_members_see_their_own_charges_and_others_nothing(world: World, charged: Workload) -> None:
+def test_members_see_their_own_charges_and_others_none(world: World, charged: Workload) -> None:
     mine = signed_in(world.vision.member).get(reverse("chargeback"), {"month": MONTH}).content.decode()
     theirs = signed_in(world.language.lead).get(reverse("chargeback"), {"month": MONTH}).content.decode()
     assert "CC-vision" in mine and "Does it add up?" not in mine
@@ -158,7 +156,7 @@ def test_members_see_their_own_charges_and_others_nothing(world: World, charged:
     )
 
 
-def test_finance_closes_the_month_once_and_its_download_stays_the_same(
+def test_finance_closes_the_month_once_and_its_download_does_not_change(
     world: World, charged: Workload
 ) -> None:
     client = signed_in(world.finance)
@@ -218,17 +216,17 @@ def test_a_price_a_budget_and_a_cost_centre_are_set_for_the_future(world: World,
 
 
 @pytest.mark.parametrize("month", ["2026-13", "x", "0000-01", "9999-01", "2026"])
-def test_a_month_that_is_none_is_not_found(world: World, month: str) -> None:
+def test_an_invalid_month_is_not_found(world: World, month: str) -> None:
     assert signed_in(world.finance).get(reverse("chargeback"), {"month": month}).status_code == 404
 
 
-# -- utilisation -------------------------------------------------------------------------------------------------------
+# -- utilisation ---------------------------------------------------------------------------------------------
 
 
 PERIOD = {"start": "2026-01-01", "end": "2026-02-01"}
 
 
-def test_utilisation_ends_now_and_speaks_of_waits_as_people_do(world: World) -> None:
+def test_utilisation_ends_now_and_shows_waits_in_human_units(world: World) -> None:
     answer = signed_in(world.operator).get(reverse("utilisation"), {"period": "24h"})
     assert answer.context["end"] <= timezone.now()
     page = answer.content.decode()
@@ -237,14 +235,14 @@ def test_utilisation_ends_now_and_speaks_of_waits_as_people_do(world: World) -> 
 
 
 @pytest.mark.parametrize("who", ["member", "operator", "finance", "stranger"])
-def test_every_role_may_ask_where_the_hours_go(world: World, charged: Workload, who: str) -> None:
+def test_every_role_may_read_the_utilisation_pages(world: World, charged: Workload, who: str) -> None:
     page = signed_in(world.people[who]).get(reverse("utilisation"), PERIOD)
     assert page.status_code == 200
     assert "Where the GPU-hours go" in page.content.decode()
 
 
 @pytest.mark.parametrize("dimension", [name for name, _ in utilisation_query.DIMENSIONS])
-def test_use_is_shown_by_every_dimension(world: World, charged: Workload, dimension: str) -> None:
+def test_utilisation_is_shown_by_every_dimension(world: World, charged: Workload, dimension: str) -> None:
     assert (
         signed_in(world.operator).get(reverse("utilisation"), PERIOD | {"by": dimension}).status_code == 200
     )
@@ -266,7 +264,7 @@ def test_the_steps_of_the_waterfall_sum_to_the_capacity(world: World, charged: W
     assert sum(Decimal(row["cost"]) for row in rows[1:]) == Decimal(rows[0]["cost"])
 
 
-def test_people_of_other_teams_are_not_named(world: World, charged: Workload) -> None:
+def test_users_of_other_teams_are_not_named(world: World, charged: Workload) -> None:
     url = reverse("utilisation-csv", args=["use-by"])
     assert (
         world.vision.member.username
@@ -288,14 +286,14 @@ def test_people_of_other_teams_are_not_named(world: World, charged: Workload) ->
         {"by": "x"},
     ],
 )
-def test_a_wrong_period_is_answered_with_what_is_allowed(world: World, query: dict[str, str]) -> None:
+def test_an_invalid_period_is_refused_with_what_is_allowed(world: World, query: dict[str, str]) -> None:
     assert signed_in(world.operator).get(reverse("utilisation"), query).status_code == 404
 
 
 @pytest.mark.parametrize(
     ("who", "sees"), [("member", False), ("lead", False), ("finance", True), ("auditor", True)]
 )
-def test_what_gpus_cost_their_owner_is_for_those_who_see_all(
+def test_the_cost_of_gpus_is_shown_only_to_roles_that_see_everything(
     world: World, charged: Workload, who: str, sees: bool
 ) -> None:
     client = signed_in(world.people[who])
@@ -322,7 +320,7 @@ def test_what_gpus_cost_their_owner_is_for_those_who_see_all(
     assert any(step["cost"] for step in steps) is sees
 
 
-# -- budgets -----------------------------------------------------------------------------------------------------------
+# -- budgets -------------------------------------------------------------------------------------------------
 
 
 def test_pages_show_a_budget_of_gpu_hours_beside_that_of_money(world: World) -> None:
@@ -337,7 +335,7 @@ def test_pages_show_a_budget_of_gpu_hours_beside_that_of_money(world: World) -> 
     assert len(panel["budgets"]) == 2
 
 
-def test_a_request_says_what_it_leaves_of_the_gpu_hours(world: World) -> None:
+def test_a_request_shows_the_gpu_hours_that_remain_after_it(world: World) -> None:
     client, month = signed_in(world.vision.member), timezone.now().date().replace(day=1)
     data = ask_data(world, kind="job", command="true", count="2", length="3", length_unit="hours")
     assert client.post(reverse("ask-preview"), data).context["preview"]["price"]["hours_left"] is None

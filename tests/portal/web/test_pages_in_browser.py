@@ -1,4 +1,7 @@
-"""What only a browser shows of the pages: scripts, what covers what. One page at a time; the whole way is in tests/e2e."""
+"""Behaviour of pages that only a browser shows: scripts and layout.
+
+Each test opens one page; tests/e2e covers whole workflows.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ LIMA = "America/Lima"
 
 @pytest.fixture
 def browser(monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
-    """Chromium. The driver runs a loop in this thread, in which rows are read all the same."""
+    """Start Chromium.
+
+    Playwright runs an event loop in this thread, so Django must allow ORM calls beside it.
+    """
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
     program = next(
         path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))
@@ -36,7 +42,7 @@ def browser(monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
 
 
 def sign_in(browser: Browser, live_server: Any, username: str, **context: Any) -> Page:
-    """A page of this person's browser, just signed in."""
+    """Return a page of a new browser context in which this user has signed in."""
     page = browser.new_context(viewport={"width": 1280, "height": 800}, **context).new_page()
     page.goto(f"{live_server.url}/accounts/login/")
     page.fill("input[name=login]", username)
@@ -46,7 +52,7 @@ def sign_in(browser: Browser, live_server: Any, username: str, **context: Any) -
     return page
 
 
-def test_the_first_page_after_signing_in_is_written_in_the_browsers_own_zone(
+def test_the_first_page_after_signing_in_uses_the_time_zone_of_the_browser(
     world: World, live_server: Any, browser: Browser
 ) -> None:
     page = sign_in(browser, live_server, world.vision.member.username, timezone_id=LIMA)
@@ -54,7 +60,7 @@ def test_the_first_page_after_signing_in_is_written_in_the_browsers_own_zone(
     assert page.locator("[data-zone-text]").inner_text() == f"Times in {LIMA}"
 
 
-def test_nothing_covers_a_field_of_the_request_form(world: World, live_server: Any, browser: Browser) -> None:
+def test_no_field_of_the_request_form_is_covered(world: World, live_server: Any, browser: Browser) -> None:
     page = sign_in(browser, live_server, world.vision.member.username)
     for width, height in ((1280, 800), (360, 640)):
         page.set_viewport_size({"width": width, "height": height})
@@ -72,9 +78,7 @@ CUT = """() => [...document.querySelectorAll(".scroll, .segmented, .tabs")]
 
 
 @pytest.mark.usefixtures("charged")
-def test_on_a_phone_no_table_and_no_choice_is_cut_off(
-    world: World, live_server: Any, browser: Browser
-) -> None:
+def test_no_table_or_choice_is_cut_off_on_a_phone(world: World, live_server: Any, browser: Browser) -> None:
     User.objects.filter(pk=world.operator.pk).update(finance=True)
     page = sign_in(browser, live_server, world.operator.username)
     page.set_viewport_size({"width": 360, "height": 640})
@@ -88,7 +92,7 @@ def test_on_a_phone_no_table_and_no_choice_is_cut_off(
         assert page.evaluate("document.documentElement.scrollWidth") == 360, address
 
 
-def test_a_stop_that_is_confirmed_after_the_page_refreshed_itself_stops(
+def test_confirming_a_stop_works_after_the_page_refreshed_itself(
     world: World, live_server: Any, browser: Browser
 ) -> None:
     desk = run_job(world, world.vision, "desk", host="alpha", gpus=[0], kind="notebook")
@@ -104,7 +108,7 @@ def test_a_stop_that_is_confirmed_after_the_page_refreshed_itself_stops(
     expect(page.locator("#live-part")).to_contain_text("It is being stopped by you.")
 
 
-def test_when_waiting_work_runs_its_whole_page_says_so_by_itself(
+def test_the_whole_page_updates_when_waiting_work_starts(
     world: World, live_server: Any, browser: Browser
 ) -> None:
     job = make_waiting(world, world.vision, "mri-foundation", units=1)
@@ -118,7 +122,7 @@ def test_when_waiting_work_runs_its_whole_page_says_so_by_itself(
     expect(page.locator("aside").last).to_contain_text("GPU 0 of alpha")
 
 
-def test_what_was_said_of_a_stage_that_is_over_goes_with_it(
+def test_a_message_disappears_when_the_state_it_is_about_has_ended(
     world: World, live_server: Any, browser: Browser
 ) -> None:
     job = make_waiting(world, world.vision, "mri-foundation", units=1)
@@ -134,20 +138,20 @@ def test_what_was_said_of_a_stage_that_is_over_goes_with_it(
     expect(said).to_have_count(0, timeout=20_000)
 
 
-def test_a_log_stays_at_its_end_as_it_grows_until_somebody_scrolls_back(
+def test_a_growing_log_stays_at_its_end_until_the_user_scrolls_back(
     world: World, live_server: Any, browser: Browser
 ) -> None:
     job = run_job(world, world.vision, "mri-foundation", host="alpha", gpus=[0])
     run, written = job.runs.get(), 0
     page = sign_in(browser, live_server, world.vision.member.username)
 
-    def grows(number: int) -> None:
+    def append_lines(number: int) -> None:
         nonlocal written
         lines = "".join(f"part {number} step {step}\n" for step in range(100))
         logs.append_log(run.public_id, written, lines)
         written += len(lines)
 
-    def from_its_end() -> int:
+    def distance_from_end() -> int:
         expect(page.locator("#log")).to_contain_text(f"part {part} step 99", timeout=10_000)
         page.wait_for_timeout(100)
         return int(
@@ -157,18 +161,18 @@ def test_a_log_stays_at_its_end_as_it_grows_until_somebody_scrolls_back(
         )
 
     for part in range(3):
-        grows(part)
+        append_lines(part)
         if part == 0:
             page.goto(f"{live_server.url}/jobs/{job.public_id}/")
-        assert from_its_end() < 2, part
+        assert distance_from_end() < 2, part
     page.evaluate("document.getElementById('log').scrollTop = 100")
     part = 3
-    grows(part)
-    assert from_its_end() > 1000
+    append_lines(part)
+    assert distance_from_end() > 1000
     assert page.evaluate("document.getElementById('log').scrollTop") == 100
 
 
-def test_a_log_that_is_read_further_up_stays_as_it_is_when_its_job_ends(
+def test_a_log_keeps_its_scroll_position_when_its_job_ends(
     world: World, live_server: Any, browser: Browser
 ) -> None:
     job = run_job(world, world.vision, "mri-foundation", host="alpha", gpus=[0])

@@ -1,4 +1,6 @@
-"""Data volumes and images: who sees whose home, what is said of it, and what environments there are."""
+"""Data volumes and environments: who sees which home, the sizes that are shown, and the reported
+environments.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ OFFERED = EnvironmentSeen(
 
 
 def report(world: World, host: str, *homes: HomeSeen, storage: str = "", environment: Any = OFFERED) -> None:
-    """What the host's agent says goes the whole way it goes in life."""
+    """Report homes and the environment through the sync of the host's agent."""
     agent = FakeAgent.of(Host.objects.get(name=host))
     agent.inventory = replace(agent.inventory, environment=environment)
     told = HomesSeen(
@@ -44,7 +46,10 @@ def home(user: str, size: int | None = 2_500_000_000, **also: Any) -> HomeSeen:
 
 @pytest.fixture
 def homes(world: World) -> World:
-    """Everybody has a home on alpha and beta, which share them; vision's people have another on delta, which is vision's."""
+    """Give every user a home on alpha and beta, which share storage.
+
+    Users of vision have another home on delta, the host of vision.
+    """
     everybody = [
         home(user.username, measured_at=world.now.timestamp()) for user in User.objects.order_by("pk")
     ]
@@ -64,7 +69,7 @@ def names_seen_by(user: User) -> set[str]:
     return {entry["volume"].name for entry in seen_by(user).context["homes"]}
 
 
-def test_a_member_sees_the_own_homes_only(homes: World) -> None:
+def test_a_member_sees_only_their_own_homes(homes: World) -> None:
     member = homes.vision.member
     page = seen_by(member)
     assert names_seen_by(member) == {member.username}
@@ -73,7 +78,7 @@ def test_a_member_sees_the_own_homes_only(homes: World) -> None:
         assert f"<b>{other.username}</b>" not in page.content.decode()
 
 
-def test_the_home_that_a_person_has_in_another_team_is_theirs_too(world: World) -> None:
+def test_a_user_sees_their_home_in_another_team(world: World) -> None:
     member, lead = world.vision.member, world.vision.lead
     other = f"{member.username}~70002"
     report(world, "alpha", home(member.username), home(other), home(world.language.member.username))
@@ -82,20 +87,20 @@ def test_the_home_that_a_person_has_in_another_team_is_theirs_too(world: World) 
     assert other not in names_seen_by(world.language.member)
 
 
-def test_a_lead_sees_the_teams_homes_and_no_other_teams(homes: World) -> None:
+def test_a_lead_sees_the_homes_of_the_team_and_of_no_other_team(homes: World) -> None:
     assert names_seen_by(homes.vision.lead) == {
         person.username for person in (homes.vision.lead, *homes.vision.members)
     }
 
 
-def test_operators_and_auditors_see_all_homes_and_finance_sees_its_own(homes: World) -> None:
+def test_operators_and_auditors_see_all_homes_and_finance_only_its_own(homes: World) -> None:
     everything = set(Volume.objects.values_list("name", flat=True))
     for person in (homes.operator, homes.auditor):
         assert {row["home"] for row in csv_rows(person)} == everything
     assert names_seen_by(homes.finance) == {"finance"}
 
 
-def test_another_tenant_learns_of_no_home_host_or_path_that_is_not_theirs(homes: World) -> None:
+def test_another_tenant_sees_no_home_host_or_path_of_vision(homes: World) -> None:
     report(homes, "delta", environment=replace(OFFERED, exposed=["/data/vision-secret"]))
     for stranger in (homes.stranger, homes.language.member):
         said = seen_by(stranger).content.decode() + "".join(map(str, csv_rows(stranger)))
@@ -108,7 +113,7 @@ def csv_rows(user: User) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
 
 
-def test_what_is_not_known_is_unknown_and_a_lower_bound_is_said_as_one(world: World) -> None:
+def test_unknown_sizes_are_shown_as_unknown_and_lower_bounds_as_such(world: World) -> None:
     report(
         world, "alpha", home("vision-1", None), home("vision-2", 3_000_000_000, files=1234, complete=False)
     )
@@ -120,7 +125,7 @@ def test_what_is_not_known_is_unknown_and_a_lower_bound_is_said_as_one(world: Wo
     assert (rows["vision-2"]["size_bytes"], rows["vision-2"]["size_complete"]) == ("3000000000", "False")
 
 
-def test_a_home_says_how_many_workloads_use_it_where_they_run(homes: World) -> None:
+def test_a_home_shows_how_many_running_workloads_use_it(homes: World) -> None:
     run_job(homes, homes.vision, "one", host="alpha", gpus=[0])
     run_job(homes, homes.vision, "two", host="beta", gpus=[0])
     run_job(homes, homes.language, "another's", host="beta", gpus=[1])
@@ -130,7 +135,7 @@ def test_a_home_says_how_many_workloads_use_it_where_they_run(homes: World) -> N
     assert shown == {"alpha, beta": 2, "delta": 0}
 
 
-def test_a_lead_is_not_told_of_a_members_work_in_another_team(homes: World) -> None:
+def test_a_lead_does_not_see_work_of_a_member_in_another_team(homes: World) -> None:
     workload = run_job(homes, homes.vision, "one", host="alpha", gpus=[0])
     workload.project = homes.language.project
     workload.save()
@@ -142,7 +147,7 @@ def test_a_lead_is_not_told_of_a_members_work_in_another_team(homes: World) -> N
     assert shown["workloads"] == 0
 
 
-def test_a_home_without_an_account_is_named_as_such_to_operators(homes: World) -> None:
+def test_a_home_without_an_account_is_marked_for_operators(homes: World) -> None:
     page = seen_by(homes.operator, find="left-behind")
     (shown,) = page.context["homes"]
     assert shown["owner"] is None
@@ -150,7 +155,7 @@ def test_a_home_without_an_account_is_named_as_such_to_operators(homes: World) -
 
 
 @pytest.mark.parametrize("sort", ["size", "-size", "files", "-changed", "measured", "nonsense", "-"])
-def test_homes_are_sorted_by_any_column_and_a_nonsense_order_is_none(homes: World, sort: str) -> None:
+def test_homes_are_sorted_by_any_column_and_an_unknown_one_is_ignored(homes: World, sort: str) -> None:
     sizes = [each["volume"].size_bytes for each in seen_by(homes.vision.member, sort=sort).context["homes"]]
     if sort == "size":
         assert sizes == sorted(sizes)
@@ -158,7 +163,7 @@ def test_homes_are_sorted_by_any_column_and_a_nonsense_order_is_none(homes: Worl
         assert sizes == sorted(sizes, reverse=True)
 
 
-def test_environments_are_those_that_agents_report_and_hosts_with_the_same_are_one_row(homes: World) -> None:
+def test_hosts_that_report_the_same_environment_share_a_row(homes: World) -> None:
     report(homes, "gamma", environment=None)
     page = seen_by(homes.vision.member)
     rows = [(e["python"], e["lab"], e["hosts"]["names"]) for e in page.context["environments"]]
@@ -167,22 +172,22 @@ def test_environments_are_those_that_agents_report_and_hosts_with_the_same_are_o
     assert "numpy 2.2.0" in said and "/data/street-views" in said and "does not tell" in said
 
 
-def test_a_host_without_jupyterlab_says_so(world: World) -> None:
+def test_a_host_without_jupyterlab_is_marked(world: World) -> None:
     report(world, "alpha", environment=EnvironmentSeen(python="3.12.4"))
     assert "no JupyterLab" in seen_by(world.vision.member).content.decode()
 
 
-def test_without_any_report_the_page_teaches(world: World) -> None:
+def test_without_a_report_the_page_explains_the_next_step(world: World) -> None:
     page = " ".join(seen_by(world.vision.member).content.decode().split())
     assert "No home yet" in page and "No host has reported yet" in page
 
 
-def test_a_name_that_some_agent_made_up_is_shown_as_text(world: World) -> None:
+def test_a_name_reported_by_an_agent_is_escaped(world: World) -> None:
     report(world, "alpha", home("<script>alert(1)<"))
     assert "<script>alert(1)" not in seen_by(world.operator).content.decode()
 
 
-def test_the_api_tells_the_same(homes: World) -> None:
+def test_the_api_returns_the_same_homes(homes: World) -> None:
     client = signed_in(homes.vision.member)
     answer = client.get("/api/v1/volumes/", {"page_size": 1}).json()
     assert (answer["count"], len(answer["results"])) == (2, 1)

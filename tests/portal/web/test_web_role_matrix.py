@@ -1,4 +1,7 @@
-"""Every page, asked by every role and by another tenant. A page that is not in the table fails the test."""
+"""Every page requested by every role and by another tenant.
+
+A page that the table does not list fails the test.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,32 @@ pytestmark = pytest.mark.django_db
 
 ROLES = ("member", "team mate", "lead", "other team", "stranger", "operator", "finance", "auditor")
 ALL = (200,) * 8
-OWN_TEAM = (200, 200, 200, 404, 404, 200, 404, 200)  # work of a team: seen by it, operators and auditors
-OWNERS = (302, 403, 302, 404, 404, 302, 404, 403)  # a verb on it
+OWN_TEAM = (
+    200,
+    200,
+    200,
+    404,
+    404,
+    200,
+    404,
+    200,
+)  # work of a team: visible to the team, operators and auditors
+OWNERS = (302, 403, 302, 404, 404, 302, 404, 403)  # an action on it
 NOTEBOOK_OWNER = (302, 403, 403, 404, 404, 403, 404, 403)
-TO_THE_FORM = (302, 302, 302, 404, 404, 302, 404, 302)  # filled in; submitting it is another matter
+TO_THE_FORM = (
+    302,
+    302,
+    302,
+    404,
+    404,
+    302,
+    404,
+    302,
+)  # the form is prefilled; submitting it has its own check
 OPERATORS = (403, 403, 403, 403, 403, 200, 403, 403)
 OPERATORS_DO = (403, 403, 403, 403, 403, 302, 403, 403)
 SEE_ALL = (403, 403, 403, 403, 403, 200, 403, 200)
-POOL = (200, 200, 200, 404, 404, 200, 200, 200)  # vision's own pool
+POOL = (200, 200, 200, 404, 404, 200, 200, 200)  # the static pool of vision
 TEAM = (200, 200, 200, 404, 404, 200, 200, 200)
 LEADS = (403, 403, 200, 404, 404, 200, 403, 403)
 SUBMISSION = (200, 404, 200, 404, 404, 200, 404, 200)
@@ -40,13 +61,13 @@ DECIDE = (403, 404, 403, 404, 404, 302, 404, 403)
 WITHDRAW = (302, 404, 302, 404, 404, 403, 404, 403)
 FINANCE = (403, 403, 403, 403, 403, 403, 200, 403)
 
-# name: (method, what each of ROLES gets). Verbs are posted with confirmed=1 and little else.
+# name: (method, the status for each of ROLES). Actions are posted with confirmed=1 and little else.
 TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "home": ("GET", ALL),
     "ask": ("GET", ALL),
     "ask-preview": ("POST", ALL),
     "calendar": ("GET", ALL),
-    "calendar-ical": ("GET", (404,) * 8),  # a wrong token: nobody's feed
+    "calendar-ical": ("GET", (404,) * 8),  # a wrong token opens no feed
     "notebooks": ("GET", ALL),
     "notebook-launch": ("GET", ALL),
     "notebook": ("GET", OWN_TEAM),
@@ -89,7 +110,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "submission-approve": ("POST", DECIDE),
     "submission-decline": ("POST", DECIDE),
     "submission-withdraw": ("POST", WITHDRAW),
-    "submissions-decide": ("POST", (302,) * 8),  # nothing is ticked: nothing is decided
+    "submissions-decide": ("POST", (302,) * 8),  # nothing is selected, so nothing is decided
     "quota-change": ("GET", LEADS),
     "chargeback": ("GET", ALL),
     "rate-card": ("GET", ALL),
@@ -115,8 +136,8 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
 }
 
 
-class Things:
-    """One of each of vision's things, made by its member."""
+class SampleObjects:
+    """One object of each kind that belongs to vision, created by its member."""
 
     def __init__(self, world: World) -> None:
         start = world.now + timedelta(days=365)
@@ -221,27 +242,27 @@ BODY = {
 }
 
 
-def names() -> Iterator[str]:
+def page_names() -> Iterator[str]:
     for pattern in urls.urlpatterns:
         yield str(pattern.name)
 
 
 def test_every_page_is_in_the_table() -> None:
-    assert sorted(set(names()) ^ set(TABLE)) == []
+    assert sorted(set(page_names()) ^ set(TABLE)) == []
 
 
 @pytest.mark.parametrize("name", sorted(TABLE))
-def test_each_role_gets_what_the_table_says(world: World, name: str) -> None:
-    things = Things(world)
+def test_each_role_gets_the_status_in_the_table(world: World, name: str) -> None:
+    samples = SampleObjects(world)
     method, row = TABLE[name]
-    address = things.address(name)
+    address = samples.address(name)
     got = {}
     for role in ROLES:
         client = Client()
         client.force_login(world.people[role])
         from django.db import transaction
 
-        with transaction.atomic():  # each role meets the same things
+        with transaction.atomic():  # each role meets the same objects
             answer = client.get(address) if method == "GET" else client.post(address, BODY)
             got[role] = answer.status_code
             transaction.set_rollback(True)
@@ -249,8 +270,8 @@ def test_each_role_gets_what_the_table_says(world: World, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(TABLE) - {"calendar-ical", "first-run"}))
-def test_who_is_not_signed_in_is_sent_to_sign_in(world: World, name: str) -> None:
-    things = Things(world)
-    address = things.address(name)
+def test_visitors_are_redirected_to_sign_in(world: World, name: str) -> None:
+    samples = SampleObjects(world)
+    address = samples.address(name)
     answer = Client().get(address) if TABLE[name][0] == "GET" else Client().post(address, BODY)
     assert answer.status_code == 302 and "/accounts/login/" in answer["Location"]

@@ -1,4 +1,4 @@
-"""Pages of people who ask for GPUs: who sees them, what they show, and that nothing typed is lost."""
+"""Pages for users of GPUs: who may read them, what they show, and that input is never lost."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def test_every_role_may_read_the_page(world: World, page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_stranger_is_sent_to_sign_in_and_back_again(world: World, page: str) -> None:
+def test_a_visitor_is_sent_to_sign_in_and_back_again(world: World, page: str) -> None:
     answer = Client().get(reverse(page))
     assert answer.status_code == 302
     assert "next=" in answer["Location"]
 
 
-def test_a_part_of_a_page_whose_session_is_over_makes_the_whole_page_load_again(world: World) -> None:
+def test_a_page_part_after_the_session_ended_reloads_the_whole_page(world: World) -> None:
     answer = Client().get(reverse("home"), {"part": "live"}, headers={"HX-Request": "true"})
     assert (answer.status_code, answer["HX-Refresh"]) == (204, "true")
 
 
-def test_home_shows_what_is_mine_and_nothing_of_other_teams(world: World) -> None:
+def test_home_shows_own_work_and_nothing_of_other_teams(world: World) -> None:
     run_job(world, world.vision, "vessel-seg", host="alpha", gpus=[0, 1])
     run_job(world, world.language, "secret-llm", host="beta", gpus=[0])
     page = signed_in(world.vision.member).get(reverse("home")).content.decode()
@@ -66,14 +66,14 @@ def test_home_shows_what_is_mine_and_nothing_of_other_teams(world: World) -> Non
     assert "secret-llm" not in page
 
 
-def test_home_of_somebody_without_work_teaches_the_next_step(world: World) -> None:
+def test_home_without_work_suggests_the_next_step(world: World) -> None:
     page = signed_in(world.vision.member).get(reverse("home")).content.decode()
     assert "Nothing of yours runs yet" in page
     assert reverse("notebook-launch") in page
     assert "You are in no team" in signed_in(world.stranger).get(reverse("home")).content.decode()
 
 
-def test_a_waiting_card_says_its_position_and_why(world: World) -> None:
+def test_a_waiting_card_shows_its_position_and_reason(world: World) -> None:
     make_waiting(world, world.vision, "mri-foundation")
     page = signed_in(world.vision.member).get(reverse("home")).content.decode()
     assert re.search(r"Position</span><b>2 <small>of 1", page)
@@ -81,7 +81,7 @@ def test_a_waiting_card_says_its_position_and_why(world: World) -> None:
     assert "Why them, not me?" in page
 
 
-def test_a_refresh_with_the_same_words_replaces_only_the_freshness(world: World) -> None:
+def test_a_refresh_without_changes_updates_only_the_timestamp(world: World) -> None:
     client = signed_in(world.vision.member)
     page = client.get(reverse("queue")).content.decode()
     again = re.search(r'hx-get="([^"]+)"', page)
@@ -94,14 +94,14 @@ def test_a_refresh_with_the_same_words_replaces_only_the_freshness(world: World)
     assert "mri-foundation" in changed.content.decode()
 
 
-def test_unknown_use_is_said_and_never_zero(world: World) -> None:
+def test_unknown_utilisation_is_shown_as_unknown_and_never_as_zero(world: World) -> None:
     run_job(world, world.vision, "quiet", host="alpha", gpus=[0])
     page = signed_in(world.vision.member).get(reverse("home")).content.decode()
     assert "Utilisation over the last two hours, unknown" in page
     assert "0 %" not in page
 
 
-# -- notebooks ---------------------------------------------------------------------------------------------------------
+# -- notebooks -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_a_notebook_is_launched_from_a_template_in_two_clicks(world: World, temp
     assert "Queued" in progress
 
 
-def test_a_template_that_is_none_keeps_what_was_chosen(world: World, template: Template) -> None:
+def test_an_unknown_template_keeps_the_other_fields(world: World, template: Template) -> None:
     given = {
         "template": "nonsense",
         "project": world.vision.project.pk,
@@ -146,7 +146,7 @@ def test_a_template_that_is_none_keeps_what_was_chosen(world: World, template: T
     assert not Workload.objects.exists()
 
 
-def test_only_its_owner_opens_a_notebook_and_a_starting_one_says_so(world: World) -> None:
+def test_only_its_owner_opens_a_notebook_and_one_that_is_not_ready_shows_why(world: World) -> None:
     notebook = queue_job(world, world.vision, "lab", kind="notebook")
     address = reverse("notebook-open", args=[notebook.public_id])
     mate = signed_in(world.vision.members[1]).post(address)
@@ -165,10 +165,10 @@ def test_a_ready_notebook_opens_on_its_own_origin(world: World) -> None:
     assert "/.gpupool/enter?code=" in answer["Location"]
 
 
-# -- workloads ---------------------------------------------------------------------------------------------------------
+# -- workloads -----------------------------------------------------------------------------------------------
 
 
-def test_stopping_asks_first_and_then_stops(world: World) -> None:
+def test_stopping_asks_for_confirmation_first(world: World) -> None:
     job = queue_job(world, world.vision, "train")
     client = signed_in(world.vision.member)
     address = reverse("workload-cancel", args=[job.public_id])
@@ -182,7 +182,7 @@ def test_stopping_asks_first_and_then_stops(world: World) -> None:
     assert AuditEvent.objects.filter(verb="cancel_workload").count() == 1
 
 
-def test_another_teams_workload_is_not_found(world: World) -> None:
+def test_a_workload_of_another_team_is_not_found(world: World) -> None:
     job = queue_job(world, world.vision, "train")
     other = signed_in(world.language.member)
     for page in ("job", "why", "job-log"):
@@ -192,7 +192,7 @@ def test_another_teams_workload_is_not_found(world: World) -> None:
     assert other.get(reverse("job", args=[uuid.uuid4()])).status_code == 404
 
 
-def test_a_team_mate_sees_a_job_and_may_not_stop_it(world: World) -> None:
+def test_a_team_mate_sees_a_job_but_may_not_stop_it(world: World) -> None:
     job = queue_job(world, world.vision, "train")
     mate = signed_in(world.vision.members[1])
     assert mate.get(reverse("job", args=[job.public_id])).status_code == 200
@@ -202,7 +202,7 @@ def test_a_team_mate_sees_a_job_and_may_not_stop_it(world: World) -> None:
 
 
 @pytest.mark.parametrize("hours", ["", "0", "-1", "1e3", "99999999999", "٣", "one"])
-def test_a_number_of_hours_that_is_none_is_named_and_changes_nothing(world: World, hours: str) -> None:
+def test_an_invalid_number_of_hours_is_named_and_changes_nothing(world: World, hours: str) -> None:
     job = run_job(world, world.vision, "train", host="alpha", gpus=[0])
     client = signed_in(world.vision.member)
     answer = client.post(reverse("workload-extend", args=[job.public_id]), {"hours": hours}, follow=True)
@@ -214,7 +214,7 @@ def test_a_number_of_hours_that_is_none_is_named_and_changes_nothing(world: Worl
 
 
 @pytest.mark.parametrize("tab", ["log", "attempts", "use", "cost", "decisions", "nonsense"])
-def test_every_tab_of_a_job_is_there_before_and_while_it_runs(world: World, tab: str) -> None:
+def test_every_tab_of_a_job_exists_before_and_while_it_runs(world: World, tab: str) -> None:
     client = signed_in(world.vision.member)
     for job in (
         queue_job(world, world.vision, "waits"),
@@ -223,7 +223,7 @@ def test_every_tab_of_a_job_is_there_before_and_while_it_runs(world: World, tab:
         assert client.get(reverse("job", args=[job.public_id]), {"tab": tab}).status_code == 200
 
 
-def test_a_log_grows_by_what_came_since(world: World) -> None:
+def test_a_log_request_returns_only_new_lines(world: World) -> None:
     from scheduler.runs import logs
 
     job = run_job(world, world.vision, "train", host="alpha", gpus=[0])
@@ -244,7 +244,9 @@ def test_a_log_grows_by_what_came_since(world: World) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "goes_on"), [(None, True), (5, True), (60, False)])
-def test_a_page_waits_a_moment_for_the_last_lines(world: World, seconds: int | None, goes_on: bool) -> None:
+def test_a_page_waits_a_short_time_for_the_last_log_lines(
+    world: World, seconds: int | None, goes_on: bool
+) -> None:
     job = run_job(world, world.vision, "train", host="alpha", gpus=[0])
     if seconds is not None:
         ended = timezone.now() - dt.timedelta(seconds=seconds)
@@ -254,7 +256,7 @@ def test_a_page_waits_a_moment_for_the_last_lines(world: World, seconds: int | N
 
 
 @pytest.mark.parametrize("run", ["nonsense", "00000000-0000-4000-8000-000000000000"])
-def test_a_log_of_a_run_that_is_none_is_not_found(world: World, run: str) -> None:
+def test_the_log_of_an_unknown_run_is_not_found(world: World, run: str) -> None:
     job = run_job(world, world.vision, "train", host="alpha", gpus=[0])
     assert (
         signed_in(world.vision.member).get(reverse("job-log", args=[job.public_id]), {"run": run}).status_code
@@ -262,7 +264,7 @@ def test_a_log_of_a_run_that_is_none_is_not_found(world: World, run: str) -> Non
     )
 
 
-def test_a_team_mate_who_relaunches_sees_names_of_the_environment_and_no_values(world: World) -> None:
+def test_a_team_mate_who_relaunches_sees_names_of_environment_variables_but_no_values(world: World) -> None:
     job = queue_job(world, world.vision, "trainer", environment={"TOKEN": "s3cret"})
     again = reverse("workload-relaunch", args=[job.public_id])
     assert "TOKEN=s3cret" in signed_in(world.vision.member).get(again, follow=True).content.decode()
@@ -272,7 +274,7 @@ def test_a_team_mate_who_relaunches_sees_names_of_the_environment_and_no_values(
         assert "s3cret" not in page
 
 
-def test_relaunch_brings_the_form_filled_in_as_it_was(world: World) -> None:
+def test_relaunch_opens_the_form_with_the_previous_values(world: World) -> None:
     job = queue_job(world, world.vision, "train", command="python train.py --epochs 3")
     client = signed_in(world.vision.member)
     answer = client.get(reverse("workload-relaunch", args=[job.public_id]), follow=True)
@@ -281,10 +283,10 @@ def test_relaunch_brings_the_form_filled_in_as_it_was(world: World) -> None:
     assert 'value="train"' in page
 
 
-# -- lists -------------------------------------------------------------------------------------------------------------
+# -- lists ---------------------------------------------------------------------------------------------------
 
 
-def test_lists_filter_sort_and_page_by_their_address(world: World) -> None:
+def test_lists_filter_sort_and_page_by_their_url(world: World) -> None:
     for number in range(30):
         queue_job(world, world.vision, f"job-{number:02d}")
     client = signed_in(world.vision.member)
@@ -297,7 +299,7 @@ def test_lists_filter_sort_and_page_by_their_address(world: World) -> None:
     assert "job-16" not in found
 
 
-def test_the_failed_are_all_whose_word_says_so(world: World) -> None:
+def test_the_filter_failed_includes_every_failed_outcome(world: World) -> None:
     now = timezone.now()
     failed = ("killed_at_grace", "lease_lost", "out_of_disk", "disk_ran_low", "host_full")
     for code in (*failed, "finished", "cancelled"):
@@ -311,13 +313,13 @@ def test_the_failed_are_all_whose_word_says_so(world: World) -> None:
     "query",
     ["sort=-nonsense", "page=abc", "page=-4", "page=999", "state=nonsense", "mine=%27", "find=" + "x" * 500],
 )
-def test_an_address_that_makes_no_sense_still_gets_a_page(world: World, query: str) -> None:
+def test_invalid_query_parameters_still_return_a_page(world: World, query: str) -> None:
     queue_job(world, world.vision, "train")
     assert signed_in(world.vision.member).get(f"{reverse('jobs')}?{query}").status_code == 200
     assert signed_in(world.vision.member).get(f"{reverse('queue')}?{query}").status_code == 200
 
 
-def test_a_name_that_a_spreadsheet_would_run_is_quoted_in_the_csv(world: World) -> None:
+def test_a_name_that_a_spreadsheet_would_execute_is_quoted_in_the_csv(world: World) -> None:
     queue_job(world, world.vision, "=1+1")
     answer = signed_in(world.vision.member).get(reverse("jobs"), {"format": "csv"})
     text = b"".join(answer).decode()  # type: ignore[arg-type]
@@ -325,10 +327,10 @@ def test_a_name_that_a_spreadsheet_would_run_is_quoted_in_the_csv(world: World) 
     assert ",'," not in text, "a cell without text stays empty"
 
 
-# -- queue -------------------------------------------------------------------------------------------------------------
+# -- queue ---------------------------------------------------------------------------------------------------
 
 
-def test_the_queue_unfolds_a_row_with_blockers_and_fairness(world: World) -> None:
+def test_an_expanded_queue_row_shows_blockers_and_fair_share(world: World) -> None:
     other = run_job(world, world.language, "secret-llm", host="alpha", gpus=[0, 1, 2, 3, 4, 5, 6, 7])
     job = make_waiting(world, world.vision, "mri-foundation", blockers=[other.pk])
     page = signed_in(world.vision.member).get(reverse("queue"), {"open": str(job.public_id)}).content.decode()
@@ -340,7 +342,7 @@ def test_the_queue_unfolds_a_row_with_blockers_and_fairness(world: World) -> Non
     assert "secret-llm" in operator
 
 
-def test_what_would_start_sooner_leads_to_a_filled_in_form(world: World) -> None:
+def test_a_faster_variant_links_to_a_filled_in_form(world: World) -> None:
     run_job(world, world.language, "big", host="alpha", gpus=[0, 1, 2, 3, 4, 5])
     run_job(world, world.language, "big-2", host="beta", gpus=[0, 1, 2, 3, 4, 5])
     job = make_waiting(world, world.vision, "mri-foundation", units=8)
@@ -351,10 +353,10 @@ def test_what_would_start_sooner_leads_to_a_filled_in_form(world: World) -> None
     assert form.context["form"].initial["kind"] == "job"
 
 
-# -- search, theme, zone -----------------------------------------------------------------------------------------------
+# -- search, theme, time zone --------------------------------------------------------------------------------
 
 
-def test_the_search_finds_only_what_may_be_seen(world: World) -> None:
+def test_the_search_finds_only_visible_objects(world: World) -> None:
     queue_job(world, world.vision, "vessel-seg")
     queue_job(world, world.language, "vessel-llm")
     found = (
@@ -366,14 +368,14 @@ def test_the_search_finds_only_what_may_be_seen(world: World) -> None:
     assert "vessel-llm" not in found
 
 
-def test_pages_speak_in_the_persons_zone_then_the_browsers_then_the_organisations(world: World) -> None:
+def test_pages_use_the_time_zone_of_the_user_then_the_browser_then_the_organisation(world: World) -> None:
     world.organisation.time_zone = "Asia/Tokyo"
     world.organisation.save()
     client = signed_in(world.vision.member)
     assert "Times in Asia/Tokyo" in client.get(reverse("home")).content.decode()
     client.cookies["tz"] = "America/Lima"
     assert "Times in America/Lima" in client.get(reverse("home")).content.decode()
-    client.cookies["tz"] = "America%2FHavana"  # as a browser's script writes it
+    client.cookies["tz"] = "America%2FHavana"  # written by the script of the page
     assert "Times in America/Havana" in client.get(reverse("home")).content.decode()
     client.cookies["tz"] = "../../etc/passwd"
     assert "Times in Asia/Tokyo" in client.get(reverse("home")).content.decode()
@@ -384,7 +386,7 @@ def test_pages_speak_in_the_persons_zone_then_the_browsers_then_the_organisation
     assert "data-zone-fixed" in page
 
 
-def test_a_theme_of_the_preferences_holds_until_the_browser_chooses(world: World) -> None:
+def test_the_preferred_theme_applies_until_the_browser_chooses(world: World) -> None:
     world.vision.member.theme = "dark"
     world.vision.member.save()
     client = signed_in(world.vision.member)
@@ -393,11 +395,11 @@ def test_a_theme_of_the_preferences_holds_until_the_browser_chooses(world: World
     assert 'data-theme="light"' in client.get(reverse("home")).content.decode()
 
 
-def test_what_is_simulated_is_said_on_every_page(world: World) -> None:
+def test_every_page_marks_simulated_data(world: World) -> None:
     assert "All hosts are simulated" in signed_in(world.vision.member).get(reverse("queue")).content.decode()
 
 
-# -- reservations ------------------------------------------------------------------------------------------------------
+# -- reservations --------------------------------------------------------------------------------------------
 
 
 def test_a_reservation_is_shortened_and_cancelled_from_its_page(world: World) -> None:
@@ -419,15 +421,15 @@ def test_a_reservation_is_shortened_and_cancelled_from_its_page(world: World) ->
     assert row.state == ReservationState.CANCELLED
 
 
-def test_another_teams_reservation_is_not_found(world: World) -> None:
+def test_a_reservation_of_another_team_is_not_found(world: World) -> None:
     row = reserve(world, world.vision, "review", hours=24, length=8)
     assert (
         signed_in(world.language.member).get(reverse("reservation", args=[row.public_id])).status_code == 404
     )
 
 
-def test_who_owns_work_that_a_failed_gpu_moves_reads_which_and_why(world: World) -> None:
-    """The table closes the whole host: also work on its other GPUs has to go."""
+def test_the_owner_of_work_evicted_by_a_failed_gpu_reads_which_gpu_and_why(world: World) -> None:
+    """The health rules close the whole host, so work on its other GPUs is evicted as well."""
     on_it = run_job(world, world.vision, "on it", host="alpha", gpus=[0, 1], preemptible=True)
     beside = run_job(world, world.vision, "beside", host="alpha", gpus=[3], preemptible=True)
     desk = run_job(world, world.vision, "desk", host="alpha", gpus=[5], kind="notebook")
@@ -455,7 +457,7 @@ def test_who_owns_work_that_a_failed_gpu_moves_reads_which_and_why(world: World)
     assert "failed" not in client.get(reverse("notebook", args=[desk.public_id])).content.decode()
 
 
-def test_a_notebook_that_has_ended_says_what_it_had_and_that_it_was_stopped(world: World) -> None:
+def test_an_ended_notebook_shows_its_gpus_and_that_it_was_stopped(world: World) -> None:
     desk = run_job(world, world.vision, "desk", host="alpha", gpus=[0, 1], kind="notebook")
     never = make_waiting(world, world.vision, "never ran")
     Workload.objects.filter(pk=desk.pk).update(models_wanted=[])
@@ -489,8 +491,8 @@ def test_a_notebook_that_has_ended_says_what_it_had_and_that_it_was_stopped(worl
         assert row is not None and "did not run" in row.group() and "€0.00" in row.group(), listed
 
 
-def test_how_long_it_ran_counts_its_attempts_and_not_the_time_between_them(world: World) -> None:
-    """Half an hour, four hours of waiting, and twenty minutes more."""
+def test_run_time_counts_attempts_and_not_the_time_between_them(world: World) -> None:
+    """Two attempts of thirty and twenty minutes, with four hours of waiting between them."""
     job = run_job(world, world.vision, "two of them", host="alpha", gpus=[0])
     first = job.runs.get()
     began = first.running_at - dt.timedelta(hours=4)
@@ -522,7 +524,7 @@ def test_how_long_it_ran_counts_its_attempts_and_not_the_time_between_them(world
         assert "50 min" in owner.get(address).content.decode(), address
 
 
-def test_how_long_a_gang_ran_is_from_its_first_to_its_last_member(world: World) -> None:
+def test_run_time_of_a_gang_is_from_its_first_to_its_last_member(world: World) -> None:
     job = run_job(world, world.vision, "gang", host="alpha", gpus=[0], hosts=2)
     first = job.runs.get()
     Run.objects.filter(pk=first.pk).update(
@@ -546,7 +548,7 @@ def test_how_long_a_gang_ran_is_from_its_first_to_its_last_member(world: World) 
     assert re.search(r"<span>Ran</span><b>25 min", page)
 
 
-def test_what_is_taken_back_while_it_waits_to_resume_ran_until_it_had_to_go(world: World) -> None:
+def test_run_time_of_work_cancelled_while_it_waits_to_resume_ends_with_its_last_run(world: World) -> None:
     job = run_job(world, world.vision, "taken back", host="alpha", gpus=[0])
     gone = job.started_at + dt.timedelta(minutes=7)
     Run.objects.filter(workload=job).update(state="ended", outcome="checkpointed", ended_at=gone)
@@ -555,7 +557,7 @@ def test_what_is_taken_back_while_it_waits_to_resume_ran_until_it_had_to_go(worl
     assert re.search(r"<span>Ran</span><b>7 min", page)
 
 
-def test_what_lost_its_host_says_so_while_it_waits_to_resume(world: World) -> None:
+def test_work_that_lost_its_host_says_so_while_it_waits_to_resume(world: World) -> None:
     job = run_job(world, world.vision, "lost", host="alpha", gpus=[0])
     Run.objects.filter(workload=job).update(state="ended", outcome="host_lost", ended_at=timezone.now())
     Workload.objects.filter(pk=job.pk).update(state="queued", reason_code="waits_for_units")
@@ -563,7 +565,7 @@ def test_what_lost_its_host_says_so_while_it_waits_to_resume(world: World) -> No
     assert "Its host fell silent. It wrote no checkpoint and begins anew." in page
 
 
-def test_stopping_a_notebook_that_was_ready_fails_no_step(world: World) -> None:
+def test_stopping_a_ready_notebook_marks_no_startup_step_as_failed(world: World) -> None:
     desk = run_job(world, world.vision, "desk", host="alpha", gpus=[0], kind="notebook")
     slow = run_job(world, world.vision, "slow", host="alpha", gpus=[1], kind="notebook")
     Run.objects.filter(workload=slow).update(ready_at=None)
@@ -576,7 +578,7 @@ def test_stopping_a_notebook_that_was_ready_fails_no_step(world: World) -> None:
 
 
 @pytest.mark.parametrize(("runs", "said"), [(True, "Per hour now"), (False, "Per hour, once it runs")])
-def test_the_cost_tab_tells_what_is_to_come_and_nothing_of_what_has_ended(
+def test_the_cost_tab_shows_future_cost_only_for_work_that_has_not_ended(
     world: World, runs: bool, said: str
 ) -> None:
     job = make_waiting(world, world.vision, "costs")
@@ -595,7 +597,7 @@ def test_the_cost_tab_tells_what_is_to_come_and_nothing_of_what_has_ended(
     assert "Per hour" not in page and "At most" not in page and "In all" in page
 
 
-def test_a_chart_of_use_begins_with_the_second_reading_and_a_slices_is_said_not_to_be_measured(
+def test_a_utilisation_chart_needs_two_samples_and_slices_are_marked_as_not_measured(
     world: World,
 ) -> None:
     job = run_job(world, world.vision, "measured", host="alpha", gpus=[0])
@@ -629,8 +631,8 @@ def test_a_chart_of_use_begins_with_the_second_reading_and_a_slices_is_said_not_
     assert "no utilisation of a slice" in tab(sliced) and "4,096" in tab(sliced)
 
 
-def test_only_what_ran_waits_to_resume(world: World) -> None:
-    """What no host could start yet waits as before."""
+def test_only_work_that_has_run_waits_to_resume(world: World) -> None:
+    """Work whose start failed on every host is shown as queued."""
     ran = run_job(world, world.vision, "ran", host="alpha", gpus=[0])
     never = queue_job(world, world.vision, "never ran", attempt=1, reason_code="prolog_failed")
     Workload.objects.filter(pk=ran.pk).update(state="queued", reason_code="preempted")
@@ -647,7 +649,7 @@ def test_only_what_ran_waits_to_resume(world: World) -> None:
         assert ("It wrote no checkpoint and begins anew." in page) is (job is ran)
 
 
-def test_who_stopped_a_notebook_is_named_to_everybody_who_sees_it(world: World) -> None:
+def test_everybody_who_sees_a_notebook_sees_who_stopped_it(world: World) -> None:
     desk = run_job(world, world.vision, "desk", host="alpha", gpus=[0], kind="notebook")
     waiting = make_waiting(world, world.vision, "later")
     lead, owner = signed_in(world.vision.lead), signed_in(world.vision.member)
@@ -671,7 +673,7 @@ def test_who_stopped_a_notebook_is_named_to_everybody_who_sees_it(world: World) 
     assert "Taken back by you" in job
 
 
-def test_a_queue_in_which_only_others_wait_says_so(world: World) -> None:
+def test_a_queue_with_work_of_other_teams_only_says_so(world: World) -> None:
     make_waiting(world, world.language, "llm", units=4)
     page = signed_in(world.vision.member).get(reverse("queue")).content.decode()
     assert "1 waits for 4 units, none of them of your teams; 0 run." in page
@@ -683,7 +685,7 @@ def test_a_queue_in_which_only_others_wait_says_so(world: World) -> None:
     assert "Waiting 1" in page
 
 
-# -- the request form --------------------------------------------------------------------------------------------------
+# -- the request form ----------------------------------------------------------------------------------------
 
 
 def ask_data(world: World, **changes: str) -> dict[str, str]:
@@ -716,7 +718,7 @@ def test_a_large_reservation_waits_for_approval(world: World) -> None:
     assert not Reservation.objects.exists()
 
 
-def test_a_job_is_submitted_with_everything_that_was_said(world: World) -> None:
+def test_a_job_is_submitted_with_every_field_of_the_form(world: World) -> None:
     data = ask_data(
         world,
         kind="job",
@@ -769,7 +771,7 @@ def test_the_form_remembers_the_last_request(world: World) -> None:
         ({"kind": "job", "command": "true", "hosts": "0"}, "allowed"),
     ],
 )
-def test_what_cannot_be_taken_is_named_beside_its_field_and_nothing_is_made(
+def test_an_invalid_request_is_refused_at_its_field_and_creates_nothing(
     world: World, changes: dict[str, str], words: str
 ) -> None:
     client = signed_in(world.vision.member)
@@ -789,7 +791,7 @@ def test_a_refused_reservation_keeps_the_chart_and_offers_the_first_window_that_
         page = client.post(reverse("ask"), ask_data(world, start=begin)).content.decode()
         assert '<svg class="chart"' in page, begin
         assert "First window that fits" in page, begin
-        assert page.count('name="use_start"') == 2, begin  # the note's and the list's
+        assert page.count('name="use_start"') == 2, begin  # in the note and in the list
     for zone, begin in (("Europe/Berlin", "0001-01-01T00:00"), ("America/New_York", "9999-12-31T23:59")):
         client.cookies["tz"] = zone
         for address in ("ask", "ask-preview"):
@@ -808,7 +810,7 @@ def test_a_refused_reservation_keeps_the_chart_and_offers_the_first_window_that_
     assert page.count('name="use_start"') >= 2
 
 
-def test_what_is_wrong_with_an_argument_stands_beside_its_field(world: World) -> None:
+def test_an_error_in_an_argument_is_shown_at_its_field(world: World) -> None:
     client = signed_in(world.vision.member)
     page = client.post(reverse("ask"), ask_data(world, count="other", units_other="999")).content.decode()
     assert 'id="id_units_other_error"' in page
@@ -816,7 +818,7 @@ def test_what_is_wrong_with_an_argument_stands_beside_its_field(world: World) ->
     assert 'id="id_length_error"' in page
 
 
-def test_a_window_that_fits_while_fewer_are_free_says_why(world: World) -> None:
+def test_a_window_that_fits_later_explains_that_no_unit_is_free_now(world: World) -> None:
     run_job(world, world.language, "lent", host="alpha", gpus=list(range(8)), preemptible=True)
     run_job(world, world.robotics, "lent too", host="beta", gpus=list(range(8)), preemptible=True)
     client = signed_in(world.vision.member)
@@ -826,13 +828,13 @@ def test_a_window_that_fits_while_fewer_are_free_says_why(world: World) -> None:
     assert "0 of 16 free now" in client.get(reverse("ask")).content.decode()
 
 
-def test_a_nul_in_a_name_is_refused_and_not_stored(world: World) -> None:
+def test_a_nul_character_in_a_name_is_refused(world: World) -> None:
     answer = signed_in(world.vision.member).post(reverse("ask"), ask_data(world, name="a\0b"))
     assert answer.status_code == 400
     assert not any(model.objects.exists() for model in MADE)
 
 
-def test_the_preview_shows_what_is_free_what_it_costs_and_the_same_elsewhere(world: World) -> None:
+def test_the_preview_shows_free_units_cost_and_the_equivalent_commands(world: World) -> None:
     answer = signed_in(world.vision.member).post(reverse("ask-preview"), ask_data(world))
     page = answer.content.decode()
     assert "It fits." in page
@@ -856,7 +858,7 @@ def test_the_preview_shows_what_is_free_what_it_costs_and_the_same_elsewhere(wor
         },
     ],
 )
-def test_the_api_call_that_is_shown_makes_the_same_and_the_command_has_its_options(
+def test_the_shown_api_call_creates_the_same_and_the_command_has_its_options(
     world: World, changes: dict[str, str]
 ) -> None:
     import json
@@ -882,7 +884,7 @@ def test_the_api_call_that_is_shown_makes_the_same_and_the_command_has_its_optio
     assert {word for word in given if word.startswith("--")} <= known
 
 
-def test_a_full_window_is_a_block_with_its_fix_as_a_button(world: World) -> None:
+def test_a_full_window_is_shown_with_a_button_for_its_fix(world: World) -> None:
     client = signed_in(world.vision.member)
     reserve(world, world.language, "asr-demo", hours=20, length=16, units=4)
     reserve(world, world.robotics, "arm", hours=20, length=16, units=2)
@@ -899,20 +901,20 @@ def test_a_full_window_is_a_block_with_its_fix_as_a_button(world: World) -> None
 
 
 @pytest.mark.parametrize("typed", ["²", "٣", "-1", "many", ""])
-def test_a_fix_that_is_no_number_changes_nothing(world: World, typed: str) -> None:
+def test_an_invalid_fix_changes_nothing(world: World, typed: str) -> None:
     answer = signed_in(world.vision.member).post(reverse("ask"), ask_data(world, use_units=typed))
     assert answer.status_code == 200
     assert answer.context["form"].data["count"] == "2"
 
 
-def test_the_preview_of_a_job_says_when_it_would_start(world: World) -> None:
+def test_the_preview_of_a_job_shows_its_expected_start(world: World) -> None:
     answer = signed_in(world.vision.member).post(
         reverse("ask-preview"), ask_data(world, kind="job", command="true")
     )
     assert "It would start now" in answer.content.decode()
 
 
-def test_a_range_of_the_calendar_fills_in_the_form(world: World) -> None:
+def test_a_range_selected_in_the_calendar_fills_in_the_form(world: World) -> None:
     start = timezone.now() + dt.timedelta(days=3)
     answer = signed_in(world.vision.member).get(
         reverse("ask"),
@@ -929,18 +931,18 @@ def test_a_range_of_the_calendar_fills_in_the_form(world: World) -> None:
     assert (initial["length"], initial["length_unit"]) == (90, "minutes")
 
 
-# -- the calendar ------------------------------------------------------------------------------------------------------
+# -- the calendar --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("zoom", ["hour", "day", "week", "month", "nonsense"])
-def test_the_calendar_draws_every_zoom(world: World, zoom: str) -> None:
+def test_the_calendar_renders_at_every_zoom(world: World, zoom: str) -> None:
     run_job(world, world.vision, "vessel-seg", host="alpha", gpus=[0, 1])
     reserve(world, world.vision, "review", hours=1, length=2)
     page = signed_in(world.vision.member).get(reverse("calendar"), {"zoom": zoom}).content.decode()
     assert "vessel-seg" in page
 
 
-def test_other_teams_bookings_are_shown_as_taken_without_their_names(world: World) -> None:
+def test_reservations_of_other_teams_are_shown_as_taken_without_their_names(world: World) -> None:
     run_job(world, world.language, "secret-llm", host="alpha", gpus=[0, 1])
     reserve(world, world.language, "secret-plan", hours=1, length=2)
     page = signed_in(world.vision.member).get(reverse("calendar")).content.decode()
@@ -951,11 +953,11 @@ def test_other_teams_bookings_are_shown_as_taken_without_their_names(world: Worl
 
 
 @pytest.mark.parametrize("at", ["nonsense", "0001-01-01", "9999-12-31", "2026-13-45", "2026-03-29T02:30"])
-def test_a_day_that_is_none_shows_the_present(world: World, at: str) -> None:
+def test_an_invalid_date_shows_today(world: World, at: str) -> None:
     assert signed_in(world.vision.member).get(reverse("calendar"), {"at": at}).status_code == 200
 
 
-def test_models_fold_and_unfold_by_links(world: World) -> None:
+def test_models_expand_and_collapse_by_links(world: World) -> None:
     client = signed_in(world.vision.member)
     page = client.get(reverse("calendar"))
     row = page.context["rows"][0]
@@ -964,7 +966,7 @@ def test_models_fold_and_unfold_by_links(world: World) -> None:
     assert not folded.context["rows"][0]["is_open"]
 
 
-def test_the_feed_is_an_icalendar_of_own_teams_and_its_address_is_a_secret(world: World) -> None:
+def test_the_feed_is_an_icalendar_of_own_teams_with_a_secret_url(world: World) -> None:
     import icalendar
 
     reserve(world, world.vision, "review", hours=1, length=2)
@@ -981,10 +983,10 @@ def test_the_feed_is_an_icalendar_of_own_teams_and_its_address_is_a_secret(world
     assert Client().get(path).status_code == 404
 
 
-# -- the first page of those who run and pay for the pool --------------------------------------------------------------
+# -- home pages of operators and finance ---------------------------------------------------------------------
 
 
-def test_an_operator_sees_first_what_waits_for_a_decision_and_which_hosts_need_a_look(world: World) -> None:
+def test_an_operator_sees_pending_decisions_and_unhealthy_hosts_first(world: World) -> None:
     signed_in(world.vision.member).post(reverse("ask"), ask_data(world, count="8"))
     world.hosts["beta"].lease_state = "silent"
     world.hosts["beta"].state_reason = "no news since nine"
@@ -1004,7 +1006,7 @@ def test_an_operator_sees_first_what_waits_for_a_decision_and_which_hosts_need_a
     assert "asr-large" not in member
 
 
-def test_finance_sees_first_what_this_month_costs_by_team_and_no_work(world: World) -> None:
+def test_finance_sees_the_cost_of_the_month_by_team_first_and_no_work(world: World) -> None:
     run_job(world, world.language, "secret-llm", host="alpha", gpus=[0])
     page = signed_in(world.finance).get(reverse("home")).content.decode()
     assert "Charged to all teams" in page
@@ -1013,7 +1015,7 @@ def test_finance_sees_first_what_this_month_costs_by_team_and_no_work(world: Wor
     assert "Charged to all teams" not in signed_in(world.vision.lead).get(reverse("home")).content.decode()
 
 
-def test_what_needs_the_guarantees_of_others_can_be_put_to_an_operator_from_the_form(world: World) -> None:
+def test_a_request_beyond_the_guarantee_can_be_put_to_an_operator_from_the_form(world: World) -> None:
     client = signed_in(world.language.member)  # guaranteed 4 of the 16
     asked = ask_data(world, count="8", project=str(world.language.project.pk))
     refused = client.post(reverse("ask"), asked)
@@ -1021,11 +1023,11 @@ def test_what_needs_the_guarantees_of_others_can_be_put_to_an_operator_from_the_
     assert "Ask an operator to let it use what other teams are guaranteed" in refused.content.decode()
     answer = client.post(reverse("ask"), asked | {"may_exceed_guarantee": "on"})
     assert answer.status_code == 302, re.findall(r'class="error".*?</p>', answer.content.decode(), re.S)
-    assert Submission.objects.get().payload["units"] == 8  # it waits: asking is not allowing
+    assert Submission.objects.get().payload["units"] == 8  # it waits: a request is no permission
     assert not Reservation.objects.exists()
 
 
-def test_a_job_whose_host_has_fallen_quiet_says_so_and_what_follows(world: World) -> None:
+def test_a_job_on_a_silent_host_says_so_and_what_happens_next(world: World) -> None:
     storm = run_job(world, world.language, "storm", host="alpha", gpus=[0])
     page = reverse("job", args=[storm.public_id])
     Host.objects.filter(name="alpha").update(

@@ -1,6 +1,7 @@
-"""Each page asks a fixed number of queries, however much there is to show: recorded in query_counts.json.
+"""Query counts: each page makes a fixed number of queries, however much it shows.
 
-A page that asks more, or fewer, fails here; ``RECORD_QUERY_COUNTS=1`` writes the new numbers, to be looked at in the diff.
+query_counts.json records the number of each page, and any difference fails. To write new numbers for review,
+set `RECORD_QUERY_COUNTS=1`.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ PAGES_OF_ONE = {"job": {"tab": "log"}, "why": {}}
 
 
 @pytest.fixture(autouse=True)
-def every_answer_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is given again because it was asked for a moment ago: that would be another number every few seconds."""
+def no_answer_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute every answer anew: cached answers would make the counts depend on the time."""
     monkeypatch.setattr(wait_explanation, "cached_answer", lambda question, now, answer: answer())
 
 
 @pytest.fixture
 def some_work(world: World) -> Workload:
-    """One of everything."""
+    """Create one object of each kind."""
     storage = Storage.objects.create(key="store1", listed_at=world.now)
     Volume.objects.create(storage=storage, name=world.vision.member.username)
     Host.objects.filter(name="alpha").update(storage=storage)
@@ -58,7 +59,7 @@ def some_work(world: World) -> Workload:
 
 
 def much_more(world: World) -> None:
-    """Several times as much."""
+    """Create several times as many objects."""
     for host in Host.objects.exclude(name="alpha"):
         host.storage = Storage.objects.create(key=host.name, listed_at=world.now)
         host.save()
@@ -72,7 +73,7 @@ def much_more(world: World) -> None:
 
 
 def queries_of(world: World, url: str, given: dict[str, str]) -> int:
-    """How many queries a page asks of its second visit: the first fills the caches."""
+    """Return the number of queries of the second visit. The first visit fills the caches."""
     client = signed_in(world.vision.member)
     client.get(url, given)
     with CaptureQueriesContext(
@@ -91,7 +92,7 @@ def check(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_asks_as_many_queries_as_recorded_however_much_there_is(
+def test_a_page_makes_the_recorded_number_of_queries_however_much_it_shows(
     world: World, some_work: Workload, page: str
 ) -> None:
     before = queries_of(world, reverse(page), PAGES[page])
@@ -102,7 +103,7 @@ def test_a_page_asks_as_many_queries_as_recorded_however_much_there_is(
 
 
 @pytest.mark.parametrize("page", PAGES_OF_ONE)
-def test_the_page_of_one_workload_asks_as_many_queries_as_recorded(
+def test_the_page_of_one_workload_makes_the_recorded_number_of_queries(
     world: World, some_work: Workload, page: str
 ) -> None:
     before = queries_of(world, reverse(page, args=[some_work.public_id]), PAGES_OF_ONE[page])
