@@ -1,4 +1,4 @@
-"""What the filters, tags and components promise to the pages that are written with them."""
+"""Template filters, tags and components: formats, escaping and accessibility."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOW = datetime(2026, 11, 20, 13, 45, tzinfo=UTC)
 
 
-def drawn(source: str, **context: Any) -> str:
+def rendered(source: str, **context: Any) -> str:
     context.setdefault("request", RequestFactory().get("/", context.pop("query", {})))
     return Template("{% load gpupool %}" + source).render(Context(context))
 
@@ -42,7 +42,7 @@ def drawn(source: str, **context: Any) -> str:
         (None, "unknown"),
     ],
 )
-def test_a_duration_is_said_as_people_say_it(seconds: Any, words: str) -> None:
+def test_a_duration_is_formatted_for_people(seconds: Any, words: str) -> None:
     assert quantities.short_duration(seconds) == words
 
 
@@ -63,7 +63,7 @@ def test_money_shows_its_currency_and_loses_no_decimal(
     assert quantities.money(amount, currency) == words
 
 
-def test_what_is_not_known_is_never_shown_as_zero() -> None:
+def test_an_unknown_value_is_never_shown_as_zero() -> None:
     assert {
         quantities.percent(None),
         quantities.grouped(None),
@@ -71,13 +71,13 @@ def test_what_is_not_known_is_never_shown_as_zero() -> None:
         quantities.gpus(None),
     } == {"unknown"}
     assert drawings.use_step(None) == "gpu-unknown"
-    assert drawn("{% when None %} {% ago None now %}", now=NOW) == "unknown unknown"
+    assert rendered("{% when None %} {% ago None now %}", now=NOW) == "unknown unknown"
 
 
 @pytest.mark.parametrize(
     ("size", "words"), [(0, "0 B"), (999, "999 B"), (4_200_000_000, "4.2 GB"), (5e18, "5000 PB")]
 )
-def test_sizes_of_data_come_in_powers_of_a_thousand(size: float, words: str) -> None:
+def test_data_sizes_use_powers_of_a_thousand(size: float, words: str) -> None:
     assert quantities.data_size(size) == words
 
 
@@ -91,41 +91,41 @@ def test_gpus_are_counted_with_their_model() -> None:
 
 def test_a_time_is_shown_in_the_viewers_zone_with_utc_on_hover() -> None:
     with timezone.override("Europe/Berlin"):
-        shown = drawn("{% when moment now %}", moment=NOW, now=NOW)
+        shown = rendered("{% when moment now %}", moment=NOW, now=NOW)
     assert ">14:45<" in shown
     assert 'title="2026-11-20 13:45:00 UTC"' in shown
 
 
-def test_a_time_of_another_day_names_the_day_in_the_viewers_zone() -> None:
+def test_a_time_on_another_day_names_the_day_in_the_viewers_zone() -> None:
     late = NOW.replace(hour=23, minute=30)
-    assert ">23:30<" in drawn("{% when moment now %}", moment=late, now=NOW)
+    assert ">23:30<" in rendered("{% when moment now %}", moment=late, now=NOW)
     with timezone.override("Europe/Berlin"):
-        assert ">tomorrow 00:30<" in drawn("{% when moment now %}", moment=late, now=NOW)
-    assert ">Mon 30 Nov 13:45<" in drawn("{% when moment now %}", moment=NOW + timedelta(days=10), now=NOW)
-    assert ">20 Nov 2025 13:45<" in drawn("{% when moment now %}", moment=NOW.replace(year=2025), now=NOW)
+        assert ">tomorrow 00:30<" in rendered("{% when moment now %}", moment=late, now=NOW)
+    assert ">Mon 30 Nov 13:45<" in rendered("{% when moment now %}", moment=NOW + timedelta(days=10), now=NOW)
+    assert ">20 Nov 2025 13:45<" in rendered("{% when moment now %}", moment=NOW.replace(year=2025), now=NOW)
 
 
-def test_a_window_repeats_the_day_only_when_it_is_another() -> None:
+def test_a_window_repeats_the_day_only_if_it_differs() -> None:
     start = NOW + timedelta(hours=20)
-    shown = drawn("{% window start end now %}", start=start, end=start + timedelta(hours=8), now=NOW)
+    shown = rendered("{% window start end now %}", start=start, end=start + timedelta(hours=8), now=NOW)
     assert re.sub("<[^>]+>", "", shown) == "tomorrow 09:45 to 17:45"
-    shown = drawn("{% window start end now %}", start=start, end=None, now=NOW)
+    shown = rendered("{% window start end now %}", start=start, end=None, now=NOW)
     assert re.sub("<[^>]+>", "", shown) == "since tomorrow 09:45"
 
 
-def test_old_news_says_that_it_is_stale() -> None:
-    fresh = drawn("{% freshness moment now %}", moment=NOW - timedelta(seconds=4), now=NOW)
-    stale = drawn("{% freshness moment now %}", moment=NOW - timedelta(minutes=2), now=NOW)
+def test_old_data_is_marked_as_stale() -> None:
+    fresh = rendered("{% freshness moment now %}", moment=NOW - timedelta(seconds=4), now=NOW)
+    stale = rendered("{% freshness moment now %}", moment=NOW - timedelta(minutes=2), now=NOW)
     assert 'class="live"' in fresh and "4 s ago" in fresh
     assert 'class="live stale"' in stale and "2 min ago" in stale
-    assert "No news yet" in drawn("{% freshness None now %}", now=NOW)
+    assert "No news yet" in rendered("{% freshness None now %}", now=NOW)
 
 
 @pytest.mark.parametrize(
     "name",
     sorted({str(state) for table in states.TRANSITIONS for state in table}),
 )
-def test_every_state_of_the_scheduler_has_a_word_and_a_shape(name: str) -> None:
+def test_every_state_of_the_scheduler_has_a_label_and_a_shape(name: str) -> None:
     assert name in state_display.STATE_DISPLAY
 
 
@@ -133,11 +133,11 @@ def icon_names() -> set[str]:
     return set(re.findall(r'id="([a-z-]+)"', (ROOT / "static/icons.svg").read_text(encoding="utf-8")))
 
 
-def test_every_state_is_drawn_with_a_shape_that_exists() -> None:
+def test_every_state_uses_a_shape_that_exists() -> None:
     assert {f"state-{shape}" for _, shape, _ in state_display.STATE_DISPLAY.values()} <= icon_names()
 
 
-def test_every_icon_that_a_template_names_exists() -> None:
+def test_every_icon_in_a_template_exists() -> None:
     named = {
         name
         for path in (ROOT / "templates").rglob("*.html")
@@ -146,18 +146,18 @@ def test_every_icon_that_a_template_names_exists() -> None:
     assert named <= icon_names()
 
 
-def test_a_curve_has_a_gap_where_nothing_is_known() -> None:
-    shown = drawn("{% spark values 'busy' %}", values=[0.5, 0.6, None, None, 0.7, 0.8])
+def test_a_curve_has_a_gap_where_values_are_unknown() -> None:
+    shown = rendered("{% spark values 'busy' %}", values=[0.5, 0.6, None, None, 0.7, 0.8])
     assert shown.count("<polyline") == 2
-    assert drawn("{% spark values 'busy' %}", values=[]).count("<polyline") == 0
+    assert rendered("{% spark values 'busy' %}", values=[]).count("<polyline") == 0
 
 
-def test_a_bar_never_runs_over_its_end() -> None:
-    shown = drawn("{% bar 10 used=8 borrowed=6 mark=30 %}")
+def test_a_bar_never_exceeds_its_width() -> None:
+    shown = rendered("{% bar 10 used=8 borrowed=6 mark=30 %}")
     widths = [float(width) for width in re.findall(r'width="([\d.]+)%"', shown)][1:]
     assert widths == [80.0, 20.0]
     assert 'class="tick" x="99.50%"' in shown
-    assert 'class="used"' not in drawn("{% bar 0 used=None %}")
+    assert 'class="used"' not in rendered("{% bar 0 used=None %}")
 
 
 class SampleRequestForm(forms.Form):
@@ -165,21 +165,21 @@ class SampleRequestForm(forms.Form):
     size = forms.ChoiceField(choices=[("s", "Small"), ("l", "Large")], widget=forms.RadioSelect)
 
 
-def test_an_error_takes_the_hints_place_and_is_tied_to_its_field() -> None:
-    hinted = drawn("{% field form.name %}", form=SampleRequestForm())
+def test_an_error_replaces_the_hint_and_is_linked_to_its_field() -> None:
+    hinted = rendered("{% field form.name %}", form=SampleRequestForm())
     assert 'aria-describedby="id_name_helptext"' in hinted and 'id="id_name_helptext"' in hinted
-    wrong = drawn("{% field form.name %}", form=SampleRequestForm({"name": "<b>"}))
+    wrong = rendered("{% field form.name %}", form=SampleRequestForm({"name": "<b>"}))
     assert 'aria-invalid="true"' in wrong and 'aria-describedby="id_name_error"' in wrong
     assert "Lower case, digits" not in wrong and 'id="id_name_error"' in wrong
     assert "<b>" not in wrong
 
 
-def test_a_choice_of_few_is_a_named_group() -> None:
-    shown = drawn("{% field form.size shape='segmented' %}", form=SampleRequestForm())
+def test_a_choice_of_few_options_is_a_named_group() -> None:
+    shown = rendered("{% field form.size shape='segmented' %}", form=SampleRequestForm())
     assert "<legend>Size" in shown and shown.count('type="radio"') == 2
 
 
-def test_what_people_wrote_is_escaped_in_every_tag() -> None:
+def test_user_input_is_escaped_in_every_tag() -> None:
     bad = "<script>alert(1)</script>"
     team = SimpleNamespace(name=bad, tag=bad, colour=1)
     card = {
@@ -189,7 +189,7 @@ def test_what_people_wrote_is_escaped_in_every_tag() -> None:
         "actions": [{"label": bad, "url": "/x", "post": True, "confirm": bad}],
     }
     table = {"caption": bad, "columns": [{"label": bad}], "rows": [[bad], [{"text": bad, "url": bad}]]}
-    shown = drawn(
+    shown = rendered(
         "{% state bad %}{% team_mark team %}{% icon bad bad %}{% spark v bad %}{% bar 1 label=bad %}{% button bad %}"
         "{% panel bad hint=bad csv=bad %}{{ bad }}{% endpanel %}"
         "{% note action=bad action_url=bad %}{{ bad }}{% endnote %}"
@@ -207,22 +207,24 @@ def test_what_people_wrote_is_escaped_in_every_tag() -> None:
 
 def test_a_note_of_an_unknown_kind_is_refused_with_what_is_allowed() -> None:
     with pytest.raises(TemplateSyntaxError, match="info, ok, warn, block"):
-        drawn("{% note 'loud' %}x{% endnote %}")
+        rendered("{% note 'loud' %}x{% endnote %}")
 
 
-def test_sorting_turns_round_and_keeps_the_rest_of_the_address_but_the_page() -> None:
-    head = drawn('{% sort_header "GPUs" "gpus" %}', query={"sort": "gpus", "team": "mi", "page": "3"})
+def test_sorting_toggles_the_order_and_keeps_all_parameters_but_the_page() -> None:
+    head = rendered('{% sort_header "GPUs" "gpus" %}', query={"sort": "gpus", "team": "mi", "page": "3"})
     assert 'aria-sort="ascending"' in head
     assert "sort=-gpus" in head and "team=mi" in head and "page" not in head
 
 
-def test_a_post_button_asks_first_and_carries_its_token() -> None:
-    shown = drawn('{% button "Stop" url="/stop" post=True confirm="Memory is lost." %}', csrf_token="token")
+def test_a_post_button_asks_for_confirmation_and_sends_its_csrf_token() -> None:
+    shown = rendered(
+        '{% button "Stop" url="/stop" post=True confirm="Memory is lost." %}', csrf_token="token"
+    )
     assert 'data-confirm="Memory is lost."' in shown
     assert 'name="csrfmiddlewaretoken" value="token"' in shown
 
 
-def test_no_template_needs_an_inline_style_or_handler_or_another_host() -> None:
+def test_no_template_has_inline_styles_handlers_or_other_hosts() -> None:
     for path in (ROOT / "templates").rglob("*.html"):
         text = re.sub(
             r"{% comment %}.*?{% endcomment %}|{%.*?%}", "", path.read_text(encoding="utf-8"), flags=re.DOTALL
@@ -233,7 +235,7 @@ def test_no_template_needs_an_inline_style_or_handler_or_another_host() -> None:
             assert "nonce=" in tag or 'type="application/json"' in tag, path
 
 
-def test_error_pages_need_no_context_at_all() -> None:
+def test_error_pages_need_no_context() -> None:
     for code in ("400", "403", "403_csrf", "404", "429", "500"):
         shown = (ROOT / f"templates/{code}.html").read_text(encoding="utf-8")
         assert 'extends "entrance.html"' in shown

@@ -1,4 +1,4 @@
-"""Clients of the API: one per role, by token, in the shared organisation."""
+"""Clients of the API: one per role, with a token, in the shared organisation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Client = Callable[[User], APIClient]
 
 @pytest.fixture
 def today_world(db: None) -> World:
-    """The shared organisation as of this moment: the API reads the clock."""
+    """The shared organisation as of now, because the API reads the clock."""
     return build_world(datetime.now(UTC))
 
 
 @pytest.fixture
 def client_of() -> Client:
-    """A client that carries a token of the user."""
+    """Return a function that creates a client with a token of the user."""
 
     def make(user: User) -> APIClient:
         _, text = api_tokens.create_token(actor=user, name="test", now=datetime.now(UTC))

@@ -1,4 +1,4 @@
-"""The API does what the pages do: the same verbs, the same permissions, errors in one shape."""
+"""The API: the same services and permissions as the pages, and one error format."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def submit(client: APIClient, **changes: Any) -> Any:
     return client.post("/api/v1/jobs/", json.dumps(JOB | changes), content_type="application/json")
 
 
-def test_without_a_token_nothing_is_told(today_world: World) -> None:
+def test_without_a_token_nothing_is_returned(today_world: World) -> None:
     for path in ("workloads", "pools", "me", "queue"):
         answer = APIClient().get(f"/api/v1/{path}/")
         assert answer.status_code == 401
@@ -42,7 +42,7 @@ def test_without_a_token_nothing_is_told(today_world: World) -> None:
 @pytest.mark.parametrize(
     "header", ["Bearer", "Bearer x", "Bearer gpp_wrong", "Bearer gpp_ü", "Bearer a b c", "Basic eDp5"]
 )
-def test_a_wrong_token_is_refused(today_world: World, header: str) -> None:
+def test_an_invalid_token_is_refused(today_world: World, header: str) -> None:
     client = APIClient()
     client.credentials(HTTP_AUTHORIZATION=header)
     assert client.get("/api/v1/me/").status_code == 401
@@ -73,8 +73,11 @@ def test_a_job_is_submitted_read_explained_extended_and_cancelled(
     assert AuditEvent.objects.get(verb="cancel_workload").via == "api"
 
 
-def test_numbers_of_a_reason_name_no_rows(today_world: World, client_of: Client) -> None:
-    """Ids of rows tell nothing to a client, and may be of another team's work; the sentence names what one may know."""
+def test_numbers_of_a_reason_contain_no_primary_keys(today_world: World, client_of: Client) -> None:
+    """A client cannot use primary keys, and they may belong to another team's work.
+
+    The sentence uses names that the user may see.
+    """
     client = client_of(today_world.vision.member)
     made = submit(client).json()
     numbers = {
@@ -102,7 +105,7 @@ def test_numbers_of_a_reason_name_no_rows(today_world: World, client_of: Client)
         assert "900000" not in client.get(f"/api/v1/workloads/{made['id']}/{path}").content.decode()
 
 
-def test_what_has_ended_or_is_told_to_go_says_why_and_no_longer_why_it_started(
+def test_ended_and_stopping_work_shows_why_it_ends_and_not_why_it_started(
     today_world: World, client_of: Client
 ) -> None:
     client = client_of(today_world.vision.member)
@@ -128,13 +131,13 @@ def test_what_has_ended_or_is_told_to_go_says_why_and_no_longer_why_it_started(
     )
 
 
-def test_a_number_is_no_text(today_world: World, client_of: Client) -> None:
+def test_a_number_is_refused_as_text(today_world: World, client_of: Client) -> None:
     answer = client_of(today_world.operator).post("/api/v1/hosts/", {"name": 0, "pool": "shared"})
     assert answer.status_code == 400
     assert answer.json()["errors"][0]["message"] == "name is 0: a number; allowed: text."
 
 
-def test_a_job_waits_for_a_whole_array_and_says_so(today_world: World, client_of: Client) -> None:
+def test_a_job_depends_on_a_whole_array_and_shows_it(today_world: World, client_of: Client) -> None:
     client = client_of(today_world.vision.member)
     sweep = client.post(
         "/api/v1/arrays/", json.dumps(JOB | {"array": "0-3"}), content_type="application/json"
@@ -155,7 +158,7 @@ def test_a_job_waits_for_a_whole_array_and_says_so(today_world: World, client_of
     )
 
 
-def test_too_much_that_waits_is_refused_with_its_numbers(today_world: World, client_of: Client) -> None:
+def test_too_much_waiting_work_is_refused_with_the_numbers(today_world: World, client_of: Client) -> None:
     Pool.objects.update(most_waiting_per_user=2)
     client = client_of(today_world.vision.member)
     refused = client.post(
@@ -170,7 +173,7 @@ def test_too_much_that_waits_is_refused_with_its_numbers(today_world: World, cli
     assert "more than the 2 that one person may have" in body["errors"][0]["message"]
 
 
-def test_a_notebook_is_launched_and_can_not_be_opened_before_it_runs(
+def test_a_notebook_is_launched_and_cannot_be_opened_before_it_runs(
     today_world: World, client_of: Client
 ) -> None:
     client = client_of(today_world.vision.member)
@@ -183,7 +186,9 @@ def test_a_notebook_is_launched_and_can_not_be_opened_before_it_runs(
 
 
 @pytest.mark.parametrize("who", ["other team", "stranger", "finance"])
-def test_what_one_may_not_see_is_not_found(today_world: World, client_of: Client, who: str) -> None:
+def test_objects_that_the_user_may_not_see_are_not_found(
+    today_world: World, client_of: Client, who: str
+) -> None:
     made = submit(client_of(today_world.vision.member)).json()
     client = client_of(today_world.people[who])
     place = f"/api/v1/workloads/{made['id']}/"
@@ -199,7 +204,7 @@ def test_what_one_may_not_see_is_not_found(today_world: World, client_of: Client
 
 
 @pytest.mark.parametrize("who", ["team mate", "auditor"])
-def test_what_one_may_see_but_not_change_is_forbidden(
+def test_changing_a_visible_object_without_permission_is_forbidden(
     today_world: World, client_of: Client, who: str
 ) -> None:
     made = submit(client_of(today_world.vision.member)).json()
@@ -241,7 +246,7 @@ def test_what_one_may_see_but_not_change_is_forbidden(
         ({"gpus": 4}, "gpus"),
     ],
 )
-def test_a_wrong_field_is_named_with_its_value_and_what_is_allowed(
+def test_an_invalid_field_is_named_with_its_value_and_what_is_allowed(
     today_world: World, client_of: Client, changes: dict[str, Any], field: str
 ) -> None:
     answer = submit(client_of(today_world.vision.member), **changes)
@@ -252,7 +257,7 @@ def test_a_wrong_field_is_named_with_its_value_and_what_is_allowed(
     assert not Workload.objects.exists()
 
 
-def test_more_dependencies_than_allowed_are_refused_before_any_is_looked_up(
+def test_too_many_dependencies_are_refused_before_any_is_looked_up(
     today_world: World, client_of: Client, django_assert_max_num_queries: Any
 ) -> None:
     client = client_of(today_world.vision.member)
@@ -281,7 +286,7 @@ def test_more_dependencies_than_allowed_are_refused_before_any_is_looked_up(
         "\ud800",
     ],
 )
-def test_a_body_that_is_no_object_is_refused(today_world: World, client_of: Client, body: str) -> None:
+def test_a_body_that_is_not_an_object_is_refused(today_world: World, client_of: Client, body: str) -> None:
     client = client_of(today_world.vision.member)
     answer = client.post(
         "/api/v1/jobs/", body.encode("utf-8", "surrogatepass"), content_type="application/json"
@@ -290,7 +295,7 @@ def test_a_body_that_is_no_object_is_refused(today_world: World, client_of: Clie
     assert answer.json()["errors"]
 
 
-def test_a_body_that_is_too_long_is_refused_also_without_the_server_in_front(
+def test_a_body_that_is_too_long_is_refused_even_without_a_web_server(
     today_world: World, client_of: Client, settings: Any
 ) -> None:
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 4096
@@ -303,7 +308,7 @@ def test_a_body_that_is_too_long_is_refused_also_without_the_server_in_front(
     assert not Workload.objects.exists()
 
 
-def test_a_body_of_another_kind_is_refused(today_world: World, client_of: Client) -> None:
+def test_a_body_of_another_content_type_is_refused(today_world: World, client_of: Client) -> None:
     answer = client_of(today_world.vision.member).post(
         "/api/v1/jobs/", "a=1", content_type="application/x-www-form-urlencoded"
     )
@@ -323,7 +328,7 @@ def test_a_body_of_another_kind_is_refused(today_world: World, client_of: Client
         "mine=perhaps",
     ],
 )
-def test_a_wrong_query_is_refused(today_world: World, client_of: Client, query: str) -> None:
+def test_an_invalid_query_is_refused(today_world: World, client_of: Client, query: str) -> None:
     answer = client_of(today_world.vision.member).get(f"/api/v1/workloads/?{query}")
     assert answer.status_code == (200 if query.startswith("pool=") else 400)
 
@@ -365,7 +370,7 @@ def test_a_small_reservation_is_confirmed_and_a_large_one_waits(
     assert client.post(f"{place}cancel/", {}).json()["state"] == "cancelled"
 
 
-def test_the_next_reservation_is_listed_first_and_those_that_are_over_last(
+def test_the_next_reservation_is_listed_first_and_past_ones_last(
     today_world: World, client_of: Client
 ) -> None:
     for name, hours, state in (
@@ -407,7 +412,7 @@ def test_impossible_times_are_refused(today_world: World, client_of: Client, sta
     assert not Reservation.objects.exists() and not Submission.objects.exists()
 
 
-def test_a_quota_is_asked_for_and_declined_with_a_reason(today_world: World, client_of: Client) -> None:
+def test_a_quota_is_requested_and_declined_with_a_reason(today_world: World, client_of: Client) -> None:
     lead, operator = client_of(today_world.vision.lead), client_of(today_world.operator)
     wish = {"team": "vision", "pool": "shared", "model": H100, "guaranteed_gpus": 9, "why": "deadline"}
     made = lead.post("/api/v1/quotas/requests/", wish)
@@ -435,7 +440,7 @@ def test_an_operator_manages_hosts_and_others_only_see_them(today_world: World, 
     assert {model["model"]: model["gpus"] for model in pools["shared"]["models"]}[H100] == 16
 
 
-def test_tokens_are_made_listed_and_revoked(today_world: World, client_of: Client) -> None:
+def test_tokens_are_created_listed_and_revoked(today_world: World, client_of: Client) -> None:
     client = client_of(today_world.vision.member)
     made = client.post("/api/v1/tokens/", {"name": "laptop"}).json()
     assert made["token"].startswith("gpp_")
@@ -448,7 +453,9 @@ def test_tokens_are_made_listed_and_revoked(today_world: World, client_of: Clien
     assert ApiToken.objects.get(name="test", user=today_world.vision.member).last_used_at is not None
 
 
-def test_money_is_for_finance_and_auditors(today_world: World, client_of: Client) -> None:
+def test_prices_statements_and_budgets_are_limited_to_finance_and_auditors(
+    today_world: World, client_of: Client
+) -> None:
     finance, member = client_of(today_world.finance), client_of(today_world.vision.member)
     price = {
         "model": H100,
@@ -521,7 +528,9 @@ def test_logs_are_read_in_pieces(today_world: World, client_of: Client) -> None:
     )
 
 
-def test_oneself_and_ones_notices(today_world: World, client_of: Client) -> None:
+def test_a_user_reads_and_changes_their_profile_and_notifications(
+    today_world: World, client_of: Client
+) -> None:
     client = client_of(today_world.vision.lead)
     assert client.get("/api/v1/me/").json()["teams"] == [{"team": "vision", "role": "lead"}]
     assert client.patch("/api/v1/me/", {"theme": "dark"}).json()["theme"] == "dark"
@@ -531,7 +540,7 @@ def test_oneself_and_ones_notices(today_world: World, client_of: Client) -> None
     assert client.get("/api/v1/audit/").json()["count"] >= 2
 
 
-def test_too_many_requests_are_told_to_wait(
+def test_too_many_requests_are_refused_with_a_time_to_retry(
     today_world: World, client_of: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from portal.api.base.throttling import WriteThrottle

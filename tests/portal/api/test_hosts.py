@@ -1,4 +1,6 @@
-"""Hosts and health rules through the API: what a verb would touch, who is left after it, how a host joins, what is revoked."""
+"""Hosts and health rules in the API: the effect of each action, the work that remains, join tokens and
+revocation.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,17 @@ PREVIEW = f"{HOSTS}alpha/preview/"
 
 @pytest.fixture
 def busy(today_world: World) -> World:
-    """alpha with a job that can be preempted and a notebook that can't."""
+    """Run on alpha a job that can be preempted and a notebook that cannot."""
     run_job(today_world, today_world.vision, "storm", host="alpha", gpus=[0, 1])
     run_job(today_world, today_world.language, "desk", host="alpha", gpus=[2], kind="notebook")
     return today_world
 
 
-def happens(answer: Any) -> dict[str, str]:
+def effects_by_name(answer: Any) -> dict[str, str]:
     return {row["name"]: row["happens"] for row in answer.json()["work"]}
 
 
-def test_a_preview_says_what_each_verb_does_to_each_workload_and_by_when(
+def test_a_preview_shows_the_effect_of_each_action_on_each_workload_with_its_deadline(
     busy: World, client_of: Client
 ) -> None:
     operator = client_of(busy.operator)
@@ -45,38 +47,45 @@ def test_a_preview_says_what_each_verb_does_to_each_workload_and_by_when(
         if w.started_at
     }
 
-    def by(answer: Any) -> dict[str, Any]:
+    def deadlines(answer: Any) -> dict[str, Any]:
         return {row["name"]: row["by"] and parse_datetime(row["by"]) for row in answer.json()["work"]}
 
     drain = operator.post(PREVIEW, {"verb": "drain"})
-    assert happens(drain) == {"storm": "moves", "desk": "runs_to_end"}
-    gone = by(drain)["storm"] - busy.now
+    assert effects_by_name(drain) == {"storm": "moves", "desk": "runs_to_end"}
+    gone = deadlines(drain)["storm"] - busy.now
     notice = timedelta(seconds=busy.shared.notice_seconds + busy.shared.grace_seconds)
-    assert notice <= gone < notice + timedelta(minutes=5) and by(drain)["desk"] == limits["desk"]
+    assert notice <= gone < notice + timedelta(minutes=5) and deadlines(drain)["desk"] == limits["desk"]
     assert [row["name"] for row in drain.json()["work"]] == ["storm", "desk"], "the soonest gone first"
     cordon = operator.post(PREVIEW, {"verb": "cordon"})
-    assert happens(cordon) == {"storm": "runs_on", "desk": "runs_on"} and by(cordon) == limits
+    assert effects_by_name(cordon) == {"storm": "runs_on", "desk": "runs_on"} and deadlines(cordon) == limits
     assert parse_datetime(cordon.json()["last_end"]) == max(limits.values())
     Host.objects.filter(name="alpha").update(last_sync_at=busy.now)
     revoke = operator.post(PREVIEW, {"verb": "revoke"})
     host = Host.objects.select_related("pool").get(name="alpha")
     ends = busy.now + timedelta(seconds=leases.silence_limits_seconds([host])[host.pk])
-    assert happens(revoke) == {"storm": "lease", "desk": "lease"} and set(by(revoke).values()) == {ends}
+    assert effects_by_name(revoke) == {"storm": "lease", "desk": "lease"} and set(
+        deadlines(revoke).values()
+    ) == {ends}
     start, end = busy.now + timedelta(hours=1), busy.now + timedelta(hours=2)
     Workload.objects.filter(name="storm").update(max_runtime_seconds=3600)
     window = operator.post(
         PREVIEW, {"verb": "maintenance", "start": start.isoformat(), "end": end.isoformat()}
     )
-    assert happens(window) == {"storm": "before", "desk": "moved_before"} and by(window)["desk"] == start
+    assert (
+        effects_by_name(window) == {"storm": "before", "desk": "moved_before"}
+        and deadlines(window)["desk"] == start
+    )
     Host.objects.filter(name="alpha").update(
         last_sync_at=busy.now - timedelta(hours=1), lease_state="suspect"
     )
     off = operator.post(PREVIEW, {"verb": "off"})
-    assert happens(off) == {"storm": "lost", "desk": "lost"} and set(by(off).values()) == {None}
+    assert effects_by_name(off) == {"storm": "lost", "desk": "lost"} and set(deadlines(off).values()) == {
+        None
+    }
     assert off.json()["gpus"] is None and drain.json()["gpus"] == 8
 
 
-def test_work_that_began_anew_has_the_whole_of_its_longest_runtime(busy: World, client_of: Client) -> None:
+def test_work_that_restarted_has_its_whole_longest_runtime(busy: World, client_of: Client) -> None:
     storm = Workload.objects.get(name="storm")
     begun = busy.now - timedelta(minutes=1)
     Workload.objects.filter(pk=storm.pk).update(started_at=busy.now - timedelta(hours=5), attempt=2)
@@ -99,15 +108,15 @@ def test_a_preview_changes_nothing(busy: World, client_of: Client) -> None:
     assert AuditEvent.objects.count() == told
 
 
-def test_a_preview_of_work_that_would_not_find_its_checkpoint_says_so(busy: World, client_of: Client) -> None:
-    for name in ("alpha", "beta"):  # each has homes of its own
+def test_a_preview_shows_which_work_would_lose_its_checkpoint(busy: World, client_of: Client) -> None:
+    for name in ("alpha", "beta"):  # its homes are not shared with other hosts
         homes = Storage.objects.create(key=name, listed_at=busy.now)
         Host.objects.filter(name=name).update(storage=homes)
     told = client_of(busy.operator).post(PREVIEW, {"verb": "drain"}).json()["work"][0]
     assert told["begins_anew"] and told["words"].endswith("it does not find the checkpoint and begins anew")
 
 
-def test_a_preview_is_refused_where_the_verb_is_in_the_same_words(busy: World, client_of: Client) -> None:
+def test_a_preview_is_refused_with_the_same_error_as_its_action(busy: World, client_of: Client) -> None:
     operator = client_of(busy.operator)
     for verb, path in (("return", "return"), ("off", "attest-off")):
         Host.objects.filter(name="alpha").update(last_sync_at=busy.now)
@@ -133,9 +142,7 @@ def test_a_preview_is_refused_where_the_verb_is_in_the_same_words(busy: World, c
     assert operator.post(PREVIEW, {}).status_code == 400
 
 
-def test_after_a_verb_the_answer_says_what_is_so_and_who_is_still_there(
-    busy: World, client_of: Client
-) -> None:
+def test_an_action_returns_the_new_state_and_the_remaining_work(busy: World, client_of: Client) -> None:
     operator = client_of(busy.operator)
     done = operator.post(f"{HOSTS}alpha/drain/", {"why": "fans"}).json()
     assert (
@@ -153,9 +160,7 @@ def test_after_a_verb_the_answer_says_what_is_so_and_who_is_still_there(
     assert back["said"] == "alpha is back in service."
 
 
-def test_an_announced_window_comes_with_its_number_and_what_it_touches(
-    busy: World, client_of: Client
-) -> None:
+def test_announced_maintenance_is_returned_with_its_id_and_its_effect(busy: World, client_of: Client) -> None:
     operator = client_of(busy.operator)
     window = {
         "start": (busy.now + timedelta(days=1)).isoformat(),
@@ -179,7 +184,7 @@ def test_reservations_that_could_not_be_kept_are_named(today_world: World, clien
     assert told["unkept"][0]["team"] == "vision"
 
 
-def test_a_join_token_comes_with_the_command_and_its_end(today_world: World, client_of: Client) -> None:
+def test_a_join_token_is_returned_with_its_command_and_expiry(today_world: World, client_of: Client) -> None:
     operator = client_of(today_world.operator)
     made = operator.post(HOSTS, {"pool": "shared", "name": "gpu-9"}).json()
     again = operator.post(f"{HOSTS}gpu-9/join-token/", {}).json()
@@ -199,7 +204,9 @@ def test_a_join_token_comes_with_the_command_and_its_end(today_world: World, cli
     )
 
 
-def test_a_revoked_host_is_called_so_until_it_has_joined_again(today_world: World, client_of: Client) -> None:
+def test_a_revoked_host_is_shown_as_revoked_until_it_joins_again(
+    today_world: World, client_of: Client
+) -> None:
     Host.objects.update(credential_hash="x" * 64)
     operator, member = client_of(today_world.operator), client_of(today_world.language.member)
     assert operator.post(f"{HOSTS}alpha/revoke/", {"why": "its disk left"}).json()["state"] == "revoked"
@@ -216,40 +223,42 @@ def test_a_revoked_host_is_called_so_until_it_has_joined_again(today_world: Worl
     assert member.get(f"{HOSTS}alpha/").json()["state"] == "silent"
 
 
-def test_lists_ask_as_many_queries_however_many_hosts_are_revoked(
+def test_lists_make_the_same_number_of_queries_for_any_number_of_revoked_hosts(
     today_world: World, client_of: Client
 ) -> None:
     client = client_of(today_world.operator)
 
-    def asked() -> int:
+    def query_count() -> int:
         with CaptureQueriesContext(connection) as seen:
             assert client.get(HOSTS).status_code == 200
         return len(seen)
 
     Host.objects.update(credential_hash="x" * 64)
     client.post(f"{HOSTS}alpha/revoke/", {})
-    one = asked()
+    one = query_count()
     for name in ("beta", "gamma", "delta"):
         client.post(f"{HOSTS}{name}/revoke/", {})
-    assert asked() == one
+    assert query_count() == one
 
 
-def test_a_preview_asks_as_many_queries_however_much_runs_there(busy: World, client_of: Client) -> None:
+def test_a_preview_makes_the_same_number_of_queries_for_any_number_of_workloads(
+    busy: World, client_of: Client
+) -> None:
     client = client_of(busy.operator)
 
-    def asked() -> int:
+    def query_count() -> int:
         with CaptureQueriesContext(connection) as seen:
             assert client.post(PREVIEW, {"verb": "revoke"}).status_code == 200
         return len(seen)
 
-    asked()  # the first one with a token notes that it is used
-    few = asked()
+    query_count()  # the first request with a token records its use
+    few = query_count()
     for index in (3, 4, 5):
         run_job(busy, busy.vision, f"more {index}", host="alpha", gpus=[index])
-    assert asked() == few
+    assert query_count() == few
 
 
-def test_a_host_that_is_not_there_is_named_with_those_one_may_see(
+def test_an_unknown_host_is_refused_with_the_hosts_that_the_user_may_see(
     today_world: World, client_of: Client
 ) -> None:
     for who, seen in (
@@ -277,8 +286,8 @@ def test_a_host_that_is_not_there_is_named_with_those_one_may_see(
     assert "aa-09, and others in the list of hosts." in told and "aa-10" not in told
 
 
-def test_the_page_and_the_api_say_the_same_of_a_drain(busy: World, client_of: Client) -> None:
-    """One function finds it, one table has its words."""
+def test_the_page_and_the_api_describe_a_drain_in_the_same_words(busy: World, client_of: Client) -> None:
+    """Both use one function and one table of texts."""
     found = host_effects.host_verb_effect(busy.hosts["alpha"], "drain", busy.now)
     told = client_of(busy.operator).post(PREVIEW, {"verb": "drain"}).json()
     assert [(row.workload.name, row.words) for row in found.work] == [
@@ -286,7 +295,7 @@ def test_the_page_and_the_api_say_the_same_of_a_drain(busy: World, client_of: Cl
     ]
 
 
-def test_rules_are_found_in_order_and_by_page(today_world: World, client_of: Client) -> None:
+def test_health_rules_are_filtered_sorted_and_paginated(today_world: World, client_of: Client) -> None:
     member = client_of(today_world.language.member)
     rules = "/api/v1/health-rules/"
     first = member.get(f"{rules}?page_size=5&find=xid").json()
@@ -309,7 +318,9 @@ def test_rules_are_found_in_order_and_by_page(today_world: World, client_of: Cli
     )
 
 
-def test_a_rule_is_changed_in_part_put_back_added_and_removed(today_world: World, client_of: Client) -> None:
+def test_a_health_rule_is_changed_in_part_reset_added_and_removed(
+    today_world: World, client_of: Client
+) -> None:
     operator, rules = client_of(today_world.operator), "/api/v1/health-rules/"
     changed = operator.put(f"{rules}xid:79/", {"action": "drain", "why": "a bad batch"}).json()
     assert (changed["action"], changed["repeats"], changed["origin"]) == ("drain", 1, "changed")
@@ -328,9 +339,7 @@ def test_a_rule_is_changed_in_part_put_back_added_and_removed(today_world: World
     }
 
 
-def test_a_word_that_is_no_choice_is_answered_with_those_that_are(
-    today_world: World, client_of: Client
-) -> None:
+def test_an_invalid_choice_is_refused_with_the_valid_ones(today_world: World, client_of: Client) -> None:
     operator = client_of(today_world.operator)
 
     def said(answer: Any) -> list[dict[str, Any]]:
@@ -347,7 +356,7 @@ def test_a_word_that_is_no_choice_is_answered_with_those_that_are(
     assert field["message"] == "why is 'new': is not a field of this request; allowed: none."
 
 
-def test_one_host_says_what_its_page_says(today_world: World, client_of: Client) -> None:
+def test_a_host_has_the_same_fields_as_its_page(today_world: World, client_of: Client) -> None:
     client = client_of(today_world.vision.member)
     bare = client.get(f"{HOSTS}alpha/").json()
     assert bare["refused_agent"] is None and bare["disk_full_since"] is None and bare["agent"]["notes"] == []
@@ -391,7 +400,7 @@ def test_one_host_says_what_its_page_says(today_world: World, client_of: Client)
     )
 
 
-def test_hardware_events_come_in_pages(today_world: World, client_of: Client) -> None:
+def test_hardware_events_are_paginated(today_world: World, client_of: Client) -> None:
     for number in range(3):
         HealthEvent.objects.create(
             host=today_world.hosts["alpha"],
@@ -416,7 +425,7 @@ def test_hardware_events_come_in_pages(today_world: World, client_of: Client) ->
 
 
 @pytest.mark.parametrize("part", ["events", "health"])
-def test_whose_process_an_event_is_about_is_told_to_operators_and_auditors_alone(
+def test_only_operators_and_auditors_see_whose_process_an_event_is_about(
     today_world: World, client_of: Client, part: str
 ) -> None:
     who = "miner (pid 4242, user ada, 900 MiB) belongs to no workload"

@@ -1,4 +1,4 @@
-"""No answer of the API shows the number of a row, least of all of another team's. What may be named has a name or a public id."""
+"""No API response contains the primary key of a row. Objects are named by a name or a public ID."""
 
 from __future__ import annotations
 
@@ -23,22 +23,26 @@ from scheduler.sweeps import dependency_release
 from tests.portal.api.test_role_matrix import JOB, ROLES, SEVERAL, TABLE, WINDOW, WORK
 from tests.world import H100, World, build_world
 
-FIRST = 91_000_000  # every row's number begins here, so that it can be told from a count
+FIRST = 91_000_000  # primary keys start here, so that they differ from counts
 OF_A_ROW = re.compile(r"(?<![0-9A-Za-z.-])91[0-9]{6}(?![0-9A-Za-z-])")
-OWN_LISTS = ("tokens/", "notifications/", "recordings/")  # what these number is one's own, or for operators
+OWN_LISTS = (
+    "tokens/",
+    "notifications/",
+    "recordings/",
+)  # numbers of the user's own objects, or for operators only
 
 
 @pytest.fixture
 def world(db: None) -> Iterator[World]:
-    """The organisation as of this moment, with row numbers that nothing else is as large as."""
+    """The organisation as of now, with primary keys that are larger than every other number."""
     with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL ROLE NONE")  # sequences are the owner's
+        cursor.execute("SET LOCAL ROLE NONE")  # the owner of the table owns its sequence
         cursor.execute("SELECT schemaname || '.' || sequencename, COALESCE(last_value, 1) FROM pg_sequences")
         before = [row for row in cursor.fetchall() if row[0].startswith("public.")]
         for place, (name, _) in enumerate(before):
             cursor.execute("SELECT setval(%s, %s)", [name, FIRST + 10_000 * place])
         yield build_world(datetime.now(UTC))
-        for name, last in before:  # no rollback takes them back
+        for name, last in before:  # a rollback does not restore sequences
             cursor.execute("SELECT setval(%s, %s)", [name, last])
 
 
@@ -57,8 +61,10 @@ def submitted(world: World, team: Any, name: str, **also: Any) -> Workload:
     return launch.submit_job(**(given | also))
 
 
-def everything_happens(world: World) -> None:
-    """Teams in each other's way, in as many ways as there are reasons for: borrowed work goes, others wait behind it."""
+def cause_every_reason(world: World) -> None:
+    """Create conflicts between teams for as many reasons as exist: borrowed work is evicted, other work
+    queues behind it.
+    """
     language, vision = world.language, world.vision
     lent = [submitted(world, language, f"borrows {n}", units=8) for n in range(2)]
     engine.run_cycle("test", world.now - timedelta(hours=1))
@@ -108,8 +114,8 @@ def everything_happens(world: World) -> None:
     delivery.write_notices(world.now + timedelta(seconds=5))
 
 
-def shown(answer: Any, template: str) -> list[str]:
-    """Numbers of rows in an answer, with what stands around them."""
+def row_ids_in(answer: Any, template: str) -> list[str]:
+    """Return the primary keys in a response, each with the text around it."""
     text = json.dumps(answer.json()) if answer.content else ""
     if template.startswith(OWN_LISTS):
         text = re.sub(r'"id": [0-9]+', "", text)
@@ -117,10 +123,10 @@ def shown(answer: Any, template: str) -> list[str]:
 
 
 @pytest.mark.timeout(300)
-def test_no_answer_shows_any_role_the_number_of_a_row(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_response_shows_a_primary_key_to_any_role(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for throttle in (ReadThrottle, WriteThrottle):
         monkeypatch.setattr(throttle, "rate", "1000000/min")
-    everything_happens(world)
+    cause_every_reason(world)
     assert Decision.objects.filter(kind="evicted").exists(), "the story does what it is for"
     asked = [template for (method, template), _ in TABLE.items() if method == "GET" and "{" not in template]
     work = [
@@ -142,11 +148,11 @@ def test_no_answer_shows_any_role_the_number_of_a_row(world: World, monkeypatch:
         for template in [*asked, *work]:
             answer = client.get(f"/api/v1/{template}")
             answered += answer.status_code == 200
-            found += [f"{role}: {template}: {each}" for each in shown(answer, template)]
+            found += [f"{role}: {template}: {each}" for each in row_ids_in(answer, template)]
         for template, body in previews:
             team = "language" if role == "other team" else "vision"
             given = body | {"project": f"{team}/{team}-main"}
             answer = client.post(f"/api/v1/{template}", json.dumps(given), content_type="application/json")
-            found += [f"{role}: {template}: {each}" for each in shown(answer, template)]
+            found += [f"{role}: {template}: {each}" for each in row_ids_in(answer, template)]
     assert answered > 200
     assert not found, "\n".join(found[:40])

@@ -1,4 +1,4 @@
-"""What the engine planned on, downloaded by an operator: the file gives the same plan anywhere, byte for byte."""
+"""Recordings of planning cycles: an operator downloads one, and it reproduces the plan byte for byte."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def decided(world: World, name: str, **also: Any) -> Any:
 
 
 @pytest.mark.parametrize("way", ["api", "page"])
-def test_a_downloaded_recording_gives_the_same_plan_byte_for_byte(
+def test_a_downloaded_recording_reproduces_the_plan_byte_for_byte(
     today_world: World, client_of: Client, tmp_path: Path, way: str
 ) -> None:
     decided(today_world, "first", units=4)
@@ -80,7 +80,7 @@ def test_recordings_are_listed_latest_first_and_by_workload(today_world: World, 
     assert unknown.status_code == 400 and "workload is" in unknown.json()["errors"][0]["message"]
 
 
-def test_the_settings_of_a_pool_show_who_has_how_much_waiting(today_world: World) -> None:
+def test_the_settings_of_a_pool_show_how_much_each_user_has_waiting(today_world: World) -> None:
     for number in range(3):
         launch.submit_job(
             actor=today_world.vision.member,

@@ -1,4 +1,4 @@
-"""Every endpoint, asked by every role and by another tenant: who is let in, who is told no, and for whom there is nothing."""
+"""Every endpoint requested by every role and by another tenant: the expected status for each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from tests.world import H100, World
 
 ROLES = ("member", "team mate", "lead", "other team", "stranger", "operator", "finance", "auditor")
 
-# What each role gets, in the order of ROLES. All things named are vision's; "member" is their owner.
+# The status for each role, in the order of ROLES. All named objects belong to vision; "member" is their
+# owner.
 ALL = (200,) * 8
 OWN_TEAM = (200, 200, 200, 404, 404, 200, 404, 200)
 CHANGE = (200, 403, 200, 404, 404, 200, 404, 403)
@@ -46,7 +47,7 @@ QUOTA = {"team": "vision", "pool": "shared", "model": "A100-40GB", "guaranteed_g
 PRICE = {"model": H100, "cost": "1", "price": "2", "valid_from": SOON.isoformat()}
 BUDGET = {"team": "vision", "month": f"{datetime.now(UTC):%Y-%m}-01", "amount": "1.00"}
 
-# (method, address): (body, what each role gets).
+# (method, URL): (body, the status for each role).
 TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "me/"): ({}, ALL),
     ("PATCH", "me/"): ({"theme": "dark"}, ALL),
@@ -73,7 +74,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("POST", "hosts/{name}/attest-off/"): (
         {"why": "x"},
         (403, 403, 403, 404, 404, 409, 403, 403),
-    ),  # it speaks
+    ),  # the host is alive
     ("POST", "hosts/{name}/revoke/"): ({}, (403, 403, 403, 404, 404, 200, 403, 403)),
     ("POST", "hosts/{name}/join-token/"): ({}, (403, 403, 403, 404, 404, 201, 403, 403)),
     ("POST", "hosts/{name}/maintenance/"): ({**WINDOW, "why": "x"}, (403, 403, 403, 404, 404, 201, 403, 403)),
@@ -103,11 +104,11 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("POST", "health-rules/{code}/reset/"): (
         {},
         (403, 403, 403, 403, 403, 409, 403, 403),
-    ),  # it is as it began
+    ),  # it has its original action
     ("POST", "health-rules/{code}/remove/"): (
         {},
         (403, 403, 403, 403, 403, 409, 403, 403),
-    ),  # it came with the table
+    ),  # it is built in
     ("PUT", "health-rules/{code}/"): ({"action": "note", "repeats": 1, "window_seconds": 60}, OPERATORS),
     ("GET", "volumes/"): ({}, ALL),
     ("GET", "environments/"): ({}, ALL),
@@ -173,7 +174,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
 
 @pytest.fixture
 def named(today_world: World) -> dict[str, str]:
-    """What the addresses name: one of everything, all of it vision's."""
+    """Create one object of each kind, all of vision, and return their names in URLs."""
     world, now = today_world, today_world.now
     given: dict[str, Any] = {
         "actor": world.vision.member,
@@ -231,7 +232,7 @@ def named(today_world: World) -> dict[str, str]:
 
 @pytest.fixture
 def ask(today_world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Asks as one of the roles; whatever it changes is taken back."""
+    """Return a function that sends a request as one of the roles and rolls back what it changes."""
     for throttle in (ReadThrottle, WriteThrottle):
         monkeypatch.setattr(throttle, "rate", "1000000/min")
 
@@ -241,7 +242,7 @@ def ask(today_world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
         with transaction.atomic():
             Host.objects.filter(name="delta").update(
                 last_sync_at=datetime.now(UTC)
-            )  # it speaks, however long the table takes
+            )  # the host stays alive during the whole table
             answer = client.generic(
                 method, f"/api/v1/{address}", data=_json(body), content_type="application/json"
             )
@@ -276,7 +277,7 @@ def test_the_table_lists_every_endpoint() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_every_endpoint_answers_every_role_as_the_table_says(
+def test_every_endpoint_answers_every_role_with_the_status_in_the_table(
     today_world: World, named: dict[str, str], ask: Callable[..., Any]
 ) -> None:
     wrong = []
@@ -290,7 +291,7 @@ def test_every_endpoint_answers_every_role_as_the_table_says(
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_list_tells_another_tenant_anything(
+def test_lists_show_nothing_of_vision_to_other_tenants(
     today_world: World, named: dict[str, str], ask: Callable[..., Any]
 ) -> None:
     lists = [template for (method, template), _ in TABLE.items() if method == "GET" and "{" not in template]
@@ -301,7 +302,7 @@ def test_no_list_tells_another_tenant_anything(
             assert "vision" not in said, (role, template)
 
 
-def test_without_signing_in_every_endpoint_says_401(today_world: World, named: dict[str, str]) -> None:
+def test_every_endpoint_answers_401_without_authentication(today_world: World, named: dict[str, str]) -> None:
     for (method, template), (body, _) in TABLE.items():
         answer = APIClient().generic(
             method, f"/api/v1/{_address(template, named)}", data=_json(body), content_type="application/json"

@@ -1,4 +1,6 @@
-"""The schema is exact: requests made from it get what it says, in every role; the documentation names every endpoint."""
+"""The OpenAPI schema is exact: responses to requests generated from it match it for every role, and the
+documentation lists every endpoint.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,13 @@ ROLES = ("member", "lead", "operator", "finance", "auditor", "stranger")
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    """The schema as it is served."""
+    """Return the schema as it is served."""
     found: dict[str, Any] = SchemaGenerator().get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
     return found
 
 
 def operations(schema: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
-    """(method, path, operation) of everything the schema has."""
+    """Yield the method, path and operation of each endpoint in the schema."""
     verbs = ("get", "post", "put", "patch", "delete")
     return [
         (verb.upper(), path, entry[verb])
@@ -56,18 +58,18 @@ def operations(schema: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
     ]
 
 
-def test_the_schema_is_made_without_a_warning(schema: dict[str, Any]) -> None:
+def test_the_schema_is_generated_without_a_warning(schema: dict[str, Any]) -> None:
     assert not GENERATOR_STATS._warn_cache and not GENERATOR_STATS._error_cache
 
 
-def test_every_operation_says_its_refusals(schema: dict[str, Any]) -> None:
+def test_every_operation_documents_its_error_responses(schema: dict[str, Any]) -> None:
     for method, path, operation in operations(schema):
         wanted = {"400", "401", "403", "404", "429"} | (set() if method == "GET" else {"409", "415"})
         assert wanted <= set(operation["responses"]), (method, path)
         assert operation["description"], (method, path)
 
 
-def test_the_documentation_names_every_endpoint_and_no_other(schema: dict[str, Any]) -> None:
+def test_the_documentation_lists_every_endpoint_and_no_other(schema: dict[str, Any]) -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "api.md").read_text()
     told = set(re.findall(r"^\| (GET|POST|PUT|PATCH|DELETE) \| `([^`]+)` \| (.+?) \|$", text, re.MULTILINE))
     real = {
@@ -78,7 +80,7 @@ def test_the_documentation_names_every_endpoint_and_no_other(schema: dict[str, A
 
 
 @pytest.mark.django_db
-def test_the_schema_and_its_page_are_served_from_here() -> None:
+def test_the_schema_and_its_page_need_no_other_host() -> None:
     assert Client().get("/api/schema/").status_code == 200
     page = Client().get("/api/docs/")
     assert page.status_code == 200
@@ -88,7 +90,7 @@ def test_the_schema_and_its_page_are_served_from_here() -> None:
 
 @pytest.fixture
 def crowded(today_world: World) -> dict[str, str]:
-    """One of everything that an address can name."""
+    """Create one object of each kind that a URL can name."""
     world, now = today_world, today_world.now
     Template.objects.create(
         slug="small", name="Small", kind="notebook", type="interactive", units=1, max_runtime_seconds=3600
@@ -148,8 +150,8 @@ REAL = {
 }
 
 
-def make_real(case: Any, names: dict[str, str]) -> None:
-    """Put names that exist in the place of some of the invented ones, so that more than the door is tried."""
+def insert_real_names(case: Any, names: dict[str, str]) -> None:
+    """Replace some of the generated names by existing ones, so that requests get past the lookup."""
     choice = random.Random(repr((case.path_parameters, case.body)))
     kind = case.operation.path.removeprefix("/api/v1/").partition("/")[0]
     if case.path_parameters and kind in names and choice.random() < 0.7:
@@ -163,13 +165,13 @@ def make_real(case: Any, names: dict[str, str]) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_requests_made_from_the_schema_get_what_it_says_in_every_role(
+def test_responses_to_generated_requests_match_the_schema_for_every_role(
     schema: dict[str, Any], today_world: World, crowded: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for throttle in (ReadThrottle, WriteThrottle):
         monkeypatch.setattr(throttle, "rate", "1000000/min")
     for signal in (request_started, request_finished):
-        # Django closes its connections at both, which would end the transaction that the test lives in.
+        # Django closes its connections at both signals, which would end the transaction of the test.
         monkeypatch.setattr(signal, "send", lambda **named: [])
     tokens = {}
     for who in ROLES:
@@ -191,7 +193,7 @@ def test_requests_made_from_the_schema_get_what_it_says_in_every_role(
         @quiet
         @given(case=operation.as_strategy())
         def ask(case: Any) -> None:
-            make_real(case, crowded)
+            insert_real_names(case, crowded)
             for user_id, token in tokens.items():
                 if "/tokens/" in case.operation.path and case.path_parameters:
                     case.path_parameters["id"] = ApiToken.objects.get(user_id=user_id).pk

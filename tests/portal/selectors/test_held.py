@@ -1,4 +1,4 @@
-"""What a team holds is counted once, and by one rule wherever it is told."""
+"""Units held by a team are counted once, by the same rule everywhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.world import H100, World, units_of
 pytestmark = pytest.mark.django_db
 
 
-def test_a_reservation_counts_as_what_is_bound_to_it_and_what_runs_inside_is_not_counted_again(
+def test_a_reservation_counts_its_bound_units_and_not_the_work_inside_again(
     world: World,
 ) -> None:
     now = timezone.now()

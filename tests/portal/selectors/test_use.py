@@ -1,4 +1,4 @@
-"""What workloads cost so far, as cards and lists show it."""
+"""The cost of workloads so far, as cards and lists show it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.telemetry.rows import at, cost_centre, hold, price, workload
 from tests.world import A100, H100, World, units_of
 
 
-def test_the_cost_so_far_is_what_was_charged_and_what_was_held_since(world: World) -> None:
+def test_the_cost_so_far_is_the_charges_and_the_held_time_since(world: World) -> None:
     for model in (H100, A100):
         price(model, "2.40", since=at(0, day=1))
     cost_centre(world.vision, "CC-100", at(0, day=1))
@@ -23,7 +23,7 @@ def test_the_cost_so_far_is_what_was_charged_and_what_was_held_since(world: Worl
     }
 
 
-def test_what_has_no_price_costs_an_unknown_amount_and_not_nothing(world: World) -> None:
+def test_units_without_a_price_have_an_unknown_cost_and_not_zero(world: World) -> None:
     running, over = workload(world, world.vision), workload(world, world.vision)
     units = units_of(world.hosts["alpha"])
     hold(running, units[0], at(9))

@@ -1,4 +1,4 @@
-"""The host page about the health of its GPUs: who sees and does what, and that it is so."""
+"""GPU health on the host page: diagnostics, missing GPUs, stray processes, maintenance, and who sees them."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ def page(world: World, who: str = "operator", host: str = "alpha") -> str:
     return signed_in(world.people[who]).get(reverse("host", args=[host])).content.decode()
 
 
-def press(world: World, verb: str, **more: object) -> str:
+def submit_repair(world: World, verb: str, **more: object) -> str:
     client = signed_in(world.people["operator"])
     given = {"verb": verb, **{name: str(value) for name, value in more.items()}}
     return client.post(reverse("host-repair", args=["alpha"]), given, follow=True).content.decode()
 
 
-def told(world: World, who: str) -> list[str]:
+def notices_for(world: World, who: str) -> list[str]:
     rows = Notification.objects.filter(user=world.people[who]).order_by("pk")
     return [notice_texts.notice_sentence(row.kind, row.numbers) for row in rows]
 
 
-def test_an_operator_has_a_gpu_looked_at_and_sees_what_was_found(world: World) -> None:
+def test_an_operator_starts_a_diagnostic_and_sees_its_findings(world: World) -> None:
     Host.objects.filter(name="alpha").update(simulated=False)
-    assert "GPU 2 is being looked at" in press(world, "diagnose", gpu=2)
+    assert "GPU 2 is being looked at" in submit_repair(world, "diagnose", gpu=2)
     row = Diagnostic.objects.get()
     seen = DiagnosticSeen(
         str(row.public_id),
@@ -73,17 +73,17 @@ def test_an_operator_has_a_gpu_looked_at_and_sees_what_was_found(world: World) -
     shown = page(world)
     assert "memory: 3 words" in shown and "wrong_words 3" in shown and "Out of service" in shown
     delivery.write_notices(world.now + timedelta(minutes=2))
-    assert told(world, "operator") == [
+    assert notices_for(world, "operator") == [
         "GPU 2 of alpha failed its diagnostic: memory: 3 words. It is out until you return it."
     ]
-    assert told(world, "member") == []
+    assert notices_for(world, "member") == []
     notices = signed_in(world.people["operator"]).get(reverse("notifications")).content.decode()
     assert f'href="{reverse("host", args=["alpha"])}">See it' in notices
-    assert "GPU 2 is back in service" in press(world, "return", gpu=2)
+    assert "GPU 2 is back in service" in submit_repair(world, "return", gpu=2)
     assert Gpu.objects.get(host__name="alpha", index=2).repair_state == "well"
 
 
-def test_a_gpu_that_went_missing_is_shown_and_told_until_an_operator_knows_that_it_is_gone(
+def test_a_missing_gpu_is_shown_and_notified_until_an_operator_forgets_it(
     world: World,
 ) -> None:
     gpu = Gpu.objects.get(host__name="alpha", index=2)
@@ -91,7 +91,9 @@ def test_a_gpu_that_went_missing_is_shown_and_told_until_an_operator_knows_that_
     assert "Missing GPUs" not in page(world)
     facts = {"missing_since": at, "repair_state": "quarantined", "state_reason": "fell off the bus"}
     Gpu.objects.filter(pk=gpu.pk).update(**facts)
-    assert "work still holds it" in page(world) and "is still held" in press(world, "forget", gpu=gpu.uuid)
+    assert "work still holds it" in page(world) and "is still held" in submit_repair(
+        world, "forget", gpu=gpu.uuid
+    )
     Gpu.objects.filter(pk=gpu.pk).update(retired_at=at)
     shown = page(world)
     assert (
@@ -104,17 +106,17 @@ def test_a_gpu_that_went_missing_is_shown_and_told_until_an_operator_knows_that_
     missing_gpus.record_missing_gpus(at + timedelta(seconds=5))
     rules.apply_rules_to_events(at + timedelta(seconds=5))
     delivery.write_notices(at + timedelta(seconds=6))
-    (notice,) = told(world, "operator")
-    assert "gpu:missing" in notice and gpu.uuid in notice and told(world, "member") == []
-    assert "gpu is &#x27;GPU-x&#x27;" in press(world, "forget", gpu="GPU-x")
-    assert "is listed no more" in press(world, "forget", gpu=gpu.uuid, why="went to the vendor")
+    (notice,) = notices_for(world, "operator")
+    assert "gpu:missing" in notice and gpu.uuid in notice and notices_for(world, "member") == []
+    assert "gpu is &#x27;GPU-x&#x27;" in submit_repair(world, "forget", gpu="GPU-x")
+    assert "is listed no more" in submit_repair(world, "forget", gpu=gpu.uuid, why="went to the vendor")
     after = page(world)
     assert "Missing GPUs" not in after and "is gone for good" in after and "went to the vendor" in after
 
 
 def test_a_simulated_diagnostic_is_marked_as_simulated(world: World) -> None:
     Host.objects.filter(name="alpha").update(simulated=True)
-    press(world, "diagnose", gpu=0)
+    submit_repair(world, "diagnose", gpu=0)
     row = Diagnostic.objects.get()
     seen = DiagnosticSeen(str(row.public_id), "passed", "simulated", [CheckSeen("memory", True)])
     gpu_diagnostics.store_diagnostics(row.host, [seen], world.now)
@@ -122,13 +124,13 @@ def test_a_simulated_diagnostic_is_marked_as_simulated(world: World) -> None:
     assert "simulated: nothing is measured" in shown and '<span class="tag">simulated</span>' in shown
 
 
-def test_a_wrong_button_names_what_is_allowed(world: World) -> None:
-    told = press(world, "explode", gpu=1)
+def test_an_unknown_action_is_refused_with_what_is_allowed(world: World) -> None:
+    told = submit_repair(world, "explode", gpu=1)
     assert "allowed: diagnose, diagnose-all, return, out, forget, withdraw-geometry, cancel-window" in told
-    assert "gpu is &#x27;99&#x27;; allowed: 0" in press(world, "diagnose", gpu=99)
+    assert "gpu is &#x27;99&#x27;; allowed: 0" in submit_repair(world, "diagnose", gpu=99)
 
 
-def test_processes_of_nobody_are_named_to_operators_and_counted_to_others(world: World) -> None:
+def test_operators_see_stray_processes_by_name_and_others_only_their_number(world: World) -> None:
     uuid = units_of(world.hosts["alpha"])[0].gpu.uuid
     record_stray_processes(
         world.hosts["alpha"].pk, [StraySeen(uuid, 4242, 7, "ada", "miner", 900)], world.now
@@ -139,7 +141,7 @@ def test_processes_of_nobody_are_named_to_operators_and_counted_to_others(world:
     assert "miner" not in other and "ada" not in other and "1 now" in other
 
 
-def test_a_gpu_that_was_taken_out_for_somebodys_process_names_it_to_operators_alone(world: World) -> None:
+def test_only_operators_see_which_process_caused_a_quarantine(world: World) -> None:
     HealthRule.objects.filter(code__in=("stray:process", "xid:13")).update(action="quarantine_gpu", repeats=1)
     first, second = (unit.gpu.uuid for unit in units_of(world.hosts["alpha"])[:2])
     record_stray_processes(
@@ -159,67 +161,69 @@ def test_a_gpu_that_was_taken_out_for_somebodys_process_names_it_to_operators_al
         assert not any(word in other for word in ("4242", "miner", "user ada"))
 
 
-def found_at(world: World, second: int, *strays: StraySeen) -> list[str]:
-    """What operators are told of for the first time when a host says that these are there."""
-    before, now = len(told(world, "operator")), world.now + timedelta(seconds=second)
+def new_notices_for_strays(world: World, second: int, *strays: StraySeen) -> list[str]:
+    """Report these stray processes and return the notices that operators receive for them."""
+    before, now = len(notices_for(world, "operator")), world.now + timedelta(seconds=second)
     record_stray_processes(world.hosts["alpha"].pk, strays, now)
     rules.apply_rules_to_events(now)
     delivery.write_notices(now + timedelta(seconds=5))
-    return told(world, "operator")[before:]
+    return notices_for(world, "operator")[before:]
 
 
-def test_operators_are_told_of_each_process_of_nobody_once_and_of_those_that_come_together_in_one_notice(
+def test_operators_are_notified_once_of_each_stray_process_and_in_one_notice_of_several(
     world: World,
 ) -> None:
     first, second = (unit.gpu.uuid for unit in units_of(world.hosts["alpha"])[:2])
     one = StraySeen(first, 4242, 7, "ada", "miner", 900)
-    (said,) = found_at(world, 0, one)
+    (said,) = new_notices_for_strays(world, 0, one)
     assert said == (
         "alpha, GPU 0: miner (pid 4242, user ada, 900 MiB) belongs to no workload. Nothing was done; have a look."
     )
-    assert found_at(world, 60) == [], "it is gone"
-    (said,) = found_at(world, 180, replace(one, pid=4300, started=9))
+    assert new_notices_for_strays(world, 60) == [], "it is gone"
+    (said,) = new_notices_for_strays(world, 180, replace(one, pid=4300, started=9))
     assert "pid 4300" in said, "another one, on the same GPU within the hour"
-    assert found_at(world, 240, one, replace(one, gpu=second)) == [], (
+    assert new_notices_for_strays(world, 240, one, replace(one, gpu=second)) == [], (
         "the first has come back, and is on two GPUs"
     )
     several = [replace(one, pid=5000 + number) for number in range(7)]
-    (said_together,) = found_at(world, 300, *several)
+    (said_together,) = new_notices_for_strays(world, 300, *several)
     assert (
         all(f"pid {5000 + number}" in said_together for number in range(5))
         and "; and 2 more. Nothing" in said_together
     )
     delivery.write_notices(world.now + timedelta(seconds=310))
-    assert len(told(world, "operator")) == 3 and told(world, "member") == []
+    assert len(notices_for(world, "operator")) == 3 and notices_for(world, "member") == []
 
 
-def test_operators_of_a_pool_that_ends_processes_of_nobody_are_told_that_it_does(world: World) -> None:
+def test_the_notice_says_if_the_pool_ends_stray_processes(world: World) -> None:
     Pool.objects.update(stray_action="end")
-    (said,) = found_at(world, 0, StraySeen(units_of(world.hosts["alpha"])[0].gpu.uuid, 4242, 7))
+    (said,) = new_notices_for_strays(world, 0, StraySeen(units_of(world.hosts["alpha"])[0].gpu.uuid, 4242, 7))
     assert said.endswith("By the pool's policy it is ended if it stays; the host's page says so, or why not.")
 
 
-def test_where_processes_of_nobody_keep_coming_they_are_told_every_ten_minutes(world: World) -> None:
+def test_many_stray_processes_are_summarised_every_ten_minutes(world: World) -> None:
     uuid = units_of(world.hosts["alpha"])[0].gpu.uuid
     assert (world.now.minute, world.now.second) == (0, 0)
     coming = [
-        found_at(world, 10 * number, StraySeen(uuid, 100 + number, 7))
+        new_notices_for_strays(world, 10 * number, StraySeen(uuid, 100 + number, 7))
         for number in range(stray_processes.MAX_STRAY_NOTICES_PER_HOUR + 3)
     ]
     assert [len(said) for said in coming] == [1] * stray_processes.MAX_STRAY_NOTICES_PER_HOUR + [0, 0, 0]
-    (late,) = found_at(world, 600)
+    (late,) = new_notices_for_strays(world, 600)
     assert all(f"pid {105 + number}" in late for number in range(3)) and "pid 104" not in late
-    assert found_at(world, 610) == []
-    (said,) = found_at(world, 3600, StraySeen(uuid, 200, 7))
+    assert new_notices_for_strays(world, 610) == []
+    (said,) = new_notices_for_strays(world, 3600, StraySeen(uuid, 200, 7))
     assert "pid 200" in said, "another hour"
 
 
-def test_a_process_of_nobody_that_is_only_noted_is_told_to_nobody(world: World) -> None:
+def test_a_stray_process_that_is_only_noted_causes_no_notice(world: World) -> None:
     HealthRule.objects.filter(code="stray:process").update(action="note")
-    assert found_at(world, 0, StraySeen(units_of(world.hosts["alpha"])[0].gpu.uuid, 4242, 7)) == []
+    assert (
+        new_notices_for_strays(world, 0, StraySeen(units_of(world.hosts["alpha"])[0].gpu.uuid, 4242, 7)) == []
+    )
 
 
-def test_a_process_that_was_ended_is_on_the_hosts_page_with_whose_it_was_for_operators(world: World) -> None:
+def test_an_ended_process_is_on_the_host_page_and_operators_see_its_owner(world: World) -> None:
     uuid = units_of(world.hosts["alpha"])[0].gpu.uuid
     who = "pid=4242, miner of user ada, 900 MiB, by TERM"
     event = Health("one", uuid, "agent", "stray:ended", world.now.timestamp(), who)
@@ -231,20 +235,20 @@ def test_a_process_that_was_ended_is_on_the_hosts_page_with_whose_it_was_for_ope
     assert ended in other and "4242" not in other and "user ada" not in other
 
 
-def test_a_pool_that_warns_tells_the_person_whose_process_it_is(world: World) -> None:
+def test_a_pool_with_warnings_notifies_the_owner_of_a_stray_process(world: World) -> None:
     name = world.vision.member.username
     uuid = units_of(world.hosts["alpha"])[0].gpu.uuid
     record_stray_processes(world.hosts["alpha"].pk, [StraySeen(uuid, 1, 7, name, "train", 900)], world.now)
     delivery.write_notices(world.now + timedelta(seconds=5))
-    assert told(world, "member") == []
+    assert notices_for(world, "member") == []
     Pool.objects.update(stray_action="warn")
     record_stray_processes(world.hosts["alpha"].pk, [StraySeen(uuid, 2, 8, name, "train", 900)], world.now)
     delivery.write_notices(world.now + timedelta(seconds=10))
-    (said,) = [each for each in told(world, "member") if "pid 2" in each]
+    (said,) = [each for each in notices_for(world, "member") if "pid 2" in each]
     assert "Your process train (pid 2) uses GPU 0 of alpha outside the pool" in said
 
 
-def test_the_policy_of_a_pool_is_set_on_its_page(world: World) -> None:
+def test_the_repair_policy_of_a_pool_is_set_on_its_page(world: World) -> None:
     given = {
         "stray_action": "end",
         "diagnostic_tool": "own",
@@ -261,7 +265,7 @@ def test_the_policy_of_a_pool_is_set_on_its_page(world: World) -> None:
     assert signed_in(world.vision.member).post(address, given).status_code == 403
 
 
-def test_quiet_slices_that_nobody_holds_stand_in_one_row(world: World) -> None:
+def test_idle_free_slices_share_one_row(world: World) -> None:
     host = next(row for row in world.hosts.values() if row.gpus.filter(units__profile=MIG).exists())
     slices = [unit for unit in units_of(host, MIG) if unit.gpu_id == units_of(host, MIG)[0].gpu_id]
     cut, shown = slices[0].gpu, page(world, host=host.name)
@@ -274,7 +278,7 @@ def test_quiet_slices_that_nobody_holds_stand_in_one_row(world: World) -> None:
     )
 
 
-def test_only_a_gpu_that_nobody_holds_is_offered_to_be_diagnosed_and_none_of_a_host_that_is_not_heard(
+def test_only_free_gpus_of_a_host_that_is_not_silent_can_be_diagnosed(
     world: World,
 ) -> None:
     run_job(world, world.vision, "busy", host="alpha", gpus=[0])
@@ -284,7 +288,7 @@ def test_only_a_gpu_that_nobody_holds_is_offered_to_be_diagnosed_and_none_of_a_h
     assert "Diagnose" not in page(world).partition("<h2>Health</h2>")[2]
 
 
-def test_before_a_host_is_taken_away_or_returned_its_page_says_what_becomes_of_its_gpus_and_work(
+def test_the_confirmation_pages_of_a_host_show_the_effect_on_gpus_and_work(
     world: World,
 ) -> None:
     run_job(world, world.vision, "storm", host="alpha", gpus=[0])
@@ -308,7 +312,7 @@ def test_before_a_host_is_taken_away_or_returned_its_page_says_what_becomes_of_i
     assert f"GPUs that come back to the pool</dt> <dd>{count}</dd>" in back and "runs on" in back
 
 
-def test_the_command_of_a_host_that_had_an_agent_ends_that_one_first(world: World) -> None:
+def test_the_join_command_of_a_host_with_an_agent_stops_the_old_agent_first(world: World) -> None:
     client, address = signed_in(world.people["operator"]), reverse("host", args=["alpha"])
     assert (
         "sudo systemctl stop gpupool-agent &amp;&amp; sudo /opt"
@@ -318,7 +322,7 @@ def test_the_command_of_a_host_that_had_an_agent_ends_that_one_first(world: Worl
     assert "systemctl stop" not in client.post(address, {"verb": "token"}).content.decode()
 
 
-def test_a_pool_chooses_a_diagnostic_that_its_hosts_have_a_name_for(world: World) -> None:
+def test_a_pool_accepts_only_diagnostics_that_its_hosts_report(world: World) -> None:
     Host.objects.filter(name="alpha").update(hardware={"reported": {"diagnostics": ["burn"]}})
     client, address = signed_in(world.people["operator"]), reverse("pool", args=["shared"])
     assert "burn, on 1 of 3 hosts" in client.get(address).content.decode()
@@ -341,7 +345,7 @@ def test_a_pool_chooses_a_diagnostic_that_its_hosts_have_a_name_for(world: World
     )
 
 
-def test_owners_are_told_of_maintenance_ahead_and_when_it_is_taken_back(world: World) -> None:
+def test_owners_are_notified_of_maintenance_and_of_its_cancellation(world: World) -> None:
     run_job(world, world.vision, "storm", host="alpha", gpus=[0])
     run_job(world, world.language, "elsewhere", host="beta", gpus=[0])
     start = world.now + timedelta(hours=1)
@@ -352,16 +356,16 @@ def test_owners_are_told_of_maintenance_ahead_and_when_it_is_taken_back(world: W
     }
     window = host_verbs.set_maintenance(**given, start=start, end=start + timedelta(hours=2), why="new fans")
     delivery.write_notices(world.now + timedelta(seconds=5))
-    (said,) = told(world, "member")
+    (said,) = notices_for(world, "member")
     assert said.startswith("alpha is away from") and "new fans. storm is moved off it before that" in said
-    assert not [each for each in told(world, "other team") if "away" in each]
+    assert not [each for each in notices_for(world, "other team") if "away" in each]
     host_verbs.cancel_maintenance(**given | {"now": world.now + timedelta(minutes=1)}, window=window.pk)
     assert not MaintenanceWindow.objects.exists()
     delivery.write_notices(world.now + timedelta(minutes=2))
-    assert "is taken back: storm stays where it is" in told(world, "member")[-1]
+    assert "is taken back: storm stays where it is" in notices_for(world, "member")[-1]
 
 
-def test_a_reservation_leaves_a_closed_host_and_its_owner_is_told(world: World) -> None:
+def test_a_reservation_leaves_a_cordoned_host_and_its_owner_is_notified(world: World) -> None:
     made = reservation(
         world,
         world.vision,
@@ -377,17 +381,19 @@ def test_a_reservation_leaves_a_closed_host_and_its_owner_is_told(world: World) 
     row = Reservation.objects.get(pk=made.pk)
     assert (row.moved_from, row.moved_at) == ("alpha", world.now)
     delivery.write_notices(world.now + timedelta(seconds=5))
-    assert "Reservation sprint leaves alpha, which can't be used at present." in told(world, "member")[0]
+    assert (
+        "Reservation sprint leaves alpha, which can't be used at present." in notices_for(world, "member")[0]
+    )
 
 
-def test_the_table_shows_where_others_differ_with_their_source(world: World) -> None:
+def test_the_rules_page_shows_other_defaults_with_their_source(world: World) -> None:
     shown = signed_in(world.people["operator"]).get(reverse("health-rules")).content.decode()
     assert "<summary>Others differ</summary>GPU taken out: NVIDIA&#x27;s Kubernetes device plugin" in shown
     codes = set(HealthRule.objects.values_list("code", flat=True))
     assert {"xid:154", "remap:failed", "throttle:thermal", "nvlink:down", "breaker:attempts"} <= codes
 
 
-def test_an_event_is_told_in_words_with_its_code_beside(world: World) -> None:
+def test_an_event_is_shown_as_a_sentence_with_its_code(world: World) -> None:
     host = world.hosts["alpha"]
     HealthRule.objects.get_or_create(
         code="xid:79", defaults={"meaning": "GPU has fallen off the bus", "action": "cordon"}
@@ -403,10 +409,10 @@ def test_an_event_is_told_in_words_with_its_code_beside(world: World) -> None:
     assert f'{words} <span class="faint">xid:79</span> on GPU 3' in " ".join(shown.split())
     assert Host.objects.get(pk=host.pk).state_reason == f"{meaning} (xid:79)"
     delivery.write_notices(world.now + timedelta(seconds=5))
-    assert any(f"{meaning} (xid:79)" in said for said in told(world, "operator"))
+    assert any(f"{meaning} (xid:79)" in said for said in notices_for(world, "operator"))
 
 
-def test_the_page_shows_how_gpus_are_connected_and_where_workloads_are_reached(world: World) -> None:
+def test_the_page_shows_gpu_interconnects_and_the_address_of_workloads(world: World) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     models = ["H100-80GB"] * 8
     seen = {gpu.index: gpu for gpu in simulated_gpus("alpha", models, {})}
@@ -431,7 +437,7 @@ def test_the_page_shows_how_gpus_are_connected_and_where_workloads_are_reached(w
     )
 
 
-def test_the_form_that_attests_a_host_off_says_when_it_is_alive(world: World) -> None:
+def test_the_attestation_form_refuses_a_host_that_is_alive(world: World) -> None:
     client, address = signed_in(world.people["operator"]), reverse("host-off", args=["alpha"])
     shown = client.get(address).content.decode()
     assert "alpha is alive: its agent reports" in shown and "Drain it instead" in shown
@@ -441,7 +447,7 @@ def test_the_form_that_attests_a_host_off_says_when_it_is_alive(world: World) ->
     assert "I have seen it powered off" in shown and "Drain it instead" not in shown
 
 
-def test_failed_hardware_stands_among_the_decisions_about_the_work_it_stopped(world: World) -> None:
+def test_failed_hardware_is_listed_among_the_decisions_about_its_work(world: World) -> None:
     work = run_job(world, world.vision, "storm", host="alpha", gpus=[3])
     gpu = Gpu.objects.get(host=world.hosts["alpha"], index=3)
     HealthEvent.objects.create(
@@ -466,7 +472,7 @@ def test_failed_hardware_stands_among_the_decisions_about_the_work_it_stopped(wo
     assert row["code"] == "gpu_error" and f"GPU 3 of alpha failed (XID 79, {meaning})" in row["sentence"]
 
 
-def test_who_returns_a_host_reads_all_that_it_was_closed_for_and_the_fleet_says_it_in_words(
+def test_returning_a_host_shows_every_reason_and_the_fleet_shows_it_as_a_sentence(
     world: World,
 ) -> None:
     alpha = world.hosts["alpha"]
@@ -482,7 +488,7 @@ def test_who_returns_a_host_reads_all_that_it_was_closed_for_and_the_fleet_says_
     assert "the GPU has fallen off the bus (xid:79) in the last 24 h" in fleet and "4711" not in fleet
 
 
-def test_who_drains_a_host_reads_which_work_does_not_find_its_checkpoint_again(world: World) -> None:
+def test_draining_a_host_shows_which_work_would_lose_its_checkpoint(world: World) -> None:
     run_job(world, world.vision, "fit", host="alpha", gpus=[0], preemptible=True)
     for name in ("alpha", "beta", "gamma"):
         homes = Storage.objects.create(key=name, listed_at=world.now)
@@ -496,7 +502,7 @@ def test_who_drains_a_host_reads_which_work_does_not_find_its_checkpoint_again(w
     )
 
 
-def test_the_attempts_of_a_job_say_where_it_did_not_find_its_checkpoint(world: World) -> None:
+def test_the_attempts_of_a_job_show_where_its_checkpoint_was_not_found(world: World) -> None:
     work = run_job(world, world.vision, "fit", host="alpha", gpus=[0], preemptible=True)
     first = work.runs.get()
     Run.objects.filter(pk=first.pk).update(

@@ -1,4 +1,4 @@
-"""Lengths of time in forms: what people write, and how it is shown again."""
+"""Durations in forms: accepted spellings, and how a stored value is shown."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from tests.world import World
         ("²", None),
     ],
 )
-def test_a_length_is_read_as_people_write_it(text: str, seconds: int | None) -> None:
+def test_common_spellings_of_a_duration_are_accepted(text: str, seconds: int | None) -> None:
     assert parse_seconds(text) == seconds
 
 
 @pytest.mark.parametrize(
     "seconds", [0, 1, 59, 60, 90, 900, 3600, 5400, 86_400, 129_600, 604_800, 7_776_000, 90_061]
 )
-def test_what_is_shown_is_exact_and_can_be_sent_again(seconds: int) -> None:
+def test_a_shown_duration_is_exact_and_can_be_submitted_again(seconds: int) -> None:
     assert parse_seconds(format_seconds(seconds)) == seconds
 
 
-def test_what_is_typed_stays_and_what_is_stored_has_units() -> None:
+def test_typed_values_are_kept_and_stored_values_have_units() -> None:
     field = DurationInSecondsField(label="Notice")
     assert field.prepare_value(129_600) == "1 d 12 h" and field.prepare_value("soon") == "soon"
 
 
 @pytest.mark.django_db
-def test_the_form_of_a_pool_shows_units_and_takes_them(world: World) -> None:
+def test_the_form_of_a_pool_shows_and_accepts_units(world: World) -> None:
     client, address = signed_in(world.operator), reverse("pool", args=["shared"])
     page = client.get(address).content.decode()
     assert 'value="30 s"' in page and 'value="14 d"' in page and 'value="10 min"' in page

@@ -1,4 +1,4 @@
-"""Fleet, hosts and approvals: who sees them, and that what they show and do is so."""
+"""Fleet, hosts and approvals: who sees these pages, and that the actions on them take effect."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ def signed_in(user: User) -> Client:
         "?colour=nonsense",
     ],
 )
-def test_the_fleet_shows_every_host_however_it_is_coloured(world: World, query: str) -> None:
+def test_the_fleet_shows_every_host_in_every_colouring(world: World, query: str) -> None:
     page = signed_in(world.operator).get(reverse("fleet") + query)
     assert page.status_code == 200
     for name in ("alpha", "beta", "gamma"):
         assert reverse("host", args=[name]) in page.content.decode()
 
 
-def test_a_stranger_does_not_see_the_hosts_of_another_teams_pool(world: World) -> None:
+def test_a_stranger_does_not_see_hosts_in_the_pool_of_another_team(world: World) -> None:
     assert "delta" in signed_in(world.vision.member).get(reverse("fleet")).content.decode()
     assert "delta" not in signed_in(world.language.member).get(reverse("fleet")).content.decode()
     assert signed_in(world.language.member).get(reverse("host", args=["delta"])).status_code == 404
 
 
-def test_operators_are_told_that_most_hosts_are_quiet_at_once(world: World) -> None:
-    def told(user: User, page: str) -> bool:
+def test_operators_are_warned_if_most_hosts_fall_silent_at_once(world: World) -> None:
+    def warns(user: User, page: str) -> bool:
         return "hosts have said nothing since" in signed_in(user).get(reverse(page)).content.decode()
 
     Host.objects.update(lease_state="alive", last_sync_at=timezone.now())
-    assert not told(world.operator, "fleet") and not told(world.operator, "home")
+    assert not warns(world.operator, "fleet") and not warns(world.operator, "home")
     Host.objects.update(last_sync_at=timezone.now() - timedelta(minutes=5))
     hosts = Host.objects.count()
     assert f"{hosts} of {hosts} hosts" in signed_in(world.operator).get(reverse("fleet")).content.decode()
-    assert told(world.operator, "home") and not told(world.vision.member, "fleet")
+    assert warns(world.operator, "home") and not warns(world.vision.member, "fleet")
 
 
 def test_a_fleet_without_telemetry_says_so(world: World) -> None:
@@ -81,7 +81,7 @@ def test_only_an_operator_changes_a_host(world: World, who: str) -> None:
     assert Host.objects.get(name="alpha").admin_state == AdminState.IN_SERVICE
 
 
-def test_a_host_is_cordoned_drained_and_returned_after_its_effect_was_shown(world: World) -> None:
+def test_a_host_is_cordoned_drained_and_returned_after_a_page_shows_the_effect(world: World) -> None:
     client = signed_in(world.operator)
     assert "What it touches" in client.get(reverse("host-drain", args=["alpha"])).content.decode()
     for verb, state in (("cordon", "cordoned"), ("drain", "draining"), ("return", "in_service")):
@@ -90,7 +90,7 @@ def test_a_host_is_cordoned_drained_and_returned_after_its_effect_was_shown(worl
     assert client.get(reverse("host", args=["alpha"])).status_code == 200
 
 
-def test_after_a_drain_the_page_says_what_still_leaves(world: World) -> None:
+def test_after_a_drain_the_page_shows_which_work_remains(world: World) -> None:
     client = signed_in(world.operator)
     run_job(world, world.vision, "storm", host="alpha", gpus=[0, 1])
     run_job(world, world.vision, "desk", host="alpha", gpus=[2], kind="notebook")
@@ -110,7 +110,7 @@ def test_after_a_drain_the_page_says_what_still_leaves(world: World) -> None:
     )
 
 
-def test_maintenance_is_announced_and_a_window_that_ends_before_it_begins_is_refused(world: World) -> None:
+def test_maintenance_is_announced_and_a_window_that_ends_before_it_starts_is_refused(world: World) -> None:
     client = signed_in(world.operator)
     bad = {"start": "2126-05-02T10:00", "end": "2126-05-02T09:00", "why": "fans"}
     assert client.post(reverse("host-maintenance", args=["alpha"]), bad).status_code == 400
@@ -123,7 +123,7 @@ def test_maintenance_is_announced_and_a_window_that_ends_before_it_begins_is_ref
     assert MaintenanceWindow.objects.get().host.name == "alpha"
 
 
-def test_a_reservation_without_gpus_says_why_to_its_owner_and_on_the_operators_desk(world: World) -> None:
+def test_a_reservation_without_gpus_shows_why_to_its_owner_and_to_operators(world: World) -> None:
     now = timezone.now()
     made = Reservation.objects.create(
         pool=world.shared,
@@ -148,7 +148,7 @@ def test_a_reservation_without_gpus_says_why_to_its_owner_and_on_the_operators_d
     )
 
 
-def test_a_host_shows_the_agent_that_was_turned_away_in_its_name(world: World) -> None:
+def test_a_host_shows_the_agent_that_was_refused_in_its_name(world: World) -> None:
     page = reverse("host", args=["alpha"])
     assert "<dt>Rejected</dt>" not in signed_in(world.operator).get(page).content.decode()
     engine.record_rejected_agent(
@@ -163,8 +163,8 @@ def test_a_host_shows_the_agent_that_was_turned_away_in_its_name(world: World) -
         assert "It is quarantined" in shown and "make a new join token below" in shown
 
 
-def test_an_operator_sees_on_which_boot_of_which_machine_the_agent_is(world: World) -> None:
-    """It tells a whole copy of the agent's folder, started while the host is off, from the host."""
+def test_an_operator_sees_the_boot_id_of_the_agent(world: World) -> None:
+    """A full copy of the agent's folder, started while the host is off, differs from the host by its boot ID."""
     page, boot = reverse("host", args=["alpha"]), "4f1c2a9e-0000-4000-8000-000000000001"
     Host.objects.filter(name="alpha").update(boot_id=boot)
     assert f"(boot {boot[:11]}…)" in signed_in(world.operator).get(page).content.decode()
@@ -192,25 +192,25 @@ def test_a_new_host_gets_one_command_with_a_token(world: World) -> None:
     assert again.status_code == 400 and "allowed: name=value pairs" in again.content.decode()
 
 
-def test_who_joins_a_simulated_host_again_is_told_how_it_was_simulated(world: World) -> None:
+def test_rejoining_a_simulated_host_shows_how_it_was_simulated(world: World) -> None:
     client = signed_in(world.operator)
 
-    def told(name: str) -> str:
+    def join_page(name: str) -> str:
         return str(client.post(reverse("host", args=[name]), {"verb": "token"}).content.decode())
 
     for name, gpus in (
         ("alpha", "8xH100-80GB"),
         ("gamma", "8xA100-40GB --simulate-mig 6:7x1g.5gb,7:7x1g.5gb"),
     ):
-        page = told(name)
+        page = join_page(name)
         assert f"<code>--simulate {gpus}</code>" in page and "Without a GPU" not in page
         models, _, split = gpus.partition(" --simulate-mig ")
-        parse_mig(split, parse_models(models))  # the agent takes it
+        parse_mig(split, parse_models(models))  # the agent accepts this value
     Host.objects.filter(name="alpha").update(simulated=False)
-    assert "Without a GPU, add <code>--simulate 8xH100-80GB</code>" in told("alpha")
+    assert "Without a GPU, add <code>--simulate 8xH100-80GB</code>" in join_page("alpha")
 
 
-# -- approvals ---------------------------------------------------------------------------------------------------------
+# -- approvals -----------------------------------------------------------------------------------------------
 
 
 def large_reservation(world: World, start: datetime | None = None) -> Submission:
@@ -231,7 +231,7 @@ def large_reservation(world: World, start: datetime | None = None) -> Submission
     return made
 
 
-def test_a_quota_change_is_asked_by_a_lead_and_approved_changed_by_an_operator(world: World) -> None:
+def test_a_lead_requests_a_quota_and_an_operator_approves_a_changed_one(world: World) -> None:
     lead, operator = signed_in(world.language.lead), signed_in(world.operator)
     asked = {
         "pool": "shared",
@@ -253,7 +253,7 @@ def test_a_quota_change_is_asked_by_a_lead_and_approved_changed_by_an_operator(w
     assert "Five for now" in lead.get(reverse("submission", args=[row.public_id])).content.decode()
 
 
-def test_a_lead_is_warned_before_more_is_asked_than_is_left(world: World) -> None:
+def test_a_lead_is_warned_before_requesting_more_than_is_available(world: World) -> None:
     lead, operator = signed_in(world.language.lead), signed_in(world.operator)
     url = reverse("quota-change", args=["language"])
     assert "Can have at most" in lead.get(url).content.decode()
@@ -279,7 +279,7 @@ def test_a_lead_is_warned_before_more_is_asked_than_is_left(world: World) -> Non
     assert "-8 free" not in page
 
 
-def test_more_than_the_pool_has_is_refused_beside_the_field_and_stays_waiting(world: World) -> None:
+def test_more_than_the_pool_has_is_refused_at_the_field_and_stays_waiting(world: World) -> None:
     row = submissions.request_quota_change(
         actor=world.language.lead,
         team=world.language.team,
@@ -315,7 +315,7 @@ def test_declining_needs_a_reason(world: World) -> None:
     assert row.state == "declined"
 
 
-def test_a_member_sees_no_submission_of_another_team_and_decides_none(world: World) -> None:
+def test_a_user_sees_no_submission_of_another_team_and_a_lead_cannot_approve_one(world: World) -> None:
     row = submissions.request_quota_change(
         actor=world.language.lead,
         team=world.language.team,
@@ -335,7 +335,7 @@ def test_a_member_sees_no_submission_of_another_team_and_decides_none(world: Wor
     assert row.state == "withdrawn"
 
 
-def test_several_are_approved_at_once_and_what_could_not_be_stays(world: World) -> None:
+def test_several_submissions_are_approved_together_and_those_that_fail_stay_waiting(world: World) -> None:
     rows = [
         submissions.request_quota_change(
             actor=team.lead,
@@ -356,14 +356,14 @@ def test_several_are_approved_at_once_and_what_could_not_be_stays(world: World) 
     assert [Submission.objects.get(pk=row.pk).state for row in rows] == ["approved", "waiting"]
 
 
-def test_a_large_reservation_is_seen_with_its_effect_before_it_is_approved(world: World) -> None:
+def test_approving_a_large_reservation_shows_its_effect_first(world: World) -> None:
     row = large_reservation(world)
     page = signed_in(world.operator).get(reverse("submission", args=[row.public_id])).content.decode()
     assert "Effect on others" in page and "A deadline" in page
     assert not Reservation.objects.exists()
 
 
-def test_who_asks_does_not_learn_the_names_of_what_others_reserved_then(world: World) -> None:
+def test_the_author_of_a_request_does_not_see_names_of_other_reservations(world: World) -> None:
     start = timezone.now().replace(microsecond=0) + timedelta(days=2)
     row = large_reservation(world, start)
     Reservation.objects.create(
@@ -383,7 +383,7 @@ def test_who_asks_does_not_learn_the_names_of_what_others_reserved_then(world: W
         assert page.status_code == 200 and "unpublished model" not in page.content.decode()
 
 
-def test_a_kind_that_is_not_known_is_refused_in_words_and_not_answered_with_an_empty_list(
+def test_an_unknown_filter_of_kinds_is_refused_and_not_answered_with_an_empty_list(
     world: World,
 ) -> None:
     submissions.request_quota_change(
@@ -406,7 +406,7 @@ def test_a_kind_that_is_not_known_is_refused_in_words_and_not_answered_with_an_e
     assert operator.get(reverse("approvals"), {"kind": "quota_change"}).status_code == 200
 
 
-def test_several_are_only_decided_by_a_verb_that_is_known(world: World) -> None:
+def test_several_submissions_are_decided_only_by_a_known_action(world: World) -> None:
     row = large_reservation(world)
     given = {"submission": str(row.public_id), "verb": "aprove", "comment": "a slip of the hand"}
     page = signed_in(world.operator).post(reverse("submissions-decide"), given, follow=True).content.decode()

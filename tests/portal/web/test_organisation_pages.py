@@ -1,4 +1,6 @@
-"""Teams, people, tokens, notices, preferences, audit, settings: who sees them and what they do."""
+"""Teams, people, tokens, notifications, preferences, audit and settings: who sees these pages and what their
+actions do.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,13 @@ def test_every_role_may_read_the_page(world: World, page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_stranger_is_sent_to_sign_in(world: World, page: str) -> None:
+def test_a_visitor_is_sent_to_sign_in(world: World, page: str) -> None:
     response = Client().get(reverse(page))
     assert response.status_code == 302
     assert "/accounts/login/" in response["Location"]
 
 
-def test_an_operator_creates_a_team_and_a_lead_puts_somebody_into_it(world: World) -> None:
+def test_an_operator_creates_a_team_and_a_lead_adds_a_member(world: World) -> None:
     operator = signed_in(world.operator)
     assert operator.post(reverse("teams"), {"name": "Weather", "tag": "WX", "weight": 1}).status_code == 302
     team = Team.objects.get(name="Weather")
@@ -68,7 +70,7 @@ def test_an_operator_creates_a_team_and_a_lead_puts_somebody_into_it(world: Worl
     assert AuditEvent.objects.filter(verb="add_member", team=team).count() == 2
 
 
-def test_a_member_may_not_change_the_team_and_is_told_so(world: World) -> None:
+def test_a_member_may_not_change_the_team_and_sees_why(world: World) -> None:
     response = signed_in(world.vision.member).post(
         reverse("team", args=[world.vision.team.slug]), {"verb": "create_project", "name": "Sneaky"}
     )
@@ -86,11 +88,11 @@ def test_the_settings_list_no_pool_of_another_team(world: World) -> None:
     assert listed(world.operator) == set(Pool.objects.values_list("slug", flat=True))
 
 
-def test_another_teams_page_is_not_found(world: World) -> None:
+def test_the_page_of_another_team_is_not_found(world: World) -> None:
     assert signed_in(world.stranger).get(reverse("team", args=[world.vision.team.slug])).status_code == 404
 
 
-def test_a_bad_name_is_said_beside_its_field_and_nothing_is_made(world: World) -> None:
+def test_an_invalid_name_is_refused_at_its_field_and_nothing_is_created(world: World) -> None:
     response = signed_in(world.operator).post(
         reverse("teams"), {"name": "abc\u202edef", "tag": "", "weight": 1}
     )
@@ -105,13 +107,13 @@ def test_a_token_is_shown_once_and_works_until_revoked(world: World) -> None:
     token = ApiToken.objects.get(user=world.vision.member)
     assert token.prefix in page.content.decode() and "gpp_" in page.content.decode()
     assert token.token_hash not in page.content.decode()
-    assert client.get(reverse("tokens")).content.decode().count("gpp_") == 1  # its first characters only
+    assert client.get(reverse("tokens")).content.decode().count("gpp_") == 1  # only its prefix
     client.post(reverse("tokens"), {"verb": "revoke", "token": token.pk})
     token.refresh_from_db()
     assert token.revoked_at is not None
 
 
-def test_nobody_revokes_the_token_of_another(world: World) -> None:
+def test_nobody_revokes_the_token_of_another_user(world: World) -> None:
     signed_in(world.vision.member).post(reverse("tokens"), {"name": "laptop", "days": ""})
     token = ApiToken.objects.get()
     response = signed_in(world.stranger).post(reverse("tokens"), {"verb": "revoke", "token": token.pk})
@@ -120,7 +122,7 @@ def test_nobody_revokes_the_token_of_another(world: World) -> None:
     assert token.revoked_at is None
 
 
-def test_preferences_are_kept(world: World) -> None:
+def test_preferences_are_saved(world: World) -> None:
     member = world.vision.member
     response = signed_in(member).post(reverse("preferences"), {"time_zone": "Asia/Tokyo", "theme": "dark"})
     assert response.status_code == 302
@@ -135,7 +137,7 @@ def test_the_audit_page_shows_before_and_after_and_downloads_as_csv(world: World
     assert "rename team" in page and "=Vision" in page
     rows = client.get(reverse("audit"), {"format": "csv"}).content.decode()
     assert "rename_team" in rows
-    assert ",'=Vision," in rows  # a spreadsheet takes it as text
+    assert ",'=Vision," in rows  # the quote makes a spreadsheet read it as text
 
 
 def test_a_pool_limit_out_of_range_is_refused_with_what_is_allowed(world: World) -> None:
@@ -163,13 +165,13 @@ def test_a_static_pool_needs_its_owner(world: World) -> None:
     assert Pool.objects.get(name="Lab").team == world.vision.team
 
 
-def test_health_rules_stand_in_the_order_of_their_numbers(world: World) -> None:
+def test_health_rules_are_sorted_by_number(world: World) -> None:
     shown = signed_in(world.operator).get(reverse("health-rules")).content.decode()
     assert shown.index("<b>xid:8</b>") < shown.index("<b>xid:13</b>") < shown.index("<b>xid:100</b>")
     assert "Quarantine GPU</option>" in shown
 
 
-def test_health_rules_are_found_by_words_and_by_what_they_do_and_a_changed_one_stays_in_sight(
+def test_health_rules_are_filtered_by_text_and_action_and_a_saved_one_stays_visible(
     world: World,
 ) -> None:
     client, address = signed_in(world.operator), reverse("health-rules")
@@ -187,7 +189,7 @@ def test_health_rules_are_found_by_words_and_by_what_they_do_and_a_changed_one_s
         assert client.get(address, query).status_code == 200, query
 
 
-def test_a_health_rule_is_changed_in_its_row_and_what_is_refused_is_told_there(world: World) -> None:
+def test_a_health_rule_is_changed_in_its_row_and_errors_are_shown_there(world: World) -> None:
     client, address = signed_in(world.operator), reverse("health-rules")
     assert "1 to 1,000 events, within 1 s to 30 d" in client.get(address).content.decode()
     wish = {"code": "xid:79", "action": "warn", "repeats": "2", "window_seconds": "2 h"}
@@ -207,7 +209,7 @@ def test_a_health_rule_is_changed_in_its_row_and_what_is_refused_is_told_there(w
     assert (rule.action, rule.repeats, rule.window_seconds) == ("warn", 2, 7200)
 
 
-def test_a_changed_health_rule_says_what_it_began_with_and_is_put_back(world: World) -> None:
+def test_a_changed_health_rule_shows_its_original_and_can_be_reset(world: World) -> None:
     client, address = signed_in(world.operator), reverse("health-rules")
     assert "Put back" not in client.get(address).content.decode()
     client.post(
@@ -262,7 +264,7 @@ def test_a_job_template_needs_a_command(world: World) -> None:
     assert Template.objects.get(name="Fit").units == 2
 
 
-def test_a_new_installation_makes_its_first_operator_and_shows_the_next_steps(db: None) -> None:
+def test_a_new_installation_creates_its_first_operator_and_shows_the_next_steps(db: None) -> None:
     client = Client()
     values = {
         "organisation": "Acme",
@@ -306,7 +308,7 @@ def _limits() -> list[str]:
         ("team", {"verb": "project_active", "project": None, "active": "0"}),
     ],
 )
-def test_a_name_that_nobody_has_is_not_found(
+def test_an_unknown_user_name_is_not_found(
     world: World, page: str, form: dict[str, str | None], name: str
 ) -> None:
     url = reverse(page, args=[Team.objects.order_by("pk")[0].slug] if page == "team" else [])
@@ -314,7 +316,7 @@ def test_a_name_that_nobody_has_is_not_found(
     assert signed_in(world.operator).post(url, sent).status_code == 404
 
 
-def test_nobody_gives_themselves_the_address_of_somebody_else(world: World) -> None:
+def test_users_cannot_change_their_email_address_themselves(world: World) -> None:
     member = signed_in(world.vision.member)
     answer = member.post(
         "/accounts/email/", {"email": world.operator.email or "o@example.org", "action_add": ""}

@@ -1,4 +1,4 @@
-"""What people change about how they sign in is on record, without the secrets."""
+"""Changes of passwords and second factors are in the audit log, without the secrets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ NEW = "another long enough one"
 
 @pytest.fixture
 def client(world: World) -> Client:
-    """A browser in which the member has just given the password, as changes of the second factor ask for."""
+    """Return a browser in which the member has just entered the password, which changes of the second factor
+    require.
+    """
     browser = Client()
     browser.post(reverse("account_login"), {"login": world.vision.member.username, "password": PASSWORD})
     browser.post(reverse("account_reauthenticate"), {"password": PASSWORD})
@@ -30,7 +32,7 @@ def told(world: World) -> list[str]:
     return [event.verb for event in events]
 
 
-def test_a_changed_password_is_on_record_and_the_password_is_not(world: World, client: Client) -> None:
+def test_a_password_change_is_audited_without_the_password(world: World, client: Client) -> None:
     form = {"oldpassword": "wrong", "password1": NEW, "password2": NEW}
     client.post(reverse("account_change_password"), form)
     assert told(world) == []
@@ -42,7 +44,7 @@ def test_a_changed_password_is_on_record_and_the_password_is_not(world: World, c
     assert world.vision.member.check_password(NEW)
 
 
-def test_a_second_factor_that_is_turned_on_renewed_and_turned_off_is_on_record(
+def test_second_factor_changes_are_audited(
     world: World, client: Client, django_capture_on_commit_callbacks: object
 ) -> None:
     page = client.get(reverse("mfa_activate_totp"))

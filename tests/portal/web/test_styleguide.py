@@ -1,4 +1,4 @@
-"""The style guide shows every component once; it is a page of the tests, not of the product."""
+"""The style guide shows every component. It exists in tests only, not in the product."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.world import World
 
 HERE = Path(__file__).parent
 COMPONENTS = Path(settings.BASE_DIR) / "templates" / "components"
-# Parts of the layout, of the whole page or of forms that the style guide does not repeat.
+# Included by the base page or another component, or a page of its own in the browser.
 NOT_IN_THE_GUIDE = {"brand", "mass_silence", "messages", "palette", "palette_results", "patterns"}
 
 
@@ -35,10 +35,10 @@ def test_the_style_guide_renders_for_every_role(world: World, styleguide_url: st
     for user in world.people.values():
         response = signed_in(user).get(styleguide_url)
         assert response.status_code == 200
-    (tmp_path / "styleguide.html").write_bytes(response.content)  # to look at it: run with --basetemp
+    (tmp_path / "styleguide.html").write_bytes(response.content)  # run with --basetemp to view it
 
 
-def test_the_style_guide_is_no_page_of_the_product() -> None:
+def test_the_product_does_not_serve_the_style_guide() -> None:
     with pytest.raises(NoReverseMatch):
         reverse("styleguide")
 

@@ -1,4 +1,4 @@
-"""A template for jobs fills the form in, also for a job on several hosts."""
+"""A job template fills in the form, also for a job on several hosts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cluster(world: World, **changes: object) -> object:
     return templates.save_template(actor=world.operator, now=world.now, **{**wish, **changes})  # type: ignore[arg-type]
 
 
-def test_a_template_on_two_hosts_fills_the_form_in(world: World) -> None:
+def test_a_template_for_two_hosts_fills_in_the_form(world: World) -> None:
     cluster(world)
     client = signed_in(world)
     listed = client.get(reverse("templates")).content.decode()
@@ -52,12 +52,12 @@ def test_a_template_on_two_hosts_fills_the_form_in(world: World) -> None:
 
 
 @pytest.mark.parametrize("slug", ["nothing", "a" * 500, "../x"])
-def test_a_template_that_there_is_not_changes_nothing(world: World, slug: str) -> None:
+def test_an_unknown_template_changes_nothing(world: World, slug: str) -> None:
     answer = signed_in(world).get(f"/ask/?kind=job&template={slug}")
     assert answer.status_code == 200 and answer.context["form"]["hosts"].value() == 1
 
 
-def test_a_notebook_is_on_one_host(world: World) -> None:
+def test_a_notebook_runs_on_one_host(world: World) -> None:
     with pytest.raises(Invalid) as refused:
         cluster(world, kind="notebook", command="")
     assert "hosts" in refused.value.fields

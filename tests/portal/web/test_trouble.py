@@ -1,4 +1,4 @@
-"""What people and programs are told while a store is away, or when something broke."""
+"""Error responses of pages and the API while PostgreSQL or Redis is down, and after unexpected errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def client_of(world: World) -> Client:
 
 
 @pytest.mark.parametrize("problem", [OperationalError("gone"), PoolTimeout("gone"), RedisAway("gone")])
-def test_a_store_that_is_away_is_said_and_when_to_come_back(
+def test_an_outage_of_a_store_is_reported_with_a_time_to_retry(
     world: World, monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
     def fail(*args: object, **named: object) -> None:
@@ -39,7 +39,7 @@ def test_a_store_that_is_away_is_said_and_when_to_come_back(
     )
 
 
-def test_what_nobody_foresaw_is_said_in_the_one_shape_of_errors(
+def test_unexpected_errors_have_the_common_error_format(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object, **named: object) -> None:
@@ -57,7 +57,7 @@ def test_what_nobody_foresaw_is_said_in_the_one_shape_of_errors(
     assert answer.json()["errors"][0]["message"]
 
 
-def test_the_api_goes_on_while_redis_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_api_works_while_redis_is_down(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*args: object, **named: object) -> None:
         raise RedisAway("gone")
 
@@ -65,7 +65,7 @@ def test_the_api_goes_on_while_redis_is_away(world: World, monkeypatch: pytest.M
     assert client_of(world).get("/api/v1/teams/").status_code == 200
 
 
-def test_an_address_of_the_api_that_is_none_is_answered_as_programs_read_it(client: Client) -> None:
+def test_an_unknown_api_url_is_answered_in_json(client: Client) -> None:
     answer = client.get("/api/v1/pools/no slug at all/isolation/")
     assert answer.status_code == 404 and answer["Content-Type"] == "application/json"
     assert answer.json()["errors"][0]["message"].startswith("There is no such address")

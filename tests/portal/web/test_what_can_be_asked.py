@@ -1,4 +1,6 @@
-"""Pages of what people can ask for: recurring and changed reservations, dependencies, arrays, wishes, GPU-hours."""
+"""Pages of request options: recurring and changed reservations, dependencies, arrays, preferences, budgets of
+GPU-hours.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def next_monday() -> dt.datetime:
     return today + DAY * (7 - today.weekday())
 
 
-def test_a_recurring_reservation_is_asked_for_shown_and_given_up(world: World) -> None:
+def test_a_recurring_reservation_is_requested_shown_and_cancelled(world: World) -> None:
     client, start = signed_in(world.vision.member), next_monday()
     data = ask_data(
         world,
@@ -53,14 +55,14 @@ def test_a_recurring_reservation_is_asked_for_shown_and_given_up(world: World) -
     assert set(Reservation.objects.values_list("state", flat=True)) == {"cancelled"}
 
 
-def test_without_its_last_day_a_recurring_one_is_refused_beside_that_field(world: World) -> None:
+def test_a_recurring_reservation_without_a_last_day_is_refused_at_that_field(world: World) -> None:
     start = next_monday()
     data = ask_data(world, kind="reservation", start=f"{start:%Y-%m-%dT%H:%M}", repeat="daily", until="")
     answer = signed_in(world.vision.member).post(reverse("ask"), data)
     assert answer.status_code == 400 and "until is not a date" in answer.content.decode()
 
 
-def test_another_window_is_given_or_waits_for_approval(world: World) -> None:
+def test_a_changed_window_is_confirmed_or_waits_for_approval(world: World) -> None:
     client = signed_in(world.vision.member)
     row = reserve(world, world.vision, "review", hours=24, length=4)
     address = reverse("reservation", args=[row.public_id])
@@ -78,7 +80,7 @@ def test_another_window_is_given_or_waits_for_approval(world: World) -> None:
     assert "Another window for review" in desk and "becomes" in desk
 
 
-def test_an_array_is_one_line_one_card_and_one_page(world: World) -> None:
+def test_an_array_is_one_row_one_card_and_one_page(world: World) -> None:
     client = signed_in(world.vision.member)
     data = ask_data(world, kind="job", name="sweep", command="true", array="0-9%4", second=A100)
     assert "job run" in client.post(reverse("ask-preview"), data).content.decode()
@@ -93,7 +95,7 @@ def test_an_array_is_one_line_one_card_and_one_page(world: World) -> None:
     assert "10 tasks: 10 cancelled" in client.get(reverse("array", args=[whole.public_id])).content.decode()
 
 
-def test_a_job_says_what_it_waits_for_and_what_waits_for_it(world: World) -> None:
+def test_a_job_shows_its_dependencies_and_its_dependents(world: World) -> None:
     client = signed_in(world.vision.member)
     first = queue_job(world, world.vision, "train")
     data = ask_data(
@@ -112,7 +114,7 @@ def test_a_job_says_what_it_waits_for_and_what_waits_for_it(world: World) -> Non
     assert "It was to run once train had finished" in said and "it ended as cancelled" in said
 
 
-def test_the_line_of_an_array_tells_what_all_its_tasks_hold_take_and_cost(world: World) -> None:
+def test_the_row_of_an_array_sums_the_units_time_and_cost_of_its_tasks(world: World) -> None:
     client = signed_in(world.vision.member)
     client.post(reverse("ask"), ask_data(world, kind="job", name="sweep", command="true", array="0-3"))
     whole = JobArray.objects.get()
@@ -136,7 +138,7 @@ def test_the_line_of_an_array_tells_what_all_its_tasks_hold_take_and_cost(world:
     assert "They hold 3 × H100 80GB" in home
 
 
-def test_an_array_that_ended_today_is_one_line_of_the_first_page(world: World) -> None:
+def test_an_array_that_ended_today_is_one_row_of_the_home_page(world: World) -> None:
     client = signed_in(world.vision.member)
     client.post(reverse("ask"), ask_data(world, kind="job", name="sweep", command="true", array="0-9"))
     now = timezone.now()
@@ -150,7 +152,7 @@ def test_an_array_that_ended_today_is_one_line_of_the_first_page(world: World) -
     assert "took 26 min" in client.get(reverse("jobs")).content.decode()
 
 
-def test_a_job_may_wait_for_every_task_of_an_array(world: World) -> None:
+def test_a_job_may_depend_on_every_task_of_an_array(world: World) -> None:
     client = signed_in(world.vision.member)
     client.post(reverse("ask"), ask_data(world, kind="job", name="sweep", command="true", array="0-3"))
     whole = JobArray.objects.get()
@@ -173,7 +175,7 @@ def test_a_job_may_wait_for_every_task_of_an_array(world: World) -> None:
     assert "1 job waits for it to finish and ends with it." in question
 
 
-def test_the_preview_warns_of_a_wish_that_looks_late(world: World) -> None:
+def test_the_preview_warns_of_a_wanted_by_time_that_looks_missed(world: World) -> None:
     soon = timezone.localtime() + dt.timedelta(hours=1)
     data = ask_data(
         world,
@@ -189,7 +191,7 @@ def test_the_preview_warns_of_a_wish_that_looks_late(world: World) -> None:
     assert "is no label" in signed_in(world.vision.member).post(reverse("ask"), wrong).content.decode()
 
 
-def test_a_team_reads_what_it_used_of_its_gpu_hours(world: World) -> None:
+def test_a_team_sees_its_used_gpu_hours(world: World) -> None:
     services.change_quota(
         team=world.vision.team,
         pool=world.shared,
@@ -207,8 +209,10 @@ def test_a_team_reads_what_it_used_of_its_gpu_hours(world: World) -> None:
     assert "GPU-hours" in form and "It only borrows until the period is over" in form
 
 
-def test_who_runs_on_borrowed_gpus_is_told_so_where_the_work_stands(world: World) -> None:
-    """By the card, the list and the page of the work, and only while its team holds more than it is guaranteed."""
+def test_work_on_borrowed_gpus_is_marked_on_every_page_that_shows_it(world: World) -> None:
+    """The card, the list and the page of the work show the mark, and only while the team holds more than its
+    guarantee.
+    """
     client = signed_in(world.robotics.member)
     job = run_job(world, world.robotics, "sweep", host="alpha", gpus=[0, 1])
     fixed = run_job(world, world.robotics, "lab", host="alpha", gpus=[6], kind="notebook")

@@ -1,4 +1,4 @@
-"""The page that says why: of work that waits, runs, has to go or has ended it answers what applies."""
+"""The why page answers for waiting, running, stopping and ended work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def page_of(world: World, workload: Workload) -> str:
     return signed_in(world.vision.member).get(reverse("why", args=[workload.public_id])).content.decode()
 
 
-def test_what_runs_is_told_why_it_runs_there_and_nothing_of_waiting(world: World) -> None:
+def test_running_work_shows_why_it_runs_there_and_nothing_about_waiting(world: World) -> None:
     work = run_job(world, world.vision, "runs", host="alpha", gpus=[0, 1])
     Workload.objects.filter(pk=work.pk).update(reason_code="free_within_guarantee")
     page = page_of(world, work)
@@ -36,7 +36,7 @@ def test_what_runs_is_told_why_it_runs_there_and_nothing_of_waiting(world: World
     assert not [words for words in OF_WAITING_ALONE if words in page]
 
 
-def test_what_has_to_go_is_told_for_what_it_goes(world: World) -> None:
+def test_work_that_has_to_stop_shows_the_reason(world: World) -> None:
     work = run_job(world, world.vision, "goes", host="alpha", gpus=[0], preemptible=True)
     assert hosts.drain_host(world.hosts["alpha"], reason="looking at fans", now=timezone.now())
     page = page_of(world, work)
@@ -45,7 +45,7 @@ def test_what_has_to_go_is_told_for_what_it_goes(world: World) -> None:
     assert "Moved from its host" in page
 
 
-def test_what_waits_again_is_told_why_it_waits_and_how_it_came_to_that(world: World) -> None:
+def test_requeued_work_shows_why_it_waits_and_why_it_moved(world: World) -> None:
     work = run_job(world, world.vision, "moved", host="alpha", gpus=[0], preemptible=True)
     now = timezone.now()
     HealthEvent.objects.create(
@@ -80,7 +80,7 @@ def test_what_waits_again_is_told_why_it_waits_and_how_it_came_to_that(world: Wo
         ({"hosts": 2, "units": 2}, "It needs 2 H100 80GB on each of 2 hosts; 2 are free now."),
     ],
 )
-def test_what_it_needs_is_what_was_asked_for_not_the_model_looked_at_first(
+def test_the_request_is_shown_with_all_accepted_models(
     world: World, asked: dict[str, Any], needs: str
 ) -> None:
     work = queue_job(world, world.vision, "big", units=4)
@@ -93,7 +93,7 @@ def test_what_it_needs_is_what_was_asked_for_not_the_model_looked_at_first(
     assert needs.encode() in b"".join(signed_in(world.vision.member).get(reverse("queue") + "?format=csv"))
 
 
-def test_the_heading_of_an_open_page_follows_what_becomes_of_the_work(world: World) -> None:
+def test_the_heading_of_an_open_page_follows_the_state_of_the_work(world: World) -> None:
     work = queue_job(world, world.vision, "turns")
     assert 'Why turns <span id="question">waits</span>' in page_of(world, work)
     Workload.objects.filter(pk=work.pk).update(state="ended", outcome="cancelled", ended_at=timezone.now())
@@ -103,7 +103,7 @@ def test_the_heading_of_an_open_page_follows_what_becomes_of_the_work(world: Wor
     assert "<title>Why turns never ran · gpupool</title>" in refresh
 
 
-def test_what_has_ended_is_told_how_and_what_never_ran_that(world: World) -> None:
+def test_ended_work_shows_how_it_ended_or_that_it_never_ran(world: World) -> None:
     ended = queue_job(world, world.vision, "over", state="ended", outcome="finished", attempt=1)
     never = make_waiting(world, world.vision, "given up")
     Workload.objects.filter(pk=never.pk).update(state="ended", outcome="cancelled", ended_at=timezone.now())

@@ -1,4 +1,4 @@
-"""Why them, not me: who goes first and by which rule, ranges of expected starts, who gets how much."""
+""" "Why them, not me?": which workload is first and by which rule, ranges of expected starts, and fair shares."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 
 @pytest.fixture(autouse=True)
-def a_little_later(world: World) -> Iterator[None]:
-    """The pages are looked at ten minutes after everything was asked for."""
+def ten_minutes_later(world: World) -> Iterator[None]:
+    """Set the clock to ten minutes after the submissions."""
     with time_machine.travel(world.now + 10 * MINUTE, tick=False):
         yield
 
 
-def full(world: World) -> list[Workload]:
-    """Both teams' jobs hold every H100 of the pool, by their guarantee and borrowed."""
+def fill_pool(world: World) -> list[Workload]:
+    """Fill every H100 of the pool with work of vision: its guarantee and borrowed GPUs."""
     runs = [
         job(world, world.vision, 8, world.now, name="first"),
         job(world, world.vision, 8, world.now, name="second"),
@@ -46,7 +46,7 @@ def full(world: World) -> list[Workload]:
     return [row for row in runs if Workload.objects.get(pk=row.pk).state != "queued"]
 
 
-def waits(
+def waiting_job(
     world: World, team: TeamOfWorld, name: str, units: int = 8, minutes: int = 1, **also: object
 ) -> Workload:
     at = world.now + minutes * MINUTE
@@ -57,35 +57,35 @@ def waits(
     return made
 
 
-def page(world: World, mine: Workload, theirs: Workload, user: object = None) -> str:
+def comparison_page(world: World, mine: Workload, theirs: Workload, user: object = None) -> str:
     client = signed_in(user or world.vision.member)  # type: ignore[arg-type]
     answer = client.get(reverse("why-them", args=[mine.public_id, theirs.public_id]))
     assert answer.status_code == 200
     return str(answer.content.decode())
 
 
-def test_every_rule_of_the_order_has_its_sentence() -> None:
+def test_every_ordering_rule_has_its_sentence() -> None:
     assert {part.value for part in TurnCriterion} == set(queue_order_texts.EARLIER_BECAUSE)
     assert {part.value for part in TurnCriterion} | {"there_first", "fit", "turned_away"} == set(
         queue_order_texts.QUEUE_ORDER_RULES
     )
     assert set(ComparisonBasis) - {ComparisonBasis.ORDER} < set(queue_order_texts.QUEUE_ORDER_RULES)
     for rule in queue_order_texts.QUEUE_ORDER_RULES:
-        assert queue_order_texts.queue_order_sentence(rule, {}).endswith(".")  # whatever numbers are missing
+        assert queue_order_texts.queue_order_sentence(rule, {}).endswith(".")  # with any numbers missing
 
 
-def test_what_runs_was_there_first(world: World) -> None:
-    runs = full(world)
-    mine = waits(world, world.vision, "mine")
-    text = page(world, mine, runs[0])
+def test_running_work_was_placed_first(world: World) -> None:
+    runs = fill_pool(world)
+    mine = waiting_job(world, world.vision, "mine")
+    text = comparison_page(world, mine, runs[0])
     assert "It has had its GPUs since" in text and "Even if" in text or "would start now" in text
 
 
-def test_a_higher_priority_of_ones_team_goes_first(world: World) -> None:
-    full(world)
-    mine = waits(world, world.vision, "mine", preemptible=False)
-    urgent = waits(world, world.vision, "urgent", priority=2, preemptible=False, minutes=2)
-    assert "its priority is high, yours normal" in page(world, mine, urgent)
+def test_a_higher_priority_in_the_same_team_goes_first(world: World) -> None:
+    fill_pool(world)
+    mine = waiting_job(world, world.vision, "mine", preemptible=False)
+    urgent = waiting_job(world, world.vision, "urgent", priority=2, preemptible=False, minutes=2)
+    assert "its priority is high, yours normal" in comparison_page(world, mine, urgent)
     detail = signed_in(world.vision.member).get(reverse("why", args=[mine.public_id])).context["detail"]
     assert [(row["name"], row["because"]) for row in detail["ahead"]] == [
         ("urgent", "has a higher priority in your team")
@@ -93,23 +93,23 @@ def test_a_higher_priority_of_ones_team_goes_first(world: World) -> None:
     assert detail["ahead"][0]["why_url"] == reverse("why-them", args=[mine.public_id, urgent.public_id])
 
 
-def test_the_place_in_line_is_told_with_its_numbers(world: World) -> None:
-    full(world)
-    mine = waits(world, world.vision, "mine", preemptible=False)
-    quick = waits(world, world.vision, "quick", preemptible=False, minutes=2, max_runtime_seconds=600)
-    text = page(world, mine, quick)
+def test_the_comparison_shows_the_numbers_of_the_queue_position(world: World) -> None:
+    fill_pool(world)
+    mine = waiting_job(world, world.vision, "mine", preemptible=False)
+    quick = waiting_job(world, world.vision, "quick", preemptible=False, minutes=2, max_runtime_seconds=600)
+    text = comparison_page(world, mine, quick)
     assert "10 times the expected run time" in text and "expected to run 10 minutes" in text
 
 
-def test_of_who_goes_first_by_its_place_it_is_said_whether_it_asked_earlier_or_is_shorter(
+def test_the_comparison_says_if_the_other_was_submitted_earlier_or_is_shorter(
     world: World,
 ) -> None:
-    full(world)
+    fill_pool(world)
     long = {"preemptible": False, "max_runtime_seconds": 4 * 3600}
-    waits(world, world.vision, "earlier", **long)
-    waits(world, world.vision, "both", minutes=2, preemptible=False, max_runtime_seconds=600)
-    mine = waits(world, world.vision, "mine", minutes=3, **long)
-    waits(world, world.vision, "quick", minutes=4, preemptible=False, max_runtime_seconds=600)
+    waiting_job(world, world.vision, "earlier", **long)
+    waiting_job(world, world.vision, "both", minutes=2, preemptible=False, max_runtime_seconds=600)
+    mine = waiting_job(world, world.vision, "mine", minutes=3, **long)
+    waiting_job(world, world.vision, "quick", minutes=4, preemptible=False, max_runtime_seconds=600)
     detail = signed_in(world.vision.member).get(reverse("why", args=[mine.public_id])).context["detail"]
     assert {row["name"]: row["because"] for row in detail["ahead"]} == {
         "earlier": "asked earlier",
@@ -118,41 +118,45 @@ def test_of_who_goes_first_by_its_place_it_is_said_whether_it_asked_earlier_or_i
     }
 
 
-def test_who_may_not_see_the_other_finds_nothing(world: World) -> None:
-    full(world)
-    mine = waits(world, world.vision, "mine")
-    foreign = waits(world, world.language, "secret-name", units=16, minutes=2)
+def test_work_that_the_user_may_not_see_is_not_found(world: World) -> None:
+    fill_pool(world)
+    mine = waiting_job(world, world.vision, "mine")
+    foreign = waiting_job(world, world.language, "secret-name", units=16, minutes=2)
     member = signed_in(world.vision.member)
     for pair in ((mine, foreign), (foreign, mine)):
         assert member.get(reverse("why-them", args=[row.public_id for row in pair])).status_code == 404
     for address in (reverse("why", args=[mine.public_id]), reverse("queue")):
         assert "secret-name" not in member.get(address).content.decode()
-    assert "secret-name" in page(world, mine, foreign, world.operator)
+    assert "secret-name" in comparison_page(world, mine, foreign, world.operator)
 
 
-def test_those_that_may_not_be_seen_are_counted(world: World) -> None:
-    full(world)
-    foreign = waits(world, world.language, "secret-name", units=4, preemptible=False)
+def test_hidden_workloads_ahead_are_counted(world: World) -> None:
+    fill_pool(world)
+    foreign = waiting_job(world, world.language, "secret-name", units=4, preemptible=False)
     Workload.objects.filter(pk=foreign.pk).update(submitted_at=world.now - 30 * HOUR)
-    mine = waits(world, world.vision, "mine", minutes=2)
+    mine = waiting_job(world, world.vision, "mine", minutes=2)
     found = wait_explanation.explain_wait(mine, world.vision.member, world.now + 3 * MINUTE)
     everybody = wait_explanation.explain_wait(mine, world.operator, world.now + 3 * MINUTE)
     assert len(everybody.ahead) == found.ahead_more + len(found.ahead)
     assert "secret-name" not in [row.workload.name for row in found.ahead]
 
 
-def test_what_no_longer_waits_is_said_not_to_be_comparable(world: World) -> None:
-    runs = full(world)
-    mine = waits(world, world.vision, "mine")
+def test_ended_work_cannot_be_compared(world: World) -> None:
+    runs = fill_pool(world)
+    mine = waiting_job(world, world.vision, "mine")
     services.cancel_workload(mine, now=world.now + 2 * MINUTE)
-    assert "mine has ended (taken back), so it waits for nobody any more." in page(world, mine, runs[0])
-    assert f"{runs[0].name} has its GPUs: nobody goes before it." in page(world, runs[0], mine)
-    again = waits(world, world.vision, "again")
-    assert "mine has ended (taken back), so it is not before again any more." in page(world, again, mine)
+    assert "mine has ended (taken back), so it waits for nobody any more." in comparison_page(
+        world, mine, runs[0]
+    )
+    assert f"{runs[0].name} has its GPUs: nobody goes before it." in comparison_page(world, runs[0], mine)
+    again = waiting_job(world, world.vision, "again")
+    assert "mine has ended (taken back), so it is not before again any more." in comparison_page(
+        world, again, mine
+    )
 
 
-def past(world: World, waiting: Workload, count: int, ranged: bool = True) -> None:
-    """So many that were told one hour and waited one and a half."""
+def add_estimate_history(world: World, waiting: Workload, count: int, ranged: bool = True) -> None:
+    """Record `count` estimates that promised one hour for a wait of one and a half."""
     for number in range(count):
         made = job(world, world.vision, 1, world.now)
         over = world.now - number * MINUTE
@@ -169,14 +173,14 @@ def past(world: World, waiting: Workload, count: int, ranged: bool = True) -> No
         Workload.objects.filter(pk=made.pk).update(state="ended", ended_at=over)
 
 
-def test_an_expected_start_is_a_range_with_the_record_beside_it(world: World) -> None:
-    full(world)
-    mine = waits(world, world.vision, "mine", preemptible=False)
+def test_an_expected_start_is_a_range_with_its_past_accuracy(world: World) -> None:
+    fill_pool(world)
+    mine = waiting_job(world, world.vision, "mine", preemptible=False)
     member = signed_in(world.vision.member)
     address = reverse("why", args=[mine.public_id])
     bare = member.get(address).content.decode()
     assert "there is no record to tell a range from" in bare and "likely between" not in bare
-    past(world, mine, MIN_OUTCOMES)
+    add_estimate_history(world, mine, MIN_OUTCOMES)
     for found in (address, reverse("job", args=[mine.public_id]), reverse("home")):
         assert "likely between" in member.get(found).content.decode(), found
     for found in (address, reverse("queue"), reverse("job", args=[mine.public_id])):
@@ -188,7 +192,7 @@ def test_an_expected_start_is_a_range_with_the_record_beside_it(world: World) ->
         assert "half were off by more than 30 minutes" in text and "no guarantee" in text
 
 
-def test_the_words_of_a_record_are_honest() -> None:
+def test_the_accuracy_text_does_not_overstate_few_samples() -> None:
     assert "no record" in expected_start_texts.forecast_accuracy_text(EstimateAccuracy())
     one = expected_start_texts.forecast_accuracy_text(
         EstimateAccuracy(errors=(1.0,), started_count=1, median_error=600)
@@ -204,24 +208,24 @@ def test_the_words_of_a_record_are_honest() -> None:
     assert "Too few were told a range yet" in expected_start_texts.forecast_accuracy_text(unproven)
 
 
-def test_who_gets_how_much_is_a_page_for_those_who_may_use_the_pool(world: World) -> None:
-    full(world)
+def test_users_of_a_pool_may_read_its_fair_shares(world: World) -> None:
+    fill_pool(world)
     page = signed_in(world.vision.member).get(reverse("fairness", args=[world.shared.slug]))
     rows = {row["team"].slug: row for row in page.context["rows"]}
     assert rows["vision"]["mine"] and not rows["language"]["mine"]
     assert (rows["vision"]["held"], rows["vision"]["borrowed"]) == ("16", "8")
 
 
-def test_the_pages_ask_no_more_the_more_waits(world: World) -> None:
-    runs = full(world)
-    mine = waits(world, world.vision, "mine", preemptible=False)
+def test_the_pages_make_the_same_number_of_queries_however_much_waits(world: World) -> None:
+    runs = fill_pool(world)
+    mine = waiting_job(world, world.vision, "mine", preemptible=False)
     addresses = [
         reverse("why", args=[mine.public_id]),
         reverse("why-them", args=[mine.public_id, runs[0].public_id]),
         reverse("fairness", args=[world.shared.slug]),
     ]
 
-    def asked() -> list[int]:
+    def query_counts() -> list[int]:
         counts = []
         for address in addresses:
             client = signed_in(world.vision.member)
@@ -231,33 +235,33 @@ def test_the_pages_ask_no_more_the_more_waits(world: World) -> None:
             counts.append(len(captured))
         return counts
 
-    waits(world, world.vision, "one", priority=2, preemptible=False, minutes=2)
-    few = asked()
+    waiting_job(world, world.vision, "one", priority=2, preemptible=False, minutes=2)
+    few = query_counts()
     for number in range(5):
-        waits(world, world.vision, f"more-{number}", priority=2, preemptible=False, minutes=3 + number)
-    assert all(after <= before for after, before in zip(asked(), few, strict=True))
+        waiting_job(world, world.vision, f"more-{number}", priority=2, preemptible=False, minutes=3 + number)
+    assert all(after <= before for after, before in zip(query_counts(), few, strict=True))
 
 
-def test_operators_read_why_these_gpus(world: World) -> None:
-    runs = full(world)
+def test_operators_read_why_these_gpus_were_chosen(world: World) -> None:
+    runs = fill_pool(world)
     address = reverse("job", args=[runs[0].public_id]) + "?tab=decisions"
     assert "Why these GPUs" in signed_in(world.operator).get(address).content.decode()
     assert "Why these GPUs" not in signed_in(world.vision.member).get(address).content.decode()
     assert expected_start_texts.placement_score_terms({"waste_before": 1}) == []
 
 
-def test_a_notebook_is_not_told_to_take_a_priority_that_it_can_not_have(world: World) -> None:
-    full(world)
-    waiting = waits(
+def test_a_notebook_is_offered_no_priority_that_it_cannot_have(world: World) -> None:
+    fill_pool(world)
+    waiting = waiting_job(
         world, world.vision, "desk", units=4, preemptible=False, kind="notebook", type="interactive"
     )
     for way in wait_explanation.faster_requests(waiting, world.now + 2 * MINUTE):
         assert not {"priority", "preemptible"} & set(way.changed)
 
 
-def test_another_way_leads_to_the_form_filled_in_so(world: World) -> None:
-    full(world)
-    mine = waits(world, world.vision, "mine", preemptible=False, max_runtime_seconds=8 * 3600)
+def test_a_faster_variant_links_to_a_filled_in_form(world: World) -> None:
+    fill_pool(world)
+    mine = waiting_job(world, world.vision, "mine", preemptible=False, max_runtime_seconds=8 * 3600)
     form = signed_in(world.vision.member).get(
         reverse("ask")
         + f"?kind=job&from={mine.public_id}&units=2&hosts=2&seconds=7200&priority=high&preemptible=1"
@@ -267,8 +271,8 @@ def test_another_way_leads_to_the_form_filled_in_so(world: World) -> None:
     assert (int(initial["length"]), initial["length_unit"]) == (2, "hours")
 
 
-def test_a_preview_says_what_would_start_sooner_and_a_button_takes_it_over(world: World) -> None:
-    full(world)
+def test_a_preview_offers_a_faster_variant_and_a_button_fills_it_in(world: World) -> None:
+    fill_pool(world)
     client = signed_in(world.vision.member)
     data = {
         "kind": "job",
@@ -289,7 +293,9 @@ def test_a_preview_says_what_would_start_sooner_and_a_button_takes_it_over(world
         assert form["target"].value() == wanted["target"]
         assert wanted["units"] in (form["count"].value(), form["units_other"].value())
         assert bool(form["preemptible"].value()) == ("preemptible" in wanted)
-    assert not Workload.objects.filter(command="true").exists()  # a button fills in, it does not submit
+    assert not Workload.objects.filter(
+        command="true"
+    ).exists()  # a button fills in the form but does not submit it
     assert (
         client.post(reverse("ask"), data | {"use_way": "units=-1&target=%00&seconds=9e9"}).status_code == 200
     )

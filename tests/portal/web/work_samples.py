@@ -1,4 +1,4 @@
-"""Workloads and reservations for tests of pages, written as the engine would have left them."""
+"""Sample workloads and reservations for tests of pages, with the rows that the engine would have written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MADE = (Workload, Reservation, Submission)
 
 
 def signed_in(user: User) -> Client:
-    """A browser of this person."""
+    """Return a browser in which this user has signed in."""
     client = Client()
     client.force_login(user)
     return client
@@ -28,7 +28,7 @@ def signed_in(user: User) -> Client:
 def queue_job(
     world: World, team: TeamOfWorld, name: str, *, kind: str = "job", units: int = 1, **also: Any
 ) -> Workload:
-    """A workload of the team's usual member that waits in the shared pool since ten minutes."""
+    """Create a workload of the team's member that has been queued in the shared pool for ten minutes."""
     now = timezone.now()
     values: dict[str, Any] = {
         "kind": kind,
@@ -51,7 +51,7 @@ def queue_job(
 
 
 def make_waiting(world: World, team: TeamOfWorld, name: str, *, units: int = 8, **also: Any) -> Workload:
-    """One that the engine has refused so far: second in its pool."""
+    """Create a queued workload with a refusal of the engine; it is second in the queue of its pool."""
     numbers = {"wanted": units, "free": 2, "model": H100}
     return queue_job(
         world,
@@ -69,7 +69,7 @@ def make_waiting(world: World, team: TeamOfWorld, name: str, *, units: int = 8, 
 def run_job(
     world: World, team: TeamOfWorld, name: str, *, host: str, gpus: list[int], kind: str = "job", **also: Any
 ) -> Workload:
-    """One that runs on these GPUs since half an hour; a notebook answers."""
+    """Create a workload that has run on these GPUs for half an hour. A notebook is ready."""
     since = timezone.now() - dt.timedelta(minutes=30)
     job = queue_job(world, team, name, kind=kind, units=len(gpus), **also)
     start(world, job, host=host, gpus=gpus, since=since)
@@ -77,7 +77,7 @@ def run_job(
 
 
 def start(world: World, job: Workload, *, host: str, gpus: list[int], since: dt.datetime) -> None:
-    """It runs on these GPUs since then, for the first time."""
+    """Start the first run of the workload at `since`."""
     job.state, job.attempt, job.started_at = WorkloadState.RUNNING, 1, since
     job.save()
     run = Run.objects.create(
@@ -106,7 +106,7 @@ def start(world: World, job: Workload, *, host: str, gpus: list[int], since: dt.
 def reserve(
     world: World, team: TeamOfWorld, name: str, *, hours: float, length: float, units: int = 2
 ) -> Reservation:
-    """A confirmed reservation of H100s that begins in ``hours`` and lasts ``length`` hours."""
+    """Create a confirmed reservation of H100s that begins in `hours` and lasts `length` hours."""
     now = timezone.now()
     return Reservation.objects.create(
         pool=world.shared,
