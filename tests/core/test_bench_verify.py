@@ -52,7 +52,7 @@ def test_an_example_is_reduced_to_the_rows_that_it_takes(monkeypatch: pytest.Mon
         )
 
     monkeypatch.setattr(bench, "plan", forgetful)
-    small = bench.reduced(crowded(3, NOW), "every waiting workload gets exactly one answer", NOW, 1)
+    small = bench.reduced(crowded(3, NOW), "every waiting workload has exactly one placement or refusal", NOW, 1)
     assert len(small.queued) == 1 and not (small.running or small.hosts or small.units or small.reservations)
 
 
