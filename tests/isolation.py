@@ -1,4 +1,4 @@
-"""Loaded by pytest before Django's settings: tests that run side by side each get a Valkey database of their own."""
+"""Give each parallel test worker its own Valkey database. Loaded by pytest before Django's settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 
 
 def own_redis_url(url: str, worker: str) -> str:
-    """The address of database 1, 2, ... for worker gw0, gw1, ... of the same server."""
+    """Return the URL of database 1 for worker gw0, of database 2 for gw1, and so on, on the same server."""
     number = int(worker.removeprefix("gw")) + 1
     if url.startswith("unix://"):
         return f"{url.split('?')[0]}?db={number}"

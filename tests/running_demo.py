@@ -1,4 +1,4 @@
-"""A whole demo for tests that need one: started as people start it, in a folder and on ports of its own."""
+"""Start a complete demo for tests with `./run demo`, in its own state folder and on its own ports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 
 def free_pair() -> int:
-    """A port that is free together with the next one, below those that the system gives to outgoing connections."""
+    """Return a free port whose next port is also free, below the range of ports for outgoing connections."""
     for _ in range(200):
         port = random.randrange(20_000, 30_000, 2)
         with socket.socket() as first, socket.socket() as second:
@@ -28,11 +28,11 @@ def free_pair() -> int:
             except OSError:
                 continue
             return port
-    raise AssertionError("no two free ports side by side")
+    raise AssertionError("no two consecutive free ports")
 
 
 class Demo:
-    """One running `./run demo` in a state folder and on ports of its own."""
+    """A running `./run demo`."""
 
     def __init__(self, root: Path, folder: Path, port: int, history: bool = False) -> None:
         self.root, self.folder, self.port = root, folder, port
@@ -59,15 +59,16 @@ class Demo:
             time.sleep(0.1)
 
     def status(self) -> dict[str, Any]:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, str(self.root / "run"), "status", "--json", "--state", str(self.folder)],
             capture_output=True,
             text=True,
         )
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        status: dict[str, Any] = json.loads(completed.stdout)
+        return status
 
     def answers(self, path: str) -> bool:
+        """Return True if a GET of the path returns 200."""
         try:
             with urllib.request.urlopen(self.url + path, timeout=5) as answer:
                 return bool(answer.status == 200)
@@ -75,10 +76,11 @@ class Demo:
             return False
 
     def sign_ins(self) -> dict[str, str]:
-        """Password by user name."""
-        made = json.loads((self.folder / "organisation.json").read_text())
-        return {entry["username"]: entry["password"] for entry in made["sign_ins"]}
+        """Return the password of each user name."""
+        organisation = json.loads((self.folder / "organisation.json").read_text())
+        return {entry["username"]: entry["password"] for entry in organisation["sign_ins"]}
 
     def stop(self) -> int:
+        """Interrupt the demo and return its exit code."""
         self.process.send_signal(signal.SIGINT)
         return self.process.wait(90)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-# Their environment takes minutes to install: see examples/requirements.txt.
+# Installing the environment of these tests takes minutes: see examples/requirements.txt.
 EXAMPLES_MARKERS = ("torch", "lightning", "transformers", "ray")
 
 

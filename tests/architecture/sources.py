@@ -1,4 +1,4 @@
-"""What the architecture tests read: the product's own source files, parsed once."""
+"""Parse the product's source files for the architecture tests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PRODUCT = (*SERVER, "agent", "cli", "benchmarks")
 
 @functools.cache
 def parsed(path: Path) -> ast.Module:
-    """The syntax tree of a file, kept for the next test that asks."""
+    """Return the syntax tree of a file; each file is parsed once."""
     return ast.parse(path.read_text(), filename=str(path))
 
 
 def modules(*packages: str, migrations: bool = False) -> Iterator[tuple[str, ast.Module]]:
-    """(path relative to the checkout, syntax tree) of every module of the packages."""
+    """Yield (path relative to the checkout, syntax tree) of every module of the packages."""
     for package in packages or PRODUCT:
         for path in sorted((ROOT / package).rglob("*.py")):
             if migrations or "migrations" not in path.parts:
@@ -27,7 +27,7 @@ def modules(*packages: str, migrations: bool = False) -> Iterator[tuple[str, ast
 
 
 def imported_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of everything a module imports, also inside functions."""
+    """Yield (line, dotted name) of each import of a module, also inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)

@@ -1,4 +1,4 @@
-"""A setting, verb, reason, state or endpoint that is not documented fails the build."""
+"""Tests that every setting, verb of ./run, reason, state and endpoint is documented."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def test_every_setting_is_documented() -> None:
     assert not missing, f"docs/operations.md lacks {missing}"
 
 
-def test_code_reads_no_setting_of_ours_that_is_not_declared() -> None:
-    """One that is looked up by its name with a default would never be set, checked or documented."""
-    ours = re.compile(r"GPUPOOL_[A-Z_]+")
+def test_every_setting_that_the_code_reads_is_declared() -> None:
+    """An undeclared setting that is read with a default could never be set, validated or documented."""
+    own_setting = re.compile(r"GPUPOOL_[A-Z_]+")
     declared = {
         str(getattr(target, "id", ""))
         for node in parsed(ROOT / "config" / "settings.py").body
@@ -50,7 +50,9 @@ def test_code_reads_no_setting_of_ours_that_is_not_declared() -> None:
         for path in (ROOT / package).rglob("*.py")
         for node in ast.walk(parsed(path))
         for name in [getattr(node, "attr", None) or getattr(node, "value", None)]
-        if isinstance(node, ast.Attribute | ast.Constant) and isinstance(name, str) and ours.fullmatch(name)
+        if isinstance(node, ast.Attribute | ast.Constant)
+        and isinstance(name, str)
+        and own_setting.fullmatch(name)
     }
     assert read
     assert read <= declared, f"config/settings.py lacks {sorted(read - declared)}"
@@ -86,19 +88,19 @@ def test_every_state_is_documented() -> None:
 
 
 def api_paths() -> set[str]:
-    """Every address below /api/v1/, with {name} for what varies."""
-    found: set[str] = set()
+    """Return every path below /api/v1/, with {name} for its parameters."""
+    paths: set[str] = set()
 
     def walk(patterns: list[URLPattern | URLResolver], prefix: str) -> None:
         for entry in patterns:
-            place = prefix + str(entry.pattern)
+            path = prefix + str(entry.pattern)
             if isinstance(entry, URLResolver):
-                walk(entry.url_patterns, place)
+                walk(entry.url_patterns, path)
             else:
-                found.add("/" + re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", place))
+                paths.add("/" + re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", path))
 
     walk(get_resolver().url_patterns, "")
-    return {path for path in found if path.startswith("/api/v1/")}
+    return {path for path in paths if path.startswith("/api/v1/")}
 
 
 def test_every_endpoint_is_documented() -> None:

@@ -1,4 +1,4 @@
-"""Go-to-definition reaches every effect: no signals, no logic in save(), locks and GPU access each in one place."""
+"""Tests that go-to-definition reaches every effect: no signals, no logic in save(), locks in one place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIGNALS = (
 )
 
 
-def test_nothing_imports_signals() -> None:
+def test_no_module_imports_signals() -> None:
     found = [
         f"{path}:{line} imports {name}"
         for path, tree in modules(*SERVER, migrations=True)
@@ -30,10 +30,10 @@ def test_nothing_imports_signals() -> None:
     assert not found
 
 
-def test_no_signal_has_a_receiver_of_ours() -> None:
+def test_no_signal_has_a_receiver_of_the_product() -> None:
     from django.db.models import signals
 
-    ours = [
+    own_receivers = [
         receiver
         for name in (
             "pre_save",
@@ -48,11 +48,11 @@ def test_no_signal_has_a_receiver_of_ours() -> None:
         for receiver in (entry[1], entry[1]() if isinstance(entry[1], weakref.ReferenceType) else None)
         if getattr(receiver, "__module__", "").split(".")[0] in SERVER
     ]
-    assert ours == []
+    assert own_receivers == []
 
 
 @pytest.mark.parametrize("method", ["save", "delete", "ready", "full_clean"])
-def test_models_and_apps_hide_no_logic_in(method: str) -> None:
+def test_models_and_apps_do_not_override(method: str) -> None:
     found = [
         f"{path}:{node.lineno} {owner.name}.{method}"
         for path, tree in modules("portal", "telemetry", "scheduler")
@@ -65,7 +65,7 @@ def test_models_and_apps_hide_no_logic_in(method: str) -> None:
     assert not found
 
 
-def test_rows_are_locked_in_locks_modules_only() -> None:
+def test_only_locks_modules_lock_rows() -> None:
     found = [
         f"{path}:{node.lineno} {text}"
         for path, tree in modules(*SERVER)
@@ -93,17 +93,19 @@ def test_nvml_is_used_in_one_folder_only() -> None:
     assert files and all(path.startswith("agent/gpu/nvml/") for path in files), files
 
 
-def test_no_module_is_a_drawer_for_anything() -> None:
-    drawers = {"utils", "helpers", "common", "misc", "util", "helper"}
+def test_no_module_has_a_catch_all_name() -> None:
+    catch_all_names = {"utils", "helpers", "common", "misc", "util", "helper"}
     found = [
-        path for path, _ in modules() if drawers & {part.removesuffix(".py") for part in Path(path).parts}
+        path
+        for path, _ in modules()
+        if catch_all_names & {part.removesuffix(".py") for part in Path(path).parts}
     ]
     assert not found
 
 
-def test_nothing_waits_in_a_way_that_loses_its_end() -> None:
-    """Up to Python 3.11 ``asyncio.wait_for`` loses a cancellation that comes as its wait is over; ``asyncio.timeout`` does not."""
-    found = [f"{path}:{line}" for path, tree in modules(*PRODUCT) for line in _waits_by_wait_for(tree)]
+def test_no_module_uses_asyncio_wait_for() -> None:
+    """``asyncio.wait_for`` up to Python 3.11 can lose a cancellation; ``asyncio.timeout`` does not."""
+    found = [f"{path}:{line}" for path, tree in modules(*PRODUCT) for line in _wait_for_lines(tree)]
     assert not found
 
 
@@ -115,24 +117,24 @@ def test_nothing_waits_in_a_way_that_loses_its_end() -> None:
         "from asyncio import wait_for as w",
     ],
 )
-def test_such_a_wait_is_seen_however_it_is_imported(source: str) -> None:
-    assert _waits_by_wait_for(ast.parse(source))
+def test_every_way_to_import_wait_for_is_found(source: str) -> None:
+    assert _wait_for_lines(ast.parse(source))
 
 
-def _waits_by_wait_for(tree: ast.Module) -> list[int]:
+def _wait_for_lines(tree: ast.Module) -> list[int]:
     imports = (alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names)
-    called = {alias.asname or alias.name for alias in imports if alias.name == "asyncio"}
-    by_attribute = [
+    module_names = {alias.asname or alias.name for alias in imports if alias.name == "asyncio"}
+    attribute_lines = [
         node.lineno
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         and node.attr == "wait_for"
-        and getattr(node.value, "id", "") in called
+        and getattr(node.value, "id", "") in module_names
     ]
-    return by_attribute + [line for line, name in imported_names(tree) if name == "asyncio.wait_for"]
+    return attribute_lines + [line for line, name in imported_names(tree) if name == "asyncio.wait_for"]
 
 
-def test_nothing_runs_celery_eagerly() -> None:
+def test_no_module_runs_celery_eagerly() -> None:
     words = {"task_always_eager", "CELERY_TASK_ALWAYS_EAGER"}
     found = [
         path
@@ -156,7 +158,7 @@ def test_nothing_runs_celery_eagerly() -> None:
         ("cli", "agent"),
     ],
 )
-def test_a_plain_part_loads_without(module: str, forbidden: str, root: Path) -> None:
+def test_a_package_loads_without(module: str, forbidden: str, root: Path) -> None:
     code = f"""
 import importlib, pkgutil, sys
 package = importlib.import_module({module!r})
@@ -171,5 +173,5 @@ sys.exit({forbidden!r} in sys.modules)
 
 def test_the_scheduler_package_itself_is_empty(root: Path) -> None:
     assert (root / "scheduler" / "__init__.py").read_text().strip() == "", (
-        "importing the core would load Django"
+        "code there would run on every import of scheduler.core"
     )

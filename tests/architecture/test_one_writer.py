@@ -1,4 +1,4 @@
-"""Each kind of row is born in one module, and the cores touch nothing but their arguments."""
+"""Tests that one module creates each kind of row, and that the cores have no side effects."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 
 from tests.architecture.sources import imported_names, modules
 
-# The one place (or folder) that makes such rows.
+# The modules or folders that create rows of a model.
 WRITERS = {
     "Allocation": ("scheduler/cycle/apply.py",),
-    # What a plan decides, and what becomes of a gang: that is decided when a member ends, and by no plan.
+    # The end of a gang's member is a decision that no plan makes.
     "Decision": ("scheduler/cycle/apply.py", "scheduler/runs/gangs.py"),
     "Run": ("scheduler/cycle/apply.py",),
     "Recording": ("scheduler/cycle/recording.py",),
@@ -26,15 +26,15 @@ WRITERS = {
     "Approval": ("portal/services/",),
     "AuditEvent": ("portal/services/",),
 }
-# The demo's past has already happened, in simulated time: its rows are written as history, by one module.
-PAST = "demo/past_rows.py"
+# One module writes the demo's simulated past as history.
+DEMO_HISTORY = "demo/past_rows.py"
 # Builds a Workload for a preview and never saves it.
 UNSAVED = {"Workload": ("scheduler/reads/previews.py",)}
 CREATING_METHODS = {"create", "bulk_create", "get_or_create", "update_or_create"}
 
 
 def creating_lines(tree: ast.Module, model: str) -> list[int]:
-    """Return the lines that call ``Model.objects.create()`` or a relative of it, or build an instance to save."""
+    """Return the lines that call a method such as ``Model.objects.create()`` or build an instance."""
     return [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call) and creates(node, model)]
 
 
@@ -63,14 +63,14 @@ def test_every_way_to_create_a_row_is_found(source: str) -> None:
 
 
 @pytest.mark.parametrize("model", WRITERS)
-def test_rows_are_born_in_one_place(model: str) -> None:
+def test_rows_are_created_in_one_place(model: str) -> None:
     found = [
         f"{path}:{line}"
         for path, tree in modules("portal", "telemetry", "scheduler", "config")
         for line in creating_lines(tree, model)
-        if not path.startswith((*WRITERS[model], *UNSAVED.get(model, ()), PAST))
+        if not path.startswith((*WRITERS[model], *UNSAVED.get(model, ()), DEMO_HISTORY))
     ]
-    assert not found, f"{model} is made outside {WRITERS[model]}: {found}"
+    assert not found, f"{model} is created outside {WRITERS[model]}: {found}"
 
 
 FORBIDDEN_IN_CORES = (

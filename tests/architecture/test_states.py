@@ -1,4 +1,4 @@
-"""Every state field has a transition table, and rows change state by compare-and-swap only."""
+"""Tests that every state field has a transition table and that rows change state by compare-and-swap only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.architecture.sources import modules
 
 PACKAGES = ("scheduler", "telemetry", "portal")
 
-# Rows that record which state something else was in; they are written once and never change.
+# Rows that record the state of another row; they are written once and never change.
 RECORDS = {"HostStateChange", "GpuStateChange", "GpuStateSeen"}
 
 
@@ -34,7 +34,7 @@ def state_fields() -> list[models.Field[object, object]]:
 
 
 def tables() -> Iterator[Mapping[object, frozenset[object]]]:
-    """Every transition table of the product: module constants whose name ends in TRANSITIONS."""
+    """Yield every transition table: module constants whose names end in TRANSITIONS."""
     for package in PACKAGES:
         for name in ("state.states", "models"):
             try:
@@ -57,14 +57,14 @@ def test_a_state_field_has_a_transition_table(field: models.Field[object, object
     )
 
 
-def test_tables_lead_only_to_states_they_know() -> None:
+def test_every_target_of_a_transition_is_a_state_of_the_table() -> None:
     for table in tables():
         known = {str(state) for state in table}
         unknown = {str(target) for targets in table.values() for target in targets} - known
         assert not unknown, unknown
 
 
-def test_every_state_can_be_reached_or_is_where_rows_are_born() -> None:
+def test_every_state_is_initial_or_the_target_of_a_transition() -> None:
     starts = {str(getattr(field.default, "value", field.default)) for field in state_fields()}
     for table in tables():
         reached = {str(target) for targets in table.values() for target in targets}
@@ -72,18 +72,21 @@ def test_every_state_can_be_reached_or_is_where_rows_are_born() -> None:
 
 
 def test_rows_change_state_by_compare_and_swap_only() -> None:
-    """An UPDATE of a state names the old state in its filter; an assignment to a row's state is no such thing."""
+    """An UPDATE of a state must name the old state in its filter.
+
+    Assignments to attributes are not checked.
+    """
     found = [
         f"{path}:{node.lineno}"
         for path, tree in modules(*PACKAGES)
         if "/core/" not in path
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and _updates_state_blindly(node)
+        if isinstance(node, ast.Call) and _updates_state_unconditionally(node)
     ]
     assert not found, f"UPDATE of a state without its old value: {found}"
 
 
-def _updates_state_blindly(call: ast.Call) -> bool:
+def _updates_state_unconditionally(call: ast.Call) -> bool:
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "update":
         return False
     written = {keyword.arg for keyword in call.keywords if keyword.arg and is_state(keyword.arg)}

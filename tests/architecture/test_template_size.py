@@ -1,4 +1,4 @@
-"""Templates stay readable: no long lines, no long files."""
+"""Tests that templates have short lines and few of them."""
 
 from __future__ import annotations
 

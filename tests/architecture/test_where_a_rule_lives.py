@@ -1,4 +1,4 @@
-"""The table "Where a rule lives" names places that exist."""
+"""Tests that the table "Where a rule lives" names existing files and functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS = [line for line in TABLE.splitlines() if line.startswith("| ") and "`" in 
 PLACE = re.compile(r"`(?P<file>[\w/]+\.py)`(?:: (?P<names>`\w+`(?:, `\w+`)*))?")
 
 
-def test_the_table_has_an_answer_in_each_row() -> None:
+def test_each_row_of_the_table_names_a_place() -> None:
     assert len(ROWS) > 60
     assert not [row for row in ROWS if PLACE.search(row) is None]
 

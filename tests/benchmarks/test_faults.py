@@ -1,4 +1,4 @@
-"""The short form of the faults: real processes, killed under load."""
+"""Tests of the short form of `./run bench faults`, which kills real processes under load."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import pytest
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("site")
 def test_engine_edge_agent_shim_and_valkey_may_be_killed_under_load(root: Path) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(root / "run"), "bench", "faults", "--short", "--json"],
         capture_output=True,
         text=True,
         timeout=580,
         env={name: value for name, value in os.environ.items() if not name.endswith("_URL")},
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    figures = json.loads(done.stdout.splitlines()[-1])
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    figures = json.loads(completed.stdout.splitlines()[-1])
     assert set(figures["faults"]) == {"kill_engine", "kill_edge", "kill_agent", "kill_shim", "kill_valkey"}
-    assert figures["survived"] == figures["rounds"] == 5, done.stdout[-3000:]
+    assert figures["survived"] == figures["rounds"] == 5, completed.stdout[-3000:]

@@ -1,4 +1,4 @@
-"""The plan benchmark on a small pool: it says what the issue of speed asks for, and its plans break no promise."""
+"""Tests of the plan benchmark on a small pool: it reports its timings, and its plans break no promise."""
 
 from __future__ import annotations
 

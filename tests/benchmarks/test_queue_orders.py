@@ -1,4 +1,4 @@
-"""The orders others use, on small traces whose answers are worked out by hand."""
+"""Tests of the baseline queue orders, on small traces with results computed by hand."""
 
 from __future__ import annotations
 
@@ -22,27 +22,29 @@ def job(number: int, at: int, nodes: int, per_node: int, runtime: int, limit: in
 BLOCKED = [job(1, 0, 1, 4, 100), job(2, 1, 2, 4, 50), job(3, 2, 1, 4, 20), job(4, 3, 1, 2, 200)]
 
 
-def test_strict_fifo_stops_at_the_first_that_does_not_fit() -> None:
+def test_strict_fifo_stops_at_the_first_job_that_does_not_fit() -> None:
     assert simulate_starts(BLOCKED, 2, QueueOrder.FIFO, 4) == {1: 0, 2: 100, 3: 150, 4: 150}
 
 
-def test_strict_sjf_takes_the_shortest_first_and_stops_at_it() -> None:
+def test_strict_sjf_stops_at_the_shortest_job_if_it_does_not_fit() -> None:
     assert simulate_starts(BLOCKED, 2, QueueOrder.SJF, 4) == {1: 0, 3: 2, 2: 100, 4: 150}
 
 
-def test_easy_lets_by_only_what_is_over_before_the_first_could_start() -> None:
+def test_easy_backfills_only_jobs_that_end_before_the_first_job_can_start() -> None:
     assert simulate_starts(BLOCKED, 2, QueueOrder.EASY, 4) == {1: 0, 3: 2, 2: 100, 4: 150}
 
 
-def test_easy_goes_by_limits_not_by_runtimes() -> None:
-    """Job 3 would be over in time, but its owner says it may take longer than job 1 is still there."""
+def test_easy_uses_limits_instead_of_runtimes() -> None:
+    """Job 3 would end in time, but its limit is longer than the remaining time of job 1."""
     jobs = [*BLOCKED[:2], job(3, 2, 1, 4, 20, limit=99), BLOCKED[3]]
     assert simulate_starts(jobs, 2, QueueOrder.EASY, 4) == {1: 0, 2: 100, 3: 150, 4: 150}
 
 
-def test_easy_lets_by_what_leaves_the_first_its_nodes() -> None:
-    """Job 3 will start on node 0 at 100. Beside job 2, node 1 has two GPUs that it does not need: job 4 may have them for
-    long, and job 5, for which none is left, waits."""
+def test_easy_backfills_long_jobs_on_nodes_that_the_first_job_does_not_need() -> None:
+    """Job 3 starts on node 0 at 100. It does not need the two free GPUs of node 1, so job 4 uses them.
+
+    No GPU remains for job 5, which waits.
+    """
     jobs = [
         job(1, 0, 1, 4, 100),
         job(2, 0, 1, 2, 1000),
@@ -53,9 +55,11 @@ def test_easy_lets_by_what_leaves_the_first_its_nodes() -> None:
     assert simulate_starts(jobs, 2, QueueOrder.EASY, 4) == {1: 0, 2: 0, 3: 100, 4: 2, 5: 110}
 
 
-def test_easy_keeps_whole_nodes_for_a_gang_not_just_as_many_gpus() -> None:
-    """Four GPUs are free when job 1 ends, two on each node; the gang needs both nodes whole. By number alone job 4 would
-    be let by at 3 and take a part of a node for long."""
+def test_easy_keeps_whole_nodes_for_a_gang() -> None:
+    """The gang needs both nodes. Four GPUs are free when job 1 ends, but only two on each node.
+
+    If only GPUs were counted, job 4 would be backfilled at 3 and would delay the gang.
+    """
     jobs = [
         job(1, 0, 1, 2, 100),
         job(2, 0, 1, 3, 50),
@@ -65,13 +69,13 @@ def test_easy_keeps_whole_nodes_for_a_gang_not_just_as_many_gpus() -> None:
     assert simulate_starts(jobs, 2, QueueOrder.EASY, 4) == {1: 0, 2: 0, 3: 100, 4: 110}
 
 
-def test_a_job_goes_to_the_node_with_least_left() -> None:
-    """Job 3 fills the node that job 1 is on, so that job 4 finds a whole one."""
+def test_a_job_is_placed_on_the_node_with_the_fewest_free_gpus() -> None:
+    """Job 3 fills the node of job 1, so that a whole node is free for job 4."""
     jobs = [job(1, 0, 1, 2, 100), job(2, 1, 1, 1, 100), job(3, 2, 1, 1, 100), job(4, 3, 1, 4, 100)]
     assert simulate_starts(jobs, 2, QueueOrder.FIFO, 4)[4] == 3
 
 
-def test_what_ends_leaves_before_others_start_at_the_same_second() -> None:
+def test_a_job_that_ends_frees_its_gpus_before_jobs_start_in_the_same_second() -> None:
     assert simulate_starts([job(1, 0, 1, 4, 10), job(2, 10, 1, 4, 5)], 1, QueueOrder.FIFO, 4) == {1: 0, 2: 10}
 
 
@@ -80,7 +84,7 @@ def test_a_job_that_fits_no_empty_pool_is_refused() -> None:
         simulate_starts([job(7, 0, 2, 4, 10)], 1, QueueOrder.EASY, 4)
 
 
-def test_figures_are_means_over_all_jobs() -> None:
+def test_wait_figures_are_computed_over_all_jobs() -> None:
     started = simulate_starts(BLOCKED, 2, QueueOrder.FIFO, 4)
     assert wait_figures(BLOCKED, started) == {
         "mean_jct": 191.0,

@@ -1,4 +1,4 @@
-"""The benches on traces, on small traces made here: their figures by hand, and the same jobs through the planner."""
+"""Tests of the trace benchmarks on small traces, with figures computed by hand."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ HOUR, DAY = 3600, 86_400
 
 
 def helios_file(folder: Path, *jobs: tuple[int, str, int, int, int]) -> str:
-    """(submitted s, cluster, GPUs, nodes, runtime s), as the trace has them."""
+    """Write a Helios trace. Each job is (submitted s, cluster, GPUs, nodes, runtime s)."""
     lines = [
         "# a remark",
-        "job_id,user,tenant,class,submit_time,num_chips,chip_type,num_nodes,duration_s,walltime_limit_s,final_status",
+        "job_id,user,tenant,class,submit_time,num_chips,chip_type,num_nodes,duration_s,walltime_limit_s,"
+        "final_status",
     ]
     for number, (at, cluster, gpus, nodes, runtime) in enumerate(jobs, 1):
         lines.append(f"{number},u,{cluster},x,{at}000000,{gpus},,{nodes},{runtime}.0,{runtime}.0,COMPLETED")
@@ -29,7 +30,7 @@ def helios_file(folder: Path, *jobs: tuple[int, str, int, int, int]) -> str:
 
 
 def philly_file(folder: Path, *jobs: tuple[str, int, int, str]) -> str:
-    """(timestamp, runtime s, GPUs, cluster)."""
+    """Write a Philly trace. Each job is (timestamp, runtime s, GPUs, cluster)."""
     rows = [f"{at},{runtime}.0,{gpus},1.0,{cluster}" for at, runtime, gpus, cluster in jobs]
     path = folder / "philly.csv"
     path.write_text("timestamp,duration,num_gpus,gpu_time,cluster\n" + "\n".join(rows) + "\n")
@@ -37,7 +38,7 @@ def philly_file(folder: Path, *jobs: tuple[str, int, int, str]) -> str:
 
 
 def test_helios_plans_each_cluster_alone(tmp_path: Path) -> None:
-    """vcvlY has 2 nodes. FIFO: the gang waits for job 1, and job 3 behind it; SJF and ours let job 3 go first."""
+    """In FIFO order the gang waits for job 1 and job 3 for the gang. SJF and gpupool start job 3 first."""
     jobs = helios_file(
         tmp_path,
         (0, "vcvlY", 8, 1, 100),
@@ -61,7 +62,7 @@ def test_helios_plans_each_cluster_alone(tmp_path: Path) -> None:
     )
 
 
-def test_helios_names_what_is_missing(tmp_path: Path) -> None:
+def test_helios_names_the_missing_column_or_file(tmp_path: Path) -> None:
     path = tmp_path / "other.csv"
     path.write_text("job_id,user\n1,u\n")
     with pytest.raises(SystemExit, match="has no column tenant"):
@@ -70,7 +71,7 @@ def test_helios_names_what_is_missing(tmp_path: Path) -> None:
         helios.main(["--jobs", str(tmp_path / "none.csv")])
 
 
-def test_philly_takes_two_months_as_one_pool(tmp_path: Path) -> None:
+def test_philly_reads_two_months_as_one_pool(tmp_path: Path) -> None:
     path = philly_file(
         tmp_path,
         ("2017-09-30 23:59:59", 5, 1, "a"),
@@ -84,7 +85,9 @@ def test_philly_takes_two_months_as_one_pool(tmp_path: Path) -> None:
     assert second.submitted - first.submitted == DAY
 
 
-def test_philly_names_what_it_can_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_philly_names_the_value_that_it_cannot_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for row, wrong in (
         (("2017-10-01 00:00:00", 5, 0, "a"), "line 2: num_gpus is 0, allowed are 1 and more"),
         (("2017-10-01 00:00:00", 5, "x", "a"), "line 2: invalid literal"),
@@ -98,19 +101,19 @@ def test_philly_names_what_it_can_not_read(tmp_path: Path, capsys: pytest.Captur
     assert "'none' is not a whole number from 1 to 10000" in capsys.readouterr().err
 
 
-def test_limits_are_one_to_ten_times_the_runtime_and_the_same_for_a_seed() -> None:
+def test_limits_are_one_to_ten_times_the_runtime_and_depend_on_the_seed() -> None:
     jobs = [TraceJob(n, 0, 1, 1, 1000, 1000) for n in range(200)]
     limits = [job.limit for job in philly.with_limits(jobs, 42)]
     assert min(limits) >= 1000 and max(limits) <= 10_000
     assert sorted(limits)[100] == pytest.approx(
         1000 * 10**0.5, rel=0.25
-    )  # log-uniform: the middle is its root
+    )  # log-uniform: the median is the geometric mean
     assert limits == [job.limit for job in philly.with_limits(jobs, 42)]
     assert limits != [job.limit for job in philly.with_limits(jobs, 43)]
 
 
-def test_philly_compares_the_four_ways(tmp_path: Path) -> None:
-    """One node. Eight GPUs for an hour, then a whole node, then a short single GPU beside nothing: all wait their turn."""
+def test_philly_compares_the_queue_orders(tmp_path: Path) -> None:
+    """One node: a job of 4 GPUs for an hour, a job of the whole node, and a short job of one GPU."""
     path = philly_file(
         tmp_path,
         ("2017-10-01 00:00:00", 3600, 4, "a"),
@@ -124,9 +127,11 @@ def test_philly_compares_the_four_ways(tmp_path: Path) -> None:
     assert answer["wall"] >= 0
 
 
-def test_the_replay_goes_by_predictions_learnt_on_the_way() -> None:
-    """One node. Five jobs of team 1 took a tenth of their limit, and so will a sixth: it goes before team 2's, which came
-    first, and of which only its limit is known."""
+def test_the_replay_uses_predictions_from_finished_jobs() -> None:
+    """Five jobs of team 1 used a tenth of their limits, so a short runtime is predicted for the sixth.
+
+    It starts before the job of team 2, which was submitted first but has no history.
+    """
     past = [TraceJob(n, n * HOUR, 1, 8, 360, 3600, team=1, user=1) for n in range(1, 6)]
     busy = TraceJob(6, 10 * HOUR, 1, 8, 2 * HOUR, 2 * HOUR, team=3, user=3)
     long = TraceJob(7, 10 * HOUR + 1, 1, 8, 20 * HOUR, 20 * HOUR, team=2, user=2)
@@ -136,8 +141,8 @@ def test_the_replay_goes_by_predictions_learnt_on_the_way() -> None:
     assert started[7] == 12 * HOUR + 360
 
 
-def test_eta_compares_what_was_told_with_what_happened(tmp_path: Path) -> None:
-    """One node, one hour-long job after another: each waits for all before it, as their predictions say."""
+def test_eta_compares_expected_starts_with_actual_starts(tmp_path: Path) -> None:
+    """Jobs of one hour run one after another on one node, as predicted."""
     jobs = [(f"2017-10-01 00:00:{n:02d}", 3600, 8, "a") for n in range(6)]
     answer = eta.main(["--jobs", philly_file(tmp_path, *jobs), "--nodes", "1", "--every", "1"])
     assert answer["asked"] == 6
@@ -146,8 +151,8 @@ def test_eta_compares_what_was_told_with_what_happened(tmp_path: Path) -> None:
     assert answer["median_error"] >= 0
 
 
-def test_kueues_workloads_are_all_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One cohort of two queues. A queue's small ones start at once; its large one fills its guarantee and waits for none."""
+def test_all_workloads_of_the_kueue_benchmark_are_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cohort of two queues. The large workload of a queue fills the guarantee and does not wait."""
     kinds = (
         kueue.WorkloadClass("small", 1, Priority.LOW, 100, 3, 200),
         kueue.WorkloadClass("medium", 5, Priority.NORMAL, 500, 2, 500),

@@ -1,4 +1,7 @@
-"""Crowded pools from a seed: most units held, a long mixed queue, several teams borrowing. What the strategies rarely build."""
+"""Build crowded pools from a seed: most units held, a long mixed queue, several teams that borrow.
+
+The Hypothesis strategies rarely build such pools.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ PARTS = {"": 1, SLICE: 7, SHARE: 4}
 
 
 def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
-    """The same seed gives the same snapshot at ``now``."""
+    """Return a snapshot at ``now``; the same seed gives the same snapshot."""
     dice = random.Random(seed)
     policy = PoolPolicy(
         minimum_runtime_seconds=dice.choice((0, 300)),
@@ -62,7 +65,7 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
                 units.append(
                     UnitInfo(unit, host.id, host.id * 100 + gpu, model, cut, size, 80_000, 90, group)
                 )
-    shares = random.Random(-seed)  # dice of their own, so that the rest is as it was without
+    shares = random.Random(-seed)  # a generator of its own, so that the other choices of a seed stay the same
     rows = [replace(host, home_storage=shares.choice((None, 1, 2))) for host in rows]
     dice.shuffle(units)
     running = _running(dice, units, now)
@@ -79,12 +82,12 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
         )
     quotas = []
     for model in ("A100", "H100"):
-        left = sum(u.slots for u in units if u.model == model)
+        remaining = sum(u.slots for u in units if u.model == model)
         for team in (1, 2, 3, 4):
-            guaranteed = min(left, dice.choice((0, 2, 4, 8, 16)) * SLOTS_PER_GPU)
-            left -= guaranteed
+            guaranteed = min(remaining, dice.choice((0, 2, 4, 8, 16)) * SLOTS_PER_GPU)
+            remaining -= guaranteed
             quotas.append(QuotaInfo(team, 1, model, guaranteed, dice.choice((None, None, 4 * SLOTS_PER_GPU))))
-    closing = (
+    maintenance = (
         [MaintenanceInfo(dice.randint(1, hosts), now + 2 * HOUR, now + 4 * HOUR)]
         if dice.random() < 0.2
         else []
@@ -98,27 +101,28 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
         quotas=tuple(quotas),
         decayed_use=tuple(DecayedUseInfo(t, 1, float(dice.randint(0, 10**9))) for t in (1, 2, 3, 4)),
         queued=tuple(
-            _sent_on(shares, _queued(dice, number, now), hosts, now) for number in range(1, waiting + 1)
+            _with_earlier_attempts(shares, _queued(dice, number, now), hosts, now)
+            for number in range(1, waiting + 1)
         ),
         running=tuple(running),
         reservations=tuple(reservations),
-        maintenance=tuple(closing),
+        maintenance=tuple(maintenance),
     )
 
 
 def _running(dice: random.Random, units: list[UnitInfo], now: int) -> list[RunningWorkload]:
     running: list[RunningWorkload] = []
-    left = {u.id: u for u in units}
+    remaining = {u.id: u for u in units}
     for _ in range(dice.randint(5, 25)):
-        if not left:
+        if not remaining:
             break
-        first = dice.choice(list(left.values()))
-        peers = [u for u in left.values() if u.host == first.host and u.profile == first.profile]
-        mine = peers[: dice.choice((1, 2, 4, 8))] if first.profile != SHARE else [first]
-        for unit in mine:
-            del left[unit.id]
-        if first.profile == SHARE:  # the other shares stay with this team: nobody else may have them
-            left = {k: u for k, u in left.items() if u.gpu != first.gpu}
+        first = dice.choice(list(remaining.values()))
+        peers = [u for u in remaining.values() if u.host == first.host and u.profile == first.profile]
+        chosen = peers[: dice.choice((1, 2, 4, 8))] if first.profile != SHARE else [first]
+        for unit in chosen:
+            del remaining[unit.id]
+        if first.profile == SHARE:  # shares of one GPU serve one team, so the other shares are not used
+            remaining = {k: u for k, u in remaining.items() if u.gpu != first.gpu}
         started = now - dice.randint(0, 20 * HOUR)
         stopping = dice.random() < 0.1
         running.append(
@@ -128,7 +132,7 @@ def _running(dice: random.Random, units: list[UnitInfo], now: int) -> list[Runni
                 project=1,
                 user=dice.randint(1, 5),
                 pool=1,
-                units=tuple(sorted(u.id for u in mine)),
+                units=tuple(sorted(u.id for u in chosen)),
                 started=started,
                 until=max(started + 1, now + dice.randint(60, 30 * HOUR)),
                 predicted_end=now + dice.randint(-HOUR, 10 * HOUR),
@@ -143,8 +147,10 @@ def _running(dice: random.Random, units: list[UnitInfo], now: int) -> list[Runni
     return running
 
 
-def _sent_on(dice: random.Random, queued: QueuedWorkload, hosts: int, now: int) -> QueuedWorkload:
-    """Now and then what attempts before it leave: a host on which it could not start, homes with its checkpoint."""
+def _with_earlier_attempts(
+    dice: random.Random, queued: QueuedWorkload, hosts: int, now: int
+) -> QueuedWorkload:
+    """Sometimes add results of earlier attempts: a host to avoid, the storage of a checkpoint."""
     avoids = (dice.randint(1, hosts),) if dice.random() < 0.2 else ()
     homes = dice.choice((None, None, None, 1, 2))
     return replace(queued, avoids=avoids, avoids_until=now + dice.choice((0, 600)), checkpoint_storage=homes)

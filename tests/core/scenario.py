@@ -1,8 +1,8 @@
-"""Reads a scenario file: one small pool, what runs and waits in it, what the plan has to say, and what people read of it.
+"""Read a scenario file: a small pool with its workloads, the expected plan, and the texts that users see.
 
-Times are distances from now ("2h", "-30m", "1d"); GPUs of a host are named "HOST/0", slices "HOST/0.0". Amounts are
-GPUs, as people count them. A file's fields are those used below; a field that nothing reads fails the test. ``words`` are
-the sentences of ``portal/wording`` for everybody who gets an answer; they are written anew, to be read again, by
+Times are relative to now ("2h", "-30m", "1d"). GPUs of a host are named "HOST/0", slices "HOST/0.0". Amounts
+are in GPUs. A field that this module does not read fails the test. ``texts`` has the sentence of
+``portal/wording`` for each answer of the plan. Regenerate the texts, then read them, with
 
     GPUPOOL_WRITE_WORDS=1 ./run test tests/core/test_scenarios.py
 """
@@ -42,7 +42,7 @@ FOLDER = Path(__file__).parent / "scenarios"
 
 
 def seconds(text: str) -> int:
-    """ "90s", "-2h", "1d" in seconds."""
+    """Return a time such as "90s", "-2h" or "1d" in seconds."""
     number, unit = re.fullmatch(r"(-?\d+)([smhd])", text).groups()  # type: ignore[union-attr]
     return int(number) * SECONDS[unit]
 
@@ -52,13 +52,13 @@ def at(text: str) -> int:
 
 
 class Scenario:
-    """One file, as a snapshot and as what is expected of its plan."""
+    """The snapshot of one scenario file and the expected plan."""
 
     def __init__(self, path: Path) -> None:
         data = json.loads(path.read_text())
         self.rule: str = data.pop("rule")
         self.expected: dict[str, Any] = data.pop("expect")
-        self.words: dict[str, str] = data.pop("words", {})
+        self.texts: dict[str, str] = data.pop("texts", {})
         self.unit_id: dict[str, int] = {}
         self.host_id: dict[str, int] = {}
         self.teams = {name: number for number, name in enumerate(data["teams"], start=1)}
@@ -123,7 +123,7 @@ class Scenario:
         )
 
     def _units(self, host: int, name: str, row: dict[str, Any]) -> list[UnitInfo]:
-        """ "8xH100-80GB", and the GPUs of it that are cut: {"0": "1g.10gb"}."""
+        """Return the units of a host with "gpus" such as "8xH100-80GB" and "cut" such as {"0": "1g.10gb"}."""
         count, model = row["gpus"].split("x", 1)
         units = []
         for gpu in range(int(count)):
@@ -149,7 +149,11 @@ class Scenario:
         return units
 
     def _quotas(self, name: str, row: dict[str, Any], models: list[str]) -> list[QuotaInfo]:
-        """ "guaranteed": 4 is of every model there is; {"H100-80GB": 4} of these only. "borrows": null is no limit."""
+        """Return the quotas of a team.
+
+        "guaranteed": 4 holds for every model of the pool, {"H100-80GB": 4} for the named models only. Without
+        "borrows" there is no limit on borrowing.
+        """
         guaranteed = row.get("guaranteed", {})
         if isinstance(guaranteed, int):
             guaranteed = dict.fromkeys(models, guaranteed)
@@ -259,11 +263,11 @@ class Scenario:
         assert not row, f"reservation {key}: nothing reads {sorted(row)}"
         return reservation
 
-    # -- what the plan says, in the words of the file -----------------------------------------------------------------
+    # -- the plan in the form of the file
 
-    def told(self, planned: Plan) -> dict[str, Any]:
-        """The plan with only those details that the file has expectations of."""
-        said: dict[str, Any] = {
+    def relevant_part(self, planned: Plan) -> dict[str, Any]:
+        """Return the plan, reduced to the details that the file expects."""
+        answers: dict[str, Any] = {
             "placed": {
                 str(p.workload): {
                     "on": self._names(p.units),
@@ -298,25 +302,25 @@ class Scenario:
             },
             "bound": {str(b.reservation): {"on": self._names(b.units)} for b in planned.bindings},
         }
-        return {part: _only(said[part], self.expected.get(part, {})) for part in said}
+        return {part: _only(answers[part], self.expected.get(part, {})) for part in answers}
 
     def _names(self, units: tuple[int, ...]) -> list[str]:
         return [self.unit_name[unit] for unit in units]
 
 
 def _distance(time: int) -> str:
-    """Seconds from now in the largest unit that is whole: "2h", "90s"."""
-    away = time - NOW
-    unit = next(u for u in "dhms" if away % SECONDS[u] == 0)
-    return f"{away // SECONDS[unit]}{unit}"
+    """Return the time from now in the largest unit that gives a whole number: "2h", "90s"."""
+    distance = time - NOW
+    unit = next(u for u in "dhms" if distance % SECONDS[u] == 0)
+    return f"{distance // SECONDS[unit]}{unit}"
 
 
-def _only(said: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
-    """Every answer, but of each only the details that are expected; numbers likewise."""
-    told = {}
-    for key, answer in said.items():
-        wanted = expected.get(key, {})
-        told[key] = {name: answer[name] for name in wanted}
-        if "numbers" in wanted:
-            told[key]["numbers"] = {name: answer["numbers"].get(name) for name in wanted["numbers"]}
-    return told
+def _only(answers: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    """Return every answer, reduced to the details and numbers that are expected of it."""
+    reduced = {}
+    for key, answer in answers.items():
+        details = expected.get(key, {})
+        reduced[key] = {name: answer[name] for name in details}
+        if "numbers" in details:
+            reduced[key]["numbers"] = {name: answer["numbers"].get(name) for name in details["numbers"]}
+    return reduced

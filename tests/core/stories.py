@@ -1,4 +1,7 @@
-"""Courses of a pool, moment after moment, from a seed: its plans carried out, work that ends and arrives, hosts that close."""
+"""Simulate the history of a pool from a seed, step by step.
+
+Plans are applied, work ends and arrives, hosts close.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +24,27 @@ from tests.core.crowded import crowded
 HOUR = 3600
 
 
-def carried_out(snapshot: Snapshot, planned: Plan, now: int) -> Snapshot:
-    """The same pool once everything planned was written."""
+def apply_plan(snapshot: Snapshot, planned: Plan, now: int) -> Snapshot:
+    """Return the snapshot after the plan has been applied."""
     waiting = {q.id: q for q in snapshot.queued}
     started = [_started(waiting.pop(p.workload), p.units, p.until, now) for p in planned.placements]
-    told = {e.workload: e for e in planned.evictions}
-    bound = {b.reservation: b.units for b in planned.bindings}
+    evictions = {e.workload: e for e in planned.evictions}
+    bindings = {b.reservation: b.units for b in planned.bindings}
     running = [
         replace(
             r,
             stopping=True,
-            stop_by=told[r.id].stop_at + 30,
-            evicted_for_workload=told[r.id].for_workload,
-            evicted_for_reservation=told[r.id].for_reservation,
+            stop_by=evictions[r.id].stop_at + 30,
+            evicted_for_workload=evictions[r.id].for_workload,
+            evicted_for_reservation=evictions[r.id].for_reservation,
         )
-        if r.id in told
+        if r.id in evictions
         else r
         for r in snapshot.running
     ]
-    reservations = tuple(replace(r, units=bound[r.id]) if r.id in bound else r for r in snapshot.reservations)
+    reservations = tuple(
+        replace(r, units=bindings[r.id]) if r.id in bindings else r for r in snapshot.reservations
+    )
     return replace(
         snapshot, queued=tuple(waiting.values()), running=(*running, *started), reservations=reservations
     )
@@ -65,22 +70,22 @@ def _started(queued: QueuedWorkload, units: tuple[int, ...], until: int, now: in
     )
 
 
-def story(seed: int, now: int, moments: int, planned: bool = True) -> Iterator[tuple[Snapshot, int]]:
-    """(snapshot, moment) from moment to moment; with ``planned`` each plan is carried out before the next."""
+def story(seed: int, now: int, steps: int, planned: bool = True) -> Iterator[tuple[Snapshot, int]]:
+    """Yield (snapshot, time) of each step; with ``planned``, most plans are applied before the next step."""
     dice = random.Random(seed)
     snapshot = crowded(seed, now)
-    fresh = iter(range(10_000, 20_000))
-    for _ in range(moments):
+    new_ids = iter(range(10_000, 20_000))
+    for _ in range(steps):
         yield snapshot, now
         if planned and dice.random() < 0.7:
-            snapshot = carried_out(snapshot, plan(snapshot, now), now)
+            snapshot = apply_plan(snapshot, plan(snapshot, now), now)
         now += dice.choice((0, 0, 1, 30, 600, HOUR))
         for _ in range(dice.choice((0, 1, 1, 2, 4))):
-            snapshot = _something_happens(dice, snapshot, now, fresh)
+            snapshot = _random_change(dice, snapshot, now, new_ids)
 
 
-def _something_happens(dice: random.Random, snapshot: Snapshot, now: int, fresh: Iterator[int]) -> Snapshot:
-    what = dice.choice(
+def _random_change(dice: random.Random, snapshot: Snapshot, now: int, new_ids: Iterator[int]) -> Snapshot:
+    change = dice.choice(
         (
             "ends",
             "ends",
@@ -103,35 +108,35 @@ def _something_happens(dice: random.Random, snapshot: Snapshot, now: int, fresh:
         )
     )
     running, queued = list(snapshot.running), list(snapshot.queued)
-    if what == "ends" and running:
-        gone = running.pop(dice.randrange(len(running)))
-        kept = gone.evicted_for_workload
+    if change == "ends" and running:
+        ended = running.pop(dice.randrange(len(running)))
+        beneficiary = ended.evicted_for_workload
         queued = [
-            replace(q, earmarked_units=tuple(sorted({*q.earmarked_units, *gone.units})))
-            if q.id == kept
+            replace(q, earmarked_units=tuple(sorted({*q.earmarked_units, *ended.units})))
+            if q.id == beneficiary
             else q
             for q in queued
         ]
-    elif what == "arrives":
+    elif change == "arrives":
         model = dice.choice(crowded(dice.randrange(500), now).queued)
-        queued.append(replace(model, id=next(fresh), submitted=now))
-    elif what == "saves" and running:
+        queued.append(replace(model, id=next(new_ids), submitted=now))
+    elif change == "saves" and running:
         at = dice.randrange(len(running))
         running[at] = replace(running[at], checkpoint_at=now)
-    elif what == "cancel" and queued:
+    elif change == "cancel" and queued:
         queued.pop(dice.randrange(len(queued)))
-    elif what == "gate" and queued:
+    elif change == "gate" and queued:
         at = dice.randrange(len(queued))
         queued[at] = replace(queued[at], gate="" if queued[at].gate else "budget_closed")
-    elif what == "host":
+    elif change == "host":
         at = dice.randrange(len(snapshot.hosts))
         changed = replace(snapshot.hosts[at], schedulable=not snapshot.hosts[at].schedulable)
         return replace(snapshot, hosts=(*snapshot.hosts[:at], changed, *snapshot.hosts[at + 1 :]))
-    elif what == "unit":
+    elif change == "unit":
         at = dice.randrange(len(snapshot.units))
-        worn = replace(snapshot.units[at], healthy=not snapshot.units[at].healthy)
-        return replace(snapshot, units=(*snapshot.units[:at], worn, *snapshot.units[at + 1 :]))
-    elif what == "grows":
+        changed_unit = replace(snapshot.units[at], healthy=not snapshot.units[at].healthy)
+        return replace(snapshot, units=(*snapshot.units[:at], changed_unit, *snapshot.units[at + 1 :]))
+    elif change == "grows":
         host = replace(snapshot.hosts[0], id=max(h.id for h in snapshot.hosts) + 1)
         units = tuple(
             replace(u, id=u.id + 500_000 + host.id * 1000, host=host.id, gpu=u.gpu + 50_000 + host.id * 100)
@@ -139,31 +144,31 @@ def _something_happens(dice: random.Random, snapshot: Snapshot, now: int, fresh:
             if u.host == snapshot.hosts[0].id
         )
         return replace(snapshot, hosts=(*snapshot.hosts, host), units=(*snapshot.units, *units))
-    elif what == "use":
+    elif change == "use":
         use = tuple(
             DecayedUseInfo(u.team, u.pool, u.slot_seconds * dice.random()) for u in snapshot.decayed_use
         )
         return replace(snapshot, decayed_use=use)
-    elif what == "quota" and snapshot.quotas:
+    elif change == "quota" and snapshot.quotas:
         at = dice.randrange(len(snapshot.quotas))
         less = replace(snapshot.quotas[at], guaranteed=snapshot.quotas[at].guaranteed // 2)
         return replace(snapshot, quotas=(*snapshot.quotas[:at], less, *snapshot.quotas[at + 1 :]))
-    elif what == "reserve":
+    elif change == "reserve":
         ask, start = (
             replace(dice.choice(crowded(1, now).queued).ask, profile=""),
             now + dice.choice((0, 60, HOUR)),
         )
-        new = ReservationInfo(next(fresh), dice.randint(1, 4), 1, 1, ask, start, start + 2 * HOUR)
+        new = ReservationInfo(next(new_ids), dice.randint(1, 4), 1, 1, ask, start, start + 2 * HOUR)
         return replace(snapshot, reservations=(*snapshot.reservations, new))
-    elif what == "over" and snapshot.reservations:
+    elif change == "over" and snapshot.reservations:
         return replace(snapshot, reservations=snapshot.reservations[1:])
-    elif what == "maintenance":
+    elif change == "maintenance":
         window = MaintenanceInfo(dice.choice(snapshot.hosts).id, now + dice.choice((-60, 600)), now + HOUR)
         return replace(snapshot, maintenance=() if snapshot.maintenance else (window,))
-    elif what == "policy":
+    elif change == "policy":
         pool = snapshot.pools[0]
         changed_pool = replace(pool, policy=replace(pool.policy, spare_slots=dice.choice((0, 1680))))
         return replace(snapshot, pools=(changed_pool,))
-    elif what == "weight":
+    elif change == "weight":
         return replace(snapshot, teams=tuple(replace(t, weight=dice.randint(1, 4)) for t in snapshot.teams))
     return replace(snapshot, running=tuple(running), queued=tuple(queued))

@@ -1,9 +1,9 @@
-"""Hypothesis strategies for whole snapshots: pools, teams, quotas, running and waiting work, reservations, maintenance.
+"""Hypothesis strategies for snapshots: pools, teams, quotas, workloads, reservations, maintenance.
 
-What they build is consistent, as rows from the database are: no unit is held twice, guarantees fit the pool, a
-reservation's units are held by its own work only, what is earmarked is nobody else's. Everything else is fair game. The
-choices lean towards pools in which something is decided: asks are made mostly of hardware that is there, guarantees
-around what teams hold at present.
+The snapshots are consistent, as rows of the database are: no unit is held twice, guarantees fit the pool,
+only its own work holds units of a reservation, and an earmarked unit has one owner. Everything else may
+occur. The choices favour pools in which the planner has to decide: most requests name hardware of the pool,
+and guarantees are close to the units that the teams hold.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NO_LABELS: frozenset[tuple[str, str]] = frozenset()
 
 
 class Chooser:
-    """Draws from what is given; ``rarely`` is about one time in so many."""
+    """Draws values; ``rarely(n)`` returns True about one time in ``n``."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
@@ -64,19 +64,19 @@ class Chooser:
         return self.draw(st.integers(low, high))
 
     def rarely(self, times: int) -> bool:
-        return self.between(1, times) == times // 2 + 1  # the ends are tried more often than the rest
+        return self.between(1, times) == times // 2 + 1  # Hypothesis draws the ends of a range more often
 
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    """One or two pools with everything in them, at ``NOW``."""
+    """Return a snapshot at ``NOW`` of one or two pools with all kinds of rows."""
     choose = Chooser(draw)
     whole = Snapshot(
         epoch=choose.between(1, 9), teams=tuple(TeamInfo(t, f"team-{t}", choose.between(1, 3)) for t in TEAMS)
     )
     for pool in range(1, choose.one_of(1, 1, 2) + 1):
         whole = PoolMaker(choose, pool).added_to(whole)
-    if choose.rarely(30):  # waits in a pool that is gone
+    if choose.rarely(30):  # waits in a pool that was deleted
         lost = replace(whole.queued[0], id=99_999, pool=77, reservation=None, earmarked_units=())
         whole = replace(whole, queued=(*whole.queued, lost))
     return whole
@@ -84,7 +84,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 @dataclass(frozen=True)
 class WindowAsked:
-    """Somebody asks to reserve so much for ``[start, end)``."""
+    """A request to reserve units for ``[start, end)``."""
 
     ask: Ask
     team: int
@@ -96,7 +96,7 @@ class WindowAsked:
 
 @st.composite
 def windows(draw: st.DrawFn, snapshot: Snapshot) -> WindowAsked:
-    """A reservation that somebody could ask for in one of the snapshot's pools."""
+    """Return a reservation that a user could request in one of the pools."""
     choose = Chooser(draw)
     pool = choose.of(snapshot.pools)
     hosts = {h.id for h in snapshot.hosts if h.pool == pool.id}
@@ -113,7 +113,7 @@ def windows(draw: st.DrawFn, snapshot: Snapshot) -> WindowAsked:
 
 
 class PoolMaker:
-    """One pool with its hosts, promises, work and quotas, each choice within what the earlier ones left."""
+    """Builds one pool; each choice is limited by the earlier ones, so that the rows are consistent."""
 
     def __init__(self, choose: Chooser, pool: int) -> None:
         self.choose, self.pool = choose, pool
@@ -161,7 +161,7 @@ class PoolMaker:
             max_slots_per_workload=choose.one_of(None, None, None, 8 * SLOTS_PER_GPU),
         )
 
-    # -- hardware --------------------------------------------------------------------------------------------------------
+    # -- hardware
 
     def _hardware(self) -> None:
         choose = self.choose
@@ -213,10 +213,10 @@ class PoolMaker:
             sick = choose.of(self.units)
             self.units = [replace(u, healthy=u.healthy and u.gpu != sick.gpu) for u in self.units]
 
-    # -- asks ------------------------------------------------------------------------------------------------------------
+    # -- requests
 
     def _ask(self) -> Ask:
-        """Mostly of a kind that is there, sometimes of anything."""
+        """Return a request, mostly for hardware that the pool has."""
         choose = self.choose
         like = choose.of(self.units)
         per_host = Counter(u.host for u in self.units if (u.model, u.profile) == (like.model, like.profile))
@@ -237,7 +237,7 @@ class PoolMaker:
             memory_mib=choose.one_of(0, 64_000),
         )
 
-    # -- reservations ----------------------------------------------------------------------------------------------------
+    # -- reservations
 
     def _reserve(self) -> None:
         choose = self.choose
@@ -256,31 +256,33 @@ class PoolMaker:
                 may_exceed_guarantee=choose.rarely(4),
             )
             if reservation.start <= NOW and free and choose.rarely(2):
-                mine, free = free[: min(len(free), ask.total_units)], free[ask.total_units :]
-                reservation = replace(reservation, units=tuple(sorted(mine)))
+                chosen, free = free[: min(len(free), ask.total_units)], free[ask.total_units :]
+                reservation = replace(reservation, units=tuple(sorted(chosen)))
             self.reservations.append(reservation)
 
-    # -- running work ------------------------------------------------------------------------------------------------------
+    # -- running work
 
     def _run(self) -> None:
-        """Work on a part of the units, sometimes a gang over hosts; inside reservations only their own."""
+        """Add running work, sometimes gangs. Units of a reservation run its own work only."""
         choose = self.choose
         inside = {u: r for r in self.reservations for u in r.units}
-        left = list(self.units)
+        remaining = list(self.units)
         for _ in range(choose.one_of(0, 3, 6, 10)):
-            if not left:
+            if not remaining:
                 break
-            first = choose.of(left)
-            same = [u for u in left if (u.profile, u.model) == (first.profile, first.model)]
+            first = choose.of(remaining)
+            same = [u for u in remaining if (u.profile, u.model) == (first.profile, first.model)]
             same = [u for u in same if inside.get(u.id) == inside.get(first.id)]
             if first.profile == SHARE:
                 same = [u for u in same if u.gpu == first.gpu]
-            elif not choose.rarely(4):  # else a gang, as it comes
+            elif not choose.rarely(4):  # otherwise a gang
                 same = [u for u in same if u.host == first.host]
-            mine = same[: choose.one_of(1, 2, 4, 8)]
-            gone = {u.id for u in mine} | {u.id for u in left if u.profile == SHARE and u.gpu == first.gpu}
-            left = [u for u in left if u.id not in gone]
-            self.running.append(self._one_running(mine, inside.get(first.id)))
+            chosen = same[: choose.one_of(1, 2, 4, 8)]
+            unavailable = {u.id for u in chosen} | {
+                u.id for u in remaining if u.profile == SHARE and u.gpu == first.gpu
+            }
+            remaining = [u for u in remaining if u.id not in unavailable]
+            self.running.append(self._one_running(chosen, inside.get(first.id)))
 
     def _one_running(self, units: list[UnitInfo], inside: ReservationInfo | None) -> RunningWorkload:
         choose = self.choose
@@ -308,7 +310,7 @@ class PoolMaker:
         )
 
     def _stop_some(self) -> None:
-        """Some of it is on its way out: for a workload that waits or waits no more, for a reservation, or for nobody."""
+        """Stop some running work for a waiting or unknown workload, a reservation, or no beneficiary."""
         choose = self.choose
         for number, running in enumerate(self.running):
             if not choose.rarely(7):
@@ -328,7 +330,7 @@ class PoolMaker:
                 evicted_for_reservation=reservation,
             )
 
-    # -- waiting work --------------------------------------------------------------------------------------------------------
+    # -- waiting work
 
     def _waiting(self, workload: int) -> QueuedWorkload:
         choose = self.choose
@@ -361,29 +363,29 @@ class PoolMaker:
         )
 
     def _earmark_some(self) -> None:
-        """Units that others left for a workload: free ones, or those that victims on their way out still hold."""
+        """Earmark units for some workloads: free units, or units that their stopping victims still hold."""
         choose = self.choose
         held = {u for r in self.running for u in r.units} | {u for r in self.reservations for u in r.units}
         free = [u for u in self.units if u.id not in held]
         for number, queued in enumerate(self.queued):
-            theirs = [r for r in self.running if r.stopping and r.evicted_for_workload == queued.id]
-            if not theirs and not (free and queued.reservation is None and choose.rarely(8)):
+            victims = [r for r in self.running if r.stopping and r.evicted_for_workload == queued.id]
+            if not victims and not (free and queued.reservation is None and choose.rarely(8)):
                 continue
-            mine = [u for u in free if u.profile == queued.ask.profile][: choose.one_of(0, 1, 2, 4)]
-            shared = {u.gpu for u in mine if u.profile == SHARE}
-            free = [u for u in free if u not in mine and u.gpu not in shared]
-            units = {u.id for u in mine} | {u for r in theirs for u in r.units}
+            chosen = [u for u in free if u.profile == queued.ask.profile][: choose.one_of(0, 1, 2, 4)]
+            shared = {u.gpu for u in chosen if u.profile == SHARE}
+            free = [u for u in free if u not in chosen and u.gpu not in shared]
+            units = {u.id for u in chosen} | {u for r in victims for u in r.units}
             self.queued[number] = replace(queued, earmarked_units=tuple(sorted(units)))
 
-    # -- quotas ------------------------------------------------------------------------------------------------------------
+    # -- quotas
 
     def _quotas(self) -> list[QuotaInfo]:
-        """Each team at, below or above what it holds of a model, or without a quota for it."""
+        """Return quotas at, below or above the units that a team holds of a model; some teams have none."""
         choose = self.choose
         size = {u.id: u for u in self.units}
-        found = []
+        quotas = []
         for model in sorted({u.model for u in self.units}):
-            left = sum(u.slots for u in self.units if u.model == model)
+            remaining = sum(u.slots for u in self.units if u.model == model)
             for team in TEAMS:
                 held = sum(
                     size[u].slots
@@ -393,15 +395,15 @@ class PoolMaker:
                     if size[u].model == model
                 )
                 whole = -(-held // SLOTS_PER_GPU) + choose.one_of(0, 1, 4, -2, 8, -8)
-                guaranteed = min(left, max(0, whole) * SLOTS_PER_GPU)
+                guaranteed = min(remaining, max(0, whole) * SLOTS_PER_GPU)
                 if choose.rarely(8):
                     continue
-                left -= guaranteed
+                remaining -= guaranteed
                 limit = choose.one_of(None, None, None, 0, 2 * SLOTS_PER_GPU)
                 if choose.rarely(12):  # its GPU-hours of the period are used up
-                    found.append(
+                    quotas.append(
                         QuotaInfo(team, self.pool, model, 0, choose.one_of(limit, 0), NOW + HOUR, 500)
                     )
                 else:
-                    found.append(QuotaInfo(team, self.pool, model, guaranteed, limit))
-        return found
+                    quotas.append(QuotaInfo(team, self.pool, model, guaranteed, limit))
+        return quotas

@@ -1,4 +1,4 @@
-"""Backfill: what goes before its turn never delays the expected start of who is held units for."""
+"""Tests that backfilled work does not delay the expected start of a workload with held units."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOSTS, GPUS = 3, 4
 
 
 def pool(**rows: tuple[object, ...]) -> Snapshot:
-    """Three hosts of four GPUs that two teams borrow; past use does not count."""
+    """Return three hosts of four GPUs that two teams borrow; past use does not count."""
     return Snapshot(
         1,
         pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(half_life_seconds=0)),),
@@ -48,8 +48,8 @@ def pool(**rows: tuple[object, ...]) -> Snapshot:
     )
 
 
-def wanted(dice: random.Random, workload: int, submitted: int) -> QueuedWorkload:
-    """One to four GPUs on one to three hosts, for ten minutes to an hour, with a limit of up to three times that."""
+def random_workload(dice: random.Random, workload: int, submitted: int) -> QueuedWorkload:
+    """Return a request of 1-4 GPUs on 1-3 hosts for 10-60 minutes, with a limit of up to three times that."""
     ask = Ask(dice.choice((1, 1, 2, 3, 4)), dice.choice((1, 1, 1, 2, 3)))
     seconds = dice.randint(10, 60) * MINUTE
     limit = round(seconds * dice.uniform(1, 3))
@@ -58,7 +58,7 @@ def wanted(dice: random.Random, workload: int, submitted: int) -> QueuedWorkload
     )
 
 
-def at_work(queued: QueuedWorkload, units: tuple[int, ...], now: int) -> RunningWorkload:
+def as_running(queued: QueuedWorkload, units: tuple[int, ...], now: int) -> RunningWorkload:
     until, predicted = now + queued.max_runtime_seconds, now + queued.predicted_seconds
     return RunningWorkload(
         queued.id, queued.team, 1, queued.user, 1, units, now, until, predicted, preemptible=True
@@ -66,20 +66,22 @@ def at_work(queued: QueuedWorkload, units: tuple[int, ...], now: int) -> Running
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_is_started_leaves_the_expected_start_of_who_units_are_held_for(seed: int) -> None:
-    """The plan made again with its placements at work: nobody who had units held is expected later than before."""
+def test_started_work_does_not_delay_a_workload_with_held_units(seed: int) -> None:
+    """In the next plan no workload with held units has a later expected start."""
     dice = random.Random(seed)
-    busy = plan(pool(queued=tuple(wanted(dice, n, NOW - 5000) for n in range(1, 9))), NOW - 3000)
-    asked = {q.id: q for q in (wanted(dice, n, NOW - dice.randint(0, 4000)) for n in range(101, 121))}
+    busy = plan(pool(queued=tuple(random_workload(dice, n, NOW - 5000) for n in range(1, 9))), NOW - 3000)
+    asked = {
+        q.id: q for q in (random_workload(dice, n, NOW - dice.randint(0, 4000)) for n in range(101, 121))
+    }
     running = tuple(
-        at_work(wanted(dice, p.workload, NOW - 5000), p.units, NOW - dice.randint(0, 1200))
+        as_running(random_workload(dice, p.workload, NOW - 5000), p.units, NOW - dice.randint(0, 1200))
         for p in busy.placements
     )
     before = pool(queued=tuple(asked.values()), running=running)
     first = plan(before, NOW)
-    started = tuple(at_work(asked[p.workload], p.units, NOW) for p in first.placements)
-    left = tuple(q for q in asked.values() if q.id not in {p.workload for p in first.placements})
-    second = plan(replace(before, queued=left, running=running + started), NOW)
+    started = tuple(as_running(asked[p.workload], p.units, NOW) for p in first.placements)
+    waiting = tuple(q for q in asked.values() if q.id not in {p.workload for p in first.placements})
+    second = plan(replace(before, queued=waiting, running=running + started), NOW)
     again = {p.workload: NOW for p in second.placements} | {
         r.workload: r.expected_start for r in second.refusals
     }
@@ -90,12 +92,14 @@ def test_what_is_started_leaves_the_expected_start_of_who_units_are_held_for(see
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_when_predictions_are_right_the_first_in_line_starts_when_it_was_told(seed: int) -> None:
-    """Everything is submitted at once and runs as long as predicted: nobody comes before the first that has to wait, and
-    what is let by never makes it wait longer."""
+def test_with_correct_predictions_the_first_workload_starts_as_expected(seed: int) -> None:
+    """All work is submitted at once and runs as long as predicted.
+
+    Backfilled work does not delay the first workload.
+    """
     dice = random.Random(seed)
-    asked = [wanted(dice, n, 0) for n in range(1, 31)]
-    told: dict[int, int] = {}
+    asked = [random_workload(dice, n, 0) for n in range(1, 31)]
+    expected: dict[int, int] = {}
     started: dict[int, int] = {}
 
     def note(event: SimulationEvent) -> None:
@@ -109,20 +113,20 @@ def test_when_predictions_are_right_the_first_in_line_starts_when_it_was_told(se
         planned = plan_of(now, explain=explain)
         for refusal in planned.refusals:
             if refusal.held_units and refusal.position == 1 and refusal.expected_start is not None:
-                told.setdefault(refusal.workload, refusal.expected_start)
+                expected.setdefault(refusal.workload, refusal.expected_start)
         return planned
 
     simulation.planner.plan = plan_and_note  # type: ignore[method-assign]
     for queued in asked:
         simulation.submit(WorkloadArrival(0, queued, queued.predicted_seconds))
-    simulation.run(6 * 3600)  # from then on the oldest would go first
-    late = {w: started[w] - told[w] for w in told if w in started and started[w] > told[w]}
-    assert len(told) > 3
-    assert late == {}
+    simulation.run(6 * 3600)  # after that, aged workloads move to the front
+    late_by = {w: started[w] - expected[w] for w in expected if w in started and started[w] > expected[w]}
+    assert len(expected) > 3
+    assert late_by == {}
 
 
 def in_use_until(ends: dict[int, int]) -> tuple[RunningWorkload, ...]:
-    """All GPUs of these hosts are in use until then."""
+    """Return work on all GPUs of the hosts; ``ends`` gives its end by host."""
     return tuple(
         RunningWorkload(
             900 + h,
@@ -140,9 +144,9 @@ def in_use_until(ends: dict[int, int]) -> tuple[RunningWorkload, ...]:
     )
 
 
-@pytest.mark.parametrize(("hours", "places"), [(1, 2), (120, 1)])
-def test_units_are_set_aside_for_two_while_little_waits_and_for_one_where_much_does(
-    hours: int, places: int
+@pytest.mark.parametrize(("hours", "held_for"), [(1, 2), (120, 1)])
+def test_units_are_held_for_two_workloads_in_a_short_queue_and_for_one_in_a_long_queue(
+    hours: int, held_for: int
 ) -> None:
     running = in_use_until({h: NOW + h * 60 * MINUTE for h in range(1, HOSTS + 1)})
     seconds = hours * 60 * MINUTE
@@ -151,30 +155,30 @@ def test_units_are_set_aside_for_two_while_little_waits_and_for_one_where_much_d
         for n in range(1, 5)
     )
     refusals = plan(pool(queued=queued, running=running), NOW).refusals
-    assert [bool(r.held_units) for r in refusals] == [n <= places for n in range(1, 5)]
-    quiet = plan(pool(queued=queued, running=running), NOW, explain=False).refusals
-    assert {r.workload: r.held_units for r in quiet} == {
+    assert [bool(r.held_units) for r in refusals] == [n <= held_for for n in range(1, 5)]
+    unexplained = plan(pool(queued=queued, running=running), NOW, explain=False).refusals
+    assert {r.workload: r.held_units for r in unexplained} == {
         r.workload: r.held_units for r in refusals if r.held_units
     }
 
 
-def test_what_can_never_start_does_not_make_the_queue_a_long_one() -> None:
-    """Nobody waits longer because somebody asks for what there is not."""
+def test_an_impossible_workload_does_not_count_for_the_length_of_the_queue() -> None:
     running = in_use_until({h: NOW + h * 60 * MINUTE for h in range(1, HOSTS + 1)})
     queued = tuple(
         QueuedWorkload(n, 1, 1, n, 1, Ask(GPUS), NOW - 100 + n, 3600, 3600, preemptible=True)
         for n in (1, 2, 3)
     )
-    never = QueuedWorkload(9, 1, 1, 9, 1, Ask(GPUS, hosts=1000), NOW - 200, 86_400, 86_400, preemptible=True)
-    for rows in (queued, (*queued, never)):
+    impossible = QueuedWorkload(
+        9, 1, 1, 9, 1, Ask(GPUS, hosts=1000), NOW - 200, 86_400, 86_400, preemptible=True
+    )
+    for rows in (queued, (*queued, impossible)):
         refusals = plan(pool(queued=rows, running=running), NOW).refusals
         assert [r.workload for r in refusals if r.held_units] == [1, 2]
 
 
 @pytest.mark.parametrize("ahead", [3, 90])
-def test_units_of_each_model_are_set_aside_for_the_first_that_wait_for_it(ahead: int) -> None:
-    """Many wait for one model; the first that needs the other is not put off for ever by small work because of that, however
-    many they are."""
+def test_units_of_each_model_are_held_for_the_first_workload_that_needs_it(ahead: int) -> None:
+    """A long queue for one model must not starve the first workload that needs the other model."""
     models = {1: "H100", 2: "H100", 3: "A100"}
     snapshot = pool(running=in_use_until({h: NOW + h * 60 * MINUTE for h in models}))
     snapshot = replace(
@@ -200,5 +204,5 @@ def test_units_of_each_model_are_set_aside_for_the_first_that_wait_for_it(ahead:
     held = {r.workload: r.held_units for r in plan(snapshot, NOW).refusals if r.held_units}
     assert sorted(held) == [1, ahead + 1]
     assert {unit // 10 for unit in held[ahead + 1]} == {3}
-    quiet = plan(snapshot, NOW, explain=False).refusals
-    assert {r.workload: r.held_units for r in quiet} == held
+    unexplained = plan(snapshot, NOW, explain=False).refusals
+    assert {r.workload: r.held_units for r in unexplained} == held

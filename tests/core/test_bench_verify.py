@@ -1,4 +1,4 @@
-"""`./run bench verify` in small: it counts its examples, and a broken planner does not get past it."""
+"""Tests of `./run bench verify` on few examples: it counts them, and it finds a broken planner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.core.crowded import crowded
 NOW = 1_000_000
 
 
-def test_it_counts_every_example_and_finds_nothing() -> None:
+def test_every_example_is_counted_and_none_breaks_a_promise() -> None:
     figures = bench.main(["--examples", "12", "--workers", "2"])
     assert (figures["examples"], figures["violations"], figures["broken"]) == (12, 0, {})
 
@@ -29,21 +29,21 @@ def test_a_wrong_number_of_examples_is_refused(argument: str, capsys: pytest.Cap
 
 
 def test_a_plan_that_depends_on_the_order_of_rows_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(snapshot: Snapshot, now: int) -> Plan:
+    def order_dependent_plan(snapshot: Snapshot, now: int) -> Plan:
         return replace(
             plan(snapshot, now), placements=plan(snapshot, now).placements[: snapshot.queued[0].id % 2]
         )
 
-    monkeypatch.setattr(bench, "plan", careless)
+    monkeypatch.setattr(bench, "plan", order_dependent_plan)
     examples = (crowded(seed, NOW) for seed in range(3, 20))
-    snapshot = next(each for each in examples if plan(each, NOW).placements)
+    snapshot = next(example for example in examples if plan(example, NOW).placements)
     found = [bench.judged(snapshot, plan(snapshot, NOW), NOW, seed) for seed in range(6)]
     assert any(bench.ORDER_PROMISE in dict(broken) for broken in found)
 
 
-def test_an_example_is_reduced_to_the_rows_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(snapshot: Snapshot, now: int) -> Plan:
-        """Says nothing to the workload with the highest id."""
+def test_an_example_is_reduced_to_the_rows_that_break_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def incomplete_plan(snapshot: Snapshot, now: int) -> Plan:
+        """Leave the workload with the highest id without an answer."""
         planned = plan(snapshot, now)
         last = max((q.id for q in snapshot.queued), default=0)
         kept: Any = tuple(r for r in planned.refusals if r.workload != last)
@@ -51,17 +51,19 @@ def test_an_example_is_reduced_to_the_rows_that_it_takes(monkeypatch: pytest.Mon
             planned, refusals=kept, placements=tuple(p for p in planned.placements if p.workload != last)
         )
 
-    monkeypatch.setattr(bench, "plan", forgetful)
-    small = bench.reduced(crowded(3, NOW), "every waiting workload has exactly one placement or refusal", NOW, 1)
+    monkeypatch.setattr(bench, "plan", incomplete_plan)
+    small = bench.reduced(
+        crowded(3, NOW), "every waiting workload has exactly one placement or refusal", NOW, 1
+    )
     assert len(small.queued) == 1 and not (small.running or small.hosts or small.units or small.reservations)
 
 
-def test_a_pool_without_a_plan_is_counted_and_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
-    def helpless(snapshot: Snapshot, now: int) -> Plan:
+def test_an_example_that_raises_is_counted_and_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing_plan(snapshot: Snapshot, now: int) -> Plan:
         if snapshot.running:
             raise ValueError("no idea")
         return plan(snapshot, now)
 
-    monkeypatch.setattr(bench, "plan", helpless)
+    monkeypatch.setattr(bench, "plan", failing_plan)
     small = bench.reduced(crowded(3, NOW), bench.PLAN_PROMISE, NOW, 1)
     assert len(small.running) == 1 and not small.queued

@@ -1,5 +1,7 @@
-"""Backfill never delays who was promised a start: when work runs exactly as long as predicted, the first in line start when they
-were told, or sooner, however much small work is put before them meanwhile."""
+"""Tests that backfill does not delay the workload at the front of the queue.
+
+If all runtimes are as predicted, it starts no later than its expected start.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,11 @@ NOW, HOUR = 1_000_000, 3600
 
 
 def pool_in_use(seed: int) -> Snapshot:
-    """One team on three or four hosts of 8, half of them in use; ten jobs of 1 to 8 GPUs wait: none is large enough, or waits long
-    enough, to be moved to the front. All run times are known, and the team is guaranteed just the whole pool."""
+    """Return one team on three or four hosts of 8 GPUs, about half of them in use, and ten waiting jobs.
+
+    No job is moved to the front because of its size or wait. All runtimes are as predicted. The team is
+    guaranteed the whole pool.
+    """
     dice = random.Random(seed)
     hosts = tuple(HostInfo(h, f"host-{h}", 1) for h in range(1, dice.choice((3, 4)) + 1))
     units = tuple(
@@ -39,11 +44,11 @@ def pool_in_use(seed: int) -> Snapshot:
     )
     running, free = [], {h.id: [u.id for u in units if u.host == h.id] for h in hosts}
     while sum(map(len, free.values())) > len(units) // 3:
-        host = dice.choice([h for h, left in free.items() if left])
-        mine, free[host] = free[host][: dice.choice((1, 2, 4, 8))], free[host][dice.choice((1, 2, 4, 8)) :]
-        free[host] = [u for u in free[host] if u not in mine]
+        host = dice.choice([h for h, units_left in free.items() if units_left])
+        chosen, free[host] = free[host][: dice.choice((1, 2, 4, 8))], free[host][dice.choice((1, 2, 4, 8)) :]
+        free[host] = [u for u in free[host] if u not in chosen]
         end = NOW + dice.randint(1, 300) * 60
-        running.append(RunningWorkload(500 + len(running), 1, 1, 1, 1, tuple(mine), NOW - HOUR, end, end))
+        running.append(RunningWorkload(500 + len(running), 1, 1, 1, 1, tuple(chosen), NOW - HOUR, end, end))
     queued = []
     for number in range(1, 11):
         seconds = dice.choice((600, HOUR, 3 * HOUR, 6 * HOUR))
@@ -65,29 +70,29 @@ def pool_in_use(seed: int) -> Snapshot:
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))
-def test_the_first_in_line_start_when_they_were_told(first: int) -> None:
+def test_the_workload_at_the_front_of_the_queue_starts_no_later_than_expected(first: int) -> None:
     promised = 0
     for seed in range(first, first + 20):
         snapshot, now = pool_in_use(seed), NOW
-        told: dict[int, int] = {}  # the earliest start that each was told while units were set aside for it
+        promised_start: dict[int, int] = {}  # earliest expected start of each workload with held units
         while snapshot.queued:
             planned = plan(snapshot, now)
             for placement in planned.placements:
-                assert now <= told.get(placement.workload, now), (seed, placement.workload, now)
+                assert now <= promised_start.get(placement.workload, now), (seed, placement.workload, now)
             for refusal in planned.refusals:
                 if refusal.held_units and refusal.expected_start is not None and refusal.position == 1:
-                    told[refusal.workload] = min(
-                        refusal.expected_start, told.get(refusal.workload, refusal.expected_start)
+                    promised_start[refusal.workload] = min(
+                        refusal.expected_start, promised_start.get(refusal.workload, refusal.expected_start)
                     )
-            promised += bool(told)
-            snapshot = carried_out(snapshot, {p.workload: p.units for p in planned.placements}, now)
+            promised += bool(promised_start)
+            snapshot = apply_placements(snapshot, {p.workload: p.units for p in planned.placements}, now)
             now = min((r.until for r in snapshot.running), default=now)
             snapshot = replace(snapshot, running=tuple(r for r in snapshot.running if r.until > now))
-    assert promised > 20, "hardly anybody had to wait: these pools try nothing"
+    assert promised > 20, "too few workloads waited to test anything"
 
 
-def carried_out(snapshot: Snapshot, started: dict[int, tuple[int, ...]], now: int) -> Snapshot:
-    """What was started runs, and ends exactly when it was predicted."""
+def apply_placements(snapshot: Snapshot, started: dict[int, tuple[int, ...]], now: int) -> Snapshot:
+    """Return the snapshot with the started workloads running; they end exactly as predicted."""
     running = [
         RunningWorkload(
             q.id,

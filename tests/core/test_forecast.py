@@ -1,4 +1,4 @@
-"""Expected starts of the first that wait."""
+"""Tests of the expected starts of the first workloads in the queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOW, HOUR = 1_000_000, 3600
 PAIR = Ask(2)
 
 
-def waits(number: int, team: int, seconds: int, priority: Priority) -> QueuedWorkload:
+def waiting(number: int, team: int, seconds: int, priority: Priority) -> QueuedWorkload:
     return QueuedWorkload(
         number,
         team,
@@ -45,14 +45,17 @@ def waits(number: int, team: int, seconds: int, priority: Priority) -> QueuedWor
 
 
 @pytest.mark.parametrize("ahead", [1, FORECAST_DEPTH + 1], ids=["by the forecast", "by the pace"])
-def test_who_may_use_spare_units_is_expected_when_who_took_them_ends_though_others_wait_longer_for_as_many(
+def test_critical_work_is_expected_to_start_when_the_work_on_the_spare_units_ends(
     ahead: int,
 ) -> None:
-    """The first of the queue may not have the two free GPUs, which the pool keeps: they wait for those that run. The next may,
-    and takes them for ten minutes; the last may as well, and needs as many for as long as the first."""
-    red = [waits(number, 1, HOUR, Priority.NORMAL) for number in range(1, ahead + 1)]
-    taker, last = ahead + 1, ahead + 2
-    plans = plan(
+    """Two free GPUs are spare capacity, for critical work only.
+
+    The normal work at the front of the queue must wait for the running work. The first critical workload
+    takes the two GPUs for ten minutes. The second one needs as many GPUs and starts when the first one ends.
+    """
+    red = [waiting(number, 1, HOUR, Priority.NORMAL) for number in range(1, ahead + 1)]
+    first_critical, second_critical = ahead + 1, ahead + 2
+    planned = plan(
         Snapshot(
             1,
             pools=(
@@ -72,12 +75,16 @@ def test_who_may_use_spare_units_is_expected_when_who_took_them_ends_though_othe
                 QuotaInfo(2, 1, "H100", 0),
                 QuotaInfo(3, 1, "H100", 2 * SLOTS_PER_GPU),
             ),
-            queued=(*red, waits(taker, 2, 600, Priority.CRITICAL), waits(last, 2, HOUR, Priority.CRITICAL)),
+            queued=(
+                *red,
+                waiting(first_critical, 2, 600, Priority.CRITICAL),
+                waiting(second_critical, 2, HOUR, Priority.CRITICAL),
+            ),
             running=(RunningWorkload(9, 3, 1, 1, 1, (1, 2), NOW - HOUR, NOW + 8 * HOUR, NOW + 8 * HOUR),),
         ),
         NOW,
     )
-    assert [placed.workload for placed in plans.placements] == [taker]
-    starts = {refused.workload: (refused.code, refused.expected_start) for refused in plans.refusals}
+    assert [placement.workload for placement in planned.placements] == [first_critical]
+    starts = {refusal.workload: (refusal.code, refusal.expected_start) for refusal in planned.refusals}
     assert starts[1] == (ReasonCode.SPARE_CAPACITY_KEPT, NOW + 8 * HOUR)
-    assert starts[last][1] == NOW + 600
+    assert starts[second_critical][1] == NOW + 600

@@ -1,4 +1,4 @@
-"""A host on which more CPU and memory is taken than there is, as when it was given less while work ran."""
+"""Tests of a host on which running work holds more CPU and memory than the host now has."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from scheduler.core.planner import plan
 NOW = 1_000_000
 
 
-def test_work_that_asks_for_no_cpu_still_starts_on_it() -> None:
-    """What took too much is of another profile, so that nothing the placement rule counts with needs any CPU."""
+def test_work_that_needs_no_cpu_still_starts_on_the_host() -> None:
+    """The running work has another profile, so that no demand in the placement rule needs CPU."""
     host = HostInfo(1, "host-1", 1, cpu_milli=4_000, memory_mib=8_000)
     whole = tuple(UnitInfo(n, 1, n, "A100-40GB") for n in range(1, 5))
     part = UnitInfo(5, 1, 5, "A100-40GB", profile="1g.5gb", slots=120)

@@ -179,7 +179,8 @@ def test_the_same_asks_in_the_same_order_are_placed_alike_every_time() -> None:
     assert None in first
 
 
-# -- the experiment, on a cluster and a list of pods that no trace has --------------------------------------------------
+# -- the experiment, on a cluster and a list of pods that no trace has
+# --------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Whatever the snapshot: no promise broken, the same plan for the same rows in any order, every wait explained."""
+"""Tests of properties of every plan: it breaks no promise and does not depend on the order of rows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_order_of_rows_does_not_change_the_plan(snapshot: Snapshot, seed: in
 
 @FEW
 @given(snapshots())
-def test_planning_leaves_the_snapshot_as_it_was(snapshot: Snapshot) -> None:
+def test_planning_does_not_change_the_snapshot(snapshot: Snapshot) -> None:
     before = repr(snapshot)
     plan(snapshot, NOW)
     assert repr(snapshot) == before
@@ -55,10 +55,10 @@ def test_planning_leaves_the_snapshot_as_it_was(snapshot: Snapshot) -> None:
 
 @FEW
 @given(st.data())
-def test_a_window_that_is_said_to_fit_keeps_every_promise(data: st.DataObject) -> None:
+def test_a_window_that_fits_breaks_no_promise(data: st.DataObject) -> None:
     snapshot = data.draw(snapshots())
     asked = data.draw(windows(snapshot))
-    answer = answered(snapshot, asked)
+    answer = check_window(snapshot, asked)
     assert (
         window_violations(
             snapshot,
@@ -75,10 +75,10 @@ def test_a_window_that_is_said_to_fit_keeps_every_promise(data: st.DataObject) -
     )
     for window in answer.first_windows:
         for now in (NOW, NOW + WINDOW_VALID_SECONDS):
-            assert answered(snapshot, replace(asked, start=window.start, end=window.end), now).fits
+            assert check_window(snapshot, replace(asked, start=window.start, end=window.end), now).fits
 
 
-def answered(snapshot: Snapshot, asked: WindowAsked, now: int = NOW) -> WindowCheckResult:
+def check_window(snapshot: Snapshot, asked: WindowAsked, now: int = NOW) -> WindowCheckResult:
     return check_reservation_window(
         snapshot,
         asked.ask,
@@ -93,13 +93,13 @@ def answered(snapshot: Snapshot, asked: WindowAsked, now: int = NOW) -> WindowCh
 
 
 @pytest.mark.parametrize("first", range(0, 200, 50))
-def test_a_crowded_pool_gets_a_plan_that_breaks_no_promise(first: int) -> None:
+def test_the_plan_of_a_crowded_pool_breaks_no_promise(first: int) -> None:
     for seed in range(first, first + 50):
         snapshot = crowded(seed, NOW)
         assert violations(snapshot, plan(snapshot, NOW), NOW) == [], seed
 
 
-def test_a_plan_without_explanations_decides_the_same() -> None:
+def test_a_plan_without_explanations_has_the_same_decisions() -> None:
     for seed in range(60):
         snapshot = crowded(seed, NOW)
         short, full = plan(snapshot, NOW, explain=False), plan(snapshot, NOW)
@@ -111,7 +111,7 @@ def test_a_plan_without_explanations_decides_the_same() -> None:
         assert short.unbound == full.unbound
 
 
-def test_a_pool_without_hosts_refuses_everything_and_breaks_nothing() -> None:
+def test_a_pool_without_hosts_refuses_every_workload() -> None:
     snapshot = crowded(1, NOW)
     empty = replace(snapshot, hosts=(), units=(), running=(), maintenance=())
     planned = plan(empty, NOW)
@@ -121,6 +121,6 @@ def test_a_pool_without_hosts_refuses_everything_and_breaks_nothing() -> None:
     assert plan(nothing, NOW) == Plan(epoch=3)
 
 
-def test_work_that_waits_in_no_known_pool_is_refused() -> None:
+def test_work_of_an_unknown_pool_is_refused() -> None:
     snapshot = replace(crowded(1, NOW), pools=())
     assert {r.code for r in plan(snapshot, NOW).refusals} == {ReasonCode.NOT_YOUR_POOL}

@@ -1,8 +1,9 @@
-"""Plans recorded before names changed: the planner must still give the same plan for each recorded snapshot.
+"""Tests that the planner gives the recorded plan for each recorded snapshot.
 
-``tests/fixtures/plans_format_1.jsonl.xz`` has one recording of format 1 in each line, with two keys of its own: ``plan`` is
-the whole plan, ``source`` says how the snapshot was made. ``serialization.read_recording`` reads the snapshot in present names.
-``PRESENT_NAMES`` maps the recorded plan to present names; add to it each table or column of a plan that gets another name.
+``tests/fixtures/plans_format_1.jsonl.xz`` has one recording of format 1 in each line, with two keys of its
+own: ``plan`` is the whole plan, ``source`` says how the snapshot was made. ``serialization.read_recording``
+reads the snapshot in present names. ``PRESENT_NAMES`` maps the recorded plan to present names; add to it each
+table or column of a plan that gets another name.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from scheduler.core.planner import plan
 
 FILE = Path(__file__).resolve().parent.parent / "fixtures" / "plans_format_1.jsonl.xz"
 SHARDS = 8  # so that parallel workers share the recordings
-LEAST_RECORDINGS = 1_000
-MOST_DIFFERENCES_SHOWN = 20
+MIN_RECORDINGS = 1_000
+MAX_DIFFERENCES_SHOWN = 20
 TABLES = ("placements", "evictions", "refusals", "bindings", "unbound")
-# Recorded table -> (present table, {recorded column: present column}). Names that are absent have not changed.
+# Recorded table -> (present table, {recorded column: present column}). Names that are absent have not
+# changed.
 PRESENT_NAMES: dict[str, tuple[str, dict[str, str]]] = {}
-# Recordings whose plan changed on purpose: {line number: reason}. The commit that changes a plan lists it here.
+# Recordings whose plan changed on purpose: {line number: reason}. The commit that changes a plan lists it
+# here.
 CHANGED_ON_PURPOSE: dict[int, str] = {}
 
 Rows = dict[str, list[dict[str, Any]]]  # of each table: its rows, each by column
@@ -49,22 +52,27 @@ def rows_by_column(tables: dict[str, Any]) -> Rows:
 
 def in_present_names(recorded: Rows) -> Rows:
     """Return a recorded plan with the present names of its tables and columns."""
-    found: Rows = {}
+    present: Rows = {}
     for table, rows in recorded.items():
         name, columns = PRESENT_NAMES.get(table, (table, {}))
-        found[name] = [{columns.get(column, column): value for column, value in row.items()} for row in rows]
-    return found
+        present[name] = [
+            {columns.get(column, column): value for column, value in row.items()} for row in rows
+        ]
+    return present
 
 
-def differences(expected: Rows, found: Rows) -> list[str]:
-    """Return one line for each row that is missing, new or different. A plan's row names its subject in its first column."""
-    said = []
-    for table in sorted({*expected, *found}):
-        before, after = _by_subject(expected.get(table, [])), _by_subject(found.get(table, []))
+def differences(expected: Rows, present: Rows) -> list[str]:
+    """Return one line for each row that is missing, new or different.
+
+    The first column of a row names its subject.
+    """
+    lines_found = []
+    for table in sorted({*expected, *present}):
+        before, after = _by_subject(expected.get(table, [])), _by_subject(present.get(table, []))
         for subject in sorted({*before, *after}):
             old, new = before.get(subject), after.get(subject)
             if old is None or new is None:
-                said.append(
+                lines_found.append(
                     f"{table} of {subject}: {'recorded' if new is None else 'now'} only: {json.dumps(old or new)}"
                 )
             elif old != new:
@@ -72,8 +80,8 @@ def differences(expected: Rows, found: Rows) -> list[str]:
                 changes = [
                     f"{name} {json.dumps(old.get(name))} -> {json.dumps(new.get(name))}" for name in columns
                 ]
-                said.append(f"{table} of {subject}: {', '.join(changes)}")
-    return said
+                lines_found.append(f"{table} of {subject}: {', '.join(changes)}")
+    return lines_found
 
 
 def _by_subject(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -81,18 +89,18 @@ def _by_subject(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 def replay(number: int) -> str:
-    """Plan on one recording. Return what differs from its plan, or an empty text."""
+    """Plan one recording again. Return the differences from its plan, or an empty text."""
     line = lines()[number]
     recording, whole = serialization.read_recording(line), json.loads(line)
     text = serialization.plan_text(plan(recording.snapshot, recording.now))
     if serialization.sha256_hex(text) == recording.plan_sha256:
         return ""
-    found = json.loads(text)
-    expected_rows, found_rows = in_present_names(rows_by_column(whole["plan"])), rows_by_column(found)
-    if expected_rows == found_rows and whole["plan"]["epoch"] == found["epoch"]:
+    present = json.loads(text)
+    expected_rows, found_rows = in_present_names(rows_by_column(whole["plan"])), rows_by_column(present)
+    if expected_rows == found_rows and whole["plan"]["epoch"] == present["epoch"]:
         return ""
     different = differences(expected_rows, found_rows) or ["the epoch, or the order of rows"]
-    shown = "\n    ".join(different[:MOST_DIFFERENCES_SHOWN])
+    shown = "\n    ".join(different[:MAX_DIFFERENCES_SHOWN])
     return f"recording {number} ({whole['source']}): {len(different)} differences\n    {shown}"
 
 
@@ -101,12 +109,12 @@ def test_each_recorded_snapshot_gives_the_recorded_plan(shard: int) -> None:
     different = [
         replay(number) for number in range(shard, len(lines()), SHARDS) if number not in CHANGED_ON_PURPOSE
     ]
-    different = [said for said in different if said]
+    different = [lines_found for lines_found in different if lines_found]
     assert not different, f"{len(different)} plans differ:\n" + "\n".join(different[:5])
 
 
-def test_the_recordings_cover_what_a_plan_can_say() -> None:
-    assert len(lines()) >= LEAST_RECORDINGS
+def test_the_recordings_cover_every_table_of_a_plan() -> None:
+    assert len(lines()) >= MIN_RECORDINGS
     assert len(set(lines())) == len(lines())
     assert all(number < len(lines()) for number in CHANGED_ON_PURPOSE)
     seen = dict.fromkeys(TABLES, 0)

@@ -1,4 +1,4 @@
-"""Each rule of docs/scheduling.md as a small story in scenarios/*.json, told again by the planner, in the words people read."""
+"""Tests of scenarios/*.json: each shows one rule of docs/scheduling.md with a small pool and its plan."""
 
 from __future__ import annotations
 
@@ -16,56 +16,57 @@ from scheduler.core.planner import plan
 from tests.core.scenario import FOLDER, NOW, Scenario
 
 FILES = sorted(FOLDER.glob("*.json"))
-EACH = pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+EACH_SCENARIO = pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 
 
-@EACH
-def test_the_scenario_comes_out_as_told(path: Path) -> None:
+@EACH_SCENARIO
+def test_the_plan_is_as_the_scenario_expects(path: Path) -> None:
     scenario = Scenario(path)
     planned = plan(scenario.snapshot, NOW)
     expected = {
         part: scenario.expected.get(part, {}) for part in ("placed", "evicted", "refused", "bound", "unbound")
     }
-    assert scenario.told(planned) == expected, scenario.rule
+    assert scenario.relevant_part(planned) == expected, scenario.rule
     assert violations(scenario.snapshot, planned, NOW) == []
 
 
-@EACH
-def test_people_read_why(path: Path) -> None:
-    words = in_words(plan(Scenario(path).snapshot, NOW))
+@EACH_SCENARIO
+def test_the_displayed_texts_are_those_of_the_scenario(path: Path) -> None:
+    texts = displayed_texts(plan(Scenario(path).snapshot, NOW))
     if os.environ.get("GPUPOOL_WRITE_WORDS"):
-        write_words(path, words)
-    assert Scenario(path).words == words
+        write_texts(path, texts)
+    assert Scenario(path).texts == texts
 
 
-def in_words(planned: Plan) -> dict[str, str]:
-    """What is said to a stranger about everybody who gets an answer, in the time zone UTC."""
+def displayed_texts(planned: Plan) -> dict[str, str]:
+    """Return the displayed text of each answer of the plan, with times in UTC."""
     with timezone.override("UTC"):
-        said = {
+        texts = {
             str(p.workload): reason_texts.reason_sentence(p.code, dict(p.numbers)) for p in planned.placements
         }
-        said |= {
+        texts |= {
             str(e.workload): reason_texts.reason_sentence(e.code, dict(e.numbers)) for e in planned.evictions
         }
-        said |= {
+        texts |= {
             str(r.workload): reason_texts.reason_sentence(r.code, dict(r.numbers)) for r in planned.refusals
         }
-        said |= {
+        texts |= {
             f"reservation {u.reservation}": reason_texts.reason_sentence(u.code, dict(u.numbers))
             for u in planned.unbound
         }
-    return dict(sorted(said.items()))
+    return dict(sorted(texts.items()))
 
 
-def write_words(path: Path, words: dict[str, str]) -> None:
-    """Put the words at the end of the file, in the place of those that were there."""
+def write_texts(path: Path, texts: dict[str, str]) -> None:
+    """Write the texts at the end of the file, in place of the texts there."""
     text = path.read_text()
     head = (
-        text[: text.rindex(',\n  "words": {')]
-        if '\n  "words": {' in text
+        text[: text.rindex(',\n  "texts": {')]
+        if '\n  "texts": {' in text
         else text.rstrip().removesuffix("}").rstrip()
     )
     lines = ",\n".join(
-        f"    {json.dumps(who)}: {json.dumps(said, ensure_ascii=False)}" for who, said in words.items()
+        f"    {json.dumps(subject)}: {json.dumps(text, ensure_ascii=False)}"
+        for subject, text in texts.items()
     )
-    path.write_text(f'{head},\n  "words": {{\n{lines}\n  }}\n}}\n' if words else f"{head}\n}}\n")
+    path.write_text(f'{head},\n  "texts": {{\n{lines}\n  }}\n}}\n' if texts else f"{head}\n}}\n")

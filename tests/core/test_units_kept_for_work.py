@@ -1,4 +1,4 @@
-"""Units that others left for a workload are its own until it starts: whatever else the pool keeps free."""
+"""Tests of earmarked units: units that victims freed for a workload are kept for it until it starts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from scheduler.core.planner import plan
 NOW = 1_000_000
 
 
-def test_spare_capacity_does_not_keep_work_off_the_units_kept_for_it() -> None:
-    """The best place would be on spare capacity: the last free unit of another host. The unit kept for it is no part of that."""
+def test_spare_capacity_does_not_block_units_earmarked_for_a_workload() -> None:
+    """The best place would be the last free unit of the other host.
+
+    It is spare capacity; the earmarked unit is not.
+    """
     hosts = tuple(HostInfo(n, f"host-{n}", 1) for n in (1, 2))
     units = tuple(
         UnitInfo(host * 10 + n, host, host * 10 + n, "A100-40GB")

@@ -12,29 +12,31 @@ from scheduler.core.model.snapshot import PoolPolicy
 from scheduler.core.promises.promise_timeline import DISK_CLEANUP_SECONDS
 from scheduler.core.queue import runtime_prediction, team_queue
 from scheduler.core.what_if import alternatives
-from tests.core.worked_examples import BLOCK, PAGE, written_anew
+from tests.core.worked_examples import BLOCK, PAGE, with_new_blocks
 
 
-def test_the_examples_of_the_page_are_what_the_planner_says() -> None:
+def test_the_examples_of_the_page_are_the_output_of_the_planner() -> None:
     text = PAGE.read_text()
     if os.environ.get("GPUPOOL_WRITE_DOCS"):
-        text = written_anew(text)
+        text = with_new_blocks(text)
         PAGE.write_text(text)
-    assert text == written_anew(text), (
-        "made of other scenarios: write the page anew (see tests/core/worked_examples.py)"
+    assert text == with_new_blocks(text), (
+        "the blocks are out of date: regenerate them (see tests/core/worked_examples.py)"
     )
 
 
 def test_the_page_has_an_example_for_each_of_its_rules_and_lists_them_all() -> None:
-    blocks = [found["what"] for found in BLOCK.finditer(PAGE.read_text())]
+    blocks = [match["block"] for match in BLOCK.finditer(PAGE.read_text())]
     assert blocks.count("rules") == 1 and blocks.count("promises") == 1
     for section in PAGE.read_text().split("\n## ")[1:]:
         title = section.splitlines()[0]
-        assert "<!-- " in section or title in ("A cycle", "Policy of a pool"), f"{title}: without an example"
+        assert "<!-- " in section or title in ("A cycle", "Policy of a pool"), (
+            f"section {title!r} has no example"
+        )
 
 
 HOUR = 3600
-SAID = [
+STATED_NUMBERS = [
     f"never more than {waiting_queue.MAX_RUNTIME_PENALTY_SECONDS // HOUR} hours extra",
     f"after {team_queue.OLDEST_FIRST_AFTER_SECONDS // HOUR} hours, "
     f"its oldest over {team_queue.LARGE_JOB_UNITS} GPUs after "
@@ -56,6 +58,6 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize("words", SAID)
-def test_the_numbers_between_the_examples_are_those_of_the_rules(words: str) -> None:
-    assert words in " ".join(PAGE.read_text().split())
+@pytest.mark.parametrize("sentence", STATED_NUMBERS)
+def test_the_numbers_in_the_text_are_those_of_the_code(sentence: str) -> None:
+    assert sentence in " ".join(PAGE.read_text().split())

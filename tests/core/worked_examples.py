@@ -1,7 +1,8 @@
-"""Makes the worked examples of docs/scheduling.md from scenario files: every number in them comes out of the planner.
+"""Generate the worked examples of docs/scheduling.md from scenario files, with the numbers of the planner.
 
-A block of the page begins with ``<!-- example: NAME -->`` (a file of ``scenarios/``), ``<!-- rules -->`` (all of them) or
-``<!-- promises -->`` (what the verifier checks), and ends with ``<!-- end -->``. What is between is written anew by
+A block of the page begins with ``<!-- example: NAME -->`` (a file of ``scenarios/``), ``<!-- rules -->`` (all
+files) or ``<!-- promises -->`` (all checks of the verifier), and ends with ``<!-- end -->``. Regenerate the
+blocks with
 
     GPUPOOL_WRITE_DOCS=1 ./run test tests/core/test_worked_examples.py
 """
@@ -19,25 +20,25 @@ from scheduler.core.planner import plan
 from tests.core.scenario import FOLDER, NOW, Scenario
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scheduling.md"
-BLOCK = re.compile(r"<!-- (?P<what>example: (?P<name>\w+)|rules|promises) -->\n.*?<!-- end -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (?P<block>example: (?P<name>\w+)|rules|promises) -->\n.*?<!-- end -->", re.DOTALL)
 
 
-def written_anew(text: str) -> str:
-    """The page with every block made again."""
-    return BLOCK.sub(lambda found: f"<!-- {found['what']} -->\n{_block(found)}\n<!-- end -->", text)
+def with_new_blocks(text: str) -> str:
+    """Return the page with every block regenerated."""
+    return BLOCK.sub(lambda match: f"<!-- {match['block']} -->\n{_block(match)}\n<!-- end -->", text)
 
 
-def _block(found: re.Match[str]) -> str:
-    if found["name"]:
-        return Example(FOLDER / f"{found['name']}.json").told()
-    if found["what"] == "promises":
+def _block(match: re.Match[str]) -> str:
+    if match["name"]:
+        return Example(FOLDER / f"{match['name']}.json").table()
+    if match["block"] == "promises":
         return "\n".join(f"- {promise}" for promise in PROMISES)
     rows = [f"| {Scenario(path).rule} | `{path.stem}` |" for path in sorted(FOLDER.glob("*.json"))]
     return "\n".join(["| rule | scenario |", "|---|---|", *rows])
 
 
 class Example:
-    """One scenario as a table: who runs, waits or has reserved what, what is decided, and what people read."""
+    """One scenario as a table of its workloads and reservations, with decisions and displayed texts."""
 
     def __init__(self, path: Path) -> None:
         self.scenario = Scenario(path)
@@ -45,7 +46,8 @@ class Example:
         self.planned: Plan = plan(self.scenario.snapshot, NOW)
         self.team = {number: name for name, number in self.scenario.teams.items()}
 
-    def told(self) -> str:
+    def table(self) -> str:
+        """Return the example in Markdown: rule, pool, and one row for each workload and reservation."""
         snapshot = self.scenario.snapshot
         rows = [self._row(str(r.id), self._running(r), self._about_running(r)) for r in snapshot.running]
         rows += [self._row(f"reservation {r.id}", *self._reservation(r.id)) for r in snapshot.reservations]
@@ -64,10 +66,10 @@ class Example:
             ]
         )
 
-    def _row(self, who: str, what: str, decided: str) -> str:
-        return f"| {who} | {what} | {decided} | {self.scenario.words.get(who, '')} |"
+    def _row(self, subject: str, description: str, decision: str) -> str:
+        return f"| {subject} | {description} | {decision} | {self.scenario.texts.get(subject, '')} |"
 
-    # -- the pool ----------------------------------------------------------------------------------------------------------
+    # -- the pool
 
     def _pool(self) -> str:
         snapshot = self.scenario.snapshot
@@ -76,25 +78,26 @@ class Example:
             gpus = {u.gpu: u.model for u in snapshot.units if u.host == host.id}
             labels = "".join(f", {name} {value}" for name, value in sorted(host.labels))
             hosts.append(f"{host.name} ({len(gpus)} x {next(iter(gpus.values()))}{labels})")
-        said = [f"Hosts: {', '.join(hosts)}.", *self._quotas(), *self._used(), *self._rules()]
-        return " ".join(said)
+        sentences = [f"Hosts: {', '.join(hosts)}.", *self._quotas(), *self._used(), *self._rules()]
+        return " ".join(sentences)
 
     def _quotas(self) -> list[str]:
         snapshot = self.scenario.snapshot
         if snapshot.pools[0].kind is PoolKind.STATIC:
             return [f"A static pool of {self.team[snapshot.pools[0].team or 0]}."]
         several = len({quota.model for quota in snapshot.quotas}) > 1
-        given = []
+        amounts = []
         for quota in snapshot.quotas:
             model = f" {quota.model}" if several else ""
             limit = "" if quota.borrow_limit is None else f" (may borrow {_number(quota.borrow_limit)} more)"
-            given.append(f"{self.team[quota.team]} {_number(quota.guaranteed)}{model}{limit}")
-        return [f"Guaranteed: {', '.join(given)}."]
+            amounts.append(f"{self.team[quota.team]} {_number(quota.guaranteed)}{model}{limit}")
+        return [f"Guaranteed: {', '.join(amounts)}."]
 
     def _used(self) -> list[str]:
         weight = {team.id: team.weight for team in self.scenario.snapshot.teams}
         used = [
-            f"{self.team[use.team]} {use.slot_seconds / SLOTS_PER_GPU / 3600:g} GPU hours with weight {weight[use.team]}"
+            f"{self.team[use.team]} {use.slot_seconds / SLOTS_PER_GPU / 3600:g} GPU hours "
+            f"with weight {weight[use.team]}"
             for use in self.scenario.snapshot.decayed_use
         ]
         return (
@@ -104,20 +107,22 @@ class Example:
         )
 
     def _rules(self) -> list[str]:
-        """The pool's settings that are not the usual ones, and maintenance to come."""
-        policy, usual = self.scenario.snapshot.pools[0].policy, PoolPolicy()
-        said = []
+        """Return the pool's settings that differ from the defaults, and its maintenance windows."""
+        policy, default = self.scenario.snapshot.pools[0].policy, PoolPolicy()
+        sentences = []
         if policy.spare_slots:
-            said.append(f"{_gpus(policy.spare_slots)} kept free for critical work.")
-        if policy.minimum_runtime_seconds != usual.minimum_runtime_seconds:
-            said.append(f"Minimum runtime: {_time(policy.minimum_runtime_seconds)}.")
+            sentences.append(f"{_gpus(policy.spare_slots)} kept free for critical work.")
+        if policy.minimum_runtime_seconds != default.minimum_runtime_seconds:
+            sentences.append(f"Minimum runtime: {_time(policy.minimum_runtime_seconds)}.")
         name = {host.id: host.name for host in self.scenario.snapshot.hosts}
         for window in self.scenario.snapshot.maintenance:
             length = _time(window.end - window.start)
-            said.append(f"Maintenance of {name[window.host]} in {_time(window.start - NOW)}, for {length}.")
-        return said
+            sentences.append(
+                f"Maintenance of {name[window.host]} in {_time(window.start - NOW)}, for {length}."
+            )
+        return sentences
 
-    # -- who there is --------------------------------------------------------------------------------------------------------
+    # -- workloads and reservations
 
     def _running(self, row: RunningWorkload) -> str:
         words = [f"{self.team[row.team]} runs on {self._names(row.units)}"]
@@ -148,27 +153,27 @@ class Example:
     def _reservation(self, reservation: int) -> tuple[str, str]:
         row = next(r for r in self.scenario.snapshot.reservations if r.id == reservation)
         begins = f"from {_time(row.start - NOW)} from now" if row.start > NOW else "from now"
-        what = (
+        description = (
             f"{self.team[row.team]} has reserved {_asked(row.ask)} {begins} for {_time(row.end - row.start)}"
         )
         bound = next((b.units for b in self.planned.bindings if b.reservation == reservation), row.units)
         if bound:
-            return what, f"has {self._names(bound)}"
-        return what, "has begun without units" if row.start <= NOW else "is kept feasible"
+            return description, f"has {self._names(bound)}"
+        return description, "has begun without units" if row.start <= NOW else "is kept feasible"
 
-    # -- what is decided -------------------------------------------------------------------------------------------------------
+    # -- decisions
 
     def _about_running(self, row: RunningWorkload) -> str:
         eviction = next((e for e in self.planned.evictions if e.workload == row.id), None)
         if eviction is None:
             return "ends" if row.stopping else "continues"
-        whom = (
+        beneficiary = (
             f"workload {eviction.for_workload}"
             if eviction.for_workload
             else f"reservation {eviction.for_reservation}"
         )
         lost = dict(eviction.numbers).get("lost")
-        words = [f"is evicted for {whom}", f"stops in {_time(eviction.stop_at - NOW)}"]
+        words = [f"is evicted for {beneficiary}", f"stops in {_time(eviction.stop_at - NOW)}"]
         words += (
             [f"{lost / 3600 / SLOTS_PER_GPU:.2g} GPU hours lost"] if isinstance(lost, int) and lost else []
         )
@@ -193,7 +198,7 @@ class Example:
         return ", ".join(words)
 
     def _names(self, units: tuple[int, ...]) -> str:
-        """``one/0-3 two/5``: GPUs and slices that follow each other are drawn together."""
+        """Return names of units such as ``one/0-3 two/5``, with consecutive GPUs and slices as ranges."""
         by_stem: dict[str, list[int]] = {}
         for unit in units:
             stem, number = re.fullmatch(r"(.*[/.])(\d+)", self.scenario.unit_name[unit]).groups()  # type: ignore[union-attr]
@@ -234,7 +239,7 @@ def _gpus(slots: int) -> str:
 
 
 def _time(seconds: int) -> str:
-    """The largest unit that is whole: ``90 s``, ``5 min``, ``2 h``."""
+    """Return a duration in the largest unit that gives a whole number: ``90 s``, ``5 min``, ``2 h``."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds and seconds % size == 0:
             return f"{seconds // size} {unit}"

@@ -1,4 +1,7 @@
-"""Expected starts behind the last that the forecast places: units counted as they become free, not hosts."""
+"""Tests of expected starts behind the depth of the forecast.
+
+They come from the number of free units over time, not from a placement on hosts.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,15 @@ NOW, HOUR = 1_000_000, 3600
 HOSTS = 4
 
 
-def room(*profile: tuple[int, ...]) -> FreeUnitsOverTime:
-    """Free units of some hosts now and after each further hour."""
+def free_units(*profile: tuple[int, ...]) -> FreeUnitsOverTime:
+    """Return free units of hosts over time: the first tuple is now, each further one an hour later."""
     return FreeUnitsOverTime(
         np.array([NOW + at * HOUR for at in range(len(profile))]), np.array(profile), NOW
     )
 
 
 def pool(queued: list[QueuedWorkload], running: tuple[RunningWorkload, ...] = ()) -> Snapshot:
-    """Four hosts of eight GPUs, and one team that borrows them."""
+    """Return four hosts of eight GPUs, and one team that borrows them."""
     units = tuple(UnitInfo(h * 10 + g, h, h * 10 + g, "H100") for h in range(1, HOSTS + 1) for g in range(8))
     return Snapshot(
         1,
@@ -54,22 +57,22 @@ def pool(queued: list[QueuedWorkload], running: tuple[RunningWorkload, ...] = ()
 
 
 def busy(hours: int) -> tuple[RunningWorkload, ...]:
-    """Every GPU in use, one of them free after each quarter of ``hours`` and all by then."""
-    found = []
+    """Return work on every GPU: a quarter of it ends after each quarter of ``hours``."""
+    rows = []
     for number, unit in enumerate(h * 10 + g for h in range(1, HOSTS + 1) for g in range(8)):
         end = NOW + hours * HOUR * (number % 4 + 1) // 4
-        found.append(
+        rows.append(
             RunningWorkload(900 + number, 1, 1, 1, 1, (unit,), NOW - HOUR, end, end, preemptible=True)
         )
-    return tuple(found)
+    return tuple(rows)
 
 
-def waits(number: int, ask: Ask, seconds: int) -> QueuedWorkload:
+def waiting(number: int, ask: Ask, seconds: int) -> QueuedWorkload:
     return QueuedWorkload(number, 1, 1, 1, 1, ask, NOW - HOUR + number, seconds, seconds, preemptible=True)
 
 
-def told(queued: list[QueuedWorkload], running: tuple[RunningWorkload, ...]) -> dict[int, int]:
-    """When each is expected to start."""
+def expected_starts(queued: list[QueuedWorkload], running: tuple[RunningWorkload, ...]) -> dict[int, int]:
+    """Return the expected start of each waiting workload."""
     starts = {}
     for refusal in plan(pool(queued, running), NOW).refusals:
         assert refusal.expected_start is not None
@@ -77,50 +80,52 @@ def told(queued: list[QueuedWorkload], running: tuple[RunningWorkload, ...]) -> 
     return starts
 
 
-def test_a_small_ask_deep_in_the_queue_is_not_told_to_wait_for_the_gangs_before_it() -> None:
-    gangs = [waits(n, Ask(8, HOSTS), 24 * HOUR) for n in range(1, FORECAST_DEPTH + 1)]
-    starts = told([*gangs, waits(500, Ask(1), HOUR), waits(501, Ask(1), 40 * HOUR)], busy(8))
-    assert starts[FORECAST_DEPTH] >= NOW + 60 * 24 * HOUR, "the last gang waits for all the others"
-    assert starts[500] == NOW + 2 * HOUR, "as soon as a GPU is free: it is gone when the first gang can start"
-    assert starts[501] > starts[FORECAST_DEPTH], "it would be in the way of every gang before it"
+def test_a_small_request_deep_in_the_queue_is_expected_to_start_before_the_gangs_ahead() -> None:
+    gangs = [waiting(n, Ask(8, HOSTS), 24 * HOUR) for n in range(1, FORECAST_DEPTH + 1)]
+    starts = expected_starts([*gangs, waiting(500, Ask(1), HOUR), waiting(501, Ask(1), 40 * HOUR)], busy(8))
+    assert starts[FORECAST_DEPTH] >= NOW + 60 * 24 * HOUR, "the last gang waiting for all the others"
+    assert starts[500] == NOW + 2 * HOUR, (
+        "it starts on the first free GPU and ends before the first gang can start"
+    )
+    assert starts[501] > starts[FORECAST_DEPTH], "it would delay every gang ahead"
 
 
-def test_who_is_behind_the_forecast_starts_when_those_ahead_have_had_their_choice() -> None:
+def test_workloads_behind_the_forecast_start_in_queue_order() -> None:
     ahead = FORECAST_DEPTH + 40
-    starts = told([waits(n, Ask(1), 4 * HOUR) for n in range(1, ahead + 100)], busy(4))
+    starts = expected_starts([waiting(n, Ask(1), 4 * HOUR) for n in range(1, ahead + 100)], busy(4))
     in_order = [starts[n] for n in sorted(starts)]
-    assert in_order == sorted(in_order), "equals start in their order"
-    free_again = NOW + 5 * HOUR  # the first 8 units come free after 1 h, and are needed for 4 h each
-    before = 32  # as many units as there are come free before
-    assert starts[before] < free_again <= starts[ahead] <= free_again + 12 * HOUR
+    assert in_order == sorted(in_order), "equal workloads start in queue order"
+    free_again = NOW + 5 * HOUR  # the first 8 units become free after 1 h and are then used for 4 h
+    last_of_first_round = 32  # one workload for each unit
+    assert starts[last_of_first_round] < free_again <= starts[ahead] <= free_again + 12 * HOUR
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_nobody_deep_in_the_queue_is_told_a_time_when_more_would_be_in_use_than_there_is(seed: int) -> None:
+def test_expected_starts_never_need_more_units_than_the_pool_has(seed: int) -> None:
     dice = random.Random(seed)
     queued = [
-        waits(n, Ask(dice.choice((1, 1, 2, 4, 8)), dice.choice((1, 1, 1, 2))), dice.randint(1, 12) * HOUR)
+        waiting(n, Ask(dice.choice((1, 1, 2, 4, 8)), dice.choice((1, 1, 1, 2))), dice.randint(1, 12) * HOUR)
         for n in range(1, 300)
     ]
-    starts = told(queued, busy(6))
+    starts = expected_starts(queued, busy(6))
     ends = {r.id: r.until for r in busy(6)}
-    for moment in sorted(set(starts.values())):
-        at_work = sum(end > moment for end in ends.values())
+    for time in sorted(set(starts.values())):
+        in_use = sum(end > time for end in ends.values())
         for q in queued:
-            begun = starts.get(q.id, NOW)
-            at_work += q.ask.total_units * (begun <= moment < begun + q.predicted_seconds)
-        assert at_work <= HOSTS * 8, (seed, moment - NOW)
+            start = starts.get(q.id, NOW)
+            in_use += q.ask.total_units * (start <= time < start + q.predicted_seconds)
+        assert in_use <= HOSTS * 8, (seed, time - NOW)
 
 
-def test_pieces_smaller_than_an_ask_are_no_room_for_it() -> None:
-    scattered = room((4, 4, 4), (4, 4, 8))
+def test_a_request_needs_its_units_on_one_host() -> None:
+    scattered = free_units((4, 4, 4), (4, 4, 8))
     assert scattered.earliest(8, 1, 60) == NOW + HOUR
-    assert scattered.earliest(2, 1, 60) == NOW + HOUR, "later than now, and then at once"
+    assert scattered.earliest(2, 1, 60) == NOW + HOUR, "the earliest start is after the first step"
     assert scattered.earliest(16, 1, 60) is None
 
 
-def test_small_asks_take_the_scraps_before_they_break_up_whole_pieces() -> None:
-    hosts = room((0, 0), (3, 8))
+def test_small_requests_use_partly_used_hosts_first() -> None:
+    hosts = free_units((0, 0), (3, 8))
     hosts.take(1, 3, NOW, NOW + 100 * HOUR)
     assert hosts.earliest(8, 1, 60) == NOW + HOUR
     hosts.take(1, 1, NOW, NOW + 100 * HOUR)
@@ -128,24 +133,22 @@ def test_small_asks_take_the_scraps_before_they_break_up_whole_pieces() -> None:
     assert later is None or later >= NOW + 100 * HOUR
 
 
-def test_room_has_to_last_as_long_as_it_is_needed() -> None:
-    hosts = room((1,), (1,), (0,), (0,), (1,))
+def test_units_must_stay_free_for_the_whole_runtime() -> None:
+    hosts = free_units((1,), (1,), (0,), (0,), (1,))
     assert hosts.earliest(1, 1, HOUR // 2) == NOW + HOUR
     assert hosts.earliest(1, 1, 2 * HOUR) == NOW + 4 * HOUR
 
 
-def test_what_runs_beyond_all_that_is_known_is_in_nobodys_way_for_ever() -> None:
-    hosts = room((1,), (1,))
+def test_work_after_the_last_known_time_starts_one_after_another() -> None:
+    hosts = free_units((1,), (1,))
     for number in range(30):
         start = hosts.earliest(1, 1, HOUR)
         assert start is not None and start >= NOW + number * HOUR, "they start one after another"
         hosts.take(1, 1, start, start + HOUR)
 
 
-def test_what_may_be_told_to_go_for_a_reservation_is_not_told_a_start_that_those_ahead_would_not_let_it_have() -> (
-    None
-):
-    """A gang needs all four hosts when the last is free; nobody leaves for it, whatever was reserved for next week."""
+def test_a_later_reservation_does_not_move_the_expected_starts_of_preemptible_work() -> None:
+    """A gang needs all four hosts when the last one is free. No work is evicted for it."""
     ends = {host: NOW + host * HOUR for host in range(1, HOSTS + 1)}
     running = tuple(
         RunningWorkload(
@@ -153,28 +156,28 @@ def test_what_may_be_told_to_go_for_a_reservation_is_not_told_a_start_that_those
         )
         for h, end in ends.items()
     )
-    queued = [waits(1, Ask(8, HOSTS), 24 * HOUR), waits(2, Ask(8), 20 * HOUR), waits(3, Ask(8), HOUR)]
+    queued = [waiting(1, Ask(8, HOSTS), 24 * HOUR), waiting(2, Ask(8), 20 * HOUR), waiting(3, Ask(8), HOUR)]
     reserved = ReservationInfo(1, 1, 1, 1, Ask(8, HOSTS), NOW + 100 * HOUR, NOW + 110 * HOUR)
     soon = ReservationInfo(1, 1, 1, 1, Ask(8, HOSTS), NOW + 10 * HOUR, NOW + 11 * HOUR)
     for reservations in ((), (reserved,)):
         snapshot = replace(pool(queued, running), reservations=reservations)
         starts = {r.workload: r.expected_start for r in plan(snapshot, NOW).refusals}
         assert starts[1] == NOW + HOSTS * HOUR
-        assert starts[2] == NOW + (HOSTS + 24) * HOUR, "it would be in the way of the gang"
-        assert starts[3] == NOW + HOUR, "it is over before the gang can start"
+        assert starts[2] == NOW + (HOSTS + 24) * HOUR, "it would delay the gang"
+        assert starts[3] == NOW + HOUR, "it ends before the gang can start"
     starts = {
         r.workload: r.expected_start for r in plan(replace(snapshot, reservations=(soon,)), NOW).refusals
     }
-    assert starts[1] == NOW + HOSTS * HOUR, "what is reserved for later may be used until then"
+    assert starts[1] == NOW + HOSTS * HOUR, "units reserved for later are used until then"
 
 
-def test_deep_in_the_queue_preemptible_work_uses_what_is_reserved_until_it_is_told_to_go() -> None:
+def test_preemptible_work_deep_in_the_queue_uses_reserved_units_until_the_reservation_starts() -> None:
     reserved = ReservationInfo(1, 1, 1, 1, Ask(8, HOSTS), NOW + 10 * HOUR, NOW + 1000 * HOUR)
-    ahead = [waits(n, Ask(1), HOUR) for n in range(1, FORECAST_DEPTH + 1)]
-    long = waits(500, Ask(1), 12 * HOUR)
+    ahead = [waiting(n, Ask(1), HOUR) for n in range(1, FORECAST_DEPTH + 1)]
+    long = waiting(500, Ask(1), 12 * HOUR)
     must_stay = replace(long, id=501, preemptible=False, may_borrow=False)
     snapshot = replace(pool([*ahead, long, must_stay], busy(4)), reservations=(reserved,))
     snapshot = replace(snapshot, quotas=(QuotaInfo(1, 1, "H100", 8 * HOSTS * SLOTS_PER_GPU),))
     starts = {r.workload: r.expected_start or 0 for r in plan(snapshot, NOW).refusals}
     assert NOW < starts[500] < NOW + 6 * HOUR
-    assert starts[501] >= NOW + 1000 * HOUR, "it would still be there when the reservation starts"
+    assert starts[501] >= NOW + 1000 * HOUR, "it would still run when the reservation starts"

@@ -1,4 +1,4 @@
-"""How long a job will probably run, from those that finished before it."""
+"""Tests of the predicted runtime of a job, from jobs that finished before it."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ def queued(limit: int, user: int = 1, team: int = 1, units: int = 1, hosts: int 
     return QueuedWorkload(1, team, 1, user, 1, Ask(units, hosts), 0, limit, limit)
 
 
-def after(*runs: tuple[QueuedWorkload, int]) -> RuntimeHistory:
+def history_of(*runs: tuple[QueuedWorkload, int]) -> RuntimeHistory:
     history = RuntimeHistory()
     for row, runtime in runs:
         history.finished(row, runtime)
     return history
 
 
-def test_without_a_past_the_limit_is_all_that_is_known() -> None:
+def test_without_a_history_the_prediction_is_the_limit() -> None:
     assert RuntimeHistory().predict(queued(3600)) == 3600
 
 
-def test_five_similar_jobs_of_the_user_say_their_median() -> None:
+def test_the_prediction_is_the_median_of_five_similar_jobs_of_the_user() -> None:
     past = [(queued(3600), seconds) for seconds in (100, 200, 300, 400, 500)]
-    assert after(*past).predict(queued(3600)) == 300
+    assert history_of(*past).predict(queued(3600)) == 300
 
 
-def test_with_fewer_of_the_user_those_of_the_team_count() -> None:
+def test_with_fewer_jobs_of_the_user_the_jobs_of_the_team_count() -> None:
     past = [(queued(3600, user=2), seconds) for seconds in (100, 200, 300, 400)]
-    assert after(*past, (queued(3600), 900)).predict(queued(3600)) == 300
+    assert history_of(*past, (queued(3600), 900)).predict(queued(3600)) == 300
 
 
-def test_others_say_what_part_of_a_limit_is_used() -> None:
+def test_without_similar_jobs_the_usual_used_part_of_the_limit_counts() -> None:
     past = [(queued(1000, user=9, team=9), 250)] * 5
-    assert after(*past).predict(queued(3600)) == 900
+    assert history_of(*past).predict(queued(3600)) == 900
 
 
-def test_other_sizes_and_limits_more_than_three_times_apart_do_not_count() -> None:
+def test_jobs_of_another_size_or_a_limit_over_three_times_apart_do_not_count() -> None:
     far = [(queued(36_000), 7)] * 5
     large = [(queued(3600, units=2), 7)] * 5
-    # The part of the limit is all that is left: 7 of 36,000 and 7 of 3,600, in the middle 3.85 of 3,600.
-    assert after(*far, *large).predict(queued(3600)) == 4
-    assert after(*[(queued(10_800), 50)] * 5).predict(queued(3600)) == 50
+    # Only the used part of the limit counts: 7 of 36,000 and 7 of 3,600; the median is 3.85 of 3,600.
+    assert history_of(*far, *large).predict(queued(3600)) == 4
+    assert history_of(*[(queued(10_800), 50)] * 5).predict(queued(3600)) == 50
     assert size_class(5) == size_class(7) == (4, 8)
 
 
 def test_a_prediction_is_never_above_the_limit_nor_below_a_second() -> None:
-    assert after(*[(queued(3600), 3000)] * 5).predict(queued(1800)) == 1800
+    assert history_of(*[(queued(3600), 3000)] * 5).predict(queued(1800)) == 1800
     assert predicted_seconds((), (), [0.0] * 5, 60) == 1
 
 
-def test_only_the_latest_count() -> None:
+def test_only_the_latest_jobs_count() -> None:
     past = [(queued(3600), 3000)] * MAX_SIMILAR_JOBS + [(queued(3600), 60)] * MAX_SIMILAR_JOBS
-    assert after(*past).predict(queued(3600)) == 60
+    assert history_of(*past).predict(queued(3600)) == 60

@@ -1,4 +1,4 @@
-"""A snapshot kept warm by deltas is the one that would be read afresh, and so is every plan made on it."""
+"""Tests of IncrementalPlanner: a snapshot changed by deltas and its plans equal those of a new snapshot."""
 
 from __future__ import annotations
 
@@ -27,77 +27,77 @@ FEW = settings(
 
 @FEW
 @given(snapshots(), snapshots(), snapshots())
-def test_a_standing_snapshot_changed_by_deltas_equals_a_fresh_one(
+def test_a_snapshot_changed_by_deltas_equals_a_new_snapshot(
     first: Snapshot, second: Snapshot, third: Snapshot
 ) -> None:
-    standing, before = IncrementalPlanner(first), first
+    planner, before = IncrementalPlanner(first), first
     for after in (second, third):
-        standing.change(snapshot_difference(before, after))
-        assert standing.snapshot() == sort_rows(after)
-        assert repr(standing.plan(NOW)) == repr(plan(after, NOW))
+        planner.change(snapshot_difference(before, after))
+        assert planner.snapshot() == sort_rows(after)
+        assert repr(planner.plan(NOW)) == repr(plan(after, NOW))
         before = after
 
 
 @FEW
 @given(snapshots(), st.integers(0, 10**6))
-def test_the_order_in_which_a_delta_names_rows_does_not_matter(snapshot: Snapshot, seed: int) -> None:
+def test_the_order_of_rows_in_a_delta_does_not_matter(snapshot: Snapshot, seed: int) -> None:
     rows: Any = {}
     for table in fields(snapshot):
         value = getattr(snapshot, table.name)
         rows[table.name] = (
             random.Random(seed).sample(value, len(value)) if isinstance(value, tuple) else value
         )
-    standing = IncrementalPlanner(Snapshot(epoch=0))
+    planner = IncrementalPlanner(Snapshot(epoch=0))
     arguments: Any = {
         name: tuple(value) if isinstance(value, list) else value for name, value in rows.items()
     }
-    standing.change(SnapshotDelta(**arguments))
-    assert standing.snapshot() == sort_rows(snapshot)
-    assert repr(standing.plan(NOW)) == repr(plan(snapshot, NOW))
+    planner.change(SnapshotDelta(**arguments))
+    assert planner.snapshot() == sort_rows(snapshot)
+    assert repr(planner.plan(NOW)) == repr(plan(snapshot, NOW))
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_pool_planned_warm_through_a_day_gets_the_plans_of_a_fresh_reading(seed: int) -> None:
-    standing: IncrementalPlanner | None = None
+def test_a_pool_changed_step_by_step_gets_the_plans_of_new_snapshots(seed: int) -> None:
+    planner: IncrementalPlanner | None = None
     before: Snapshot | None = None
     for snapshot, now in story(seed, NOW, 25):
-        if standing is None or before is None:
-            standing = IncrementalPlanner(snapshot)
+        if planner is None or before is None:
+            planner = IncrementalPlanner(snapshot)
         else:
-            standing.change(snapshot_difference(before, snapshot))
-        assert standing.snapshot() == sort_rows(snapshot)
+            planner.change(snapshot_difference(before, snapshot))
+        assert planner.snapshot() == sort_rows(snapshot)
         for explain in (False, True):
-            planned = standing.plan(now, explain=explain)
+            planned = planner.plan(now, explain=explain)
             assert repr(planned) == repr(plan(snapshot, now, explain=explain))
         assert violations(snapshot, planned, now) == []
         before = snapshot
 
 
-def test_the_same_delta_twice_changes_nothing_more() -> None:
+def test_a_delta_applied_twice_changes_nothing_the_second_time() -> None:
     old, new = crowded(1, NOW), crowded(2, NOW)
-    standing = IncrementalPlanner(old)
+    planner = IncrementalPlanner(old)
     for _ in range(2):
-        standing.change(snapshot_difference(old, new))
-    assert standing.snapshot() == sort_rows(new)
+        planner.change(snapshot_difference(old, new))
+    assert planner.snapshot() == sort_rows(new)
 
 
-def test_the_difference_of_equals_is_empty() -> None:
+def test_the_difference_of_equal_snapshots_is_empty() -> None:
     snapshot = crowded(3, NOW)
     assert snapshot_difference(snapshot, sort_rows(snapshot)) == SnapshotDelta()
 
 
 def test_a_host_may_have_several_maintenance_windows() -> None:
     first, second = MaintenanceInfo(1, NOW + 60, NOW + 120), MaintenanceInfo(1, NOW + 600, NOW + 900)
-    standing = IncrementalPlanner(replace(crowded(3, NOW), maintenance=(first,)))
-    standing.change(SnapshotDelta(maintenance=(second,)))
-    assert standing.snapshot().maintenance == (first, second)
-    standing.change(SnapshotDelta(maintenance_gone=(first,)))
-    assert standing.snapshot().maintenance == (second,)
+    planner = IncrementalPlanner(replace(crowded(3, NOW), maintenance=(first,)))
+    planner.change(SnapshotDelta(maintenance=(second,)))
+    assert planner.snapshot().maintenance == (first, second)
+    planner.change(SnapshotDelta(maintenance_gone=(first,)))
+    assert planner.snapshot().maintenance == (second,)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_with_nobody_asking_why_the_same_is_decided_and_held(seed: int) -> None:
-    """A long queue, so that equals of what got nothing are passed over."""
+def test_a_plan_without_explanations_has_the_same_decisions_and_held_units(seed: int) -> None:
+    """The queue is long, so that the planner skips workloads equal to one that it has refused."""
     snapshot = crowded(seed, NOW, hosts=4, waiting=80)
     quiet, full = plan(snapshot, NOW, explain=False), plan(snapshot, NOW)
     assert (quiet.placements, quiet.evictions, quiet.bindings) == (
@@ -114,22 +114,22 @@ def test_with_nobody_asking_why_the_same_is_decided_and_held(seed: int) -> None:
     assert violations(snapshot, full, NOW) == []
 
 
-def test_what_has_not_changed_is_not_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    standing = IncrementalPlanner(crowded(4, NOW))
-    first = standing.plan(NOW)
+def test_an_unchanged_pool_is_not_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = IncrementalPlanner(crowded(4, NOW))
+    first = planner.plan(NOW)
     monkeypatch.setattr(
         "scheduler.core.incremental_planner.plan_pools", lambda *_: pytest.fail("planned again")
     )
-    assert standing.plan(NOW) == first
+    assert planner.plan(NOW) == first
 
 
-def test_the_numbers_of_asks_start_over_before_they_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler.core.model.hardware.MAX_CACHED_ASKS", 20)
     before = crowded(1, NOW, waiting=15)
-    standing = IncrementalPlanner(before)
+    planner = IncrementalPlanner(before)
     for seed in range(2, 12):
         after = replace(before, queued=crowded(seed, NOW, waiting=15).queued)
-        standing.change(snapshot_difference(before, after))
-        assert repr(standing.plan(NOW)) == repr(plan(after, NOW))
-        assert len(standing._pools[1].hardware._asks_by_row) <= 20 + 15
+        planner.change(snapshot_difference(before, after))
+        assert repr(planner.plan(NOW)) == repr(plan(after, NOW))
+        assert len(planner._pools[1].hardware._asks_by_row) <= 20 + 15
         before = after

@@ -107,8 +107,9 @@ def test_the_first_window_is_found_to_the_minute() -> None:
 
 
 def test_a_window_that_is_named_is_still_had_by_whoever_takes_a_moment_to_ask_for_it() -> None:
-    """Work that may be evicted is in the way until it could have been told and gone, which is ever later: it stays so a
-    minute's notice and grace from now. The first window that fits now would be gone with the next second."""
+    """Work that may be evicted is in the way until it could have been told and gone, which is ever later: it
+    stays so a minute's notice and grace from now. The first window that fits now would be gone with the next
+    second."""
     borrower = firm(1, tuple(range(10, 18)), NOW + 99 * HOUR, preemptible=True)
     busy = pool_of(1, running=(borrower,))
     answer = asked(busy, Ask(4), NOW, NOW + HOUR)
@@ -191,7 +192,10 @@ def test_a_full_disk_of_today_is_in_the_way_of_what_begins_soon_and_of_nothing_l
 
 
 def test_what_is_guaranteed_on_full_disks_counts_once_they_may_be_emptied() -> None:
-    """Red is guaranteed 4, and asks for 8 of 16: blue has to keep its 4. With one host's disk full 8 would leave none."""
+    """Red is guaranteed 4, and asks for 8 of 16: blue has to keep its 4.
+
+    With one host's disk full 8 would leave none.
+    """
     full = pool_of(2, hosts=(FULL, HostInfo(2, "h2", 1)))
     assert asked(full, Ask(8), NOW, NOW + HOUR).code == ReasonCode.WINDOW_EATS_GUARANTEES
     answer = asked(full, Ask(8), EMPTIED, EMPTIED + HOUR)
@@ -297,7 +301,8 @@ def test_the_calendar_counts_what_can_still_be_promised() -> None:
     assert shown == [(NOW + n * HOUR, free) for n, free in enumerate((6, 2, 8, 8, 0, 8))]
 
 
-# -- what is changed once it is promised ----------------------------------------------------------------------------------
+# -- what is changed once it is promised
+# ----------------------------------------------------------------------------------
 
 HELD = tuple(range(10, 14))
 
@@ -346,7 +351,8 @@ def test_of_several_windows_each_is_judged_and_the_first_that_does_not_fit_names
     assert answers[2].first_windows == ()
 
 
-# -- what runs and would run for longer ------------------------------------------------------------------------------------
+# -- what runs and would run for longer
+# ------------------------------------------------------------------------------------
 
 
 def may_stay(snapshot: Snapshot, until: int, workload: int = 5) -> WindowCheckResult:
@@ -417,7 +423,8 @@ def test_what_can_be_told_to_go_lends_the_promised_units_however_long_it_may_run
     assert [e.workload for e in plan(longer_now, at).evictions] == [5], "it is told to go when the time comes"
 
 
-# -- several models, and GPU-hours that are used up ------------------------------------------------------------------------
+# -- several models, and GPU-hours that are used up
+# ------------------------------------------------------------------------
 
 
 def two_models(**rows: Any) -> Snapshot:
@@ -484,7 +491,8 @@ def test_a_guarantee_whose_hours_are_used_up_holds_again_in_the_next_period() ->
     assert asked(own, Ask(5), **tomorrow).code == ReasonCode.WINDOW_EATS_GUARANTEES
 
 
-# -- limits of the team and of its owner -----------------------------------------------------------------------------------
+# -- limits of the team and of its owner
+# -----------------------------------------------------------------------------------
 
 
 def test_a_reservation_borrows_no_more_than_its_team_may() -> None:

@@ -1,4 +1,4 @@
-"""Wishes order the hosts that would do, and keep nothing waiting."""
+"""Tests of preferences: they order the suitable hosts and never make a workload wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOW = 1_000_000
 
 
 def placed(ask: Ask, *running: RunningWorkload, **host_labels: dict[str, str]) -> list[str]:
-    """On which hosts an ask is placed, of hosts with four GPUs each and these labels."""
+    """Return the hosts on which a request is placed. Each host has four GPUs and the given labels."""
     names = list(host_labels)
     snapshot = Snapshot(
         epoch=1,
@@ -41,8 +41,8 @@ def placed(ask: Ask, *running: RunningWorkload, **host_labels: dict[str, str]) -
         queued=(QueuedWorkload(900, 1, 1, 1, 1, ask, NOW, 3600, 3600),),
         running=running,
     )
-    found = [p for p in plan(snapshot, NOW).placements if isinstance(p, Placement)]
-    return [names[unit // 10 - 1] for p in found for unit in p.units]
+    placements = [p for p in plan(snapshot, NOW).placements if isinstance(p, Placement)]
+    return [names[unit // 10 - 1] for p in placements for unit in p.units]
 
 
 def busy(workload: int, *units: int) -> RunningWorkload:
@@ -53,27 +53,29 @@ def labels(**pairs: str) -> dict[str, Any]:
     return {"labels_preferred": frozenset(pairs.items())}
 
 
-def test_a_host_with_the_preferred_label_comes_first_and_another_one_does() -> None:
+def test_a_host_with_the_preferred_label_is_taken_first_but_is_not_required() -> None:
     hosts = {"a": {"rack": "r1"}, "b": {"rack": "r2"}}
     assert placed(Ask(1, **labels(rack="r2")), **hosts) == ["b"]
     assert placed(Ask(1, **labels(rack="r3")), **hosts) == placed(Ask(1), **hosts)
     assert placed(Ask(1, **labels(rack="r2")), busy(1, 20, 21, 22, 23), **hosts) == ["a"], (
-        "a wish keeps nothing waiting"
+        "a preference makes no workload wait"
     )
 
 
-def test_of_several_preferred_labels_most_count() -> None:
+def test_the_host_with_the_most_preferred_labels_is_taken_first() -> None:
     hosts = {"a": {"rack": "r1"}, "b": {"rack": "r1", "disk": "fast"}, "c": {"disk": "fast"}}
     assert placed(Ask(1, **labels(rack="r1", disk="fast")), **hosts) == ["b"]
 
 
-def test_what_is_to_be_spread_goes_to_the_emptiest_host() -> None:
+def test_work_to_be_spread_is_placed_on_the_emptiest_host() -> None:
     hosts: dict[str, dict[str, str]] = {"a": {}, "b": {}}
-    assert placed(Ask(1), busy(1, 10), **hosts) == ["a"], "the placement rule fills up"
+    assert placed(Ask(1), busy(1, 10), **hosts) == ["a"], "the placement rule fills used hosts first"
     assert placed(Ask(1, spread=True), busy(1, 10), **hosts) == ["b"]
 
 
-def test_a_gang_that_is_to_be_spread_stands_in_as_many_racks_as_can_be() -> None:
+def test_a_gang_to_be_spread_is_placed_in_as_many_racks_as_possible() -> None:
     hosts = {"a": {"rack": "r1"}, "b": {"rack": "r1"}, "c": {"rack": "r2"}, "d": {"rack": "r3"}}
     assert placed(Ask(1, hosts=3, spread=True), **hosts) == ["a", "c", "d"]
-    assert sorted(placed(Ask(1, hosts=2), **hosts)) == ["a", "b"], "without the wish one rack is better"
+    assert sorted(placed(Ask(1, hosts=2), **hosts)) == ["a", "b"], (
+        "without the preference, one rack is better"
+    )

@@ -1,4 +1,4 @@
-"""Room made by eviction: what is kept for whom it is made, and whom it costs least."""
+"""Tests of eviction: the cheapest victims are chosen; freed units and CPU are kept for the beneficiary."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def queued(number: int, ask: Ask, priority: Priority = Priority.NORMAL) -> Queue
 def one_team(
     hosts: dict[int, list[UnitInfo]], work: list[RunningWorkload], waiting: list[QueuedWorkload], cpu: int = 0
 ) -> Snapshot:
-    units = [unit for here in hosts.values() for unit in here]
+    units = [unit for units_of_host in hosts.values() for unit in units_of_host]
     return Snapshot(
         1,
         pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy()),),
@@ -62,7 +62,7 @@ def gpus(host: int, count: int) -> list[UnitInfo]:
     return [UnitInfo(host * 100 + n, host, host * 100 + n, "H100") for n in range(count)]
 
 
-def test_cpu_is_kept_beside_units_that_others_leave() -> None:
+def test_cpu_is_kept_together_with_the_units_that_victims_free() -> None:
     slices = [UnitInfo(200 + n, 1, 200, "H100", SLICE, SLOTS_PER_GPU // 7) for n in range(7)]
     waiting = [
         queued(1, Ask(2, cpu_milli=32_000), Priority.HIGH),
@@ -71,15 +71,15 @@ def test_cpu_is_kept_beside_units_that_others_leave() -> None:
     snapshot = one_team({1: [*gpus(1, 2), *slices]}, [running(50, (100,))], waiting, cpu=40_000)
     planned = plan(snapshot, NOW)
     assert [(e.workload, e.for_workload) for e in planned.evictions] == [(50, 1)]
-    assert planned.placements == ()  # 2 has its slice, but the CPU is for 1
+    assert planned.placements == ()  # a slice is free for 2, but the CPU is kept for 1
     assert violations(snapshot, planned, NOW) == []
     small = replace(snapshot, queued=(waiting[0], queued(2, Ask(1, profile=SLICE, cpu_milli=8_000))))
     assert [p.workload for p in plan(small, NOW).placements] == [2]
 
 
 @pytest.mark.parametrize("need", range(1, 9))
-def test_on_one_host_the_cheapest_set_of_victims_goes(need: int) -> None:
-    """Against every set there is: work of 1, 2 and 3 GPUs that lost little, much, and most."""
+def test_the_cheapest_set_of_victims_on_one_host_is_evicted(need: int) -> None:
+    """Compare with every set of victims, which hold 1 to 3 GPUs and differ in the time since a checkpoint."""
     work = [
         running(50, (100,), 50 * 60),
         running(51, (101, 102), 20 * 60),
@@ -91,14 +91,17 @@ def test_on_one_host_the_cheapest_set_of_victims_goes(need: int) -> None:
     size = {row.id: len(row.units) for row in work}
     snapshot = one_team({1: gpus(1, 8)}, work, [queued(1, Ask(need), Priority.HIGH)])
     victims = {e.workload for e in plan(snapshot, NOW).evictions}
-    sets = [
-        set(some) for n in range(1, 6) for some in combinations(cost, n) if sum(size[v] for v in some) >= need
+    sufficient = [
+        set(group)
+        for n in range(1, 6)
+        for group in combinations(cost, n)
+        if sum(size[v] for v in group) >= need
     ]
-    assert sum(cost[v] for v in victims) == min(sum(cost[v] for v in some) for some in sets)
+    assert sum(cost[v] for v in victims) == min(sum(cost[v] for v in group) for group in sufficient)
     assert violations(snapshot, plan(snapshot, NOW), NOW) == []
 
 
-def test_of_two_hosts_the_one_where_less_is_lost_is_cleared_and_gangs_go_whole() -> None:
+def test_the_host_with_the_smaller_loss_is_cleared_and_gangs_are_evicted_whole() -> None:
     work = [running(50, (100, 200), 60), running(51, (101,), 30 * 60), running(52, (201,), 5 * 60)]
     snapshot = one_team({1: gpus(1, 2), 2: gpus(2, 2)}, work, [queued(1, Ask(2), Priority.HIGH)])
     planned = plan(snapshot, NOW)

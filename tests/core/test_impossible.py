@@ -1,4 +1,4 @@
-"""What could never start, whatever ended: found by the plan of a pool in which nothing else is."""
+"""Tests of impossible_reason(), which finds workloads that could not start even in an empty pool."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_CAPS = PoolPolicy()
 
 
 def full_pool(policy: PoolPolicy = NO_CAPS, **rows: Any) -> Snapshot:
-    """Two hosts of 8 H100; one is closed, on the other everything is in use, and both go into maintenance."""
+    """Two hosts of 8 H100 in maintenance: one is closed, and all units of the other are in use."""
     base = Snapshot(
         epoch=1,
         pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, policy),),
@@ -52,13 +52,13 @@ def full_pool(policy: PoolPolicy = NO_CAPS, **rows: Any) -> Snapshot:
     return replace(base, **rows)
 
 
-def wants(ask: Ask, *, team: int = 1, preemptible: bool = True, **more: Any) -> QueuedWorkload:
+def waiting(ask: Ask, *, team: int = 1, preemptible: bool = True, **more: Any) -> QueuedWorkload:
     return QueuedWorkload(1, team, 1, 1, 1, ask, NOW, HOUR, HOUR, preemptible=preemptible, **more)
 
 
-def test_what_others_use_or_keep_away_is_no_reason_to_give_up() -> None:
-    """Nor a closed budget, or a dependency that is not met."""
-    gated = wants(Ask(8, models=("H100",)), gate=ReasonCode.BUDGET_CLOSED, not_before=NOW + HOUR)
+def test_work_that_waits_for_other_work_or_maintenance_is_not_impossible() -> None:
+    """A closed budget and a start time in the future do not make it impossible either."""
+    gated = waiting(Ask(8, models=("H100",)), gate=ReasonCode.BUDGET_CLOSED, not_before=NOW + HOUR)
     assert impossible_reason(full_pool(), gated, NOW) is None
 
 
@@ -78,10 +78,10 @@ def test_what_others_use_or_keep_away_is_no_reason_to_give_up() -> None:
         (Ask(8, hosts=2), ReasonCode.OVER_QUOTA, {"need": 16 * GPU, "limit": 12 * GPU, "held": 0}),
     ],
 )
-def test_what_no_end_of_anything_mends_is_found_with_its_numbers(
+def test_a_request_that_no_free_unit_could_serve_is_impossible(
     ask: Ask, code: ReasonCode, numbers: dict[str, Any]
 ) -> None:
-    refusal = impossible_reason(full_pool(), wants(ask), NOW)
+    refusal = impossible_reason(full_pool(), waiting(ask), NOW)
     assert refusal is not None and refusal.code == code
     assert {name: dict(refusal.numbers)[name] for name in numbers} == numbers
     assert (code in GRANTABLE_CODES) is (code == ReasonCode.OVER_QUOTA)
@@ -96,27 +96,27 @@ def test_what_no_end_of_anything_mends_is_found_with_its_numbers(
         (PoolPolicy(longest_runtime_seconds=60), ReasonCode.OVER_RUNTIME_CAP),
     ],
 )
-def test_what_the_pool_caps_below_the_ask_is_found(policy: PoolPolicy, code: ReasonCode) -> None:
-    refusal = impossible_reason(full_pool(policy), wants(Ask(5, models=("H100",))), NOW)
+def test_a_request_above_a_cap_of_the_pool_is_impossible(policy: PoolPolicy, code: ReasonCode) -> None:
+    refusal = impossible_reason(full_pool(policy), waiting(Ask(5, models=("H100",))), NOW)
     assert refusal is not None and refusal.code == code
 
 
-def test_what_may_not_borrow_never_starts_above_its_guarantee() -> None:
+def test_work_that_may_not_borrow_is_impossible_above_the_guarantee() -> None:
     quotas = (QuotaInfo(1, 1, "H100", 4 * GPU, 12 * GPU),)
-    assert impossible_reason(full_pool(quotas=quotas), wants(Ask(5)), NOW) is None
-    refusal = impossible_reason(full_pool(quotas=quotas), wants(Ask(5), preemptible=False), NOW)
+    assert impossible_reason(full_pool(quotas=quotas), waiting(Ask(5)), NOW) is None
+    refusal = impossible_reason(full_pool(quotas=quotas), waiting(Ask(5), preemptible=False), NOW)
     assert refusal is not None and refusal.code == ReasonCode.OVER_QUOTA
 
 
-def test_inside_a_reservation_its_own_units_count() -> None:
+def test_work_inside_a_reservation_is_compared_with_the_units_of_the_reservation() -> None:
     own = ReservationInfo(7, 1, 1, 1, Ask(4), NOW - HOUR, NOW + 9 * HOUR, units=(10, 11, 12, 13))
     pool = full_pool(reservations=(own,))
-    assert impossible_reason(pool, wants(Ask(4), reservation=7), NOW) is None
-    refusal = impossible_reason(pool, wants(Ask(5), reservation=7), NOW)
+    assert impossible_reason(pool, waiting(Ask(4), reservation=7), NOW) is None
+    refusal = impossible_reason(pool, waiting(Ask(5), reservation=7), NOW)
     assert refusal is not None and refusal.code == ReasonCode.WAITS_FOR_UNITS
     assert (
         impossible_reason(
-            full_pool(reservations=(replace(own, units=()),)), wants(Ask(5), reservation=7), NOW
+            full_pool(reservations=(replace(own, units=()),)), waiting(Ask(5), reservation=7), NOW
         )
         is None
     )

@@ -1,4 +1,4 @@
-"""A recorded snapshot reads back as it was, and gives the same plan, byte for byte, whatever order its rows had."""
+"""Tests of recordings: a recorded snapshot is read back unchanged and gives the same plan."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from scheduler.core.planner import plan
 from tests.core.strategies import NOW, snapshots
 
 
-def text_of(snapshot: Snapshot, planned: Plan) -> str:
+def recording_of(snapshot: Snapshot, planned: Plan) -> str:
     digest = serialization.sha256_hex(serialization.plan_text(planned))
     ordered = sort_rows(snapshot)
     tables = {name: serialization.table_text(getattr(ordered, name)) for name in SNAPSHOT_TABLES}
     return serialization.recording_text(snapshot.epoch, NOW, digest, tables)
 
 
-def shuffled(snapshot: Snapshot, seed: int) -> Snapshot:
+def shuffle_rows(snapshot: Snapshot, seed: int) -> Snapshot:
     dice = random.Random(seed)
     return replace(
         snapshot,
@@ -38,26 +38,29 @@ def shuffled(snapshot: Snapshot, seed: int) -> Snapshot:
 
 
 @given(snapshot=snapshots(), seed=st.integers(0, 1000))
-def test_a_snapshot_comes_back_and_its_plan_is_the_same_byte_for_byte(snapshot: Snapshot, seed: int) -> None:
+def test_a_recorded_snapshot_is_read_back_and_gives_the_same_plan(snapshot: Snapshot, seed: int) -> None:
     planned = plan(snapshot, NOW)
-    text = text_of(snapshot, planned)
+    text = recording_of(snapshot, planned)
     recorded = serialization.read_recording(text)
     assert recorded.snapshot == sort_rows(snapshot) and recorded.now == NOW
     again = plan(recorded.snapshot, recorded.now)
     assert serialization.plan_text(again) == serialization.plan_text(planned)
     assert serialization.sha256_hex(serialization.plan_text(again)) == recorded.plan_sha256
-    assert text_of(shuffled(snapshot, seed), plan(shuffled(snapshot, seed), NOW)) == text
-    assert text_of(recorded.snapshot, again) == text
+    assert recording_of(shuffle_rows(snapshot, seed), plan(shuffle_rows(snapshot, seed), NOW)) == text
+    assert recording_of(recorded.snapshot, again) == text
 
 
-def test_a_file_says_its_own_columns_so_that_an_older_one_is_still_read() -> None:
-    text = '{"format":1,"now":5,"plan_sha256":"x","snapshot":{"epoch":2,"teams":{"fields":["id","name"],"rows":[[1,"a"]]}}}'
+def test_a_recording_with_fewer_columns_is_read() -> None:
+    text = (
+        '{"format":1,"now":5,"plan_sha256":"x",'
+        '"snapshot":{"epoch":2,"teams":{"fields":["id","name"],"rows":[[1,"a"]]}}}'
+    )
     snapshot = serialization.read_recording(text).snapshot
     assert (snapshot.epoch, snapshot.teams[0].weight, snapshot.units) == (2, 1, ())
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "message"),
     [
         ("{", "not JSON"),
         ("[]", "format: 'list'; allowed: 1, 2"),
@@ -68,24 +71,25 @@ def test_a_file_says_its_own_columns_so_that_an_older_one_is_still_read() -> Non
             "moons",
         ),
         (
-            '{"format":1,"now":5,"plan_sha256":"","snapshot":{"epoch":1,"teams":{"fields":["id","moon"],"rows":[[1,2]]}}}',
+            '{"format":1,"now":5,"plan_sha256":"",'
+            '"snapshot":{"epoch":1,"teams":{"fields":["id","moon"],"rows":[[1,2]]}}}',
             "TeamInfo: unknown columns: moon",
         ),
     ],
 )
-def test_what_is_no_recording_is_refused_with_what_is_wrong(text: str, why: str) -> None:
-    with pytest.raises(serialization.RecordingFormatError, match=why):
+def test_a_text_that_is_not_a_recording_is_refused_with_the_reason(text: str, message: str) -> None:
+    with pytest.raises(serialization.RecordingFormatError, match=message):
         serialization.read_recording(text)
 
 
-def test_a_plan_as_text_is_json_with_all_of_it() -> None:
+def test_the_text_of_a_plan_is_json_with_every_table() -> None:
     found = json.loads(serialization.plan_text(Plan(epoch=3)))
     assert found["epoch"] == 3
     assert set(found) == {"epoch", "placements", "evictions", "refusals", "bindings", "unbound"}
 
 
 @pytest.mark.parametrize("stated", [1, 2])
-def test_columns_under_their_names_of_format_1_are_read_whatever_format_the_file_states(stated: int) -> None:
+def test_column_names_of_format_1_are_read_in_every_format(stated: int) -> None:
     policy = {"most_slots_per_user": 840, "most_slots_per_workload": None}
     tables = {
         "pools": (["id", "name", "kind", "team", "policy"], [1, "a", "dynamic", None, policy]),

@@ -737,7 +737,8 @@ def caught_by_words() -> set[str]:
     return found
 
 
-# -- what is said to who asks for a reservation ------------------------------------------------------------------------------
+# -- what is said to who asks for a reservation
+# ------------------------------------------------------------------------------
 
 YES, NO = WindowCheckResult(True), WindowCheckResult(False, ReasonCode.WINDOW_FULL, (("need", 1),))
 STAYS = tuple(replace(r, preemptible=False) for r in world().running)

@@ -91,7 +91,10 @@ def test_the_longest_runtime_ends_what_takes_longer() -> None:
 
 
 def test_what_is_evicted_gets_its_notice_and_goes_on_from_its_checkpoint() -> None:
-    """Red borrows all; after an hour blue wants its half back. Red has an hour of work saved and needs one more."""
+    """Red borrows all; after an hour blue wants its half back.
+
+    Red has an hour of work saved and needs one more.
+    """
     red = arrival(1, 0, units=4, runtime=2 * HOUR, preemptible=True, checkpoint_seconds=600)
     more_red = arrival(2, 0, units=4, runtime=9 * HOUR, preemptible=True, checkpoint_seconds=600)
     blue = arrival(3, HOUR, team=2, units=4)
@@ -112,7 +115,10 @@ def test_what_is_evicted_gets_its_notice_and_goes_on_from_its_checkpoint() -> No
 
 
 def test_a_small_job_that_saves_often_does_not_make_room_every_time() -> None:
-    """Blue takes a GPU back every hour. One of red's eight jobs always loses least, and yet the others take their turn."""
+    """Blue takes a GPU back every hour.
+
+    One of red's eight jobs always loses least, and yet the others take their turn.
+    """
     red = [
         arrival(n, 0, runtime=3 * DAY, preemptible=True, checkpoint_seconds=60 if n == 1 else 1800)
         for n in range(1, 9)
