@@ -1,7 +1,7 @@
-"""The wire protocol of a version as it is kept: texts that were on the wire, and the table of their fields.
+"""Keep the wire protocol of a version: example texts of each frame, and a table of their fields.
 
-``python -m tests.agent.freeze_protocol`` says what today's code has that the kept version has not; ``--add`` adds that.
-It never changes or takes away what is kept.
+`python -m tests.agent.freeze_protocol` prints the differences between the current code and the stored
+version; `--add` stores new fields. Stored entries are never changed or removed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ Table = dict[str, dict[str, dict[str, Any]]]
 
 
 def frames(protocol: Any) -> dict[str, type]:
-    """Everything that goes over the wire by the name of its kept file: frames by kind, bodies by the name of their type."""
+    """Return every wire type by the name of its stored file: frames by kind, bodies by type name."""
     bodies = {name: getattr(protocol, name) for name in BODIES if hasattr(protocol, name)}
     return {**protocol.FRAMES_UP, **protocol.FRAMES_DOWN, **bodies}
 
 
 def named(hint: Any) -> str:
-    """A type as the table says it: str, int, float, bool, any, TYPE, list[...], dict[...], or one of these and "| null"."""
+    """Return the table's name of a type: str, int, float, bool, any, TYPE, list[...], dict[...], or one of
+    these with "| null".
+    """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " | ".join([*(named(each) for each in args if each is not type(None)), "null"])
@@ -41,7 +43,7 @@ def named(hint: Any) -> str:
 
 
 def table(protocol: Any) -> Table:
-    """By type and field: its type, and its default where it has one."""
+    """Return the fields by type and name: the type of each field, and its default if it has one."""
     found: Table = {}
     waiting = list(frames(protocol).values())
     while waiting:
@@ -68,7 +70,7 @@ def _dataclasses_in(hint: Any) -> list[type]:
 
 
 class Example:
-    """A value of a type in which every field is said and no two are alike."""
+    """Makes example values of a type in which every field is set and no two values are equal."""
 
     def __init__(self, kept: Table) -> None:
         self.kept = kept
@@ -100,7 +102,10 @@ VERSION = 1
 
 
 def wrong(kept: Table, kind: str, value: Any, where: str) -> list[str]:
-    """What a reader that knows only the table can't read of ``value``. It wants every field that it knows."""
+    """Return the parts of `value` that a reader with only this table cannot read.
+
+    It requires every field that it knows.
+    """
     if kind.endswith(" | null"):
         return [] if value is None else wrong(kept, kind.removesuffix(" | null"), value, where)
     if kind == "any":
@@ -131,7 +136,9 @@ def wrong(kept: Table, kind: str, value: Any, where: str) -> list[str]:
 
 
 def least(kept: Table, kind: str, value: Any) -> Any:
-    """``value`` as the tersest peer of this version would say it: without the fields that have a default."""
+    """Return `value` without the fields that have a default, as the tersest peer of this version would send
+    it.
+    """
     kind = kind.removesuffix(" | null")
     if kind.startswith("list["):
         return [least(kept, kind[5:-1], each) for each in value]
@@ -145,7 +152,7 @@ def least(kept: Table, kind: str, value: Any) -> Any:
 
 
 def differences(before: Any, now: Any, where: str) -> list[str]:
-    """Where ``now`` lacks or changes what ``before`` says. It may say more."""
+    """Return the places where `now` lacks or changes a value of `before`. `now` may contain more."""
     if isinstance(before, dict) and isinstance(now, dict):
         found = [f"{where}.{name}: gone" for name in before if name not in now]
         return found + [
@@ -166,7 +173,7 @@ def differences(before: Any, now: Any, where: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """One version as it is kept in a folder."""
+    """A protocol version stored in a folder."""
 
     folder: Path
 
@@ -185,12 +192,12 @@ class Kept:
 
     @property
     def names(self) -> dict[str, str]:
-        """Types by the names of the kept files."""
+        """Return the types by the names of the stored files."""
         found: dict[str, str] = self.about["frames"]
         return found
 
     def problems(self, protocol: Any) -> list[str]:
-        """What of this version ``protocol`` does not keep; empty when all of it."""
+        """Return the parts of this version that `protocol` breaks; empty if none."""
         found = [
             f"{name}: {self.about['paths'][name]} became {getattr(protocol, name, None)}"
             for name in PATHS
@@ -215,7 +222,7 @@ class Kept:
         return protocol.parse(getattr(protocol, name), data)
 
     def _reads(self, protocol: Any, name: str, kind: str) -> list[str]:
-        """Everything that is said is read as it was, also where no more is said than has to be."""
+        """Check that stored texts, complete or without defaults, are still read with the same values."""
         said = json.loads(self.text(name))
         found = differences(said, dataclasses.asdict(self._read(protocol, name, said)), name)
         short = least(self.fields, kind, said)
@@ -224,7 +231,7 @@ class Kept:
         )
 
     def _unsaid(self, protocol: Any) -> list[str]:
-        """What is left out still means what it meant."""
+        """Check that defaults of left-out fields are unchanged."""
         now = table(protocol)
         return [
             f"{kind}.{name}: {about['default']!r} became {now[kind][name].get('default', 'required')!r}"
@@ -236,7 +243,9 @@ class Kept:
         ]
 
     def _writes(self, protocol: Any, name: str, kind: str) -> list[str]:
-        """What is written today, with everything said and with the least, is read by who knows only this version."""
+        """Check that a reader of only this version can read texts written today, complete or without
+        defaults.
+        """
         now = table(protocol)
         today = frames(protocol)[name].__name__
         full = Example(now).of(today, name)
@@ -247,7 +256,7 @@ class Kept:
         return found
 
     def unknown(self, protocol: Any) -> list[str]:
-        """What ``protocol`` has that is not kept yet."""
+        """Return the fields and frames of `protocol` that are not stored yet."""
         fields = self.fields
         found = [f"the frame {name}" for name in frames(protocol) if name not in self.names]
         for kind, entries in table(protocol).items():
@@ -255,7 +264,7 @@ class Kept:
         return found
 
     def add(self, protocol: Any) -> None:
-        """Keep what is new: fields and types are added to the table, their examples to the texts."""
+        """Store new fields and types in the table and their examples in the texts."""
         kept = (
             self.about
             if (self.folder / "fields.json").exists()
@@ -279,10 +288,10 @@ class Kept:
 
 
 def _with_new(before: Any, example: Any) -> Any:
-    """``before`` with what only ``example`` has."""
+    """Return `before` with the additional entries of `example`."""
     if isinstance(before, dict) and isinstance(example, dict) and before:
         whole = {name: _with_new(value, example.get(name)) for name, value in before.items()}
-        # A dictionary whose keys are data is left as it is: its example has other keys each time.
+        # A dictionary whose keys are data stays unchanged, because its example has other keys each time.
         return (
             whole
             if not set(before) & set(example)
@@ -298,7 +307,7 @@ def _write(path: Path, value: Any) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Say or add what is new in today's code."""
+    """Print or store the new parts of the current protocol."""
     from agent import protocol
 
     kept = Kept(FOLDER / f"v{protocol.VERSION}")

@@ -1,4 +1,6 @@
-"""An agent that is told to end ends, whatever of it hangs: until the next one is there, nobody renews leases."""
+"""Test that an agent told to end does so even if a part of it hangs: until the next agent starts, no lease
+is renewed.
+"""
 
 from __future__ import annotations
 
@@ -71,23 +73,25 @@ raise SystemExit(main())
 """
 
 
-def an_agent(edge: FakeEdge, tmp_path: Path, program: str) -> AgentProcess:
+def make_agent_process(edge: FakeEdge, tmp_path: Path, program: str) -> AgentProcess:
     return AgentProcess(edge, tmp_path / "state", "plain", program=[sys.executable, "-c", program])
 
 
 @pytest.mark.parametrize(
-    "program", [SLOW_DISK, STUBBORN_LOOP], ids=["a thread at a slow disk", "a loop that swallows its end"]
+    "program",
+    [SLOW_DISK, STUBBORN_LOOP],
+    ids=["a thread at a slow disk", "a loop that ignores its cancellation"],
 )
-async def test_an_agent_ends_in_seconds_though_something_of_it_hangs(
+async def test_an_agent_with_a_hanging_part_ends_in_seconds(
     edge: FakeEdge, tmp_path: Path, program: str
 ) -> None:
-    agent = an_agent(edge, tmp_path, program)
+    agent = make_agent_process(edge, tmp_path, program)
     try:
         await agent.start()
         await asyncio.sleep(1)
         began = time.monotonic()
         assert await agent.end() == 0
-        assert time.monotonic() - began < 15, "systemd ends it after 30 s, the hard way"
+        assert time.monotonic() - began < 15, "systemd would kill it after 30 s"
     finally:
         agent.clean_up()
 
@@ -95,11 +99,11 @@ async def test_an_agent_ends_in_seconds_though_something_of_it_hangs(
 @pytest.mark.parametrize(
     "fault", ["RuntimeError('a loop broke')", "ValueError('a fault of ours')", "asyncio.CancelledError"]
 )
-async def test_an_agent_whose_loop_broke_ends_with_its_fault_though_a_thread_hangs(
+async def test_an_agent_whose_loop_failed_ends_despite_a_hanging_thread(
     edge: FakeEdge, tmp_path: Path, fault: str
 ) -> None:
-    """Whoever keeps it starts it again only once it has ended."""
-    agent = an_agent(edge, tmp_path, BROKEN_LOOP.format(fault=fault))
+    """The service manager restarts the agent only after its end."""
+    agent = make_agent_process(edge, tmp_path, BROKEN_LOOP.format(fault=fault))
     try:
         await agent.start(joined=False)
         assert agent.process is not None
@@ -109,11 +113,9 @@ async def test_an_agent_whose_loop_broke_ends_with_its_fault_though_a_thread_han
         agent.clean_up()
 
 
-async def test_what_an_agent_has_begun_to_write_is_written_before_it_ends(
-    edge: FakeEdge, tmp_path: Path
-) -> None:
-    """Two events of its GPUs, one behind the other at a slow disk."""
-    agent = an_agent(edge, tmp_path, SLOW_WRITES)
+async def test_pending_writes_are_completed_before_the_agent_ends(edge: FakeEdge, tmp_path: Path) -> None:
+    """Two hardware events are pending behind a slow disk."""
+    agent = make_agent_process(edge, tmp_path, SLOW_WRITES)
     try:
         await agent.start()
         for gpu in ("0", "1"):
@@ -139,7 +141,7 @@ async def test_what_an_agent_has_begun_to_write_is_written_before_it_ends(
 
 
 @pytest.mark.parametrize("streams", [">&-", "2>&-", ">&- 2>&-"])
-async def test_an_agent_without_anybody_to_tell_ends_well(
+async def test_an_agent_with_closed_output_streams_ends_normally(
     edge: FakeEdge, tmp_path: Path, streams: str
 ) -> None:
     agent = AgentProcess(
@@ -155,10 +157,10 @@ async def test_an_agent_without_anybody_to_tell_ends_well(
         agent.clean_up()
 
 
-async def test_an_interrupt_just_before_an_agent_takes_signals_itself_ends_it(
+async def test_an_interrupt_just_before_signal_handling_ends_the_agent(
     edge: FakeEdge, tmp_path: Path
 ) -> None:
-    agent = an_agent(edge, tmp_path, INTERRUPTED)
+    agent = make_agent_process(edge, tmp_path, INTERRUPTED)
     await agent.start(joined=False)
     assert agent.process is not None
     async with asyncio.timeout(20):
@@ -166,13 +168,13 @@ async def test_an_interrupt_just_before_an_agent_takes_signals_itself_ends_it(
     agent.clean_up()
 
 
-async def test_an_interrupt_as_it_comes_up_leaves_no_agent_that_never_ends(
-    edge: FakeEdge, tmp_path: Path
-) -> None:
-    """Before it takes signals itself, and just when. Python may lose an interrupt while it imports: the agent then comes up, and
-    ends when it is told again."""
+async def test_an_agent_interrupted_during_its_start_can_be_ended(edge: FakeEdge, tmp_path: Path) -> None:
+    """Send the interrupt at various times before the agent handles signals.
+
+    Python may lose an interrupt during an import; the agent then starts, and a second signal ends it.
+    """
     for hundredths in range(0, 120, 12):
-        agent = an_agent(edge, tmp_path, "from agent.cli import main; raise SystemExit(main())")
+        agent = make_agent_process(edge, tmp_path, "from agent.cli import main; raise SystemExit(main())")
         await agent.start(joined=False)
         assert agent.process is not None
         await asyncio.sleep(0.3 + hundredths / 100)
@@ -185,7 +187,7 @@ async def test_an_interrupt_as_it_comes_up_leaves_no_agent_that_never_ends(
     agent.clean_up()
 
 
-async def test_what_does_not_end_is_told_by_name(
+async def test_tasks_that_do_not_end_are_logged_by_name(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def stubborn() -> None:

@@ -1,4 +1,4 @@
-"""A host's part of a gang: it waits for the others' word, and tells the workload who they are, as far as it knows."""
+"""Test a host's part of a gang: it waits for the other hosts and passes their addresses to the workload."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def member(**changes: Any) -> GangWanted:
     return dataclasses.replace(GangWanted(0, MEMBERS, 20_002), **changes)
 
 
-async def test_a_member_says_that_it_could_begin_and_waits_for_the_word(
+async def test_a_member_reports_that_it_is_prepared_and_waits_for_go(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     await edge.want(job("echo begun", units=[agent.units[0]], gang=member()))
     await edge.until(lambda: (seen := edge.seen("run-1")) is not None and seen.prepared)
     seen = edge.seen("run-1")
     assert seen is not None and (seen.state, seen.step) == ("starting", "waiting for the other hosts")
-    assert not (agent.state / "runs" / "run-1").exists(), "nothing of it is started"
-    said = len(edge.observed)
+    assert not (agent.state / "runs" / "run-1").exists(), "no part of the run is started"
+    level = len(edge.observed)
     await asyncio.sleep(1.0)
-    assert len(edge.observed) - said < 8, "that it still waits is no news"
+    assert len(edge.observed) - level < 8, "a waiting member sends no extra reports"
     await edge.change("run-1", gang=member(go=True))
     ended = await edge.until_state("run-1", "ended")
     assert ended.outcome == "finished"
@@ -51,9 +51,7 @@ async def test_a_member_whose_unit_is_held_is_not_prepared(edge: FakeEdge, agent
     await edge.until(lambda: (seen := edge.seen("run-2")) is not None and seen.prepared)
 
 
-async def test_a_member_that_waits_is_told_to_stop_and_has_never_begun(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
+async def test_a_waiting_member_can_be_stopped_before_its_start(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job("touch $HOME/begun", units=[agent.units[0]], gang=member()))
     await edge.until(lambda: (seen := edge.seen("run-1")) is not None and seen.prepared)
     await edge.change("run-1", verb="stop", code="cancelled")
@@ -72,7 +70,7 @@ async def test_a_member_that_waits_is_told_to_stop_and_has_never_begun(
         member(members=[MemberWanted("h1", "10.0.0.1", 0)]),
     ],
 )
-def test_a_gang_that_cannot_be_is_refused(gang: GangWanted) -> None:
+def test_an_invalid_gang_is_rejected(gang: GangWanted) -> None:
     assert gangs.gang_error(gang).startswith("gang.")
     assert gangs.gang_error(member()) == gangs.gang_error(None) == ""
 
@@ -92,14 +90,16 @@ def hardware(*groups: int | None, profile: str = "") -> GpuInventory:
     return GpuInventory(gpus=gpus, driver_version="", devices={}, notes=[])
 
 
-def usual(
-    units: list[str], of: GpuInventory, gang: GangWanted | None = None, interface: str = ""
+def environment_of(
+    units: list[str], inventory: GpuInventory, gang: GangWanted | None = None, interface: str = ""
 ) -> dict[str, str]:
-    return gangs.distributed_environment(job("true", units=units, gang=gang or member()), of, interface)
+    return gangs.distributed_environment(
+        job("true", units=units, gang=gang or member()), inventory, interface
+    )
 
 
 @pytest.mark.parametrize(
-    ("of", "units", "said"),
+    ("inventory", "units", "level"),
     [
         (hardware(0, 0), ["u0", "u1"], "NVL"),
         (hardware(0, 1), ["u0", "u1"], None),
@@ -109,15 +109,15 @@ def usual(
     ],
     ids=["one group", "two groups", "unknown", "one GPU", "slices"],
 )
-def test_nccl_is_told_of_nvlink_only_where_the_topology_is_known(
-    of: GpuInventory, units: list[str], said: str | None
+def test_nccl_uses_nvlink_only_if_the_topology_is_known(
+    inventory: GpuInventory, units: list[str], level: str | None
 ) -> None:
-    assert usual(units, of).get("NCCL_P2P_LEVEL") == said
+    assert environment_of(units, inventory).get("NCCL_P2P_LEVEL") == level
 
 
-def test_without_every_address_there_is_no_rendezvous_and_hosts_go_by_name() -> None:
+def test_without_all_addresses_there_is_no_rendezvous_and_host_names_are_used() -> None:
     unknown = member(members=[MEMBERS[0], MemberWanted("h2", "", 1)])
-    assert usual([], hardware(), unknown, "eth0") == {}
+    assert environment_of([], hardware(), unknown, "eth0") == {}
     wanted: RunWanted = job("true", gang=unknown)
     assert gangs.contract_environment(wanted, "/x")["GPUPOOL_HOSTS"] == "127.0.0.1,h2"
     assert gangs.hostfile_text(unknown) == "127.0.0.1 slots=1\nh2 slots=1\n"
@@ -129,14 +129,14 @@ def test_without_every_address_there_is_no_rendezvous_and_hosts_go_by_name() -> 
     )
 
 
-def test_the_interface_is_named_where_it_has_the_address() -> None:
+def test_the_interface_that_has_the_address_is_set() -> None:
     assert addresses.interface_of("127.0.0.1") == "lo"
     assert addresses.interface_of("192.0.2.77") == addresses.interface_of("gpu-07.example.org") == ""
-    assert usual([], hardware(), interface="lo")["NCCL_SOCKET_IFNAME"] == "=lo"
-    assert "NCCL_SOCKET_IFNAME" not in usual([], hardware())
+    assert environment_of([], hardware(), interface="lo")["NCCL_SOCKET_IFNAME"] == "=lo"
+    assert "NCCL_SOCKET_IFNAME" not in environment_of([], hardware())
 
 
-def test_a_host_has_the_address_that_leads_to_the_edge() -> None:
+def test_a_host_uses_its_local_address_towards_the_edge() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         assert addresses.local_address_towards(f"http://127.0.0.1:{listener.getsockname()[1]}") == "127.0.0.1"
@@ -144,14 +144,14 @@ def test_a_host_has_the_address_that_leads_to_the_edge() -> None:
 
 
 @pytest.mark.sandbox
-async def test_a_host_whose_workloads_nobody_reaches_reports_no_address(
+async def test_a_host_with_unreachable_workloads_reports_no_address(
     edge: FakeEdge, make_agent: MakeAgent
 ) -> None:
     await make_agent("--address", "10.1.2.3", launcher="bubblewrap")
     assert edge.observed[-1].inventory.address == ""
 
 
-async def test_an_address_can_be_told(edge: FakeEdge, make_agent: MakeAgent) -> None:
+async def test_the_address_can_be_set_by_option(edge: FakeEdge, make_agent: MakeAgent) -> None:
     await make_agent("--address", "gpu-07.example.org")
     assert edge.observed[-1].inventory.address == "gpu-07.example.org"
     wanted = job(
@@ -164,7 +164,9 @@ async def test_an_address_can_be_told(edge: FakeEdge, make_agent: MakeAgent) -> 
     assert edge.log("run-1") == "127.0.0.1 slots=1\n127.0.0.2 slots=1\n127.0.0.1 0 of 2\n"
 
 
-async def test_a_job_that_listens_at_its_door_is_ready(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_job_that_listens_on_its_workspace_socket_is_ready(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     serves = "gpupool door 9 & echo begun; sleep 300"
     await edge.want(job(serves))
     await edge.until(lambda: (seen := edge.seen("run-1")) is not None and seen.ready)

@@ -10,9 +10,9 @@ from agent.gpu.health_events import HealthEventStore
 from agent.gpu.reader import HardwareEvent
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
-from tests.agent.test_nvml import library, says
+from tests.agent.test_nvml import faults, nvml_library
 
-__all__ = ["library", "says"]
+__all__ = ["faults", "nvml_library"]
 
 
 def plants(agent: AgentProcess, *codes: int, gpu: int) -> str:
@@ -52,16 +52,16 @@ async def test_what_a_gpu_told_is_no_matter_of_a_run_that_ends_well_or_is_stoppe
 
 
 async def test_an_end_is_told_also_where_the_driver_does_not_answer(
-    edge: FakeEdge, make_agent: MakeAgent, says: Path
+    edge: FakeEdge, make_agent: MakeAgent, faults: Path
 ) -> None:
     agent = await make_agent("--simulate", "", "--simulate-mig", "")
     await edge.want(job("until [ -e go ]; do sleep 0.05; done; exit 3", units=["GPU-fake-0"]))
     await edge.until_state("run-1", "running")
-    says.write_text("hang")
+    faults.write_text("hang")
     (agent.state / "homes" / "ada" / "go").touch()
     seen = await edge.until_state("run-1", "ended")
     assert (seen.outcome, seen.gpu_events) == ("failed", [])
-    says.unlink()
+    faults.unlink()
 
 
 def test_codes_are_those_of_these_gpus_and_of_that_time_each_once(tmp_path: Path) -> None:

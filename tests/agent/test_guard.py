@@ -1,5 +1,8 @@
-"""The guard above a shim: a workload's GPUs stay locked until the last of its processes is gone, also where its shim was killed,
-and no process of the workload has the locks."""
+"""Test the guard process above a shim.
+
+A workload's GPUs stay locked until its last process has ended, even if the shim was killed, and no process of
+the workload has the locks.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ from agent.runs.orphaned_runs import OrphanedRuns
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
-# A child that has closed all, taken off the run's mark and left its session: nothing but its parents says whose it is.
-HIDES = (
+# A child that closed all files, dropped the run's mark and left its session: only its ancestors identify it.
+HIDDEN_CHILD = (
     "python3 -S -c 'import os; os.fork() and os._exit(0); os.setsid(); os.closerange(3, 256); "
     'os.execve("/bin/sleep", ["sleep", "304"], {})\'; sleep 300'
 )
@@ -36,20 +39,20 @@ def is_free(agent: AgentProcess) -> bool:
     return True
 
 
-async def hiding(edge: FakeEdge, agent: AgentProcess) -> processes.Process:
-    """A run on the first GPU, and that child of it."""
-    await edge.want(job(HIDES, units=[agent.units[0]]))
+async def start_hidden_child(edge: FakeEdge, agent: AgentProcess) -> processes.Process:
+    """Start a run on the first GPU; return its hidden child."""
+    await edge.want(job(HIDDEN_CHILD, units=[agent.units[0]]))
     await edge.until_state("run-1", "running")
     found: list[processes.Process] = []
 
-    def there() -> bool:
+    def is_present() -> bool:
         below = processes.descendants(processes.scan(), agent.shim("run-1")["pid"])
         found[:] = [
             each for each in below if Path(f"/proc/{each.pid}/cmdline").read_bytes() == b"sleep\x00304\x00"
         ]
         return bool(found)
 
-    await edge.until(there)
+    await edge.until(is_present)
     return found[0]
 
 
@@ -58,10 +61,10 @@ def end(process: processes.Process) -> None:
         os.kill(process.pid, signal.SIGKILL)
 
 
-async def test_a_gpu_stays_locked_until_the_last_process_is_gone_when_shim_and_agent_were_killed(
+async def test_a_gpu_stays_locked_until_the_last_process_of_a_killed_shim_ends(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    last = await hiding(edge, agent)
+    last = await start_hidden_child(edge, agent)
     tree = processes.descendants(processes.scan(), agent.shim("run-1")["pid"])
     await agent.kill()
     try:
@@ -78,31 +81,29 @@ async def test_a_gpu_stays_locked_until_the_last_process_is_gone_when_shim_and_a
     await edge.until(lambda: is_free(agent))
 
 
-class NoGroups(Cgroups):
-    """As on a host that lets the agent make none."""
+class NoCgroups(Cgroups):
+    """Cgroups of a host on which the agent can make none."""
 
     def members(self, name: str) -> set[int]:
         return set()
 
 
-async def test_what_hides_from_the_mark_is_ended_too_when_its_shim_was_killed(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
-    last = await hiding(edge, agent)
+async def test_a_hidden_process_of_a_killed_shim_is_ended(edge: FakeEdge, agent: AgentProcess) -> None:
+    last = await start_hidden_child(edge, agent)
     folder = agent.state / "runs" / "run-1"
     run = LocalRun(folder, read_json(folder / "run.json"), shim=read_json(folder / "shim.json"))
-    lost = OrphanedRuns(agent.state / "tools", NoGroups())
+    orphans = OrphanedRuns(agent.state / "tools", NoCgroups())
     await agent.kill()
     try:
         os.kill(run.shim["pid"], signal.SIGKILL)
-        await edge.until(lambda: lost.end(run) is not None)
+        await edge.until(lambda: orphans.end(run) is not None)
         assert not processes.is_alive(last.pid, last.start_ticks)
     finally:
         end(last)
     await edge.until(lambda: is_free(agent))
 
 
-async def test_a_guard_goes_with_its_shim_and_without_one_the_shim_goes_on(
+async def test_a_guard_ends_with_its_shim_and_a_shim_continues_without_guard(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     for generation in (1, 2):
@@ -119,10 +120,10 @@ async def test_a_guard_goes_with_its_shim_and_without_one_the_shim_goes_on(
     assert is_free(agent)
 
 
-async def test_a_plain_run_that_takes_the_lock_of_a_gpu_it_does_not_hold_is_stopped_and_named(
+async def test_a_plain_run_that_locks_a_foreign_gpu_is_stopped_and_named(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    """Nothing keeps it from the file, which belongs to its own user."""
+    """The lock file is owned by the run's own user, so nothing prevents the run from locking it."""
     await edge.want(job("true", generation=1, units=[agent.units[0]]))
     await edge.until_state("run-1", "ended")
     (lock,) = (agent.state / "locks").iterdir()
@@ -136,7 +137,9 @@ async def test_a_plain_run_that_takes_the_lock_of_a_gpu_it_does_not_hold_is_stop
     assert ended.outcome == "cancelled" and "held the lock of GPU-" in ended.step
 
 
-async def test_who_else_holds_a_gpu_is_named_and_left_alone(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_another_holder_of_a_gpu_lock_is_named_and_left_alone(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     await edge.want(job("true", generation=1, units=[agent.units[0]]))
     await edge.until_state("run-1", "ended")
     (lock,) = (agent.state / "locks").iterdir()
@@ -158,7 +161,7 @@ async def test_who_else_holds_a_gpu_is_named_and_left_alone(edge: FakeEdge, agen
     assert (await edge.until_state("run-2", "ended")).outcome == "finished"
 
 
-async def test_who_holds_a_slice_is_named_and_not_the_run_on_the_next_one(
+async def test_the_holder_of_a_slice_is_named_and_not_its_neighbour(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     _, first, second = agent.units
@@ -172,8 +175,8 @@ async def test_who_holds_a_slice_is_named_and_not_the_run_on_the_next_one(
         await edge.until(lambda: bool(processes.descendants(processes.scan(), other.pid)))
         await edge.want(job("true", generation=3, units=[second]))
         await edge.until(lambda: (seen := edge.seen("run-3")) and "holds its lock" in seen.step)
-        told = edge.seen("run-3")
-        assert told is not None and f"process {other.pid} (flock) holds its lock" in told.step
+        waiting = edge.seen("run-3")
+        assert waiting is not None and f"process {other.pid} (flock) holds its lock" in waiting.step
     finally:
         for each in [*processes.descendants(processes.scan(), other.pid), processes.read_process(other.pid)]:
             if each is not None:
@@ -184,7 +187,7 @@ async def test_who_holds_a_slice_is_named_and_not_the_run_on_the_next_one(
 
 
 @pytest.mark.sandbox
-async def test_a_sandbox_whose_shim_and_agent_were_killed_frees_its_gpu_when_it_is_gone(
+async def test_a_sandbox_of_a_killed_shim_and_agent_frees_its_gpu_at_its_end(
     edge: FakeEdge, make_agent: MakeAgent
 ) -> None:
     agent = await make_agent(launcher="bubblewrap")

@@ -1,4 +1,6 @@
-"""What hangs beside the agent (the edge, the driver, the homes' file system) holds up neither its loop nor itself for ever."""
+"""Test that a hanging edge, driver or file system of the homes blocks neither the agent's event loop nor a
+call forever.
+"""
 
 from __future__ import annotations
 
@@ -26,33 +28,33 @@ from agent.server import connection, workspace_streams
 from agent.server.workspace_streams import WorkspaceStreams
 from tests.agent.conftest import job
 
-# the edge
+# Edge
 
 
 @pytest.fixture
-async def mute() -> AsyncIterator[str]:
-    """A server that lets everybody in and says nothing."""
-    over = asyncio.Event()
+async def silent_server() -> AsyncIterator[str]:
+    """Run a server that accepts connections and never answers; return its address."""
+    release = asyncio.Event()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await over.wait()
+        await release.wait()
         writer.close()
 
     server = await asyncio.start_server(listen, "127.0.0.1", 0)
     yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    over.set()
+    release.set()
     server.close()
 
 
 @pytest.fixture
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    """As the agent has it: connections that live for ever are its usual ones."""
+    """Return a session with the agent's timeouts, which allow connections to live forever."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=20)) as session:
         yield session
 
 
-async def test_a_renewal_and_a_joining_that_are_never_answered_come_to_an_end(
-    mute: str, session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_unanswered_joins_and_renewals_time_out(
+    silent_server: str, session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.5)
     state = StateFolder(tmp_path / "state")
@@ -60,13 +62,13 @@ async def test_a_renewal_and_a_joining_that_are_never_answered_come_to_an_end(
     state.identity.credential = "gpa.1.x"
     async with asyncio.timeout(10):
         with pytest.raises(TimeoutError):
-            await connection.renew_credential(session, mute, state)
+            await connection.renew_credential(session, silent_server, state)
         with pytest.raises(TimeoutError):
-            await connection.join_pool(session, mute, state, "token", "h1")
+            await connection.join_pool(session, silent_server, state, "token", "h1")
 
 
-async def test_a_dial_that_hangs_does_not_count_as_ready_for_ever(
-    mute: str, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+async def test_a_hanging_stream_is_dialled_again(
+    silent_server: str, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workspace_streams, "DIAL_TIMEOUT_SECONDS", 0.3)
     dialled: list[str] = []
@@ -75,57 +77,59 @@ async def test_a_dial_that_hangs_does_not_count_as_ready_for_ever(
         dialled.append("again")
         return "gpa.1.x"
 
-    kept = WorkspaceStreams(session, mute, credential, lambda run: None)
-    kept.keep(2, "")
+    streams = WorkspaceStreams(session, silent_server, credential, lambda run: None)
+    streams.keep(2, "")
     async with asyncio.timeout(15):
         while len(dialled) < 6:
             await asyncio.sleep(0.05)
-    assert len(dialled) >= 6, "two that hang are dialled again and again"
-    await kept.close()
+    assert len(dialled) >= 6, "two hanging streams are dialled again"
+    await streams.close()
 
 
-# the driver
+# Driver
 
 
-async def meter_with(program: str) -> NvmlGpuReader:
-    """A meter whose process is this program."""
-    meter = NvmlGpuReader(0.5)
-    meter._process = subprocess.Popen(
+async def make_reader(program: str) -> NvmlGpuReader:
+    """Return a reader whose process runs this program."""
+    reader = NvmlGpuReader(0.5)
+    reader._process = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    meter._has_answered = True
-    meter._answers = asyncio.StreamReader()
-    protocol = asyncio.StreamReaderProtocol(meter._answers)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, meter._process.stdout)
-    return meter
+    reader._has_answered = True
+    reader._answers = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader._answers)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, reader._process.stdout)
+    return reader
 
 
-async def test_a_process_that_hangs_in_the_driver_as_it_ends_does_not_hold_up_the_agent() -> None:
-    """It has closed its output and not the GPUs: the kernel does that in order, and the second may take for ever."""
-    meter = await meter_with("import os, time; input(); os.close(1); time.sleep(6)")
+async def test_a_process_that_hangs_at_its_exit_does_not_block_the_agent() -> None:
+    """The process has closed its output but not the GPUs; the kernel closes in order, and the second may
+    take forever.
+    """
+    reader = await make_reader("import os, time; input(); os.close(1); time.sleep(6)")
     began = time.monotonic()
     for _ in range(2):
         with pytest.raises(GpuReadError):
-            await meter._ask("sample", 0.5)
+            await reader._ask("sample", 0.5)
     assert time.monotonic() - began < 3
-    assert meter._process is not None
-    meter._process.kill()
-    meter._process.wait()
+    assert reader._process is not None
+    reader._process.kill()
+    reader._process.wait()
 
 
-async def test_what_a_library_prints_is_no_answer_and_keeps_none_back() -> None:
-    meter = await meter_with(
+async def test_output_of_a_library_is_ignored_between_answers() -> None:
+    reader = await make_reader(
         "import json\n"
         "asked = json.loads(input())\n"
         "for noise in ('WARNING: driver 1.2', '[1]', '{\"id\": \"1\"}', '', 'x' * 200_000, '[' * 50_000):\n"
         "    print(noise)\n"
         "print(json.dumps({'id': asked['id'], 'answer': [1]}), flush=True)\n"
     )
-    assert await meter._ask("sample", 5.0) == [1]
+    assert await reader._ask("sample", 5.0) == [1]
 
 
-async def test_an_answer_that_is_late_and_an_error_is_waited_for_no_longer() -> None:
-    meter = await meter_with(
+async def test_a_late_error_is_not_taken_for_the_next_answer() -> None:
+    reader = await make_reader(
         "import json, time\n"
         "for late in (1.0, 0, 0):\n"
         "    asked = json.loads(input()); time.sleep(late)\n"
@@ -133,29 +137,29 @@ async def test_an_answer_that_is_late_and_an_error_is_waited_for_no_longer() -> 
         "    print(json.dumps({'id': asked['id'], **answer}), flush=True)\n"
     )
     with pytest.raises(GpuReadError, match=r"within 0\.5 s"):
-        await meter._ask("sample", 0.5)
+        await reader._ask("sample", 0.5)
     await asyncio.sleep(1.0)
     with pytest.raises(GpuReadError, match="fell off the bus"):
-        await meter._ask("sample", 0.5)
-    assert await meter._ask("sample", 0.5) == [1]
-    assert meter._process is not None
-    meter._process.kill()
-    meter._process.wait()
+        await reader._ask("sample", 0.5)
+    assert await reader._ask("sample", 0.5) == [1]
+    assert reader._process is not None
+    reader._process.kill()
+    reader._process.wait()
 
 
-# the homes
+# Homes
 
 
 @contextmanager
-def hanging(runs: RunManager) -> Iterator[None]:
-    """Within it, the file system of the homes has something to answer that it does not answer."""
-    over = threading.Event()
+def hanging_homes(runs: RunManager) -> Iterator[None]:
+    """Block the file system of the homes within this context."""
+    release = threading.Event()
     with pytest.raises(CallTimeout):
-        runs.call_homes(over.wait, 0.05)
+        runs.call_homes(release.wait, 0.05)
     try:
         yield
     finally:
-        over.set()
+        release.set()
         while True:
             with suppress(CallTimeout):
                 runs.call_homes(lambda: None)
@@ -165,7 +169,7 @@ def hanging(runs: RunManager) -> Iterator[None]:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> RunManager:
-    """Of a host without GPUs."""
+    """Return a RunManager of a host without GPUs."""
     (tmp_path / "homes").mkdir()
     state = StateFolder(tmp_path / "state")
     state.install_tools()
@@ -180,75 +184,75 @@ def runs(tmp_path: Path) -> RunManager:
     )
 
 
-async def test_a_start_says_its_step_from_the_moment_it_is_taken_on(runs: RunManager) -> None:
-    over = runs.homes / "over"
-    wanted = job(f"until [ -e {over} ]; do sleep 0.05; done")
-    said: list[str] = []
+async def test_a_start_reports_its_step_from_the_beginning(runs: RunManager) -> None:
+    release = runs.homes / "over"
+    wanted = job(f"until [ -e {release} ]; do sleep 0.05; done")
+    steps: list[str] = []
     start = asyncio.create_task(runs.start(wanted, boottime() + 30))
     while not start.done():
         await asyncio.sleep(0)
-        said += [seen.step for seen in runs.seen()]
+        steps += [seen.step for seen in runs.seen()]
     assert await start
-    assert list(dict.fromkeys(said)) == ["being written down", "starting sandbox"]
+    assert list(dict.fromkeys(steps)) == ["being written down", "starting sandbox"]
     async with asyncio.timeout(20):
         while runs.seen()[0].step == "starting sandbox":
             await asyncio.sleep(0.02)
             runs.look()
         assert (runs.seen()[0].state, runs.seen()[0].step) == ("running", "running")
-        over.touch()
+        release.touch()
         while not runs.runs[wanted.run].ended:
             await asyncio.sleep(0.02)
             runs.look()
 
 
-async def test_a_start_that_failed_is_told_of_while_what_it_made_is_still_being_removed(
+async def test_a_failed_start_is_reported_during_its_cleanup(
     runs: RunManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that is told of no such run any more would take it for lost."""
-    leaving, over = threading.Event(), threading.Event()
+    """Otherwise the server would not see the run in a report and would consider it lost."""
+    leaving, release = threading.Event(), threading.Event()
 
     def leave(mark: str) -> None:
         leaving.set()
-        over.wait(20)
+        release.wait(20)
 
-    monkeypatch.setattr(runs.network, "leave", leave)  # the program that removes it hangs
-    (runs.state.runs / "run-1" / "spec.json").mkdir(parents=True)  # which can't be written then
+    monkeypatch.setattr(runs.network, "leave", leave)  # the program that removes the network hangs
+    (runs.state.runs / "run-1" / "spec.json").mkdir(parents=True)  # a directory here makes the write fail
     start = asyncio.create_task(runs.start(job("true"), boottime() + 30))
     async with asyncio.timeout(20):
         while not leaving.is_set():
             await asyncio.sleep(0.01)
         assert [seen.run for seen in runs.seen()] == ["run-1"]
-        over.set()
+        release.set()
         assert not await start
     assert [(seen.run, seen.outcome) for seen in runs.seen()] == [("run-1", "start_failed")]
 
 
-async def test_while_the_homes_hang_runs_are_looked_at_and_starts_wait(runs: RunManager) -> None:
+async def test_while_the_homes_hang_runs_are_polled_and_starts_wait(runs: RunManager) -> None:
     wanted = job("touch $GPUPOOL_CHECKPOINT_DIR/.done; sleep 2")
     assert await runs.start(wanted, boottime() + 30)
-    run, word = runs.runs[wanted.run], runs.homes / ".checkpoints" / wanted.workload / ".done"
-    with hanging(runs):
+    run, acknowledgement = runs.runs[wanted.run], runs.homes / ".checkpoints" / wanted.workload / ".done"
+    with hanging_homes(runs):
         async with asyncio.timeout(20):
-            while not (word.exists() and run.state == "running"):
+            while not (acknowledgement.exists() and run.state == "running"):
                 await asyncio.sleep(0.02)
                 runs.look()
         began = time.monotonic()
         for _ in range(20):
             runs.look()
         assert not await runs.start(job("true", generation=2), boottime() + 30)
-        assert time.monotonic() - began < 3.9, "each look that waited would take 0.2 s, a start 2 s"
+        assert time.monotonic() - began < 3.9, "a blocking look would take 0.2 s, a blocking start 2 s"
         assert "homes" in runs.waiting["run-2"].step
-        assert run.checkpoint_at is None, "it is not known"
+        assert run.checkpoint_at is None, "the checkpoint is unknown while the file system hangs"
     runs.look()
     assert run.checkpoint_at is not None
     assert await runs.start(job("true", generation=2), boottime() + 30)
     async with asyncio.timeout(20):
-        while not all(each.ended for each in runs.runs.values()):
+        while not all(item.ended for item in runs.runs.values()):
             await asyncio.sleep(0.05)
             runs.look()
 
 
-def test_a_host_that_holds_the_record_of_teams_holds_up_no_other(tmp_path: Path) -> None:
+def test_a_held_lock_of_the_team_record_does_not_block_another_host(tmp_path: Path) -> None:
     tenants = TeamUsers(tmp_path, UidRange())
     assert tenants.user("7.1", 70_007) == 70_007
     lock = tmp_path / ".volumes" / "teams.json.lock"

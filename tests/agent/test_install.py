@@ -1,4 +1,4 @@
-"""What a GPU host installs: one wheel without the server, and an upgrade under running work."""
+"""Test the installation on a GPU host: a wheel without the server, and an upgrade with running jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COUNT = "n=0; while true; do n=$((n+1)); echo line $n; sleep 0.1; done"
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    """Folders of programs of two installed versions."""
+    """Return the folders of the programs of two installed versions."""
     folder = tmp_path_factory.mktemp("installed")
     other = source_of(folder / "source", "0.2.0.dev1")
     yield {
@@ -37,18 +37,18 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pat
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _python(programs: Path, code: str) -> subprocess.CompletedProcess[str]:
+def run_python(programs: Path, code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [programs / "python", "-c", code], cwd="/", capture_output=True, text=True, check=False
     )
 
 
-def _is(agent: AgentProcess, programs: Path) -> None:
-    """Be the installed agent from the next start on."""
+def use_program(agent: AgentProcess, programs: Path) -> None:
+    """Use the installed agent from the next start on."""
     agent.program, agent.cwd = [str(programs / "gpupool-agent")], Path("/")
 
 
-def test_the_wheel_holds_the_agent_and_nothing_of_the_server(tmp_path: Path) -> None:
+def test_the_wheel_contains_the_agent_and_no_server_code(tmp_path: Path) -> None:
     wheel = build(tmp_path)
     names = zipfile.ZipFile(wheel).namelist()
     assert {
@@ -61,33 +61,37 @@ def test_the_wheel_holds_the_agent_and_nothing_of_the_server(tmp_path: Path) -> 
     assert not [name for name in names if name.endswith(".pyc")]
     assert {path.name for path in tmp_path.iterdir()} == {wheel.name, "agent.txt", "notebooks.txt", UNIT.name}
     first = wheel.read_bytes()
-    assert build(tmp_path).read_bytes() == first, "the same tree gives the same bytes"
+    assert build(tmp_path).read_bytes() == first, "builds of the same tree are identical"
 
 
 @pytest.mark.parametrize("name", ["agent", "notebooks"])
-def test_a_host_gets_the_versions_that_the_tests_ran_with(name: str) -> None:
-    ours = locked(ROOT / "requirements" / "base.txt")
+def test_a_host_installs_the_tested_versions(name: str) -> None:
+    base_versions = locked(ROOT / "requirements" / "base.txt")
     pins = locked(ROOT / "requirements" / f"{name}.txt")
     assert (
-        pins and {package: version for package, version in pins.items() if ours.get(package) != version} == {}
+        pins
+        and {package: version for package, version in pins.items() if base_versions.get(package) != version}
+        == {}
     )
     assert "django" not in {package.lower() for package in pins}
 
 
-def test_the_installed_agent_runs_where_nothing_of_the_server_can_be_imported(
+def test_the_installed_agent_runs_without_server_packages(
     programs: dict[str, Path],
 ) -> None:
     installed = programs[AGENT_VERSION]
     for package in ("django", "celery", "scheduler", "portal", "config"):
-        assert "No module named" in _python(installed, f"import {package}").stderr
-    assert _python(installed, "import agent.cli, sys; print('django' in sys.modules)").stdout == "False\n"
+        assert "No module named" in run_python(installed, f"import {package}").stderr
+    assert run_python(installed, "import agent.cli, sys; print('django' in sys.modules)").stdout == "False\n"
     command = [installed / "gpupool-agent", "probe", "--simulate", "2xH100-80GB"]
-    told = json.loads(subprocess.run(command, cwd="/", capture_output=True, text=True, check=True).stdout)
-    assert told["simulated"] and len(told["hardware"]["gpus"]) == 2
+    inventory = json.loads(
+        subprocess.run(command, cwd="/", capture_output=True, text=True, check=True).stdout
+    )
+    assert inventory["simulated"] and len(inventory["hardware"]["gpus"]) == 2
 
 
 @pytest.mark.parametrize("launcher", ["plain", pytest.param("bubblewrap", marks=pytest.mark.sandbox)])
-async def test_the_installed_agent_joins_once_and_runs_a_job_from_then_on(
+async def test_the_installed_agent_joins_once_and_runs_a_job(
     edge: FakeEdge, programs: dict[str, Path], tmp_path: Path, launcher: str
 ) -> None:
     installed, state = programs[AGENT_VERSION], tmp_path / "state"
@@ -100,7 +104,7 @@ async def test_the_installed_agent_joins_once_and_runs_a_job_from_then_on(
     assert process.returncode == 0 and out.decode().startswith("joined as h1"), err
     assert len(edge.joins) == 1 and edge.joins[0].public_key
 
-    # As the unit starts it: the state folder says the rest.
+    # The state folder provides the other options, as for the systemd unit.
     run = [program, "run", "--state", str(state), "--simulate", "1xH100-80GB", "--launcher", launcher]
     agent = AgentProcess(edge, state, launcher, process=await asyncio.create_subprocess_exec(*run, cwd="/"))
     try:
@@ -128,7 +132,7 @@ async def test_the_installed_agent_joins_once_and_runs_a_job_from_then_on(
         (TOKEN, "http://127.0.0.1:9", "does not answer"),
     ],
 )
-async def test_a_join_that_fails_says_why_and_leaves_nothing_to_run_with(
+async def test_a_failed_join_reports_the_reason_and_stores_no_credential(
     edge: FakeEdge, programs: dict[str, Path], tmp_path: Path, token: str, edge_url: str, words: str
 ) -> None:
     program, state = str(programs[AGENT_VERSION] / "gpupool-agent"), str(tmp_path / "state")
@@ -154,12 +158,12 @@ async def test_a_join_that_fails_says_why_and_leaves_nothing_to_run_with(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_an_upgrade_leaves_the_work_as_it_runs(
+async def test_jobs_continue_during_an_upgrade(
     edge: FakeEdge, programs: dict[str, Path], tmp_path: Path, number: int
 ) -> None:
     old, new = programs[AGENT_VERSION], programs["0.2.0.dev1"]
     agent = AgentProcess(edge, tmp_path / "state", "plain")
-    _is(agent, old)
+    use_program(agent, old)
     try:
         await agent.start()
         assert edge.observed[-1].agent_version == AGENT_VERSION
@@ -172,13 +176,13 @@ async def test_an_upgrade_leaves_the_work_as_it_runs(
             assert await agent.end() == 0
         else:
             await agent.kill()
-        _is(agent, new)
+        use_program(agent, new)
         await agent.start()
         assert edge.observed[-1].agent_version == "0.2.0.dev1"
 
         seen = await edge.until_state("run-1", "running")
         assert seen.started_at is not None and agent.shim("run-1") == before
-        assert processes.is_alive(main.pid, main.start_ticks), "the same process, never another one"
+        assert processes.is_alive(main.pid, main.start_ticks), "the process must not be replaced"
         heard = edge.log("run-1").count("\n")
         await edge.until(lambda: edge.log("run-1").count("\n") > heard + 3)
         await edge.change("run-1", verb="stop", code="cancelled")
@@ -189,14 +193,14 @@ async def test_an_upgrade_leaves_the_work_as_it_runs(
         written = "".join(path.read_text() for path in sorted(kept))
         await edge.until(lambda: edge.log("run-1") == written)
         numbers = [int(line.split()[1]) for line in written.splitlines()]
-        assert numbers == list(range(1, len(numbers) + 1)), "it began once and no line is lost"
+        assert numbers == list(range(1, len(numbers) + 1)), "the job started once and no line is lost"
     finally:
         agent.clean_up()
         if agent.process is not None:
             await agent.process.wait()
 
 
-def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("systemd-analyze is not here")
@@ -208,13 +212,13 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_the_unit_lets_work_outlive_the_agent_and_keeps_no_workload_from_its_gpus() -> None:
+def test_the_unit_keeps_workloads_alive_and_does_not_restrict_them() -> None:
     unit = configparser.ConfigParser(interpolation=None, strict=False, comment_prefixes=("#",))
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read(UNIT)
     service = dict(unit["Service"])
-    promised = {
-        "KillMode": "process",  # the workloads of this service go on
+    expected = {
+        "KillMode": "process",  # the workloads of this service continue
         "Restart": "always",
         "OOMPolicy": "continue",
         "TasksMax": "infinity",
@@ -222,9 +226,9 @@ def test_the_unit_lets_work_outlive_the_agent_and_keeps_no_workload_from_its_gpu
         "StateDirectory": "gpupool-agent",
         "StateDirectoryMode": "0700",
     }
-    assert {name: service.get(name) for name in promised} == promised
-    assert unit["Unit"]["StartLimitIntervalSec"] == "0", "it is started again for ever"
-    # Workloads inherit what closes in the service.
+    assert {name: service.get(name) for name in expected} == expected
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0", "the service is restarted without limit"
+    # Workloads inherit the restrictions of the service.
     inherited = (
         "Private",
         "Protect",
@@ -245,7 +249,7 @@ def test_the_unit_lets_work_outlive_the_agent_and_keeps_no_workload_from_its_gpu
     ]
 
 
-def test_the_documented_installation_names_what_is_built_and_where_the_unit_expects_it(
+def test_the_documented_installation_matches_build_and_unit(
     tmp_path: Path,
 ) -> None:
     documented = (ROOT / "docs" / "agent.md").read_text()
@@ -258,7 +262,7 @@ def test_the_documented_installation_names_what_is_built_and_where_the_unit_expe
 
 @pytest.mark.sandbox
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not here")
-def test_the_sandbox_works_with_the_powers_that_the_unit_leaves() -> None:
+def test_the_sandbox_works_with_the_capabilities_of_the_unit() -> None:
     unit = UNIT.read_text()
     dropped = unit.partition("CapabilityBoundingSet=~")[2].splitlines()[0].lower().split()
     if shutil.which("setpriv") is None:

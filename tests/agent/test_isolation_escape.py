@@ -38,7 +38,7 @@ async def agent(make_agent: MakeAgent) -> AgentProcess:
     return await make_agent(launcher="bubblewrap")
 
 
-@pytest.mark.parametrize("who", USERS)
+@pytest.mark.parametrize("user_fields", USERS)
 async def test_only_harmless_devices_open_and_no_device_can_be_created(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
@@ -59,7 +59,7 @@ async def test_only_harmless_devices_open_and_no_device_can_be_created(
     assert await output(edge, f"{tries}; touch /dev/x 2>/dev/null && echo wrote /dev", **user_fields) == ""
 
 
-@pytest.mark.parametrize("who", USERS)
+@pytest.mark.parametrize("user_fields", USERS)
 async def test_no_kernel_setting_can_be_written(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
@@ -84,7 +84,7 @@ async def test_no_kernel_setting_can_be_written(
             Path("/proc/sys/kernel/core_pattern").write_text(before)
 
 
-@pytest.mark.parametrize("who", USERS)
+@pytest.mark.parametrize("user_fields", USERS)
 async def test_privileged_system_calls_fail(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
@@ -106,7 +106,7 @@ async def test_privileged_system_calls_fail(
     assert "worked" not in found
 
 
-@pytest.mark.parametrize("who", USERS)
+@pytest.mark.parametrize("user_fields", USERS)
 async def test_no_namespace_is_created_or_joined_and_nothing_is_mounted(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
@@ -129,7 +129,7 @@ async def test_no_namespace_is_created_or_joined_and_nothing_is_mounted(
     assert await output(edge, tries, **user_fields) == ""
 
 
-@pytest.mark.parametrize("who", USERS)
+@pytest.mark.parametrize("user_fields", USERS)
 async def test_processes_outside_the_sandbox_cannot_be_seen_traced_or_signalled(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
@@ -143,7 +143,7 @@ async def test_processes_outside_the_sandbox_cannot_be_seen_traced_or_signalled(
     assert await output(edge, tries, **user_fields) == "0\n"
 
 
-@pytest.mark.parametrize("who", USERS)
+@pytest.mark.parametrize("user_fields", USERS)
 async def test_setuid_programs_give_no_privileges(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object], tmp_path: Path
 ) -> None:
@@ -161,7 +161,7 @@ async def test_setuid_programs_give_no_privileges(
     assert found.split()[-1] == "1"
 
 
-@pytest.mark.parametrize("who", USERS)
+@pytest.mark.parametrize("user_fields", USERS)
 async def test_the_agents_folder_locks_and_socket_are_unreachable(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
@@ -212,7 +212,7 @@ time.sleep(300)
 """
 
 
-@pytest.mark.parametrize("who", USERS)
+@pytest.mark.parametrize("user_fields", USERS)
 @pytest.mark.parametrize("launcher", ["bubblewrap", "plain"])
 async def test_descriptors_passed_to_another_workload_keep_no_gpu_locked(
     edge: FakeEdge, make_agent: MakeAgent, user_fields: dict[str, object], launcher: str
@@ -246,7 +246,7 @@ def abstract_socket(name: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("who", USERS)
+@pytest.mark.parametrize("user_fields", USERS)
 async def test_abstract_sockets_of_the_host_are_unreachable(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
@@ -266,7 +266,7 @@ needs_scopes = pytest.mark.skipif(
 
 
 @needs_scopes
-@pytest.mark.parametrize("who", USERS)
+@pytest.mark.parametrize("user_fields", USERS)
 @pytest.mark.parametrize("launcher", ["bubblewrap", "plain"])
 async def test_in_the_hosts_network_only_own_abstract_sockets_are_reachable(
     edge: FakeEdge, make_agent: MakeAgent, user_fields: dict[str, object], launcher: str
@@ -338,7 +338,7 @@ python3 -S $TMPDIR/sockets.py
 
 
 @needs_filters
-@pytest.mark.parametrize("who", USERS)
+@pytest.mark.parametrize("user_fields", USERS)
 @pytest.mark.parametrize("launcher", ["bubblewrap", "plain"])
 async def test_sockets_that_bypass_network_namespaces_cannot_be_created(
     edge: FakeEdge, make_agent: MakeAgent, user_fields: dict[str, object], launcher: str, tmp_path: Path
@@ -420,7 +420,7 @@ def filter_verdict(architecture: int, number: int, first: int = 0) -> int:
 
 
 @pytest.mark.parametrize(
-    ("way", "calls"),
+    ("architecture", "calls"),
     [
         (0xC000003E, (41, 53, 0x40000029)),
         (0x40000003, (359, 360)),
@@ -473,7 +473,7 @@ def make_request(folder: Path) -> SandboxRequest:
     return SandboxRequest(["true"], "ada", folder, folder, folder, folder, folder, folder)
 
 
-@pytest.mark.parametrize("who", USERS)
+@pytest.mark.parametrize("user_fields", USERS)
 async def test_loader_variables_take_effect_only_inside_the_sandbox(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
@@ -511,7 +511,7 @@ def test_an_environment_cannot_inject_sandbox_options(wrong: dict[str, str]) -> 
         workload_entry.argv_with_environment(["bwrap", "true"], wrong)
 
 
-@pytest.mark.parametrize("who", USERS)
+@pytest.mark.parametrize("user_fields", USERS)
 async def test_a_workload_cannot_read_kernel_keyrings_of_the_host(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
@@ -527,7 +527,7 @@ async def test_a_workload_cannot_read_kernel_keyrings_of_the_host(
     assert found.split() == ["-1"] * 5
 
 
-@pytest.mark.parametrize("who", USERS)
+@pytest.mark.parametrize("user_fields", USERS)
 async def test_agent_and_shim_follow_no_links_of_a_workload(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object], tmp_path: Path
 ) -> None:
@@ -549,7 +549,7 @@ async def test_agent_and_shim_follow_no_links_of_a_workload(
         assert victim.stat().st_uid == target.stat().st_uid == 0
 
 
-@pytest.mark.parametrize("who", USERS)
+@pytest.mark.parametrize("user_fields", USERS)
 async def test_system_files_cannot_be_hard_linked_into_a_home(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
@@ -564,7 +564,7 @@ async def test_system_files_cannot_be_hard_linked_into_a_home(
     )
 
 
-@pytest.mark.parametrize("who", USERS)
+@pytest.mark.parametrize("user_fields", USERS)
 async def test_files_in_memory_are_limited(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:

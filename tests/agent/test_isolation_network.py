@@ -210,7 +210,7 @@ async def test_with_internet_a_run_reaches_the_outside_but_not_the_host(
 
 
 @needs_tools
-@pytest.mark.parametrize("given", [None, "192.168.77.0/24"])
+@pytest.mark.parametrize("reach", [None, "192.168.77.0/24"])
 async def test_with_internet_private_networks_are_reachable_only_if_named(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside, reach: str | None
 ) -> None:

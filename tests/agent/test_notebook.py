@@ -1,4 +1,4 @@
-"""Real JupyterLab with a real kernel, reached the way the edge reaches it: over a stream that the agent dialled."""
+"""Test real JupyterLab with a real kernel, reached as the edge does: over a stream that the agent dialled."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ SECRET = "edge-secret-of-this-run"
 HOST = "w1.localhost:8001"
 
 
-class Tap:
-    """A loopback port whose connections go through streams: so an ordinary client can speak to the notebook."""
+class StreamForwarder:
+    """A loopback port that forwards each connection to a stream, so that an ordinary client can reach the
+    notebook.
+    """
 
     def __init__(self, edge: FakeEdge, run: str) -> None:
         self.edge, self.run = edge, run
@@ -50,7 +52,7 @@ class Tap:
         writer.close()
 
 
-async def launch(edge: FakeEdge, agent: AgentProcess) -> RunSeen:
+async def start_notebook(edge: FakeEdge, agent: AgentProcess) -> RunSeen:
     edge.streams_wanted = 3
     await edge.want(job("", kind="notebook", secret=SECRET, units=[agent.units[0]]))
     await edge.until(
@@ -62,7 +64,7 @@ async def launch(edge: FakeEdge, agent: AgentProcess) -> RunSeen:
 
 
 async def execute(session: aiohttp.ClientSession, url: str, kernel: str, code: str) -> str:
-    """What the code prints in the kernel."""
+    """Return the output of the code in the kernel."""
     name = uuid.uuid4().hex
     headers = {"Origin": f"http://{HOST}"}
     async with session.ws_connect(f"{url}/api/kernels/{kernel}/channels", headers=headers) as socket:
@@ -90,7 +92,7 @@ async def execute(session: aiohttp.ClientSession, url: str, kernel: str, code: s
             "buffers": [],
         }
         await socket.send_str(json.dumps(message))
-        printed, over = "", set()  # its answer and what it prints come by two ways, either may be first
+        printed, received = "", set()  # the reply and the output arrive on two channels, in any order
         async for answer in socket:
             data = json.loads(answer.data)
             if data["parent_header"].get("msg_id") != name:
@@ -100,34 +102,35 @@ async def execute(session: aiohttp.ClientSession, url: str, kernel: str, code: s
             if data["msg_type"] == "error":
                 printed += "\n".join(data["content"]["traceback"])
             if data["msg_type"] == "execute_reply" or data["content"].get("execution_state") == "idle":
-                over.add(data["msg_type"])
-            if over == {"execute_reply", "status"}:
+                received.add(data["msg_type"])
+            if received == {"execute_reply", "status"}:
                 return printed
     raise AssertionError("the kernel's connection ended")
 
 
 @pytest.mark.parametrize("launcher", ["plain", pytest.param("bubblewrap", marks=pytest.mark.sandbox)])
-async def test_a_notebook_starts_and_its_kernel_computes_on_its_gpu(
+async def test_a_notebook_starts_and_its_kernel_sees_its_gpu(
     edge: FakeEdge, make_agent: MakeAgent, launcher: str
 ) -> None:
     agent = await make_agent(launcher=launcher)
-    await launch(edge, agent)
+    await start_notebook(edge, agent)
     steps = [seen.step for frame in edge.observed for seen in frame.runs if seen.step]
-    every = ["being written down", "starting sandbox", "starting JupyterLab", "ready"]
-    assert list(dict.fromkeys(steps)) == [step for step in every if step in steps], (
-        "in this order, and nothing else"
+    all_steps = ["being written down", "starting sandbox", "starting JupyterLab", "ready"]
+    assert list(dict.fromkeys(steps)) == [step for step in all_steps if step in steps], (
+        "the steps appear in this order, without others"
     )
-    assert {"starting JupyterLab", "ready"} <= set(steps), (
-        "those before it may be over before a report tells of them"
-    )
-    own = {"X-Gpupool-Secret": SECRET, "Host": HOST}
+    assert {"starting JupyterLab", "ready"} <= set(steps), "earlier steps may end before a report"
+    authenticated = {"X-Gpupool-Secret": SECRET, "Host": HOST}
     jar = aiohttp.CookieJar(unsafe=True)
-    async with Tap(edge, "run-1") as url, aiohttp.ClientSession(headers=own, cookie_jar=jar) as session:
-        await _nobody_else_gets_in(url)
+    async with (
+        StreamForwarder(edge, "run-1") as url,
+        aiohttp.ClientSession(headers=authenticated, cookie_jar=jar) as session,
+    ):
+        await assert_strangers_are_rejected(url)
         async with session.get(f"{url}/lab") as page:
             assert page.status == 200 and "JupyterLab" in await page.text()
         async with session.post(f"{url}/api/kernels", json={}) as answer:
-            assert answer.status == 403, "a request without the XSRF token is refused"
+            assert answer.status == 403, "a request without the XSRF token is rejected"
         token = next(cookie.value for cookie in jar if cookie.key == "_xsrf")
         async with session.post(f"{url}/api/kernels", json={}, headers={"X-XSRFToken": token}) as answer:
             assert answer.status == 201, await answer.text()
@@ -142,10 +145,10 @@ async def test_a_notebook_starts_and_its_kernel_computes_on_its_gpu(
         if launcher == "bubblewrap":
             code = "from ipykernel.connect import get_connection_info as about; print(about(unpack=True)['transport'])"
             assert (await execute(session, url, kernel, code)).strip() == "ipc", (
-                "a port would show what it prints"
+                "a TCP port would expose the kernel's output"
             )
-        await _another_origin_is_refused(session, url, kernel)
-        await _a_terminal_answers(session, url, token)
+        await assert_other_origins_are_rejected(session, url, kernel)
+        await assert_a_terminal_answers(session, url, token)
         await edge.until(lambda: (edge.seen("run-1").activity or {}).get("kernels") == 1)  # type: ignore[union-attr]
         assert not (agent.state / "runs" / "run-1" / "in" / "secret").exists()
         printed = await execute(
@@ -157,7 +160,7 @@ async def test_a_notebook_starts_and_its_kernel_computes_on_its_gpu(
     assert (agent.state / "homes" / "ada" / "kept.txt").read_text() == "yes"
 
 
-async def _nobody_else_gets_in(url: str) -> None:
+async def assert_strangers_are_rejected(url: str) -> None:
     async with aiohttp.ClientSession(headers={"Host": HOST}) as stranger:
         for headers in ({}, {"X-Gpupool-Secret": "guess"}, {"Authorization": f"token {SECRET}"}):
             async with stranger.get(f"{url}/api/status", headers=headers) as answer:
@@ -166,7 +169,7 @@ async def _nobody_else_gets_in(url: str) -> None:
             assert answer.status == 403
 
 
-async def _another_origin_is_refused(session: aiohttp.ClientSession, url: str, kernel: str) -> None:
+async def assert_other_origins_are_rejected(session: aiohttp.ClientSession, url: str, kernel: str) -> None:
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
         await session.ws_connect(
             f"{url}/api/kernels/{kernel}/channels", headers={"Origin": "http://w2.localhost:8001"}
@@ -174,7 +177,7 @@ async def _another_origin_is_refused(session: aiohttp.ClientSession, url: str, k
     assert refused.value.status == 403
 
 
-async def _a_terminal_answers(session: aiohttp.ClientSession, url: str, token: str) -> None:
+async def assert_a_terminal_answers(session: aiohttp.ClientSession, url: str, token: str) -> None:
     async with session.post(f"{url}/api/terminals", headers={"X-XSRFToken": token}) as answer:
         assert answer.status == 200, await answer.text()
         name = (await answer.json())["name"]
@@ -190,17 +193,18 @@ async def _a_terminal_answers(session: aiohttp.ClientSession, url: str, token: s
                 return
 
 
-async def test_activity_tells_a_busy_kernel_from_an_idle_one_and_looking_is_no_activity(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
-    seen = await launch(edge, agent)
+async def test_activity_distinguishes_busy_and_idle_kernels(edge: FakeEdge, agent: AgentProcess) -> None:
+    seen = await start_notebook(edge, agent)
     assert seen.activity["kernels"] == 0 and seen.activity["busy"] == 0
     began = seen.activity["last_activity"]
-    own = {"X-Gpupool-Secret": SECRET, "Host": HOST}
+    authenticated = {"X-Gpupool-Secret": SECRET, "Host": HOST}
     jar = aiohttp.CookieJar(unsafe=True)
     await asyncio.sleep(4)
     assert edge.seen("run-1").activity["last_activity"] == began  # type: ignore[union-attr]
-    async with Tap(edge, "run-1") as url, aiohttp.ClientSession(headers=own, cookie_jar=jar) as session:
+    async with (
+        StreamForwarder(edge, "run-1") as url,
+        aiohttp.ClientSession(headers=authenticated, cookie_jar=jar) as session,
+    ):
         async with session.get(f"{url}/lab"):
             token = next(cookie.value for cookie in jar if cookie.key == "_xsrf")
         async with session.post(f"{url}/api/kernels", json={}, headers={"X-XSRFToken": token}) as answer:
@@ -213,56 +217,63 @@ async def test_activity_tells_a_busy_kernel_from_an_idle_one_and_looking_is_no_a
         assert edge.seen("run-1").activity["last_activity"] > began  # type: ignore[union-attr]
 
 
-async def test_an_open_page_is_no_message_and_a_program_left_behind_is_seen(
+async def test_an_open_page_is_no_message_and_a_background_process_is_seen(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    def said(what: str) -> float | None:
+    def activity_value(what: str) -> float | None:
         seen = edge.seen("run-1")
         assert seen is not None
         value: float | None = seen.activity[what]
         return value
 
-    await launch(edge, agent)
-    own = {"X-Gpupool-Secret": SECRET, "Host": HOST}
+    await start_notebook(edge, agent)
+    authenticated = {"X-Gpupool-Secret": SECRET, "Host": HOST}
     jar = aiohttp.CookieJar(unsafe=True)
-    async with Tap(edge, "run-1") as url, aiohttp.ClientSession(headers=own, cookie_jar=jar) as session:
+    async with (
+        StreamForwarder(edge, "run-1") as url,
+        aiohttp.ClientSession(headers=authenticated, cookie_jar=jar) as session,
+    ):
         async with session.get(f"{url}/lab"):
             token = next(cookie.value for cookie in jar if cookie.key == "_xsrf")
         async with session.post(f"{url}/api/kernels", json={}, headers={"X-XSRFToken": token}) as answer:
             kernel = (await answer.json())["id"]
         await execute(session, url, kernel, "print(6 * 7)")
-        await edge.until(lambda: said("last_message") is not None)
-        await asyncio.sleep(7)  # what the start of the kernel left has been looked at
-        message, background, asked = said("last_message"), said("last_background"), said("last_activity")
-        for _ in range(3):  # what an open page does every few seconds
+        await edge.until(lambda: activity_value("last_message") is not None)
+        await asyncio.sleep(7)  # by now the process list from the kernel's start has been checked
+        message, background, asked = (
+            activity_value("last_message"),
+            activity_value("last_background"),
+            activity_value("last_activity"),
+        )
+        for _ in range(3):  # an open page sends such a request every few seconds
             async with session.get(f"{url}/api/kernels"):
                 await asyncio.sleep(2)
-        await edge.until(lambda: said("last_activity") != asked)
-        assert (said("last_message"), said("last_background")) == (message, background)
+        await edge.until(lambda: activity_value("last_activity") != asked)
+        assert (activity_value("last_message"), activity_value("last_background")) == (message, background)
         await execute(session, url, kernel, "import subprocess; left = subprocess.Popen(['sleep', '60'])")
-        await edge.until(lambda: (said("last_message") or 0) > (message or 0))
-        quiet = said("last_message") or 0
-        await edge.until(lambda: (said("last_background") or 0) > quiet + 3)
-        assert said("last_message") == quiet, "the kernel itself counts as idle meanwhile"
+        await edge.until(lambda: (activity_value("last_message") or 0) > (message or 0))
+        quiet = activity_value("last_message") or 0
+        await edge.until(lambda: (activity_value("last_background") or 0) > quiet + 3)
+        assert activity_value("last_message") == quiet, "the kernel itself is idle in the meantime"
 
 
-async def test_a_notebook_outlives_its_agent_and_answers_the_next_one(
+async def test_a_notebook_survives_its_agent_and_answers_the_next_agent(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    await launch(edge, agent)
+    await start_notebook(edge, agent)
     await agent.kill()
     edge.idle_streams.clear()
     await agent.start()
     await edge.until(lambda: (seen := edge.seen("run-1")) is not None and seen.ready)
     async with (
-        Tap(edge, "run-1") as url,
+        StreamForwarder(edge, "run-1") as url,
         aiohttp.ClientSession(headers={"X-Gpupool-Secret": SECRET}) as session,
     ):
         answer = await session.get(f"{url}/api/status")
         assert answer.status == 200
 
 
-async def test_a_stream_to_a_job_that_serves_nothing_is_closed_with_a_reason(
+async def test_a_stream_to_a_job_without_a_socket_is_closed_with_a_reason(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     edge.streams_wanted = 2
@@ -275,9 +286,7 @@ async def test_a_stream_to_a_job_that_serves_nothing_is_closed_with_a_reason(
     await edge.until(lambda: len(edge.idle_streams) >= 2)  # a used stream is replaced
 
 
-async def test_a_revoked_agent_does_not_knock_for_workspace_connections(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
+async def test_a_revoked_agent_stops_dialling_streams(edge: FakeEdge, agent: AgentProcess) -> None:
     edge.streams_wanted = 3
     await edge.push()
     await edge.until(lambda: len(edge.idle_streams) == 3)
@@ -285,7 +294,7 @@ async def test_a_revoked_agent_does_not_knock_for_workspace_connections(
     for socket in [*edge.idle_streams, *edge.sync_sockets]:
         await socket.close()
     await edge.until(lambda: edge.strangers_at_the_line)
-    await asyncio.sleep(1.5)  # those that were on their way
-    knocked = edge.strangers_at_a_stream
+    await asyncio.sleep(1.5)  # for requests already in flight
+    attempts = edge.strangers_at_a_stream
     await asyncio.sleep(2.5)
-    assert edge.strangers_at_a_stream == knocked
+    assert edge.strangers_at_a_stream == attempts

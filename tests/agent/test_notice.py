@@ -1,4 +1,4 @@
-"""The notice over HTTP: as the file says it, for the workload alone, in whatever network it is."""
+"""Test the notice over HTTP: equal to the file, available to the workload only, in every network mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
 LARGEST_SHIM_KIB = 15 * 1024
-ASKS = """
+POLL_NOTICE = """
 import json, os, time, urllib.error, urllib.request
 def ask(url=os.environ["GPUPOOL_NOTICE_URL"]):
     while True:
@@ -36,11 +36,11 @@ print("withdrawn", flush=True)
 """
 
 
-async def heard(edge: FakeEdge, number: int) -> list[str]:
+async def poll_notice(edge: FakeEdge, number: int) -> list[str]:
     run = f"run-{number}"
-    await edge.want(job(f"python3 -c {shlex.quote(ASKS)}", generation=number))
+    await edge.want(job(f"python3 -c {shlex.quote(POLL_NOTICE)}", generation=number))
     await edge.until(lambda: "elsewhere" in edge.log(run))
-    await asyncio.sleep(1.5)  # a host closes what others listen on to a workload within a second
+    await asyncio.sleep(1.5)  # a host closes foreign ports to a workload within a second
     await edge.change(run, verb="notice", code="evicted_for_guarantee", stop_at=2e9)
     await edge.until(lambda: "told" in edge.log(run))
     await edge.change(run, verb="start")
@@ -50,24 +50,24 @@ async def heard(edge: FakeEdge, number: int) -> list[str]:
     return edge.log(run).splitlines()
 
 
-TOLD = ["first 204", "elsewhere 404", "told 200 evicted_for_guarantee", "withdrawn"]
+EXPECTED_OUTPUT = ["first 204", "elsewhere 404", "told 200 evicted_for_guarantee", "withdrawn"]
 
 
-async def test_a_notice_is_told_over_http(edge: FakeEdge, agent: AgentProcess) -> None:
-    assert [line.strip() for line in await heard(edge, 1)] == TOLD
+async def test_a_notice_is_served_over_http(edge: FakeEdge, agent: AgentProcess) -> None:
+    assert [line.strip() for line in await poll_notice(edge, 1)] == EXPECTED_OUTPUT
 
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize("network", ["private", "host"])
-async def test_a_notice_is_told_over_http_inside_a_sandbox(
+async def test_a_notice_is_served_over_http_inside_a_sandbox(
     edge: FakeEdge, make_agent: MakeAgent, network: str
 ) -> None:
     await make_agent("--network", network, launcher="bubblewrap")
-    first, second = await asyncio.gather(heard(edge, 1), heard(edge, 2))
-    assert [line.strip() for line in first] == [line.strip() for line in second] == TOLD
+    first, second = await asyncio.gather(poll_notice(edge, 1), poll_notice(edge, 2))
+    assert [line.strip() for line in first] == [line.strip() for line in second] == EXPECTED_OUTPUT
 
 
-async def test_callers_that_say_nothing_hold_up_nobody_and_the_shim_stays_small(
+async def test_silent_connections_do_not_block_the_shim_or_use_its_memory(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     silent = (
@@ -86,7 +86,7 @@ async def test_callers_that_say_nothing_hold_up_nobody_and_the_shim_stays_small(
     assert (await edge.until_state("run-1", "ended")).outcome == "cancelled"
 
 
-ASKS_IN_PIECES = """
+SPLIT_REQUESTS = """
 import os, socket, sys, time
 from urllib.parse import urlsplit
 place = urlsplit(os.environ["GPUPOOL_NOTICE_URL"])
@@ -117,15 +117,15 @@ print("slow", ask(head[:-2]), round(time.monotonic() - began) in range(4, 9), fl
 """
 
 
-async def test_a_question_is_heard_out_however_many_packets_it_comes_in_but_not_for_ever(
+async def test_a_request_may_arrive_in_pieces_but_must_end_in_time(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    await edge.want(job(f"python3 -c {shlex.quote(ASKS_IN_PIECES)}"))
+    await edge.want(job(f"python3 -c {shlex.quote(SPLIT_REQUESTS)}"))
     assert (await edge.until_state("run-1", "ended")).exit_code == 0
-    told = "HTTP/1.1 204 No Content"
+    no_content = "HTTP/1.1 204 No Content"
     assert [line.strip() for line in (await agent.printed("run-1")).splitlines()] == [
-        *[f"in two {told}"] * 3,
-        f"bytes {told}",
+        *[f"in two {no_content}"] * 3,
+        f"bytes {no_content}",
         "elsewhere HTTP/1.1 404 Not Found",
         "too long HTTP/1.1 400 Bad Request",
         "half HTTP/1.1 400 Bad Request",

@@ -1,4 +1,4 @@
-"""The path to real GPUs (ctypes, the process of its own, its deadline), against a library of ours in NVML's place."""
+"""Test the reader of real GPUs (ctypes, its own process, its deadline) against a fake NVML library."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SOURCE = Path(__file__).with_name("fake_nvml.c")
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a freshly compiled libnvidia-ml.so.1."""
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a freshly compiled libnvidia-ml.so.1."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         if os.environ.get("CI", "").lower() == "true":
@@ -51,17 +51,17 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def says(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file through which a test tells the library what goes wrong."""
+def faults(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file through which a test sets the faults of the fake library."""
     path = tmp_path / "says"
     monkeypatch.setenv("FAKE_NVML", str(path))
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml_library))
     return path
 
 
-async def test_the_inventory_and_a_sample_are_read_and_what_is_not_supported_is_unknown(says: Path) -> None:
-    meter = NvmlGpuReader()
-    hardware = await meter.hardware()
+async def test_inventory_and_sample_are_read_and_unsupported_values_are_unknown(faults: Path) -> None:
+    reader = NvmlGpuReader()
+    hardware = await reader.hardware()
     assert [gpu.uuid for gpu in hardware.gpus] == ["GPU-fake-0", "GPU-fake-1"]
     gpu = hardware.gpus[0]
     assert (gpu.model, gpu.memory_mib, gpu.compute_capability) == ("H100-80GB", 81559, 90)
@@ -72,96 +72,96 @@ async def test_the_inventory_and_a_sample_are_read_and_what_is_not_supported_is_
     assert (gpu.nvlinks, gpu.pcie, gpu.pci_bus_id) == (2, "x8 of x16, up to generation 5", "00000000:1A:00.0")
     assert hardware.devices["GPU-fake-1"] == ["/dev/nvidia1"]
     assert hardware.notes == ["GPU 1 does not report hardware events."]
-    row = (await meter.sample({}, 100.0))[0]
+    row = (await reader.sample({}, 100.0))[0]
     assert (row.unit, row.ts, row.utilisation, row.memory_used_mib) == ("GPU-fake-0", 100.0, 55, 1000)
     assert (row.power_w, row.energy_mj, row.temperature_c) == (123.456, 777, 44)
     assert (row.sm_active, row.tensor_active, row.sm_clock_mhz, row.nvlink_kib) == (None, None, None, None)
     assert (row.processes, row.stray_processes) == (0, 0)
-    later = (await meter.sample({}, 105.0))[0]
-    assert later.nvlink_kib is not None and later.nvlink_kib > 0, "a rate, once there are two looks"
-    between, processes = await meter.occupancy(2.0)
-    assert between[0].memory_used_mib == later.memory_used_mib and processes == meter.processes()
+    later = (await reader.sample({}, 105.0))[0]
+    assert later.nvlink_kib is not None and later.nvlink_kib > 0, "a rate is known from the second sample on"
+    between, processes = await reader.occupancy(2.0)
+    assert between[0].memory_used_mib == later.memory_used_mib and processes == reader.processes()
     assert between[0].nvlink_kib is None, (
-        "a start that looks at a GPU takes nothing of what its samples measure"
+        "reading the occupancy for a start does not consume the counters of the samples"
     )
-    await meter.close()
+    await reader.close()
 
 
-async def test_gpus_without_links_name_the_way_over_pcie(says: Path) -> None:
-    says.write_text("no links")
-    meter = NvmlGpuReader()
-    gpus = (await meter.hardware()).gpus
+async def test_gpus_without_nvlink_report_their_pcie_connection(faults: Path) -> None:
+    faults.write_text("no links")
+    reader = NvmlGpuReader()
+    gpus = (await reader.hardware()).gpus
     assert [(gpu.nvlink_group, gpu.nvlinks, list(gpu.links.values())) for gpu in gpus] == [
         (None, None, ["one NUMA node"])
     ] * 2
-    await meter.close()
+    await reader.close()
 
 
-async def test_mig_instances_are_units_with_slots_and_no_board_figures(says: Path) -> None:
-    says.write_text("mig")
-    meter = NvmlGpuReader()
-    hardware = await meter.hardware()
+async def test_mig_instances_are_units_with_slots_and_without_board_values(faults: Path) -> None:
+    faults.write_text("mig")
+    reader = NvmlGpuReader()
+    hardware = await reader.hardware()
     units = [
         (unit.uuid, unit.profile, unit.first_slot, unit.slots, unit.memory_mib)
         for unit in hardware.gpus[1].units
     ]
     assert units == [("MIG-fake-1-0", "3g.40gb", 0, 360, 40448), ("MIG-fake-1-1", "3g.40gb", 360, 360, 40448)]
-    rows = {row.unit: row for row in await meter.sample({}, 100.0)}
+    rows = {row.unit: row for row in await reader.sample({}, 100.0)}
     assert set(rows) == {"GPU-fake-0", "MIG-fake-1-0", "MIG-fake-1-1"}
     slice_ = rows["MIG-fake-1-0"]
     assert (slice_.utilisation, slice_.power_w, slice_.memory_used_mib) == (None, None, 1000)
-    await meter.close()
+    await reader.close()
 
 
 HALVES = [GeometryPart("3g.40gb", 0), GeometryPart("3g.40gb", 4)]
 SEVENTHS = [GeometryPart("1g.10gb", start) for start in range(7)]
 
 
-async def reshaped(
-    meter: NvmlGpuReader, tmp_path: Path, parts: list[GeometryPart], before: list[str] | None = None
+async def reshape_gpu(
+    reader: NvmlGpuReader, tmp_path: Path, parts: list[GeometryPart], before: list[str] | None = None
 ) -> ReshapeOutcome:
-    outcome = await meter.reshape("GPU-fake-1", parts, before, tmp_path / "locks", 20.0)
+    outcome = await reader.reshape("GPU-fake-1", parts, before, tmp_path / "locks", 20.0)
     assert outcome is not None
     return outcome
 
 
-async def units(meter: NvmlGpuReader) -> list[tuple[str, int, int]]:
-    gpu = (await meter.hardware()).gpus[1]
+async def units(reader: NvmlGpuReader) -> list[tuple[str, int, int]]:
+    gpu = (await reader.hardware()).gpus[1]
     return [(unit.profile, unit.first_slot, unit.slots) for unit in gpu.units]
 
 
-async def test_a_gpu_is_split_into_instances_and_put_together_again(says: Path, tmp_path: Path) -> None:
-    meter = NvmlGpuReader()
-    offered = (await meter.hardware()).mig_profiles["H100-80GB"]
-    assert [(one.name, one.slices, one.most, one.memory_mib) for one in offered] == [
+async def test_a_gpu_is_split_into_instances_and_merged_again(faults: Path, tmp_path: Path) -> None:
+    reader = NvmlGpuReader()
+    offered = (await reader.hardware()).mig_profiles["H100-80GB"]
+    assert [(item.name, item.slices, item.most, item.memory_mib) for item in offered] == [
         ("1g.10gb", 1, 7, 9856),
         ("2g.20gb", 2, 3, 19968),
         ("3g.40gb", 3, 2, 40448),
     ]
-    assert [one.starts for one in offered] == [[], [], []], (
-        "while MIG is off the driver does not say where they may begin"
+    assert [item.starts for item in offered] == [[], [], []], (
+        "while MIG is off the driver reports no possible places"
     )
-    assert (await reshaped(meter, tmp_path, HALVES)).state == "done"
-    assert await units(meter) == [("3g.40gb", 0, 360), ("3g.40gb", 360, 360)]
-    assert [one.starts for one in (await meter.hardware()).mig_profiles["H100-80GB"]][2] == [0, 4]
-    assert {row.unit for row in await meter.sample({}, 100.0)} == {
+    assert (await reshape_gpu(reader, tmp_path, HALVES)).state == "done"
+    assert await units(reader) == [("3g.40gb", 0, 360), ("3g.40gb", 360, 360)]
+    assert [item.starts for item in (await reader.hardware()).mig_profiles["H100-80GB"]][2] == [0, 4]
+    assert {row.unit for row in await reader.sample({}, 100.0)} == {
         "GPU-fake-0",
         "MIG-fake-1-0",
         "MIG-fake-1-1",
     }
-    assert (await reshaped(meter, tmp_path, SEVENTHS, ["3g.40gb"] * 2)).state == "done"
-    assert [slots for _, _, slots in await units(meter)] == [120] * 7
-    # Without places the driver chooses them, the largest first.
+    assert (await reshape_gpu(reader, tmp_path, SEVENTHS, ["3g.40gb"] * 2)).state == "done"
+    assert [slots for _, _, slots in await units(reader)] == [120] * 7
+    # Without given places the driver chooses them, the largest first.
     mixed = [GeometryPart("3g.40gb"), *[GeometryPart("1g.10gb")] * 4]
-    assert (await reshaped(meter, tmp_path, mixed, ["1g.10gb"] * 7)).state == "done"
-    assert sorted(profile for profile, _, _ in await units(meter)) == ["1g.10gb"] * 4 + ["3g.40gb"]
-    assert (await reshaped(meter, tmp_path, [], ["3g.40gb"] * 2)).state == "done"
-    assert await units(meter) == [("", 0, 840)]
-    await meter.close()
+    assert (await reshape_gpu(reader, tmp_path, mixed, ["1g.10gb"] * 7)).state == "done"
+    assert sorted(profile for profile, _, _ in await units(reader)) == ["1g.10gb"] * 4 + ["3g.40gb"]
+    assert (await reshape_gpu(reader, tmp_path, [], ["3g.40gb"] * 2)).state == "done"
+    assert await units(reader) == [("", 0, 840)]
+    await reader.close()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("fault_text", "said"),
     [
         ("reshape in use", "MIG mode: a process still uses the GPU"),
         ("reshape needs a reset", "MIG mode: the GPU needs a reset first"),
@@ -169,206 +169,204 @@ async def test_a_gpu_is_split_into_instances_and_put_together_again(says: Path, 
         ("room for 1", "making 3g.40gb: it does not fit on the GPU"),
     ],
 )
-async def test_what_the_driver_refuses_leaves_the_gpu_as_it_was(
-    says: Path, tmp_path: Path, words: str, said: str
+async def test_a_reshape_that_the_driver_rejects_leaves_the_gpu_unchanged(
+    faults: Path, tmp_path: Path, fault_text: str, said: str
 ) -> None:
-    meter = NvmlGpuReader()
-    await meter.hardware()
-    says.write_text(words)
-    outcome = await reshaped(meter, tmp_path, HALVES)
+    reader = NvmlGpuReader()
+    await reader.hardware()
+    faults.write_text(fault_text)
+    outcome = await reshape_gpu(reader, tmp_path, HALVES)
     assert (outcome.state, outcome.detail) == ("failed", said)
-    assert await units(meter) == [("", 0, 840)]
-    await meter.close()
+    assert await units(reader) == [("", 0, 840)]
+    await reader.close()
 
 
-async def test_the_old_instances_are_made_again_when_the_new_ones_do_not_fit(
-    says: Path, tmp_path: Path
+async def test_the_old_instances_are_restored_if_the_new_ones_do_not_fit(
+    faults: Path, tmp_path: Path
 ) -> None:
-    says.write_text("mig")
-    meter = NvmlGpuReader()
-    await meter.hardware()
-    says.write_text("mig room for 3")
-    outcome = await reshaped(meter, tmp_path, SEVENTHS, ["3g.40gb"] * 2)
+    faults.write_text("mig")
+    reader = NvmlGpuReader()
+    await reader.hardware()
+    faults.write_text("mig room for 3")
+    outcome = await reshape_gpu(reader, tmp_path, SEVENTHS, ["3g.40gb"] * 2)
     assert (outcome.state, outcome.detail) == ("failed", "making 1g.10gb: it does not fit on the GPU")
-    assert [profile for profile, _, _ in await units(meter)] == ["3g.40gb"] * 2
-    says.write_text("mig room for 0")
-    outcome = await reshaped(meter, tmp_path, SEVENTHS, ["3g.40gb"] * 2)
+    assert [profile for profile, _, _ in await units(reader)] == ["3g.40gb"] * 2
+    faults.write_text("mig room for 0")
+    outcome = await reshape_gpu(reader, tmp_path, SEVENTHS, ["3g.40gb"] * 2)
     assert outcome.state == "unsure" and "could not be put back" in outcome.detail
-    await meter.close()
+    await reader.close()
 
 
-async def test_a_gpu_that_can_not_be_read_after_it_was_split_is_lost_and_its_old_units_do_not_stay(
-    says: Path, tmp_path: Path
+async def test_a_gpu_unreadable_after_a_split_is_lost_without_its_old_units(
+    faults: Path, tmp_path: Path
 ) -> None:
-    meter = NvmlGpuReader()
-    notes = (await meter.hardware()).notes
-    says.write_text("gone 1")
-    assert (await reshaped(meter, tmp_path, HALVES)).state == "done"
-    lost = await meter.hardware()
+    reader = NvmlGpuReader()
+    notes = (await reader.hardware()).notes
+    faults.write_text("gone 1")
+    assert (await reshape_gpu(reader, tmp_path, HALVES)).state == "done"
+    lost = await reader.hardware()
     assert set(lost.lost) == {"GPU-fake-1"} and "GPU 1 can't be read" in lost.notes[-1]
-    assert "GPU-fake-1" not in {row.unit for row in await meter.sample({}, 100.0)}
-    again = await reshaped(meter, tmp_path, HALVES)
+    assert "GPU-fake-1" not in {row.unit for row in await reader.sample({}, 100.0)}
+    again = await reshape_gpu(reader, tmp_path, HALVES)
     assert (again.state, again.detail) == ("unsure", "it can't be read (GPU 1: GPU is lost)")
-    says.unlink()
-    assert (await reshaped(meter, tmp_path, HALVES)).state == "done", (
-        "it is looked at before it is called unread"
+    faults.unlink()
+    assert (await reshape_gpu(reader, tmp_path, HALVES)).state == "done", (
+        "the GPU is read again before it is called unreadable"
     )
-    assert await units(meter) == [("3g.40gb", 0, 360), ("3g.40gb", 360, 360)]
-    assert (await meter.hardware()).notes == notes, "its events are asked for once"
-    await meter.close()
+    assert await units(reader) == [("3g.40gb", 0, 360), ("3g.40gb", 360, 360)]
+    assert (await reader.hardware()).notes == notes, "its events are registered once"
+    await reader.close()
 
 
-async def test_a_gpu_without_mig_says_so(says: Path, tmp_path: Path) -> None:
-    meter = NvmlGpuReader()
-    await meter.hardware()
-    outcome = await meter.reshape("GPU-fake-0", HALVES, None, tmp_path / "locks", 20.0)
+async def test_a_gpu_without_mig_reports_that_it_cannot_be_split(faults: Path, tmp_path: Path) -> None:
+    reader = NvmlGpuReader()
+    await reader.hardware()
+    outcome = await reader.reshape("GPU-fake-0", HALVES, None, tmp_path / "locks", 20.0)
     assert outcome == ReshapeOutcome("failed", "MIG mode: the GPU or its driver does not support that")
-    await meter.close()
+    await reader.close()
 
 
-async def test_a_gpu_that_is_held_is_not_split(says: Path, tmp_path: Path) -> None:
-    meter = NvmlGpuReader()
-    await meter.hardware()
+async def test_a_gpu_that_is_held_is_not_split(faults: Path, tmp_path: Path) -> None:
+    reader = NvmlGpuReader()
+    await reader.hardware()
     held = gpu_locks.lock_slots(tmp_path / "locks", [gpu_locks.SlotClaim("GPU-fake-1", 0, 120)])
-    assert await meter.reshape("GPU-fake-1", HALVES, None, tmp_path / "locks", 20.0) is None
+    assert await reader.reshape("GPU-fake-1", HALVES, None, tmp_path / "locks", 20.0) is None
     held.close()
-    assert (await reshaped(meter, tmp_path, HALVES)).state == "done", "and the lock is free again"
+    assert (await reshape_gpu(reader, tmp_path, HALVES)).state == "done", "the lock is free again"
     gpu_locks.lock_slots(tmp_path / "locks", [gpu_locks.SlotClaim("GPU-fake-1", 0, 840)]).close()
-    await meter.close()
+    await reader.close()
 
 
-async def test_a_driver_that_hangs_while_a_gpu_is_split_holds_up_nobody_and_goes_on(
-    says: Path, tmp_path: Path
-) -> None:
-    meter = NvmlGpuReader()
-    await meter.hardware()
-    says.write_text("reshape hangs")
-    splitting = asyncio.create_task(meter.reshape("GPU-fake-1", HALVES, None, tmp_path / "locks", 5.0))
+async def test_a_hanging_reshape_blocks_no_samples_and_completes_later(faults: Path, tmp_path: Path) -> None:
+    reader = NvmlGpuReader()
+    await reader.hardware()
+    faults.write_text("reshape hangs")
+    splitting = asyncio.create_task(reader.reshape("GPU-fake-1", HALVES, None, tmp_path / "locks", 5.0))
     await asyncio.sleep(0.3)
-    rows = await meter.sample({}, 100.0)
+    rows = await reader.sample({}, 100.0)
     assert not splitting.done() and {row.utilisation for row in rows} == {None}
     with pytest.raises(GpuReadError, match="within 5 s"):
         await splitting
-    says.unlink()
+    faults.unlink()
     for _ in range(100):
         try:
-            outcome = await meter.reshape("GPU-fake-1", HALVES, None, tmp_path / "locks", 20.0)
+            outcome = await reader.reshape("GPU-fake-1", HALVES, None, tmp_path / "locks", 20.0)
             break
         except GpuReadError:
             await asyncio.sleep(0.1)
     assert outcome == ReshapeOutcome("done")
-    assert await units(meter) == [("3g.40gb", 0, 360), ("3g.40gb", 360, 360)]
-    await meter.close()
+    assert await units(reader) == [("3g.40gb", 0, 360), ("3g.40gb", 360, 360)]
+    await reader.close()
 
 
-async def test_a_process_that_no_run_holds_is_a_stray(says: Path) -> None:
-    says.write_text("pid 4242")
-    meter = NvmlGpuReader()
-    await meter.hardware()
-    stray = (await meter.sample({}, 100.0))[0]
+async def test_a_process_of_no_run_is_a_stray(faults: Path) -> None:
+    faults.write_text("pid 4242")
+    reader = NvmlGpuReader()
+    await reader.hardware()
+    stray = (await reader.sample({}, 100.0))[0]
     assert (stray.processes, stray.stray_processes, stray.run) == (1, 1, None)
-    assert [(each.gpu, each.pid, each.memory_mib) for each in meter.processes()] == [("GPU-fake-0", 4242, 1)]
-    own = (await meter.sample({"GPU-fake-0": UnitUse("run-1", frozenset({4242}), 0.0, 1)}, 100.0))[0]
+    assert [(each.gpu, each.pid, each.memory_mib) for each in reader.processes()] == [("GPU-fake-0", 4242, 1)]
+    own = (await reader.sample({"GPU-fake-0": UnitUse("run-1", frozenset({4242}), 0.0, 1)}, 100.0))[0]
     assert (own.processes, own.stray_processes, own.run) == (1, 0, "run-1")
-    await meter.close()
+    await reader.close()
 
 
-async def test_a_driver_that_hangs_costs_readings_and_not_the_agent(says: Path) -> None:
-    meter = NvmlGpuReader(deadline_seconds=0.5)
-    await meter.hardware()
-    says.write_text("hang")
+async def test_a_hanging_driver_makes_samples_unknown_but_does_not_block(faults: Path) -> None:
+    reader = NvmlGpuReader(deadline_seconds=0.5)
+    await reader.hardware()
+    faults.write_text("hang")
     for _ in range(2):
         began = time.monotonic()
-        rows = await meter.sample({}, 100.0)
+        rows = await reader.sample({}, 100.0)
         assert time.monotonic() - began < 5
         assert [(row.unit, row.utilisation, row.processes) for row in rows] == [
             ("GPU-fake-0", None, None),
             ("GPU-fake-1", None, None),
         ]
-    process = meter._process
-    says.unlink()
+    process = reader._process
+    faults.unlink()
     for _ in range(100):
-        if (await meter.sample({}, 100.0))[0].utilisation == 55:
+        if (await reader.sample({}, 100.0))[0].utilisation == 55:
             break
         await asyncio.sleep(0.1)
     else:
-        pytest.fail("it did not come back")
-    assert meter._process is process, "it was waited for, not killed"
-    await meter.close()
+        pytest.fail("readings did not return")
+    assert reader._process is process, "the NVML process was awaited, not killed"
+    await reader.close()
 
 
-async def test_a_gpu_that_fell_off_the_bus_is_unknown_and_never_zero(says: Path) -> None:
-    meter = NvmlGpuReader()
-    await meter.hardware()
-    says.write_text("lost")
-    row = (await meter.sample({}, 100.0))[0]
+async def test_values_of_a_lost_gpu_are_unknown_and_never_zero(faults: Path) -> None:
+    reader = NvmlGpuReader()
+    await reader.hardware()
+    faults.write_text("lost")
+    row = (await reader.sample({}, 100.0))[0]
     assert (row.utilisation, row.memory_used_mib, row.power_w, row.temperature_c) == (None, None, None, None)
-    await meter.close()
+    await reader.close()
 
 
-async def test_an_xid_is_an_event_each_time_it_happens(says: Path) -> None:
-    meter = NvmlGpuReader()
-    await meter.hardware()
+async def test_each_occurrence_of_an_xid_is_an_event(faults: Path) -> None:
+    reader = NvmlGpuReader()
+    await reader.hardware()
     found = []
     for _ in range(2):
-        says.write_text("xid")
-        found += await meter.events(100.0)
+        faults.write_text("xid")
+        found += await reader.events(100.0)
     assert [(event.gpu, event.code, event.source) for event in found] == [("GPU-fake-0", "xid:79", "xid")] * 2
     assert found[0].event_id != found[1].event_id
-    assert await meter.events(100.0) == []
-    await meter.close()
+    assert await reader.events(100.0) == []
+    await reader.close()
 
 
 @pytest.mark.parametrize("next_question", ["events", "sample"])
-async def test_an_xid_of_an_answer_that_came_too_late_is_told_once(says: Path, next_question: str) -> None:
-    meter = NvmlGpuReader(deadline_seconds=0.3)
-    await meter.hardware()
-    await meter.events(100.0)
-    says.write_text("xid, events hang")
-    assert [event.code for event in await meter.events(101.0)] == ["nvml:hung"]
-    says.unlink()
+async def test_an_xid_in_a_late_answer_is_reported_once(faults: Path, next_question: str) -> None:
+    reader = NvmlGpuReader(deadline_seconds=0.3)
+    await reader.hardware()
+    await reader.events(100.0)
+    faults.write_text("xid, events hang")
+    assert [event.code for event in await reader.events(101.0)] == ["nvml:hung"]
+    faults.unlink()
     for _ in range(100):
-        if next_question == "sample" and (await meter.sample({}, 102.0))[0].utilisation is None:
+        if next_question == "sample" and (await reader.sample({}, 102.0))[0].utilisation is None:
             await asyncio.sleep(0.05)
             continue
-        found = await meter.events(103.0)
+        found = await reader.events(103.0)
         if found:
             break
         await asyncio.sleep(0.05)
     assert [(event.gpu, event.code, event.source) for event in found] == [("GPU-fake-0", "xid:79", "xid")]
-    assert await meter.events(104.0) == []
-    await meter.close()
+    assert await reader.events(104.0) == []
+    await reader.close()
 
 
-async def test_an_xid_is_told_also_where_the_gpu_answers_nothing_more_after_it(
-    says: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_xid_is_reported_if_the_gpu_hangs_after_it(
+    faults: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meter = NvmlGpuReader(deadline_seconds=0.5)
-    await meter.hardware()
-    await meter.events(100.0)
-    says.write_text("xid")
-    ask = meter._ask
+    reader = NvmlGpuReader(deadline_seconds=0.5)
+    await reader.hardware()
+    await reader.events(100.0)
+    faults.write_text("xid")
+    ask = reader._ask
 
     async def then_hangs(what: str, *about: Any) -> Any:
         if what == "conditions":
             raise GpuReadError("NVML did not answer within 0.5 s")
         return await ask(what, *about)
 
-    monkeypatch.setattr(meter, "_ask", then_hangs)
+    monkeypatch.setattr(reader, "_ask", then_hangs)
     monkeypatch.setattr(nvml_reader, "CONDITIONS_SECONDS", 0.0)
     monkeypatch.setattr(nvml_reader, "STORM_CONDITIONS_SECONDS", 0.0)
-    assert [event.code for event in await meter.events(101.0)] == ["xid:79"]
-    await meter.close()
+    assert [event.code for event in await reader.events(101.0)] == ["xid:79"]
+    await reader.close()
 
 
 @pytest.fixture
-def every_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conditions are looked at whenever events are."""
+def conditions_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read conditions at each read of events."""
     monkeypatch.setattr(nvml_reader, "CONDITIONS_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("fault_text", "code"),
     [
         ("recovery 1", "recovery:gpu_reset"),
         ("recovery 2", "recovery:node_reboot"),
@@ -383,67 +381,69 @@ def every_look(monkeypatch: pytest.MonkeyPatch) -> None:
         ("lost", "nvml:lost"),
     ],
 )
-async def test_what_gets_worse_is_one_event_and_what_stays_bad_is_none(
-    says: Path, every_look: None, words: str, code: str
+async def test_a_worsened_condition_is_one_event_and_a_lasting_one_is_none(
+    faults: Path, conditions_every_time: None, fault_text: str, code: str
 ) -> None:
-    meter = NvmlGpuReader()
-    await meter.hardware()
-    assert await meter.events(100.0) == []
-    says.write_text(words)
-    found = await meter.events(101.0)
+    reader = NvmlGpuReader()
+    await reader.hardware()
+    assert await reader.events(100.0) == []
+    faults.write_text(fault_text)
+    found = await reader.events(101.0)
     assert [(event.gpu, event.code, event.source) for event in found if event.gpu == "GPU-fake-0"] == [
         ("GPU-fake-0", code, "nvml")
     ]
-    assert await meter.events(102.0) == []
-    await meter.close()
+    assert await reader.events(102.0) == []
+    await reader.close()
 
 
-async def test_a_condition_keeps_its_event_when_the_nvml_process_is_started_again(
-    says: Path, every_look: None
+async def test_a_condition_keeps_its_event_id_after_a_restart_of_nvml(
+    faults: Path, conditions_every_time: None
 ) -> None:
-    says.write_text("recovery 1")
+    faults.write_text("recovery 1")
     names = []
     for _ in range(2):
-        meter = NvmlGpuReader()
-        await meter.hardware()
-        names.append({event.event_id for event in await meter.events(100.0)})
-        await meter.close()
+        reader = NvmlGpuReader()
+        await reader.hardware()
+        names.append({event.event_id for event in await reader.events(100.0)})
+        await reader.close()
     assert names[0] == names[1] and len(names[0]) == 1
 
 
-async def test_errors_of_before_the_agent_are_not_told_as_new(says: Path, every_look: None) -> None:
-    says.write_text("ecc 5")
-    meter = NvmlGpuReader()
-    await meter.hardware()
-    assert await meter.events(100.0) == []
-    says.write_text("ecc 7")
-    (event,) = await meter.events(101.0)
+async def test_errors_from_before_the_agent_are_not_reported_as_new(
+    faults: Path, conditions_every_time: None
+) -> None:
+    faults.write_text("ecc 5")
+    reader = NvmlGpuReader()
+    await reader.hardware()
+    assert await reader.events(100.0) == []
+    faults.write_text("ecc 7")
+    (event,) = await reader.events(101.0)
     assert event.detail == "7 memory errors since the driver was loaded, 2 of them new"
-    await meter.close()
+    await reader.close()
 
 
-async def test_a_driver_that_does_not_answer_is_one_event(says: Path, every_look: None) -> None:
-    meter = NvmlGpuReader(deadline_seconds=0.5)
-    await meter.hardware()
-    says.write_text("hang")
-    found = await meter.events(100.0) + await meter.events(101.0)
+async def test_a_driver_that_does_not_answer_is_one_event(faults: Path, conditions_every_time: None) -> None:
+    reader = NvmlGpuReader(deadline_seconds=0.5)
+    await reader.hardware()
+    faults.write_text("hang")
+    found = await reader.events(100.0) + await reader.events(101.0)
     assert [(event.gpu, event.code) for event in found] == [("", "nvml:hung")]
-    says.unlink()
+    faults.unlink()
     await asyncio.sleep(0.5)
-    assert await meter.events(102.0) == []
-    await meter.close()
+    assert await reader.events(102.0) == []
+    await reader.close()
 
 
-def test_a_gpu_that_is_lost_says_nothing_else_and_comes_back_as_itself() -> None:
-    well: dict[str, Any] = {"lost": False, "uncorrectable": 3, "recovery": 0}
+def test_a_lost_gpu_reports_one_event_and_its_return_reports_none() -> None:
+    healthy: dict[str, Any] = {"lost": False, "uncorrectable": 3, "recovery": 0}
     lost: dict[str, Any] = {"lost": True, "uncorrectable": None, "recovery": None}
-    (event,) = conditions.worsened_conditions("GPU-1", well, lost, boot="b", now=1.0)
+    (event,) = conditions.worsened_conditions("GPU-1", healthy, lost, boot="b", now=1.0)
     assert event.code == "nvml:lost"
-    assert conditions.worsened_conditions("GPU-1", lost, well, boot="b", now=2.0) == []
+    assert conditions.worsened_conditions("GPU-1", lost, healthy, boot="b", now=2.0) == []
 
 
-async def test_xids_of_before_the_agent_are_read_from_the_kernels_log(
-    says: Path, monkeypatch: pytest.MonkeyPatch
+async def test_xids_from_before_the_agent_are_read_from_the_kernel_log(
+    faults: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [
         "4,812,5000000,-;NVRM: Xid (PCI:0000:1a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
@@ -455,37 +455,39 @@ async def test_xids_of_before_the_agent_are_read_from_the_kernels_log(
     found = list(kernel_log.parse_xids(lines, 1000.0))
     assert [(xid.number, xid.code, xid.ts) for xid in found] == [(812, 79, 1005.0), (813, 31, 1006.0)]
     monkeypatch.setattr(kernel_log, "read_xids", lambda: found)
-    meter = NvmlGpuReader()
-    await meter.hardware()
-    events = await meter.earlier(2000.0)
+    reader = NvmlGpuReader()
+    await reader.hardware()
+    events = await reader.earlier(2000.0)
     assert [(event.gpu, event.code, event.ts) for event in events] == [("GPU-fake-0", "xid:79", 1005.0)]
-    assert [event.event_id for event in await meter.earlier(2000.0)] == [events[0].event_id]
+    assert [event.event_id for event in await reader.earlier(2000.0)] == [events[0].event_id]
     found += kernel_log.parse_xids(["4,900,9000000,-;NVRM: Xid (PCI:0000:1a:00): 79, again"], 1000.0)
     driver = [{"gpu": "GPU-fake-0", "code": "xid:79"}, {"gpu": "GPU-fake-0", "code": "xid:79"}]
-    told, unmatched = await meter._events_with_ids(driver, 5_000_000.0)  # the clock was set meanwhile
+    reported, unmatched = await reader._events_with_ids(
+        driver, 5_000_000.0
+    )  # the clock was changed in between
     later = NvmlGpuReader()
     await later.hardware()
     read = await later.earlier(2000.0)
-    assert [event.event_id for event in read] == [events[0].event_id, told.event_id], (
-        "the next agent sees that it was told"
+    assert [event.event_id for event in read] == [events[0].event_id, reported.event_id], (
+        "the next agent knows that the event was reported"
     )
     assert unmatched.event_id not in {event.event_id for event in read}
     await later.close()
-    await meter.close()
+    await reader.close()
 
 
-async def test_an_nvml_process_that_was_killed_is_started_again(says: Path) -> None:
-    meter = NvmlGpuReader()
-    await meter.hardware()
-    assert meter._process is not None
-    meter._process.kill()
-    meter._process.wait()
-    assert (await meter.sample({}, 100.0))[0].utilisation == 55
-    await meter.close()
+async def test_a_killed_nvml_process_is_restarted(faults: Path) -> None:
+    reader = NvmlGpuReader()
+    await reader.hardware()
+    assert reader._process is not None
+    reader._process.kill()
+    reader._process.wait()
+    assert (await reader.sample({}, 100.0))[0].utilisation == 55
+    await reader.close()
 
 
-async def test_an_agent_with_real_gpus_says_that_they_are_not_simulated_and_runs_jobs_on_them(
-    edge: FakeEdge, make_agent: MakeAgent, says: Path
+async def test_an_agent_with_real_gpus_runs_jobs_and_reports_no_simulation(
+    edge: FakeEdge, make_agent: MakeAgent, faults: Path
 ) -> None:
     agent = await make_agent("--simulate", "", "--simulate-mig", "")
     assert not edge.observed[-1].inventory.simulated
@@ -496,7 +498,7 @@ async def test_an_agent_with_real_gpus_says_that_they_are_not_simulated_and_runs
     assert agent.process is not None
 
 
-def test_probe_prints_what_it_reads_and_says_when_there_is_nothing(says: Path) -> None:
+def test_probe_prints_the_hardware_and_fails_without_a_gpu(faults: Path) -> None:
     command = [sys.executable, "-m", "agent", "probe"]
     found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     printed = json.loads(found.stdout)
@@ -534,8 +536,8 @@ SMI = """<?xml version="1.0" ?>
 """
 
 
-def test_probe_compares_what_it_reads_with_nvidia_smi(
-    says: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_probe_compares_its_values_with_nvidia_smi(
+    faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n[ \"$*\" = '-q -x' ] || exit 2\ncat <<'END'\n{SMI}END\n")
@@ -545,13 +547,16 @@ def test_probe_compares_what_it_reads_with_nvidia_smi(
         [sys.executable, "-m", "agent", "probe"], capture_output=True, text=True, check=True, cwd=ROOT
     )
     printed = json.loads(found.stdout)
-    beside = printed["nvidia_smi"]
-    assert beside["compared"] and beside["differ"] == ["memory MiB of GPU-fake-1", "processes of GPU-fake-1"]
-    facts = {(each["gpu"], each["fact"]): each["same"] for each in beside["facts"]}
+    comparison = printed["nvidia_smi"]
+    assert comparison["compared"] and comparison["differ"] == [
+        "memory MiB of GPU-fake-1",
+        "processes of GPU-fake-1",
+    ]
+    facts = {(each["gpu"], each["fact"]): each["same"] for each in comparison["facts"]}
     assert facts["", "driver version"] and facts["", "CUDA version"] and facts["", "GPUs"]
     assert facts["GPU-fake-0", "PCI address"] and facts["GPU-fake-0", "PCIe lanes at most"]
     assert facts["GPU-fake-0", "power W"] and facts["GPU-fake-0", "split into instances"] is None
-    assert facts["GPU-fake-1", "temperature °C"] is None, "what one of them does not know is no difference"
+    assert facts["GPU-fake-1", "temperature °C"] is None, "an unknown value on one side is no difference"
     assert printed["conditions"]["GPU-fake-0"]["remapped"] == 2
 
 
@@ -563,8 +568,8 @@ def test_probe_compares_what_it_reads_with_nvidia_smi(
         ("echo '<!DOCTYPE a [<!ENTITY b \"c\">]><a>&b;</a>'", "declares entities"),
     ],
 )
-def test_probe_says_when_there_is_nothing_to_compare_with(
-    says: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
+def test_probe_reports_why_nvidia_smi_could_not_be_compared(
+    faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
 ) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -573,8 +578,8 @@ def test_probe_says_when_there_is_nothing_to_compare_with(
     found = subprocess.run(
         [sys.executable, "-m", "agent", "probe"], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    beside = json.loads(found.stdout)["nvidia_smi"]
-    assert not beside["compared"] and why in beside["why"]
+    comparison = json.loads(found.stdout)["nvidia_smi"]
+    assert not comparison["compared"] and why in comparison["why"]
 
 
 @pytest.mark.parametrize(
@@ -594,7 +599,5 @@ def test_probe_says_when_there_is_nothing_to_compare_with(
         ("NVIDIA RTX 6000 Ada Generation", 49140, "RTX-6000-Ada-48GB"),
     ],
 )
-def test_boards_are_named_by_family_and_the_memory_they_are_sold_with(
-    name: str, memory_mib: int, model: str
-) -> None:
+def test_models_are_named_by_family_and_nominal_memory(name: str, memory_mib: int, model: str) -> None:
     assert model_name(name, memory_mib) == model

@@ -1,4 +1,6 @@
-"""An agent that starts, or goes on, while a GPU or all of NVML can't be read: what runs goes on, and what is wrong is said."""
+"""Test an agent that starts or runs while a GPU or all of NVML is unreadable: running work continues and the
+fault is reported.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ from agent.runs import manager as agent_runs
 from agent.runs.manager import RunManager
 from tests.agent.conftest import ROOT, AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
-from tests.agent.test_nvml import library, says
+from tests.agent.test_nvml import faults, nvml_library
 
-__all__ = ["library", "says"]
+__all__ = ["faults", "nvml_library"]
 
 REAL = ("--simulate", "", "--simulate-mig", "")
 
@@ -35,8 +37,10 @@ def lease(agent: AgentProcess, run: str) -> float:
     return float((agent.state / "runs" / run / "lease").read_text())
 
 
-async def with_work(edge: FakeEdge, make_agent: MakeAgent) -> tuple[AgentProcess, int]:
-    """An agent with work on both boards, killed; the pid of the second one's shim."""
+async def killed_agent_with_jobs(edge: FakeEdge, make_agent: MakeAgent) -> tuple[AgentProcess, int]:
+    """Start an agent with jobs on both GPUs and kill it; return the agent and the pid of the second job's
+    shim.
+    """
     agent = await make_agent(*REAL)
     for number in (0, 1):
         await edge.want(job("exec sleep 300", units=[f"GPU-fake-{number}"], generation=number + 1))
@@ -46,8 +50,8 @@ async def with_work(edge: FakeEdge, make_agent: MakeAgent) -> tuple[AgentProcess
     return agent, agent.shim("run-2")["pid"]
 
 
-async def goes_on(edge: FakeEdge, agent: AgentProcess, shim: int) -> None:
-    """Both are there, their leases renewed by the agent that was started last."""
+async def assert_jobs_continue(edge: FakeEdge, agent: AgentProcess, shim: int) -> None:
+    """Check that both jobs still run and that the latest agent renews their leases."""
     before = {run: lease(agent, run) for run in ("run-1", "run-2")}
     for run in before:
         assert (await edge.until_state(run, "running")).outcome == ""
@@ -60,13 +64,13 @@ def notes(edge: FakeEdge) -> str:
     return " ".join(edge.observed[-1].inventory.notes)
 
 
-async def test_a_gpu_that_is_lost_keeps_no_agent_from_its_other_gpus(
-    edge: FakeEdge, make_agent: MakeAgent, says: Path
+async def test_a_lost_gpu_does_not_prevent_the_use_of_other_gpus(
+    edge: FakeEdge, make_agent: MakeAgent, faults: Path
 ) -> None:
-    agent, shim = await with_work(edge, make_agent)
-    says.write_text("gone 1")
+    agent, shim = await killed_agent_with_jobs(edge, make_agent)
+    faults.write_text("gone 1")
     await agent.start()
-    await goes_on(edge, agent, shim)
+    await assert_jobs_continue(edge, agent, shim)
     assert "GPU 1 can't be read" in notes(edge)
     await edge.until(
         lambda: any((event.gpu, event.code) == ("GPU-fake-1", "nvml:lost") for event in edge.health)
@@ -79,19 +83,19 @@ async def test_a_gpu_that_is_lost_keeps_no_agent_from_its_other_gpus(
     await edge.until(
         lambda: (seen := edge.seen("run-3")) is not None and "can't be asked whether it is clean" in seen.step
     )
-    says.unlink()
+    faults.unlink()
     await edge.until_state("run-3", "running", 120.0)
-    assert "GPU 1 can't be read" not in notes(edge), "what was read again is said again"
+    assert "GPU 1 can't be read" not in notes(edge), "the note disappears once the GPU is readable again"
 
 
-@pytest.mark.parametrize("trouble", ["init fails", "hang"])
-async def test_an_agent_whose_nvml_does_not_answer_keeps_what_runs_and_starts_nothing_on_gpus(
-    edge: FakeEdge, make_agent: MakeAgent, says: Path, trouble: str
+@pytest.mark.parametrize("fault", ["init fails", "hang"])
+async def test_without_nvml_running_jobs_continue_and_no_gpu_job_starts(
+    edge: FakeEdge, make_agent: MakeAgent, faults: Path, fault: str
 ) -> None:
-    agent, shim = await with_work(edge, make_agent)
-    says.write_text(trouble)
+    agent, shim = await killed_agent_with_jobs(edge, make_agent)
+    faults.write_text(fault)
     await agent.start()
-    await goes_on(edge, agent, shim)
+    await assert_jobs_continue(edge, agent, shim)
     assert "NOTHING STARTS ON THE GPUS HERE" in notes(edge)
     await edge.change("run-1", verb="stop")
     await edge.want(job("exec sleep 300", units=["GPU-fake-0"], generation=3))
@@ -101,88 +105,88 @@ async def test_an_agent_whose_nvml_does_not_answer_keeps_what_runs_and_starts_no
     await edge.until(
         lambda: (seen := edge.seen("run-3")) is not None and "can't be asked whether it is clean" in seen.step
     )
-    says.unlink()
+    faults.unlink()
     await edge.until_state("run-3", "running", 120.0)
     assert "NOTHING STARTS" not in notes(edge)
 
 
-async def test_a_gpu_that_was_never_known_is_used_as_soon_as_it_can_be_read(
-    edge: FakeEdge, make_agent: MakeAgent, says: Path
+async def test_an_unknown_gpu_is_used_once_it_is_readable(
+    edge: FakeEdge, make_agent: MakeAgent, faults: Path
 ) -> None:
-    says.write_text("gone 1")
+    faults.write_text("gone 1")
     await make_agent(*REAL)
     assert "never known" in notes(edge) and [gpu.index for gpu in edge.observed[-1].inventory.gpus] == [0]
-    says.unlink()
+    faults.unlink()
     await edge.until(lambda: [gpu.index for gpu in edge.observed[-1].inventory.gpus] == [0, 1], 60.0)
     assert "never known" not in notes(edge)
     await edge.want(job("exec sleep 300", units=["GPU-fake-1"]))
     await edge.until_state("run-1", "running")
 
 
-@pytest.mark.parametrize(("words", "said"), [("init fails", "no GPU can be read here"), ("gone 0", "")])
-def test_without_an_inventory_of_before_an_agent_says_what_is_wrong_and_one_gpu_is_enough_to_start(
-    says: Path, words: str, said: str
+@pytest.mark.parametrize(("words", "message"), [("init fails", "no GPU can be read here"), ("gone 0", "")])
+def test_without_stored_inventory_one_readable_gpu_is_enough_to_start(
+    faults: Path, words: str, message: str
 ) -> None:
-    says.write_text(words)
+    faults.write_text(words)
     found = subprocess.run([sys.executable, "-m", "agent", "probe"], capture_output=True, text=True, cwd=ROOT)
-    assert found.returncode == (1 if said else 0) and said in found.stderr
-    if not said:
+    assert found.returncode == (1 if message else 0) and message in found.stderr
+    if not message:
         hardware = json.loads(found.stdout)["hardware"]
         assert [gpu["uuid"] for gpu in hardware["gpus"]] == ["GPU-fake-1"]
         assert any("GPU 0 can't be read" in note and "never known" in note for note in hardware["notes"])
 
 
-async def test_an_nvml_that_can_not_be_started_is_one_event_each_time(
-    says: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_each_failure_to_start_nvml_is_one_event(
+    faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvml_reader, "RESTART_SECONDS", 0.0)
     before = NvmlGpuReader(kept=tmp_path / "hardware.json")
     await before.hardware()
     await before.close()
-    says.write_text("init fails")
-    meter = NvmlGpuReader(kept=tmp_path / "hardware.json")
+    faults.write_text("init fails")
+    reader = NvmlGpuReader(kept=tmp_path / "hardware.json")
     with pytest.raises(GpuReadError):
-        await meter.hardware()
-    assert await meter.events(100.0) == [], "not before it has lasted for a while"
+        await reader.hardware()
+    assert await reader.events(100.0) == [], "a short failure is no event"
     monkeypatch.setattr(nvml_reader, "UNREADABLE_AFTER_SECONDS", 0.0)
-    found = await meter.events(101.0) + await meter.events(102.0)
+    found = await reader.events(101.0) + await reader.events(102.0)
     assert [(event.gpu, event.code, event.ts) for event in found] == [("", "nvml:unreadable", 101.0)]
-    says.unlink()
-    for _ in range(200):  # the process that could not start may take a moment to end
-        assert await meter.events(103.0) == []
-        if meter._silent_since is None:
+    faults.unlink()
+    for _ in range(200):  # the failed process may need some time to end
+        assert await reader.events(103.0) == []
+        if reader._silent_since is None:
             break
         await asyncio.sleep(0.05)
-    says.write_text("init fails")
-    await meter.close()
-    assert [event.code for event in await meter.events(104.0)] == ["nvml:unreadable"], (
-        "again, after it had been well"
+    faults.write_text("init fails")
+    await reader.close()
+    assert [event.code for event in await reader.events(104.0)] == ["nvml:unreadable"], (
+        "a second failure after a recovery is a second event"
     )
     with pytest.raises(GpuReadError):
-        await meter.occupancy(105.0)
+        await reader.occupancy(105.0)
 
 
-async def test_a_driver_that_loads_slowly_at_the_start_does_not_count_as_hung(
-    says: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_slow_driver_at_the_start_does_not_count_as_hung(
+    faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = NvmlGpuReader(kept=tmp_path / "hardware.json")
     known = await first.hardware()
     await first.close()
     monkeypatch.setattr(nvml_reader, "KNOWN_HARDWARE_TIMEOUT_SECONDS", 0.3)
-    says.write_text("hang")
-    meter = NvmlGpuReader(deadline_seconds=0.1, kept=tmp_path / "hardware.json")
+    faults.write_text("hang")
+    reader = NvmlGpuReader(deadline_seconds=0.1, kept=tmp_path / "hardware.json")
     with pytest.raises(GpuReadError) as problem:
-        await meter.hardware()
-    last = meter.last_known(str(problem.value))
+        await reader.hardware()
+    last = reader.last_known(str(problem.value))
     assert last is not None and last.gpus == known.gpus and last.devices == known.devices and last.unread
-    assert await meter.events(100.0) == []
+    assert await reader.events(100.0) == []
     monkeypatch.setattr(nvml_reader, "START_TIMEOUT_SECONDS", 0.0)
-    assert [event.code for event in await meter.events(101.0)] == ["nvml:hung"]
-    says.unlink()
-    await meter.close()
+    assert [event.code for event in await reader.events(101.0)] == ["nvml:hung"]
+    faults.unlink()
+    await reader.close()
 
 
-async def test_a_start_whose_gpu_can_not_be_asked_is_given_up_as_the_hosts_matter(
+async def test_a_start_on_an_unreadable_gpu_fails_as_a_fault_of_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = StateFolder(tmp_path / "state")
@@ -214,7 +218,7 @@ def unread(index: int, pci: str = "") -> dict[str, Any]:
     return {"index": index, "pci": pci, "why": "GPU is lost"}
 
 
-def test_a_lost_gpu_is_known_by_its_place_on_the_bus_or_else_by_its_index() -> None:
+def test_a_lost_gpu_is_identified_by_pci_address_or_index() -> None:
     known = GpuInventory(
         [gpu(0, "A", "00000000:1A:00.0"), gpu(1, "B", "00000000:3B:00.0")], devices={"A": ["/dev/nvidia0"]}
     )
@@ -227,32 +231,30 @@ def test_a_lost_gpu_is_known_by_its_place_on_the_bus_or_else_by_its_index() -> N
     assert by_bus.devices == {"A": ["/dev/nvidia0"]}
     by_index = with_lost_gpus(GpuInventory([gpu(1, "B")]), [unread(0)], known)
     assert [each.uuid for each in by_index.gpus] == ["A", "B"] and set(by_index.lost) == {"A"}
-    strange = with_lost_gpus(GpuInventory([gpu(0, "A")]), [unread(1, "00000000:FF:00.0")], known)
+    unidentified = with_lost_gpus(GpuInventory([gpu(0, "A")]), [unread(1, "00000000:FF:00.0")], known)
     assert (
-        [each.uuid for each in strange.gpus] == ["A"]
-        and strange.lost == {}
-        and "never known" in strange.notes[0]
+        [each.uuid for each in unidentified.gpus] == ["A"]
+        and unidentified.lost == {}
+        and "never known" in unidentified.notes[0]
     )
-    assert strange.unidentified_gpu_indices == [1] and by_bus.unidentified_gpu_indices == []
+    assert unidentified.unidentified_gpu_indices == [1] and by_bus.unidentified_gpu_indices == []
     gone = with_lost_gpus(GpuInventory([gpu(0, "A")]), [], known)
-    assert [each.uuid for each in gone.gpus] == ["A"], (
-        "one that the driver does not count is not here any more"
-    )
+    assert [each.uuid for each in gone.gpus] == ["A"], "a GPU that the driver does not list is removed"
 
 
-def test_a_gpu_is_read_again_when_it_could_not_be_read_and_can_now() -> None:
+def test_a_gpu_that_becomes_readable_is_read_again() -> None:
     both = GpuInventory([gpu(0, "A"), gpu(1, "B")])
     lost = dataclasses.replace(both, lost={"B": "GPU is lost"})
-    strange = GpuInventory([gpu(0, "A")], unidentified_gpu_indices=[1])
+    unidentified = GpuInventory([gpu(0, "A")], unidentified_gpu_indices=[1])
     silent = dataclasses.replace(both, unread="no driver")
-    assert [each.unreadable for each in (both, lost, strange, silent)] == [set(), {"B"}, {1}, {"A", "B"}]
-    assert both.recovered_since(lost) == both.recovered_since(strange) == [1]
+    assert [each.unreadable for each in (both, lost, unidentified, silent)] == [set(), {"B"}, {1}, {"A", "B"}]
+    assert both.recovered_since(lost) == both.recovered_since(unidentified) == [1]
     assert both.recovered_since(silent) == [0, 1] and lost.recovered_since(silent) == [0]
     assert dataclasses.replace(lost, lost={"B": "another reason"}).recovered_since(lost) == []
-    assert strange.recovered_since(lost) == [], "one that the driver does not count any more is not read"
+    assert unidentified.recovered_since(lost) == [], "a GPU that the driver no longer lists is not read"
 
 
-def test_what_was_kept_of_the_hardware_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_damaged_hardware_cache_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "hardware.json"
     hardware = GpuInventory([gpu(0, "A")], "999.01", devices={"A": ["/dev/nvidia0"]}, cuda_version="12.4")
     HardwareCache(path).keep(hardware)
@@ -269,14 +271,14 @@ def row(memory: int | None, processes: int | None) -> SampleRow:
     return SampleRow("GPU-a", 1.0, memory_used_mib=memory, processes=processes)
 
 
-def test_a_gpu_that_told_its_figures_before_its_last_tenant_and_does_not_now_is_not_clean(
+def test_a_gpu_that_stops_reporting_values_is_not_clean(
     tmp_path: Path,
 ) -> None:
-    clean = HandoverCheck(tmp_path / "units.json", "a boot")
+    handover = HandoverCheck(tmp_path / "units.json", "a boot")
     with pytest.raises(GpuReadError, match="does not report GPU-a"):
-        clean.left(["GPU-a"], [], [])
-    assert clean.left(["GPU-a"], [row(None, None)], []) == "", "no tenant was there since the boot"
-    clean.record_baseline(["GPU-a"], [row(900, 0)], [])
+        handover.left(["GPU-a"], [], [])
+    assert handover.left(["GPU-a"], [row(None, None)], []) == "", "the GPU had no tenant since the boot"
+    handover.record_baseline(["GPU-a"], [row(900, 0)], [])
     again = HandoverCheck(tmp_path / "units.json", "a boot")
     with pytest.raises(GpuReadError, match="memory in use"):
         again.left(["GPU-a"], [row(None, 0)], [])
@@ -284,4 +286,4 @@ def test_a_gpu_that_told_its_figures_before_its_last_tenant_and_does_not_now_is_
         again.left(["GPU-a"], [row(900, None)], [])
     assert again.left(["GPU-a"], [row(900, 0)], []) == ""
     again.record_baseline(["GPU-a"], [row(None, None)], [])
-    assert again.left(["GPU-a"], [row(None, None)], []) == "", "one that never tells is not waited for"
+    assert again.left(["GPU-a"], [row(None, None)], []) == "", "a GPU that never reported values is accepted"

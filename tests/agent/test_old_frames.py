@@ -1,4 +1,4 @@
-"""What an agent makes of frames that are older than one it has heard, and of silence after one: nobody's work is ended by them."""
+"""Test that frames older than the newest one, or silence, end no run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POLL_SECONDS = 2.0
 
 
 class Host:
-    """A host with an agent and one workload that runs; its clock stands where the test puts it."""
+    """A host with an agent and one running job; the test sets its clock."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -66,7 +66,7 @@ class Host:
         )
 
     def hear(self, *runs: RunWanted, at: float, said_at: float | None = None) -> None:
-        """A frame that answers what was said at ``said_at``: just before, unless it is an old one."""
+        """Receive a frame that answers the report of time `said_at` (default: the current one)."""
         self.now = at
         frame = Desired(
             version=VERSION, host="h1", lease_seconds=12.0, runs=list(runs), poll_seconds=POLL_SECONDS
@@ -74,14 +74,14 @@ class Host:
         asyncio.run(self.agent.on_desired(frame, at if said_at is None else said_at))
 
     def wait(self, until: float) -> None:
-        """Silence: the agent only looks at what there is."""
+        """Move the clock without a frame; the agent only reconciles."""
         self.now = until
         if self.agent._has_undesired_runs():
             asyncio.run(self.agent._reconcile())
 
     @property
     def stop(self) -> dict[str, object] | None:
-        """The order to stop that its workload was given."""
+        """Return the stop order that the workload received, or None."""
         return (read_json(self.folder / "order.json") or {}).get("stop")
 
 
@@ -90,7 +90,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     yield Host(tmp_path, monkeypatch)
 
 
-def test_silence_after_a_frame_that_did_not_name_a_run_does_not_stop_it(host: Host) -> None:
+def test_silence_after_a_frame_without_the_run_does_not_stop_it(host: Host) -> None:
     host.hear(host.wanted, at=1000.0)
     host.hear(at=1001.0)
     for second in range(1002, 1012):
@@ -100,14 +100,14 @@ def test_silence_after_a_frame_that_did_not_name_a_run_does_not_stop_it(host: Ho
     assert host.stop is None
 
 
-def test_frames_older_than_one_that_named_a_run_do_not_stop_it(host: Host) -> None:
+def test_old_frames_without_the_run_do_not_stop_it(host: Host) -> None:
     host.hear(host.wanted, at=1000.0)
     for second in range(1001, 1011):
         host.hear(at=float(second), said_at=990.0)
     assert host.stop is None
 
 
-def test_two_frames_of_now_that_do_not_name_it_stop_it_within_its_own_grace(host: Host) -> None:
+def test_two_new_frames_without_the_run_stop_it_with_its_grace_period(host: Host) -> None:
     host.hear(host.wanted, at=1000.0)
     host.hear(at=1001.0)
     host.hear(at=1001.0 + POLL_SECONDS)
@@ -120,10 +120,10 @@ def test_two_frames_of_now_that_do_not_name_it_stop_it_within_its_own_grace(host
     }
 
 
-def test_what_is_heard_while_a_start_takes_long_counts_before_the_next_start(
+def test_a_frame_received_during_a_slow_start_takes_effect_before_the_next(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A start may wait for a driver, a disk or a file system; a stop does not wait for all that want to start with it."""
+    """A start may wait for a driver, a disk or a file system; a stop must not wait for all pending starts."""
     began: list[str] = []
 
     async def slowly(wanted: RunWanted) -> None:
@@ -149,12 +149,10 @@ def test_what_is_heard_while_a_start_takes_long_counts_before_the_next_start(
 
     asyncio.run(hear())
     assert host.stop is not None
-    assert began[:2] == ["run-2", "run-4"] and "run-3" not in began, "which nobody wants any more"
+    assert began[:2] == ["run-2", "run-4"] and "run-3" not in began, "run-3 is no longer desired"
 
 
-def test_a_stop_does_not_wait_for_what_has_to_be_written_of_others(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_does_not_wait_for_writes_of_other_runs(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped: list[bool] = []
     refuse = host.agent.runs.refuse
 
@@ -165,7 +163,7 @@ def test_a_stop_does_not_wait_for_what_has_to_be_written_of_others(
     monkeypatch.setattr(host.agent.runs, "refuse", watched)
     never_began = dataclasses.replace(job("true", generation=0), verb="stop", code="cancelled")
     stopping = dataclasses.replace(host.wanted, verb="stop", code="cancelled")
-    assert never_began.generation < stopping.generation, "it is the first that is looked at"
+    assert never_began.generation < stopping.generation, "the run without a process is handled first"
     frame = Desired(
         version=VERSION,
         host="h1",
@@ -177,22 +175,26 @@ def test_a_stop_does_not_wait_for_what_has_to_be_written_of_others(
     assert stopped == [True]
 
 
-def test_the_ends_of_others_are_seen_while_a_start_takes_long(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live_agent, run, waits = host.agent, host.agent.runs.runs[host.wanted.run], job("true", generation=2)
+def test_ends_of_other_runs_are_seen_during_a_slow_start(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    live_agent, run, pending_job = (
+        host.agent,
+        host.agent.runs.runs[host.wanted.run],
+        job("true", generation=2),
+    )
 
     async def live() -> None:
-        starting, over = asyncio.Event(), asyncio.Event()
+        starting, release = asyncio.Event(), asyncio.Event()
 
         async def start(wanted: RunWanted) -> None:
             starting.set()
-            await over.wait()
+            await release.wait()
 
         monkeypatch.setattr(live_agent, "_start", start)
-        live_agent.runs.waiting[waits.run] = PendingStart(waits, host.now, "waiting until GPU-1 is free")
+        live_agent.runs.waiting[pending_job.run] = PendingStart(
+            pending_job, host.now, "waiting until GPU-1 is free"
+        )
         live_agent._desired = Desired(
-            version=VERSION, host="h1", lease_seconds=12.0, runs=[host.wanted, waits]
+            version=VERSION, host="h1", lease_seconds=12.0, runs=[host.wanted, pending_job]
         )
         looking = asyncio.create_task(live_agent._poll_shims())
         async with asyncio.timeout(20):
@@ -201,7 +203,7 @@ def test_the_ends_of_others_are_seen_while_a_start_takes_long(
             (host.folder / "exit.json").write_text(json.dumps(ended))
             while not run.ended:
                 await asyncio.sleep(0.02)
-        over.set()
+        release.set()
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
 
@@ -209,23 +211,23 @@ def test_the_ends_of_others_are_seen_while_a_start_takes_long(
 
 
 @pytest.mark.parametrize("by", ["_poll_shims", "_reconcile_with_timeout"])
-def test_what_goes_wrong_after_nobody_waits_for_it_any_more_is_still_heard_of(
+def test_an_error_after_the_reconcile_timeout_is_raised_later(
     host: Host, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     async def live() -> None:
-        over, tried = asyncio.Event(), 0
+        release, tried = asyncio.Event(), 0
 
         async def reconcile() -> None:
             nonlocal tried
             tried += 1
-            await over.wait()
+            await release.wait()
             if tried == 1:
                 raise RuntimeError("it can't be done")
 
         monkeypatch.setattr(agent.daemon, "RECONCILE_WAIT_SECONDS", 0.01)
         monkeypatch.setattr(host.agent, "_reconcile", reconcile)
         await host.agent._reconcile_with_timeout()
-        over.set()
+        release.set()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         with pytest.raises(RuntimeError, match="it can't be done"):

@@ -1,4 +1,4 @@
-"""The pure heart of the agent: what it does for any frame, however late, doubled, lost or out of order."""
+"""Test the agent's pure planning of actions for any frame: late, duplicated, lost or out of order."""
 
 from __future__ import annotations
 
@@ -29,84 +29,84 @@ def frame(*runs: RunWanted) -> Desired:
     return Desired(version=VERSION, host="h1", lease_seconds=30.0, runs=list(runs), poll_seconds=5.0)
 
 
-def new(generation: int, units: list[str]) -> str:
+def accept(generation: int, units: list[str]) -> str:
     return ""
 
 
-def do(
+def plan(
     desired: Desired,
     held: list[RunStatus],
     *,
     now: float = 100.0,
-    refusal: Callable[[int, list[str]], str] = new,
+    refusal: Callable[[int, list[str]], str] = accept,
 ) -> list[object]:
     return list(plan_actions(desired, held, refusal=refusal, known_units=UNITS, heard_at=now))
 
 
-def test_an_unknown_run_is_started_once_even_when_named_twice() -> None:
+def test_an_unknown_run_is_started_once_even_if_listed_twice() -> None:
     wanted = job("x", units=["GPU-a"])
-    assert do(frame(wanted, wanted), []) == [StartRun(wanted)]
+    assert plan(frame(wanted, wanted), []) == [StartRun(wanted)]
 
 
-def test_starts_happen_in_the_order_of_generations() -> None:
+def test_runs_start_in_the_order_of_their_generations() -> None:
     early, late = job("x", generation=3, units=["GPU-a"]), job("x", generation=4, units=["GPU-b"])
-    assert do(frame(late, early), []) == [StartRun(early), StartRun(late)]
+    assert plan(frame(late, early), []) == [StartRun(early), StartRun(late)]
 
 
 @pytest.mark.parametrize("state", ["starting", "running", "stopping", "ended"])
-def test_a_doubled_start_changes_nothing(state: str) -> None:
+def test_a_repeated_start_has_no_effect(state: str) -> None:
     wanted = job("x")
-    assert do(frame(wanted), [RunStatus(wanted.run, state)]) == []
+    assert plan(frame(wanted), [RunStatus(wanted.run, state)]) == []
 
 
-def test_a_stale_generation_is_refused_with_its_reason() -> None:
+def test_a_stale_generation_is_rejected_with_its_reason() -> None:
     wanted = job("x", units=["GPU-a"])
-    [action] = do(
+    [action] = plan(
         frame(wanted), [], refusal=lambda generation, units: f"generation {generation} was used before"
     )
     assert isinstance(action, RefuseRun)
     assert (action.outcome, action.why) == ("start_failed", "refused: generation 1 was used before")
 
 
-def test_a_stop_of_a_run_that_never_began_is_answered_as_its_end() -> None:
+def test_a_stop_of_an_unknown_run_is_reported_as_its_end() -> None:
     wanted = job("", verb="stop", code="time_limit")
-    assert do(frame(wanted), []) == [RefuseRun(wanted, "time_limit", "stopped before it began")]
+    assert plan(frame(wanted), []) == [RefuseRun(wanted, "time_limit", "stopped before it began")]
 
 
-def test_a_notice_is_given_once_and_withdrawn_when_the_server_wants_it_to_run_on() -> None:
+def test_a_notice_is_sent_once_and_withdrawn_if_the_run_may_continue() -> None:
     wanted = job("x", verb="notice", code="evicted_for_guarantee")
-    assert do(frame(wanted), [RunStatus(wanted.run, "running")]) == [SendNotice(wanted)]
-    assert do(frame(wanted), [RunStatus(wanted.run, "running", noticed=True)]) == []
+    assert plan(frame(wanted), [RunStatus(wanted.run, "running")]) == [SendNotice(wanted)]
+    assert plan(frame(wanted), [RunStatus(wanted.run, "running", noticed=True)]) == []
     back = dataclasses.replace(wanted, verb="start")
-    assert do(frame(back), [RunStatus(wanted.run, "running", noticed=True)]) == [WithdrawNotice(wanted.run)]
+    assert plan(frame(back), [RunStatus(wanted.run, "running", noticed=True)]) == [WithdrawNotice(wanted.run)]
 
 
-def test_a_run_that_may_last_longer_or_shorter_than_its_shim_was_told_is_limited_anew() -> None:
+def test_a_changed_time_limit_is_sent_to_the_shim() -> None:
     wanted = dataclasses.replace(job("x"), max_runtime_seconds=7200)
-    assert do(frame(wanted), [RunStatus(wanted.run, "running", max_runtime_seconds=3600)]) == [
+    assert plan(frame(wanted), [RunStatus(wanted.run, "running", max_runtime_seconds=3600)]) == [
         ChangeTimeLimit(wanted.run, 7200)
     ]
-    assert do(frame(wanted), [RunStatus(wanted.run, "running", max_runtime_seconds=7200)]) == []
-    assert do(frame(wanted), [RunStatus(wanted.run, "running")]) == [], (
-        "started by an agent that did not note it"
+    assert plan(frame(wanted), [RunStatus(wanted.run, "running", max_runtime_seconds=7200)]) == []
+    assert plan(frame(wanted), [RunStatus(wanted.run, "running")]) == [], (
+        "an earlier agent did not store the limit"
     )
     endless = dataclasses.replace(wanted, max_runtime_seconds=0)
-    assert do(frame(endless), [RunStatus(wanted.run, "running", max_runtime_seconds=7200)]) == [
+    assert plan(frame(endless), [RunStatus(wanted.run, "running", max_runtime_seconds=7200)]) == [
         ChangeTimeLimit(wanted.run, 0)
     ]
     assert (
-        do(frame(endless), [RunStatus(wanted.run, "stopping", stop_ordered=True, max_runtime_seconds=7200)])
+        plan(frame(endless), [RunStatus(wanted.run, "stopping", stop_ordered=True, max_runtime_seconds=7200)])
         == []
     )
     stopped = dataclasses.replace(wanted, verb="stop", code="cancelled")
     assert isinstance(
-        do(frame(stopped), [RunStatus(wanted.run, "running", max_runtime_seconds=3600)])[0], StopRun
+        plan(frame(stopped), [RunStatus(wanted.run, "running", max_runtime_seconds=3600)])[0], StopRun
     )
 
 
-def test_nothing_takes_a_stop_back() -> None:
+def test_a_stop_is_never_withdrawn() -> None:
     for verb in ("start", "notice", "stop"):
-        assert do(frame(job("x", verb=verb)), [RunStatus("run-1", "stopping", stop_ordered=True)]) == []
+        assert plan(frame(job("x", verb=verb)), [RunStatus("run-1", "stopping", stop_ordered=True)]) == []
 
 
 @pytest.mark.parametrize(
@@ -119,31 +119,33 @@ def test_nothing_takes_a_stop_back() -> None:
         ("", "cancelled"),
     ],
 )
-def test_a_stop_carries_what_the_run_ends_as(code: str, outcome: str) -> None:
-    [action] = do(frame(job("x", verb="stop", code=code)), [RunStatus("run-1", "running")])
+def test_a_stop_contains_the_outcome_of_the_run(code: str, outcome: str) -> None:
+    [action] = plan(frame(job("x", verb="stop", code=code)), [RunStatus("run-1", "running")])
     assert action == StopRun("run-1", outcome, 5.0)
 
 
-def test_an_unnamed_run_stops_after_two_polls_and_not_before() -> None:
+def test_an_undesired_run_stops_after_two_polls_and_not_before() -> None:
     for since, expected in ((None, []), (95.0, []), (90.0, [StopRun("run-1", "cancelled", 30.0)])):
-        assert do(frame(), [RunStatus("run-1", "running", undesired_since=since)]) == expected
+        assert plan(frame(), [RunStatus("run-1", "running", undesired_since=since)]) == expected
 
 
-def test_an_unnamed_run_has_the_grace_of_its_own_pool() -> None:
+def test_an_undesired_run_gets_the_grace_period_of_its_pool() -> None:
     held = RunStatus("run-1", "running", undesired_since=90.0, grace_seconds=4.0)
-    assert do(frame(), [held]) == [StopRun("run-1", "cancelled", 4.0)]
+    assert plan(frame(), [held]) == [StopRun("run-1", "cancelled", 4.0)]
 
 
-def test_an_ended_run_is_kept_until_the_server_has_heard_of_it() -> None:
-    assert do(frame(), [RunStatus("run-1", "ended", undesired_since=0.0)]) == []
-    assert do(frame(), [RunStatus("run-1", "ended", undesired_since=0.0, reported_ended=True)]) == [
+def test_an_ended_run_is_kept_until_its_end_is_reported() -> None:
+    assert plan(frame(), [RunStatus("run-1", "ended", undesired_since=0.0)]) == []
+    assert plan(frame(), [RunStatus("run-1", "ended", undesired_since=0.0, reported_ended=True)]) == [
         ForgetRun("run-1")
     ]
-    assert do(frame(job("x")), [RunStatus("run-1", "ended", undesired_since=0.0, reported_ended=True)]) == []
+    assert (
+        plan(frame(job("x")), [RunStatus("run-1", "ended", undesired_since=0.0, reported_ended=True)]) == []
+    )
 
 
-class Host:
-    """A host in miniature: does at once what ``plan_actions`` says, and remembers what it ever started."""
+class SimulatedHost:
+    """A simulated host: performs each action of `plan_actions` at once and records every started run."""
 
     def __init__(self) -> None:
         self.held: dict[str, RunStatus] = {}
@@ -171,7 +173,7 @@ class Host:
             self.held[name] = dataclasses.replace(
                 held, undesired_since=since, reported_ended=held.state == "ended"
             )
-        for action in do(desired, list(self.held.values()), now=self.now, refusal=self.refusal):
+        for action in plan(desired, list(self.held.values()), now=self.now, refusal=self.refusal):
             self.obey(action)
 
     def obey(self, action: object) -> None:
@@ -198,38 +200,38 @@ class Host:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_any_mess_of_frames_ends_where_the_last_frames_say_and_starts_nothing_twice(seed: int) -> None:
-    chance = random.Random(seed)
-    truth: list[Desired] = [frame()]
+def test_shuffled_frames_converge_to_the_last_state_without_double_starts(seed: int) -> None:
+    rng = random.Random(seed)
+    sent_frames: list[Desired] = [frame()]
     wanted: dict[str, RunWanted] = {}
     for generation in range(1, 13):
-        unit = chance.choice(sorted(UNITS))
+        unit = rng.choice(sorted(UNITS))
         for name, run in list(wanted.items()):
             if run.unit_uuids == [unit]:
                 if run.verb == "stop":
                     del wanted[name]
                 else:
                     wanted[name] = dataclasses.replace(run, verb="stop", code="evicted_for_guarantee")
-        truth.append(frame(*wanted.values()))
+        sent_frames.append(frame(*wanted.values()))
         wanted = {name: run for name, run in wanted.items() if run.unit_uuids != [unit]}
         wanted[f"run-{generation}"] = job("x", generation=generation, units=[unit])
-        truth.append(frame(*wanted.values()))
+        sent_frames.append(frame(*wanted.values()))
 
-    host = Host()
-    mess = [sent for sent in truth for _ in range(chance.choice((0, 1, 1, 2, 3)))]
-    for place in range(len(mess)):
-        other = min(len(mess) - 1, place + chance.choice((0, 0, 1, 4)))
-        mess[place], mess[other] = mess[other], mess[place]
-    for sent in mess:
+    host = SimulatedHost()
+    received = [sent for sent in sent_frames for _ in range(rng.choice((0, 1, 1, 2, 3)))]
+    for place in range(len(received)):
+        other = min(len(received) - 1, place + rng.choice((0, 0, 1, 4)))
+        received[place], received[other] = received[other], received[place]
+    for sent in received:
         host.hear(sent)
-    for _ in range(30):  # the network calms down: polls bring the newest state
-        host.hear(truth[-1])
+    for _ in range(30):  # the network recovers: polls bring the newest state
+        host.hear(sent_frames[-1])
 
-    assert len(host.started) == len(set(host.started)), "nothing is started twice"
-    final = {run.run for run in truth[-1].runs}
+    assert len(host.started) == len(set(host.started)), "no run is started twice"
+    final = {run.run for run in sent_frames[-1].runs}
     alive = {name for name, held in host.held.items() if held.state == "running"}
-    assert alive <= final, "nothing runs that should not"
+    assert alive <= final, "no undesired run is running"
     for name in final:
-        assert name in host.held, "what is wanted is there, or is reported as refused"
-    per_unit = [run.unit_uuids[0] for run in truth[-1].runs if run.run in alive]
+        assert name in host.held, "a desired run exists or is reported as refused"
+    per_unit = [run.unit_uuids[0] for run in sent_frames[-1].runs if run.run in alive]
     assert len(per_unit) == len(set(per_unit))

@@ -1,4 +1,4 @@
-"""The unit under a real systemd: the first process of a machine of its own, made of name spaces."""
+"""Test the unit under a real systemd, which runs as the first process in its own namespaces."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ SYS_BOOT, SYS_TIME, MAC_OVERRIDE, MAC_ADMIN = (
     33,
 )  # capabilities, by their bits (linux/capability.h)
 NEWER = "0.2.0.dev1"
-# The first process of the machine goes into its control groups before the name spaces are made, which begin where it is.
-ENTER = """
+# The process enters its cgroups before the namespaces are made, because a cgroup namespace starts at the
+# current cgroup.
+ENTER_CGROUPS = """
 set -e
 while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs"; shift; done
 shift
 exec "$@"
 """
-# What a machine has when its first process begins, and nothing of this one's units.
-BEGIN = """
+# Mounts for the first process, without the units of this machine.
+BOOT = """
 set -e
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run
@@ -55,13 +56,16 @@ pytestmark = pytest.mark.skipif(
     os.geteuid() != 0
     or not SYSTEMD.exists()
     or not os.access("/sys/fs/cgroup/systemd/cgroup.procs", os.W_OK),
-    reason="needs root, systemd and its control groups of version 1 to write to",
+    reason="needs root, systemd and writable cgroups of version 1",
 )
 
 
 class Machine:
-    """systemd in name spaces of its own; it shares this machine's network. Of the control groups it gets a part, and takes it for
-    the whole: what it finds empty it removes, and that would be others' too."""
+    """A systemd in its own namespaces; it shares this machine's network.
+
+    It gets a part of the cgroups and treats it as the whole, because systemd removes empty cgroups, including
+    those of others.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +76,7 @@ class Machine:
             "[Unit]\nDescription=nothing\nAllowIsolate=yes\nDefaultDependencies=no\n"
         )
         shutil.copy(UNIT, units)
-        # The one thing that differs from a host: the rest of the machine is not booted, and its GPUs are simulated.
+        # The only differences from a host: other units are not started, and the GPUs are simulated.
         (units / f"{NAME}.d").mkdir()
         (units / f"{NAME}.d" / "test.conf").write_text(
             "[Unit]\nDefaultDependencies=no\n"
@@ -95,14 +99,14 @@ class Machine:
             [
                 "sh",
                 "-c",
-                ENTER,
+                ENTER_CGROUPS,
                 "sh",
                 *self.groups,
                 "--",
                 *spaces,
                 "sh",
                 "-c",
-                BEGIN,
+                BOOT,
                 "sh",
                 folder,
                 *self.groups,
@@ -113,17 +117,17 @@ class Machine:
 
     @property
     def first(self) -> int:
-        """Number of its first process, as it is seen from outside."""
+        """Return the pid of its first process, as seen from outside."""
         return next(each.pid for each in processes.scan().values() if each.parent == self.process.pid)
 
     def switch(self, installed: Path) -> None:
-        """Make a version the current one, by the line of docs/agent.md."""
+        """Make a version the current one, with the command of docs/agent.md."""
         subprocess.run(
             ["ln", "-sfn", installed, self.folder / "opt" / "gpupool-agent" / "current"], check=True
         )
 
     async def command(self, *words: str) -> str:
-        """What ``words`` print in it."""
+        """Return the output of a command run in the machine."""
         inside = [
             "nsenter",
             "--target",
@@ -152,11 +156,11 @@ class Machine:
         raise AssertionError((self.folder / "log").read_text()[-2000:])
 
     async def asked(self, name: str) -> str:
-        """A property of the agent's unit."""
+        """Return a property of the agent's unit."""
         return (await self.command("systemctl", "show", "--value", f"--property={name}", NAME)).strip()
 
     def end(self) -> None:
-        """End it, which ends everything in it, and take away its control groups."""
+        """Kill the machine with all its processes and remove its cgroups."""
         self.process.kill()
         self.process.wait()
         self.log.close()
@@ -165,13 +169,13 @@ class Machine:
 
 
 def hierarchies() -> list[Path]:
-    """Where this machine's control groups are mounted."""
+    """Return the mount points of this machine's cgroups."""
     found = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
     return [Path(words[1]) for words in found if words[2] in ("cgroup", "cgroup2")]
 
 
 def make_group(path: Path) -> Path:
-    """A control group that processes can be put into: one of processors and memory nodes takes none before it has some."""
+    """Make a cgroup that accepts processes: a cpuset accepts none before it has processors and memory nodes."""
     path.mkdir()
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (path.parent / name).exists():
@@ -180,7 +184,7 @@ def make_group(path: Path) -> Path:
 
 
 def remove_group(path: Path) -> None:
-    """With all below it, as soon as the last process is out."""
+    """Remove a cgroup and all below it, once their last process has ended."""
     for folder, _, _ in os.walk(path, topdown=False):
         for attempt in range(50):
             try:
@@ -199,7 +203,7 @@ async def machine(tmp_path: Path) -> AsyncIterator[Machine]:
     machine.end()
 
 
-async def test_work_goes_on_under_systemd_through_restart_upgrade_kill_and_stop(
+async def test_jobs_survive_restart_upgrade_kill_and_stop_of_the_service(
     machine: Machine, edge: FakeEdge, tmp_path: Path
 ) -> None:
     old = install(build(tmp_path / "dist-a"), tmp_path / "a").parent
@@ -216,8 +220,8 @@ async def test_work_goes_on_under_systemd_through_restart_upgrade_kill_and_stop(
         await edge.until(lambda: edge.log("run-1").count("\n") > 3)
         before = agent.shim("run-1")
 
-        async def goes_on(version: str) -> None:
-            """By an agent of ``version``, whose report is new: the same process of the same run, and its log."""
+        async def assert_job_continues(version: str) -> None:
+            """Check that an agent of `version` reports, with the same process of the same run and its log."""
             heard, lines = len(edge.observed), edge.log("run-1").count("\n")
             await edge.until(lambda: len(edge.observed) > heard + 1)
             assert edge.observed[-1].agent_version == version
@@ -228,24 +232,24 @@ async def test_work_goes_on_under_systemd_through_restart_upgrade_kill_and_stop(
         main = int(await machine.asked("MainPID"))
         await machine.command("systemctl", "restart", NAME)
         assert int(await machine.asked("MainPID")) not in (0, main)
-        await goes_on(AGENT_VERSION)
+        await assert_job_continues(AGENT_VERSION)
 
         machine.switch(new)
         await machine.command("systemctl", "restart", NAME)
-        await goes_on(NEWER)
+        await assert_job_continues(NEWER)
 
         await machine.command(
             "systemctl", "kill", "--kill-who=main", f"--signal={signal.SIGKILL.value}", NAME
         )
-        await goes_on(NEWER)
+        await assert_job_continues(NEWER)
         assert int(await machine.asked("NRestarts")) == 1
 
         await machine.command("systemctl", "stop", NAME)
         assert await machine.asked("ActiveState") == "inactive"
         lines = (await machine.command("ps", "-eo", "args")).splitlines()
-        assert [line for line in lines if "line $n" in line], "the workload outlives the service"
+        assert [line for line in lines if "line $n" in line], "the workload survives the stop of the service"
         await machine.command("systemctl", "start", NAME)
-        await goes_on(NEWER)
+        await assert_job_continues(NEWER)
 
         for pid in (
             await machine.asked("MainPID"),

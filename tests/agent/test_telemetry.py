@@ -1,4 +1,4 @@
-"""Samples, hardware events, joining and credentials: what the agent tells over its line, and what it keeps when the line is cut."""
+"""Test samples, hardware events, joining and credentials, including the behaviour during a lost connection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.agent.conftest import ROOT, AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
 
-async def test_samples_name_the_run_that_holds_the_unit_and_follow_its_declared_load(
+async def test_samples_name_the_run_of_the_unit_and_follow_its_declared_load(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     unit = agent.units[0]
@@ -39,12 +39,12 @@ async def test_samples_name_the_run_that_holds_the_unit_and_follow_its_declared_
     await edge.until(busy)
     idle = [row for row in edge.batches[-1].rows if row.unit != unit]
     assert idle and all(row.run is None and row.utilisation is None for row in idle), (
-        "the slices: unknown, not zero"
+        "the utilisation of slices is unknown, not zero"
     )
 
 
 @pytest.mark.parametrize("command", ["sleep 300", "export GPUPOOL_SIMULATED_UTILISATION=40; sleep 300; true"])
-async def test_a_load_declared_in_the_environment_counts_too(
+async def test_a_load_declared_in_the_environment_is_sampled(
     edge: FakeEdge, agent: AgentProcess, command: str
 ) -> None:
     unit = agent.units[0]
@@ -59,7 +59,7 @@ async def test_a_load_declared_in_the_environment_counts_too(
     )
 
 
-async def test_uncommitted_samples_are_sent_again_and_deleted_only_when_committed(
+async def test_uncommitted_samples_are_sent_again_and_kept_until_committed(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     edge.commits = False
@@ -72,7 +72,7 @@ async def test_uncommitted_samples_are_sent_again_and_deleted_only_when_committe
     await edge.until(lambda: len(edge.batches) >= len(first_time) - already + 1)
     again = [batch.sequence for batch in edge.batches]
     assert again == list(range(already + 1, already + 1 + len(again))), (
-        "from the watermark on, in order, without gaps"
+        "batches continue after the committed one, in order, without gaps"
     )
     assert all(batch == first_time[batch.sequence] for batch in edge.batches if batch.sequence in first_time)
     edge.commits = True
@@ -81,7 +81,7 @@ async def test_uncommitted_samples_are_sent_again_and_deleted_only_when_committe
     await edge.until(lambda: len(list(spool.glob("*.json"))) <= 3)
 
 
-async def test_a_server_that_was_set_back_still_gets_what_is_kept(
+async def test_a_server_restored_from_a_backup_still_gets_pending_samples(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     await edge.until(lambda: edge.batches)
@@ -90,14 +90,14 @@ async def test_a_server_that_was_set_back_still_gets_what_is_kept(
     newest = max(spool.glob("*.json"))
     newest.rename(
         spool / "000000005000.json"
-    )  # as after long service; what came before was committed and deleted
+    )  # as after a long time: earlier batches were committed and deleted
     edge.committed, edge.commits = 0, False
     edge.batches.clear()
     await agent.start()
     await edge.until(lambda: any(batch.sequence > 5000 for batch in edge.batches))
 
 
-async def test_samples_taken_while_the_edge_is_away_arrive_later(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_samples_taken_without_the_edge_are_sent_later(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.until(lambda: edge.batches)
     port = int(edge.url.rsplit(":", 1)[1])
     await edge.stop()
@@ -106,12 +106,14 @@ async def test_samples_taken_while_the_edge_is_away_arrive_later(edge: FakeEdge,
     heard = len(edge.observed)
     await edge.until(lambda: len(edge.observed) > heard + 3)
     times = sorted({row.ts for batch in edge.batches for row in batch.rows})
-    assert max(later - earlier for earlier, later in zip(times, times[1:], strict=False)) < 4, "no hole"
+    assert max(later - earlier for earlier, later in zip(times, times[1:], strict=False)) < 4, (
+        "samples have no gap"
+    )
     numbers = sorted({batch.sequence for batch in edge.batches})
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-async def test_a_planted_xid_is_reported_once_per_event_and_by_the_next_agent_again(
+async def test_a_planted_xid_is_reported_once_and_again_by_the_next_agent(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     command = [
@@ -133,19 +135,19 @@ async def test_a_planted_xid_is_reported_once_per_event_and_by_the_next_agent_ag
     event = edge.health[0]
     assert (event.code, event.source, event.event_id) == ("xid:79", "simulated", done.stdout.strip())
     assert event.gpu == edge.observed[-1].inventory.gpus[1].uuid
-    await asyncio.sleep(3 * edge.poll_seconds)  # a report after it is answered
+    await asyncio.sleep(3 * edge.poll_seconds)  # a later report is answered
     heard = len(edge.observed)
     for socket in list(edge.sync_sockets):
         await socket.close()
     await edge.until(lambda: len(edge.observed) > heard + 2)
-    assert len(edge.health) == 1, "a new connection does not say again what the server has"
+    assert len(edge.health) == 1, "a new connection does not repeat confirmed events"
     await agent.kill()
     await agent.start()
     await edge.until(lambda: len(edge.health) >= 2)
     assert {health.event_id for health in edge.health} == {event.event_id}
 
 
-async def test_joining_keeps_a_private_credential_and_needs_no_second_token(
+async def test_joining_stores_a_private_credential_and_happens_once(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     path = agent.state / "identity.json"
@@ -157,7 +159,7 @@ async def test_joining_keeps_a_private_credential_and_needs_no_second_token(
     assert edge.joins[0].host == "h1" and edge.joins[0].instance == instance == edge.observed[-1].instance
 
 
-async def test_a_renewed_credential_is_kept_and_used(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_renewed_credential_is_stored_and_used(edge: FakeEdge, agent: AgentProcess) -> None:
     edge.credentials.add("renewed")
     await edge.send(dataclasses.replace(edge.desired(), credential="renewed", credential_expires_at=2e9))
     await edge.until(lambda: read_json(agent.state / "identity.json")["credential"] == "renewed")
@@ -167,24 +169,22 @@ async def test_a_renewed_credential_is_kept_and_used(edge: FakeEdge, agent: Agen
     assert len(edge.joins) == 1
 
 
-async def test_a_refused_token_ends_the_agent_with_one_line(edge: FakeEdge, tmp_path: Path) -> None:
+async def test_a_rejected_token_ends_the_agent_with_one_line(edge: FakeEdge, tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agent", "run", "--state", str(tmp_path / "state"), "--edge", edge.url),
         *("--join-token", "wrong", "--host", "h1", "--simulate", "1xH100-80GB", "--launcher", "plain"),
         stderr=asyncio.subprocess.PIPE,
         cwd=ROOT,
     )
-    _, said = await process.communicate()
+    _, error_output = await process.communicate()
     assert process.returncode == 1
     assert (
-        said.decode().splitlines()[-1]
+        error_output.decode().splitlines()[-1]
         == "agent: --join-token: the server refused it (403): this join token is not known"
     )
 
 
-async def test_an_agent_that_joined_by_run_is_started_again_without_the_edge(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
+async def test_an_agent_restarts_without_the_edge_option(edge: FakeEdge, agent: AgentProcess) -> None:
     assert await agent.end() == 0
     heard = len(edge.observed)
     agent.process = await asyncio.create_subprocess_exec(
@@ -196,17 +196,20 @@ async def test_an_agent_that_joined_by_run_is_started_again_without_the_edge(
     assert len(edge.joins) == 1
 
 
-async def test_a_host_whose_disk_does_not_take_the_edges_address_joins_all_the_same(
+async def test_a_host_joins_if_the_edges_address_cannot_be_stored(
     edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
-    (tmp_path / "state" / "edge").mkdir(parents=True)  # where nothing can be written
+    (tmp_path / "state" / "edge").mkdir(parents=True)  # a directory here makes the write fail
     await make_agent()
     assert len(edge.joins) == 1
 
 
 @pytest.fixture
-async def portal() -> AsyncIterator[str]:
-    """The address of a server that is no edge: it answers everything as the portal does what it does not know, with a page."""
+async def other_server() -> AsyncIterator[str]:
+    """Run a server that is no edge and return its address.
+
+    It answers every request like the portal's page for an unknown path.
+    """
 
     async def unknown(request: web.Request) -> web.Response:
         return web.Response(
@@ -223,29 +226,29 @@ async def portal() -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("verb", ["join", "run"])
-async def test_an_address_that_is_no_edge_is_named_in_one_sentence(
-    portal: str, tmp_path: Path, verb: str
+async def test_an_address_that_is_no_edge_is_reported_in_one_line(
+    other_server: str, tmp_path: Path, verb: str
 ) -> None:
     more = ["--simulate", "1xH100-80GB", "--launcher", "plain"] if verb == "run" else []
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "agent", verb, "--state", str(tmp_path / "state"), "--edge", portal),
+        *(sys.executable, "-m", "agent", verb, "--state", str(tmp_path / "state"), "--edge", other_server),
         *("--join-token", "t", "--host", "h1", *more),
         stderr=asyncio.subprocess.PIPE,
         cwd=ROOT,
     )
-    _, said = await process.communicate()
+    _, error_output = await process.communicate()
     assert process.returncode == 1
-    last = said.decode().splitlines()[-1]
-    assert last == f"agent: --edge: {portal} is not a gpupool edge: it answered 404 to /agent/v1/join"
+    last = error_output.decode().splitlines()[-1]
+    assert last == f"agent: --edge: {other_server} is not a gpupool edge: it answered 404 to /agent/v1/join"
     assert not (tmp_path / "state" / "edge").exists()
 
 
-async def test_a_joined_agent_at_an_address_that_is_no_edge_says_so_once_and_goes_on_trying(
-    portal: str, agent: AgentProcess, tmp_path: Path
+async def test_a_joined_agent_reports_a_wrong_address_once_and_retries(
+    other_server: str, agent: AgentProcess, tmp_path: Path
 ) -> None:
     assert await agent.end() == 0
-    agent.more += ["--edge", portal]  # the last one counts
-    lines = await _log_of(agent, tmp_path / "log", joined=False)
+    agent.more += ["--edge", other_server]  # the last --edge takes effect
+    lines = await start_with_log(agent, tmp_path / "log", joined=False)
     await lines.until("is not a gpupool edge: it answered 404 to /agent/v1/sync", 1)
     await asyncio.sleep(3.0)
     assert lines.with_words("is not a gpupool edge") == 1
@@ -253,25 +256,25 @@ async def test_a_joined_agent_at_an_address_that_is_no_edge_says_so_once_and_goe
 
 
 @dataclass(frozen=True)
-class Lines:
-    """What an agent has written into its log."""
+class LogFile:
+    """The log file of an agent."""
 
     path: Path
 
-    def with_words(self, words: str) -> int:
-        """How many lines hold these words."""
-        return sum(words in line for line in self.path.read_text().splitlines())
+    def count_lines(self, text: str) -> int:
+        """Return the number of lines that contain the text."""
+        return sum(text in line for line in self.path.read_text().splitlines())
 
-    async def until(self, words: str, count: int) -> None:
-        """Wait for the line."""
+    async def until(self, text: str, count: int) -> None:
+        """Wait until `count` lines contain the text."""
         ends = time.monotonic() + 40
-        while self.with_words(words) < count:
+        while self.with_words(text) < count:
             assert time.monotonic() < ends, self.path.read_text()
             await asyncio.sleep(0.05)
 
 
-async def _log_of(agent: AgentProcess, path: Path, *, joined: bool = True) -> Lines:
-    """Start the agent, its log in this file."""
+async def start_with_log(agent: AgentProcess, path: Path, *, joined: bool = True) -> LogFile:
+    """Start the agent with its log in this file."""
     path.touch()
     agent.program = [
         "sh",
@@ -280,22 +283,22 @@ async def _log_of(agent: AgentProcess, path: Path, *, joined: bool = True) -> Li
         "agent",
     ]
     await agent.start(joined=joined)
-    return Lines(path)
+    return LogFile(path)
 
 
-async def test_the_log_says_what_came_up_when_it_is_connected_and_once_that_the_line_is_lost(
+async def test_the_log_reports_start_connection_and_loss_once(
     edge: FakeEdge, agent: AgentProcess, tmp_path: Path
 ) -> None:
     await edge.want(job("sleep 300", units=agent.units[:1]))
     await edge.until_state("run-1", "running")
     assert await agent.end() == 0
-    lines = await _log_of(agent, tmp_path / "log")
+    lines = await start_with_log(agent, tmp_path / "log")
     await lines.until(f"INFO connected to {edge.url}", 1)
     up = "INFO up as h1: 2 x H100-80GB (simulated); launcher: plain; runs taken over: 1"
     assert lines.with_words(up) == 1
     port = int(edge.url.rsplit(":", 1)[1])
     await edge.stop()
-    await asyncio.sleep(4.0)  # several tries
+    await asyncio.sleep(4.0)  # long enough for several attempts
     assert lines.with_words("the connection to the edge is lost") == 1
     assert lines.with_words("agent.server.connection") == 2, lines.path.read_text()
     await edge.start(port)
@@ -303,12 +306,12 @@ async def test_the_log_says_what_came_up_when_it_is_connected_and_once_that_the_
     assert lines.with_words("the connection to the edge is lost") == 1
 
 
-async def test_an_edge_that_is_away_when_a_host_joins_is_told_of_once(edge: FakeEdge, tmp_path: Path) -> None:
+async def test_an_unreachable_edge_is_logged_once_while_joining(edge: FakeEdge, tmp_path: Path) -> None:
     port = int(edge.url.rsplit(":", 1)[1])
     await edge.stop()
     agent = AgentProcess(edge, tmp_path / "state", "plain")
     try:
-        lines = await _log_of(agent, tmp_path / "log", joined=False)
+        lines = await start_with_log(agent, tmp_path / "log", joined=False)
         await lines.until(f"the edge {edge.url} is away", 1)
         await asyncio.sleep(2.0)
         assert lines.with_words("is away") == 1
@@ -320,7 +323,7 @@ async def test_an_edge_that_is_away_when_a_host_joins_is_told_of_once(edge: Fake
         await agent.process.wait()
 
 
-async def test_a_server_that_forgot_the_host_is_joined_again_with_a_token(
+async def test_an_agent_joins_again_if_the_server_forgot_the_host(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     await agent.kill()
@@ -330,7 +333,7 @@ async def test_a_server_that_forgot_the_host_is_joined_again_with_a_token(
     assert len(edge.joins) == 2
 
 
-async def test_a_refusal_with_retry_brings_the_agent_back_and_a_garbled_frame_does_no_harm(
+async def test_an_agent_survives_malformed_frames_and_a_temporary_refusal(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     await edge.want(job("sleep 300"))
@@ -349,7 +352,7 @@ async def test_a_refusal_with_retry_brings_the_agent_back_and_a_garbled_frame_do
     assert (await edge.until_state("run-1", "running")).outcome == ""
 
 
-async def test_the_agent_is_small(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_the_agent_uses_little_memory(edge: FakeEdge, agent: AgentProcess) -> None:
     assert agent.process is not None
     status = Path(f"/proc/{agent.process.pid}/status").read_text()
     resident = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])

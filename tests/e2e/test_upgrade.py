@@ -25,7 +25,7 @@ from psycopg import conninfo, sql
 from agent.host import processes
 from tests.agent.conftest import ROOT, AgentProcess, job
 from tests.agent.fake_edge import FakeEdge
-from tests.agent.test_notebook import HOST, SECRET, Tap
+from tests.agent.test_notebook import HOST, SECRET, StreamForwarder
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -200,7 +200,7 @@ async def test_a_notebook_of_an_old_agent_is_reached_through_the_present_one(hos
     assert host.new.shim("run-1") == shim and processes.is_alive(shim["pid"], shim["start_ticks"])
     own = {"X-Gpupool-Secret": SECRET, "Host": HOST}
     async with (
-        Tap(edge, "run-1") as url,
+        StreamForwarder(edge, "run-1") as url,
         aiohttp.ClientSession(headers=own) as session,
         session.get(f"{url}/lab") as page,
     ):
