@@ -55,7 +55,7 @@ def test_a_preview_shows_the_effect_of_each_action_on_each_workload_with_its_dea
     gone = deadlines(drain)["storm"] - busy.now
     notice = timedelta(seconds=busy.shared.notice_seconds + busy.shared.grace_seconds)
     assert notice <= gone < notice + timedelta(minutes=5) and deadlines(drain)["desk"] == limits["desk"]
-    assert [row["name"] for row in drain.json()["work"]] == ["storm", "desk"], "the soonest gone first"
+    assert [row["name"] for row in drain.json()["work"]] == ["storm", "desk"], "sorted by deadline"
     cordon = operator.post(PREVIEW, {"verb": "cordon"})
     assert effects_by_name(cordon) == {"storm": "runs_on", "desk": "runs_on"} and deadlines(cordon) == limits
     assert parse_datetime(cordon.json()["last_end"]) == max(limits.values())
@@ -180,7 +180,7 @@ def test_reservations_that_could_not_be_kept_are_named(today_world: World, clien
         row = reserve(today_world, today_world.vision, name, hours=4, length=2)
         Reservation.objects.filter(pk=row.pk).update(units=8, state="confirmed")
     told = client_of(today_world.operator).post(PREVIEW, {"verb": "drain"}).json()
-    assert [row["name"] for row in told["unkept"]] in (["one"], ["two"]), "8 of the 16 are left"
+    assert [row["name"] for row in told["unkept"]] in (["one"], ["two"]), "8 of the 16 GPUs remain"
     assert told["unkept"][0]["team"] == "vision"
 
 
@@ -396,7 +396,7 @@ def test_a_host_has_the_same_fields_as_its_page(today_world: World, client_of: C
     assert client_of(today_world.operator).get(f"{HOSTS}alpha/").json()["agent"]["boot_id"] == "boot-1"
     Host.objects.filter(name="alpha").update(simulated=True)
     assert client.get(f"{HOSTS}alpha/").json()["agent"]["driver_version"] == "", (
-        "of a driver that is not asked"
+        "the driver version of a simulated host is not shown"
     )
 
 

@@ -127,7 +127,7 @@ def test_no_response_shows_a_primary_key_to_any_role(world: World, monkeypatch: 
     for throttle in (ReadThrottle, WriteThrottle):
         monkeypatch.setattr(throttle, "rate", "1000000/min")
     cause_every_reason(world)
-    assert Decision.objects.filter(kind="evicted").exists(), "the story does what it is for"
+    assert Decision.objects.filter(kind="evicted").exists(), "the scenario causes no eviction"
     asked = [template for (method, template), _ in TABLE.items() if method == "GET" and "{" not in template]
     work = [
         f"workloads/{row.public_id}/{part}"

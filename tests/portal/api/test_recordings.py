@@ -55,9 +55,7 @@ def test_a_downloaded_recording_reproduces_the_plan_byte_for_byte(
     assert answer["Content-Disposition"] == f'attachment; filename="recording-{row.pk}.json"'
     exported = io.StringIO()
     call_command("export_snapshot", str(row.pk), stdout=exported)
-    assert answer.content.decode() == exported.getvalue(), (
-        "the file of the command and of the page are the same"
-    )
+    assert answer.content.decode() == exported.getvalue(), "the CLI and the page download the same file"
     path = tmp_path / "downloaded.json"
     path.write_bytes(answer.content)
     first, again = io.StringIO(), io.StringIO()

@@ -434,7 +434,7 @@ async def test_signing_out_closes_two_hundred_open_sockets_in_250_ms(notebook: N
 
 
 async def seconds_until_all_sockets_close(notebook: Notebook, count: int) -> float:
-    """Open `count` sockets in one session, sign out, and return the seconds until the last socket is closed."""
+    """Open `count` sockets in one session, sign out, and return the seconds until the last one closes."""
     browser = await rows(signed_in, notebook.owner)
     cookie = await notebook.enter(session_key=session_key_of(browser))
     sockets = [await notebook.socket(cookie) for _ in range(count)]
@@ -590,7 +590,7 @@ async def send_slowly(place: Place, head: str, every: float = 0.1) -> tuple[floa
         began = time.monotonic()
         said = asyncio.ensure_future(reader.readline())
         while not said.done():
-            assert time.monotonic() - began < 20, "it is still waited for"
+            assert time.monotonic() - began < 20, "the edge still waits for the rest"
             writer.write(b" ")
             await asyncio.wait([said], timeout=every)
         return time.monotonic() - began, said.result().decode()
@@ -611,7 +611,7 @@ async def test_slow_request_bodies_do_not_use_up_the_streams_to_the_run(
         asyncio.create_task(send_slowly(notebook.place, head)) for _ in range(12)
     ]  # more requests than there are idle streams
     await asyncio.sleep(0.3)
-    assert (await notebook.get("/lab", cookie)).status == 200, "nobody else waits"
+    assert (await notebook.get("/lab", cookie)).status == 200, "other requests are not delayed"
     for took, said in await asyncio.gather(*slow):
         assert said.startswith("HTTP/1.1 408 ") and took < 6
     await until(lambda: notebook.place.edge.agents.streams.idle_of(agent.host.pk) >= 3)

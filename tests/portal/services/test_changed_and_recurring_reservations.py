@@ -127,14 +127,14 @@ def test_a_change_above_the_threshold_waits_and_is_checked_again_on_approval(wor
     assert isinstance(asked, Submission) and asked.kind == "window_change"
     end = row.end
     row.refresh_from_db()
-    assert row.end == end, "it holds nothing more until then"
+    assert row.end == end, "the change holds no units until it is approved"
     assert effects.approval_effect(asked, world.now)["fits"]
     with pytest.raises(Conflict, match="already waits"):
         change(world, row, end=end + HOUR)
     decisions.approve_submission(actor=world.operator, submission=asked, now=world.now)
     row.refresh_from_db()
     assert row.end == end + 2 * HOUR
-    assert isinstance(change(world, row, end=end), Reservation), "what gives time back needs nobody's word"
+    assert isinstance(change(world, row, end=end), Reservation), "a shorter window needs no approval"
 
 
 @pytest.mark.parametrize("late", [timedelta(0), 30 * HOUR])
@@ -155,7 +155,7 @@ def test_a_move_approved_after_the_start_is_refused_and_does_not_become_an_exten
         decisions.approve_submission(actor=world.operator, submission=asked, now=now)
     row.refresh_from_db()
     asked.refresh_from_db()
-    assert (row.start, row.end) == window and asked.state == "waiting", "nothing was decided"
+    assert (row.start, row.end) == window and asked.state == "waiting", "the request stays undecided"
 
 
 def test_a_move_that_loses_the_race_with_its_start_changes_nothing(world: World) -> None:

@@ -114,7 +114,7 @@ def test_a_job_that_can_never_run_ends_its_dependents_in_turn(world: World) -> N
         "clean": "",
     }
     assert gate_reason_of(world, clean) == ""
-    assert dependency_release.release_dependents(world.now) == 0, "all is settled"
+    assert dependency_release.release_dependents(world.now) == 0, "no dependency is open"
 
 
 def test_a_job_waits_for_the_last_of_several_dependencies(world: World) -> None:
@@ -306,7 +306,7 @@ def test_a_job_starts_once_every_task_of_an_array_has_ended_as_required_or_never
     if outcomes[0] == "finished":
         cycle(world)
         waits.refresh_from_db()
-        assert waits.state == "queued", "one task is left"
+        assert waits.state == "queued", "one task has not ended"
     end(second, outcomes[1])
     cycle(world)
     waits.refresh_from_db()
@@ -413,7 +413,7 @@ def test_a_submission_above_the_limit_of_waiting_work_is_refused_with_the_number
     with pytest.raises(Conflict, match="Its team has 5 notebooks and jobs waiting"):
         job(world, "one too many of the team", actor=world.vision.lead)
     elsewhere = job(world, "in its own pool", pool=world.static, models=[])
-    assert elsewhere.state == "queued", "it is counted by pool"
+    assert elsewhere.state == "queued", "the limit applies to each pool"
     end(Workload.objects.get(name="job 0"), "cancelled")
     assert job(world, "instead").state == "queued"
 

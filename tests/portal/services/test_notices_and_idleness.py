@@ -201,7 +201,7 @@ def test_a_disk_that_stays_full_is_notified_once_and_again_only_after_it_had_spa
     assert minute(11, full=True) == minute(60, full=True) == first
     assert minute(61, full=False) == minute(62, full=True) == minute(71, full=True) == first
     assert minute(100, full=True)[:1] == first and len(minute(101, full=True)) == 2, (
-        "nobody looked for half an hour"
+        "the sweep did not run for half an hour"
     )
     assert (
         minute(102, full=False)
@@ -288,7 +288,7 @@ def test_a_hardware_event_is_notified_to_operators_and_to_owners_of_moved_work(w
     apply_rules_to_events(world.now + MINUTE)
     delivery.write_notices(world.now + 2 * MINUTE)
     assert kinds(world.operator) == ["hardware_event", "hardware_event"], (
-        "one a GPU, kind of event and hour; notes none"
+        'one notice per GPU, kind of event and hour; none for the action "note"'
     )
     told = Notification.objects.filter(user=world.operator).order_by("pk").first()
     assert told is not None
@@ -518,7 +518,7 @@ def test_an_open_page_keeps_a_gpu_only_while_its_user_is_active(world: World) ->
     assert idle_notebooks.stop_idle_notebooks(later)["warn"] == 1
     Run.objects.filter(pk=run.pk).update(activity=said | {"last_message": (later - MINUTE).timestamp()})
     assert idle_notebooks.stop_idle_notebooks(later)["busy"] == 1, (
-        "its kernel says something: it is used, whoever started that"
+        "kernel output counts as activity, whoever started it"
     )
 
 

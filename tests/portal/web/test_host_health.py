@@ -179,11 +179,11 @@ def test_operators_are_notified_once_of_each_stray_process_and_in_one_notice_of_
     assert said == (
         "alpha, GPU 0: miner (pid 4242, user ada, 900 MiB) belongs to no workload. Nothing was done; have a look."
     )
-    assert new_notices_for_strays(world, 60) == [], "it is gone"
+    assert new_notices_for_strays(world, 60) == [], "the process has ended"
     (said,) = new_notices_for_strays(world, 180, replace(one, pid=4300, started=9))
-    assert "pid 4300" in said, "another one, on the same GPU within the hour"
+    assert "pid 4300" in said, "another process on the same GPU within the hour"
     assert new_notices_for_strays(world, 240, one, replace(one, gpu=second)) == [], (
-        "the first has come back, and is on two GPUs"
+        "the first process is back, on two GPUs"
     )
     several = [replace(one, pid=5000 + number) for number in range(7)]
     (said_together,) = new_notices_for_strays(world, 300, *several)
@@ -213,7 +213,7 @@ def test_many_stray_processes_are_summarised_every_ten_minutes(world: World) -> 
     assert all(f"pid {105 + number}" in late for number in range(3)) and "pid 104" not in late
     assert new_notices_for_strays(world, 610) == []
     (said,) = new_notices_for_strays(world, 3600, StraySeen(uuid, 200, 7))
-    assert "pid 200" in said, "another hour"
+    assert "pid 200" in said, "a new hour begins"
 
 
 def test_a_stray_process_that_is_only_noted_causes_no_notice(world: World) -> None:
@@ -274,7 +274,7 @@ def test_idle_free_slices_share_one_row(world: World) -> None:
     Sample.objects.create(unit=slices[0], ts=timezone.now(), memory_used_mib=40, processes=0)
     rows = _folded_slices(host_units(world.people["operator"], host, timezone.now()))
     assert [row["count"] for row in rows if row["gpu"].pk == cut.pk] == [1, 1, len(slices) - 2], (
-        "one that is not quiet is seen"
+        "an active slice has its own row"
     )
 
 
@@ -303,7 +303,7 @@ def test_the_confirmation_pages_of_a_host_show_the_effect_on_gpus_and_work(
         f"GPUs that leave the pool</dt> <dd>{count}</dd>" in revoke and "stops when its lease ends" in revoke
     )
     assert "Coming reservations that could not be kept" in revoke
-    assert "The last ends at the latest" not in revoke, "all of it stops with the lease"
+    assert "The last ends at the latest" not in revoke, "all work stops with the lease"
     Host.objects.filter(pk=host.pk).update(lease_state="silent")
     off = shown("host-off")
     assert "counts as lost, starts elsewhere" in off and "GPUs that leave" not in off and "runs on" not in off
@@ -340,9 +340,7 @@ def test_a_pool_accepts_only_diagnostics_that_its_hosts_report(world: World) -> 
         each.tool for each in gpu_diagnostics.desired_diagnostics(row.host, Pool.objects.get(slug="shared"))
     ] == ["burn"]
     Host.objects.filter(name="alpha").update(hardware={})
-    assert "burn, on 0 of 3 hosts" in client.get(address).content.decode(), (
-        "what was chosen stays, and says so"
-    )
+    assert "burn, on 0 of 3 hosts" in client.get(address).content.decode(), "the choice is kept and marked"
 
 
 def test_owners_are_notified_of_maintenance_and_of_its_cancellation(world: World) -> None:
@@ -432,9 +430,7 @@ def test_the_page_shows_gpu_interconnects_and_the_address_of_workloads(world: Wo
     shown = page(world)
     assert "NVLink: all" in shown and "10.0.0.7" in shown
     told = "18 NVLinks up, PCIe x16 of x16, up to generation 5<br>GPU 0 to 3: NUMA node 0<br>GPU 4 to 7: NUMA node 1"
-    assert f"<dt>Each GPU</dt> <dd> {told} </dd>" in " ".join(shown.split()), (
-        "what all have alike is said once"
-    )
+    assert f"<dt>Each GPU</dt> <dd> {told} </dd>" in " ".join(shown.split()), "common values are shown once"
 
 
 def test_the_attestation_form_refuses_a_host_that_is_alive(world: World) -> None:

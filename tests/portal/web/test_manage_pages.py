@@ -156,7 +156,7 @@ def test_a_host_shows_the_agent_that_was_refused_in_its_name(world: World) -> No
     )
     shown = signed_in(world.operator).get(page).content.decode()
     assert "another agent is connected as alpha" in shown and "boot 7" in shown
-    assert "quarantined" not in shown, "it was turned away for once"
+    assert "quarantined" not in shown, "the agent was refused once"
     for code in ("agent_copy", "agent_second"):
         engine.record_rejected_agent(world.hosts["alpha"].pk, reason="two of them", code=code, now=world.now)
         shown = signed_in(world.operator).get(page).content.decode()
@@ -164,7 +164,7 @@ def test_a_host_shows_the_agent_that_was_refused_in_its_name(world: World) -> No
 
 
 def test_an_operator_sees_the_boot_id_of_the_agent(world: World) -> None:
-    """A full copy of the agent's folder, started while the host is off, differs from the host by its boot ID."""
+    """The boot ID reveals a full copy of the agent's folder that is started while the host is off."""
     page, boot = reverse("host", args=["alpha"]), "4f1c2a9e-0000-4000-8000-000000000001"
     Host.objects.filter(name="alpha").update(boot_id=boot)
     assert f"(boot {boot[:11]}…)" in signed_in(world.operator).get(page).content.decode()
@@ -180,9 +180,7 @@ def test_a_new_host_gets_one_command_with_a_token(world: World) -> None:
     assert "--join-token" in page.content.decode()
     made = Host.objects.get(name="gpu-09")
     assert made.labels == {"rack": "r7", "site": "north"}
-    assert made.state_changes.get().lease_state == "joining", (
-        "its time is accounted for from its first second"
-    )
+    assert made.state_changes.get().lease_state == "joining", "its time is accounted for from the start"
     token = page.content.decode().partition("--join-token ")[2].split()[0].partition("<")[0]
     assert (
         agent_api.join(JoinRequest(1, token, "gpu-09", "an instance", "a boot"), timezone.now()).host

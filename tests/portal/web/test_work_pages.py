@@ -324,7 +324,7 @@ def test_a_name_that_a_spreadsheet_would_execute_is_quoted_in_the_csv(world: Wor
     answer = signed_in(world.vision.member).get(reverse("jobs"), {"format": "csv"})
     text = b"".join(answer).decode()  # type: ignore[arg-type]
     assert ",'=1+1," in text
-    assert ",'," not in text, "a cell without text stays empty"
+    assert ",'," not in text, "an empty cell stays empty"
 
 
 # -- queue ---------------------------------------------------------------------------------------------------
@@ -478,7 +478,7 @@ def test_an_ended_notebook_shows_its_gpus_and_that_it_was_stopped(world: World) 
         page = owner.get(address).content.decode()
         assert "2 × H100 80GB" in page
         assert "any GPU" not in page or address.endswith(f"{desk.public_id}/"), (
-            "its page says beside it what was asked for"
+            "its page shows the request beside it"
         )
     page = owner.get(reverse("notebook", args=[desk.public_id])).content.decode()
     assert re.search(r"<span>Ran</span><b>30 min", page)

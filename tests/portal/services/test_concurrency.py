@@ -208,7 +208,7 @@ def test_a_waiting_change_is_refused_if_the_reservation_changed_meanwhile(commit
     fresh = Reservation.objects.get(pk=row.pk)
     assert (fresh.start, fresh.end) == window
     waiting.refresh_from_db()
-    assert waiting.state == "waiting", "nothing was decided"
+    assert waiting.state == "waiting", "the request stays undecided"
 
 
 def test_concurrent_requests_for_a_quota_or_a_membership_create_one_each(committed: World) -> None:

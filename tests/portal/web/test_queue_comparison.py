@@ -1,4 +1,4 @@
-""" "Why them, not me?": which workload is first and by which rule, ranges of expected starts, and fair shares."""
+"""Comparisons of two workloads: which is first and by which rule, ranges of expected starts, and fair shares."""
 
 from __future__ import annotations
 

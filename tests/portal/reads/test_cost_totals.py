@@ -31,5 +31,5 @@ def test_units_without_a_price_have_an_unknown_cost_and_not_zero(world: World) -
     assert cost_totals.workload_costs([running.pk, over.pk], at(10), cost_totals.prices(at(10))) == {}
     charge_all_gpus(at(11))
     assert cost_totals.workload_costs([running.pk, over.pk], at(12), cost_totals.prices(at(12))) == {}, (
-        "its lines have no price either"
+        "the charge lines have no price either"
     )

@@ -133,7 +133,7 @@ def test_the_row_of_an_array_sums_the_units_time_and_cost_of_its_tasks(world: Wo
     assert page.count('data-label="by"') == 1
     assert "6 tasks: 2 running, 4 waiting" in page and "3 × H100 80GB" in page
     assert "began 2 h ago" in page
-    assert "3.00" in page, "three GPUs for half an hour at 2 an hour"
+    assert "3.00" in page, "three GPUs for half an hour at a price of 2 per hour"
     home = client.get(reverse("home")).content.decode()
     assert "They hold 3 × H100 80GB" in home
 
@@ -223,7 +223,7 @@ def test_work_on_borrowed_gpus_is_marked_on_every_page_that_shows_it(world: Worl
         assert said in client.get(page).content.decode(), page
     assert "What is borrowed may be called back" in client.get(pages[0]).content.decode()
     notebook = client.get(reverse("notebook", args=[fixed.public_id])).content.decode()
-    assert said not in notebook, "it is not preemptible, so nobody calls it back"
+    assert said not in notebook, "work that is not preemptible cannot be reclaimed"
     Workload.objects.filter(pk=job.pk).update(preemptible=False)
     for page in pages:
         assert said not in client.get(page).content.decode(), page

@@ -105,7 +105,7 @@ def test_no_windows_are_offered_if_none_can_be_reserved(world: World) -> None:
     with time_machine.travel(now, tick=False):
         assert api(world, now).get(f"/api/v1/workloads/{mine.public_id}/windows/").json() != []
         operator = signed_in(world.operator).get(reverse("why", args=[mine.public_id]))
-    assert operator.context["detail"]["windows"] == [], "not for who may not reserve for the project"
+    assert operator.context["detail"]["windows"] == [], "not for a user who may not reserve for the project"
 
 
 def test_offered_windows_respect_the_cap_per_user(world: World) -> None:

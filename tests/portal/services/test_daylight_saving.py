@@ -54,7 +54,7 @@ def test_nine_to_five_stays_nine_to_five(day: date) -> None:
     windows = occurrences(weekly, LONG_AGO, 100)
     assert len(windows) == 3 and all(end - start == timedelta(hours=8) for start, end in windows)
     assert {f"{start.astimezone(BERLIN):%H:%M}" for start, _ in windows} == {"09:00"}
-    assert len({start.hour for start, _ in windows}) == 2, "another hour of UTC"
+    assert len({start.hour for start, _ in windows}) == 2, "the hour in UTC differs"
     assert notes_of(weekly) == []
 
 
@@ -157,7 +157,7 @@ def test_the_form_reserves_the_requested_number_of_hours_across_a_change(world: 
     nights = [
         row.end.astimezone(BERLIN) for row in Reservation.objects.filter(name="nights").order_by("start")
     ]
-    assert [f"{end:%H:%M}" for end in nights] == ["06:00", "06:00"], "by the clock, on each of them"
+    assert [f"{end:%H:%M}" for end in nights] == ["06:00", "06:00"], "the same local time on each day"
 
 
 @pytest.mark.django_db

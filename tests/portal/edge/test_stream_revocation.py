@@ -61,7 +61,7 @@ async def test_a_revoked_agent_receives_no_more_workspace_traffic(
     monkeypatch.setattr(streams, "OPEN_TIMEOUT_SECONDS", 0.2)
     cookie = await notebook.enter()
     assert (await notebook.get("/lab", cookie)).status == 200, (
-        "over a stream that is kept for the next request"
+        "over a stream that is kept open for the next request"
     )
     in_use = await notebook.socket(cookie)
     assert await socket_echoes(in_use)
@@ -76,7 +76,7 @@ async def test_streams_end_if_the_agent_is_revoked_while_disconnected(
 ) -> None:
     in_use = await notebook.socket(await notebook.enter())
     await drop_agent_connection(agent)
-    assert await socket_echoes(in_use), "a lost line cuts nobody"
+    assert await socket_echoes(in_use), "a lost connection closes no socket"
     await rows(revoke, agent.host)
     assert (await in_use.receive(timeout=5)).type in ENDED
     assert agent.place.edge.agents.streams.hosts() == []
@@ -107,7 +107,7 @@ async def test_a_log_that_cannot_be_stored_does_not_disconnect_the_agent(
     notebook: Notebook, agent: SmallAgent, settings: Any, tmp_path: Path
 ) -> None:
     settings.GPUPOOL_STATE = tmp_path
-    (tmp_path / "logs").write_text("as on a full or broken disk: no folder can be made here")
+    (tmp_path / "logs").write_text("a file in place of the folder: no folder can be created")
     run = str(notebook.run.public_id)
     await agent.say(protocol.LogChunk(run, 0, "lost\n"))
     await agent.say(
@@ -118,7 +118,9 @@ async def test_a_log_that_cannot_be_stored_does_not_disconnect_the_agent(
     assert await rows(log_loss.is_log_loss_reported)
     page = await rows(fleet_page, notebook.place.world.operator)
     assert "Logs of workloads are being lost" in page
-    assert "is being lost" not in await rows(fleet_page, notebook.owner), "nothing that she could do about it"
+    assert "is being lost" not in await rows(fleet_page, notebook.owner), (
+        "a member cannot do anything about it"
+    )
     await rows(lambda: nudge.redis_connection().delete(log_loss.LOG_LOSS_KEY))
     await asyncio.to_thread((tmp_path / "logs").unlink)
     await agent.say(protocol.LogChunk(run, 5, "kept\n"))

@@ -76,7 +76,7 @@ def test_the_warning_is_shown_in_every_form_and_on_submission(world: World) -> N
             reverse("ask"), data | {"hosts": "1", "name": "alone"}, follow=True
         ).content.decode()
     )
-    assert Workload.objects.filter(hosts=2).count() == 1, "a warning holds nothing up"
+    assert Workload.objects.filter(hosts=2).count() == 1, "a warning does not block the submission"
     api = APIClient()
     api.force_authenticate(world.vision.member)
     body = {

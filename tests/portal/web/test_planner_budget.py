@@ -18,7 +18,7 @@ from portal.services.people import api_tokens
 from scheduler.core.what_if.fairness import FairnessRow
 from scheduler.models import Pool
 from scheduler.reads import explanations
-from tests.portal.web.test_another_time import MINUTE, waiting
+from tests.portal.web.test_alternative_windows import MINUTE, waiting
 from tests.portal.web.work_samples import signed_in
 from tests.world import H100, World
 
@@ -44,7 +44,7 @@ def test_questions_are_metered_by_planning_time_and_refused_until_the_next_minut
             f"asked:{member.pk}:{int(now.timestamp()) // 60}", 5 * planner_budget.ESTIMATED_MS_PER_QUESTION
         )  # the planning time of the question
     with pytest.raises(PlannerBudgetExceeded) as refused, planner_budget.metered_planning(member, now):
-        raise AssertionError("it is not answered")
+        raise AssertionError("the question was answered")
     assert refused.value.wait == 40
     with planner_budget.metered_planning(world.language.member, now):
         pass  # other users are answered
@@ -83,7 +83,9 @@ def test_pages_and_the_api_say_when_to_ask_again(world: World, monkeypatch: pyte
             assert page.status_code == 429 and page.headers["Retry-After"] == "60", name
             assert "in 60 seconds" in page.content.decode()
             part = client.get(reverse(name, args=arguments), headers={"HX-Request": "true"})
-            assert part.status_code == 204 and part.headers["Retry-After"] == "60", "what is shown stays"
+            assert part.status_code == 204 and part.headers["Retry-After"] == "60", (
+                "the page keeps its content"
+            )
         for place in ("why", "sooner", "windows"):
             answer = other.get(f"/api/v1/workloads/{mine.public_id}/{place}/")
             assert answer.status_code == 429 and answer.headers["Retry-After"] == "60"
@@ -91,7 +93,7 @@ def test_pages_and_the_api_say_when_to_ask_again(world: World, monkeypatch: pyte
         assert other.get("/api/v1/pools/shared/fairness/").status_code == 429
         listed = client.get(reverse("queue") + f"?open={mine.public_id}")
         assert listed.status_code == 200 and "in 60 seconds" in listed.content.decode(), (
-            "the queue is there all the same"
+            "the queue is shown nevertheless"
         )
 
 

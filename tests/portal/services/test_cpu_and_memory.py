@@ -62,7 +62,7 @@ def test_requested_sizes_are_reserved_by_the_planner_and_sent_to_the_agent(sized
     engine.run_cycle("test", sized.now)
     first.refresh_from_db()
     second.refresh_from_db()
-    assert (first.state, second.state) == ("placed", "queued"), "alpha alone has 40 cores, and only once"
+    assert (first.state, second.state) == ("placed", "queued"), "only alpha has 40 cores, for one workload"
     assert first.runs.get().host.name == "alpha"
     wanted = desired_state.desired(Host.objects.get(name="alpha"), sized.now).runs[0]
     assert (wanted.cpu_milli, wanted.memory_mib) == (40_000, 100 * GIB)

@@ -308,7 +308,7 @@ def test_an_operator_changes_a_health_rule(world: World) -> None:
         )
     rule = health.set_health_rule(actor=world.operator, code=rule.code, action="warn", now=world.now)
     assert (rule.action, rule.repeats, rule.window_seconds, rule.counts) == ("warn", 2, 60, "people"), (
-        "the rest stays"
+        "other fields do not change"
     )
     for code in ("xid:9999", "\0", "", "\ud800", None):
         with pytest.raises(Invalid, match="allowed: a code that has a rule"):
