@@ -1,4 +1,4 @@
-"""The organisation, and a real Celery worker of the engine that works on the test database."""
+"""Fixtures of the scheduler tests: the organisation, a check of the lock order, and an engine worker."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ LOCK_ORDER = [
     Host,
     JobArray,
     Workload,
-]  # as scheduler/coordination/locks.py says it
+]  # the order documented in scheduler/coordination/locks.py
 
 
 @pytest.fixture(autouse=True)
 def one_order_of_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail a test in which a transaction of this process locks rows out of the one order.
+    """Fail a test in which a transaction of this process locks rows out of order.
 
-    Two transactions that wait for each other in different orders deadlock. Locking a locked row again is allowed.
+    Two transactions that lock in different orders may deadlock. Locking a locked row again is allowed.
     """
     held: dict[str, set[tuple[type[models.Model], int]]] = {}
     violations: list[str] = []
@@ -54,7 +54,7 @@ def one_order_of_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         new = {(kind, pk) for pk in ids} - mine
         later = {other for other, _ in mine if LOCK_ORDER.index(other) > LOCK_ORDER.index(kind)}
         if new and later:
-            violations.append(f"{kind.__name__} after {', '.join(sorted(each.__name__ for each in later))}")
+            violations.append(f"{kind.__name__} after {', '.join(sorted(model.__name__ for model in later))}")
         mine |= new
 
     lock_rows, lock_leader, lock_states = locks._rows, locks.leader, locks.workload_states
@@ -81,7 +81,7 @@ def one_order_of_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_database_url() -> str:
-    """The address of the database that this test process uses."""
+    """Return the address of the database that this test process uses."""
     place = connection.settings_dict
     user, password, host = (quote(str(place[name]), safe="") for name in ("USER", "PASSWORD", "HOST"))
     port = f":{place['PORT']}" if place["PORT"] else ""
@@ -90,7 +90,7 @@ def test_database_url() -> str:
 
 @contextmanager
 def engine_process(log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """An engine worker as `./run` starts it, ready to take tasks."""
+    """Run an engine worker as `./run` starts it. Yields once it is ready to take tasks."""
     command = [
         sys.executable,
         "-m",
@@ -146,10 +146,10 @@ def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
 def engine_worker(
     django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """One engine for the tests of a module, on the same queue that nudges of this process go to; gone before other tests."""
+    """Run one engine for the tests of a module, on the queue that this process nudges."""
     with django_db_blocker.unblock():
         nudge.redis_connection().delete(nudge.ENGINE_KEY)
     with engine_process(tmp_path_factory.mktemp("engine") / "engine.log") as process:
         yield process
     with django_db_blocker.unblock():
-        Leader.objects.all().delete()  # it led on, after the last test had emptied the tables
+        Leader.objects.all().delete()  # it stayed leader after the last test emptied the tables

@@ -1,4 +1,4 @@
-"""The database was restored from a backup, and the hosts have gone on since."""
+"""Test the recovery after the database was restored from a backup while hosts continued to run."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ def next_generation() -> int:
         return int(cursor.fetchone()[0])
 
 
-def test_a_host_that_has_gone_on_takes_starts_again(world: World, tmp_path: Path) -> None:
+def test_a_host_with_newer_generations_accepts_starts_after_the_recovery(
+    world: World, tmp_path: Path
+) -> None:
     unit = str(units_of(world.hosts["alpha"])[0].uuid)
     seen = Generations(tmp_path / "generations.json")
-    seen.use(next_generation() + 100_000, [unit])  # of claims that the backup does not know
+    seen.use(next_generation() + 100_000, [unit])  # generations issued after the backup
     assert "is not above" in seen.refusal(next_generation(), [unit])
     before = next_generation()
     done = services.recover_after_restore(now=world.now)
@@ -50,7 +52,7 @@ def test_a_host_that_has_gone_on_takes_starts_again(world: World, tmp_path: Path
     assert Run.objects.get().generation == after + 1
 
 
-def test_an_agent_that_was_started_since_the_backup_is_known_anew_and_a_copy_is_still_told(
+def test_an_agent_restarted_since_the_backup_is_accepted_and_a_copy_is_still_rejected(
     world: World,
 ) -> None:
     agent, copy = FakeAgent.of(world.hosts["alpha"]), FakeAgent.of(world.hosts["alpha"])
@@ -66,17 +68,17 @@ def test_an_agent_that_was_started_since_the_backup_is_known_anew_and_a_copy_is_
 
 
 def renewed(key: Key, at: dt.datetime) -> str:
-    """The next credential, as an open connection gets it."""
+    """Return the next credential, as an open connection receives it."""
     host = Host.objects.get(name="alpha")
     challenge = services.due_challenge(host, now=at)
-    given = services.redeem_challenge(
+    credential = services.redeem_challenge(
         host, challenge=challenge, signature=key.sign(host_key.renewal_message(challenge)), now=at
     )
-    assert services.verify_credential(given.text, now=at) == host.pk
-    return given.text
+    assert services.verify_credential(credential.text, now=at) == host.pk
+    return credential.text
 
 
-def test_credentials_that_were_given_out_since_the_backup_are_known(world: World) -> None:
+def test_credentials_issued_since_the_backup_are_accepted_after_the_recovery(world: World) -> None:
     key, at = Key(), world.now
     key.join(world, at)
     Host.objects.filter(name="alpha").update(last_sync_at=at)
@@ -96,7 +98,7 @@ def test_credentials_that_were_given_out_since_the_backup_are_known(world: World
     )
 
 
-def test_a_chain_of_credentials_is_followed_so_far_and_never_back(world: World) -> None:
+def test_a_credential_chain_is_followed_up_to_its_maximum_and_never_backwards(world: World) -> None:
     first = Key().join(world, world.now)
     host = Host.objects.get(name="alpha")
     links = [first]
@@ -108,7 +110,7 @@ def test_a_chain_of_credentials_is_followed_so_far_and_never_back(world: World) 
         assert services.verify_credential(old, now=world.now) is None
 
 
-def test_neither_a_revoked_credential_nor_one_that_was_over_at_the_backup_comes_back(world: World) -> None:
+def test_the_recovery_restores_no_revoked_and_no_expired_credential(world: World) -> None:
     over, revoked = world.hosts["alpha"], world.hosts["beta"]
     for host in (over, revoked):
         FakeAgent.of(host)
@@ -118,7 +120,7 @@ def test_neither_a_revoked_credential_nor_one_that_was_over_at_the_backup_comes_
     assert Host.objects.get(pk=revoked.pk).credential_hash == ""
 
 
-def test_a_run_that_its_host_has_told_and_forgotten_is_lost_and_runs_again_and_is_no_fault_of_the_host(
+def test_a_run_that_ended_after_the_backup_is_lost_and_requeued_without_blaming_the_host(
     world: World,
 ) -> None:
     workload = job(world, world.vision, 1, world.now)
@@ -136,24 +138,24 @@ def test_a_run_that_its_host_has_told_and_forgotten_is_lost_and_runs_again_and_i
     assert Workload.objects.get(pk=workload.pk).state == "queued"
 
 
-def test_the_command_does_it_records_it_and_says_what_follows(
+def test_the_command_recovers_writes_an_audit_record_and_prints_the_next_steps(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = next_generation()
     Host.objects.filter(name="alpha").update(agent_start="at the backup")
     call_command("after_restore")
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     record = AuditEvent.objects.get(verb="after_restore")
     assert (
         record.after["generation"] > before + (1 << 31)
         and record.after["hosts"] == 1
         and record.actor is None
     )
-    assert str(record.after["generation"] + 1) in said and "revoke it again" in said
+    assert str(record.after["generation"] + 1) in output and "revoke it again" in output
     assert not Host.objects.exclude(agent_start="").exists()
 
 
-def test_in_a_database_without_an_organisation_nothing_is_done(world: World) -> None:
+def test_the_command_does_nothing_without_an_organisation(world: World) -> None:
     Organisation.objects.all().delete()
     before = next_generation()
     with pytest.raises(CommandError, match="restore the backup first"):

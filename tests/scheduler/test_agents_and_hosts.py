@@ -1,4 +1,4 @@
-"""Agents' identity and frames, inventory, silence: what a host may say and what follows from it."""
+"""Test agents and hosts: identity, keys, frames, inventory, silent hosts, repairs and logs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MINUTE = dt.timedelta(minutes=1)
 
 
 def start(world: World, agents: list[FakeAgent], at: dt.datetime) -> None:
-    """One cycle, and two frames of each agent: what was placed runs."""
+    """Run one planning cycle and sync each agent twice, so that placed work runs."""
     engine.run_cycle("test", at)
     for agent in agents * 2:
         agent.sync(at)
@@ -71,7 +71,7 @@ def test_an_agent_joins_with_a_token_and_is_known_by_its_credential(world: World
         (MINUTE, "alpha", "x", "not known"),
     ],
 )
-def test_a_token_that_does_not_fit_is_refused_in_words(
+def test_an_invalid_join_token_is_rejected_with_a_reason(
     world: World, late: dt.timedelta, host: str, spoil: str, said: str
 ) -> None:
     token = services.issue_join_token(world.hosts["alpha"], now=world.now)
@@ -79,22 +79,20 @@ def test_a_token_that_does_not_fit_is_refused_in_words(
         join(world, token + spoil, world.now + late, host)
 
 
-def test_a_join_token_is_never_taken_for_an_option_of_the_command_line(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_join_token_never_begins_with_a_dash(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secrets.token_urlsafe", lambda size: "-j0DAZTOjPLzU")
     token = services.issue_join_token(world.hosts["alpha"], now=world.now)
     assert not token.startswith("-")
 
 
-def test_a_new_token_makes_the_one_before_it_useless(world: World) -> None:
+def test_a_new_join_token_invalidates_the_previous_one(world: World) -> None:
     first = services.issue_join_token(world.hosts["alpha"], now=world.now)
     services.issue_join_token(world.hosts["alpha"], now=world.now + SECOND)
     with pytest.raises(AgentRejected):
         join(world, first, world.now + MINUTE)
 
 
-def test_a_credential_is_renewed_at_two_thirds_and_a_lost_frame_costs_nothing(world: World) -> None:
+def test_a_credential_is_renewed_after_two_thirds_and_a_lost_frame_does_no_harm(world: World) -> None:
     host = world.hosts["alpha"]
     old = join(world, services.issue_join_token(host, now=world.now), world.now)
     assert agent_api.desired(host.pk, world.now).credential == ""
@@ -107,7 +105,7 @@ def test_a_credential_is_renewed_at_two_thirds_and_a_lost_frame_costs_nothing(wo
     assert agent_api.authenticate(new, world.now + CREDENTIAL_TTL * 1.5) == host.pk
 
 
-def test_a_revoked_agent_is_turned_away_at_once_also_on_an_open_connection(world: World) -> None:
+def test_a_revoked_agent_is_rejected_at_once_even_on_an_open_connection(world: World) -> None:
     host = world.hosts["alpha"]
     (agent,) = agents_of(world, "alpha")
     credential = join(world, services.issue_join_token(host, now=world.now), world.now)
@@ -119,13 +117,13 @@ def test_a_revoked_agent_is_turned_away_at_once_also_on_an_open_connection(world
         agent_api.desired(host.pk, world.now)
 
 
-def test_nothing_new_is_placed_on_a_host_from_the_moment_its_credential_is_revoked(world: World) -> None:
+def test_no_work_is_placed_on_a_host_whose_credential_is_revoked(world: World) -> None:
     host = world.hosts["alpha"]
     Host.objects.filter(pk=host.pk).update(credential_hash="known")
 
     def takes_work() -> bool:
         return next(
-            each for each in snapshot.take_snapshot(None, world.now).hosts if each.name == "alpha"
+            host_row for host_row in snapshot.take_snapshot(None, world.now).hosts if host_row.name == "alpha"
         ).schedulable
 
     assert takes_work()
@@ -135,7 +133,7 @@ def test_nothing_new_is_placed_on_a_host_from_the_moment_its_credential_is_revok
     assert (change.lease_state, change.reason) == ("suspect", "its agent's credential was revoked")
 
 
-def test_another_instance_is_refused_and_shown(world: World) -> None:
+def test_another_agent_instance_is_rejected_and_shown(world: World) -> None:
     (agent,) = agents_of(world, "alpha")
     agent.instance = "another"
     with pytest.raises(AgentRejected, match="another agent"):
@@ -144,7 +142,7 @@ def test_another_instance_is_refused_and_shown(world: World) -> None:
     assert refused is not None and refused["instance"] == "another" and "alpha" in refused["reason"]
 
 
-def test_a_clone_is_refused_while_the_original_speaks_and_a_reboot_is_not(world: World) -> None:
+def test_a_clone_is_rejected_while_the_original_reports_and_a_reboot_is_accepted(world: World) -> None:
     (agent,) = agents_of(world, "alpha")
     agent.sync(world.now)
     clone = FakeAgent.of(world.hosts["alpha"])
@@ -164,8 +162,8 @@ def test_a_clone_is_refused_while_the_original_speaks_and_a_reboot_is_not(world:
     assert Host.objects.get(pk=agent.host.pk).refused_agent["boot_id"] == agent.boot_id, "and that was none"
 
 
-def test_what_runs_under_another_boot_waits_until_the_hosts_old_work_has_surely_ended(world: World) -> None:
-    """Lease 30, grace 30 and margin 10: so long a host that is cut off may still run what the server would give away."""
+def test_another_boot_is_accepted_only_after_the_hosts_old_work_must_have_ended(world: World) -> None:
+    """A host that is cut off may run its work for lease 30 + grace 30 + margin 10 s."""
     (agent,) = agents_of(world, "alpha")
     agent.sync(world.now)
     agent.boot_id = "another boot"
@@ -174,7 +172,7 @@ def test_what_runs_under_another_boot_waits_until_the_hosts_old_work_has_surely_
     agent.sync(world.now + 71 * SECOND)
 
 
-def test_of_two_agents_with_one_identity_the_one_whose_folder_was_left_behind_is_quarantined_for_good(
+def test_an_agent_with_an_outdated_copy_of_the_state_folder_is_rejected_permanently(
     world: World,
 ) -> None:
     (agent,) = agents_of(world, "alpha")
@@ -183,20 +181,22 @@ def test_of_two_agents_with_one_identity_the_one_whose_folder_was_left_behind_is
         return replace(agent.observed(), start=start, starts_before=list(before))
 
     agent.sync(world.now, frame("first"))
-    agent.sync(world.now + SECOND, frame("second", "first"))  # it was started again
+    agent.sync(world.now + SECOND, frame("second", "first"))  # the agent was restarted
     for seconds in (2, 600, 6000):
         with pytest.raises(AgentRejected, match="copy of the state folder of alpha") as refused:
             agent.sync(world.now + seconds * SECOND, frame("copy", "first"))
         assert not refused.value.retry
         with pytest.raises(AgentRejected, match="copy of the state folder of alpha"):
-            agent.sync(world.now + seconds * SECOND, frame(""))  # nor by keeping silent about it
+            agent.sync(
+                world.now + seconds * SECOND, frame("")
+            )  # a frame that names no start is rejected as well
         agent.sync(world.now + seconds * SECOND, frame("second", "first"))
     shown = Host.objects.get(pk=agent.host.pk).refused_agent
     assert shown is not None and shown["code"] == "agent_copy"
     agent.sync(world.now + 7000 * SECOND, frame("fourth", "second", "a start that never reached the server"))
 
 
-def test_a_new_token_is_the_way_out_for_the_copy_that_should_go_on(world: World) -> None:
+def test_a_copy_is_accepted_after_it_joins_with_a_new_token(world: World) -> None:
     (agent,) = agents_of(world, "alpha")
     agent.sync(world.now, replace(agent.observed(), start="original"))
     copy = FakeAgent.of(world.hosts["alpha"])
@@ -214,7 +214,7 @@ def test_a_new_token_is_the_way_out_for_the_copy_that_should_go_on(world: World)
 
 
 class Key:
-    """A host's key pair, as ``agent.server.host_key`` makes it."""
+    """A host's key pair, like that of ``agent.server.host_key``."""
 
     def __init__(self) -> None:
         self.private = Ed25519PrivateKey.generate()
@@ -233,7 +233,7 @@ class Key:
         ).credential
 
 
-def test_a_key_is_registered_only_by_who_holds_it(world: World) -> None:
+def test_a_public_key_is_registered_only_with_a_signature_of_its_private_key(world: World) -> None:
     mine, stolen = Key(), Key()
     with pytest.raises(AgentRejected, match="private half of public_key"):
         stolen.join(world, world.now, signs=mine)
@@ -243,7 +243,7 @@ def test_a_key_is_registered_only_by_who_holds_it(world: World) -> None:
 
 
 @pytest.mark.parametrize("was_there", [False, True], ids=["new host", "host that spoke before"])
-def test_whoever_did_not_hear_that_it_joined_joins_with_the_same_token_again(
+def test_an_agent_that_lost_the_join_answer_may_join_again_with_the_same_token(
     world: World, was_there: bool
 ) -> None:
     if not was_there:
@@ -266,7 +266,7 @@ def test_whoever_did_not_hear_that_it_joined_joins_with_the_same_token_again(
     assert agent_api.authenticate(credential, world.now + 2 * MINUTE) == world.hosts["alpha"].pk
 
 
-def test_a_lost_answer_is_not_asked_for_again_without_a_key_nor_late_nor_after_a_revocation(
+def test_a_join_is_not_repeated_without_a_key_or_too_late_or_after_a_revocation(
     world: World,
 ) -> None:
     host, key = world.hosts["alpha"], Key()
@@ -313,10 +313,10 @@ def test_a_host_with_a_key_gets_a_new_credential_only_for_a_signed_challenge(wor
     with pytest.raises(AgentRejected, match="not of this host's"):
         agent_api.redeem_challenge(
             host.pk, right, later
-        )  # said again: the challenge was to the credential before
+        )  # repeated: the challenge was for the previous credential
 
 
-def test_a_host_that_was_off_for_days_renews_with_its_key_and_a_revoked_one_does_not(world: World) -> None:
+def test_a_host_that_was_off_for_days_renews_with_its_key_unless_it_is_revoked(world: World) -> None:
     host, key = world.hosts["alpha"], Key()
     old = key.join(world, world.now)
     late = world.now + dt.timedelta(days=5)
@@ -341,7 +341,7 @@ def test_a_host_that_was_off_for_days_renews_with_its_key_and_a_revoked_one_does
         renew(late, new)
 
 
-def test_a_renewal_whose_answer_was_lost_is_asked_for_again_until_the_host_has_spoken(world: World) -> None:
+def test_a_renewal_may_be_repeated_until_the_host_has_reported(world: World) -> None:
     key = Key()
     old = key.join(world, world.now)
     late = world.now + dt.timedelta(days=5)
@@ -363,8 +363,8 @@ def test_a_renewal_whose_answer_was_lost_is_asked_for_again_until_the_host_has_s
         renew(spoke + SECOND)
 
 
-def test_a_copy_of_the_state_folder_renews_nothing_while_the_hosts_credential_is_good(world: World) -> None:
-    """It would count at once, and the host's own agent be turned away on its open connection."""
+def test_a_copy_of_the_state_folder_cannot_renew_while_the_hosts_credential_is_valid(world: World) -> None:
+    """A renewal would take effect at once and disconnect the host's own agent."""
     host, key = world.hosts["alpha"], Key()
     good = key.join(world, world.now)
     for at in (world.now, world.now + CREDENTIAL_TTL * 0.9):
@@ -378,7 +378,7 @@ def test_a_copy_of_the_state_folder_renews_nothing_while_the_hosts_credential_is
     assert agent_api.renew(good, RenewRequest(1), world.now + CREDENTIAL_TTL).challenge
 
 
-def test_an_unknown_version_is_refused_with_the_version_that_is_spoken(world: World) -> None:
+def test_an_unknown_protocol_version_is_rejected_with_the_supported_version(world: World) -> None:
     (agent,) = agents_of(world, "alpha")
     with pytest.raises(AgentRejected, match="version: 2; allowed: 1"):
         agent.sync(world.now, replace(agent.observed(), version=2))
@@ -387,7 +387,7 @@ def test_an_unknown_version_is_refused_with_the_version_that_is_spoken(world: Wo
 # -- frames ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_of_another_generation_and_an_unknown_run_change_nothing(world: World) -> None:
+def test_reports_of_unknown_runs_and_of_other_generations_are_ignored(world: World) -> None:
     (agent,) = agents_of(world, "delta")
     workload = job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[])
     start(world, [agent], world.now)
@@ -400,7 +400,7 @@ def test_a_run_of_another_generation_and_an_unknown_run_change_nothing(world: Wo
     assert workload.state == "running"
 
 
-def test_a_run_that_its_agent_no_longer_names_is_lost_after_a_while_and_not_at_once(world: World) -> None:
+def test_a_run_that_its_agent_stops_reporting_is_lost_after_a_delay(world: World) -> None:
     (agent,) = agents_of(world, "delta")
     workload = job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[])
     start(world, [agent], world.now)
@@ -431,7 +431,7 @@ def test_a_reboot_ends_what_ran_before_it(world: World) -> None:
     assert workload.state == "queued" and Allocation.objects.get().end_code == ReasonCode.HOST_LOST
 
 
-def test_an_agents_wrong_clock_moves_no_end_outside_what_the_server_saw(world: World) -> None:
+def test_a_wrong_host_clock_cannot_move_an_end_outside_the_servers_observations(world: World) -> None:
     (agent,) = agents_of(world, "delta")
     for at, hours, expected in ((world.now, -1, 10), (world.now + MINUTE, 1, 20)):
         workload = job(world, world.vision, 1, at, pool=world.static, models_wanted=[])
@@ -444,7 +444,7 @@ def test_an_agents_wrong_clock_moves_no_end_outside_what_the_server_saw(world: W
         assert held.period.upper == at + expected * SECOND
 
 
-def test_a_failed_job_is_tried_again_with_growing_waits_as_often_as_asked(world: World) -> None:
+def test_a_failed_job_is_retried_with_growing_delays_up_to_its_limit(world: World) -> None:
     (agent,) = agents_of(world, "delta")
     workload = job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[], most_retries=2)
     at, waits = world.now, []
@@ -461,7 +461,7 @@ def test_a_failed_job_is_tried_again_with_growing_waits_as_often_as_asked(world:
     assert workload.outcome_numbers == {"attempt": 3, "exit_code": 3}
 
 
-def test_frames_lost_doubled_and_reordered_converge_to_the_same_end(world: World) -> None:
+def test_lost_duplicated_and_reordered_frames_converge_to_the_same_end(world: World) -> None:
     dice = random.Random(7)
     agents = agents_of(world, "alpha", "beta")
     workloads = [
@@ -477,9 +477,9 @@ def test_frames_lost_doubled_and_reordered_converge_to_the_same_end(world: World
             frame = agent.observed()
             fate = dice.random()
             if fate < 0.2:
-                late.append((agent, frame))  # arrives some day, after newer ones
+                late.append((agent, frame))  # arrives later, after newer frames
             elif fate < 0.4:
-                agent_api.sync(agent.host.pk, frame, at)  # the answer is lost
+                agent_api.sync(agent.host.pk, frame, at)  # the response is lost
             else:
                 for _ in range(dice.choice([1, 1, 2])):
                     agent.sync(at, frame)
@@ -514,7 +514,7 @@ def _attempts_by_workload() -> dict[tuple[int, int], list[int]]:
 # -- inventory ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_geometry_waits_until_the_gpu_is_empty(world: World) -> None:
+def test_a_new_geometry_is_applied_once_the_gpu_is_free(world: World) -> None:
     (agent,) = agents_of(world, "delta")
     job(world, world.vision, 4, world.now, pool=world.static, models_wanted=[])
     start(world, [agent], world.now)
@@ -535,7 +535,7 @@ def test_a_new_geometry_waits_until_the_gpu_is_empty(world: World) -> None:
     assert row.units.get(retired_at=None).uuid == gpu.uuid and Unit.objects.filter(gpu=row).count() == 3
 
 
-def test_a_gpu_that_is_gone_is_retired_and_comes_back_as_itself(world: World) -> None:
+def test_a_missing_gpu_is_retired_and_reused_when_it_is_reported_again(world: World) -> None:
     (agent,) = agents_of(world, "delta")
     all_gpus = agent.inventory
     agent.inventory = replace(all_gpus, gpus=all_gpus.gpus[:3])
@@ -549,7 +549,7 @@ def test_a_gpu_that_is_gone_is_retired_and_comes_back_as_itself(world: World) ->
     )
 
 
-def test_a_gpu_that_is_gone_counts_as_missing_with_what_was_known_of_it_until_it_is_back_or_forgotten(
+def test_a_missing_gpu_keeps_its_state_until_it_is_reported_again_or_retired_by_an_operator(
     world: World,
 ) -> None:
     (agent,) = agents_of(world, "delta")
@@ -580,7 +580,7 @@ def test_a_gpu_that_is_gone_counts_as_missing_with_what_was_known_of_it_until_it
     assert gpu.missing_since is None and gpu.retired_at == world.now + 4 * SECOND
 
 
-def test_a_gpu_that_is_gone_while_it_is_held_is_missing_at_once_and_can_not_be_forgotten(
+def test_a_held_gpu_that_disappears_is_missing_at_once_and_cannot_be_retired(
     world: World,
 ) -> None:
     (agent,) = agents_of(world, "delta")
@@ -621,7 +621,7 @@ def test_a_gpu_that_is_gone_while_it_is_held_is_missing_at_once_and_can_not_be_f
         ({"memory_mib": -1}, "memory_mib -1"),
     ],
 )
-def test_an_inventory_that_cannot_be_is_refused_in_words(
+def test_an_invalid_inventory_is_rejected_with_a_reason(
     world: World, change: dict[str, object], said: str
 ) -> None:
     (agent,) = agents_of(world, "delta")
@@ -635,7 +635,9 @@ def test_an_inventory_that_cannot_be_is_refused_in_words(
 # -- silence --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_host_falls_silent_and_its_work_starts_elsewhere_and_its_gpus_wait_for_it(world: World) -> None:
+def test_the_work_of_a_silent_host_is_requeued_and_the_host_returns_once_it_has_stopped_it(
+    world: World,
+) -> None:
     agents = agents_of(world, "alpha", "beta", "gamma", "delta")
     workload = job(world, world.vision, 8, world.now)
     start(world, agents, world.now)
@@ -659,7 +661,7 @@ def test_a_host_falls_silent_and_its_work_starts_elsewhere_and_its_gpus_wait_for
     workload.refresh_from_db()
     assert workload.state == "running" and workload.runs.get(attempt=2).host != lost.host
 
-    # It comes back and still runs what ended here: told to stop it, and trusted only once it has.
+    # The host returns and still runs the lost work: it must stop the work before it is trusted again.
     answer = agent_api.sync(lost.host.pk, lost.observed(), world.now + 80 * SECOND)
     assert answer.runs == [] and Host.objects.get(pk=lost.host.pk).lease_state == "silent"
     lost.apply_desired(answer, world.now + 80 * SECOND)
@@ -671,7 +673,7 @@ def test_a_host_falls_silent_and_its_work_starts_elsewhere_and_its_gpus_wait_for
     assert states == ["alive", "suspect", "silent", "alive"]
 
 
-def test_when_most_hosts_are_quiet_nobody_is_evicted(world: World) -> None:
+def test_if_most_hosts_are_silent_no_work_is_requeued(world: World) -> None:
     agents = agents_of(world, "alpha", "beta", "gamma", "delta")
     workload = job(world, world.vision, 8, world.now)
     start(world, agents, world.now)
@@ -686,7 +688,7 @@ def test_when_most_hosts_are_quiet_nobody_is_evicted(world: World) -> None:
     assert Host.objects.filter(lease_state="alive").count() == 4
 
 
-def test_only_the_rule_of_mass_silence_keeps_work_where_it_is(
+def test_only_the_rule_of_mass_silence_prevents_the_requeue(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agents = agents_of(world, "alpha", "beta", "gamma", "delta")
@@ -703,11 +705,13 @@ def test_only_the_rule_of_mass_silence_keeps_work_where_it_is(
 @pytest.mark.parametrize(
     ("quiet", "hosts", "is_mass"), [(2, 2, False), (3, 5, True), (5, 10, False), (6, 10, True)]
 )
-def test_more_than_55_percent_and_at_least_three_are_a_mass(quiet: int, hosts: int, is_mass: bool) -> None:
+def test_mass_silence_means_more_than_55_percent_and_at_least_three_hosts(
+    quiet: int, hosts: int, is_mass: bool
+) -> None:
     assert leases.is_mass_silence(quiet, hosts) is is_mass
 
 
-def test_what_a_silent_host_held_starts_elsewhere_at_once_on_an_operators_word(world: World) -> None:
+def test_the_work_of_a_host_attested_as_powered_off_is_requeued_at_once(world: World) -> None:
     agents = agents_of(world, "alpha", "beta", "gamma", "delta")
     workload = job(world, world.vision, 8, world.now)
     start(world, agents, world.now)
@@ -716,7 +720,7 @@ def test_what_a_silent_host_held_starts_elsewhere_at_once_on_an_operators_word(w
     assert not attest_powered_off(lost.host, reason="seen off", now=world.now + 5 * SECOND), (
         "its agent speaks"
     )
-    at = world.now + 20 * SECOND  # lease 30, grace 30 and margin 10 are not over
+    at = world.now + 20 * SECOND  # before the end of lease 30, grace 30 and margin 10
     for agent in others:
         agent.sync(at)
     silent_hosts.sweep_silent_hosts(at)
@@ -726,14 +730,14 @@ def test_what_a_silent_host_held_starts_elsewhere_at_once_on_an_operators_word(w
     workload.refresh_from_db()
     assert workload.state == "running" and workload.runs.get(attempt=2).host != lost.host
     assert lost.host.lease_state == "silent" and units_of(lost.host) == []
-    # It was not off, or is on again: it stops what ended here, and its GPUs are its own as before.
+    # The host is on after all: it stops the lost work and keeps its GPUs.
     lost.sync(world.now + 90 * SECOND)
     lost.sync(world.now + 91 * SECOND)
     lost.host.refresh_from_db()
     assert lost.host.lease_state == "alive" and len(units_of(lost.host)) == 8 and not lost.running
 
 
-def test_gpus_of_a_host_seen_off_may_turn_up_in_another_machine_and_not_before(world: World) -> None:
+def test_a_gpu_may_move_to_another_host_only_after_its_host_is_attested_as_powered_off(world: World) -> None:
     alpha, gamma = agents_of(world, "alpha", "gamma")
     alpha.sync(world.now)
     gamma.sync(world.now)
@@ -746,7 +750,7 @@ def test_gpus_of_a_host_seen_off_may_turn_up_in_another_machine_and_not_before(w
     assert Gpu.objects.get(uuid=moved.uuid).host == gamma.host
 
 
-def test_units_used_while_the_servers_clock_was_ahead_are_not_blocked_until_it_catches_up(
+def test_units_used_while_the_servers_clock_was_ahead_are_available_after_it_is_set_back(
     world: World,
 ) -> None:
     agents = agents_of(world, "alpha", "beta", "gamma", "delta")
@@ -770,7 +774,7 @@ def test_units_used_while_the_servers_clock_was_ahead_are_not_blocked_until_it_c
     assert workload.state == "ended" and not Allocation.objects.filter(period__upper_inf=True).exists()
 
 
-def test_work_that_kill_does_not_end_takes_its_gpu_out_of_use_until_it_has_gone(world: World) -> None:
+def test_a_process_that_survives_sigkill_quarantines_its_gpu_until_it_ends(world: World) -> None:
     (agent,) = agents_of(world, "delta")
     workload = job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[])
     start(world, [agent], world.now)
@@ -792,7 +796,7 @@ def test_work_that_kill_does_not_end_takes_its_gpu_out_of_use_until_it_has_gone(
     assert look(71) == "well"
 
 
-def test_a_stuck_process_has_not_gone_because_its_host_is_late(world: World) -> None:
+def test_a_stuck_process_is_not_considered_ended_while_its_host_is_silent(world: World) -> None:
     (agent,) = agents_of(world, "delta")
     workload = job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[])
     start(world, [agent], world.now)
@@ -816,7 +820,7 @@ def test_a_stuck_process_has_not_gone_because_its_host_is_late(world: World) -> 
 # -- taking hosts and GPUs out --------------------------------------------------------------------------------------------
 
 
-def test_a_quarantined_gpu_loses_its_work_which_goes_elsewhere(world: World) -> None:
+def test_the_work_of_a_quarantined_gpu_is_requeued_and_placed_on_another_gpu(world: World) -> None:
     agents = agents_of(world, "alpha", "beta")
     workload = job(world, world.vision, 1, world.now)
     start(world, agents, world.now)
@@ -832,7 +836,7 @@ def test_a_quarantined_gpu_loses_its_work_which_goes_elsewhere(world: World) -> 
     assert [c.repair_state for c in gpu.state_changes.order_by("pk")] == ["quarantined", "well"]
 
 
-def test_a_maintenance_window_clears_its_host_in_time_and_gives_it_back(world: World) -> None:
+def test_a_maintenance_window_drains_its_host_in_time_and_returns_it_afterwards(world: World) -> None:
     agents = agents_of(world, "alpha", "beta")
     workload = job(world, world.vision, 8, world.now)
     start(world, agents, world.now)
@@ -856,7 +860,7 @@ def test_a_maintenance_window_clears_its_host_in_time_and_gives_it_back(world: W
 # -- logs -----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_log_is_kept_by_offset_so_that_doubled_and_late_chunks_do_no_harm(
+def test_duplicate_and_late_log_chunks_are_placed_by_their_offset(
     world: World, settings: object, tmp_path: object
 ) -> None:
     settings.GPUPOOL_STATE = tmp_path  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A machine that joins as a host speaks for itself: what the machine before it still runs keeps its GPUs and is not begun twice."""
+"""Test that a new machine joins as a host: the previous machine's work keeps its GPUs until it must have ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.world import World
 SECOND = dt.timedelta(seconds=1)
 
 
-def test_a_join_frees_nothing_before_lease_grace_and_margin_of_the_agent_before_are_over(
+def test_a_join_frees_no_gpu_before_lease_grace_and_margin_of_the_previous_agent_end(
     world: World,
 ) -> None:
     agents = agents_of(world, "alpha", "beta")
@@ -50,14 +50,14 @@ def test_a_join_frees_nothing_before_lease_grace_and_margin_of_the_agent_before_
 
 
 @pytest.mark.parametrize("began", [True, False])
-def test_what_the_agent_before_was_told_is_neither_begun_nor_ended_by_the_one_that_has_joined(
+def test_a_joined_agent_neither_starts_nor_ends_the_runs_of_the_previous_agent(
     world: World, began: bool
 ) -> None:
     agents = agents_of(world, "alpha", "beta")
     workload = job(world, world.vision, 8, world.now)
     start(world, agents, world.now)
     run = workload.runs.get()
-    if not began:  # it was told, and its agent has not said so yet
+    if not began:  # the agent has the order and has not reported it yet
         Run.objects.update(state=RunState.PLACED)
     old = next(agent for agent in agents if agent.host.pk == run.host_id)
     at = world.now + 100 * SECOND
@@ -94,7 +94,7 @@ def test_what_the_agent_before_was_told_is_neither_begun_nor_ended_by_the_one_th
     assert (run.outcome, workload.outcome) == ("host_lost", "cancelled")
 
 
-def test_an_agent_that_joins_once_more_goes_on_with_what_it_has(world: World) -> None:
+def test_an_agent_that_joins_again_keeps_its_runs(world: World) -> None:
     agents = agents_of(world, "alpha", "beta")
     workload = job(world, world.vision, 8, world.now)
     start(world, agents, world.now)

@@ -1,4 +1,4 @@
-"""What committing a plan costs, however much of it there is."""
+"""Test the number of queries that committing a plan takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECOND = dt.timedelta(seconds=1)
 
 
 def queries_of_a_cycle(world: World, starting: int, at: dt.datetime) -> int:
-    """How many queries a cycle asks that starts so many jobs."""
+    """Return the number of queries of a cycle that starts this many jobs."""
     before = Run.objects.count()
     for _ in range(starting):
         job(world, world.vision, 1, at)
@@ -26,19 +26,19 @@ def queries_of_a_cycle(world: World, starting: int, at: dt.datetime) -> int:
     return len(captured)
 
 
-def test_starting_many_asks_no_more_queries_than_starting_one(world: World) -> None:
-    queries_of_a_cycle(world, 1, world.now)  # the first takes the lead
+def test_starting_many_jobs_takes_as_many_queries_as_starting_one(world: World) -> None:
+    queries_of_a_cycle(world, 1, world.now)  # the first cycle acquires leadership
     few = queries_of_a_cycle(world, 1, world.now + SECOND)
     assert queries_of_a_cycle(world, 6, world.now + 2 * SECOND) == few
 
 
-def test_what_starts_together_is_told_one_by_one(world: World) -> None:
+def test_jobs_placed_in_one_cycle_have_a_decision_each(world: World) -> None:
     jobs = [job(world, world.vision, units, world.now) for units in (1, 2, 3)]
     engine.run_cycle("test", world.now)
-    for made, units in zip(jobs, (1, 2, 3), strict=True):
-        found = Workload.objects.get(pk=made.pk)
-        assert (found.state, found.attempt, found.reason_code) == ("placed", 1, "free_within_guarantee")
-        assert found.reason_numbers["units"] == units and found.position is None and found.borrowed_slots == 0
-        decision = Decision.objects.get(workload=made)
+    for queued, units in zip(jobs, (1, 2, 3), strict=True):
+        row = Workload.objects.get(pk=queued.pk)
+        assert (row.state, row.attempt, row.reason_code) == ("placed", 1, "free_within_guarantee")
+        assert row.reason_numbers["units"] == units and row.position is None and row.borrowed_slots == 0
+        decision = Decision.objects.get(workload=queued)
         assert (decision.kind, decision.numbers["units"]) == ("placed", units)
-        assert Run.objects.get(workload=made).attempt == 1
+        assert Run.objects.get(workload=queued).attempt == 1

@@ -1,4 +1,4 @@
-"""What becomes of a workload when an attempt ends: the rule of retries, gangs, and the four ends of a preemption."""
+"""Test the end of an attempt: retries, gangs, and the four ends of a preemption."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SECOND = dt.timedelta(seconds=1)
         (ReasonCode.GPU_ERROR, ReasonCode.KILLED_AT_GRACE, ReasonCode.GPU_ERROR, True),
     ],
 )
-def test_why_it_stopped_and_how_it_ended_say_whether_it_comes_back(
+def test_the_stop_code_and_the_outcome_decide_whether_a_workload_is_requeued(
     told: str, outcome: str, code: str, comes_back: bool
 ) -> None:
     answer = decide_retry(Workload(kind="job", stop_requested=told, most_retries=1), outcome)
@@ -67,7 +67,7 @@ def test_why_it_stopped_and_how_it_ended_say_whether_it_comes_back(
 
 
 def _documented() -> list[tuple[str, str, str, str, str]]:
-    """(told, outcome, who comes back, at most, waits) of each case in docs/states.md."""
+    """Return the rows (stop code, outcome, requeued kinds, limit, wait) of the table in docs/states.md."""
     text = (Path(__file__).resolve().parents[2] / "docs" / "states.md").read_text()
     part = text.partition("### How an attempt ends")[2].partition("## Reservation")[0]
     rows = [
@@ -84,7 +84,7 @@ def _documented() -> list[tuple[str, str, str, str, str]]:
 
 
 @pytest.mark.parametrize(("told", "outcome", "who", "most", "waits"), _documented())
-def test_the_documented_table_of_retries_is_what_happens(
+def test_retries_follow_the_documented_table(
     told: str, outcome: str, who: str, most: str, waits: str
 ) -> None:
     limits = {"its own retries": (7, 0), "5": (0, 5)}
@@ -123,7 +123,7 @@ def test_every_outcome_is_in_the_documented_table() -> None:
     assert len(known) == 18 and known == {outcome for _, outcome, *_ in _documented()}
 
 
-def test_making_room_costs_no_retry_and_losing_a_host_is_counted_by_itself() -> None:
+def test_a_preemption_uses_no_retry_and_a_lost_host_has_its_own_limit() -> None:
     workload = Workload(kind="job", most_retries=1, failures=1)
     assert decide_retry(workload, ReasonCode.FAILED) == RetryDecision(ReasonCode.FAILED)
     workload.stop_requested = ReasonCode.EVICTED_FOR_PRIORITY
@@ -138,7 +138,7 @@ def test_making_room_costs_no_retry_and_losing_a_host_is_counted_by_itself() -> 
     assert not decide_retry(workload, ReasonCode.HOST_LOST).requeues
 
 
-def test_who_is_stopped_because_the_disk_ran_low_keeps_its_own_retries_but_is_not_tried_for_ever() -> None:
+def test_a_stop_because_of_low_disk_space_uses_no_retry_but_counts_as_a_lost_attempt() -> None:
     workload = Workload(kind="job", most_retries=0)
     assert decide_retry(workload, ReasonCode.OUT_OF_DISK) == RetryDecision(ReasonCode.OUT_OF_DISK)
     assert decide_retry(workload, ReasonCode.DISK_RAN_LOW) == RetryDecision(
@@ -148,7 +148,7 @@ def test_who_is_stopped_because_the_disk_ran_low_keeps_its_own_retries_but_is_no
     assert not decide_retry(workload, ReasonCode.DISK_RAN_LOW).requeues
 
 
-def test_a_notebook_whose_host_is_lost_ends_for_what_it_held_in_memory_is_gone() -> None:
+def test_a_notebook_on_a_lost_host_ends_because_its_memory_is_lost() -> None:
     assert not decide_retry(Workload(kind="notebook"), ReasonCode.HOST_LOST).requeues
 
 
@@ -157,7 +157,7 @@ def gang(world: World, now: dt.datetime) -> Workload:
     return job(world, world.vision, 8, now, hosts=2)
 
 
-def test_a_gang_runs_when_all_its_members_run_and_ends_with_the_first_that_fails(world: World) -> None:
+def test_a_gang_runs_once_all_members_run_and_ends_with_the_first_failed_member(world: World) -> None:
     first, second = (FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta"))
     workload = gang(world, world.now)
     engine.run_cycle("test", world.now)
@@ -183,7 +183,7 @@ def test_a_gang_runs_when_all_its_members_run_and_ends_with_the_first_that_fails
     assert workload.outcome_numbers == {"attempt": 1, "exit_code": 9}
 
 
-def test_a_gang_that_loses_a_host_is_queued_again_as_a_whole(world: World) -> None:
+def test_a_gang_that_loses_a_host_is_requeued_as_a_whole(world: World) -> None:
     agents = [FakeAgent.of(host) for host in world.hosts.values()]
     workload = gang(world, world.now)
     engine.run_cycle("test", world.now)
@@ -207,7 +207,7 @@ def test_a_gang_that_loses_a_host_is_queued_again_as_a_whole(world: World) -> No
     assert lost.host.runs.get().outcome == ReasonCode.HOST_LOST
 
 
-def test_a_running_row_without_its_moment_does_not_keep_its_host_from_reporting(world: World) -> None:
+def test_a_running_row_without_a_start_time_is_completed_by_the_next_report(world: World) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     workload = job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
@@ -220,7 +220,7 @@ def test_a_running_row_without_its_moment_does_not_keep_its_host_from_reporting(
     assert (workload.state, workload.started_at) == ("running", world.now + SECOND)
 
 
-def test_a_run_that_starts_faster_than_its_agent_tells_has_begun_to_start_when_it_runs(world: World) -> None:
+def test_a_run_reported_as_running_at_once_has_the_same_starting_and_running_time(world: World) -> None:
     queued = job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
     run = Run.objects.get(workload=queued)
@@ -230,7 +230,7 @@ def test_a_run_that_starts_faster_than_its_agent_tells_has_begun_to_start_when_i
 
 
 @pytest.mark.parametrize("saves", [True, False])
-def test_time_is_charged_by_why_it_stopped_and_not_by_how_it_took_it(world: World, saves: bool) -> None:
+def test_the_charge_depends_on_the_stop_code_and_not_on_the_outcome(world: World, saves: bool) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     cancelled, evicted = (job(world, world.vision, 1, world.now) for _ in range(2))
     engine.run_cycle("test", world.now)
@@ -249,6 +249,6 @@ def test_time_is_charged_by_why_it_stopped_and_not_by_how_it_took_it(world: Worl
         agent.sync(later + seconds * SECOND)
     held = {a.workload_id: a for a in Allocation.objects.select_related("run")}
     taken = "checkpointed" if saves else "killed_at_grace"
-    assert {one.run.outcome for one in held.values()} == {taken}
+    assert {allocation.run.outcome for allocation in held.values()} == {taken}
     assert held[cancelled.pk].end_code == ReasonCode.CANCELLED, "its owner stopped it: that is no preemption"
     assert held[evicted.pk].end_code == ReasonCode.EVICTED_FOR_GUARANTEE

@@ -1,5 +1,8 @@
-"""A host whose disk is full gets nothing new; work that a host could not start goes elsewhere first, work with a checkpoint to
-where it lies."""
+"""Test the choice of hosts: full disks, failed starts, and the location of checkpoints.
+
+A host with a full disk gets no new work. A workload avoids hosts that could not start it.
+A workload with a checkpoint prefers hosts that share its home folder.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ def agents_of(world: World) -> dict[str, FakeAgent]:
     return {name: FakeAgent.of(host) for name, host in world.hosts.items()}
 
 
-def say(agents: Iterable[FakeAgent], now: dt.datetime, *, full: bool) -> None:
+def report_disk(agents: Iterable[FakeAgent], now: dt.datetime, *, full: bool) -> None:
+    """Sync the agents with their disk reported as full or not."""
     for agent in agents:
         agent.inventory = replace(agent.inventory, disk_full=full)
         agent.sync(now)
@@ -57,21 +61,25 @@ def free_hosts(world: World) -> set[str]:
 # -- full disks ----------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_new_goes_to_a_host_whose_agent_says_that_its_disk_is_full(world: World) -> None:
+def test_no_work_is_placed_on_a_host_with_a_full_disk(world: World) -> None:
     agents = agents_of(world)
-    say([agents["alpha"]], world.now, full=True)
+    report_disk([agents["alpha"]], world.now, full=True)
     assert free_hosts(world) == {"beta"}, "its GPUs are not free"
-    made = [job(world, world.vision, 4, world.now) for _ in range(3)]
+    workloads = [job(world, world.vision, 4, world.now) for _ in range(3)]
     engine.run_cycle("test", world.now)
-    assert [Workload.objects.get(pk=each.pk).state for each in made] == ["placed", "placed", "queued"]
-    assert {host_of(each) for each in made[:2]} == {"beta"}
+    assert [Workload.objects.get(pk=workload.pk).state for workload in workloads] == [
+        "placed",
+        "placed",
+        "queued",
+    ]
+    assert {host_of(workload) for workload in workloads[:2]} == {"beta"}
 
 
-def test_work_that_only_full_hosts_could_run_is_told_which_and_starts_as_soon_as_there_is_room(
+def test_work_that_fits_only_full_hosts_names_them_and_starts_once_a_disk_has_space(
     world: World,
 ) -> None:
     agents = agents_of(world)
-    say(agents.values(), world.now, full=True)
+    report_disk(agents.values(), world.now, full=True)
     waiting = job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
     row = Workload.objects.get(pk=waiting.pk)
@@ -82,39 +90,39 @@ def test_work_that_only_full_hosts_could_run_is_told_which_and_starts_as_soon_as
     assert set(row.reason_numbers["hosts"]) <= set(world.hosts)
     words = reason_texts.reason_sentence(row.reason_code, row.reason_numbers)
     assert all(name in words for name in row.reason_numbers["hosts"]) and "full" in words
-    say(agents.values(), world.now + 5 * SECOND, full=False)
+    report_disk(agents.values(), world.now + 5 * SECOND, full=False)
     engine.run_cycle("test", world.now + 6 * SECOND)
     assert Workload.objects.get(pk=waiting.pk).state == "placed"
 
 
-def test_what_runs_on_a_host_whose_disk_gets_full_goes_on(world: World) -> None:
+def test_running_work_continues_when_the_disk_of_its_host_fills_up(world: World) -> None:
     agents = agents_of(world)
     work = job(world, world.vision, 1, world.now)
     start(world, list(agents.values()), world.now)
-    say(agents.values(), world.now + SECOND, full=True)
+    report_disk(agents.values(), world.now + SECOND, full=True)
     engine.run_cycle("test", world.now + 2 * SECOND)
     assert Workload.objects.get(pk=work.pk).state == "running"
 
 
-def test_a_plan_made_before_the_disk_was_full_starts_nothing_there(world: World) -> None:
+def test_a_plan_made_before_the_disk_filled_up_starts_nothing_on_that_host(world: World) -> None:
     agents = agents_of(world)
-    engine.run_cycle("test", world.now)  # takes the lead
+    engine.run_cycle("test", world.now)  # acquires leadership
     work = job(world, world.vision, 1, world.now)
     taken = snapshot.take_snapshot(None, world.now)
     planned = plan(taken, int(world.now.timestamp()))
     assert [placement.workload for placement in planned.placements] == [work.pk]
-    say(agents.values(), world.now, full=True)
+    report_disk(agents.values(), world.now, full=True)
     applied = apply_plan(planned, taken, world.now)
     assert "is full" in applied.rejected[0].problem and Workload.objects.get(pk=work.pk).state == "queued"
 
 
-def test_a_frame_that_says_that_the_disk_is_full_is_news(world: World) -> None:
+def test_a_frame_with_a_changed_disk_state_takes_the_full_sync(world: World) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     agent.sync(world.now)
     agent.sync(world.now + SECOND)
     short = agent.heard_by_short_way
     for seconds, full in ((2, True), (3, False)):
-        say([agent], world.now + seconds * SECOND, full=full)
+        report_disk([agent], world.now + seconds * SECOND, full=full)
         assert Host.objects.get(name="alpha").disk_full == full
     assert short and agent.heard_by_short_way == short
 
@@ -125,7 +133,7 @@ def test_a_frame_that_says_that_the_disk_is_full_is_news(world: World) -> None:
 @pytest.mark.parametrize(
     "outcome", ["start_failed", "prolog_failed", "host_full", "gpu_unreadable", "disk_ran_low"]
 )
-def test_work_that_a_host_could_not_start_goes_elsewhere_next_time(world: World, outcome: str) -> None:
+def test_a_workload_avoids_the_host_that_could_not_start_it(world: World, outcome: str) -> None:
     agents = agents_of(world)
     work = job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
@@ -143,7 +151,7 @@ def test_work_that_a_host_could_not_start_goes_elsewhere_next_time(world: World,
     assert host_of(work) != first
 
 
-def test_it_goes_back_there_where_it_fits_nowhere_else(world: World) -> None:
+def test_a_workload_returns_to_an_avoided_host_if_it_fits_no_other_host(world: World) -> None:
     agents = agents_of(world)
     work = job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
@@ -157,7 +165,7 @@ def test_it_goes_back_there_where_it_fits_nowhere_else(world: World) -> None:
     assert host_of(work) == first and Run.objects.filter(workload=work).count() == 2
 
 
-def test_several_hosts_are_avoided_and_after_a_while_none_is(world: World) -> None:
+def test_several_hosts_are_avoided_for_a_limited_time(world: World) -> None:
     work = workload(world, world.vision)
     pks = [world.hosts[name].pk for name in ("alpha", "beta")]
     assert fail(work, world, "alpha", 0, "host_full").avoids == pks[:1]
@@ -169,24 +177,24 @@ def test_several_hosts_are_avoided_and_after_a_while_none_is(world: World) -> No
     assert len(row.avoids) == MAX_AVOIDED_HOSTS and row.avoids[-1] == pks[0]
 
 
-def test_what_fails_by_itself_avoids_no_host(world: World) -> None:
+def test_a_failed_program_avoids_no_host(world: World) -> None:
     work = workload(world, world.vision, most_retries=2)
     assert fail(work, world, "alpha", 0, "failed").avoids == []
 
 
-# -- where the checkpoint lies -------------------------------------------------------------------------------------------
+# -- hosts with the checkpoint -----------------------------------------------------------------------------
 
 
-def shares(world: World, *names: str) -> Storage:
+def share_storage(world: World, *names: str) -> Storage:
     homes = Storage.objects.create(key="-".join(names), listed_at=world.now)
     for name in names:
         Host.objects.filter(pk=world.hosts[name].pk).update(storage=homes)
     return homes
 
 
-def test_work_with_a_checkpoint_is_placed_among_hosts_that_share_its_homes(world: World) -> None:
+def test_work_with_a_checkpoint_is_placed_on_a_host_that_shares_its_home_folder(world: World) -> None:
     agents = agents_of(world)
-    near, far = shares(world, "beta"), shares(world, "alpha")
+    near, far = share_storage(world, "beta"), share_storage(world, "alpha")
     work = job(world, world.vision, 1, world.now)
     Host.objects.filter(name="alpha").update(admin_state="cordoned")
     start(world, list(agents.values()), world.now)
@@ -209,16 +217,16 @@ def test_work_with_a_checkpoint_is_placed_among_hosts_that_share_its_homes(world
     assert host_of(work) == "beta" and Run.objects.filter(workload=work).count() == 2
 
 
-def test_work_without_a_checkpoint_goes_anywhere(world: World) -> None:
-    shares(world, "alpha")
+def test_work_without_a_checkpoint_may_run_on_any_host(world: World) -> None:
+    share_storage(world, "alpha")
     work = workload(world, world.vision)
     assert fail(work, world, "alpha", 0, "gpu_error").homes_id is None
 
 
-def test_work_that_has_to_go_elsewhere_is_told_that_it_begins_anew(world: World) -> None:
-    """Its owner, in the notice and on its attempts; the operator, before the host is drained."""
+def test_owners_and_operators_see_that_moved_work_does_not_find_its_checkpoint(world: World) -> None:
+    """The owner sees it in the notice and in the attempts, the operator before the drain."""
     agents = agents_of(world)
-    shares(world, "alpha"), shares(world, "beta")
+    share_storage(world, "alpha"), share_storage(world, "beta")
     Host.objects.exclude(name="alpha").update(admin_state="cordoned")
     work = job(world, world.vision, 1, world.now)
     start(world, list(agents.values()), world.now)
@@ -235,8 +243,8 @@ def test_work_that_has_to_go_elsewhere_is_told_that_it_begins_anew(world: World)
     start(world, list(agents.values()), world.now + 4 * MINUTE)
     assert host_of(work) == "beta"
     delivery.write_notices(world.now + 5 * MINUTE)
-    told = Notification.objects.get(user=world.vision.member, kind="resumed")
-    words = notice_texts.notice_sentence(told.kind, told.numbers)
+    notice = Notification.objects.get(user=world.vision.member, kind="resumed")
+    words = notice_texts.notice_sentence(notice.kind, notice.numbers)
     assert words.endswith(
         "resumed on beta, attempt 2: another home folder, so it does not find its checkpoint and begins anew."
     )
@@ -245,7 +253,7 @@ def test_work_that_has_to_go_elsewhere_is_told_that_it_begins_anew(world: World)
     assert [row["begins_anew"] for row in attempts_of(work)] == [False, False]
 
 
-def test_where_nobody_knows_the_homes_nothing_is_said(world: World) -> None:
+def test_nothing_is_said_about_checkpoints_if_the_storage_is_unknown(world: World) -> None:
     work = workload(world, world.vision)
     fail(work, world, "alpha", 0, "gpu_error")
     fail(work, world, "beta", 9, "gpu_error")

@@ -1,4 +1,4 @@
-"""Who cancels work that is being stopped, and would be queued again, is heard: whatever it is being stopped for."""
+"""Test that a cancellation is honoured while a workload stops and would otherwise be requeued."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ SECOND = dt.timedelta(seconds=1)
 
 
 def on_one_host(world: World, **also: object) -> tuple[Workload, FakeAgent]:
-    """A job that was placed, and the agent of its host, which has not heard of it."""
+    """Return a placed job and the agent of its host, which has not received the order yet."""
     workload = job(world, world.vision, 4, world.now, **also)
     engine.run_cycle("test", world.now)
     return workload, FakeAgent.of(Run.objects.get(workload=workload).host)
 
 
-def cancelled_and_over(workload: Workload, agent: FakeAgent, at: dt.datetime) -> None:
+def assert_cancel_ends(workload: Workload, agent: FakeAgent, at: dt.datetime) -> None:
+    """Cancel the workload and assert that it ends as cancelled."""
     assert services.cancel_workload(workload, now=at)
     for step in (1, 2, 3):
         agent.sync(at + step * SECOND)
@@ -35,17 +36,17 @@ def cancelled_and_over(workload: Workload, agent: FakeAgent, at: dt.datetime) ->
     assert (workload.state, workload.outcome) == ("ended", ReasonCode.CANCELLED)
 
 
-def test_when_its_host_was_too_late_to_start_it(world: World) -> None:
+def test_a_cancel_is_honoured_while_a_late_start_is_withdrawn(world: World) -> None:
     workload, agent = on_one_host(world)
     late = world.now + 130 * SECOND
     Host.objects.update(last_sync_at=late)
     time_limits.requeue_late_starts(late)
     workload.refresh_from_db()
     assert (workload.state, workload.stop_requested) == ("stopping", ReasonCode.START_FAILED)
-    cancelled_and_over(workload, agent, late + SECOND)
+    assert_cancel_ends(workload, agent, late + SECOND)
 
 
-def test_when_its_gpu_failed(world: World) -> None:
+def test_a_cancel_is_honoured_while_work_stops_because_of_its_gpu(world: World) -> None:
     workload, agent = on_one_host(world)
     for step in (1, 2):
         agent.sync(world.now + step * SECOND)
@@ -54,11 +55,13 @@ def test_when_its_gpu_failed(world: World) -> None:
     services.quarantine_gpu(gpu.unit.gpu, reason="fell off the bus", now=world.now + 3 * SECOND)
     workload.refresh_from_db()
     assert (workload.state, workload.stop_requested) == ("stopping", ReasonCode.GPU_ERROR)
-    cancelled_and_over(workload, agent, world.now + 4 * SECOND)
+    assert_cancel_ends(workload, agent, world.now + 4 * SECOND)
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-def test_when_a_part_of_its_gang_failed(world: World, retries: int) -> None:
+def test_a_cancel_is_honoured_while_a_gang_stops_because_of_a_failed_member(
+    world: World, retries: int
+) -> None:
     workload = job(world, world.vision, 4, world.now, hosts=2, most_retries=retries)
     engine.run_cycle("test", world.now)
     agents = [FakeAgent.of(run.host) for run in Run.objects.filter(workload=workload).order_by("rank")]
@@ -69,10 +72,10 @@ def test_when_a_part_of_its_gang_failed(world: World, retries: int) -> None:
     agents[0].sync(world.now + 4 * SECOND)
     workload.refresh_from_db()
     assert workload.state == "stopping"
-    cancelled_and_over(workload, agents[1], world.now + 5 * SECOND)
+    assert_cancel_ends(workload, agents[1], world.now + 5 * SECOND)
 
 
-def test_when_a_part_of_its_gang_goes_by_itself(world: World) -> None:
+def test_a_cancel_is_honoured_while_a_member_of_a_gang_stops_by_itself(world: World) -> None:
     workload = job(world, world.vision, 4, world.now, hosts=2)
     engine.run_cycle("test", world.now)
     agents = [FakeAgent.of(run.host) for run in Run.objects.filter(workload=workload).order_by("rank")]
@@ -80,15 +83,13 @@ def test_when_a_part_of_its_gang_goes_by_itself(world: World) -> None:
         for agent in agents:
             agent.sync(world.now + step * SECOND)
     going = agents[0].running[0]
-    agents[0].runs[going] = replace(
-        agents[0].runs[going], state="stopping"
-    )  # an epilog that takes its time, say
+    agents[0].runs[going] = replace(agents[0].runs[going], state="stopping")  # for example a slow epilog
     agents[0].sync(world.now + 3 * SECOND)
     workload.refresh_from_db()
     assert workload.state == "stopping"
     assert services.cancel_workload(workload, now=world.now + 4 * SECOND)
-    told = {
+    verbs = {
         host: run.verb
         for host, run in ((a.host.name, a.sync(world.now + 5 * SECOND).runs[0]) for a in agents)
     }
-    assert set(told.values()) == {"stop"}, told
+    assert set(verbs.values()) == {"stop"}, verbs

@@ -1,4 +1,4 @@
-"""What is wanted of diagnostics and what follows from their answers."""
+"""Test GPU diagnostics: when they are requested and what their results change."""
 
 from __future__ import annotations
 
@@ -39,14 +39,16 @@ def quarantined(world: World) -> Gpu:
     return gpu
 
 
-def test_a_quarantined_gpu_is_diagnosed_by_itself_and_comes_back_when_it_passes(world: World) -> None:
+def test_a_quarantined_gpu_is_diagnosed_automatically_and_returns_if_it_passes(world: World) -> None:
     gpu = quarantined(world)
     gpu_diagnostics.sweep_diagnostics(at(9, 1))
     row = Diagnostic.objects.get()
     gpu.refresh_from_db()
     assert (row.why, row.state, gpu.repair_state) == ("quarantined", "wanted", "diagnosing")
     wanted = gpu_diagnostics.desired_diagnostics(row.host, row.host.pool)
-    assert [(each.gpu, each.tool, each.deadline_seconds) for each in wanted] == [(gpu.uuid, "auto", 600.0)]
+    assert [(desired.gpu, desired.tool, desired.deadline_seconds) for desired in wanted] == [
+        (gpu.uuid, "auto", 600.0)
+    ]
     answer(row, "running")
     assert row.state == "running"
     answer(row, "passed")
@@ -65,7 +67,7 @@ def test_a_quarantined_gpu_is_diagnosed_by_itself_and_comes_back_when_it_passes(
     assert Diagnostic.objects.count() == 1
 
 
-def test_a_gpu_whose_diagnostic_fails_is_out_with_the_reason(world: World) -> None:
+def test_a_gpu_whose_diagnostic_fails_is_taken_out_with_the_reason(world: World) -> None:
     gpu = quarantined(world)
     gpu_diagnostics.sweep_diagnostics(at(9, 1))
     answer(Diagnostic.objects.get(), "failed", detail="memory: 1 word of 79 GiB differs")
@@ -78,17 +80,17 @@ def test_a_gpu_whose_diagnostic_fails_is_out_with_the_reason(world: World) -> No
     assert Diagnostic.objects.count() == 1, "nobody tries again what has failed"
 
 
-def test_a_quarantined_gpu_waits_until_its_work_is_gone(world: World) -> None:
+def test_a_quarantined_gpu_is_diagnosed_only_after_its_work_has_ended(world: World) -> None:
     held = hold(workload(world, world.vision), units_of(world.hosts["alpha"])[0], at(8))
     quarantined(world)
     gpu_diagnostics.sweep_diagnostics(at(9, 1))
     assert not Diagnostic.objects.exists()
-    with pytest.raises(OperationRejected) as no:
+    with pytest.raises(OperationRejected) as rejection:
         gpu_diagnostics.request_diagnostic(held.unit.gpu, why=Diagnostic.Why.OPERATOR, now=at(9, 1))
-    assert no.value.code == "gpu_is_held"
+    assert rejection.value.code == "gpu_is_held"
 
 
-def test_a_diagnostic_that_gave_way_or_was_not_answered_is_tried_again_a_few_times(world: World) -> None:
+def test_a_diagnostic_without_an_answer_is_retried_a_few_times(world: World) -> None:
     gpu = quarantined(world)
     moment = at(9, 1)
     for tries in (1, 2, 3):
@@ -106,14 +108,14 @@ def test_a_diagnostic_that_gave_way_or_was_not_answered_is_tried_again_a_few_tim
     assert {row.detail for row in Diagnostic.objects.all()} == {"no answer came from its host"}
 
 
-def test_a_pool_may_leave_quarantined_gpus_to_a_person(world: World) -> None:
+def test_a_pool_may_disable_automatic_diagnostics(world: World) -> None:
     Pool.objects.update(diagnose_after_quarantine=False)
     quarantined(world)
     gpu_diagnostics.sweep_diagnostics(at(9, 1))
     assert not Diagnostic.objects.exists()
 
 
-def test_a_host_that_falls_silent_answers_nothing(world: World) -> None:
+def test_a_diagnostic_stops_when_its_host_becomes_silent(world: World) -> None:
     gpu = quarantined(world)
     gpu_diagnostics.sweep_diagnostics(at(9, 1))
     Host.objects.filter(pk=gpu.host_id).update(lease_state="silent")
@@ -123,7 +125,7 @@ def test_a_host_that_falls_silent_answers_nothing(world: World) -> None:
     assert (row.state, row.detail, gpu.repair_state) == ("stopped", "its host fell silent", "quarantined")
 
 
-def test_an_answer_of_another_host_or_of_yesterday_changes_nothing(world: World) -> None:
+def test_a_result_from_another_host_or_for_a_closed_diagnostic_is_ignored(world: World) -> None:
     quarantined(world)
     gpu_diagnostics.sweep_diagnostics(at(9, 1))
     row = Diagnostic.objects.get()
@@ -141,7 +143,7 @@ def test_an_answer_of_another_host_or_of_yesterday_changes_nothing(world: World)
     assert Gpu.objects.get(pk=row.gpu_id).repair_state == RepairState.WELL
 
 
-def test_idle_gpus_have_their_turn_a_few_at_once_and_busy_ones_not(world: World) -> None:
+def test_idle_gpus_are_diagnosed_periodically_a_few_at_a_time_and_busy_gpus_are_not(world: World) -> None:
     Pool.objects.update(diagnose_every_hours=24)
     hold(workload(world, world.vision), units_of(world.hosts["alpha"])[0], at(8))
     gpu_diagnostics.sweep_diagnostics(at(9))
@@ -157,7 +159,7 @@ def test_idle_gpus_have_their_turn_a_few_at_once_and_busy_ones_not(world: World)
     assert Diagnostic.objects.filter(gpu_id__in=[row.gpu_id for row in first]).count() == len(first)
 
 
-def test_a_gpu_in_service_that_fails_goes_out(world: World) -> None:
+def test_a_gpu_in_service_that_fails_its_diagnostic_is_taken_out(world: World) -> None:
     gpu = gpu_of(world)
     row = gpu_diagnostics.request_diagnostic(gpu, why=Diagnostic.Why.OPERATOR, now=at(9))
     answer(row, "failed", detail="bandwidth")
@@ -165,14 +167,14 @@ def test_a_gpu_in_service_that_fails_goes_out(world: World) -> None:
     assert gpu.repair_state == "out"
 
 
-def test_one_gpu_is_looked_at_once_at_a_time(world: World) -> None:
+def test_a_gpu_has_at_most_one_open_diagnostic(world: World) -> None:
     gpu_diagnostics.request_diagnostic(gpu_of(world), why=Diagnostic.Why.OPERATOR, now=at(9))
-    with pytest.raises(OperationRejected) as no:
+    with pytest.raises(OperationRejected) as rejection:
         gpu_diagnostics.request_diagnostic(gpu_of(world), why=Diagnostic.Why.OPERATOR, now=at(9))
-    assert no.value.code == "diagnostic_is_open"
+    assert rejection.value.code == "diagnostic_is_open"
 
 
-def test_a_tripped_host_comes_back_once_all_its_gpus_have_passed(world: World) -> None:
+def test_a_tripped_host_returns_once_all_its_gpus_have_passed(world: World) -> None:
     host = world.hosts["gamma"]
     assert trip_host(host, reason="3 attempts failed", now=at(9))
     gpu_diagnostics.sweep_diagnostics(at(9, 1))
@@ -186,7 +188,7 @@ def test_a_tripped_host_comes_back_once_all_its_gpus_have_passed(world: World) -
     assert (host.admin_state, host.tripped_at) == ("in_service", None)
 
 
-def test_a_tripped_host_with_a_bad_gpu_stays_closed(world: World) -> None:
+def test_a_tripped_host_with_a_failed_gpu_stays_closed(world: World) -> None:
     host = world.hosts["gamma"]
     trip_host(host, reason="3 attempts failed", now=at(9))
     gpu_diagnostics.sweep_diagnostics(at(9, 1))
@@ -205,7 +207,7 @@ def test_a_quarantined_host_is_diagnosed_as_a_whole(world: World) -> None:
     assert Host.objects.get(pk=host.pk).repair_state == "well"
 
 
-def test_many_gpus_in_service_that_fail_at_once_are_left_to_a_person(world: World) -> None:
+def test_only_a_share_of_the_gpus_that_fail_together_is_taken_out(world: World) -> None:
     rows = [
         gpu_diagnostics.request_diagnostic(gpu_of(world, index), why=Diagnostic.Why.OPERATOR, now=at(9))
         for index in range(4)
@@ -218,7 +220,7 @@ def test_many_gpus_in_service_that_fail_at_once_are_left_to_a_person(world: Worl
     assert Diagnostic.objects.filter(state="failed").count() == 4
 
 
-def test_a_host_hears_of_it_with_its_desired_state_and_answers_with_what_it_observes(world: World) -> None:
+def test_the_desired_state_carries_diagnostics_and_the_observed_state_their_results(world: World) -> None:
     (agent,) = agents_of(world, "delta")
     agent_api.sync(agent.host.pk, agent.observed(), world.now)
     Pool.objects.update(stray_action="warn", diagnostic_tool="own", diagnostic_seconds=90)
@@ -239,7 +241,7 @@ def test_a_host_hears_of_it_with_its_desired_state_and_answers_with_what_it_obse
     assert gpu.repair_state == "well"
 
 
-def test_an_answer_that_takes_a_gpu_out_of_service_locks_its_pool_before_its_host(world: World) -> None:
+def test_a_result_that_takes_a_gpu_out_locks_the_pool_before_the_host(world: World) -> None:
     (agent,) = agents_of(world, "alpha")
     agent.sync(at(9))
     row = gpu_diagnostics.request_diagnostic(gpu_of(world), why=Diagnostic.Why.PERIODIC, now=at(9))

@@ -1,4 +1,4 @@
-"""The engine as a real Celery worker over real Valkey: woken by commits, right without hints, one leader at a time."""
+"""Test the engine as a Celery worker over Valkey: commits wake it, lost nudges do no harm, one leads."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def live_world(transactional_db: None) -> World:
-    """The organisation as of this very moment, visible to other processes."""
+    """Return the organisation as of now, visible to other processes."""
     return build_world(timezone.now())
 
 
-def queue(world: World, team: TeamOfWorld, units: int = 1, **also: object) -> Workload:
-    given: dict[str, object] = {
+def queue(world: World, team: TeamOfWorld, units: int = 1, **overrides: object) -> Workload:
+    fields: dict[str, object] = {
         "kind": "job",
         "type": "training",
         "name": "a job",
@@ -46,13 +46,13 @@ def queue(world: World, team: TeamOfWorld, units: int = 1, **also: object) -> Wo
         "max_runtime_seconds": 3600,
         "preemptible": True,
         "command": "true",
-        **also,
+        **overrides,
     }
-    return services.queue_workload(now=timezone.now(), **given)  # type: ignore[arg-type]
+    return services.queue_workload(now=timezone.now(), **fields)  # type: ignore[arg-type]
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> float:
-    """How long it took, in seconds; fails when it did not happen in time."""
+    """Wait until the condition is true. Returns the seconds taken; fails after ``seconds``."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < seconds, "it did not happen in time"
@@ -64,7 +64,7 @@ def state_of(workload: Workload) -> str:
     return Workload.objects.values_list("state", flat=True).get(pk=workload.pk)
 
 
-def test_a_request_is_decided_within_300_ms_of_its_commit(
+def test_a_submission_is_decided_within_300_ms_of_its_commit(
     engine_worker: subprocess.Popen[bytes], live_world: World
 ) -> None:
     warm_up = queue(live_world, live_world.vision)
@@ -77,10 +77,10 @@ def test_a_request_is_decided_within_300_ms_of_its_commit(
     assert statistics.median(took) < 0.3, took
 
 
-def test_at_a_thousand_gpus_a_request_an_end_a_host_and_an_approval_are_decided_within_300_ms(
+def test_with_a_thousand_gpus_every_event_is_decided_within_300_ms(
     engine_worker: subprocess.Popen[bytes], transactional_db: None
 ) -> None:
-    """From the commit to the decision, through Valkey and the worker, in a pool that is half full and has a queue."""
+    """Measure from the commit to the decision, in a pool that is half full and has a queue."""
     fleet = make_pool_rows(1_000, 100, timezone.now())
     lone = make_host("lone", fleet.pool, [H100], timezone.now())
     Host.objects.filter(pk=lone.pk).update(labels={"only": "lone"})
@@ -116,7 +116,7 @@ def test_at_a_thousand_gpus_a_request_an_end_a_host_and_an_approval_are_decided_
         services.return_host(lone, now=timezone.now())
         took["host"].append(decided(closed_out))
         end_what_runs()
-        promise, _ = services.confirm_reservation(  # what an approval commits
+        reservation, _ = services.confirm_reservation(  # as an approval does
             owner=fleet.owners[0],
             project=fleet.projects[0],
             pool=fleet.pool,
@@ -127,13 +127,13 @@ def test_at_a_thousand_gpus_a_request_an_end_a_host_and_an_approval_are_decided_
             end=timezone.now() + dt.timedelta(hours=1),
             now=timezone.now(),
         )
-        assert promise is not None
-        took["approval"].append(wait_for(lambda: promise.bound_units.exists(), 5))  # noqa: B023
-    # The quickest is what the engine needs; the rest is what else this machine does meanwhile (./run bench wake has the median).
+        assert reservation is not None
+        took["approval"].append(wait_for(lambda: reservation.bound_units.exists(), 5))  # noqa: B023
+    # The minimum excludes the load of other processes (./run bench wake reports the median).
     assert {what: min(times) < 0.3 for what, times in took.items()} == dict.fromkeys(took, True), took
 
 
-def test_what_cannot_start_has_its_reason_as_fast(
+def test_work_that_cannot_start_has_its_reason_within_a_second(
     engine_worker: subprocess.Popen[bytes], live_world: World
 ) -> None:
     first = queue(live_world, live_world.vision)
@@ -144,12 +144,12 @@ def test_what_cannot_start_has_its_reason_as_fast(
     assert seconds < 1.0
 
 
-def test_the_sweep_decides_when_every_hint_is_lost(
+def test_the_sweep_decides_if_every_nudge_is_lost(
     engine_worker: subprocess.Popen[bytes], live_world: World
 ) -> None:
     workload = queue(live_world, live_world.vision)
     wait_for(lambda: state_of(workload) != "queued", 15)
-    nudge.redis_connection().set(nudge.ENGINE_KEY, "1", px=60_000)  # no nudge is sent any more
+    nudge.redis_connection().set(nudge.ENGINE_KEY, "1", px=60_000)  # suppresses every nudge
     lost = queue(live_world, live_world.vision)
     time.sleep(0.5)
     assert state_of(lost) == "queued"
@@ -165,7 +165,7 @@ def test_a_job_runs_is_preempted_and_resumes_through_the_real_engine(
     agents = [FakeAgent.of(live_world.hosts[name]) for name in ("alpha", "beta")]
 
     def until(condition: Callable[[], bool]) -> None:
-        """Agents sync as they do, and acknowledge a checkpoint when they are given notice."""
+        """Sync the agents until the condition is true. Acknowledges a checkpoint for each notice."""
 
         def step() -> bool:
             for agent in agents:
@@ -192,7 +192,7 @@ def test_a_job_runs_is_preempted_and_resumes_through_the_real_engine(
     until(lambda: Allocation.objects.filter(period__upper_inf=True).count() == 16)
 
 
-def test_an_engine_killed_in_the_middle_starts_nothing_twice_and_loses_nothing(
+def test_after_a_killed_engine_nothing_is_started_twice_and_nothing_is_lost(
     live_world: World, tmp_path: Path
 ) -> None:
     with engine_process(tmp_path / "killed.log") as first:
@@ -200,7 +200,7 @@ def test_an_engine_killed_in_the_middle_starts_nothing_twice_and_loses_nothing(
         wait_for(lambda: state_of(warm_up) != "queued", 15)
         workloads = [queue(live_world, live_world.teams[n % 3]) for n in range(12)]
         os.killpg(first.pid, signal.SIGKILL)
-    nudge.redis_connection().flushdb()  # and its queue is lost, too
+    nudge.redis_connection().flushdb()  # its queue is lost as well
     with engine_process(tmp_path / "next.log"):
 
         def all_are_placed() -> bool:
@@ -213,7 +213,7 @@ def test_an_engine_killed_in_the_middle_starts_nothing_twice_and_loses_nothing(
     assert Allocation.objects.filter(period__upper_inf=True).values("unit").distinct().count() == 13
 
 
-def test_an_emptied_valkey_is_right_again_by_itself(
+def test_the_engine_recovers_from_an_emptied_valkey(
     engine_worker: subprocess.Popen[bytes], live_world: World
 ) -> None:
     warm_up = queue(live_world, live_world.vision)
@@ -223,7 +223,7 @@ def test_an_emptied_valkey_is_right_again_by_itself(
     wait_for(lambda: state_of(workload) == "placed", 15)
 
 
-def test_a_request_is_committed_at_once_although_valkey_is_away(
+def test_a_submission_is_committed_at_once_while_valkey_is_down(
     live_world: World, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
     settings.REDIS_URL = "unix:///nowhere/valkey"
@@ -237,7 +237,7 @@ def test_a_request_is_committed_at_once_although_valkey_is_away(
     assert time.monotonic() - began < 1.5
 
 
-def test_a_frozen_engine_is_taken_over_within_five_seconds_and_its_plan_refused(
+def test_a_frozen_engine_is_replaced_within_seconds_and_does_not_lead_after_it_resumes(
     engine_worker: subprocess.Popen[bytes], live_world: World, tmp_path: Path
 ) -> None:
     first = queue(live_world, live_world.vision)

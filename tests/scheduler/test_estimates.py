@@ -1,4 +1,4 @@
-"""What waiting workloads were told, what came of it, and the ranges made from that."""
+"""Test recorded start estimates, their outcomes, and the likely ranges derived from them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ HOUR, MINUTE = dt.timedelta(hours=1), dt.timedelta(minutes=1)
 
 
 def past(
-    world: World, count: int, told: dt.timedelta, waited: dt.timedelta, latest: dt.timedelta | None = None
+    world: World,
+    count: int,
+    estimated: dt.timedelta,
+    waited: dt.timedelta,
+    latest: dt.timedelta | None = None,
 ) -> None:
-    """So many that were told one wait and had another, the last one just now."""
+    """Create ``count`` ended waits, a minute apart: estimated as ``estimated``, actually ``waited``."""
     for number in range(count):
-        made = job(world, world.vision, 1, world.now)
+        row = job(world, world.vision, 1, world.now)
         over = world.now - number * MINUTE
         begun = over - waited
         StartEstimate.objects.create(
-            workload=made,
+            workload=row,
             pool=world.shared,
             attempt=0,
             told_at=begun,
-            expected_start=begun + told,
+            expected_start=begun + estimated,
             latest=begun + latest if latest else None,
             over_at=over,
             started=True,
@@ -40,7 +44,7 @@ def past(
 
 
 def crowded(world: World) -> Workload:
-    """A team uses its guarantee; the job of it that waits until that one's end."""
+    """Fill a team's guarantee and return a job that waits until it is free."""
     now = world.now
     job(world, world.vision, 8, now, preemptible=False)
     engine.run_cycle("test", now)
@@ -51,7 +55,7 @@ def crowded(world: World) -> Workload:
     return waiting
 
 
-def test_the_first_expected_start_of_a_wait_is_kept_with_what_came_of_it(world: World) -> None:
+def test_the_first_estimate_of_a_wait_is_kept(world: World) -> None:
     waiting = crowded(world)
     told = StartEstimate.objects.get(workload=waiting)
     assert (told.told_at, told.expected_start, told.latest) == (
@@ -59,7 +63,7 @@ def test_the_first_expected_start_of_a_wait_is_kept_with_what_came_of_it(world: 
         waiting.expected_start,
         None,
     )
-    engine.run_cycle("test", world.now + HOUR)  # another estimate: the first one stays
+    engine.run_cycle("test", world.now + HOUR)  # a later estimate does not replace the first
     for runs in Workload.objects.filter(state="placed"):
         services.cancel_workload(runs, now=world.now + HOUR)
     Workload.objects.filter(pk=waiting.pk).update(expected_start=None)
@@ -68,7 +72,7 @@ def test_the_first_expected_start_of_a_wait_is_kept_with_what_came_of_it(world: 
     assert StartEstimate.objects.count() == 1 and told.expected_start == waiting.expected_start
 
 
-def test_a_start_ends_the_wait(world: World) -> None:
+def test_a_placement_closes_the_estimate(world: World) -> None:
     waiting = crowded(world)
     start_estimates.close_placed_estimates([waiting.pk], world.now + 3 * HOUR)
     told = StartEstimate.objects.get()
@@ -80,16 +84,16 @@ def test_a_start_ends_the_wait(world: World) -> None:
     assert [row.attempt for row in StartEstimate.objects.order_by("pk")] == [
         0,
         1,
-    ]  # it waits again: another wait
+    ]  # requeued: a second wait
 
 
-def test_what_starts_at_once_was_told_nothing(world: World) -> None:
+def test_work_that_starts_at_once_has_no_estimate(world: World) -> None:
     job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
     assert not StartEstimate.objects.exists()
 
 
-def test_a_range_comes_from_the_pools_own_record_or_there_is_none(world: World) -> None:
+def test_a_likely_range_needs_enough_outcomes_of_the_same_pool(world: World) -> None:
     past(world, MIN_OUTCOMES - 1, HOUR, 2 * HOUR)
     expected = world.now + HOUR
     few = start_estimates.past_starts_by_pool([world.shared.pk], world.now)[world.shared.pk]
@@ -106,7 +110,7 @@ def test_a_range_comes_from_the_pools_own_record_or_there_is_none(world: World) 
     assert other.started_count == 0 and start_estimates.likely_range(other, expected, world.now) is None
 
 
-def test_who_is_told_a_range_is_held_to_its_upper_end(world: World) -> None:
+def test_an_estimate_with_a_range_is_judged_by_the_end_of_the_range(world: World) -> None:
     past(world, MIN_OUTCOMES, HOUR, 2 * HOUR)
     waiting = crowded(world)
     told = StartEstimate.objects.get(workload=waiting)
@@ -116,13 +120,13 @@ def test_who_is_told_a_range_is_held_to_its_upper_end(world: World) -> None:
     assert (overdue.with_range, overdue.started_in_range_count) == (
         1,
         0,
-    )  # it waits still, and is late already
+    )  # still waiting and already late
     start_estimates.close_placed_estimates([waiting.pk], told.latest)
     settled = start_estimates.past_starts_by_pool([world.shared.pk], late)[world.shared.pk]
     assert (settled.with_range, settled.started_in_range_count) == (1, 1)
 
 
-def test_the_record_is_bounded_and_those_who_left_are_closed(world: World) -> None:
+def test_the_record_is_bounded_and_estimates_of_cancelled_work_are_closed(world: World) -> None:
     waiting = crowded(world)
     services.cancel_workload(waiting, now=world.now + MINUTE)
     start_estimates.prune_estimates()
@@ -130,13 +134,13 @@ def test_the_record_is_bounded_and_those_who_left_are_closed(world: World) -> No
     assert left.over_at == world.now + MINUTE and not left.started
     assert (
         start_estimates.past_starts_by_pool([world.shared.pk], world.now + HOUR)[world.shared.pk].errors == ()
-    )  # it proves nothing
+    )  # a cancelled wait is no evidence
     past(world, MAX_OUTCOMES + 5, HOUR, HOUR)
     start_estimates.prune_estimates()
     assert StartEstimate.objects.count() == MAX_OUTCOMES
 
 
-def test_a_cycle_asks_no_more_the_more_are_told(world: World) -> None:
+def test_recording_estimates_takes_the_same_number_of_queries_for_any_number(world: World) -> None:
     crowded(world)
     counts = []
     for number, more in ((2, 1), (3, 6)):

@@ -1,4 +1,4 @@
-"""A program that dies of its GPU has not failed by itself: it comes back, and the time is not its owner's."""
+"""Test runs that fail because of their GPU: they are requeued and not charged."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tests.world import World
 SECOND = dt.timedelta(seconds=1)
 
 
-def ends(
+def end_with_gpu_events(
     agent: FakeAgent, at: dt.datetime, events: list[str], outcome: str = "failed", exit_code: int = 139
 ) -> Run:
-    """The agent's one run ends so, and its GPUs told this; as the edge takes it in."""
+    """End the agent's only run with these GPU events, and sync as the edge does. Returns the run."""
     (key,) = agent.running
     agent.end(key, at, outcome=outcome, exit_code=exit_code)
     agent.runs[key] = replace(agent.runs[key], gpu_events=events)
@@ -51,9 +51,11 @@ def running(world: World, **wish: object) -> tuple[Workload, FakeAgent]:
 
 
 @pytest.mark.parametrize("events", [["xid:79"], ["xid:13", "recovery:gpu_reset"], ["xid:48"]])
-def test_who_fails_as_its_gpu_does_comes_back_and_is_not_charged(world: World, events: list[str]) -> None:
+def test_a_run_that_fails_together_with_its_gpu_is_requeued_and_not_charged(
+    world: World, events: list[str]
+) -> None:
     workload, agent = running(world)
-    run = ends(agent, world.now + 60 * SECOND, events)
+    run = end_with_gpu_events(agent, world.now + 60 * SECOND, events)
     workload.refresh_from_db()
     assert (run.outcome, run.exit_code, run.gpu_events) == ("gpu_error", 139, events[-1:])
     assert (workload.state, workload.reason_code, workload.lost_attempts, workload.failures) == (
@@ -71,11 +73,11 @@ def test_who_fails_as_its_gpu_does_comes_back_and_is_not_charged(world: World, e
 @pytest.mark.parametrize(
     "events", [[], ["xid:13"], ["xid:31", "xid:43"], ["xid:109"], ["xid:99999"], ["a\x00b", "\ud800"]]
 )
-def test_what_a_program_may_bring_about_and_what_no_rule_knows_excuses_nobody(
+def test_events_that_programs_can_cause_and_unknown_events_do_not_excuse_a_failure(
     world: World, events: list[str]
 ) -> None:
     workload, agent = running(world)
-    run = ends(agent, world.now + 60 * SECOND, events)
+    run = end_with_gpu_events(agent, world.now + 60 * SECOND, events)
     workload.refresh_from_db()
     assert (run.outcome, run.gpu_events, workload.state, workload.outcome) == (
         "failed",
@@ -87,38 +89,40 @@ def test_what_a_program_may_bring_about_and_what_no_rule_knows_excuses_nobody(
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("finished", 0), ("out_of_memory", 137)])
-def test_only_what_failed_can_have_failed_of_it(world: World, outcome: str, code: int) -> None:
+def test_gpu_events_change_only_the_outcome_of_failed_runs(world: World, outcome: str, code: int) -> None:
     workload, agent = running(world)
-    assert ends(agent, world.now + 60 * SECOND, ["xid:79"], outcome, code).outcome == outcome
+    assert end_with_gpu_events(agent, world.now + 60 * SECOND, ["xid:79"], outcome, code).outcome == outcome
     workload.refresh_from_db()
     assert workload.outcome == outcome
 
 
-def test_a_notebook_that_dies_of_its_gpu_says_so_at_its_end(world: World) -> None:
+def test_a_notebook_that_fails_because_of_its_gpu_ends_with_gpu_error(world: World) -> None:
     workload, agent = running(world)
     Workload.objects.filter(pk=workload.pk).update(kind="notebook")
-    ends(agent, world.now + 60 * SECOND, ["xid:79"])
+    end_with_gpu_events(agent, world.now + 60 * SECOND, ["xid:79"])
     workload.refresh_from_db()
     assert (workload.state, workload.outcome) == ("ended", "gpu_error")
     assert workload.outcome_numbers == {"attempt": 1, "exit_code": 139, "event": "xid:79"}
 
 
-def test_the_member_of_a_gang_whose_gpu_told_it_is_to_blame_before_the_table_acts(world: World) -> None:
+def test_a_gang_restart_names_the_member_whose_gpu_reported_an_event(world: World) -> None:
     workload, agents = placed(world)
     for step in (1, 2):
         for agent in agents:
             agent.sync(world.now + step * SECOND)
     now = world.now + 60 * SECOND
-    agents[0].end(agents[0].running[0], now, outcome="failed", exit_code=1)  # of the other, and told first
+    agents[0].end(
+        agents[0].running[0], now, outcome="failed", exit_code=1
+    )  # failed because of the other member, and reported first
     agents[0].sync(now)
-    ill = ends(agents[1], now + SECOND, ["xid:79"])
+    ill = end_with_gpu_events(agents[1], now + SECOND, ["xid:79"])
     workload.refresh_from_db()
     assert (ill.outcome, workload.state, workload.reason_code) == ("gpu_error", "queued", "gpu_error")
     kept = Decision.objects.get(workload=workload, kind="restarted")
     assert (kept.numbers["host"], kept.numbers["event"]) == (ill.host.name, "xid:79")
 
 
-def test_nothing_is_asked_where_no_gpu_told_anything(world: World, django_assert_num_queries: object) -> None:
+def test_runs_without_gpu_events_need_no_query(world: World, django_assert_num_queries: object) -> None:
     workload, agent = running(world)
     with django_assert_num_queries(0):  # type: ignore[operator]
         assert agent_api.gpu_fault_codes(agent.observed().runs) == frozenset()

@@ -1,4 +1,4 @@
-"""A workload that fails on one host after the other is not tried for ever: the hosts are not at fault."""
+"""Test that a workload that fails on several hosts is not retried without limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 def fail(
     work: Workload, world: World, host: str, minute: int, outcome: str, seconds: int = 20, told: str = ""
 ) -> Workload:
-    """Another attempt of it, on this host, that ends so; ``told`` to stop for that code before."""
+    """Run an attempt on this host that ends with this outcome. ``told`` is the code of an ordered stop."""
     Workload.objects.filter(pk=work.pk).update(state="running", stop_requested=told)
     held = hold(work, units_of(world.hosts[host])[0], at(9, minute))
     run = Run.objects.get(pk=held.run_id)
@@ -35,7 +35,7 @@ def fail(
     return Workload.objects.get(pk=work.pk)
 
 
-def test_one_that_could_not_start_on_three_hosts_ends_with_their_number(world: World) -> None:
+def test_a_workload_that_cannot_start_on_three_hosts_ends_and_names_their_number(world: World) -> None:
     work = workload(world, world.vision)
     assert fail(work, world, "alpha", 0, "start_failed").state == "queued"
     assert fail(work, world, "beta", 5, "start_failed").state == "queued"
@@ -44,7 +44,7 @@ def test_one_that_could_not_start_on_three_hosts_ends_with_their_number(world: W
 
 
 @pytest.mark.parametrize("outcome", ["prolog_failed", "host_full", "gpu_unreadable"])
-def test_what_is_its_hosts_own_matter_burns_nothing_of_the_workload(world: World, outcome: str) -> None:
+def test_faults_of_the_host_use_no_retry_of_the_workload(world: World, outcome: str) -> None:
     work = workload(world, world.vision, most_retries=2)
     for minute, host in enumerate(["alpha", "beta", "gamma", "alpha", "beta", "gamma", "alpha"]):
         work = fail(work, world, host, 2 * minute, outcome)
@@ -52,23 +52,23 @@ def test_what_is_its_hosts_own_matter_burns_nothing_of_the_workload(world: World
         assert work.not_before is not None
 
 
-@pytest.mark.parametrize("said", ["prolog_failed", "host_full", "gpu_unreadable", ""])
-def test_an_agent_says_beside_a_failed_start_whose_matter_it_is(world: World, said: str) -> None:
+@pytest.mark.parametrize("host_fault", ["prolog_failed", "host_full", "gpu_unreadable", ""])
+def test_the_agent_reports_whether_the_host_caused_a_failed_start(world: World, host_fault: str) -> None:
     (agent,) = agents_of(world, "alpha")
     work = job(world, world.vision, 1, world.now)
     start(world, [agent], world.now)
     (run,) = agent.running
     agent.end(run, world.now, outcome="start_failed")
-    agent.runs[run] = replace(agent.runs[run], **({said: True} if said else {}))
+    agent.runs[run] = replace(agent.runs[run], **({host_fault: True} if host_fault else {}))
     agent.sync(world.now)
-    assert Run.objects.get(public_id=run).outcome == (said or "start_failed")
-    assert Workload.objects.get(pk=work.pk).lost_attempts == (0 if said else 1)
+    assert Run.objects.get(public_id=run).outcome == (host_fault or "start_failed")
+    assert Workload.objects.get(pk=work.pk).lost_attempts == (0 if host_fault else 1)
 
 
 @pytest.mark.parametrize(
     ("because_it_ran_low", "outcome", "lost"), [(True, "disk_ran_low", 1), (False, "out_of_disk", 0)]
 )
-def test_an_agent_says_whether_it_stopped_work_because_the_disk_ran_low(
+def test_the_agent_reports_whether_it_stopped_work_because_of_low_disk_space(
     world: World, because_it_ran_low: bool, outcome: str, lost: int
 ) -> None:
     (agent,) = agents_of(world, "alpha")
@@ -83,33 +83,33 @@ def test_an_agent_says_whether_it_stopped_work_because_the_disk_ran_low(
     assert (row.state, row.lost_attempts, row.failures) == ("queued" if lost else "ended", lost, 0)
 
 
-def test_one_that_fails_at_once_everywhere_uses_no_more_of_its_retries(world: World) -> None:
+def test_a_workload_that_fails_quickly_on_three_hosts_ends_despite_remaining_retries(world: World) -> None:
     work = workload(world, world.vision, most_retries=10)
     for minute, host in ((0, "alpha"), (5, "beta")):
         assert fail(work, world, host, minute, "failed").state == "queued"
     assert fail(work, world, "gamma", 10, "failed").state == "ended"
 
 
-def test_one_that_fails_after_a_while_has_all_its_retries(world: World) -> None:
+def test_a_workload_that_fails_after_a_while_keeps_its_retries(world: World) -> None:
     work = workload(world, world.vision, most_retries=10)
     for minute, host in ((0, "alpha"), (5, "beta"), (10, "gamma")):
         assert fail(work, world, host, minute, "failed", seconds=120).state == "queued"
 
 
-def test_one_host_that_fails_it_again_and_again_is_one(world: World) -> None:
+def test_repeated_failures_on_one_host_count_as_one_host(world: World) -> None:
     work = workload(world, world.vision)
     for minute in (0, 5, 10):
         assert fail(work, world, "alpha", minute, "start_failed").state == "queued"
 
 
-def test_who_leaves_with_an_error_when_it_is_told_to_go_has_not_failed_there(world: World) -> None:
+def test_a_failure_after_an_ordered_stop_does_not_count_against_the_host(world: World) -> None:
     work = workload(world, world.vision, most_retries=10)
     for minute, host in ((0, "alpha"), (5, "beta")):
         assert fail(work, world, host, minute, "failed", told="evicted_for_guarantee").state == "queued"
     assert fail(work, world, "gamma", 10, "failed").state == "queued", "it failed by itself on one host"
 
 
-def test_whom_it_had_to_make_room_for_is_known_until_it_has_run_for_the_minimum_runtime(world: World) -> None:
+def test_the_preempting_workload_is_remembered_until_the_minimum_runtime_is_over(world: World) -> None:
     winner, other = workload(world, world.language), workload(world, world.robotics)
     work = workload(world, world.vision, evicted_for_workload=winner)
     work = fail(work, world, "alpha", 0, "checkpointed", told="evicted_for_guarantee")

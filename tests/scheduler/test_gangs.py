@@ -1,4 +1,4 @@
-"""Work on several hosts: its members begin together, are told of each other, and end together as their owner wants it."""
+"""Test workloads on several hosts: members start together, know each other, and end by the owner's policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECOND = dt.timedelta(seconds=1)
 
 
 def placed(world: World, **wish: Any) -> tuple[Workload, list[FakeAgent]]:
-    """A job on two hosts that has been placed, and the agents of its members by rank, each at an address of its own."""
+    """Return a job placed on two hosts, and the agents of its members by rank, each with its own address."""
     workload = job(world, world.vision, 4, world.now, hosts=2, **wish)
     engine.run_cycle("test", world.now)
     agents = [FakeAgent.of(run.host) for run in Run.objects.filter(workload=workload).order_by("rank")]
@@ -37,7 +37,7 @@ def placed(world: World, **wish: Any) -> tuple[Workload, list[FakeAgent]]:
 
 
 def report(agent: FakeAgent, at: dt.datetime, state: str = "starting", prepared: bool = True) -> GangWanted:
-    """A frame of an agent that has prepared what it is told to run, and waits; what it is told then."""
+    """Sync an agent that has prepared its run. Returns the gang's part of the answer."""
     wanted = agent_api.desired(agent.host.pk, at).runs[0]
     agent.runs = {wanted.run: RunSeen(wanted.run, wanted.generation, state, prepared=prepared)}
     answer = agent_api.sync(agent.host.pk, agent.observed(), at)
@@ -45,7 +45,7 @@ def report(agent: FakeAgent, at: dt.datetime, state: str = "starting", prepared:
     return answer.runs[0].gang
 
 
-def test_nobody_begins_before_everybody_could(world: World) -> None:
+def test_no_member_starts_before_all_members_are_prepared(world: World) -> None:
     workload, (first, second) = placed(world)
     assert not report(first, world.now + SECOND).go
     assert not report(second, world.now + SECOND, prepared=False).go, "its units are still held by somebody"
@@ -56,55 +56,57 @@ def test_nobody_begins_before_everybody_could(world: World) -> None:
     assert workload.state == "starting"
 
 
-def test_the_last_one_that_is_prepared_has_the_others_told_at_once(
+def test_the_last_prepared_member_nudges_the_other_hosts(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, (first, second) = placed(world)
-    told: list[int] = []
-    monkeypatch.setattr("scheduler.state.nudge.hosts", lambda hosts: told.extend(hosts))
+    nudged: list[int] = []
+    monkeypatch.setattr("scheduler.state.nudge.hosts", lambda hosts: nudged.extend(hosts))
     report(first, world.now + SECOND)
-    assert told == []
+    assert nudged == []
     report(second, world.now + SECOND)
-    assert sorted(told) == sorted([first.host.pk, second.host.pk])
+    assert sorted(nudged) == sorted([first.host.pk, second.host.pk])
 
 
-def test_members_know_each_other_and_one_place_to_meet(world: World) -> None:
+def test_members_get_the_same_addresses_and_rendezvous_port(world: World) -> None:
     _, agents = placed(world)
-    found = [report(agent, world.now + SECOND) for agent in agents]
-    told = [report(agent, world.now + 2 * SECOND) for agent in agents]
-    assert [gang.rank for gang in told] == [0, 1]
-    assert told[0].members == told[1].members
-    assert [member.address for member in told[0].members] == ["10.0.0.1", "10.0.0.2"]
-    assert [member.units for member in told[0].members] == [4, 4]
-    assert [member.host for member in told[0].members] == [agent.host.name for agent in agents]
-    assert told[0].port == told[1].port == found[0].port
+    before = [report(agent, world.now + SECOND) for agent in agents]
+    answers = [report(agent, world.now + 2 * SECOND) for agent in agents]
+    assert [gang.rank for gang in answers] == [0, 1]
+    assert answers[0].members == answers[1].members
+    assert [member.address for member in answers[0].members] == ["10.0.0.1", "10.0.0.2"]
+    assert [member.units for member in answers[0].members] == [4, 4]
+    assert [member.host for member in answers[0].members] == [agent.host.name for agent in agents]
+    assert answers[0].port == answers[1].port == before[0].port
     assert (
-        gangs.RENDEZVOUS_FIRST_PORT <= told[0].port < gangs.RENDEZVOUS_FIRST_PORT + 2 * gangs.RENDEZVOUS_PORTS
+        gangs.RENDEZVOUS_FIRST_PORT
+        <= answers[0].port
+        < gangs.RENDEZVOUS_FIRST_PORT + 2 * gangs.RENDEZVOUS_PORTS
     )
 
 
-def test_an_agent_that_knows_nothing_of_gangs_holds_up_nobody(world: World) -> None:
+def test_an_agent_without_gang_support_does_not_block_the_other_members(world: World) -> None:
     _, (first, second) = placed(world)
     assert not report(first, world.now + SECOND).go
     report(second, world.now + SECOND, state="running", prepared=False)
     assert report(first, world.now + 2 * SECOND).go
 
 
-def test_work_on_one_host_is_no_gang(world: World) -> None:
+def test_work_on_one_host_is_not_a_gang(world: World) -> None:
     workload = job(world, world.vision, 2, world.now)
     engine.run_cycle("test", world.now)
     run = Run.objects.get(workload=workload)
     assert agent_api.desired(run.host_id, world.now).runs[0].gang is None
 
 
-def test_one_that_cannot_start_keeps_all_from_starting(world: World) -> None:
+def test_a_member_that_cannot_start_stops_the_whole_gang(world: World) -> None:
     workload, (first, second) = placed(world)
     report(first, world.now + SECOND)
     wanted = agent_api.desired(second.host.pk, world.now).runs[0]
     second.runs = {wanted.run: RunSeen(wanted.run, wanted.generation, "ended", outcome="start_failed")}
     agent_api.sync(second.host.pk, second.observed(), world.now + 2 * SECOND)
-    (told,) = agent_api.desired(first.host.pk, world.now + 2 * SECOND).runs
-    assert told.verb == "stop" and told.gang is not None and not told.gang.go
+    (order,) = agent_api.desired(first.host.pk, world.now + 2 * SECOND).runs
+    assert order.verb == "stop" and order.gang is not None and not order.gang.go
     workload.refresh_from_db()
     assert workload.state == "stopping"
 
@@ -121,7 +123,7 @@ def test_one_that_cannot_start_keeps_all_from_starting(world: World) -> None:
         ("end", 0, "start_failed", "queued", "restarted"),
     ],
 )
-def test_a_gang_goes_as_its_owner_said_when_a_member_ends(
+def test_the_owners_policy_decides_what_happens_when_a_member_ends(
     world: World, policy: str, retries: int, outcome: str, state: str, kind: str
 ) -> None:
     workload, agents = placed(world, if_member_ends=policy, most_retries=retries)
@@ -143,7 +145,7 @@ def test_a_gang_goes_as_its_owner_said_when_a_member_ends(
     assert kept.numbers["exit_code"] == 137
 
 
-def test_a_gang_that_makes_room_comes_back_whatever_its_policy(world: World) -> None:
+def test_a_preempted_gang_is_requeued_whatever_its_policy(world: World) -> None:
     workload, agents = placed(world, if_member_ends="end")
     for step in (1, 2):
         for agent in agents:
@@ -158,7 +160,9 @@ def test_a_gang_that_makes_room_comes_back_whatever_its_policy(world: World) -> 
     assert not Decision.objects.filter(workload=workload, kind__in=("restarted", "ended")).exists()
 
 
-def test_the_others_are_told_also_where_the_first_to_go_had_said_so_before_it_was_gone(world: World) -> None:
+def test_the_other_members_are_stopped_even_if_the_first_was_reported_as_stopping_before_it_ended(
+    world: World,
+) -> None:
     workload, agents = placed(world)
     for step in (1, 2):
         for agent in agents:
@@ -166,7 +170,7 @@ def test_the_others_are_told_also_where_the_first_to_go_had_said_so_before_it_wa
     going = agents[1].running[0]
     agents[1].runs[going] = replace(
         agents[1].runs[going], state="stopping"
-    )  # its lease was over for a moment, say
+    )  # for example after a short loss of its lease
     agents[1].sync(world.now + 3 * SECOND)
     agents[1].end(going, world.now + 4 * SECOND, outcome="lease_lost", exit_code=143)
     agents[1].sync(world.now + 4 * SECOND)
@@ -177,7 +181,7 @@ def test_the_others_are_told_also_where_the_first_to_go_had_said_so_before_it_wa
     assert not Run.objects.filter(workload=workload).exclude(state="ended").exists()
 
 
-def test_members_that_finish_one_after_the_other_end_as_finished(world: World) -> None:
+def test_a_gang_whose_members_finish_one_after_another_is_finished(world: World) -> None:
     workload, agents = placed(world, if_member_ends="end")
     for step in (1, 2):
         for agent in agents:
@@ -190,14 +194,14 @@ def test_members_that_finish_one_after_the_other_end_as_finished(world: World) -
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1 slots=9", "-x", "a\nb", "x" * 300])
-def test_an_address_that_is_none_is_refused_in_words(world: World, address: str) -> None:
+def test_an_invalid_address_is_rejected_with_a_reason(world: World, address: str) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     agent.inventory = replace(agent.inventory, address=address)
     with pytest.raises(AgentRejected, match="inventory.address"):
         agent.sync(world.now)
 
 
-def test_a_gang_does_not_wait_for_ever_for_a_host_that_never_names_its_member(world: World) -> None:
+def test_a_gang_is_stopped_if_a_host_never_reports_its_member(world: World) -> None:
     workload, (first, second) = placed(world)
     for seconds in (1, 60, 119):
         report(first, world.now + seconds * SECOND)
@@ -210,7 +214,7 @@ def test_a_gang_does_not_wait_for_ever_for_a_host_that_never_names_its_member(wo
     assert (workload.state, workload.stop_requested) == ("stopping", ReasonCode.START_FAILED)
 
 
-def test_a_gang_whose_members_are_all_named_may_take_its_time_to_begin(world: World) -> None:
+def test_a_gang_whose_members_are_all_reported_has_no_start_timeout(world: World) -> None:
     workload, agents = placed(world)
     for agent in agents:
         report(agent, world.now + SECOND, prepared=False)
@@ -220,14 +224,14 @@ def test_a_gang_whose_members_are_all_named_may_take_its_time_to_begin(world: Wo
 
 
 class PromptAgent(FakeAgent):
-    """One whose workloads go at once when they are told, so that what they end as is what they were told for."""
+    """An agent whose workloads end as soon as a stop is ordered, with the outcome of the stop code."""
 
     def _outcome_of_stop(self, wanted: RunWanted, seen: RunSeen) -> str:
         return "checkpointed" if seen.saved else outcome_of_stop(wanted.code)
 
 
 def running_gang(world: World, hosts: int, **wish: Any) -> tuple[Workload, list[FakeAgent]]:
-    """A job that runs on so many hosts of 8 GPUs, and the agents of its members by rank. One host more is free."""
+    """Return a job running on ``hosts`` hosts of 8 GPUs, and its agents by rank. One more host is free."""
     for extra in range(hosts - 1):
         make_host(f"extra-{extra}", world.shared, [H100] * 8, world.now)
     everywhere = {host.pk: PromptAgent.of(host) for host in world.shared.hosts.all()}
@@ -236,7 +240,7 @@ def running_gang(world: World, hosts: int, **wish: Any) -> tuple[Workload, list[
 
 
 def start_again(workload: Workload, everywhere: dict[int, FakeAgent], at: dt.datetime) -> list[FakeAgent]:
-    """Placed once more, and running everywhere; its members' agents by rank."""
+    """Place the workload again and run it on every host. Returns its agents by rank."""
     engine.run_cycle("test", at)
     workload.refresh_from_db()
     runs = Run.objects.filter(workload=workload, attempt=workload.attempt).order_by("rank")
@@ -250,7 +254,7 @@ def start_again(workload: Workload, everywhere: dict[int, FakeAgent], at: dt.dat
     return agents
 
 
-def all_go(workload: Workload, agents: list[FakeAgent], at: dt.datetime) -> None:
+def sync_twice(workload: Workload, agents: list[FakeAgent], at: dt.datetime) -> None:
     for step in (1, 2):
         for agent in agents:
             agent.sync(at + step * SECOND)
@@ -258,30 +262,30 @@ def all_go(workload: Workload, agents: list[FakeAgent], at: dt.datetime) -> None
 
 
 @pytest.mark.parametrize("hosts", [3, 4])
-def test_a_gang_on_many_hosts_comes_back_after_a_gpu_error_and_only_that_host_is_to_blame(
+def test_a_gang_is_requeued_after_a_gpu_error_and_only_that_member_is_marked(
     world: World, hosts: int
 ) -> None:
     workload, agents = running_gang(world, hosts)
-    ill = agents[2].host
+    faulty = agents[2].host
     now = world.now + 10 * SECOND
     assert services.quarantine_gpu(
-        Gpu.objects.get(host=ill, index=3), reason="fell off the bus (xid:79)", now=now
+        Gpu.objects.get(host=faulty, index=3), reason="fell off the bus (xid:79)", now=now
     )
-    all_go(workload, agents, now)
+    sync_twice(workload, agents, now)
     assert (workload.state, workload.reason_code, workload.lost_attempts) == (
         "queued",
         ReasonCode.GPU_ERROR,
         1,
     )
     ended = {run.host_id: run.outcome for run in workload.runs.all()}
-    assert {host for host, outcome in ended.items() if outcome == ReasonCode.GPU_ERROR} == {ill.pk}
+    assert {host for host, outcome in ended.items() if outcome == ReasonCode.GPU_ERROR} == {faulty.pk}
     kept = Decision.objects.get(workload=workload, kind="restarted")
-    assert (kept.code, kept.numbers["host"]) == (ReasonCode.GPU_ERROR, ill.name)
+    assert (kept.code, kept.numbers["host"]) == (ReasonCode.GPU_ERROR, faulty.name)
     charged = Allocation.objects.filter(workload=workload).values_list("end_code", flat=True).distinct()
     assert list(charged) == [ReasonCode.GPU_ERROR], "the time of all of them was lost by the hardware"
 
 
-def test_a_gang_is_tried_until_its_gpus_failed_on_three_hosts(world: World) -> None:
+def test_a_gang_is_retried_until_gpus_have_failed_on_three_hosts(world: World) -> None:
     workload, agents = running_gang(world, 4)
     everywhere = {host.pk: PromptAgent.of(host) for host in world.shared.hosts.all()}
     now = world.now
@@ -289,14 +293,14 @@ def test_a_gang_is_tried_until_its_gpus_failed_on_three_hosts(world: World) -> N
         now += 60 * SECOND
         gpu = Gpu.objects.get(host=agents[0].host, index=0)
         assert services.quarantine_gpu(gpu, reason="xid:79", now=now)
-        all_go(workload, agents, now)
+        sync_twice(workload, agents, now)
         assert workload.state == ("queued" if failed < 3 else "ended"), failed
         if failed < 3:
-            agents = again(workload, world, agents, everywhere, failed, now + 5 * SECOND)
+            agents = restart_on_fresh_host(workload, world, agents, everywhere, failed, now + 5 * SECOND)
     assert workload.outcome_numbers["failed_on_hosts"] == 3
 
 
-def again(
+def restart_on_fresh_host(
     workload: Workload,
     world: World,
     agents: list[FakeAgent],
@@ -304,36 +308,38 @@ def again(
     number: int,
     at: dt.datetime,
 ) -> list[FakeAgent]:
-    """On another host in the ill one's place."""
+    """Restart the gang with a fresh host in place of the failed one."""
     fresh = make_host(f"fresh-{number}", world.shared, [H100] * 8, at)
     everywhere[fresh.pk] = PromptAgent.of(fresh)
     for agent in everywhere.values():
         agent.sync(at)
     found = start_again(workload, everywhere, at)
-    return sorted(found, key=lambda agent: agent.host.pk in {one.host.pk for one in agents[:1]})
+    return sorted(found, key=lambda agent: agent.host.pk in {agent.host.pk for agent in agents[:1]})
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_who_failed_because_another_lost_its_host_or_gpu_is_not_why_the_gang_ended(
+def test_members_that_fail_as_a_consequence_are_not_the_cause_of_the_gangs_end(
     world: World, order: int
 ) -> None:
     workload, agents = running_gang(world, 3)
-    ill, *others = agents
+    faulty, *others = agents
     now = world.now + 10 * SECOND
-    for agent in others[::order]:  # their collective failed at once; that the GPU is out is known later
+    for agent in others[::order]:  # their collective fails at once; the GPU fault is reported later
         agent.end(agent.running[0], now, outcome="failed", exit_code=1)
         agent.sync(now)
-    assert services.quarantine_gpu(Gpu.objects.get(host=ill.host, index=0), reason="xid:79", now=now + SECOND)
-    all_go(workload, agents, now + SECOND)
+    assert services.quarantine_gpu(
+        Gpu.objects.get(host=faulty.host, index=0), reason="xid:79", now=now + SECOND
+    )
+    sync_twice(workload, agents, now + SECOND)
     assert (workload.state, workload.reason_code, workload.lost_attempts) == (
         "queued",
         ReasonCode.GPU_ERROR,
         1,
     )
-    assert Decision.objects.get(workload=workload, kind="restarted").numbers["host"] == ill.host.name
+    assert Decision.objects.get(workload=workload, kind="restarted").numbers["host"] == faulty.host.name
 
 
-def test_members_that_fail_before_their_host_is_known_to_be_lost_use_no_retry(world: World) -> None:
+def test_members_that_fail_before_another_members_host_is_known_as_lost_use_no_retry(world: World) -> None:
     workload, agents = running_gang(world, 3)
     lost, *others = agents
     idle = [
@@ -351,18 +357,18 @@ def test_members_that_fail_before_their_host_is_known_to_be_lost_use_no_retry(wo
 
 
 @pytest.mark.parametrize("outcome", ["failed", "start_failed"])
-def test_one_attempt_of_a_gang_is_one_host_however_many_of_its_members_fail(
+def test_one_attempt_of_a_gang_counts_as_one_failed_host_however_many_members_fail(
     world: World, outcome: str
 ) -> None:
     workload, agents = running_gang(world, 4, most_retries=2)
     for agent in agents:
         agent.end(agent.running[0], world.now + 10 * SECOND, outcome=outcome, exit_code=1)
-    all_go(workload, agents, world.now + 10 * SECOND)
+    sync_twice(workload, agents, world.now + 10 * SECOND)
     assert workload.state == "queued"
 
 
 def noticed_gang(world: World, hosts: int = 2) -> tuple[Workload, list[FakeAgent]]:
-    """A gang of which one host is being drained: it has its notice, and its agents know."""
+    """Return a gang with a notice, because one of its hosts is being drained, and its agents."""
     workload, agents = running_gang(world, hosts)
     services.drain_host(agents[0].host, reason="a fan", now=world.now + 60 * SECOND)
     for agent in agents:
@@ -372,16 +378,16 @@ def noticed_gang(world: World, hosts: int = 2) -> tuple[Workload, list[FakeAgent
     return workload, agents
 
 
-def saves_and_goes(agent: FakeAgent, at: dt.datetime) -> None:
+def checkpoint_and_end(agent: FakeAgent, at: dt.datetime) -> None:
     (run,) = agent.running
     agent.checkpoint(run, at)
     agent.end(run, at, outcome="checkpointed", exit_code=0)
     agent.sync(at)
 
 
-def test_the_first_member_to_save_and_go_cuts_nobodys_notice_short(world: World) -> None:
+def test_a_member_that_saves_first_does_not_shorten_the_notice_of_the_others(world: World) -> None:
     workload, (slow, quick) = noticed_gang(world)
-    saves_and_goes(quick, world.now + 65 * SECOND)
+    checkpoint_and_end(quick, world.now + 65 * SECOND)
     time_limits.stop_after_notice(world.now + 66 * SECOND)
     assert [run.verb for run in slow.sync(world.now + 70 * SECOND).runs] == ["notice"], "it may still write"
     workload.refresh_from_db()
@@ -394,13 +400,13 @@ def test_the_first_member_to_save_and_go_cuts_nobodys_notice_short(world: World)
     assert (workload.state, workload.reason_code) == ("queued", ReasonCode.DRAINED)
 
 
-def test_the_rest_of_a_gang_is_stopped_as_soon_as_all_of_it_has_saved(world: World) -> None:
+def test_a_gang_is_stopped_once_all_its_members_have_saved(world: World) -> None:
     workload, (first, second, third) = noticed_gang(world, 3)
-    saves_and_goes(second, world.now + 65 * SECOND)
+    checkpoint_and_end(second, world.now + 65 * SECOND)
     for agent in (first, third):
         agent.checkpoint(agent.running[0], world.now + 70 * SECOND)
         assert agent.sync(world.now + 70 * SECOND)
-    all_go(workload, [first, third], world.now + 71 * SECOND)
+    sync_twice(workload, [first, third], world.now + 71 * SECOND)
     assert (workload.state, workload.reason_code) == ("queued", ReasonCode.DRAINED)
     assert {run.outcome for run in workload.runs.all()} == {"checkpointed"}
 
@@ -414,8 +420,10 @@ def test_a_member_that_fails_after_the_notice_still_ends_the_others(world: World
     assert workload.state == "stopping"
 
 
-@pytest.mark.parametrize(("others", "why"), [("killed_at_grace", 2), ("checkpointed", 0)])
-def test_a_gang_has_saved_when_all_its_members_have(world: World, others: str, why: int) -> None:
+@pytest.mark.parametrize(("others", "failed_rank"), [("killed_at_grace", 2), ("checkpointed", 0)])
+def test_a_gang_is_checkpointed_only_if_all_its_members_are(
+    world: World, others: str, failed_rank: int
+) -> None:
     workload, agents = running_gang(world, 3)
     for seconds, agent in enumerate(agents):
         (run,) = agent.running
@@ -426,16 +434,16 @@ def test_a_gang_has_saved_when_all_its_members_have(world: World, others: str, w
             exit_code=0,
         )
         agent.sync(world.now + (60 + seconds) * SECOND)
-    (told,) = gangs.first_failures([list(workload.runs.order_by("rank"))])
-    assert told.rank == why
+    (failure,) = gangs.first_failures([list(workload.runs.order_by("rank"))])
+    assert failure.rank == failed_rank
 
 
-def test_a_host_whose_clock_is_behind_is_not_taken_for_the_first_that_went(world: World) -> None:
+def test_a_host_with_a_slow_clock_is_not_taken_as_the_first_failure(world: World) -> None:
     workload, agents = running_gang(world, 3)
     agents[2].end(agents[2].running[0], world.now + 60 * SECOND, outcome="failed", exit_code=3)
     agents[2].sync(world.now + 60 * SECOND)
     for agent in agents[:2]:
-        agent.sync(world.now + 60 * SECOND)  # told to stop, and gone at once: by its own clock an hour ago
+        agent.sync(world.now + 60 * SECOND)  # stops at once, an hour ago by the host's own clock
         (run,) = agent.runs
         agent.end(run, world.now - 3600 * SECOND, outcome="killed_at_grace")
         agent.sync(world.now + 61 * SECOND)
@@ -446,7 +454,7 @@ def test_a_host_whose_clock_is_behind_is_not_taken_for_the_first_that_went(world
 @pytest.mark.parametrize(
     ("seconds", "lost"), [(-5, False), (5, True), (100, True), (130, True), (200, False)]
 )
-def test_a_gpu_counts_as_lost_by_who_held_it_when_it_was_taken_out(
+def test_a_gpu_taken_out_counts_as_lost_for_the_run_that_held_it(
     world: World, seconds: int, lost: bool
 ) -> None:
     workload, agents = running_gang(world, 2)

@@ -1,4 +1,4 @@
-"""A GPU that is split otherwise: it is drained first, its host is told once nothing holds it, and what follows from its answer."""
+"""Test changes of a GPU's MIG geometry: drain, order to the host, and handling of the result."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.django_db
 HALVES = ["3g.40gb", "3g.40gb"]
 
 
-class Speaker:
-    """The agent of host alpha: says what it has, and hears what is wanted."""
+class MigAgent:
+    """The agent of host alpha with MIG-capable GPUs."""
 
     def __init__(self, world: World) -> None:
         (self.agent,) = agents_of(world, "alpha")
@@ -35,13 +35,13 @@ class Speaker:
         frame = replace(self.agent.observed(), inventory=self.inventory, geometries=list(geometries))
         return self.agent.sync(now, frame)
 
-    def runs(self, held: Allocation) -> None:
-        """It says that this runs there."""
+    def report_running(self, held: Allocation) -> None:
+        """Report this allocation's run as running."""
         run = held.run
         self.agent.runs[str(run.public_id)] = RunSeen(str(run.public_id), run.generation, "running")
 
-    def has(self, index: int, profiles: list[str]) -> None:
-        """Its GPU is split like this from now on; none: one whole GPU."""
+    def set_geometry(self, index: int, profiles: list[str]) -> None:
+        """Report the GPU with these MIG profiles from now on, or as one whole GPU if there are none."""
         gpu = self.inventory.gpus[index]
         units = [
             UnitSeen(f"{gpu.uuid}-{n}", profile, 360 * n, 360, 40448) for n, profile in enumerate(profiles)
@@ -52,10 +52,10 @@ class Speaker:
 
 
 @pytest.fixture
-def alpha(world: World) -> Speaker:
-    speaker = Speaker(world)
-    speaker.say(at(9))
-    return speaker
+def alpha(world: World) -> MigAgent:
+    agent = MigAgent(world)
+    agent.say(at(9))
+    return agent
 
 
 def gpu_of(world: World, index: int = 0, host: str = "alpha") -> Gpu:
@@ -63,13 +63,13 @@ def gpu_of(world: World, index: int = 0, host: str = "alpha") -> Gpu:
 
 
 def refusal(gpu: Gpu, profiles: list[str]) -> OperationRejected:
-    with pytest.raises(OperationRejected) as caught:
+    with pytest.raises(OperationRejected) as rejection:
         geometry_changes.request_geometry(gpu, profiles, now=at(10))
     assert not GeometryChange.objects.exclude(state="done").exists()
-    return caught.value
+    return rejection.value
 
 
-def test_a_gpu_that_nobody_holds_is_split_and_goes_back_into_service(world: World, alpha: Speaker) -> None:
+def test_a_free_gpu_is_split_and_returns_to_service(world: World, alpha: MigAgent) -> None:
     gpu = gpu_of(world)
     row = geometry_changes.request_geometry(gpu, HALVES, now=at(10))
     assert (gpu.repair_state, row.state, row.before) == ("reshaping", "draining", [])
@@ -81,7 +81,7 @@ def test_a_gpu_that_nobody_holds_is_split_and_goes_back_into_service(world: Worl
         [("3g.40gb", 0), ("3g.40gb", 4)],
     )
     assert alpha.say(at(10, 1), GeometrySeen(wanted.change, "changing")).geometries
-    alpha.has(0, HALVES)
+    alpha.set_geometry(0, HALVES)
     assert alpha.say(at(10, 2), GeometrySeen(wanted.change, "done")).geometries == []
     row.refresh_from_db()
     gpu.refresh_from_db()
@@ -97,10 +97,10 @@ def test_a_gpu_that_nobody_holds_is_split_and_goes_back_into_service(world: Worl
     assert states == ["reshaping", "well"]
 
 
-def test_work_leaves_first_and_no_slot_is_replaced_under_who_holds_it(world: World, alpha: Speaker) -> None:
+def test_a_gpu_is_split_only_after_its_work_has_ended(world: World, alpha: MigAgent) -> None:
     gpu = gpu_of(world)
     leaving = hold(workload(world, world.vision, preemptible=True), units_of(world.hosts["alpha"])[0], at(9))
-    alpha.runs(leaving)
+    alpha.report_running(leaving)
     geometry_changes.request_geometry(gpu, HALVES, now=at(10))
     leaving.workload.refresh_from_db()
     assert (leaving.workload.state, leaving.workload.stop_requested) == ("notice", "drained")
@@ -111,7 +111,7 @@ def test_work_leaves_first_and_no_slot_is_replaced_under_who_holds_it(world: Wor
     assert len(alpha.say(at(10, 3)).geometries) == 1
 
 
-def test_work_that_can_not_be_preempted_runs_to_its_end(world: World, alpha: Speaker) -> None:
+def test_work_that_cannot_be_preempted_runs_to_its_end(world: World, alpha: MigAgent) -> None:
     held = hold(workload(world, world.vision, preemptible=False), units_of(world.hosts["alpha"])[0], at(9))
     geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(10))
     held.workload.refresh_from_db()
@@ -120,7 +120,7 @@ def test_work_that_can_not_be_preempted_runs_to_its_end(world: World, alpha: Spe
     assert GeometryChange.objects.get().state == "draining"
 
 
-def test_a_reservation_that_is_bound_to_it_keeps_its_units(world: World, alpha: Speaker) -> None:
+def test_a_bound_reservation_keeps_its_units_until_its_end(world: World, alpha: MigAgent) -> None:
     reservation(world, world.vision, units_of(world.hosts["alpha"])[:1], at(9), at(12))
     geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(10))
     geometry_changes.sweep_geometry_changes(at(10, 1))
@@ -129,7 +129,7 @@ def test_a_reservation_that_is_bound_to_it_keeps_its_units(world: World, alpha: 
     assert len(alpha.say(at(12, 1)).geometries) == 1
 
 
-def test_done_is_believed_when_the_units_are_there(world: World, alpha: Speaker) -> None:
+def test_a_change_is_done_only_when_the_new_units_are_reported(world: World, alpha: MigAgent) -> None:
     geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(10))
     geometry_changes.sweep_geometry_changes(at(10, 1))
     change = str(GeometryChange.objects.get().public_id)
@@ -138,16 +138,16 @@ def test_done_is_believed_when_the_units_are_there(world: World, alpha: Speaker)
 
 
 @pytest.mark.parametrize(
-    ("state", "has", "repair"),
+    ("state", "reported", "repair"),
     [("failed", [], "well"), ("failed", ["1g.10gb"], "quarantined"), ("unsure", [], "quarantined")],
 )
-def test_what_fails_leaves_the_old_geometry_or_quarantines_the_gpu(
-    world: World, alpha: Speaker, state: str, has: list[str], repair: str
+def test_a_failed_change_leaves_the_old_geometry_or_quarantines_the_gpu(
+    world: World, alpha: MigAgent, state: str, reported: list[str], repair: str
 ) -> None:
     geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(10))
     geometry_changes.sweep_geometry_changes(at(10, 1))
     row = GeometryChange.objects.get()
-    alpha.has(0, has)
+    alpha.set_geometry(0, reported)
     alpha.say(at(10, 2), GeometrySeen(str(row.public_id), state, "a process still uses the GPU"))
     row.refresh_from_db()
     assert (row.state, row.detail, gpu_of(world).repair_state) == (
@@ -161,9 +161,7 @@ def test_what_fails_leaves_the_old_geometry_or_quarantines_the_gpu(
         )
 
 
-def test_a_host_that_does_not_say_how_it_went_is_given_up_and_one_that_is_silent_goes_on(
-    world: World, alpha: Speaker
-) -> None:
+def test_a_change_times_out_on_a_live_host_and_waits_for_a_silent_host(world: World, alpha: MigAgent) -> None:
     geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(10))
     geometry_changes.sweep_geometry_changes(at(10, 1))
     Host.objects.filter(name="alpha").update(lease_state="silent")
@@ -179,7 +177,7 @@ def test_a_host_that_does_not_say_how_it_went_is_given_up_and_one_that_is_silent
     )
 
 
-def test_it_is_taken_back_until_its_host_is_told(world: World, alpha: Speaker) -> None:
+def test_a_change_can_be_withdrawn_until_it_is_sent_to_the_host(world: World, alpha: MigAgent) -> None:
     gpu = gpu_of(world)
     geometry_changes.request_geometry(gpu, HALVES, now=at(10))
     assert geometry_changes.withdraw_geometry(gpu, now=at(10, 1)).state == "withdrawn"
@@ -192,9 +190,7 @@ def test_it_is_taken_back_until_its_host_is_told(world: World, alpha: Speaker) -
         geometry_changes.withdraw_geometry(gpu, now=at(10, 5))
 
 
-def test_a_gpu_that_is_quarantined_meanwhile_stays_so_and_nothing_is_changed(
-    world: World, alpha: Speaker
-) -> None:
+def test_a_change_fails_if_the_gpu_is_quarantined_before_it_begins(world: World, alpha: MigAgent) -> None:
     gpu = gpu_of(world)
     geometry_changes.request_geometry(gpu, HALVES, now=at(10))
     quarantine_gpu(gpu, reason="xid:79", now=at(10, 1))
@@ -205,7 +201,7 @@ def test_a_gpu_that_is_quarantined_meanwhile_stays_so_and_nothing_is_changed(
     assert alpha.say(at(10, 3)).geometries == []
 
 
-def test_each_no_has_its_reason_and_its_numbers(world: World, alpha: Speaker) -> None:
+def test_each_rejection_has_its_reason_and_its_numbers(world: World, alpha: MigAgent) -> None:
     gpu = gpu_of(world)
     misfit = refusal(gpu, [*HALVES, "1g.10gb"])
     assert (misfit.code, misfit.numbers["why"]) == ("geometry_does_not_fit", "places")
@@ -221,7 +217,9 @@ def test_each_no_has_its_reason_and_its_numbers(world: World, alpha: Speaker) ->
     assert refusal(gpu_of(world, 1), HALVES).code == "host_does_not_answer"
 
 
-def test_it_is_not_diagnosed_and_not_changed_twice_meanwhile(world: World, alpha: Speaker) -> None:
+def test_a_gpu_with_an_open_change_accepts_no_second_change_and_no_diagnostic(
+    world: World, alpha: MigAgent
+) -> None:
     gpu = gpu_of(world)
     geometry_changes.request_geometry(gpu, HALVES, now=at(10))
     with pytest.raises(OperationRejected, match="geometry_is_changing"):
@@ -230,5 +228,5 @@ def test_it_is_not_diagnosed_and_not_changed_twice_meanwhile(world: World, alpha
         gpu_diagnostics.request_diagnostic(gpu, why=Diagnostic.Why.OPERATOR, now=at(10, 1))
 
 
-def test_the_time_that_it_takes_is_maintenance_and_no_fault(world: World) -> None:
+def test_the_time_of_a_change_counts_as_maintenance(world: World) -> None:
     assert gpu_condition(("alive", "in_service", "well"), "reshaping") == GpuCondition.MAINTENANCE

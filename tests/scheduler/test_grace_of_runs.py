@@ -1,4 +1,4 @@
-"""The grace that a run's host was told at its start is the one that its shim keeps to, whatever its pool says by now."""
+"""Test that a run keeps the grace period it started with when its pool changes the setting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECOND = dt.timedelta(seconds=1)
 
 
 def started(world: World, grace: int) -> tuple[Workload, FakeAgent]:
-    """A job that was started with this grace, and its agent; its pool's grace is 10 s since."""
+    """Return a job started with this grace period, and its agent. The pool's grace is 10 s afterwards."""
     agents = agents_of(world, "alpha", "beta")
     Pool.objects.filter(pk=world.shared.pk).update(grace_seconds=grace)
     workload = job(world, world.vision, 8, world.now)
@@ -31,7 +31,7 @@ def started(world: World, grace: int) -> tuple[Workload, FakeAgent]:
     return workload, next(agent for agent in agents if agent.host.pk == host)
 
 
-def test_a_cut_off_host_keeps_its_work_until_the_grace_that_its_shims_were_told_is_over(world: World) -> None:
+def test_the_work_of_a_disconnected_host_is_lost_only_after_the_grace_its_shims_use(world: World) -> None:
     workload, agent = started(world, 600)
     run = workload.runs.get()
     assert agent.wanted[str(run.public_id)].grace_seconds == 600
@@ -46,7 +46,7 @@ def test_a_cut_off_host_keeps_its_work_until_the_grace_that_its_shims_were_told_
     assert (run.state, run.outcome) == ("ended", "host_lost")
 
 
-def test_another_boot_is_not_believed_before_that(world: World) -> None:
+def test_another_boot_is_rejected_until_the_grace_of_the_runs_is_over(world: World) -> None:
     _, agent = started(world, 600)
     agent.boot_id = "another boot"
     with pytest.raises(AgentRejected, match="clone"):
@@ -54,7 +54,7 @@ def test_another_boot_is_not_believed_before_that(world: World) -> None:
     agent.sync(world.now + 641 * SECOND)
 
 
-def test_what_is_stopped_has_the_grace_that_it_was_told(world: World) -> None:
+def test_a_stopped_run_has_the_grace_it_started_with(world: World) -> None:
     workload, agent = started(world, 600)
     services.cancel_workload(workload, now=world.now + SECOND)
     (wanted,) = agent_api.desired(agent.host.pk, world.now + SECOND).runs
@@ -62,7 +62,7 @@ def test_what_is_stopped_has_the_grace_that_it_was_told(world: World) -> None:
     assert Workload.objects.get(pk=workload.pk).gone_by == world.now + 601 * SECOND
 
 
-def test_a_pool_that_gives_more_grace_waits_longer_for_hosts_that_hold_nothing(world: World) -> None:
+def test_a_longer_grace_of_the_pool_also_applies_to_hosts_without_work(world: World) -> None:
     Pool.objects.filter(pk=world.shared.pk).update(grace_seconds=600)
     Host.objects.exclude(name="alpha").update(last_sync_at=world.now + 3600 * SECOND)
     silent_hosts.sweep_silent_hosts(world.now + 60 * SECOND)

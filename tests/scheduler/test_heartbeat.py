@@ -1,4 +1,4 @@
-"""A host without news is heard by one statement; with any news, or any doubt, that statement writes nothing."""
+"""Test the heartbeat: an unchanged frame takes one statement, and any change or doubt takes the full sync."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATER = dt.timedelta(seconds=5)
 
 @pytest.fixture
 def agent(world: World) -> FakeAgent:
-    """An agent that runs a job, and whose last frame had no news."""
+    """Return an agent that runs a job and whose last frame was unchanged."""
     job(world, world.vision, 1, world.now)
     agent = FakeAgent.of(world.hosts["alpha"])
     agent.sync(world.now)
@@ -35,9 +35,10 @@ def agent(world: World) -> FakeAgent:
     return agent
 
 
-def short_way(
+def heartbeat_only(
     agent: FakeAgent, now: dt.datetime, frame: Observed | None = None, credential: str = CREDENTIAL
 ) -> Any:
+    """Send a frame through the heartbeat only. Returns None if it needs the full sync."""
     return agent_api.sync_unchanged(
         agent.host.pk, [credential], frame or agent.observed(), ClockSample(now, "test", now.timestamp())
     )
@@ -47,29 +48,27 @@ def heard_at(agent: FakeAgent) -> dt.datetime | None:
     return Host.objects.get(pk=agent.host.pk).last_sync_at
 
 
-def test_a_host_without_work_and_news_is_heard_by_one_query(
+def test_an_unchanged_frame_of_a_host_without_work_takes_one_query(
     world: World, django_assert_num_queries: Callable[[int], Any]
 ) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     expected = [agent.sync(world.now) for _ in range(2)][-1]
     frame = agent.observed()
     with django_assert_num_queries(1):
-        answer = short_way(agent, world.now + LATER, frame)
+        answer = heartbeat_only(agent, world.now + LATER, frame)
     assert answer == expected
     assert heard_at(agent) == world.now + LATER
 
 
-def test_a_host_that_reports_its_work_as_before_is_answered_as_by_the_whole_way(
-    world: World, agent: FakeAgent
-) -> None:
-    answer = short_way(agent, world.now + LATER)
+def test_an_unchanged_frame_gets_the_same_answer_as_the_full_sync(world: World, agent: FakeAgent) -> None:
+    answer = heartbeat_only(agent, world.now + LATER)
     assert answer == agent_api.desired(agent.host.pk, world.now + LATER)
     assert [run.run for run in answer.runs] == agent.running
     assert heard_at(agent) == world.now + LATER
 
 
 @pytest.mark.parametrize("gpus", [1, 60])
-def test_a_host_s_first_report_takes_as_many_queries_whatever_it_has(
+def test_the_first_report_of_a_host_takes_the_same_number_of_queries_for_any_number_of_gpus(
     world: World, gpus: int, django_assert_max_num_queries: Callable[[int], Any]
 ) -> None:
     agent = FakeAgent.of(make_host("new", world.shared, [], world.now))
@@ -80,7 +79,7 @@ def test_a_host_s_first_report_takes_as_many_queries_whatever_it_has(
     assert Unit.objects.filter(gpu__host=agent.host, retired_at=None).count() == gpus
 
 
-def test_a_new_gpu_takes_the_place_of_a_held_one_that_is_not_reported_any_more(
+def test_a_new_gpu_may_take_the_index_of_a_held_gpu_that_is_no_longer_reported(
     world: World, agent: FakeAgent
 ) -> None:
     held = Gpu.objects.get(units__allocations__run__host=agent.host)
@@ -116,8 +115,8 @@ NEWS: dict[str, Callable[[Observed], Observed]] = {
 
 
 @pytest.mark.parametrize("news", NEWS)
-def test_news_of_any_kind_goes_the_whole_way(world: World, agent: FakeAgent, news: str) -> None:
-    assert short_way(agent, world.now + LATER, NEWS[news](agent.observed())) is None
+def test_any_change_in_a_frame_takes_the_full_sync(world: World, agent: FakeAgent, news: str) -> None:
+    assert heartbeat_only(agent, world.now + LATER, NEWS[news](agent.observed())) is None
     assert heard_at(agent) == world.now
 
 
@@ -135,48 +134,48 @@ def test_news_of_any_kind_goes_the_whole_way(world: World, agent: FakeAgent, new
     ],
     ids=str,
 )
-def test_a_row_that_is_not_as_it_was_goes_the_whole_way(
+def test_a_changed_host_row_takes_the_full_sync(
     world: World, agent: FakeAgent, doubt: dict[str, Any]
 ) -> None:
     Host.objects.filter(pk=agent.host.pk).update(**doubt)
-    assert short_way(agent, world.now + LATER) is None
+    assert heartbeat_only(agent, world.now + LATER) is None
     assert heard_at(agent) == world.now
 
 
-def test_a_suspect_host_is_trusted_again_by_the_short_way(world: World, agent: FakeAgent) -> None:
+def test_a_heartbeat_restores_a_suspect_host(world: World, agent: FakeAgent) -> None:
     Host.objects.filter(pk=agent.host.pk).update(lease_state="suspect")
-    assert short_way(agent, world.now + LATER) is not None
+    assert heartbeat_only(agent, world.now + LATER) is not None
     assert Host.objects.get(pk=agent.host.pk).lease_state == "alive"
-    told = HostStateChange.objects.filter(host=agent.host).latest("pk")
-    assert (told.lease_state, told.reason, told.at) == ("alive", "its agent speaks", world.now + LATER)
+    change = HostStateChange.objects.filter(host=agent.host).latest("pk")
+    assert (change.lease_state, change.reason, change.at) == ("alive", "its agent speaks", world.now + LATER)
 
 
-def test_an_inventory_that_is_to_be_applied_again_goes_the_whole_way(world: World, agent: FakeAgent) -> None:
+def test_an_unapplied_inventory_takes_the_full_sync(world: World, agent: FakeAgent) -> None:
     host = Host.objects.get(pk=agent.host.pk)
     Host.objects.filter(pk=host.pk).update(hardware={**host.hardware, "applied": False})
-    assert short_way(agent, world.now + LATER) is None
+    assert heartbeat_only(agent, world.now + LATER) is None
 
 
-def test_another_credential_than_the_host_s_is_never_heard(world: World, agent: FakeAgent) -> None:
-    assert short_way(agent, world.now + LATER, credential="another") is None
+def test_a_heartbeat_with_another_credential_is_ignored(world: World, agent: FakeAgent) -> None:
+    assert heartbeat_only(agent, world.now + LATER, credential="another") is None
     services.revoke_credential(agent.host, now=world.now)
-    assert short_way(agent, world.now + LATER) is None
+    assert heartbeat_only(agent, world.now + LATER) is None
     assert heard_at(agent) == world.now
 
 
-def test_a_run_that_was_placed_or_missed_meanwhile_goes_the_whole_way(world: World, agent: FakeAgent) -> None:
+def test_a_new_or_missing_run_takes_the_full_sync(world: World, agent: FakeAgent) -> None:
     Run.objects.filter(host=agent.host).update(missing_since=world.now)
-    assert short_way(agent, world.now + LATER) is None
+    assert heartbeat_only(agent, world.now + LATER) is None
     Run.objects.filter(host=agent.host).update(missing_since=None)
     job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now + LATER)
     assert Run.objects.filter(host=agent.host, state="placed").exists()
-    assert short_way(agent, world.now + LATER) is None
+    assert heartbeat_only(agent, world.now + LATER) is None
     assert heard_at(agent) == world.now
 
 
-def test_a_late_host_that_was_revoked_meanwhile_is_not_trusted_again(world: World) -> None:
-    """Its renewal was written, and before it is trusted for it an operator takes its credential away."""
+def test_a_suspect_host_that_was_revoked_is_not_restored(world: World) -> None:
+    """The renewal is written; an operator revokes the credential before the host is trusted again."""
     host = world.hosts["alpha"]
     for credential, trusted in (("", "suspect"), (host.credential_hash, "alive")):
         Host.objects.filter(pk=host.pk).update(lease_state="suspect", credential_hash=credential)

@@ -1,4 +1,4 @@
-"""What hosts report of people's homes: which of it is believed, and what is kept."""
+"""Test the home folders that hosts report: validation and storage."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def home(name: str, at: dt.datetime, size: int | None = 1000, **also: Any) -> Ho
     return HomeSeen(name=name, bytes=size, **values)
 
 
-def say(agent: FakeAgent, homes: HomesSeen, at: dt.datetime) -> None:
+def report_homes(agent: FakeAgent, homes: HomesSeen, at: dt.datetime) -> None:
     agent.sync(at, replace(agent.observed(), homes=homes))
 
 
-def test_homes_are_kept_as_they_were_measured(world: World) -> None:
+def test_homes_are_stored_as_measured(world: World) -> None:
     at = world.now
     agent = FakeAgent.of(world.hosts["alpha"])
-    told = homes_at(
+    homes = homes_at(
         at, home("ada", at), home("bob", at, None, files=None, measured_at=None), free_bytes=5, total_bytes=9
     )
-    say(agent, told, at)
+    report_homes(agent, homes, at)
     ada, bob = Volume.objects.order_by("name")
     assert (ada.size_bytes, ada.files, ada.changed_at, ada.measured_at) == (1000, 3, at - MINUTE, at)
     assert (bob.size_bytes, bob.files, bob.measured_at) == (None, None, None)
@@ -47,40 +47,40 @@ def test_homes_are_kept_as_they_were_measured(world: World) -> None:
 
 def test_a_frame_without_homes_changes_nothing(world: World) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
-    say(agent, homes_at(world.now, home("ada", world.now)), world.now)
+    report_homes(agent, homes_at(world.now, home("ada", world.now)), world.now)
     agent.sync(world.now + MINUTE)
     assert Volume.objects.get().size_bytes == 1000
 
 
-def test_hosts_that_share_a_storage_share_its_homes_and_the_newest_look_counts(world: World) -> None:
+def test_hosts_on_one_storage_share_its_homes_and_the_newest_listing_counts(world: World) -> None:
     at = world.now
     alpha, beta = FakeAgent.of(world.hosts["alpha"]), FakeAgent.of(world.hosts["beta"])
-    say(alpha, homes_at(at + MINUTE, home("ada", at + MINUTE, 2000)), at + MINUTE)
-    say(beta, homes_at(at, home("ada", at, 1000), home("gone", at)), at + 2 * MINUTE)
+    report_homes(alpha, homes_at(at + MINUTE, home("ada", at + MINUTE, 2000)), at + MINUTE)
+    report_homes(beta, homes_at(at, home("ada", at, 1000), home("gone", at)), at + 2 * MINUTE)
     assert Volume.objects.get().size_bytes == 2000
     assert sorted(Storage.objects.get().hosts.values_list("name", flat=True)) == ["alpha", "beta"]
 
 
 def test_the_same_name_on_another_storage_is_another_home(world: World) -> None:
     at = world.now
-    say(FakeAgent.of(world.hosts["alpha"]), homes_at(at, home("ada", at)), at)
-    say(FakeAgent.of(world.hosts["beta"]), homes_at(at, home("ada", at), storage="store2"), at)
+    report_homes(FakeAgent.of(world.hosts["alpha"]), homes_at(at, home("ada", at)), at)
+    report_homes(FakeAgent.of(world.hosts["beta"]), homes_at(at, home("ada", at), storage="store2"), at)
     assert Volume.objects.filter(name="ada").count() == 2
 
 
-def test_a_home_that_is_gone_is_forgotten_unless_not_all_were_named(world: World) -> None:
+def test_a_removed_home_is_deleted_unless_the_listing_is_incomplete(world: World) -> None:
     at = world.now
     agent = FakeAgent.of(world.hosts["alpha"])
-    say(agent, homes_at(at, home("ada", at), home("bob", at)), at)
-    say(agent, homes_at(at + MINUTE, home("ada", at), left_out=1), at + MINUTE)
+    report_homes(agent, homes_at(at, home("ada", at), home("bob", at)), at)
+    report_homes(agent, homes_at(at + MINUTE, home("ada", at), left_out=1), at + MINUTE)
     assert Volume.objects.count() == 2
-    say(agent, homes_at(at + 2 * MINUTE, home("ada", at)), at + 2 * MINUTE)
+    report_homes(agent, homes_at(at + 2 * MINUTE, home("ada", at)), at + 2 * MINUTE)
     assert Volume.objects.get().name == "ada"
 
 
-def test_a_host_whose_clock_is_ahead_has_measured_no_later_than_now(world: World) -> None:
+def test_measurement_times_ahead_of_the_server_are_limited_to_now(world: World) -> None:
     at, ahead = world.now, world.now + dt.timedelta(hours=2)
-    say(FakeAgent.of(world.hosts["alpha"]), homes_at(ahead, home("ada", ahead)), at)
+    report_homes(FakeAgent.of(world.hosts["alpha"]), homes_at(ahead, home("ada", ahead)), at)
     ada = Volume.objects.get()
     assert (ada.measured_at, Storage.objects.get().listed_at) == (at, at)
 
@@ -99,13 +99,13 @@ def test_a_host_whose_clock_is_ahead_has_measured_no_later_than_now(world: World
         ({"name": "a\u202eb"}, "name of a folder"),
     ],
 )
-def test_a_home_that_can_not_be_is_refused_in_words_and_nothing_is_kept(
+def test_an_invalid_home_is_rejected_with_a_reason_and_nothing_is_stored(
     world: World, change: dict[str, Any], said: str
 ) -> None:
     at = world.now
     agent = FakeAgent.of(world.hosts["alpha"])
     with pytest.raises(AgentRejected, match=said):
-        say(agent, homes_at(at, home("bob", at), replace(home("ada", at), **change)), at)
+        report_homes(agent, homes_at(at, home("bob", at), replace(home("ada", at), **change)), at)
     assert not Volume.objects.exists() and not Storage.objects.exists()
     refused = Host.objects.get(name="alpha").refused_agent
     assert refused is not None and "homes.homes" in refused["reason"]
@@ -124,12 +124,12 @@ def test_a_home_that_can_not_be_is_refused_in_words_and_nothing_is_kept(
         ({"homes": [HomeSeen(f"u{n}") for n in range(MOST_HOMES + 1)]}, f"allowed: at most {MOST_HOMES}"),
     ],
 )
-def test_a_report_that_can_not_be_is_refused_in_words(
+def test_an_invalid_report_of_homes_is_rejected_with_a_reason(
     world: World, change: dict[str, Any], said: str
 ) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     with pytest.raises(AgentRejected, match=said):
-        say(agent, replace(homes_at(world.now), **change), world.now)
+        report_homes(agent, replace(homes_at(world.now), **change), world.now)
     assert not Storage.objects.exists()
 
 
@@ -146,7 +146,7 @@ def test_a_report_that_can_not_be_is_refused_in_words(
         (EnvironmentSeen(python="3", exposed=[f"/data/{n}" for n in range(51)]), "exposed: 51 entries"),
     ],
 )
-def test_an_environment_that_can_not_be_is_refused_in_words(
+def test_an_invalid_environment_is_rejected_with_a_reason(
     world: World, environment: EnvironmentSeen, said: str
 ) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
@@ -158,8 +158,8 @@ def test_an_environment_that_can_not_be_is_refused_in_words(
 def test_many_homes_are_written_with_few_queries(world: World, django_assert_max_num_queries: Any) -> None:
     at = world.now
     agent = FakeAgent.of(world.hosts["alpha"])
-    say(agent, homes_at(at, *(home(f"u{n}", at) for n in range(300))), at)
+    report_homes(agent, homes_at(at, *(home(f"u{n}", at) for n in range(300))), at)
     later = at + MINUTE
     with django_assert_max_num_queries(40):
-        say(agent, homes_at(later, *(home(f"u{n}", later) for n in range(300))), later)
+        report_homes(agent, homes_at(later, *(home(f"u{n}", later) for n in range(300))), later)
     assert Volume.objects.filter(measured_at=later).count() == 300

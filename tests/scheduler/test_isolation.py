@@ -1,4 +1,4 @@
-"""A pool may demand how well its hosts keep workloads apart: hosts that have less take no new work."""
+"""Test the isolation level that a pool demands: weaker hosts get no new work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SECOND = dt.timedelta(seconds=1)
         (ALL, "limits"),
     ],
 )
-def test_each_level_includes_those_before_it(reported: dict[str, Any], level: str) -> None:
+def test_each_isolation_level_includes_the_weaker_levels(reported: dict[str, Any], level: str) -> None:
     assert isolation.isolation_level(reported) == level
     for demanded in isolation.ISOLATION_LEVELS:
         assert isolation.is_weaker_isolation(level, demanded) == bool(
@@ -49,13 +49,13 @@ def test_each_level_includes_those_before_it(reported: dict[str, Any], level: st
         )
 
 
-def test_an_unknown_level_is_the_least() -> None:
+def test_an_unknown_isolation_level_counts_as_the_weakest() -> None:
     assert isolation.is_weaker_isolation("of tomorrow", "sandbox")
     assert not isolation.is_weaker_isolation("limits", "of tomorrow")
 
 
-def has(host: Host, **reported: Any) -> None:
-    """The host reports this."""
+def set_reported(host: Host, **reported: Any) -> None:
+    """Store this inventory as the host's last report."""
     values: dict[str, Any] = {
         "gpus": [],
         "cpu_milli": 64_000,
@@ -75,27 +75,27 @@ def demand(world: World, level: str, at: dt.datetime) -> None:
     demand_isolation(actor=world.operator, pool=world.shared, isolation=level, now=at)
 
 
-def test_work_goes_to_the_hosts_that_have_what_the_pool_demands(world: World) -> None:
-    has(world.hosts["beta"], **USERS)
+def test_work_is_placed_on_hosts_with_the_demanded_isolation(world: World) -> None:
+    set_reported(world.hosts["beta"], **USERS)
     demand(world, "team_users", world.now)
     made = [job(world, world.vision, 4, world.now) for _ in range(2)]
     engine.run_cycle("test", world.now)
     assert {Run.objects.get(workload=each).host.name for each in made} == {"beta"}
 
 
-def test_a_gpu_of_a_host_that_is_not_good_enough_is_not_free(world: World) -> None:
+def test_gpus_of_hosts_with_too_weak_isolation_are_not_free(world: World) -> None:
     def free() -> set[str]:
         return set(capacity.free_units(world.shared, world.now).values_list("gpu__host__name", flat=True))
 
-    has(world.hosts["beta"], **USERS)
-    has(world.hosts["alpha"], **SANDBOX)
+    set_reported(world.hosts["beta"], **USERS)
+    set_reported(world.hosts["alpha"], **SANDBOX)
     assert {"alpha", "beta"} <= free()
     for level, left in (("sandbox", {"alpha", "beta"}), ("team_users", {"beta"}), ("limits", set())):
         demand(world, level, world.now)
         assert free() == left, level
 
 
-def test_work_that_no_host_is_good_enough_for_waits_and_is_told_why_with_numbers(world: World) -> None:
+def test_work_waits_with_a_reason_and_numbers_if_no_host_has_the_demanded_isolation(world: World) -> None:
     demand(world, "limits", world.now)
     waiting = job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
@@ -108,7 +108,7 @@ def test_work_that_no_host_is_good_enough_for_waits_and_is_told_why_with_numbers
     )
 
 
-def test_what_the_pool_demands_counts_from_the_next_cycle_on_and_what_runs_goes_on(world: World) -> None:
+def test_a_new_demand_applies_from_the_next_cycle_and_not_to_placed_work(world: World) -> None:
     first = job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
     demand(world, "sandbox", world.now)
@@ -117,13 +117,13 @@ def test_what_the_pool_demands_counts_from_the_next_cycle_on_and_what_runs_goes_
     assert Workload.objects.get(pk=first.pk).state == "placed"
     assert Workload.objects.get(pk=second.pk).state == "queued"
     for host in world.hosts.values():
-        has(host, **SANDBOX)
+        set_reported(host, **SANDBOX)
     engine.run_cycle("test", world.now + 2 * SECOND)
     assert Workload.objects.get(pk=second.pk).state == "placed"
 
 
-def test_a_plan_made_before_the_demand_places_nothing(world: World) -> None:
-    engine.run_cycle("test", world.now)  # takes the lead
+def test_a_plan_made_before_the_demand_is_rejected(world: World) -> None:
+    engine.run_cycle("test", world.now)  # acquires leadership
     late = job(world, world.vision, 1, world.now)
     taken = snapshot.take_snapshot(None, world.now)
     planned = plan(taken, int(world.now.timestamp()))
@@ -134,7 +134,7 @@ def test_a_plan_made_before_the_demand_places_nothing(world: World) -> None:
     assert Workload.objects.get(pk=late.pk).state == "queued"
 
 
-def test_a_host_is_as_good_as_it_reports(world: World) -> None:
+def test_the_isolation_level_of_a_host_follows_its_report(world: World) -> None:
     host = world.hosts["alpha"]
     seen = Inventory(gpus=[], cpu_milli=1, memory_mib=1, simulated=True, **ALL)
     host_inventory.store_inventory(host, seen, world.now)
@@ -143,12 +143,12 @@ def test_a_host_is_as_good_as_it_reports(world: World) -> None:
     assert Host.objects.get(pk=host.pk).isolation_level == "sandbox"
 
 
-def test_an_impossible_demand_is_refused_in_words(world: World) -> None:
+def test_an_unknown_demand_is_rejected_with_a_reason(world: World) -> None:
     with pytest.raises(Invalid, match="isolation is 'perfect'"):
         demand(world, "perfect", world.now)
 
 
-def test_each_team_has_a_user_of_its_own_that_every_host_is_told(world: World, settings: Any) -> None:
+def test_every_host_gets_the_same_user_id_for_a_team(world: World, settings: Any) -> None:
     settings.GPUPOOL_FIRST_TEAM_USER = 80_000
     for team in (world.vision, world.language):
         job(world, team, 1, world.now)

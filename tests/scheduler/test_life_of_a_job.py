@@ -1,4 +1,4 @@
-"""A job from the queue to its end through the real planner, apply and agent frames on PostgreSQL."""
+"""Test a job from the queue to its end with the planner, apply and agent frames on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECOND = dt.timedelta(seconds=1)
 
 
 def job(world: World, team: TeamOfWorld, units: int, now: dt.datetime, **also: object) -> Workload:
-    """A job queued by the team's member in the shared pool, on H100s."""
+    """Queue a job of the team's member in the shared pool, on H100s."""
     given: dict[str, object] = {
         "kind": "job",
         "type": "training",
@@ -65,7 +65,7 @@ def test_a_job_is_placed_started_and_ended(world: World) -> None:
     assert agent.sync(now + 102 * SECOND).runs == [] and agent.runs == {}
 
 
-def test_a_preempted_job_gives_way_and_resumes_with_its_place_kept(world: World) -> None:
+def test_a_preempted_job_is_requeued_keeps_its_queue_position_and_resumes(world: World) -> None:
     now = world.now
     agents = [FakeAgent.of(host) for host in world.hosts.values()]
 
@@ -96,7 +96,7 @@ def test_a_preempted_job_gives_way_and_resumes_with_its_place_kept(world: World)
         for run, wanted in agent.wanted.items():
             if wanted.verb == "notice":
                 agent.checkpoint(run, later + 5 * SECOND)
-    sync(later + 6 * SECOND)  # the checkpoint is acknowledged: nothing to wait for
+    sync(later + 6 * SECOND)  # the checkpoint is acknowledged, so the stop follows at once
     victim.refresh_from_db()
     assert victim.state == "stopping" and victim.checkpoint_at == later + 5 * SECOND
     sync(later + 7 * SECOND)
@@ -127,7 +127,7 @@ def test_a_preempted_job_gives_way_and_resumes_with_its_place_kept(world: World)
     assert kinds[0] == "placed" and kinds[1] == "evicted" and kinds[-1] == "placed"
 
 
-def test_a_notice_that_is_over_becomes_a_stop(world: World) -> None:
+def test_an_expired_notice_becomes_a_stop(world: World) -> None:
     now = world.now
     agent = FakeAgent.of(world.hosts["alpha"])
     workload = job(world, world.vision, 8, now)

@@ -1,4 +1,4 @@
-"""What runs wrote: kept as its beginning and its end, whatever order it comes in, and for a time after the run's end."""
+"""Test the logs of runs: a long log keeps its beginning and end, chunks may be late, old logs are deleted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def everything(run: uuid.UUID, most: int) -> str:
         text, offset = text + piece, after
 
 
-def test_a_log_longer_than_is_kept_has_its_beginning_and_its_end() -> None:
+def test_a_log_over_the_limit_keeps_its_beginning_and_its_end() -> None:
     run, written = uuid.uuid4(), lines(3000)
     for at in range(0, len(written), 640):
         logs.append_log(run, at, written[at : at + 640])
@@ -59,13 +59,13 @@ def test_a_log_longer_than_is_kept_has_its_beginning_and_its_end() -> None:
 
 
 @pytest.mark.parametrize("most", [7, 100, 999, 1000, 5000])
-def test_characters_of_several_bytes_are_whole_wherever_pieces_end(most: int) -> None:
+def test_multibyte_characters_are_never_split(most: int) -> None:
     run, written = uuid.uuid4(), "Grüße, 世界 🙂\n" * 150
     logs.append_log(run, 0, written)
     assert everything(run, most) == written
 
 
-def test_a_chunk_that_was_lost_comes_later_and_one_that_never_comes_is_skipped() -> None:
+def test_a_missing_chunk_is_skipped_and_inserted_if_it_arrives_late() -> None:
     run, written = uuid.uuid4(), lines(300)
     logs.append_log(run, 0, written[:500])
     logs.append_log(run, 2500, written[2500:])
@@ -85,13 +85,13 @@ def test_there_is_no_log_before_the_first_line() -> None:
     assert logs.append_log(run, -1, "x") == 0 and logs.read_whole_log(run) is None
 
 
-def test_logs_go_a_while_after_the_end_and_never_while_their_run_lasts(
+def test_logs_are_deleted_after_the_retention_period_and_never_while_the_run_is_live(
     world: World, settings: object
 ) -> None:
     settings.GPUPOOL_LOG_DAYS = 30  # type: ignore[attr-defined]
     workload: Workload = job(world, world.vision, 1, world.now)
     ended: dict[str, object] = {"state": "ended", "ended_at": world.now}
-    made = [
+    runs = [
         Run.objects.create(
             workload=workload,
             attempt=attempt,
@@ -102,7 +102,7 @@ def test_logs_go_a_while_after_the_end_and_never_while_their_run_lasts(
         )
         for attempt, how in enumerate(({}, ended, ended), 1)
     ]
-    lasts, old, young = (run.public_id for run in made)
+    lasts, old, young = (run.public_id for run in runs)
     for run, days in ((lasts, 40), (old, 31), (young, 29)):
         logs.append_log(run, 0, "hello\n")
         written = (world.now - dt.timedelta(days=days)).timestamp()

@@ -1,4 +1,4 @@
-"""Maintenance windows: what a host is when one is over."""
+"""Test maintenance windows: the state of a host after a window."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MINUTE = dt.timedelta(minutes=1)
 
 
 def through_a_window(world: World, host: Host) -> Host:
-    """The host after a window of an hour that began half an hour from now."""
+    """Return the host after a window of one hour that began 30 minutes from now."""
     begin = world.now + 30 * MINUTE
     services.set_maintenance(host, start=begin, end=begin + 60 * MINUTE, reason="new fans", now=world.now)
     maintenance.sweep_maintenance(begin)
@@ -27,7 +27,7 @@ def through_a_window(world: World, host: Host) -> Host:
     return Host.objects.get(pk=host.pk)
 
 
-def test_the_end_of_a_window_heals_no_quarantined_host(world: World) -> None:
+def test_a_quarantined_host_stays_quarantined_after_a_window(world: World) -> None:
     host = world.hosts["alpha"]
     services.quarantine_host(host, reason="XID 79 again and again", now=world.now)
     after = through_a_window(world, host)
@@ -35,7 +35,7 @@ def test_the_end_of_a_window_heals_no_quarantined_host(world: World) -> None:
     assert after.state_reason == "XID 79 again and again"
 
 
-def test_a_host_that_was_closed_before_a_window_is_closed_after_it(world: World) -> None:
+def test_a_host_closed_before_a_window_is_closed_after_it(world: World) -> None:
     alpha, beta, gamma = (world.hosts[name] for name in ("alpha", "beta", "gamma"))
     services.cordon_host(alpha, reason="do not use", now=world.now)
     services.trip_host(beta, reason="three attempts failed", now=world.now)
@@ -46,7 +46,7 @@ def test_a_host_that_was_closed_before_a_window_is_closed_after_it(world: World)
     assert after[1].tripped_at is not None
 
 
-def test_what_happens_to_a_host_within_a_window_outlasts_it(world: World) -> None:
+def test_a_state_set_during_a_window_remains_after_it(world: World) -> None:
     host = world.hosts["alpha"]
     services.set_maintenance(
         host, start=world.now, end=world.now + 60 * MINUTE, reason="new fans", now=world.now
@@ -64,7 +64,7 @@ def test_what_happens_to_a_host_within_a_window_outlasts_it(world: World) -> Non
     )
 
 
-def test_a_window_that_is_taken_back_after_its_start_is_over(world: World) -> None:
+def test_cancelling_a_window_after_its_start_ends_it(world: World) -> None:
     host = world.hosts["alpha"]
     window = services.set_maintenance(
         host, start=world.now, end=world.now + 60 * MINUTE, reason="new fans", now=world.now
@@ -78,7 +78,7 @@ def test_a_window_that_is_taken_back_after_its_start_is_over(world: World) -> No
     assert not services.cancel_maintenance(window, now=world.now + MINUTE)
 
 
-def test_a_host_that_was_closed_before_is_so_when_its_window_is_taken_back(world: World) -> None:
+def test_a_host_closed_before_a_window_is_closed_after_its_cancellation(world: World) -> None:
     host = world.hosts["alpha"]
     services.cordon_host(host, reason="do not use", now=world.now)
     window = services.set_maintenance(
@@ -96,29 +96,29 @@ def test_a_host_that_was_closed_before_is_so_when_its_window_is_taken_back(world
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 60), (-30, 1), (59, 90), (10, 20), (-10, 90)])
-def test_a_window_over_another_one_of_the_host_is_refused_in_words_that_name_it(
+def test_an_overlapping_window_is_rejected_and_the_message_names_the_other_window(
     world: World, start: int, end: int
 ) -> None:
     host, noon = world.hosts["alpha"], world.now + 180 * MINUTE
     first = services.set_maintenance(
         host, start=noon, end=noon + 60 * MINUTE, reason="new fans", now=world.now
     )
-    given: dict[str, Any] = {"actor": world.operator, "why": "firmware", "now": world.now}
+    fields: dict[str, Any] = {"actor": world.operator, "why": "firmware", "now": world.now}
     times = {"start": noon + start * MINUTE, "end": noon + end * MINUTE}
     with pytest.raises(Conflict) as refused:
-        hosts.set_maintenance(host=host, **times, **given)
+        hosts.set_maintenance(host=host, **times, **fields)
     assert (
         f"alpha is away already Mon 2 Mar 12:00 to 13:00 (new fans, window {first.pk})"
         in refused.value.message
     )
-    told = refused.value.numbers
+    details = refused.value.numbers
     assert (refused.value.code, refused.value.field) == ("windows_overlap", "start")
-    assert (told["host"], told["window"], told["start"]) == ("alpha", first.pk, noon.isoformat())
+    assert (details["host"], details["window"], details["start"]) == ("alpha", first.pk, noon.isoformat())
     assert host.maintenance_windows.count() == 1
-    assert hosts.set_maintenance(host=world.hosts["beta"], **times, **given)
+    assert hosts.set_maintenance(host=world.hosts["beta"], **times, **fields)
 
 
-def test_windows_one_after_the_other_are_announced(world: World) -> None:
+def test_adjacent_windows_are_accepted(world: World) -> None:
     host, noon = world.hosts["alpha"], world.now + 180 * MINUTE
     for begin in (0, 60, -60):
         start = noon + begin * MINUTE

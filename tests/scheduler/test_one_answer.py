@@ -1,4 +1,4 @@
-"""Within one answer a moment is read once; what is decided is judged on rows as they are."""
+"""Test the snapshot shared within one request: explanations share it, and writes use current rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.world import H100, World
 pytestmark = pytest.mark.django_db
 
 
-def test_within_one_answer_a_moment_of_the_same_pools_is_read_once(world: World) -> None:
+def test_within_a_request_a_snapshot_of_the_same_pools_and_time_is_read_once(world: World) -> None:
     now, pools = timezone.now(), [world.shared.pk]
     with share_snapshots():
         first = take_cached_snapshot(pools, now)
@@ -30,7 +30,7 @@ def test_within_one_answer_a_moment_of_the_same_pools_is_read_once(world: World)
     assert take_cached_snapshot(pools, now) is not take_cached_snapshot(pools, now)
 
 
-def test_a_promise_is_judged_on_rows_as_they_are_even_within_an_answer(world: World) -> None:
+def test_a_reservation_is_checked_against_current_rows_even_within_a_request(world: World) -> None:
     now = timezone.now()
     wish = {
         "project": world.vision.project,

@@ -1,4 +1,4 @@
-"""Whoever asks whether a host takes new work gets the same answer: the snapshot, the check under lock, counts of what is free."""
+"""Test that snapshot, placement check, counts of free units and pages agree whether a host takes new work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.world import H100, World
 HOUR = dt.timedelta(hours=1)
 
 
-def set_(**columns: object) -> Callable[[World, Host], object]:
+def set_columns(**columns: object) -> Callable[[World, Host], object]:
     return lambda world, host: Host.objects.filter(pk=host.pk).update(**columns)
 
 
@@ -48,7 +48,7 @@ def revoked(world: World, host: Host) -> None:
     assert services.revoke_credential(Host.objects.get(pk=host.pk), now=world.now)
 
 
-# How a host comes to be closed, and the code that who waits for it is told.
+# Ways to close a host, each with the reason code that waiting workloads get.
 CLOSED: dict[str, tuple[Callable[[World, Host], object], str]] = {
     "cordoned": (lambda world, host: services.cordon_host(host, reason="fan", now=world.now), "host_closed"),
     "draining": (lambda world, host: services.drain_host(host, reason="fan", now=world.now), "host_closed"),
@@ -56,16 +56,16 @@ CLOSED: dict[str, tuple[Callable[[World, Host], object], str]] = {
         lambda world, host: services.quarantine_host(host, reason="fan", now=world.now),
         "host_closed",
     ),
-    "being diagnosed": (set_(repair_state=RepairState.DIAGNOSING), "host_closed"),
-    "out": (set_(repair_state=RepairState.OUT), "host_closed"),
+    "being diagnosed": (set_columns(repair_state=RepairState.DIAGNOSING), "host_closed"),
+    "out": (set_columns(repair_state=RepairState.OUT), "host_closed"),
     "tripped": (lambda world, host: services.trip_host(host, reason="fan", now=world.now), "host_closed"),
     "in maintenance": (maintenance, "held_for_maintenance"),
-    "never heard of": (set_(lease_state=LeaseState.JOINING), "host_closed"),
-    "one renewal late": (set_(lease_state=LeaseState.SUSPECT), "host_closed"),
-    "silent": (set_(lease_state=LeaseState.SILENT), "host_closed"),
+    "never heard of": (set_columns(lease_state=LeaseState.JOINING), "host_closed"),
+    "one renewal late": (set_columns(lease_state=LeaseState.SUSPECT), "host_closed"),
+    "silent": (set_columns(lease_state=LeaseState.SILENT), "host_closed"),
     "counted as off": (off, "host_closed"),
     "revoked": (revoked, "host_closed"),
-    "with a full disk": (set_(disk_full=True), "host_full"),
+    "with a full disk": (set_columns(disk_full=True), "host_full"),
     "too weak": (
         lambda world, host: Pool.objects.filter(pk=host.pool_id).update(isolation="sandbox"),
         "isolation_too_weak",
@@ -74,7 +74,7 @@ CLOSED: dict[str, tuple[Callable[[World, Host], object], str]] = {
 
 
 def answers(world: World, host: Host) -> dict[str, bool]:
-    """Does it take new work? Everybody's answer by name."""
+    """Return by name what each part of the program says about whether the host takes new work."""
     fresh = Host.objects.select_related("pool").get(pk=host.pk)
     row = next(row for row in snapshot.take_snapshot(None, world.now).hosts if row.id == host.pk)
     assert row.schedulable == (not row.closed_code)
@@ -95,27 +95,27 @@ def answers(world: World, host: Host) -> dict[str, bool]:
 
 
 def is_placed_on(world: World, host: Host, close: Callable[[World, Host], object]) -> bool:
-    """Is what was planned for the host before it closed accepted?"""
-    engine.run_cycle("test", world.now)  # takes the lead
+    """Return True if a placement planned for the host is accepted after the host was closed."""
+    engine.run_cycle("test", world.now)  # acquires leadership
     waiting = job(world, world.vision, 1, world.now)
     taken = snapshot.take_snapshot(None, world.now)
     planned = plan(taken, core_values.epoch_seconds(world.now))
     meant = next(p for p in planned.placements if p.workload == waiting.pk)
     unit = Unit.objects.filter(gpu__host=host, allocations__isnull=True).order_by("pk").first()
     assert unit is not None
-    there = dataclasses.replace(meant, units=(unit.pk,))
+    moved = dataclasses.replace(meant, units=(unit.pk,))
     close(world, host)
-    done = apply_plan(dataclasses.replace(planned, placements=(there,)), taken, world.now)
-    return [p for p in done.accepted if isinstance(p, Placement)] == [there]
+    done = apply_plan(dataclasses.replace(planned, placements=(moved,)), taken, world.now)
+    return [p for p in done.accepted if isinstance(p, Placement)] == [moved]
 
 
-def test_of_a_host_that_is_open_everybody_says_so(world: World) -> None:
+def test_all_parts_report_an_open_host_as_open(world: World) -> None:
     assert set(answers(world, world.hosts["beta"]).values()) == {True}
     assert is_placed_on(world, world.hosts["beta"], lambda world, host: None)
 
 
 @pytest.mark.parametrize("state", CLOSED)
-def test_of_a_host_that_is_closed_everybody_says_so_and_nothing_is_placed_there(
+def test_all_parts_report_a_closed_host_as_closed_and_nothing_is_placed_on_it(
     world: World, state: str
 ) -> None:
     close, code = CLOSED[state]
@@ -128,8 +128,8 @@ def test_of_a_host_that_is_closed_everybody_says_so_and_nothing_is_placed_there(
     )
 
 
-def test_all_that_a_host_can_be_is_answered_alike(world: World) -> None:
-    """Every combination of what is asked of a host, also those that no way leads to."""
+def test_snapshot_query_and_function_agree_for_every_combination_of_states(world: World) -> None:
+    """Check every combination of states, including unreachable ones."""
     now = world.now
     pools = {
         level: Pool.objects.create(
@@ -140,7 +140,7 @@ def test_all_that_a_host_can_be_is_answered_alike(world: World) -> None:
     states = itertools.product(
         LeaseState, AdminState, RepairState, ISOLATION_LEVELS, (False, True), ISOLATION_LEVELS
     )
-    made = Host.objects.bulk_create(
+    created = Host.objects.bulk_create(
         Host(
             pool=pools[demanded],
             name=f"h{number}",
@@ -163,7 +163,7 @@ def test_all_that_a_host_can_be_is_answered_alike(world: World) -> None:
             compute_capability=90,
             created_at=now,
         )
-        for host in made
+        for host in created
     )
     Unit.objects.bulk_create(
         Unit(
@@ -177,9 +177,9 @@ def test_all_that_a_host_can_be_is_answered_alike(world: World) -> None:
     )
     with (
         connection.cursor() as cursor
-    ):  # the database does not know yet how many rows there are, and would compare each with each
+    ):  # without statistics of the new rows, the database would choose a nested loop
         cursor.execute("SET LOCAL enable_nestloop = off")
-    free = Unit.objects.filter(capacity.free_unit_filter(now), gpu__host__in=made).values_list(
+    free = Unit.objects.filter(capacity.free_unit_filter(now), gpu__host__in=created).values_list(
         "gpu__host", flat=True
     )
     planned_on = {
@@ -187,7 +187,7 @@ def test_all_that_a_host_can_be_is_answered_alike(world: World) -> None:
         for row in snapshot.take_snapshot([pool.pk for pool in pools.values()], now).hosts
         if row.schedulable
     }
-    by_row = {host.pk for host in made if schedulable_hosts.is_schedulable(host)}
+    by_row = {host.pk for host in created if schedulable_hosts.is_schedulable(host)}
     assert set(free) == planned_on == by_row
     assert len(by_row) == 4 + 3 + 2 + 1, (
         "of all these only those that are well, in service, alive and keep apart enough"

@@ -1,4 +1,4 @@
-"""GPU-hours that a guarantee is worth in a period: counted, used up, and anew in the next."""
+"""Test the GPU-hours of a guarantee: they are counted, used up, and reset in the next period."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.django_db
 HOUR = dt.timedelta(hours=1)
 
 
-def worth(world: World, gpu_hours: int | None, **changes: Any) -> Quota:
-    """Vision's guarantee of eight H100, worth so many GPU-hours a week."""
-    given: dict[str, Any] = {
+def set_gpu_hours(world: World, gpu_hours: int | None, **changes: Any) -> Quota:
+    """Set vision's guarantee of eight H100 to this many GPU-hours a week."""
+    defaults: dict[str, Any] = {
         "guaranteed_slots": 8 * 840,
         "borrow_limit_slots": None,
         "period": "week",
@@ -34,7 +34,7 @@ def worth(world: World, gpu_hours: int | None, **changes: Any) -> Quota:
     }
     team = world.vision.team
     assert services.change_quota(
-        team=team, pool=world.shared, model=H100, gpu_hours=gpu_hours, **(given | changes)
+        team=team, pool=world.shared, model=H100, gpu_hours=gpu_hours, **(defaults | changes)
     )
     return quota(world)
 
@@ -43,8 +43,8 @@ def quota(world: World) -> Quota:
     return Quota.objects.get(team=world.vision.team, pool=world.shared, model=H100)
 
 
-def held(world: World, start: dt.datetime, end: dt.datetime | None, gpus: int = 1) -> None:
-    """Vision held so many H100 of alpha."""
+def create_held_work(world: World, start: dt.datetime, end: dt.datetime | None, gpus: int = 1) -> None:
+    """Create work of vision that held this many H100 of alpha."""
     workload = job(world, world.vision, gpus, world.now)
     Workload.objects.filter(pk=workload.pk).update(state="ended" if end else "running", attempt=1)
     run = Run.objects.create(
@@ -66,40 +66,42 @@ def held(world: World, start: dt.datetime, end: dt.datetime | None, gpus: int = 
         )
 
 
-def test_what_was_held_in_the_period_is_counted_and_nothing_else(world: World) -> None:
-    worth(world, 100)
+def test_only_hours_held_in_the_period_are_counted(world: World) -> None:
+    set_gpu_hours(world, 100)
     monday = world.now.replace(hour=0)
-    held(world, monday - 10 * HOUR, monday + 2 * HOUR, gpus=2)  # of twelve hours two lie in this week
-    held(world, monday + 3 * HOUR, None, gpus=1)  # and goes on
+    create_held_work(
+        world, monday - 10 * HOUR, monday + 2 * HOUR, gpus=2
+    )  # two of the twelve hours are in this week
+    create_held_work(world, monday + 3 * HOUR, None, gpus=1)  # still running
     quota_hours.count_quota_hours(monday + 9 * HOUR)
     assert quota(world).gpu_hours_used == 2 * 2 + 6
     assert not quota(world).hours_used_up
     others = Quota.objects.exclude(pk=quota(world).pk)
-    assert {each.hours_counted_at for each in others} == {None}, "a guarantee without end is not counted"
+    assert {row.hours_counted_at for row in others} == {None}, "a guarantee without end is not counted"
 
 
-def test_counting_asks_two_queries_however_much_there_is(
+def test_counting_takes_the_same_number_of_queries_for_any_number_of_rows(
     world: World, django_assert_num_queries: Any
 ) -> None:
-    worth(world, 100)
+    set_gpu_hours(world, 100)
     quota_hours.count_quota_hours(world.now)
-    held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
-    with django_assert_num_queries(3):  # the sums, the quotas, and one line for the one that has an end
+    create_held_work(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
+    with django_assert_num_queries(3):  # the sums, the quotas, and one for the allocation that has ended
         quota_hours.count_quota_hours(world.now)
 
 
-def test_a_changed_quota_knows_at_once_what_was_used_before(world: World) -> None:
-    worth(world, 4)
-    held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
+def test_a_changed_quota_includes_the_hours_used_before_the_change(world: World) -> None:
+    set_gpu_hours(world, 4)
+    create_held_work(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
     assert quota_hours.count_quota_hours(world.now) == 1
-    changed = worth(world, 4, borrow_limit_slots=840)
+    changed = set_gpu_hours(world, 4, borrow_limit_slots=840)
     assert (changed.gpu_hours_used, changed.hours_used_up) == (4, True)
-    assert not worth(world, 5).hours_used_up
+    assert not set_gpu_hours(world, 5).hours_used_up
 
 
-def test_once_they_are_used_the_team_only_borrows(world: World) -> None:
-    worth(world, 4)
-    held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
+def test_a_team_that_has_used_up_its_hours_can_only_borrow(world: World) -> None:
+    set_gpu_hours(world, 4)
+    create_held_work(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
     assert quota_hours.count_quota_hours(world.now) == 1
     firm = job(world, world.vision, 1, world.now, preemptible=False)
     lent = job(world, world.vision, 1, world.now, preemptible=True)
@@ -121,9 +123,9 @@ def test_once_they_are_used_the_team_only_borrows(world: World) -> None:
     )
 
 
-def test_or_nothing_new_starts_where_that_was_chosen(world: World) -> None:
-    worth(world, 4, when_used_up="refuse")
-    held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
+def test_nothing_new_starts_after_the_hours_if_the_quota_says_so(world: World) -> None:
+    set_gpu_hours(world, 4, when_used_up="refuse")
+    create_held_work(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
     quota_hours.count_quota_hours(world.now)
     lent = job(world, world.vision, 1, world.now, preemptible=True)
     engine.run_cycle("test", world.now)
@@ -131,9 +133,9 @@ def test_or_nothing_new_starts_where_that_was_chosen(world: World) -> None:
     assert (lent.state, lent.reason_code) == ("queued", ReasonCode.GPU_HOURS_USED_UP)
 
 
-def test_in_the_next_period_they_count_anew(world: World) -> None:
-    worth(world, 4)
-    held(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
+def test_used_hours_are_reset_in_the_next_period(world: World) -> None:
+    set_gpu_hours(world, 4)
+    create_held_work(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
     quota_hours.count_quota_hours(world.now)
     suspended = snapshot.take_snapshot(None, world.now).quotas[0]
     assert (suspended.guaranteed, suspended.guaranteed_after_reset) == (0, 8 * 840)
@@ -150,7 +152,7 @@ def test_in_the_next_period_they_count_anew(world: World) -> None:
         ("month", dt.date(2026, 12, 1), dt.date(2027, 1, 1)),
     ],
 )
-def test_periods_begin_at_midnight_on_mondays_and_on_the_first(
+def test_periods_begin_at_midnight_on_mondays_and_on_the_first_of_the_month(
     kind: str, start: dt.date, end: dt.date
 ) -> None:
     found = quota_hours.quota_period_at(kind, dt.datetime(2026, 12, 31, 23, 59, tzinfo=dt.UTC))

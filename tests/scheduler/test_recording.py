@@ -1,4 +1,4 @@
-"""What a cycle planned on is kept, read back elsewhere, and forgotten in time."""
+"""Test recordings of planning cycles: they are stored, replayed without the database, and pruned."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def replayed(path: Path) -> str:
     return out.getvalue()
 
 
-def test_a_cycle_that_changed_something_is_kept_and_gives_the_same_plan_from_a_file_without_the_database(
+def test_a_recording_replays_to_the_same_plan_from_a_file_without_the_database(
     world: World, tmp_path: Path
 ) -> None:
     jobs = [job(world, team, units, world.now) for team in world.teams for units in (1, 4, 16)]
@@ -67,25 +67,25 @@ def test_a_cycle_that_changed_something_is_kept_and_gives_the_same_plan_from_a_f
     assert replayed(path) == text
 
 
-def test_decisions_go_on_when_a_cycle_can_not_be_recorded(
+def test_planning_continues_if_a_cycle_cannot_be_recorded(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(rows: object) -> str:
         raise TypeError("a moon has no place in a snapshot or plan")
 
-    made = job(world, world.vision, 1, world.now)
+    workload = job(world, world.vision, 1, world.now)
     with monkeypatch.context() as patch:
         patch.setattr(serialization, "table_text", broken)
         decide(world, CycleRecorder(), world.now)
-    made.refresh_from_db()
-    assert made.state == "placed" and not Recording.objects.exists()
+    workload.refresh_from_db()
+    assert workload.state == "placed" and not Recording.objects.exists()
     assert "could not be recorded" in caplog.text
 
 
-def test_decisions_go_on_when_the_database_refuses_a_recording(
+def test_planning_continues_if_the_database_rejects_a_recording(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made, recorder = job(world, world.vision, 1, world.now), CycleRecorder()
+    workload, recorder = job(world, world.vision, 1, world.now), CycleRecorder()
     real = CycleRecorder.prepare
 
     def prepare(*given: Any) -> PreparedRecording:
@@ -95,8 +95,8 @@ def test_decisions_go_on_when_the_database_refuses_a_recording(
     with monkeypatch.context() as patch:
         patch.setattr(CycleRecorder, "prepare", prepare)
         decide(world, recorder, world.now)
-    made.refresh_from_db()
-    assert made.state == "placed" and not Recording.objects.exists()
+    workload.refresh_from_db()
+    assert workload.state == "placed" and not Recording.objects.exists()
     assert "could not be recorded" in caplog.text
     job(world, world.vision, 1, world.now)
     decide(world, recorder, world.now + SECOND)
@@ -107,11 +107,11 @@ def test_decisions_go_on_when_the_database_refuses_a_recording(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("moment", ["before it is written", "after it is written"])
-def test_an_engine_that_dies_leaves_a_decision_with_its_recording_or_neither(
+def test_a_decision_and_its_recording_are_committed_together_or_not_at_all(
     transactional_db: None, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     world = build_world(dt.datetime(2026, 3, 2, 9, 0, tzinfo=dt.UTC))
-    made, recorder = job(world, world.vision, 1, world.now), CycleRecorder()
+    workload, recorder = job(world, world.vision, 1, world.now), CycleRecorder()
     real = CycleRecorder.write
 
     def die(self: CycleRecorder, prepared: PreparedRecording, now: dt.datetime) -> None:
@@ -123,18 +123,18 @@ def test_an_engine_that_dies_leaves_a_decision_with_its_recording_or_neither(
         patch.setattr(CycleRecorder, "write", die)
         with pytest.raises(SystemExit):
             decide(world, recorder, world.now)
-    made.refresh_from_db()
-    assert made.state == "queued" and not Decision.objects.exists()
+    workload.refresh_from_db()
+    assert workload.state == "queued" and not Decision.objects.exists()
     assert not Recording.objects.exists() and not RecordingPart.objects.exists()
     decide(world, recorder, world.now + SECOND)
-    made.refresh_from_db()
-    assert made.state == "placed"
+    workload.refresh_from_db()
+    assert workload.state == "placed"
     assert serialization.read_recording(exported(Recording.objects.get().pk)).snapshot.units, (
         "nothing rolled back was taken as kept"
     )
 
 
-def test_every_decision_is_in_a_recording_of_its_moment(world: World) -> None:
+def test_every_decision_has_a_recording_of_the_same_time(world: World) -> None:
     recorder = CycleRecorder()
     for second in range(3):
         at = world.now + second * SECOND
@@ -145,7 +145,7 @@ def test_every_decision_is_in_a_recording_of_its_moment(world: World) -> None:
     )
 
 
-def test_recordings_never_take_more_room_than_they_may_and_the_latest_stays(world: World) -> None:
+def test_recordings_are_pruned_to_the_size_limit_and_the_latest_is_kept(world: World) -> None:
     recorder = CycleRecorder()
     for second in range(8):
         at = world.now + second * SECOND
@@ -168,11 +168,11 @@ def test_recordings_never_take_more_room_than_they_may_and_the_latest_stays(worl
         )
 
 
-def test_what_another_leader_outlived_is_written_again(world: World) -> None:
+def test_parts_pruned_under_another_leader_are_written_again(world: World) -> None:
     first = CycleRecorder()
     job(world, world.vision, 1, world.now)
     decide(world, first, world.now)
-    RecordingPart.objects.all().delete()  # as if all that named them was forgotten while others led
+    RecordingPart.objects.all().delete()  # as if every reference was pruned while another engine led
     Recording.objects.all().delete()
     Leader.objects.update(epoch=F("epoch") + 1)
     job(world, world.vision, 1, world.now + SECOND)
@@ -180,7 +180,7 @@ def test_what_another_leader_outlived_is_written_again(world: World) -> None:
     assert serialization.read_recording(exported(Recording.objects.get().pk)).snapshot.units
 
 
-def test_a_cycle_that_changed_nothing_is_not_kept(world: World) -> None:
+def test_a_cycle_without_changes_is_not_recorded(world: World) -> None:
     recorder = CycleRecorder()
     job(world, world.vision, 1, world.now)
     decide(world, recorder, world.now)
@@ -188,7 +188,7 @@ def test_a_cycle_that_changed_nothing_is_not_kept(world: World) -> None:
     assert Recording.objects.count() == 1
 
 
-def test_tables_that_stay_as_they_are_are_kept_once_also_for_another_process(world: World) -> None:
+def test_unchanged_tables_are_stored_once_even_for_another_process(world: World) -> None:
     for step, recorder in enumerate((CycleRecorder(), CycleRecorder())):
         for again in range(3):
             at = world.now + (10 * step + again) * SECOND
@@ -202,7 +202,7 @@ def test_tables_that_stay_as_they_are_are_kept_once_also_for_another_process(wor
         assert serialization.read_recording(exported(pk)).snapshot.units
 
 
-def test_another_plan_than_was_recorded_ends_with_an_error_that_says_so(world: World, tmp_path: Path) -> None:
+def test_a_replay_with_a_different_plan_fails_with_a_clear_error(world: World, tmp_path: Path) -> None:
     job(world, world.vision, 1, world.now)
     decide(world, CycleRecorder(), world.now)
     text = exported(Recording.objects.get().pk)
@@ -226,7 +226,10 @@ def test_recordings_are_listed_by_workload(world: World) -> None:
     out = io.StringIO()
     call_command("export_snapshot", stdout=out)
     assert len(out.getvalue().splitlines()) == 2
-    for told in (str(first.public_id), str(first.public_id)[:8]):  # as its page has it, as lists do
+    for told in (
+        str(first.public_id),
+        str(first.public_id)[:8],
+    ):  # the full id of the page, and the short id of lists
         out = io.StringIO()
         call_command("export_snapshot", f"--workload={told}", stdout=out)
         assert out.getvalue().splitlines() == [
@@ -248,7 +251,7 @@ def test_recordings_are_listed_by_workload(world: World) -> None:
         exported(999_999)
 
 
-def test_what_is_old_is_forgotten_and_what_still_names_its_parts_is_whole(
+def test_expired_recordings_are_deleted_and_the_remaining_ones_stay_complete(
     world: World, settings: Settings
 ) -> None:
     settings.GPUPOOL_RECORDING_HOURS = 24
@@ -257,16 +260,16 @@ def test_what_is_old_is_forgotten_and_what_still_names_its_parts_is_whole(
         at = world.now + hours * HOUR
         job(world, world.vision, 1, at)
         decide(world, recorder, at)
-    later = world.now + 44 * HOUR + SECOND  # 20 h is just over, 30 h is not
+    later = world.now + 44 * HOUR + SECOND  # 20 h has just expired, 30 h has not
     assert retention.delete_expired_rows(later)[1] == 2
-    left = Recording.objects.get()
-    assert serialization.read_recording(exported(left.pk)).snapshot.units
-    assert set(RecordingPart.objects.values_list("digest", flat=True)) >= set(left.parts.values())
+    remaining = Recording.objects.get()
+    assert serialization.read_recording(exported(remaining.pk)).snapshot.units
+    assert set(RecordingPart.objects.values_list("digest", flat=True)) >= set(remaining.parts.values())
     assert retention.delete_expired_rows(later + 40 * HOUR)[1] == 1
     assert not Recording.objects.exists() and not RecordingPart.objects.exists()
 
 
-def test_a_part_in_use_is_marked_again_so_that_it_outlives_what_is_forgotten(world: World) -> None:
+def test_a_part_in_use_is_kept_when_older_recordings_are_pruned(world: World) -> None:
     recorder = CycleRecorder()
     for hours in range(0, 30, 3):
         at = world.now + hours * HOUR
@@ -278,7 +281,7 @@ def test_a_part_in_use_is_marked_again_so_that_it_outlives_what_is_forgotten(wor
         assert serialization.read_recording(exported(pk)).snapshot.units
 
 
-def test_old_decisions_go_and_those_about_work_that_is_not_over_stay(
+def test_old_decisions_are_deleted_except_those_of_work_that_has_not_ended(
     world: World, settings: Settings
 ) -> None:
     settings.GPUPOOL_DECISION_DAYS = 30

@@ -1,4 +1,4 @@
-"""A reservation from its promise to its end, by the real planner and the real clock."""
+"""Test reservations from confirmation to end with the real planner and sweeps."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def ask(world: World, units: int, start: dt.datetime, end: dt.datetime, **also: 
 
 
 def confirm(world: World, units: int, start: dt.datetime, end: dt.datetime, **also: object) -> Reservation:
-    made, answer = services.confirm_reservation(
+    reservation, answer = services.confirm_reservation(
         owner=world.vision.lead, **ask(world, units, start, end, **also)
     )  # type: ignore[arg-type]
-    assert made is not None, answer
-    return made
+    assert reservation is not None, answer
+    return reservation
 
 
 def tick(agents: list[FakeAgent], at: dt.datetime) -> None:
-    """What the processes do in a moment: clocks, a cycle, frames."""
+    """Run the sweeps, one planning cycle, and one frame of each agent."""
     time_limits.stop_after_notice(at)
     time_limits.stop_at_time_limits(at)
     reservation_windows.sweep_reservations(at)
@@ -58,7 +58,9 @@ def tick(agents: list[FakeAgent], at: dt.datetime) -> None:
         agent.sync(at)
 
 
-def test_one_that_can_not_be_bound_says_why_until_it_can(world: World, agents: list[FakeAgent]) -> None:
+def test_a_reservation_that_cannot_be_bound_shows_the_reason_until_it_is_bound(
+    world: World, agents: list[FakeAgent]
+) -> None:
     start, end = world.now + HOUR, world.now + 3 * HOUR
     reservation = confirm(world, 8, start, end)
     for name in ("alpha", "beta"):
@@ -78,7 +80,7 @@ def test_one_that_can_not_be_bound_says_why_until_it_can(world: World, agents: l
     assert (reservation.state, reservation.reason_code, reservation.reason_at) == ("active", "", None)
 
 
-def test_borrowers_are_gone_by_the_start_and_work_inside_by_the_end(
+def test_borrowers_are_preempted_by_the_start_and_work_inside_is_stopped_by_the_end(
     world: World, agents: list[FakeAgent]
 ) -> None:
     start, end = world.now + HOUR, world.now + 3 * HOUR
@@ -116,7 +118,7 @@ def test_borrowers_are_gone_by_the_start_and_work_inside_by_the_end(
     assert gone.state == "running", "the borrower resumes on what is free again"
 
 
-def test_nobody_comes_and_the_units_are_free_again(world: World, agents: list[FakeAgent]) -> None:
+def test_an_unused_reservation_is_released(world: World, agents: list[FakeAgent]) -> None:
     reservation = confirm(world, 8, world.now, world.now + 3 * HOUR)
     tick(agents, world.now)
     assert BoundUnit.objects.filter(period__contains=world.now).count() == 8
@@ -140,7 +142,7 @@ def state_of(reservation: Reservation) -> str:
     return reservation.state
 
 
-def test_nobody_can_come_before_it_has_its_units(world: World, agents: list[FakeAgent]) -> None:
+def test_the_no_show_period_begins_when_the_units_are_bound(world: World, agents: list[FakeAgent]) -> None:
     reservation = confirm(world, 8, world.now, world.now + 3 * HOUR)
     for name in ("alpha", "beta"):
         services.cordon_host(world.hosts[name], reason="fans", now=world.now)
@@ -155,7 +157,9 @@ def test_nobody_can_come_before_it_has_its_units(world: World, agents: list[Fake
     assert state_of(reservation) == "released"
 
 
-def test_who_got_other_units_has_the_whole_time_to_come(world: World, agents: list[FakeAgent]) -> None:
+def test_a_reservation_moved_to_other_units_has_a_new_no_show_period(
+    world: World, agents: list[FakeAgent]
+) -> None:
     reservation = confirm(world, 8, world.now, world.now + 3 * HOUR)
     tick(agents, world.now)
     bound = reservation.bound_units.first()
@@ -170,7 +174,7 @@ def test_who_got_other_units_has_the_whole_time_to_come(world: World, agents: li
     assert state_of(reservation) == "released"
 
 
-def test_who_has_no_units_any_more_is_not_said_to_have_stayed_away(
+def test_a_reservation_that_lost_its_units_is_not_released_as_a_no_show(
     world: World, agents: list[FakeAgent]
 ) -> None:
     reservation = confirm(world, 8, world.now, world.now + 3 * HOUR)
@@ -184,7 +188,7 @@ def test_who_has_no_units_any_more_is_not_said_to_have_stayed_away(
     assert state_of(reservation) == "over"
 
 
-def test_a_window_that_is_full_is_refused_with_the_first_that_fits(world: World) -> None:
+def test_a_full_window_is_rejected_with_the_first_windows_that_fit(world: World) -> None:
     start, end = world.now + 24 * HOUR, world.now + 28 * HOUR
     first = ask(world, 8, start, end, hosts=2, may_exceed_guarantee=True)
     made, _ = services.confirm_reservation(owner=world.vision.lead, **first)  # type: ignore[arg-type]
@@ -197,14 +201,14 @@ def test_a_window_that_is_full_is_refused_with_the_first_that_fits(world: World)
     assert Reservation.objects.count() == 1
 
 
-def test_the_guarantees_of_others_are_not_eaten_unless_the_approver_says_so(world: World) -> None:
+def test_a_reservation_may_exceed_the_guarantee_only_with_approval(world: World) -> None:
     start, end = world.now + 24 * HOUR, world.now + 28 * HOUR
     wish = ask(world, 8, start, end, hosts=2)
     assert services.check_window(**wish).code == ReasonCode.WINDOW_EATS_GUARANTEES  # type: ignore[arg-type]
     assert services.check_window(**wish, may_exceed_guarantee=True).fits  # type: ignore[arg-type]
 
 
-def test_it_is_shortened_extended_and_moved_when_the_timeline_allows(
+def test_a_reservation_can_be_shortened_extended_and_moved_if_the_timeline_allows(
     world: World, agents: list[FakeAgent]
 ) -> None:
     start, end = world.now, world.now + 4 * HOUR
@@ -230,7 +234,7 @@ def test_it_is_shortened_extended_and_moved_when_the_timeline_allows(
     assert other.start == world.now + 30 * HOUR
 
 
-def test_giving_it_up_ends_what_runs_and_what_waits_inside(world: World, agents: list[FakeAgent]) -> None:
+def test_cancelling_a_reservation_ends_the_work_inside_it(world: World, agents: list[FakeAgent]) -> None:
     reservation = confirm(world, 2, world.now, world.now + 4 * HOUR)
     running, waiting = [job(world, world.vision, 2, world.now, reservation=reservation) for _ in range(2)]
     for seconds in range(4):
@@ -245,7 +249,7 @@ def test_giving_it_up_ends_what_runs_and_what_waits_inside(world: World, agents:
     assert not Allocation.objects.filter(period__upper_inf=True).exists()
 
 
-def test_it_is_moved_off_a_host_that_closes_before_it_is_used(world: World, agents: list[FakeAgent]) -> None:
+def test_an_unused_reservation_moves_off_a_host_that_is_closed(world: World, agents: list[FakeAgent]) -> None:
     reservation = confirm(world, 8, world.now, world.now + 4 * HOUR)
     tick(agents, world.now)
     host = reservation.bound_units.first().unit.gpu.host  # type: ignore[union-attr]
@@ -259,52 +263,54 @@ def test_it_is_moved_off_a_host_that_closes_before_it_is_used(world: World, agen
     assert reservation.state == "active"
 
     assert services.change_reservation(reservation, end=reservation.end + HOUR, now=at + SECOND).fits
-    let_go = BoundUnit.objects.filter(reservation=reservation, unit__gpu__host=host)
-    assert {bound.period.upper for bound in let_go} == {at}, "what it has let go of does not come back"
+    released = BoundUnit.objects.filter(reservation=reservation, unit__gpu__host=host)
+    assert {bound.period.upper for bound in released} == {at}, "what it has let go of does not come back"
     assert BoundUnit.objects.filter(reservation=reservation, period__contains=at + 4 * HOUR).count() == 8
 
 
-def test_the_approver_sees_whom_it_would_evict(world: World, agents: list[FakeAgent]) -> None:
+def test_the_approver_sees_which_workloads_a_reservation_would_evict(
+    world: World, agents: list[FakeAgent]
+) -> None:
     borrowers = [job(world, world.robotics, 8, world.now) for _ in range(2)]
     for seconds in range(3):
         tick(agents, world.now + seconds * SECOND)
     later = world.now + HOUR
     wish = ask(world, 8, world.now + 2 * HOUR, world.now + 4 * HOUR)
-    found = services.evicted_by_reservation(**{**wish, "now": later})  # type: ignore[arg-type]
-    assert len(found) == 1 and found[0] in borrowers
+    victims = services.evicted_by_reservation(**{**wish, "now": later})  # type: ignore[arg-type]
+    assert len(victims) == 1 and victims[0] in borrowers
     assert Reservation.objects.count() == 0 and Workload.objects.filter(state="running").count() == 2
 
 
-# -- budgets that are used up ----------------------------------------------------------------------------------------------
+# -- used-up budgets ---------------------------------------------------------------------------------------
 
 DAY = 24 * HOUR
 
 
-def close(world: World, action: str, until: dt.datetime, **whose: object) -> None:
+def close_gate(world: World, action: str, until: dt.datetime, **whose: object) -> None:
     numbers = {"spent": "5", "limit": "5", "currency": "EUR"}
     whose = whose or {"team": world.vision.team}
     services.close_budget_gate(action=action, numbers=numbers, until=until, now=world.now, **whose)  # type: ignore[arg-type]
 
 
-def starts(answer: WindowCheckResult) -> list[dt.datetime]:
+def first_starts(answer: WindowCheckResult) -> list[dt.datetime]:
     return [dt.datetime.fromtimestamp(window.start, dt.UTC) for window in answer.first_windows]
 
 
-def test_a_budget_that_stops_borrowing_stops_it_until_it_opens_again(world: World) -> None:
-    """Vision is guaranteed 8 H100; ten leave the other teams what they are guaranteed."""
+def test_a_closed_budget_prevents_borrowing_until_it_opens(world: World) -> None:
+    """Vision is guaranteed 8 H100. A reservation of ten leaves the guarantees of the other teams intact."""
     opens = world.now + 2 * DAY
-    close(world, "stop_borrowing", world.now + DAY)
-    close(world, "stop_borrowing", opens, project=world.vision.project)
+    close_gate(world, "stop_borrowing", world.now + DAY)
+    close_gate(world, "stop_borrowing", opens, project=world.vision.project)
     ten = ask(world, 5, opens - 2 * HOUR, opens, hosts=2)
     answer = services.check_window(**ten)  # type: ignore[arg-type]
-    assert (answer.code, starts(answer)) == (ReasonCode.OVER_QUOTA, [opens])
+    assert (answer.code, first_starts(answer)) == (ReasonCode.OVER_QUOTA, [opens])
     assert confirm(world, 5, opens, opens + 2 * HOUR, hosts=2).state == "confirmed"
     assert services.check_window(**ask(world, 4, opens - 2 * HOUR, opens, hosts=2)).fits  # type: ignore[arg-type]
 
 
-def test_a_recurring_reservation_borrows_where_the_budget_is_open_again(world: World) -> None:
+def test_a_recurring_reservation_may_borrow_in_windows_after_the_budget_opens(world: World) -> None:
     opens = world.now + 2 * DAY
-    close(world, "stop_borrowing", opens)
+    close_gate(world, "stop_borrowing", opens)
     windows = [(opens + days * DAY, opens + days * DAY + HOUR) for days in (-1, 0, 1)]
     wish = {
         name: what
@@ -312,45 +318,45 @@ def test_a_recurring_reservation_borrows_where_the_budget_is_open_again(world: W
         if name not in ("start", "end")
     }
     answers = services.check_windows(**wish, windows=windows)  # type: ignore[arg-type]
-    assert [(answer.code, starts(answer)[:1]) for answer in answers] == [
+    assert [(answer.code, first_starts(answer)[:1]) for answer in answers] == [
         (ReasonCode.OVER_QUOTA, [opens]),
         ("", []),
         ("", []),
     ]
 
 
-def test_a_running_reservation_is_extended_above_the_guarantee_once_the_budget_is_open(
+def test_an_active_reservation_can_exceed_the_guarantee_only_after_the_budget_opens(
     world: World, agents: list[FakeAgent]
 ) -> None:
     ends = world.now + 4 * HOUR
     row = confirm(world, 5, world.now, ends, hosts=2)
     tick(agents, world.now)
     row.refresh_from_db()
-    close(world, "stop_borrowing", ends + HOUR)
+    close_gate(world, "stop_borrowing", ends + HOUR)
     answer = services.check_change(row, end=ends + HOUR, now=world.now + HOUR)
-    assert (answer.code, starts(answer)) == (ReasonCode.OVER_QUOTA, [ends + HOUR])
-    close(world, "stop_borrowing", ends)
+    assert (answer.code, first_starts(answer)) == (ReasonCode.OVER_QUOTA, [ends + HOUR])
+    close_gate(world, "stop_borrowing", ends)
     assert services.check_change(row, end=ends + HOUR, now=world.now + HOUR).fits
 
 
-def test_no_window_is_named_that_a_closed_budget_would_refuse(world: World) -> None:
+def test_suggested_windows_respect_a_closed_budget(world: World) -> None:
     opens, full = world.now + 2 * DAY, world.now + 3 * DAY
     everything = confirm(world, 8, full, full + 2 * HOUR, hosts=2, may_exceed_guarantee=True)
     mine = confirm(world, 2, world.now + DAY, world.now + DAY + HOUR)
-    close(world, "refuse_new", opens)
+    close_gate(world, "refuse_new", opens)
     wish = ask(world, 2, full, full + HOUR)
     once = {name: what for name, what in wish.items() if name not in ("start", "end")}
     recurring = services.check_windows(**once, windows=[(full, full + HOUR)])  # type: ignore[arg-type]
     for answer in (services.check_window(**wish), *recurring):  # type: ignore[arg-type]
-        assert (answer.code, starts(answer)) == (ReasonCode.WINDOW_FULL, [opens, everything.end])
+        assert (answer.code, first_starts(answer)) == (ReasonCode.WINDOW_FULL, [opens, everything.end])
     assert services.check_window(**{**wish, "start": opens, "end": opens + HOUR}).fits  # type: ignore[arg-type]
-    # Moved as it is it takes no more of the time until then, wherever it goes; twice as long it may take an hour of it.
+    # With its length unchanged it may move anywhere; with twice its length only one hour may lie before the opening.
     for length, soonest in (
         (HOUR, world.now + dt.timedelta(seconds=WINDOW_VALID_SECONDS)),
         (2 * HOUR, opens - HOUR),
     ):
         answer = services.check_change(mine, start=full, end=full + length, now=world.now)
-        assert (answer.code, starts(answer)) == (ReasonCode.WINDOW_FULL, [soonest, everything.end])
+        assert (answer.code, first_starts(answer)) == (ReasonCode.WINDOW_FULL, [soonest, everything.end])
         assert services.check_change(mine, start=soonest, end=soonest + length, now=world.now).fits
     sooner = opens - HOUR - MINUTE
     assert (

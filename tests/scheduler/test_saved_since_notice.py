@@ -1,4 +1,4 @@
-"""Whether work has saved since its notice is what its host says, whatever the clocks of host and server say."""
+"""Test that the host decides whether work has saved since its notice, whatever the clocks say."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECOND = dt.timedelta(seconds=1)
 HOUR = dt.timedelta(hours=1)
 
 
-def running(world: World) -> tuple[Workload, Run, FakeAgent]:
+def running_job(world: World) -> tuple[Workload, Run, FakeAgent]:
     agents = agents_of(world, "alpha", "beta")
     workload = job(world, world.vision, 8, world.now)
     start(world, agents, world.now)
@@ -25,7 +25,7 @@ def running(world: World) -> tuple[Workload, Run, FakeAgent]:
     return workload, run, next(agent for agent in agents if agent.host.pk == run.host_id)
 
 
-def drained(workload: Workload, run: Run, at: dt.datetime) -> Workload:
+def drain(workload: Workload, run: Run, at: dt.datetime) -> Workload:
     services.drain_host(Host.objects.get(pk=run.host_id), reason="a fan", now=at)
     workload.refresh_from_db()
     assert workload.state == "notice"
@@ -33,12 +33,12 @@ def drained(workload: Workload, run: Run, at: dt.datetime) -> Workload:
 
 
 @pytest.mark.parametrize("skew", [HOUR, -HOUR, dt.timedelta()])
-def test_a_checkpoint_from_before_the_notice_cuts_no_notice_short(world: World, skew: dt.timedelta) -> None:
-    workload, run, agent = running(world)
+def test_a_checkpoint_before_the_notice_does_not_shorten_the_notice(world: World, skew: dt.timedelta) -> None:
+    workload, run, agent = running_job(world)
     saved = world.now + 300 * SECOND
     agent.checkpoint(str(run.public_id), saved + skew)
     agent.sync(saved)
-    drained(workload, run, saved + 60 * SECOND)
+    drain(workload, run, saved + 60 * SECOND)
     for seconds in (61, 65):
         agent.sync(saved + seconds * SECOND)
     workload.refresh_from_db()
@@ -46,11 +46,11 @@ def test_a_checkpoint_from_before_the_notice_cuts_no_notice_short(world: World, 
 
 
 @pytest.mark.parametrize("skew", [HOUR, -HOUR, dt.timedelta()])
-def test_one_from_after_it_ends_the_waiting(world: World, skew: dt.timedelta) -> None:
-    workload, run, agent = running(world)
+def test_a_checkpoint_after_the_notice_ends_the_notice(world: World, skew: dt.timedelta) -> None:
+    workload, run, agent = running_job(world)
     agent.checkpoint(str(run.public_id), world.now + 10 * SECOND + skew)
     agent.sync(world.now + 10 * SECOND)
-    drained(workload, run, world.now + 60 * SECOND)
+    drain(workload, run, world.now + 60 * SECOND)
     agent.sync(world.now + 61 * SECOND)
     agent.checkpoint(str(run.public_id), world.now + 62 * SECOND + skew)
     agent.sync(world.now + 63 * SECOND)
@@ -58,8 +58,8 @@ def test_one_from_after_it_ends_the_waiting(world: World, skew: dt.timedelta) ->
     assert workload.state == "stopping"
 
 
-def test_a_checkpoint_of_a_host_whose_clock_is_ahead_is_news_once(world: World) -> None:
-    _, run, agent = running(world)
+def test_a_checkpoint_time_ahead_of_the_server_is_limited_to_now_and_stored_once(world: World) -> None:
+    _, run, agent = running_job(world)
     agent.checkpoint(str(run.public_id), world.now + HOUR)
     agent.sync(world.now + 5 * SECOND)
     run.refresh_from_db()
@@ -71,11 +71,11 @@ def test_a_checkpoint_of_a_host_whose_clock_is_ahead_is_news_once(world: World) 
     assert (run.checkpoint_at, agent.heard_by_short_way) == (world.now + 5 * SECOND, before + 3)
 
 
-def test_a_later_checkpoint_is_never_an_earlier_one(world: World) -> None:
-    workload, run, agent = running(world)
+def test_the_checkpoint_time_never_moves_backwards(world: World) -> None:
+    workload, run, agent = running_job(world)
     agent.checkpoint(str(run.public_id), world.now + 5 * SECOND)
     agent.sync(world.now + 5 * SECOND)
-    agent.checkpoint(str(run.public_id), world.now - HOUR)  # the host's clock was put back
+    agent.checkpoint(str(run.public_id), world.now - HOUR)  # the host's clock was set back
     agent.sync(world.now + 10 * SECOND)
     run.refresh_from_db()
     workload.refresh_from_db()

@@ -1,4 +1,4 @@
-"""Verbs on workloads, quotas and hosts."""
+"""Test the services on workloads, quotas, hosts and budget gates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECOND = dt.timedelta(seconds=1)
 
 
 def run(world: World, workload: Workload, at: dt.datetime) -> list[FakeAgent]:
-    """The agents of the shared H100 hosts, of which one runs it."""
+    """Run the workload on one of the shared H100 hosts. Returns the agents of these hosts."""
     agents = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
     engine.run_cycle("test", at)
     for agent in agents * 2:
@@ -35,14 +35,14 @@ def run(world: World, workload: Workload, at: dt.datetime) -> list[FakeAgent]:
     return agents
 
 
-def test_what_waits_is_cancelled_at_once_and_only_once(world: World) -> None:
+def test_waiting_work_is_cancelled_at_once_and_only_once(world: World) -> None:
     workload = job(world, world.vision, 1, world.now)
     assert services.cancel_workload(workload, now=world.now + SECOND)
     assert (workload.state, workload.outcome, workload.ended_at) == ("ended", "cancelled", world.now + SECOND)
     assert not services.cancel_workload(workload, now=world.now + 2 * SECOND)
 
 
-def test_what_runs_is_stopped_and_ends_when_its_agent_confirms(world: World) -> None:
+def test_cancelled_running_work_ends_when_its_agent_confirms_the_stop(world: World) -> None:
     workload = job(world, world.vision, 1, world.now)
     agents = run(world, workload, world.now)
     assert services.cancel_workload(workload, now=world.now + HOUR)
@@ -55,7 +55,7 @@ def test_what_runs_is_stopped_and_ends_when_its_agent_confirms(world: World) -> 
     assert workload.outcome_numbers["run_outcome"] == "killed_at_grace"
 
 
-def test_who_cancels_what_is_being_evicted_is_heard(world: World) -> None:
+def test_work_with_a_notice_can_be_cancelled(world: World) -> None:
     workload = job(world, world.vision, 1, world.now)
     agents = run(world, workload, world.now)
     host = workload.runs.get().host
@@ -69,7 +69,7 @@ def test_who_cancels_what_is_being_evicted_is_heard(world: World) -> None:
     assert (workload.state, workload.outcome) == ("ended", "cancelled")
 
 
-def test_a_time_limit_stops_it_and_an_extension_moves_the_limit(world: World) -> None:
+def test_work_is_stopped_at_its_time_limit_and_an_extension_moves_the_limit(world: World) -> None:
     workload = job(world, world.vision, 1, world.now, max_runtime_seconds=3600)
     agents = run(world, workload, world.now)
     assert services.extend_workload(workload, seconds=600, now=world.now)
@@ -83,16 +83,16 @@ def test_a_time_limit_stops_it_and_an_extension_moves_the_limit(world: World) ->
     assert not services.extend_workload(workload, seconds=600, now=world.now + 2 * HOUR)
 
 
-def test_a_start_that_never_begins_is_taken_back_and_tried_again(world: World) -> None:
+def test_a_start_that_is_never_reported_is_withdrawn_and_retried(world: World) -> None:
     workload = job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
     agents = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
-    silent_about_it = [agent.observed() for agent in agents]
+    frames_without_the_run = [agent.observed() for agent in agents]
     time_limits.requeue_late_starts(world.now + 119 * SECOND)
     assert Workload.objects.get(pk=workload.pk).state == "placed"
     time_limits.requeue_late_starts(world.now + 121 * SECOND)
     for seconds in (122, 123, 134, 135):
-        for agent, frame in zip(agents, silent_about_it, strict=True):
+        for agent, frame in zip(agents, frames_without_the_run, strict=True):
             agent_api.sync(agent.host.pk, frame, world.now + seconds * SECOND)
     workload.refresh_from_db()
     assert (workload.state, workload.reason_code, workload.lost_attempts) == (
@@ -103,7 +103,7 @@ def test_a_start_that_never_begins_is_taken_back_and_tried_again(world: World) -
     assert workload.not_before is not None
 
 
-def test_a_notebook_that_never_answers_gives_its_gpu_back(world: World) -> None:
+def test_a_notebook_that_never_becomes_ready_is_stopped(world: World) -> None:
     mute, answers = (
         job(world, world.vision, 1, world.now, kind="notebook", command="", preemptible=False) for _ in "12"
     )
@@ -122,7 +122,7 @@ def test_a_notebook_that_never_answers_gives_its_gpu_back(world: World) -> None:
     assert (mute.state, mute.outcome, answers.state) == ("ended", ReasonCode.START_FAILED, "running")
 
 
-def test_an_idleness_warning_is_given_and_taken_back(world: World) -> None:
+def test_an_idle_warning_is_recorded_once_and_cleared_by_a_postponement(world: World) -> None:
     workload = job(world, world.vision, 1, world.now, kind="notebook", command="")
     run(world, workload, world.now)
     assert services.record_idle_warning(workload, at=world.now) and not services.record_idle_warning(
@@ -133,7 +133,7 @@ def test_an_idleness_warning_is_given_and_taken_back(world: World) -> None:
     assert (workload.idle_warned_at, workload.keep_until) == (None, world.now + HOUR)
 
 
-def test_guarantees_may_fill_the_pool_and_not_exceed_it(world: World) -> None:
+def test_guarantees_may_fill_the_pool_but_not_exceed_it(world: World) -> None:
     def change(gpus: int) -> bool:
         return services.change_quota(
             team=world.robotics.team,
@@ -144,8 +144,10 @@ def test_guarantees_may_fill_the_pool_and_not_exceed_it(world: World) -> None:
             now=world.now,
         )
 
-    room = services.guarantee_capacity(pool=world.shared, model=H100, team=world.robotics.team)
-    assert (room.capacity, room.others, room.most) == tuple(n * SLOTS_PER_GPU for n in (16, 12, 4))
+    available = services.guarantee_capacity(pool=world.shared, model=H100, team=world.robotics.team)
+    assert (available.capacity, available.others, available.most) == tuple(
+        n * SLOTS_PER_GPU for n in (16, 12, 4)
+    )
     assert not change(5)
     assert (
         Quota.objects.get(team=world.robotics.team, pool=world.shared, model=H100).guaranteed_slots
@@ -154,7 +156,7 @@ def test_guarantees_may_fill_the_pool_and_not_exceed_it(world: World) -> None:
     assert change(4)
 
 
-def test_a_changed_quota_is_used_by_the_next_cycle(world: World) -> None:
+def test_a_changed_quota_applies_from_the_next_cycle(world: World) -> None:
     notebooks = [
         job(world, world.robotics, 1, world.now, kind="notebook", preemptible=False, command="")
         for _ in range(3)
@@ -173,7 +175,7 @@ def test_a_changed_quota_is_used_by_the_next_cycle(world: World) -> None:
     assert {Workload.objects.get(pk=w.pk).state for w in notebooks} == {"placed"}
 
 
-def test_hosts_go_only_the_ways_that_the_table_has(world: World) -> None:
+def test_a_host_changes_state_only_along_allowed_transitions(world: World) -> None:
     host = world.hosts["alpha"]
     assert services.cordon_host(host, reason="fan", now=world.now)
     assert not services.cordon_host(host, reason="fan", now=world.now)
@@ -186,8 +188,8 @@ def test_hosts_go_only_the_ways_that_the_table_has(world: World) -> None:
     assert changes[1:4] == [("cordoned", "well"), ("draining", "well"), ("draining", "quarantined")]
 
 
-def test_a_preview_says_what_the_next_cycle_would_and_changes_nothing(world: World) -> None:
-    wish: dict[str, Any] = {
+def test_a_preview_equals_the_next_cycles_decision_and_changes_nothing(world: World) -> None:
+    request: dict[str, Any] = {
         "kind": "job",
         "type": "training",
         "name": "what if",
@@ -199,14 +201,14 @@ def test_a_preview_says_what_the_next_cycle_would_and_changes_nothing(world: Wor
         "preemptible": True,
         "now": world.now,
     }
-    fits = services.preview_workload(**wish, units=8)
+    fits = services.preview_workload(**request, units=8)
     assert (
         fits["starts_now"]
         and fits["code"] == ReasonCode.FREE_WITHIN_GUARANTEE
         and fits["borrowed_slots"] == 0
     )
     assert [(q.model, q.guaranteed, q.held) for q in fits["quota_effect"]][1] == (H100, 8 * SLOTS_PER_GPU, 0)
-    never = services.preview_workload(**wish, units=9)
+    never = services.preview_workload(**request, units=9)
     assert (
         not never["starts_now"]
         and never["code"] == ReasonCode.TOO_BIG_FOR_ANY_HOST
@@ -215,8 +217,8 @@ def test_a_preview_says_what_the_next_cycle_would_and_changes_nothing(world: Wor
     assert not Workload.objects.exists()
 
 
-def test_a_preview_hears_of_closed_budgets(world: World) -> None:
-    wish: dict[str, Any] = {
+def test_a_preview_respects_closed_budgets(world: World) -> None:
+    request: dict[str, Any] = {
         "project": world.robotics.project,
         "pool": world.shared,
         "owner": world.robotics.member,
@@ -227,20 +229,20 @@ def test_a_preview_hears_of_closed_budgets(world: World) -> None:
         "units": 4,
     }
     gate: dict[str, Any] = {"numbers": {"spent": "9"}, "until": world.now + HOUR, "now": world.now}
-    assert services.preview_workload(**wish)["borrowed_slots"] == 2 * SLOTS_PER_GPU
+    assert services.preview_workload(**request)["borrowed_slots"] == 2 * SLOTS_PER_GPU
     services.close_budget_gate(action="stop_borrowing", project=world.robotics.project, **gate)
-    assert services.preview_workload(**wish)["code"] == ReasonCode.OVER_QUOTA
+    assert services.preview_workload(**request)["code"] == ReasonCode.OVER_QUOTA
     services.close_budget_gate(action="refuse_new", team=world.robotics.team, **gate)
-    said = services.preview_workload(**wish)
-    assert (said["starts_now"], said["code"], said["numbers"]) == (
+    preview = services.preview_workload(**request)
+    assert (preview["starts_now"], preview["code"], preview["numbers"]) == (
         False,
         ReasonCode.BUDGET_CLOSED,
         {"spent": "9"},
     )
 
 
-def test_a_preview_names_the_same_gate_as_the_next_cycle_where_there_are_several(world: World) -> None:
-    wish: dict[str, Any] = {
+def test_with_several_obstacles_a_preview_names_the_same_reason_as_the_next_cycle(world: World) -> None:
+    request: dict[str, Any] = {
         "kind": "job",
         "type": "training",
         "name": "later",
@@ -259,16 +261,16 @@ def test_a_preview_names_the_same_gate_as_the_next_cycle_where_there_are_several
         until=world.now + HOUR,
         now=world.now,
     )
-    first = services.queue_workload(**wish)
-    said = services.preview_workload(**wish, after=[("ok", first)])
-    waits = services.queue_workload(**wish, after=[("ok", first)])
+    first = services.queue_workload(**request)
+    preview = services.preview_workload(**request, after=[("ok", first)])
+    waits = services.queue_workload(**request, after=[("ok", first)])
     engine.run_cycle("test", world.now)
     waits.refresh_from_db()
-    assert (said["code"], said["numbers"]) == (waits.reason_code, waits.reason_numbers)
-    assert said["code"] == ReasonCode.DEPENDENCY
+    assert (preview["code"], preview["numbers"]) == (waits.reason_code, waits.reason_numbers)
+    assert preview["code"] == ReasonCode.DEPENDENCY
 
 
-def test_a_gate_is_closed_once_whoever_closes_it(world: World) -> None:
+def test_a_gate_that_is_closed_again_has_one_row(world: World) -> None:
     gate: dict[str, Any] = {"action": "refuse_new", "team": world.vision.team, "until": world.now + HOUR}
     services.close_budget_gate(numbers={"spent": "1"}, now=world.now, **gate)
     services.close_budget_gate(numbers={"spent": "2"}, now=world.now + SECOND, **gate)
@@ -277,10 +279,10 @@ def test_a_gate_is_closed_once_whoever_closes_it(world: World) -> None:
         BudgetGate.objects.create(closed_at=world.now, **gate)
 
 
-def test_nobody_extends_beyond_the_pools_longest_runtime(world: World) -> None:
+def test_an_extension_beyond_the_pools_longest_runtime_is_rejected(world: World) -> None:
     workload = job(world, world.vision, 1, world.now)
-    room = world.shared.longest_runtime_seconds - workload.max_runtime_seconds
-    assert services.extend_workload(workload, seconds=room, now=world.now)
+    seconds_left = world.shared.longest_runtime_seconds - workload.max_runtime_seconds
+    assert services.extend_workload(workload, seconds=seconds_left, now=world.now)
     with pytest.raises(services.OperationRejected, match="over_runtime_cap"):
         services.extend_workload(workload, seconds=1, now=world.now)
 
@@ -296,7 +298,7 @@ def test_nobody_extends_beyond_the_pools_longest_runtime(world: World) -> None:
             [600, 700, 800, 900, 1000],
             36_000,
             8000,
-        ),  # too far from these limits: its limit times the pool's ratio
+        ),  # its limit differs too much from theirs: its limit times the pool's ratio
     ],
 )
 def test_a_runtime_is_predicted_from_similar_jobs_and_never_above_the_limit(

@@ -1,4 +1,4 @@
-"""What the planner is told, and at what cost."""
+"""Test the planner's snapshot and the number of queries it takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOUR = dt.timedelta(hours=1)
 
 
 def reserve(world: World, units: int, start: dt.datetime, hours: int = 4) -> object:
-    made, answer = services.confirm_reservation(
+    reservation, answer = services.confirm_reservation(
         owner=world.vision.lead,
         project=world.vision.project,
         pool=world.shared,
@@ -32,8 +32,8 @@ def reserve(world: World, units: int, start: dt.datetime, hours: int = 4) -> obj
         end=start + hours * HOUR,
         now=world.now,
     )
-    assert made is not None, answer
-    return made
+    assert reservation is not None, answer
+    return reservation
 
 
 def queries_of_a_snapshot(world: World, pool_ids: list[int] | None) -> int:
@@ -44,7 +44,7 @@ def queries_of_a_snapshot(world: World, pool_ids: list[int] | None) -> int:
     return len(captured)
 
 
-def test_a_snapshot_takes_the_same_few_queries_however_many_rows_there_are(world: World) -> None:
+def test_a_snapshot_takes_the_same_number_of_queries_for_any_number_of_rows(world: World) -> None:
     job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
     few = queries_of_a_snapshot(world, None)
@@ -63,24 +63,24 @@ def test_a_snapshot_takes_the_same_few_queries_however_many_rows_there_are(world
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_snapshot_outside_a_transaction_reads_one_moment_and_writes_nothing() -> None:
+def test_a_snapshot_outside_a_transaction_is_consistent_and_read_only() -> None:
     with CaptureQueriesContext(connection) as captured:
         snapshot.take_snapshot(None, dt.datetime(2026, 3, 2, tzinfo=dt.UTC))
     assert "REPEATABLE READ, READ ONLY" in [q["sql"] for q in captured if "ISOLATION" in q["sql"]][0]
 
 
-def test_what_is_held_waits_and_is_promised_is_in_it(world: World) -> None:
+def test_a_snapshot_contains_running_queued_and_reserved_work(world: World) -> None:
     running, waiting = job(world, world.vision, 8, world.now), job(world, world.vision, 16, world.now)
     engine.run_cycle("test", world.now)
-    promise = reserve(world, 2, world.now + 48 * HOUR)
+    reservation = reserve(world, 2, world.now + 48 * HOUR)
     taken = snapshot.take_snapshot([world.shared.pk], world.now)
     assert [(r.id, len(r.units), r.until - r.started) for r in taken.running] == [(running.pk, 8, 8 * 3600)]
     assert [(q.id, q.ask.units, q.ask.models) for q in taken.queued] == [(waiting.pk, 16, (H100,))]
-    assert [r.id for r in taken.reservations] == [promise.pk]  # type: ignore[attr-defined]
+    assert [r.id for r in taken.reservations] == [reservation.pk]  # type: ignore[attr-defined]
     assert {h.name for h in taken.hosts} == {"alpha", "beta", "gamma"} and len(taken.units) == 22 + 14
 
 
-def test_attempts_that_made_room_are_told_from_those_that_failed_or_lost_their_host(world: World) -> None:
+def test_evictions_are_counted_separately_from_failures_and_lost_hosts(world: World) -> None:
     running = job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
     Workload.objects.filter(pk=running.pk).update(attempt=7, failures=1, lost_attempts=2)
@@ -96,7 +96,7 @@ def test_the_same_rows_give_the_same_plan(world: World) -> None:
     )
 
 
-def test_a_closed_budget_keeps_new_work_waiting_and_an_open_one_lets_it_start(world: World) -> None:
+def test_a_closed_budget_blocks_new_work_until_it_is_opened(world: World) -> None:
     workload = job(world, world.vision, 1, world.now)
     services.close_budget_gate(
         action="refuse_new",
@@ -118,7 +118,7 @@ def test_a_closed_budget_keeps_new_work_waiting_and_an_open_one_lets_it_start(wo
     assert workload.state == "placed"
 
 
-def test_a_budget_that_stops_borrowing_leaves_the_guarantee(world: World) -> None:
+def test_a_budget_that_stops_borrowing_does_not_affect_the_guarantee(world: World) -> None:
     services.close_budget_gate(
         action="stop_borrowing",
         numbers={},
@@ -131,7 +131,7 @@ def test_a_budget_that_stops_borrowing_leaves_the_guarantee(world: World) -> Non
     assert [Workload.objects.get(pk=w.pk).state for w in (within, above)] == ["placed", "queued"]
 
 
-def test_decayed_use_grows_while_units_are_held_and_halves_after(world: World) -> None:
+def test_decayed_use_grows_while_units_are_held_and_halves_in_a_week_afterwards(world: World) -> None:
     workload = job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
     agents = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
@@ -152,7 +152,7 @@ def test_decayed_use_grows_while_units_are_held_and_halves_after(world: World) -
     assert used.slot_seconds == pytest.approx(840 * 1800, rel=0.01)
 
 
-def test_a_reason_is_written_when_it_changes_and_not_again(world: World) -> None:
+def test_a_reason_is_written_only_when_it_changes(world: World) -> None:
     job(world, world.vision, 9, world.now)
     first = engine.run_cycle("test", world.now)
     again = engine.run_cycle("test", world.now + dt.timedelta(seconds=5))

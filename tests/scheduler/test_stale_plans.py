@@ -1,5 +1,7 @@
-"""A plan is some milliseconds old when it is applied. Whatever has changed meanwhile, what no longer holds is refused, and only
-that; with the check taken away the same plan would be written: so the check is what holds it."""
+"""Test that applying a plan rejects the parts that no longer hold, because rows changed after planning.
+
+Each test also applies the plan without the check to show that the check is needed.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ from tests.world import H100, World, units_of
 SECOND, HOUR = dt.timedelta(seconds=1), dt.timedelta(hours=1)
 
 
-def job(world: World, **also: Any) -> Workload:
-    given: dict[str, Any] = {
+def job(world: World, **overrides: Any) -> Workload:
+    fields: dict[str, Any] = {
         "kind": "job",
         "type": "training",
         "name": "a job",
@@ -39,13 +41,13 @@ def job(world: World, **also: Any) -> Workload:
         "preemptible": True,
         "command": "true",
         "now": world.now,
-        **also,
+        **overrides,
     }
-    return services.queue_workload(**given)
+    return services.queue_workload(**fields)
 
 
-def reserve(world: World, start: dt.datetime, **also: Any) -> Reservation:
-    given: dict[str, Any] = {
+def reserve(world: World, start: dt.datetime, **overrides: Any) -> Reservation:
+    fields: dict[str, Any] = {
         "owner": world.vision.lead,
         "project": world.vision.project,
         "pool": world.shared,
@@ -55,11 +57,11 @@ def reserve(world: World, start: dt.datetime, **also: Any) -> Reservation:
         "start": start,
         "end": start + 4 * HOUR,
         "now": world.now,
-        **also,
+        **overrides,
     }
-    made, answer = services.confirm_reservation(**given)
-    assert made is not None, answer
-    return made
+    reservation, answer = services.confirm_reservation(**fields)
+    assert reservation is not None, answer
+    return reservation
 
 
 def planned(world: World, at: dt.datetime | None = None) -> tuple[Plan, Snapshot]:
@@ -94,7 +96,7 @@ def take_quota_away(world: World, workload: Workload) -> None:
 
 
 def use_up_the_hours(world: World, workload: Workload) -> None:
-    """As the count of a team's GPU-hours does it, for a quota that then lets nothing start."""
+    """Mark the team's GPU-hours as used up, with a quota that then allows no start."""
     Quota.objects.filter(team=world.vision.team).update(
         hours_slot_seconds=1, when_used_up="refuse", hours_used_up=True, hours_until=world.now + HOUR
     )
@@ -171,7 +173,7 @@ def move_hosts_to_another_pool(world: World, workload: Workload) -> None:
         move_hosts_to_another_pool,
     ],
 )
-def test_a_start_that_no_longer_may_be_is_refused_and_only_by_the_second_look(
+def test_only_the_plan_check_rejects_a_placement_that_is_no_longer_allowed(
     world: World, change: Callable[[World, Workload], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload, other = (
@@ -180,7 +182,7 @@ def test_a_start_that_no_longer_may_be_is_refused_and_only_by_the_second_look(
     )
     answer, taken = planned(world)
     change(world, workload)
-    if change not in (change_pool, move_hosts_to_another_pool):  # those touch everybody in the pool
+    if change not in (change_pool, move_hosts_to_another_pool):  # these changes affect the whole pool
         mine = Plan(answer.epoch, placements=tuple(p for p in answer.placements if p.workload == other.pk))
         assert len(mine.placements) == 1
     applied = apply_plan(answer, taken, world.now)
@@ -196,7 +198,7 @@ def test_a_start_that_no_longer_may_be_is_refused_and_only_by_the_second_look(
     assert workload.pk in {p.workload for p in again.accepted if isinstance(p, Placement)}
 
 
-def test_a_team_that_may_not_borrow_any_more_gets_its_guarantee_all_the_same(world: World) -> None:
+def test_a_team_that_may_no_longer_borrow_still_gets_its_guarantee(world: World) -> None:
     within = job(world, project=world.robotics.project, owner=world.robotics.member, units=2)
     above = job(world, project=world.robotics.project, owner=world.robotics.member)
     answer, taken = planned(world)
@@ -209,7 +211,7 @@ def test_a_team_that_may_not_borrow_any_more_gets_its_guarantee_all_the_same(wor
     assert [r.item.workload for r in applied.rejected if isinstance(r.item, Placement)] == [above.pk]
 
 
-def test_what_would_run_into_a_reservation_promised_meanwhile_does_not_start_unless_it_can_make_room(
+def test_only_preemptible_work_starts_if_it_would_overlap_a_reservation_confirmed_after_planning(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stays, goes = (
@@ -227,7 +229,7 @@ def test_what_would_run_into_a_reservation_promised_meanwhile_does_not_start_unl
     ] == [stays.pk]
 
 
-def test_work_inside_a_reservation_that_was_given_up_does_not_start_on_its_units(
+def test_work_inside_a_cancelled_reservation_does_not_start_on_its_units(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reservation = reserve(world, world.now + SECOND)
@@ -243,7 +245,7 @@ def test_work_inside_a_reservation_that_was_given_up_does_not_start_on_its_units
     assert len(apply_plan(answer, taken, at).accepted) == 1
 
 
-def test_a_reservation_that_was_moved_meanwhile_is_not_bound(
+def test_a_reservation_moved_after_planning_is_not_bound(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reservation = reserve(world, world.now + SECOND)
@@ -257,12 +259,12 @@ def test_a_reservation_that_was_moved_meanwhile_is_not_bound(
     assert len(apply_plan(answer, taken, at).accepted) == 1
 
 
-# -- work that would have to go --------------------------------------------------------------------------------------------
+# -- work that would be evicted ----------------------------------------------------------------------------
 
 
 @dataclass
 class Crowd:
-    """Robotics has borrowed all 16 H100s; vision claims 8 that it is guaranteed: one borrower has to go."""
+    """Robotics has borrowed all 16 H100s; vision claims its guarantee of 8, so one must be evicted."""
 
     claimant: Workload
     victim: Workload
@@ -332,7 +334,7 @@ def change_the_pools_rules(world: World, crowd: Crowd) -> None:
         change_the_pools_rules,
     ],
 )
-def test_nobody_is_told_to_go_for_a_reason_that_is_gone_and_only_by_the_second_look(
+def test_only_the_plan_check_rejects_an_eviction_whose_reason_no_longer_holds(
     world: World, crowd: Crowd, change: Callable[[World, Crowd], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change(world, crowd)
@@ -344,7 +346,7 @@ def test_nobody_is_told_to_go_for_a_reason_that_is_gone_and_only_by_the_second_l
     assert [e for e in apply_plan(crowd.answer, crowd.taken, crowd.at).accepted if isinstance(e, Eviction)]
 
 
-def test_of_those_who_make_room_for_one_workload_all_go_or_none(world: World) -> None:
+def test_the_evictions_for_one_workload_are_applied_together_or_not_at_all(world: World) -> None:
     Pool.objects.filter(pk=world.shared.pk).update(minimum_runtime_seconds=0)
     robotics = {
         "project": world.robotics.project,
@@ -370,7 +372,7 @@ def test_of_those_who_make_room_for_one_workload_all_go_or_none(world: World) ->
     Workload.objects.filter(pk=first).update(preemptible=True)
     services.cancel_workload(
         Workload.objects.get(pk=first), now=at
-    )  # it goes by itself: the other is still needed
+    )  # it stops anyway; the other eviction is still needed
     again = apply_plan(Plan(answer.epoch, evictions=answer.evictions), taken, at)
     assert "is stopping already" in refusals(again, Eviction)[0]
 
@@ -378,7 +380,7 @@ def test_of_those_who_make_room_for_one_workload_all_go_or_none(world: World) ->
 # -- leaders ---------------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_froze_between_leading_and_reading_does_not_write_under_the_next_ones_epoch(
+def test_an_engine_that_lost_leadership_before_reading_writes_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload = job(world)
@@ -394,7 +396,7 @@ def test_an_engine_that_froze_between_leading_and_reading_does_not_write_under_t
     assert workload.state == "queued" and not Run.objects.exists()
 
 
-def test_the_same_plan_twice_starts_everything_once(world: World) -> None:
+def test_applying_a_plan_twice_starts_its_work_once(world: World) -> None:
     for _ in range(3):
         job(world)
     answer, taken = planned(world)
@@ -403,7 +405,7 @@ def test_the_same_plan_twice_starts_everything_once(world: World) -> None:
     assert not again.accepted and len(again.rejected) == 3 and Run.objects.count() == 3
 
 
-def test_a_plan_of_the_leader_before_is_refused_whole(world: World) -> None:
+def test_a_plan_of_the_previous_leader_is_rejected_completely(world: World) -> None:
     assert leadership.acquire_or_renew("first", world.now) is not None
     job(world)
     answer, taken = planned(world)

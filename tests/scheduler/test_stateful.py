@@ -1,10 +1,10 @@
-"""The invariants of the architecture hold after each step of a random walk.
+"""Check the invariants of the architecture after each step of a random walk.
 
-A walk mixes submissions, cancellations, ends of runs, lost hosts, approvals, reservations, quotas and time. It uses real
-PostgreSQL, the services, the engine's cycle and the agents' frames. The plan verifier checks every plan. At the end of a walk
-everything is cancelled, and no row may hold a GPU any more.
+A walk mixes submissions, cancellations, ends of runs, lost hosts, approvals, reservations, quotas and time.
+It uses PostgreSQL, the services, the engine's cycle and the agents' frames.
+The plan verifier checks every plan. At the end of a walk, everything is cancelled, and no row may hold a GPU.
 
-``GPUPOOL_WALKS`` sets the number of walks. These walks are longer, differ in each run, and failures are reduced.
+``GPUPOOL_WALKS`` sets the number of walks. They are longer and differ in each run; failures are shrunk.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ T = TypeVar("T")
 SECOND = dt.timedelta(seconds=1)
 HOUR = dt.timedelta(hours=1)
 IN_THE_SUITE = "GPUPOOL_WALKS" not in os.environ
-SHORT_WALKS = (2, 20)  # walks, steps of each
+SHORT_WALKS = (2, 20)  # (walks, steps of each walk)
 LONG_WALKS = (8, 40) if IN_THE_SUITE else (int(os.environ["GPUPOOL_WALKS"]), 50)
-MOST_SILENT = 1  # more at once, and the control plane is suspected
+MOST_SILENT = 1  # with more silent hosts, the rule of mass silence would apply
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(300 if IN_THE_SUITE else 0)]
 
 
 @pytest.fixture(autouse=True)
 def one_order_of_locks() -> None:
-    """Not looked at here, since a whole walk is one transaction; every other test looks (tests/scheduler/conftest.py)."""
+    """Disable the check of the lock order of tests/scheduler/conftest.py: a whole walk is one transaction."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one submission of a walk asks for."""
+    """The fields of one submission of a walk."""
 
     team: str
     units: int
@@ -92,12 +92,12 @@ CODES = {code.value for code in ReasonCode}
 WHOLE_STATES = (WorkloadState.PLACED, WorkloadState.STARTING, WorkloadState.RUNNING, WorkloadState.NOTICE)
 
 
-class Seen:
-    """The rows after one step, read once."""
+class WalkRows:
+    """The rows after one step."""
 
     def __init__(self, mine: list[int]) -> None:
         self.workloads = {w.pk: w for w in Workload.objects.filter(pk__in=mine).order_by("pk")}
-        self.runs: dict[int, list[Run]] = defaultdict(list)  # of the present attempt
+        self.runs: dict[int, list[Run]] = defaultdict(list)  # of the current attempt
         for run in Run.objects.filter(workload__in=mine).select_related("host").order_by("pk"):
             if run.attempt == self.workloads[run.workload_id].attempt:
                 self.runs[run.workload_id].append(run)
@@ -111,13 +111,13 @@ class Seen:
         return [run for run in self.runs[workload.pk] if run.state != RunState.ENDED]
 
 
-def a_slot_is_held_once(seen: Seen) -> None:
+def a_slot_is_held_once(seen: WalkRows) -> None:
     ranges = sorted((held.slots.lower, held.slots.upper) for held in seen.held)
     assert all(first[1] <= then[0] for first, then in zip(ranges, ranges[1:], strict=False))
 
 
-def gangs_are_whole(seen: Seen) -> None:
-    """Before anything stops or is lost, work holds all it asked for, on as many hosts."""
+def gangs_are_whole(seen: WalkRows) -> None:
+    """Assert that unstopped work holds all its units, on as many hosts as requested."""
     held = Counter(allocation.workload_id for allocation in seen.held)
     for workload in seen.workloads.values():
         if workload.state in WHOLE_STATES:
@@ -127,8 +127,8 @@ def gangs_are_whole(seen: Seen) -> None:
             assert held[workload.pk] == workload.units * len(live)
 
 
-def states_agree(seen: Seen) -> None:
-    """What waits or has ended holds nothing; what lives has runs, each with all its units; nothing is kept for it any more."""
+def states_agree(seen: WalkRows) -> None:
+    """Assert that only live workloads hold units and have runs, and only queued ones have earmarked units."""
     per_run = Counter(allocation.run_id for allocation in seen.held)
     for workload in seen.workloads.values():
         live = seen.live(workload)
@@ -143,8 +143,8 @@ def states_agree(seen: Seen) -> None:
     assert set(per_run) <= living, "somebody holds units and does not run"
 
 
-def wishes_agree_with_states(seen: Seen) -> None:
-    """Every live run is wanted or told to go, and nothing is wanted of a run that has ended."""
+def orders_agree_with_states(seen: WalkRows) -> None:
+    """Assert that every live run has its orders, and that ended runs have none."""
     living = {}
     for workload in seen.workloads.values():
         for run in seen.live(workload):
@@ -156,24 +156,24 @@ def wishes_agree_with_states(seen: Seen) -> None:
     assert {run for run, verbs in seen.wanted.items() if verbs} <= set(living)
 
 
-def silent_hosts_run_nothing(seen: Seen) -> None:
+def silent_hosts_run_nothing(seen: WalkRows) -> None:
     for workload in seen.workloads.values():
         assert not [run for run in seen.live(workload) if run.host.lease_state == LeaseState.SILENT]
 
 
-def earmarks_are_disjoint(seen: Seen) -> None:
+def earmarks_are_disjoint(seen: WalkRows) -> None:
     kept = Counter(unit for workload in seen.workloads.values() for unit in workload.earmarked_units)
     assert not [unit for unit, times in kept.items() if times > 1]
 
 
-def no_stranger_is_on_bound_units(seen: Seen, now: dt.datetime) -> None:
+def bound_units_hold_only_their_work(seen: WalkRows, now: dt.datetime) -> None:
     bound = BoundUnit.objects.filter(period__contains=now, reservation__state="active")
     owner = dict(bound.values_list("unit_id", "reservation_id"))
     for held in seen.held:
         assert owner.get(held.unit_id) == held.reservation_id or held.unit_id not in owner
 
 
-def what_must_stay_was_not_told_to_make_room() -> None:
+def only_preemptible_work_was_evicted() -> None:
     assert not Workload.objects.filter(decisions__kind="evicted", preemptible=False).exists()
 
 
@@ -181,12 +181,12 @@ WHICH = st.integers(0, 30)
 
 
 def pick(rows: list[T], which: int) -> T:
-    """One of the rows there are, by a number drawn before it is known how many."""
+    """Return a row by a number that was drawn before the number of rows is known."""
     return rows[which % len(rows)]
 
 
 class Walk(RuleBasedStateMachine):
-    """One walk, in a transaction that is rolled back in the end."""
+    """One random walk, in a transaction that is rolled back at the end."""
 
     world: ClassVar[World]
 
@@ -197,14 +197,14 @@ class Walk(RuleBasedStateMachine):
         self.now = MONDAY
         self.agents = {name: FakeAgent.of(host) for name, host in self.world.hosts.items()}
         self.mute: set[str] = set()
-        self.mine: list[int] = []  # the workloads of this walk
+        self.mine: list[int] = []  # primary keys of this walk's workloads
         self.submitted: dict[int, dt.datetime] = {}
         self.decided_at = self.now
-        self.asleep = False  # the engine is away: what is decided waits for it
-        self.answered: set[int] = set()  # waited when the last cycle was over
+        self.asleep = False  # True while no engine runs
+        self.answered: set[int] = set()  # queued at the end of the last cycle
         self.ended: set[int] = set()
 
-    # -- what people do --------------------------------------------------------------------------------------------------
+    # -- actions of people ---------------------------------------------------------------------------------------
 
     @initialize(some=st.lists(JOBS, min_size=4, max_size=8))
     def a_busy_morning(self, some: list[Job]) -> None:
@@ -220,10 +220,10 @@ class Walk(RuleBasedStateMachine):
         self.wake()
 
     def _queue_job(self, job: Job) -> None:
-        whose = getattr(self.world, job.team)
+        team_of_world = getattr(self.world, job.team)
         self._queue(
-            project=whose.project,
-            owner=whose.member,
+            project=team_of_world.project,
+            owner=team_of_world.member,
             units=job.units,
             hosts=job.hosts,
             priority=job.priority,
@@ -277,13 +277,13 @@ class Walk(RuleBasedStateMachine):
         beyond=st.booleans(),
     )
     def ask_for_a_reservation(self, team: str, units: int, starts_in: int, lasts: int, beyond: bool) -> None:
-        """Confirmed at once when it is small; put to the operator when it is large or may exceed the guarantee."""
-        whose = getattr(self.world, team)
+        """Request a reservation: small ones are confirmed at once, others need approval."""
+        team_of_world = getattr(self.world, team)
         start = (self.now + starts_in * SECOND).replace(microsecond=0)
         try:
             portal_reservations.request_reservation(
-                actor=whose.lead,
-                project=whose.project,
+                actor=team_of_world.lead,
+                project=team_of_world.project,
                 pool=self.world.shared,
                 name="a window",
                 units=units,
@@ -294,8 +294,8 @@ class Walk(RuleBasedStateMachine):
                 may_exceed_guarantee=beyond,
                 now=self.now,
             )
-        except errors.Conflict as no:
-            assert str(no)
+        except errors.Conflict as conflict:
+            assert str(conflict)
         self.wake()
 
     @precondition(lambda self: Submission.objects.filter(state="waiting").exists())
@@ -337,7 +337,7 @@ class Walk(RuleBasedStateMachine):
         )
         self.wake()
 
-    # -- what machines do --------------------------------------------------------------------------------------------------
+    # -- events of hosts, the engine and time ----------------------------------------------------------------------
 
     @precondition(lambda self: self.running_runs())
     @rule(which=WHICH, outcome=st.sampled_from(("finished", "failed", "finished", "gpu_error")))
@@ -362,7 +362,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.mute)
     @rule(rebooted=st.booleans())
     def a_host_comes_back(self, rebooted: bool) -> None:
-        """With its work as it left it, or as another boot with none."""
+        """Let the host report again, with its work as before, or after a reboot without work."""
         name = self.mute.pop()
         agent = self.agents[name]
         heard = Host.objects.get(name=name).last_sync_at
@@ -394,7 +394,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((30, 400, 75, 5, 3600)))
     def time_passes(self, seconds: int) -> None:
-        """Those who can be heard have spoken all along; then every clock of the program ticks."""
+        """Advance the time, sync the audible hosts, then run every sweep."""
         self.now += seconds * SECOND
         self.hear()
         time_limits.stop_after_notice(self.now)
@@ -406,16 +406,16 @@ class Walk(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((400, 75)))
     def a_while_passes(self, seconds: int) -> None:
-        """Once more, so that enough of it does between what people do."""
+        """Advance the time; a second rule makes this step more frequent."""
         self.time_passes(seconds)
 
     def wake(self) -> None:
-        """What a nudge or the sweep does, while there is an engine."""
+        """Run a cycle, as a nudge or the sweep does, unless the engine is away."""
         if not self.asleep:
             self.decide()
 
     def decide(self) -> None:
-        """A cycle: its plan breaks no promise, and is carried out as it is."""
+        """Run a cycle; its plan must have no violation and be applied completely."""
         self.now += SECOND
         dependency_release.release_dependents(self.now)
         taken = snapshot.take_snapshot(None, self.now)
@@ -436,12 +436,12 @@ class Walk(RuleBasedStateMachine):
         self.hear()
 
     def hear(self, *names: str) -> None:
-        """A frame of each of these hosts that can be heard, and what it answers is done; of all, when none is named."""
+        """Sync the named hosts, or all if none is named, except silent ones."""
         for name in names or self.agents:
             if name not in self.mute:
                 self.agents[name].sync(self.now)
 
-    # -- what there is -------------------------------------------------------------------------------------------------------
+    # -- open rows -------------------------------------------------------------------------------------------------
 
     def open_work(self) -> list[Workload]:
         return list(Workload.objects.exclude(state=WorkloadState.ENDED).order_by("pk"))
@@ -461,34 +461,34 @@ class Walk(RuleBasedStateMachine):
             for run in agent.running
         ]
 
-    # -- what always holds ---------------------------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------------
 
     @invariant()
-    def what_is_promised_holds(self) -> None:
-        seen = Seen(self.mine)
+    def invariants_hold(self) -> None:
+        seen = WalkRows(self.mine)
         a_slot_is_held_once(seen)
         gangs_are_whole(seen)
         states_agree(seen)
-        wishes_agree_with_states(seen)
+        orders_agree_with_states(seen)
         silent_hosts_run_nothing(seen)
         earmarks_are_disjoint(seen)
-        no_stranger_is_on_bound_units(seen, self.now)
-        what_must_stay_was_not_told_to_make_room()
-        self.what_ended_stays_ended_and_places_are_kept(seen)
-        self.every_wait_is_explained(seen)
+        bound_units_hold_only_their_work(seen, self.now)
+        only_preemptible_work_was_evicted()
+        self.ended_work_stays_ended_and_submission_times_are_kept(seen)
+        self.every_queued_workload_has_a_reason(seen)
 
-    def what_ended_stays_ended_and_places_are_kept(self, seen: Seen) -> None:
+    def ended_work_stays_ended_and_submission_times_are_kept(self, seen: WalkRows) -> None:
         for workload in seen.workloads.values():
             assert workload.state == WorkloadState.ENDED or workload.pk not in self.ended
             assert workload.submitted_at == self.submitted[workload.pk]
         self.ended |= {w.pk for w in seen.workloads.values() if w.state == WorkloadState.ENDED}
 
-    def every_wait_is_explained(self, seen: Seen) -> None:
-        """What waited through a cycle has a reason of the closed list with numbers, and a start ahead or a reason for none."""
+    def every_queued_workload_has_a_reason(self, seen: WalkRows) -> None:
+        """Assert that each queued workload has a reason with numbers, and a start time if required."""
         for pk in self.answered:
             workload = seen.workloads[pk]
             if workload.state != WorkloadState.QUEUED or workload.queued_at > self.decided_at:
-                continue  # it has ended, or came back since
+                continue  # it has ended or was requeued since
             assert workload.reason_code in CODES, pk
             assert workload.reason_numbers or workload.reason_code == ReasonCode.RESERVATION_OVER
             if workload.reason_code in (
@@ -504,17 +504,17 @@ class Walk(RuleBasedStateMachine):
             ):
                 assert workload.position is not None
 
-    # -- and in the end --------------------------------------------------------------------------------------------------------
+    # -- end of a walk ---------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
         try:
-            self.everything_is_given_back()
+            self.everything_is_released()
         finally:
             transaction.set_rollback(True)
             self.undone.__exit__(None, None, None)
 
-    def everything_is_given_back(self) -> None:
-        """All is cancelled and every host is back: nothing is held, wanted, kept or promised any more."""
+    def everything_is_released(self) -> None:
+        """Cancel everything with all hosts back, and assert that nothing is held, ordered or reserved."""
         self.mute.clear()
         self.asleep = False
         self.time_passes(400)

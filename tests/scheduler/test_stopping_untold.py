@@ -1,4 +1,4 @@
-"""Work that stops without the server's word and can not be killed: its GPU is taken out of use all the same."""
+"""Test that a run that stops on its own and cannot be killed quarantines its GPU."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ SECOND, MINUTE = dt.timedelta(seconds=1), dt.timedelta(minutes=1)
 
 
 def is_stuck(agent: FakeAgent, run: str) -> None:
-    """From now on its host says that it is stopping, and it never ends."""
+    """Report the run as stopping from now on; it never ends."""
     agent.runs[run] = replace(agent.runs[run], state="stopping")
 
 
-def test_what_its_shim_stops_at_its_limit_and_can_not_kill_drains_its_gpu(world: World) -> None:
+def test_a_run_that_survives_its_time_limit_quarantines_its_gpus(world: World) -> None:
     agents = agents_of(world, "alpha", "beta")
     workload = job(world, world.vision, 8, world.now, max_runtime_seconds=60)
     start(world, agents, world.now)
     run = workload.runs.get()
-    agent = next(each for each in agents if each.host.pk == run.host_id)
+    agent = next(candidate for candidate in agents if candidate.host.pk == run.host_id)
     is_stuck(agent, str(run.public_id))
     begin = world.now + 62 * SECOND
     for minute in range(10):
@@ -39,7 +39,7 @@ def test_what_its_shim_stops_at_its_limit_and_can_not_kill_drains_its_gpu(world:
     assert {gpu.repair_state for gpu in gpus} == {RepairState.QUARANTINED}
 
 
-def test_the_rest_of_a_gang_that_can_not_be_killed_drains_its_gpu(world: World) -> None:
+def test_a_gang_member_that_cannot_be_killed_quarantines_its_gpus(world: World) -> None:
     workload, agents = placed(world)
     for step in (1, 2):
         for agent in agents:

@@ -1,4 +1,4 @@
-"""The snapshot that is kept warm equals a fresh one, whatever happens to the rows and whenever it commits."""
+"""Test that the cached snapshot equals a fresh one after any change and any order of commits."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ SECOND, HOUR = dt.timedelta(seconds=1), dt.timedelta(hours=1)
 
 @pytest.fixture
 def world(transactional_db: None) -> World:
-    """The organisation on Monday morning, committed."""
+    """Return the committed organisation on Monday morning."""
     return build_world(MONDAY)
 
 
-def job(world: World, now: dt.datetime, **also: Any) -> Workload:
-    given: dict[str, Any] = {
+def job(world: World, now: dt.datetime, **overrides: Any) -> Workload:
+    fields: dict[str, Any] = {
         "kind": "job",
         "type": "training",
         "name": "a job",
@@ -64,12 +64,12 @@ def job(world: World, now: dt.datetime, **also: Any) -> Workload:
         "preemptible": True,
         "command": "true",
         "now": now,
-        **also,
+        **overrides,
     }
-    return services.queue_workload(**given)
+    return services.queue_workload(**fields)
 
 
-def must_equal_a_fresh_one(warm: SnapshotCache, epoch: int, now: dt.datetime) -> None:
+def assert_equals_fresh_snapshot(warm: SnapshotCache, epoch: int, now: dt.datetime) -> None:
     warm.refresh(epoch, now)
     fresh, mine = sort_rows(snapshot.take_snapshot(None, now)), sort_rows(warm.standing.snapshot())
     for table in (
@@ -88,8 +88,8 @@ def must_equal_a_fresh_one(warm: SnapshotCache, epoch: int, now: dt.datetime) ->
     assert mine == fresh
 
 
-class Life:
-    """Everything that happens to a pool, by the real services, drawn from one seed."""
+class RandomChanges:
+    """Random changes of a pool by the real services, drawn from one seed."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.dice, self.now = world, random.Random(seed), world.now
@@ -97,7 +97,7 @@ class Life:
         self.agents = {name: FakeAgent.of(host) for name, host in world.hosts.items()}
 
     def step(self) -> str:
-        """One thing happens, some time passes."""
+        """Make one random change and advance the time."""
         verb: Callable[[], None] = self.dice.choice(
             [
                 self.queue,
@@ -235,7 +235,7 @@ class Life:
                 self.dice.choice(list(self.world.hosts.values())),
                 self.now + self.dice.choice((10, 600)) * SECOND,
             )
-            with contextlib.suppress(services.OperationRejected):  # it is away already for a part of that
+            with contextlib.suppress(services.OperationRejected):  # it overlaps another window
                 services.set_maintenance(
                     host, start=start, end=start + 600 * SECOND, reason="fan", now=self.now
                 )
@@ -262,21 +262,21 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_after_whatever_happens_it_equals_a_fresh_one(world: World, seed: int) -> None:
-    life, history = Life(world, seed), []
+def test_after_random_changes_the_cached_snapshot_equals_a_fresh_one(world: World, seed: int) -> None:
+    life, history = RandomChanges(world, seed), []
     life.cycle()
     for number in range(45):
         history.append(life.step())
         if number % 3 == 0:
             epoch = leadership.acquire_or_renew("life", life.now)
             assert epoch is not None
-            must_equal_a_fresh_one(life.warm, epoch, life.now)
-    assert life.warm.full_reads < 30, history  # pools and teams that change are read with everything else
+            assert_equals_fresh_snapshot(life.warm, epoch, life.now)
+    assert life.warm.full_reads < 30, history  # a change of a pool or team causes a full read
     at = core_values.epoch_seconds(life.now)
     assert life.warm.standing.plan(at) == plan(life.warm.standing.snapshot(), at)
 
 
-def test_what_commits_late_with_an_older_transaction_is_not_missed(world: World) -> None:
+def test_a_late_commit_of_an_older_transaction_is_not_missed(world: World) -> None:
     epoch = leadership.acquire_or_renew("test", world.now)
     assert epoch is not None
     warm = SnapshotCache()
@@ -293,36 +293,36 @@ def test_what_commits_late_with_an_older_transaction_is_not_missed(world: World)
     other = threading.Thread(target=slow)
     other.start()
     assert began.wait(10)
-    # Of another team: what one team or person submits is counted one after the other.
+    # Use another team: submissions of one team or person are serialised.
     quick = job(
         world, world.now, name="committed first", project=world.language.project, owner=world.language.member
     )
-    must_equal_a_fresh_one(warm, epoch, world.now)
+    assert_equals_fresh_snapshot(warm, epoch, world.now)
     assert [q.id for q in warm.standing.snapshot().queued] == [quick.pk]
     go_on.set()
     other.join()
-    must_equal_a_fresh_one(warm, epoch, world.now)
+    assert_equals_fresh_snapshot(warm, epoch, world.now)
     assert len(warm.standing.snapshot().queued) == 2 and warm.full_reads == 1
 
 
-def test_what_is_rolled_back_is_not_in_it(world: World) -> None:
+def test_changes_that_are_rolled_back_are_not_in_the_snapshot(world: World) -> None:
     epoch = leadership.acquire_or_renew("test", world.now) or 0
     warm = SnapshotCache()
     warm.refresh(epoch, world.now)
     with transaction.atomic():
         job(world, world.now)
         transaction.set_rollback(True)
-    must_equal_a_fresh_one(warm, epoch, world.now)
+    assert_equals_fresh_snapshot(warm, epoch, world.now)
     with transaction.atomic():
         job(world, world.now)
         warm.refresh(epoch, world.now)
         assert len(warm.standing.snapshot().queued) == 1
         transaction.set_rollback(True)
-    must_equal_a_fresh_one(warm, epoch, world.now)
+    assert_equals_fresh_snapshot(warm, epoch, world.now)
 
 
-def test_another_epoch_is_read_afresh(world: World) -> None:
-    """Only the leader prunes the feed: whoever led before cannot know what it has missed."""
+def test_a_new_epoch_causes_a_full_read(world: World) -> None:
+    """Only the leader prunes the feed, so a former leader cannot know which changes it missed."""
     warm, other = SnapshotCache(), SnapshotCache()
     first = leadership.acquire_or_renew("first", world.now) or 0
     warm.refresh(first, world.now)
@@ -332,12 +332,12 @@ def test_another_epoch_is_read_afresh(world: World) -> None:
     other.refresh(second, world.now + 7 * SECOND)
     assert _feed_rows() == 0, "the other one has pruned it"
     third = leadership.acquire_or_renew("first", world.now + 13 * SECOND) or 0
-    must_equal_a_fresh_one(warm, third, world.now + 13 * SECOND)
+    assert_equals_fresh_snapshot(warm, third, world.now + 13 * SECOND)
     assert len(warm.standing.snapshot().queued) == 1
 
 
-def test_engines_that_take_the_lead_from_each_other_start_everything_once(world: World) -> None:
-    """Each keeps a snapshot of its own and prunes the feed while it leads; what it missed meanwhile it reads afresh."""
+def test_engines_that_alternate_as_leader_start_everything_once(world: World) -> None:
+    """Each engine has its own snapshot and prunes the feed while it leads; a new leader reads afresh."""
     engines = {name: SnapshotCache() for name in ("one", "two", "three")}
     now = world.now
     for turn in range(9):
@@ -350,14 +350,14 @@ def test_engines_that_take_the_lead_from_each_other_start_everything_once(world:
         now += 6 * SECOND
         assert engine.run_cycle(name, now, cache=engines[name]) is not None
         epoch = Leader.objects.get(pk=1).epoch
-        must_equal_a_fresh_one(engines[name], epoch, now)
+        assert_equals_fresh_snapshot(engines[name], epoch, now)
     assert not Workload.objects.filter(state="queued").exists()
     assert Run.objects.count() == 9
     held = Allocation.objects.values_list("unit_id", flat=True)
     assert len(held) == len(set(held)) == 9
 
 
-def test_a_difference_is_found_by_the_check_and_the_fresh_one_taken(
+def test_the_self_check_finds_a_difference_and_takes_the_fresh_snapshot(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     epoch = leadership.acquire_or_renew("test", world.now) or 0
@@ -371,16 +371,16 @@ def test_a_difference_is_found_by_the_check_and_the_fresh_one_taken(
     with caplog.at_level(logging.ERROR):
         warm.refresh(epoch, world.now + (SELF_CHECK_SECONDS + 1) * SECOND)
     assert "differed from the database in queued" in caplog.text
-    must_equal_a_fresh_one(warm, epoch, world.now + (SELF_CHECK_SECONDS + 2) * SECOND)
+    assert_equals_fresh_snapshot(warm, epoch, world.now + (SELF_CHECK_SECONDS + 2) * SECOND)
 
 
-def test_a_cycle_in_which_nothing_changed_asks_a_handful_of_questions_and_plans_nothing(
+def test_a_cycle_without_changes_takes_few_queries_and_does_not_plan(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warm = SnapshotCache()
     for _ in range(20):
         job(world, world.now, units=8)
-    for step in range(3):  # until all is said
+    for step in range(3):  # until no reason changes
         engine.run_cycle("test", world.now + step * SECOND, cache=warm)
     plans = []
     real = type(warm.standing).plan
@@ -395,9 +395,9 @@ def test_a_cycle_in_which_nothing_changed_asks_a_handful_of_questions_and_plans_
     assert len(plans) == 2
 
 
-def test_what_time_alone_changes_is_decided_in_time_by_quiet_cycles(world: World) -> None:
+def test_changes_caused_by_time_alone_are_decided_on_time(world: World) -> None:
     warm = SnapshotCache()
-    made, _ = services.confirm_reservation(
+    reservation, _ = services.confirm_reservation(
         owner=world.vision.lead,
         project=world.vision.project,
         pool=world.shared,
@@ -408,21 +408,23 @@ def test_what_time_alone_changes_is_decided_in_time_by_quiet_cycles(world: World
         end=world.now + HOUR,
         now=world.now,
     )
-    assert made is not None
+    assert reservation is not None
     waits = job(world, world.now, project=world.language.project, owner=world.language.member)
     Workload.objects.filter(pk=waits.pk).update(not_before=world.now + 7 * SECOND)
     engine.run_cycle("test", world.now, cache=warm)
     engine.run_cycle("test", world.now + SECOND, cache=warm)
     engine.run_cycle("test", world.now + 5 * SECOND, cache=warm)
-    made.refresh_from_db()
-    assert made.state == "active"
+    reservation.refresh_from_db()
+    assert reservation.state == "active"
     engine.run_cycle("test", world.now + 6 * SECOND, cache=warm)
     assert Workload.objects.get(pk=waits.pk).state == "queued"
     engine.run_cycle("test", world.now + 7 * SECOND, cache=warm)
     assert Workload.objects.get(pk=waits.pk).state == "placed"
 
 
-def test_a_refused_part_is_planned_again_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_part_of_a_plan_is_planned_again_in_the_next_cycle(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     warm = SnapshotCache()
     engine.run_cycle("test", world.now, cache=warm)
     workload = job(world, world.now)
@@ -437,22 +439,20 @@ def test_a_refused_part_is_planned_again_at_once(world: World, monkeypatch: pyte
     assert Workload.objects.get(pk=workload.pk).state == "placed"
 
 
-def test_reasons_that_are_known_to_stand_in_the_rows_are_not_looked_up_again(world: World) -> None:
+def test_a_cleared_reason_is_written_again(world: World) -> None:
     warm = SnapshotCache()
     for _ in range(10):
         job(world, world.now, units=8)
     for step in range(3):
         engine.run_cycle("test", world.now + step * SECOND, cache=warm)
     workload = Workload.objects.filter(state="queued").latest("pk")
-    Workload.objects.filter(pk=workload.pk).update(
-        reason_code="", not_before=world.now
-    )  # as when it is queued again
+    Workload.objects.filter(pk=workload.pk).update(reason_code="", not_before=world.now)  # as after a requeue
     engine.run_cycle("test", world.now + 4 * SECOND, cache=warm)
     workload.refresh_from_db()
     assert workload.reason_code != ""
 
 
-def test_the_feed_is_pruned_to_what_is_not_read_yet(world: World) -> None:
+def test_the_feed_is_pruned_to_unread_rows(world: World) -> None:
     warm = SnapshotCache()
     epoch = leadership.acquire_or_renew("test", world.now) or 0
     warm.refresh(epoch, world.now)
@@ -463,8 +463,8 @@ def test_the_feed_is_pruned_to_what_is_not_read_yet(world: World) -> None:
     assert _feed_rows() == 0
 
 
-def test_rows_of_the_feed_that_came_with_a_backup_of_another_server_do_not_stay(world: World) -> None:
-    """Their transactions' numbers may lie ahead of this server's: they would be news for ever."""
+def test_feed_rows_from_a_backup_of_another_server_are_removed(world: World) -> None:
+    """Their transaction ids may be ahead of this server's, so they would stay unread for ever."""
     warm = SnapshotCache()
     epoch = leadership.acquire_or_renew("test", world.now) or 0
     warm.refresh(epoch, world.now)
@@ -477,7 +477,7 @@ def test_rows_of_the_feed_that_came_with_a_backup_of_another_server_do_not_stay(
     assert _feed_rows() == 0 and warm.full_reads == 2
 
 
-def test_agents_that_only_report_are_no_change(world: World) -> None:
+def test_unchanged_reports_of_agents_add_no_row_to_the_feed(world: World) -> None:
     warm = SnapshotCache()
     epoch = leadership.acquire_or_renew("test", timezone.now()) or 0
     agents = [FakeAgent.of(host) for host in world.hosts.values()]
@@ -501,7 +501,7 @@ def _feed_rows() -> int:
         return int(cursor.fetchone()[0])
 
 
-# What the reader asks of a table has to be watched, or a change of it would go by unseen until the next check.
+# Every column that the snapshot reads needs a trigger; otherwise a change is seen only by the next self-check.
 READ_BY_NAME = {
     "scheduler_workload": {
         c
@@ -527,7 +527,7 @@ READ_BY_NAME = {
 
 
 @pytest.mark.parametrize("table", sorted(READ_BY_NAME))
-def test_every_column_that_the_snapshot_reads_is_watched(table: str) -> None:
+def test_every_column_that_the_snapshot_reads_has_a_trigger(table: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT prosrc FROM pg_proc WHERE proname = %s", [f"scheduler_watch_{table}_update"])
         source = cursor.fetchone()[0]

@@ -15,7 +15,7 @@ from portal.reads.work.workload_details import WorkloadDetails
 from portal.web.work import attempts
 from scheduler import services
 from scheduler.models import Decision, Gpu, Run
-from tests.scheduler.test_gangs import all_go, running_gang
+from tests.scheduler.test_gangs import running_gang, sync_twice
 from tests.world import World
 
 SECOND = dt.timedelta(seconds=1)
@@ -42,7 +42,7 @@ def test_the_page_shows_why_the_attempt_ended_and_not_how_its_first_member_was_s
     workload, agents = running_gang(world, 3)
     at = world.now + 60 * SECOND
     assert services.quarantine_gpu(Gpu.objects.get(host=agents[1].host, index=0), reason="xid:79", now=at)
-    all_go(workload, agents, at)
+    sync_twice(workload, agents, at)
     (row,) = attempts.attempt_rows(WorkloadDetails(workload), world.vision.member)
     assert (row["state"], row["word"]) == ("failed", "GPU error") and "It was stopped" not in row["why"]
 
@@ -52,7 +52,7 @@ def test_the_page_shows_the_exit_code_of_the_member_that_failed(world: World) ->
     at = world.now + 60 * SECOND
     agents[2].end(agents[2].running[0], at, outcome="failed", exit_code=7)
     agents[2].sync(at)
-    all_go(workload, agents[:2], at)
+    sync_twice(workload, agents[:2], at)
     (row,) = attempts.attempt_rows(WorkloadDetails(workload), world.vision.member)
     assert "exit code 7" in row["why"]
 
@@ -67,7 +67,7 @@ def test_the_page_and_the_decision_agree_if_a_gpu_fails_after_another_member_fai
     assert services.quarantine_gpu(
         Gpu.objects.get(host=agents[2].host, index=0), reason="xid:79", now=at + SECOND
     )
-    all_go(workload, agents[1:], at + SECOND)
+    sync_twice(workload, agents[1:], at + SECOND)
     decided = Decision.objects.get(workload=workload, kind="restarted")
     assert (decided.code, decided.numbers["host"]) == ("gpu_error", agents[2].host.name)
     (row,) = attempts.attempt_rows(WorkloadDetails(workload), world.vision.member)
