@@ -1,7 +1,9 @@
-"""A whole installation to break: everything as `./run up` starts it, with agents beside it as `./run demo` starts them.
+"""Run a whole installation for fault injection: the services of `./run up`, with agents as `./run demo`
+starts them.
 
-Each agent reaches the edge through a gate of its own, a small TCP proxy. As root each host lives in a network namespace, joined by
-a pair of virtual cables, so that a host is cut off as a pulled cable does it; otherwise its gate stops passing bytes.
+Each agent reaches the edge through its own small TCP proxy (a gate). As root each host has its own network
+namespace, connected by a veth pair, so that cutting off a host is like pulling its cable. Otherwise its gate
+stops passing bytes.
 """
 
 from __future__ import annotations
@@ -33,51 +35,53 @@ from tools.supervisor import Service
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "H100-80GB"
-GPUS = 2  # of each host
+GPUS = 2  # per host
 LEASE_SECONDS = 5
 GRACE_SECONDS = 2
 NOTICE_SECONDS = 2
-SERVICE_SECONDS = 15  # for a service to be there
+SERVICE_SECONDS = 15  # longest start of a service
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-SMALL_DISK = "160m"  # the first host's, as root
+SMALL_DISK = "160m"  # disk of the first host, as root
 DATABASE_DISK = "900m"
 
 
 class ConditionTimeout(Exception):
-    """Something that had to happen did not in its time."""
+    """Raised when an expected condition does not become true in time."""
 
 
-def wait_until(true: Callable[[], Any], seconds: float, what: str, every: float = 0.05) -> float:
-    """Wait; how long it took. Raises ConditionTimeout."""
+def wait_until(condition: Callable[[], Any], seconds: float, description: str, every: float = 0.05) -> float:
+    """Wait for a condition and return the seconds that it took. Raises ConditionTimeout."""
     began = time.monotonic()
-    while not true():
+    while not condition():
         if time.monotonic() - began > seconds:
-            raise ConditionTimeout(f"{what}: not within {seconds:.0f} s")
+            raise ConditionTimeout(f"{description}: not within {seconds:.0f} s")
         time.sleep(every)
     return time.monotonic() - began
 
 
 class EdgeProxies:
-    """One TCP proxy per host, all in one thread. A closed gate keeps what it was given and passes nothing on.
+    """One TCP proxy (gate) per host, all in one thread. A closed gate buffers its input and passes nothing
+    on.
 
-    While ``rng`` are set, whole WebSocket frames are dropped, doubled, held back or swapped with the next, both ways.
+    While ``rng`` is set, whole WebSocket frames are dropped, duplicated, delayed or reordered in both
+    directions.
     """
 
     def __init__(self, edge_port: int) -> None:
         self.edge_port = edge_port
         self.rng: random.Random | None = None
-        self.frames = 0  # that passed while the rng were set
-        self.disturbed = 0  # of these
+        self.frames = 0  # passed while rng was set
+        self.disturbed = 0  # number of disturbed frames among them
         self._open: dict[str, asyncio.Event] = {}
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="gates", daemon=True).start()
 
     def make(self, host: str, address: str) -> int:
-        """A gate that listens on ``address``; its port."""
+        """Start a gate that listens on ``address`` and return its port."""
         return asyncio.run_coroutine_threadsafe(self._make(host, address), self._loop).result(10)
 
     def set(self, host: str, is_open: bool) -> None:
-        """Let bytes pass, or not."""
+        """Open or close a gate."""
         event = self._open[host]
         self._loop.call_soon_threadsafe(event.set if is_open else event.clear)
 
@@ -98,12 +102,14 @@ class EdgeProxies:
     ) -> None:
         await event.wait()
         down_reader, down_writer = await asyncio.open_connection("127.0.0.1", self.edge_port)
-        # The edge answers to its own name only, as behind any proxy.
-        given, own = (
+        # The edge accepts only its own name as Host, as behind any proxy.
+        gate_host, edge_host = (
             "Host: {}:{}".format(*writer.get_extra_info("sockname")),
             f"Host: 127.0.0.1:{self.edge_port}",
         )
-        up = asyncio.create_task(self._pass_on(event, reader, down_writer, given.encode(), own.encode()))
+        up = asyncio.create_task(
+            self._pass_on(event, reader, down_writer, gate_host.encode(), edge_host.encode())
+        )
         down = asyncio.create_task(self._pass_on(event, down_reader, writer, b"", b""))
         try:
             await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
@@ -118,16 +124,17 @@ class EdgeProxies:
         event: asyncio.Event,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        name: bytes,
-        own: bytes,
+        gate_host: bytes,
+        edge_host: bytes,
     ) -> None:
         while True:
-            head = await reader.readuntil(b"\r\n\r\n")  # of a request or an answer; then its body, or frames
+            # Head of a request or response; its body or WebSocket frames follow.
+            head = await reader.readuntil(b"\r\n\r\n")
             lowered = head.lower()
             size = int(lowered.partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
             body = await reader.readexactly(size)
             await event.wait()
-            writer.write((head.replace(name, own) if name else head) + body)
+            writer.write((head.replace(gate_host, edge_host) if gate_host else head) + body)
             await writer.drain()
             if b"upgrade: websocket" in lowered:
                 await self._pass_frames(event, reader, writer)
@@ -135,36 +142,38 @@ class EdgeProxies:
     async def _pass_frames(
         self, event: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        held: list[bytes] = []
+        delayed: list[bytes] = []
         while True:
             frame, is_text = await read_frame(reader)
             await event.wait()
-            for piece in self._disturbed(frame, held) if is_text and self.rng else [*held, frame]:
-                writer.write(piece)
+            for output_frame in (
+                self._disturbed(frame, delayed) if is_text and self.rng else [*delayed, frame]
+            ):
+                writer.write(output_frame)
             if not self.rng:
-                held.clear()
+                delayed.clear()
             await writer.drain()
 
-    def _disturbed(self, frame: bytes, held: list[bytes]) -> list[bytes]:
-        """What goes on of a frame and of those held back; ``held`` is changed."""
+    def _disturbed(self, frame: bytes, delayed: list[bytes]) -> list[bytes]:
+        """Return the frames to send on, given a frame and the delayed frames; ``delayed`` is updated."""
         assert self.rng is not None
         self.frames += 1
-        fate = self.rng.random()
-        self.disturbed += fate < 0.5
-        if fate < 0.15:
+        draw = self.rng.random()
+        self.disturbed += draw < 0.5
+        if draw < 0.15:
             return []
-        if fate < 0.3:
+        if draw < 0.3:
             return [frame, frame]
-        if fate < 0.5:
-            held.append(frame)
+        if draw < 0.5:
+            delayed.append(frame)
             return []
-        late, held[:] = [*held], []
-        self.rng.shuffle(late)
-        return [frame, *late]
+        released, delayed[:] = [*delayed], []
+        self.rng.shuffle(released)
+        return [frame, *released]
 
 
 async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """One WebSocket frame as it is on the wire, and whether it is a whole text message."""
+    """Return one WebSocket frame as it is on the wire, and True if it is a whole text message."""
     head = await reader.readexactly(2)
     size = head[1] & 127
     more = await reader.readexactly({126: 2, 127: 8}.get(size, 0))
@@ -176,30 +185,28 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
 
 @dataclass
 class LocalHost:
-    """One host: its agent, and how it can be cut off."""
+    """A host: its agent, and the means to cut it off."""
 
     name: str
     number: int
     token: str
     state: Path
-    address: str = "127.0.0.1"  # of its gate
+    address: str = "127.0.0.1"  # address of its gate
     namespace: str = ""
     edge: str = ""
     service: Any = None
     cut: bool = field(default=False)
-    command: list[str] = field(default_factory=list)  # of its agent, without what is put before it
-
-    reboots: bool = (
-        False  # it reads its boot id from a file; bubblewrap does not run where anything lies over /proc
-    )
+    command: list[str] = field(default_factory=list)  # of its agent, without namespace wrapper
+    # True: it reads its boot id from a bind-mounted file. Bubblewrap does not run with mounts over /proc.
+    reboots: bool = False
 
     @property
     def boot(self) -> Path:
-        """What it reads as its boot id, if it is the host that reboots."""
+        """Return the path of the file that replaces the boot id, if this host can reboot."""
         return self.state.parent / f"{self.name}.boot"
 
     def inside(self, command: list[str]) -> list[str]:
-        """The command as it runs on this host."""
+        """Return the command wrapped to run on this host."""
         if not self.namespace:
             return command
         if not self.reboots:
@@ -213,7 +220,10 @@ class LocalHost:
 
 
 class Installation:
-    """The installation. ``hosts`` hosts of two simulated GPUs each; leases of 5 s if not said otherwise, notice and grace of 2."""
+    """The installation: ``hosts`` hosts of two simulated GPUs each.
+
+    Leases are ``lease_seconds`` long; notice and grace are 2 s.
+    """
 
     def __init__(
         self, folder: Path, hosts: int = 5, launcher: str = "auto", lease_seconds: int = LEASE_SECONDS
@@ -232,8 +242,8 @@ class Installation:
         self.clocks = ShiftedClocks(folder)
         self.environment: dict[str, str] = {}
         self.token = ""
-        self.messages: Any = None  # light hosts beside it, while their fault has its rounds
-        self.notebooks: list[str] = []  # that stay through the rounds of one fault
+        self.messages: Any = None  # light hosts, while their fault runs
+        self.notebooks: list[str] = []  # notebooks that live through the rounds of one fault
         self._keeping = threading.Event()
         self._keeper: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -247,12 +257,12 @@ class Installation:
                 except OSError:
                     continue
                 return port
-        raise ConditionTimeout("two free ports side by side were not found")
+        raise ConditionTimeout("two free consecutive ports were not found")
 
-    # -- starting and stopping ---------------------------------------------------------------------------------------
+    # -- starting and stopping --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Everything up, every host alive."""
+        """Start everything and wait until every host is alive."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o711)
         site = self.folder / "site"
@@ -294,13 +304,13 @@ class Installation:
 
     def _said(self, text: str) -> bool:
         assert self.supervisor is not None
-        said = (self.folder / "up.out").read_text(errors="replace")
+        output = (self.folder / "up.out").read_text(errors="replace")
         if self.supervisor.poll() is not None:
-            raise ConditionTimeout(f"the installation ended:\n{said[-2000:]}")
-        return text in said
+            raise ConditionTimeout(f"the installation ended:\n{output[-2000:]}")
+        return text in output
 
     def _organise(self) -> None:
-        """A team that is guaranteed everything, one member, and the hosts."""
+        """Create a team with a guarantee of all GPUs, one member, and the hosts."""
         from datetime import UTC, datetime
 
         from portal.models import Membership, Organisation, User
@@ -335,7 +345,7 @@ class Installation:
             )
 
     def _keep(self) -> None:
-        """Start the agents and start them again when they end, as `./run` does. They die with this thread."""
+        """Start the agents and restart them when they end, as `./run` does. They die with this thread."""
         for host in self.hosts:
             self._make_host(host)
         while self._keeping.is_set():
@@ -377,11 +387,11 @@ class Installation:
         host.service.start()
 
     def agent_environment(self, host: LocalHost) -> dict[str, str]:
-        """What a host's agent is started with: its clock can be set where there is a library for it."""
+        """Return the environment of a host's agent; its clock can be set if the clock library was built."""
         return {**agent_environment(), **self.clocks.environment(host.name)}
 
     def _lay_cable(self, host: LocalHost) -> None:
-        """A namespace of its own, with one cable to this one."""
+        """Create a network namespace for the host, connected to this one by a veth pair."""
         name = f"gpf{os.getpid()}-{host.number}"
         outside, inside = (
             f"gf{os.getpid() % 100_000}o{host.number}",
@@ -398,14 +408,14 @@ class Installation:
             f"-n {name} link set {inside} up",
             f"-n {name} link set lo up",
         ):
-            done = subprocess.run(["ip", *command.split()], capture_output=True, text=True)
-            if done.returncode:
+            result = subprocess.run(["ip", *command.split()], capture_output=True, text=True)
+            if result.returncode:
                 subprocess.run(["ip", "netns", "delete", name], capture_output=True)
-                return  # no right to make networks here: the gate cuts it off
+                return  # no permission to create networks: the gate is used instead
         host.namespace, host.address = name, f"{net}.{first + 1}"
 
     def stop(self) -> None:
-        """End everything that this made."""
+        """End all processes and remove all mounts and namespaces of the installation."""
         for host in self.hosts:
             if host.cut:
                 self.join_again(host)
@@ -423,20 +433,20 @@ class Installation:
                 subprocess.run(["umount", "-l", str(host.state)], capture_output=True)
                 subprocess.run(["ip", "netns", "delete", host.namespace], capture_output=True)
 
-    # -- what can be done to it --------------------------------------------------------------------------------------
+    # -- actions ----------------------------------------------------------------------------------
 
     def pid(self, name: str) -> int:
-        """Of a service that `./run up` keeps, as soon as it runs: it may wait for its next start."""
+        """Return the pid of a service of `./run up`; wait until it runs, because it may be restarting."""
         wait_until(lambda: self._pid(name), SERVICE_SECONDS, f"{name} runs")
         return self._pid(name)
 
     def _pid(self, name: str) -> int:
-        """0: it does not run."""
+        """Return the pid of a service; 0 if it does not run."""
         entries = json.loads((self.folder / "site" / "services.json").read_text())["services"]
         return int(entries[name]["pid"] or 0)
 
     def cut_off(self, host: LocalHost) -> None:
-        """Pull its cable: what is under way is lost, and nobody is told."""
+        """Cut the host's network: bytes in transit are lost, and no connection is closed."""
         host.cut = True
         if host.namespace:
             self._cable(host, "down")
@@ -444,20 +454,20 @@ class Installation:
             self.gates.set(host.name, False)
 
     def join_again(self, host: LocalHost) -> None:
-        """Put the cable back."""
+        """Restore the host's network."""
         host.cut = False
         if host.namespace:
             self._cable(host, "up")
         else:
             self.gates.set(host.name, True)
 
-    def _cable(self, host: LocalHost, how: str) -> None:
+    def _cable(self, host: LocalHost, state: str) -> None:
         name = f"gf{os.getpid() % 100_000}o{host.number}"
-        subprocess.run(["ip", "link", "set", name, how], check=True, capture_output=True)
+        subprocess.run(["ip", "link", "set", name, state], check=True, capture_output=True)
 
     @contextlib.contextmanager
     def agent_down(self, host: LocalHost) -> Iterator[None]:
-        """Its agent is dead meanwhile, and started again afterwards; its workloads are left alone."""
+        """Kill the host's agent in this context and start it again afterwards; its workloads keep running."""
         with self._lock:
             service, host.service = host.service, None
             os.kill(service.process.pid, signal.SIGKILL)
@@ -469,17 +479,19 @@ class Installation:
             with self._lock:
                 host.service = service
 
-    # -- what is seen of it ------------------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------
 
     def alive(self) -> int:
-        """How many hosts are."""
+        """Return the number of alive hosts."""
         from scheduler.models import Host
 
         names = [host.name for host in self.hosts]
         return int(rows(lambda: Host.objects.filter(lease_state="alive", name__in=names).count()))
 
     def ask(self, method: str, path: str, body: Any = None, seconds: float = 5.0) -> Any:
-        """One request of the member to the API. Raises OSError while it does not answer."""
+        """Send one request of the member to the API and return the answer. Raises OSError while it does not
+        answer.
+        """
         request = urllib.request.Request(
             f"{self.url}/api/v1/{path}",
             method=method,
@@ -495,13 +507,16 @@ class Installation:
 
 
 def new_boot(host: LocalHost) -> None:
-    """Its machine was started anew."""
+    """Give the host a new boot id, as after a reboot."""
     host.boot.write_text(f"{uuid.uuid4()}\n")
 
 
 class ShiftedClocks:
-    """Wall clocks that can be set: a small library put before the C library (LD_PRELOAD) adds an offset that it reads from a file
-    to the wall clock alone. (libfaketime does the same; it is not everywhere.) One file for the servers, one for each host."""
+    """Wall clocks that can be set, one for the servers and one for each host.
+
+    A small library loaded before the C library (LD_PRELOAD) adds an offset from a file to the wall clock
+    only. (libfaketime does the same, but is not installed everywhere.)
+    """
 
     SOURCE = r"""
 #define _GNU_SOURCE
@@ -564,14 +579,14 @@ time_t time(time_t *at) {
             subprocess.run(command, check=True, capture_output=True)
 
     def environment(self, name: str) -> dict[str, str]:
-        """For programs whose clock is ``name``; empty without a compiler."""
+        """Return the environment of programs with the clock ``name``; empty without a compiler."""
         if not self.library.exists():
             return {}
         self.set(name, 0)
         return {"LD_PRELOAD": str(self.library), "SHIFTED_CLOCK": str(self.folder / name)}
 
     def set(self, name: str, seconds: int) -> None:
-        """Every program with this clock is so much ahead from now on."""
+        """Set the offset in seconds of every program with this clock."""
         if not self.library.exists():
             raise ConditionTimeout("a clock is set: needs a C compiler")
         file = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT, 0o644)
@@ -582,7 +597,7 @@ time_t time(time_t *at) {
 
 
 def rows(read: Callable[[], Any], seconds: float = 40) -> Any:
-    """What a query answers, asked again while the database is away."""
+    """Return the result of a query; retry while the database is unavailable."""
     from django.db import InterfaceError, OperationalError, connection
 
     ends = time.monotonic() + seconds
@@ -597,9 +612,11 @@ def rows(read: Callable[[], Any], seconds: float = 40) -> Any:
 
 
 def processes_of_runs(folder: Path, run: str = "") -> dict[int, str]:
-    """By pid: the run of each process of a workload (or of one run) whose agent lives below ``folder``."""
-    found: dict[int, str] = {}
-    here = f"{folder}/agents/".encode()
+    """Return the runs by pid of workload processes whose agent's folder is below ``folder``; only ``run`` if
+    given.
+    """
+    run_by_pid: dict[int, str] = {}
+    agents_folder = f"{folder}/agents/".encode()
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
@@ -609,13 +626,13 @@ def processes_of_runs(folder: Path, run: str = "") -> dict[int, str]:
         except OSError:
             continue
         name = next((v[12:].decode() for v in environment.split(b"\0") if v.startswith(b"GPUPOOL_RUN=")), "")
-        if name and (here in command or _of_site(int(entry), folder)) and run in ("", name):
-            found[int(entry)] = name
-    return found
+        if name and (agents_folder in command or _of_site(int(entry), folder)) and run in ("", name):
+            run_by_pid[int(entry)] = name
+    return run_by_pid
 
 
 def _of_site(pid: int, folder: Path) -> bool:
-    """Does a process that is in a sandbox descend from a shim below ``folder``?"""
+    """Return True if a sandboxed process descends from a shim below ``folder``."""
     for _ in range(8):
         try:
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -631,21 +648,21 @@ def _of_site(pid: int, folder: Path) -> bool:
 
 
 def shims(folder: Path) -> dict[str, int]:
-    """By run: the pid of its living shim."""
-    found: dict[str, int] = {}
-    for place in folder.glob("agents/*/runs/*/shim.json"):
+    """Return the pid of each living shim by run."""
+    pid_by_run: dict[str, int] = {}
+    for path in folder.glob("agents/*/runs/*/shim.json"):
         try:
-            shim = json.loads(place.read_text())
+            shim = json.loads(path.read_text())
             fields = Path(f"/proc/{shim['pid']}/stat").read_text().rpartition(")")[2].split()
         except (OSError, ValueError):
             continue
         if int(fields[19]) == shim["start_ticks"] and fields[0] not in "ZX":
-            found[place.parent.name] = int(shim["pid"])
-    return found
+            pid_by_run[path.parent.name] = int(shim["pid"])
+    return pid_by_run
 
 
 def kill_marked_processes(folder: Path) -> None:
-    """End every shim and workload below ``folder``."""
+    """Kill every shim and workload below ``folder``."""
     for pid in [*processes_of_runs(folder), *shims(folder).values()]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -1,14 +1,16 @@
-"""Many agents in one process, for load: ``python -m benchmarks.harness.light_agents`` with its orders as JSON on stdin.
+"""Run many agents in one process for load: ``python -m benchmarks.harness.light_agents``, orders as JSON on
+stdin.
 
-Each speaks the whole wire protocol as the real agent does: it makes a key, signs its join token and challenges with it, says all
-that is so every ``poll_seconds`` and at once when something changes, sends a batch of samples every five seconds and keeps it until
-it is committed, and brings its runs to what the last Desired says. Only the workloads are missing: a run is reported starting, a
-moment later running, and ended after the seconds of its ``sleep``.
+Each agent uses the whole wire protocol like the real agent. It makes a key and signs its join token and
+challenges with it. It reports its full state every ``poll_seconds`` and at once after a change. It sends a
+batch of samples every five seconds and keeps it until it is committed. It reconciles its runs with the last
+Desired. Only the workloads are missing: a run is reported as starting, shortly after as running, and as
+ended after the seconds of its ``sleep``.
 
-``{"edge", "gpus", "model", "hosts": [{"name", "token"}]}`` comes in; later ``measure``, after which errors and round trips are
-counted anew; any other line, or the end of stdin, ends it. It prints ``joined`` when every agent has joined, and at its end
-``{"arrivals": {RUN: seconds since the epoch}, "errors": {WHAT: how often},
-"round_trips": [seconds from an Observed to its answer]}``.
+The input is ``{"edge", "gpus", "model", "hosts": [{"name", "token"}]}``. A later line ``measure`` resets the
+errors and round trips; any other line, or the end of stdin, ends the process. It prints ``joined`` when
+every agent has joined, and at its end ``{"arrivals": {RUN: seconds since the epoch}, "errors": {DESCRIPTION:
+count}, "round_trips": [seconds from an Observed to its answer]}``.
 """
 
 from __future__ import annotations
@@ -52,10 +54,10 @@ from agent.server.connection import UNANSWERED_POLLS
 
 SAMPLE_SECONDS = 5.0
 BATCHES_AHEAD = 100
-BEGIN_SECONDS = 0.2  # from the start of a run until it runs
-CONNECTS_PER_SECOND = 8.0  # of one process, not in step with the polls
-LOOK_SECONDS = 0.4  # how often an overdue answer is looked for
-AT_ONCE = 4  # agents that join at the same time
+BEGIN_SECONDS = 0.2  # from "starting" to "running"
+CONNECTS_PER_SECOND = 8.0  # of one process; not a divisor of the poll interval
+LOOK_SECONDS = 0.4  # interval of checks for an overdue answer
+CONCURRENT_JOINS = 4
 LONGEST_RETRY_SECONDS = 8.0
 MEMORY_MIB = 81_559
 SLEEP = re.compile(r"^sleep (\d+(?:\.\d+)?)$")
@@ -63,7 +65,7 @@ SLEEP = re.compile(r"^sleep (\d+(?:\.\d+)?)$")
 
 @dataclass
 class AgentTally:
-    """What all agents of this process saw."""
+    """The results of all agents of this process."""
 
     arrivals: dict[str, float] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)
@@ -73,15 +75,17 @@ class AgentTally:
 
 @dataclass
 class LightRun:
+    """A run of a light agent."""
+
     seen: RunSeen
-    ends_at: float  # of its present state, loop time
+    ends_at: float  # end of its current state, loop time
     units: list[str]
-    seconds: float  # that it runs
+    seconds: float  # runtime
     undesired_since: float | None = None
 
 
 class LightAgent:
-    """One host's agent."""
+    """The agent of one host."""
 
     def __init__(self, edge: str, name: str, token: str, gpus: int, model: str, tally: AgentTally) -> None:
         self.edge, self.name, self.token, self.tally = edge, name, token, tally
@@ -90,7 +94,7 @@ class LightAgent:
         self.instance, self.start, self.boot = (uuid.uuid4().hex for _ in range(3))
         self.units = [f"GPU-{uuid.uuid4()}" for _ in range(gpus)]
         self.runs: dict[str, LightRun] = {}
-        self.waiting: dict[int, SampleBatch] = {}  # sent and not yet committed
+        self.waiting: dict[int, SampleBatch] = {}  # sent, not yet committed
         self.batches = 0
         self.sequence = 0
         self.sent_at: dict[int, float] = {}
@@ -99,7 +103,7 @@ class LightAgent:
         self.due = asyncio.Event()
         self.proofs: list[Proof] = []
         self.challenge = ""
-        said = Observed(
+        observed = Observed(
             VERSION,
             AGENT_VERSION,
             self.boot,
@@ -111,11 +115,11 @@ class LightAgent:
             starts_before=[self.start],
             strays=[],
         )
-        self.said = asdict(said)
+        self.said = asdict(observed)
         self.inventory = json.dumps(self.said.pop("inventory"), separators=(",", ":"))
 
     async def join(self, session: aiohttp.ClientSession) -> None:
-        """Trade the token for a credential, with a key of its own."""
+        """Exchange the join token for a credential, with a new key."""
         public = base64.b64encode(self.key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)).decode()
         signature = self._sign(host_key.join_message(self.name, self.token))
         request = JoinRequest(VERSION, self.token, self.name, self.instance, self.boot, public, signature)
@@ -129,7 +133,7 @@ class LightAgent:
         return base64.b64encode(self.key.sign(text)).decode()
 
     async def keep(self, session: aiohttp.ClientSession, first: float) -> None:
-        """Connect, talk and connect again; ``first``: seconds until the first connection."""
+        """Connect and reconnect for ever; ``first`` is the delay of the first connection in seconds."""
         await asyncio.sleep(first)
         pause = 0.25
         while True:
@@ -149,7 +153,7 @@ class LightAgent:
             address, headers=headers, heartbeat=15.0, max_msg_size=16 << 20
         ) as socket:
             self.sent_at.clear()
-            self.said["strays"] = []  # said once on each connection
+            self.said["strays"] = []  # reported once on each connection
             parts = [asyncio.create_task(part(socket)) for part in (self._read, self._send, self._sample)]
             try:
                 done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -173,12 +177,15 @@ class LightAgent:
             self.said["strays"] = None
             while self.proofs:
                 await socket.send_str(encode(self.proofs.pop()))
-            said = asyncio.get_running_loop().time()
+            sent_at = asyncio.get_running_loop().time()
             while (
-                not self.due.is_set() and (now := asyncio.get_running_loop().time()) < said + self._patience()
+                not self.due.is_set()
+                and (now := asyncio.get_running_loop().time()) < sent_at + self._patience()
             ):
                 self._move_runs()
-                ends = said + self.poll_seconds if now < said + self.poll_seconds else now + LOOK_SECONDS
+                ends = (
+                    sent_at + self.poll_seconds if now < sent_at + self.poll_seconds else now + LOOK_SECONDS
+                )
                 soonest = min(
                     [ends, *(run.ends_at for run in self.runs.values() if run.seen.state != "ended")]
                 )
@@ -188,21 +195,23 @@ class LightAgent:
                         await self.due.wait()
                 except TimeoutError:
                     continue
-            await asyncio.sleep(0.05)  # as the real agent's shortest gap
+            await asyncio.sleep(0.05)  # the real agent's shortest interval
 
     def _patience(self) -> float:
-        """Seconds until a report without news is due, as the real agent's: longer while the last one is not answered."""
+        """Return the seconds until the next report without changes; longer while the last report is not
+        answered.
+        """
         return self.poll_seconds * (UNANSWERED_POLLS if self.sequence in self.sent_at else 1.0)
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         async for message in socket:
             if message.type is not aiohttp.WSMsgType.TEXT:
                 continue
-            heard = json.loads(message.data)
-            if heard["kind"] == "desired":
-                self._hear(heard)
+            frame = json.loads(message.data)
+            if frame["kind"] == "desired":
+                self._hear(frame)
             else:
-                self.tally.errors[f"{heard['kind']}: {heard.get('reason', '')[:80]}"] += 1
+                self.tally.errors[f"{frame['kind']}: {frame.get('reason', '')[:80]}"] += 1
 
     def _hear(self, desired: dict[str, Any]) -> None:
         at, now = time.time(), time.monotonic()
@@ -243,13 +252,13 @@ class LightAgent:
         if name in self.tally.arrivals:
             self.tally.errors["run: started a second time"] += 1
         self.tally.arrivals[name] = at
-        held = {unit for run in self.runs.values() if run.seen.state != "ended" for unit in run.units}
-        if held & set(want["unit_uuids"]) or not set(want["unit_uuids"]) <= set(self.units):
+        units_in_use = {unit for run in self.runs.values() if run.seen.state != "ended" for unit in run.units}
+        if units_in_use & set(want["unit_uuids"]) or not set(want["unit_uuids"]) <= set(self.units):
             self.tally.errors["run: its units are held, or not of this host"] += 1
-        found = SLEEP.match(want["command"])
+        sleep = SLEEP.match(want["command"])
         begins = asyncio.get_running_loop().time() + BEGIN_SECONDS
         seen = RunSeen(name, want["generation"], "starting", step="starting sandbox")
-        self.runs[name] = LightRun(seen, begins, want["unit_uuids"], float(found[1]) if found else 1.0)
+        self.runs[name] = LightRun(seen, begins, want["unit_uuids"], float(sleep[1]) if sleep else 1.0)
         self.due.set()
 
     def _move_runs(self) -> None:
@@ -322,7 +331,7 @@ def _inventory(units: list[str], model: str) -> Inventory:
         "bubblewrap",
         True,
         "580.95",
-        ["its workloads are made up"],
+        ["its workloads are simulated"],
         EnvironmentSeen("3.11.2", packages, ["/data"]),
         "13.0",
         True,
@@ -358,14 +367,14 @@ def sample_reading(unit: str, at: float, run: str | None) -> SampleRow:
 
 
 def _listen(tally: AgentTally) -> None:
-    """Until a word that is not ``measure``: after that one counts what follows alone."""
+    """Return at the first line that is not ``measure``; reset the counters at each ``measure``."""
     while sys.stdin.readline() == "measure\n":
         tally.errors.clear()
         tally.round_trips.clear()
 
 
 async def main(orders: dict[str, Any]) -> dict[str, Any]:
-    """Keep every agent until the word on stdin."""
+    """Run every agent until stdin ends or an end line arrives; return the results."""
     tally = AgentTally()
     agents = [
         LightAgent(orders["edge"], host["name"], host["token"], orders["gpus"], orders["model"], tally)
@@ -375,10 +384,10 @@ async def main(orders: dict[str, Any]) -> dict[str, Any]:
     async with aiohttp.ClientSession(
         connector=connector, timeout=aiohttp.ClientTimeout(total=None)
     ) as session:
-        few = asyncio.Semaphore(AT_ONCE)
+        join_slots = asyncio.Semaphore(CONCURRENT_JOINS)
 
         async def join(agent: LightAgent) -> None:
-            async with few:
+            async with join_slots:
                 await agent.join(session)
 
         await asyncio.gather(*(join(agent) for agent in agents))
@@ -387,8 +396,8 @@ async def main(orders: dict[str, Any]) -> dict[str, Any]:
             asyncio.create_task(agent.keep(session, number / CONNECTS_PER_SECOND))
             for number, agent in enumerate(agents)
         ]
-        word = asyncio.create_task(asyncio.to_thread(_listen, tally))
-        await asyncio.wait([word, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        end_line = asyncio.create_task(asyncio.to_thread(_listen, tally))
+        await asyncio.wait([end_line, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             if task.done():
                 task.result()

@@ -165,7 +165,9 @@ def _unit(gpu: Gpu, part: int, parts: int, now: datetime) -> Unit:
 
 def _quotas(fleet: PoolRows, gpus: int, now: datetime) -> None:
     guarantee = max(1, gpus * 3 // 8 // TEAMS) * SLOTS_PER_GPU
-    rows = [(project.team, guarantee, None) for project in fleet.projects] + [(fleet.blocked_project.team, 0, 0)]
+    rows = [(project.team, guarantee, None) for project in fleet.projects] + [
+        (fleet.blocked_project.team, 0, 0)
+    ]
     Quota.objects.bulk_create(
         Quota(team=t, pool=fleet.pool, model=m, guaranteed_slots=g, borrow_limit_slots=limit, updated_at=now)
         for t, g, limit in rows
@@ -225,7 +227,15 @@ def _running(
 def _waiting(fleet: PoolRows, count: int, rng: random.Random, now: datetime) -> None:
     Workload.objects.bulk_create(
         [
-            _row(fleet, n, now, rng, units=rng.choice((1, 2, 4, 8)), project=fleet.blocked_project, state="queued")
+            _row(
+                fleet,
+                n,
+                now,
+                rng,
+                units=rng.choice((1, 2, 4, 8)),
+                project=fleet.blocked_project,
+                state="queued",
+            )
             for n in range(count)
         ],
         batch_size=1_000,

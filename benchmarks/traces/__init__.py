@@ -1,1 +1,1 @@
-"""Replay of recorded cluster traces, and the queue orders to compare with."""
+"""Replay of recorded cluster traces, and queue orders for comparison."""

@@ -1,14 +1,15 @@
-"""Which of the places that fit is best: what a choice leaves behind for the asks the pool really gets.
+"""Choose the best of the places that fit, by the capacity that the choice leaves for the pool's real mix of
+requests.
 
-The rule takes the place with the largest
+Our rule takes the place with the largest
 
     waste before - waste after - model price - slot price,      ties to the lowest node:
 
-- **Waste** (``waste``): the GPU that is lost when the node is filled with the pool's own mix of asks.
-- **Model price** (``scarcity``): what taking a scarce model costs the asks that can use no other.
-- **Slot price** (``scarcity``): what breaking up room for asks of several GPUs costs them.
+- **Waste** (``waste``): the GPU capacity that is lost when the node is filled with the pool's own mix of requests.
+- **Model price** (``scarcity``): the cost of taking a scarce model for requests that can use no other.
+- **Slot price** (``scarcity``): the cost of breaking up capacity for requests of several GPUs.
 
-Random, BestFit and FGD (USENIX ATC'23) stand beside it over the same fit, for comparison.
+Random, BestFit and FGD (USENIX ATC'23) use the same fit, for comparison.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ INFEASIBLE_SCORE = -(1 << 60)
 
 
 class NodeStates:
-    """The present state of some nodes. ``gpu`` has a column per GPU; a node with fewer has 0 in the others."""
+    """The current state of some nodes. ``gpu`` has a column per GPU; missing GPUs of smaller nodes are 0."""
 
     def __init__(
         self, cpu: Sequence[int], memory: Sequence[int], gpus: Sequence[int], klass: Sequence[int]
@@ -58,21 +59,21 @@ class NodeStates:
         return len(self.cpu)
 
     def fits(self, need: NodeDemand) -> Ints:
-        """The nodes that can take an ask now, in order."""
+        """Return the nodes that can take a request now, in order."""
         return np.flatnonzero(
             nodes_with_capacity(need, self.cpu, self.memory, self.whole, self.largest)
             & self.serving(need.classes)
         )
 
     def serving(self, classes: int) -> Mask:
-        """The nodes of these classes."""
+        """Return a mask of the nodes of these classes."""
         known = self._serving.get(classes)
         if known is None:
             known = self._serving[classes] = (np.int64(classes) >> self.klass & 1).astype(np.bool_)
         return known
 
     def take(self, node: int, need: NodeDemand, gpu: int) -> None:
-        """Put an ask on a node: a share on the GPU given, whole GPUs on the first that are untouched."""
+        """Place a request on a node: a share on the given GPU, whole GPUs on the first untouched GPUs."""
         self.cpu[node] -= need.cpu
         self.memory[node] -= need.memory
         row = self.gpu[node]
@@ -87,32 +88,34 @@ class NodeStates:
 
 @dataclass(frozen=True, slots=True)
 class NodeChoice:
-    """A place: a node, and for a share the GPU on it (0 for others)."""
+    """A place: a node, and for a share the GPU on it (0 for other requests)."""
 
     node: int
     gpu: int = 0
 
 
 class PlacementPolicy(ABC):
-    """Chooses places on nodes. ``choose`` never changes the nodes; ``took`` is told what was placed."""
+    """A policy that chooses places on nodes. ``choose`` never changes the nodes; ``took`` reports each
+    placement.
+    """
 
     def __init__(self, nodes: NodeStates, mix: DemandMix) -> None:
         self.nodes, self.mix = nodes, mix
 
     def choose(self, need: NodeDemand) -> NodeChoice | None:
-        """The best place for an ask now, None when it fits nowhere."""
+        """Return the best place for a request now; None if it fits nowhere."""
         candidates = self.nodes.fits(need)
         return self.best(need, candidates) if len(candidates) else None
 
     @abstractmethod
     def best(self, need: NodeDemand, candidates: Ints) -> NodeChoice:
-        """The best of these nodes, all of which fit."""
+        """Return the best of these nodes, all of which fit."""
 
-    def took(self, node: int) -> None:  # noqa: B027 - most policies need not know
-        """An ask was put on a node."""
+    def took(self, node: int) -> None:  # noqa: B027 - most policies keep no state
+        """Note that a request was placed on a node."""
 
     def _tightest(self, need: NodeDemand, node: int) -> NodeChoice:
-        """A share goes on the GPU with the least left that fits; whole GPUs are all alike."""
+        """Return the fitting GPU with the least free capacity for a share; GPU 0 for whole GPUs."""
         if need.whole or not need.gpus:
             return NodeChoice(node)
         row = self.nodes.gpu[node]
@@ -120,7 +123,7 @@ class PlacementPolicy(ABC):
 
 
 class RandomPlacement(PlacementPolicy):
-    """Any node that fits, any GPU of it that fits. ``draw(n)`` gives a number below n."""
+    """Any fitting node, and any fitting GPU of it. ``draw(n)`` returns a number below n."""
 
     def __init__(self, nodes: NodeStates, mix: DemandMix, draw: Callable[[int], int]) -> None:
         super().__init__(nodes, mix)
@@ -135,7 +138,10 @@ class RandomPlacement(PlacementPolicy):
 
 
 class BestFit(PlacementPolicy):
-    """The node that has least left afterwards, CPU and GPU weighing alike, in hundredths of the largest machine."""
+    """The node with the least capacity left afterwards.
+
+    CPU and GPU have equal weight, in hundredths of the largest machine.
+    """
 
     LARGEST_CPU, LARGEST_GPU = 128_000, 8 * MILLI_PER_GPU
 
@@ -147,9 +153,10 @@ class BestFit(PlacementPolicy):
 
 
 class NodeStateIndex:
-    """Numbers for the states nodes were in, so that what is known of a state is one look-up away.
+    """Numbers of node states, for fast look-up of cached scores.
 
-    ``of[node]`` is the number of a node's present state. With ``alike`` nodes whose GPUs differ in their order only share one.
+    ``of[node]`` is the number of a node's current state. With ``alike``, nodes whose GPUs differ only in
+    order share a number.
     """
 
     def __init__(self, nodes: NodeStates, alike: bool) -> None:
@@ -165,7 +172,7 @@ class NodeStateIndex:
         return len(self._numbers)
 
     def note(self, node: int) -> None:
-        """A node has changed."""
+        """Update the state of a changed node."""
         nodes, gpus = self.nodes, self.nodes.gpu[node]
         state = np.array([nodes.klass[node], nodes.cpu[node], nodes.memory[node], *gpus], dtype=np.int64)
         if self.alike:
@@ -180,7 +187,7 @@ class NodeStateIndex:
         self.of[node] = number
 
     def read(self, numbers: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """(class, free CPU, free memory, free thousandths of each GPU) of these states."""
+        """Return (class, free CPU, free memory, free thousandths of each GPU) of these states."""
         rows = self.rows[numbers]
         return rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3:]
 
@@ -188,11 +195,11 @@ class NodeStateIndex:
 class Fgd(PlacementPolicy):
     """Fragmentation gradient descent (USENIX ATC'23): the place where expected fragments grow least.
 
-    Fragments of a node: over the commonest needs, the thousandths of GPU that such an ask can't use on it, by frequency.
-    The score has 100 steps, as published, and its ties fall to the lowest node: both matter to the result.
+    Fragments of a node: thousandths of GPU that the most frequent needs can't use on it, weighted by
+    frequency. The score has 100 steps, as published, and ties go to the lowest node: both affect the result.
     """
 
-    COVERED = 0.95  # of the asks
+    COVERED = 0.95  # share of the requests
 
     def __init__(self, nodes: NodeStates, mix: DemandMix) -> None:
         super().__init__(nodes, mix)
@@ -217,7 +224,7 @@ class Fgd(PlacementPolicy):
         return NodeChoice(int(candidates[at]), int(gpus[at]))
 
     def fragments(self, klass: Ints, cpu: Ints, gpus: Ints) -> Ints:
-        """Thousandths of GPU, times their number, that the common needs can't use on these states."""
+        """Return weighted thousandths of GPU that the frequent needs can't use in these states."""
         fitting = gpus[:, None, :] >= self.sizes[:, None]
         enough = fitting.sum(axis=2)[:, self.size_of] >= self.gpus
         small = np.where(fitting, 0, gpus[:, None, :]).sum(axis=2)[:, self.size_of]
@@ -226,20 +233,20 @@ class Fgd(PlacementPolicy):
         return found
 
     def _judged(self, need: NodeDemand, numbers: Ints) -> tuple[Ints, Ints]:
-        known = self._known.get(need)
-        if known is None or len(known[0]) < len(self.states):
-            room = max(1024, 2 * len(self.states))
-            scores, gpus = np.full(room, -1, dtype=np.int64), np.zeros(room, dtype=np.int64)
-            if known is not None:
-                scores[: len(known[0])], gpus[: len(known[1])] = known
-            known = self._known[need] = scores, gpus
-        missing = np.unique(numbers[known[0][numbers] < 0])
+        cached = self._known.get(need)
+        if cached is None or len(cached[0]) < len(self.states):
+            capacity = max(1024, 2 * len(self.states))
+            scores, gpus = np.full(capacity, -1, dtype=np.int64), np.zeros(capacity, dtype=np.int64)
+            if cached is not None:
+                scores[: len(cached[0])], gpus[: len(cached[1])] = cached
+            cached = self._known[need] = scores, gpus
+        missing = np.unique(numbers[cached[0][numbers] < 0])
         if len(missing):
-            known[0][missing], known[1][missing] = self._judge(need, missing)
-        return known[0][numbers], known[1][numbers]
+            cached[0][missing], cached[1][missing] = self._judge(need, missing)
+        return cached[0][numbers], cached[1][numbers]
 
     def _judge(self, need: NodeDemand, numbers: Ints) -> tuple[Ints, Ints]:
-        """(score, GPU) of an ask on each of these states."""
+        """Return (score, GPU) of a request in each of these states."""
         klass, cpu, _, gpus = self.states.read(numbers)
         before = self.fragments(klass, cpu, gpus)
         if need.whole or not need.gpus:
@@ -262,14 +269,14 @@ class Fgd(PlacementPolicy):
 
 
 def _commonest(mix: DemandMix, covered: float) -> tuple[list[NodeDemand], Ints]:
-    """The commonest needs, memory apart, that cover a part of the mix; and how often each is asked for."""
-    counted: dict[NodeDemand, int] = {}
+    """Return the most frequent needs, without memory, that cover a share of the mix; and their weights."""
+    weight_by_need: dict[NodeDemand, int] = {}
     for need, weight in zip(mix.needs, mix.weights, strict=True):
-        bare = NodeDemand(need.gpus, need.milli, need.cpu, 0, need.classes)
-        counted[bare] = counted.get(bare, 0) + weight
+        without_memory = NodeDemand(need.gpus, need.milli, need.cpu, 0, need.classes)
+        weight_by_need[without_memory] = weight_by_need.get(without_memory, 0) + weight
     common: list[NodeDemand] = []
     weights: list[int] = []
-    for need, weight in sorted(counted.items(), key=lambda item: (-item[1], item[0])):
+    for need, weight in sorted(weight_by_need.items(), key=lambda item: (-item[1], item[0])):
         if sum(weights) >= covered * sum(mix.weights):
             break
         common.append(need)
@@ -278,15 +285,18 @@ def _commonest(mix: DemandMix, covered: float) -> tuple[list[NodeDemand], Ints]:
 
 
 def _without_whole(gpus: Ints, count: int) -> Ints:
-    """The same GPUs with the first ``count`` untouched ones taken."""
+    """Return the GPUs with the first ``count`` untouched GPUs of each row taken."""
     untouched = gpus == MILLI_PER_GPU
     return np.where(untouched & (np.cumsum(untouched, axis=1) <= count), 0, gpus)
 
 
 @dataclass(slots=True)
 class StateScores:
-    """What is known of one need on the states: per state and sort of GPU (partly used, untouched) what the waste gains in
-    score units, and which loss of room comes with it; and how much is free on the partly used GPU."""
+    """Cached scores of one need, per state and kind of GPU (partly used, untouched).
+
+    ``gain`` is the reduction of waste in score units, ``loss`` the number of the lost slots, ``partly`` the
+    free thousandths of the partly used GPU.
+    """
 
     gain: Ints
     loss: Ints
@@ -294,7 +304,7 @@ class StateScores:
 
 
 class BatchFill(PlacementPolicy):
-    """Our rule: least waste by batch filling, less the prices of scarce models and of scarce room."""
+    """Our rule: least waste by batch filling, minus the prices of scarce models and scarce capacity."""
 
     def __init__(self, nodes: NodeStates, mix: DemandMix, batches: int = BATCH_COUNT) -> None:
         super().__init__(nodes, mix)
@@ -311,7 +321,7 @@ class BatchFill(PlacementPolicy):
 
     def choose(self, need: NodeDemand) -> NodeChoice | None:
         if self.asked % PRICE_REFRESH_PLACEMENTS == 0:
-            self._look_at_prices()
+            self._refresh_prices()
         self.asked += 1
         return super().choose(need)
 
@@ -320,18 +330,18 @@ class BatchFill(PlacementPolicy):
 
     def best(self, need: NodeDemand, candidates: Ints) -> NodeChoice:
         numbers = self.states.of[candidates]
-        known = self._judged(need, numbers)
-        scores = known.gain[numbers] - self._loss_price[known.loss[numbers]]
+        cached = self._judged(need, numbers)
+        scores = cached.gain[numbers] - self._loss_price[cached.loss[numbers]]
         if self.prices.groups:
             scores -= (need.total * self.prices.model_price)[self.nodes.klass[candidates]][:, None]
         at, untouched = divmod(int(scores.argmax()), 2)
         node = int(candidates[at])
         if need.whole or not need.gpus:
             return NodeChoice(node)
-        free = MILLI_PER_GPU if untouched else int(known.partly[numbers[at]])
+        free = MILLI_PER_GPU if untouched else int(cached.partly[numbers[at]])
         return NodeChoice(node, int((self.nodes.gpu[node] == free).argmax()))
 
-    def _look_at_prices(self) -> None:
+    def _refresh_prices(self) -> None:
         nodes = self.nodes
         free = np.bincount(nodes.klass, weights=nodes.idle, minlength=self.classes)
         slots = self.prices.slots(nodes.klass, nodes.cpu, nodes.whole).sum(axis=0)
@@ -343,43 +353,47 @@ class BatchFill(PlacementPolicy):
             self._loss_price = (np.array(self._loss_rows) * self.prices.slot_price).sum(axis=1)
 
     def _judged(self, need: NodeDemand, numbers: Ints) -> StateScores:
-        known = self._known.get(need)
-        if known is None or len(known.gain) < len(self.states):
-            room = max(1024, 2 * len(self.states))
-            grown = StateScores(
-                np.full((room, 2), UNLIMITED_AMOUNT, dtype=np.int64),
-                np.zeros((room, 2), dtype=np.int64),
-                np.zeros(room, dtype=np.int64),
+        cached = self._known.get(need)
+        if cached is None or len(cached.gain) < len(self.states):
+            capacity = max(1024, 2 * len(self.states))
+            larger = StateScores(
+                np.full((capacity, 2), UNLIMITED_AMOUNT, dtype=np.int64),
+                np.zeros((capacity, 2), dtype=np.int64),
+                np.zeros(capacity, dtype=np.int64),
             )
-            if known is not None:
-                old = len(known.gain)
-                grown.gain[:old], grown.loss[:old], grown.partly[:old] = known.gain, known.loss, known.partly
-            known = self._known[need] = grown
-        missing = np.unique(numbers[known.gain[numbers, 0] == UNLIMITED_AMOUNT])
+            if cached is not None:
+                old = len(cached.gain)
+                larger.gain[:old], larger.loss[:old], larger.partly[:old] = (
+                    cached.gain,
+                    cached.loss,
+                    cached.partly,
+                )
+            cached = self._known[need] = larger
+        missing = np.unique(numbers[cached.gain[numbers, 0] == UNLIMITED_AMOUNT])
         if len(missing):
-            self._judge(need, missing, known)
+            self._judge(need, missing, cached)
             if len(self._loss_rows) > len(self._loss_price):
                 self._price_losses()
-        return known
+        return cached
 
-    def _judge(self, need: NodeDemand, numbers: Ints, known: StateScores) -> None:
-        """Work out an ask on states it has not met yet; their waste before and after in one go."""
+    def _judge(self, need: NodeDemand, numbers: Ints, cached: StateScores) -> None:
+        """Compute the scores of a request in new states, with the waste before and after in one call."""
         klass, cpu, memory, gpus = self.states.read(numbers)
-        sorts, able, after = self._afters(need, gpus)
-        left = cpu[able] - need.cpu
+        kinds, state, after = self._afters(need, gpus)
+        free_cpu = cpu[state] - need.cpu
         waste = self.waste.of(
-            np.concatenate((klass, klass[able])),
-            np.concatenate((cpu, left)),
-            np.concatenate((memory, memory[able] - need.memory)),
+            np.concatenate((klass, klass[state])),
+            np.concatenate((cpu, free_cpu)),
+            np.concatenate((memory, memory[state] - need.memory)),
             np.concatenate((gpus, after)),
         )
         slots = self.prices.slots(klass, cpu, (gpus == MILLI_PER_GPU).sum(axis=1))
-        lost = slots[able] - self.prices.slots(klass[able], left, (after == MILLI_PER_GPU).sum(axis=1))
-        known.gain[numbers] = INFEASIBLE_SCORE
-        known.gain[numbers[able], sorts] = SCORE_UNITS_PER_MILLI * (waste[able] - waste[len(numbers) :])
-        known.loss[numbers[able], sorts] = [self._loss(row) for row in lost]
+        lost = slots[state] - self.prices.slots(klass[state], free_cpu, (after == MILLI_PER_GPU).sum(axis=1))
+        cached.gain[numbers] = INFEASIBLE_SCORE
+        cached.gain[numbers[state], kinds] = SCORE_UNITS_PER_MILLI * (waste[state] - waste[len(numbers) :])
+        cached.loss[numbers[state], kinds] = [self._loss(row) for row in lost]
         partly = (gpus >= need.milli) & (gpus < MILLI_PER_GPU)
-        known.partly[numbers] = np.where(partly, gpus, UNLIMITED_AMOUNT).min(axis=1)
+        cached.partly[numbers] = np.where(partly, gpus, UNLIMITED_AMOUNT).min(axis=1)
 
     def _loss(self, row: Ints) -> int:
         key = row.tobytes()
@@ -391,19 +405,22 @@ class BatchFill(PlacementPolicy):
 
     @staticmethod
     def _afters(need: NodeDemand, gpus: Ints) -> tuple[Ints, Ints, Ints]:
-        """(sort of GPU, which state, its GPUs with the ask on) for every way to take an ask: a share on the fullest partly
-        used GPU that fits (sort 0) and on an untouched one (sort 1); other asks in one way."""
-        every = np.arange(len(gpus))
+        """Return (kind of GPU, state, its GPUs after the placement) for every way to place a request.
+
+        A share can go on the fullest fitting partly used GPU (kind 0) or on an untouched GPU (kind 1). Other
+        requests have one way.
+        """
+        all_states = np.arange(len(gpus))
         if need.whole or not need.gpus:
-            return np.ones(len(gpus), dtype=np.int64), every, _without_whole(gpus, need.whole)
-        sorts, states, after = [], [], []
-        for sort, which in ((0, (gpus >= need.milli) & (gpus < MILLI_PER_GPU)), (1, gpus == MILLI_PER_GPU)):
-            able = np.flatnonzero(which.any(axis=1))
-            rows = gpus[able]
-            rows[np.arange(len(able)), np.where(which[able], rows, UNLIMITED_AMOUNT).argmin(axis=1)] -= (
-                need.milli
-            )
-            sorts.append(np.full(len(able), sort, dtype=np.int64))
-            states.append(able)
+            return np.ones(len(gpus), dtype=np.int64), all_states, _without_whole(gpus, need.whole)
+        kinds, states, after = [], [], []
+        for kind, usable in ((0, (gpus >= need.milli) & (gpus < MILLI_PER_GPU)), (1, gpus == MILLI_PER_GPU)):
+            fitting = np.flatnonzero(usable.any(axis=1))
+            rows = gpus[fitting]
+            rows[
+                np.arange(len(fitting)), np.where(usable[fitting], rows, UNLIMITED_AMOUNT).argmin(axis=1)
+            ] -= need.milli
+            kinds.append(np.full(len(fitting), kind, dtype=np.int64))
+            states.append(fitting)
             after.append(rows)
-        return np.concatenate(sorts), np.concatenate(states), np.concatenate(after)
+        return np.concatenate(kinds), np.concatenate(states), np.concatenate(after)

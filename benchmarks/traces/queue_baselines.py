@@ -1,9 +1,10 @@
-"""The queue orders that others use, in simulated time: what our own order is measured against.
+"""Simulate common queue orders as baselines for our own order.
 
-Strict first-in-first-out and shortest-first stop at the first job that does not fit. EASY gives that job the earliest
-time at which it would fit by the limits of those who run, on particular nodes, and lets later jobs start when they do
-not delay it: they are over by then, or they leave those nodes enough. All nodes are alike; a job of up to one node's
-GPUs goes to the tightest node, a larger one takes ``nodes`` nodes with ``per_node`` GPUs each.
+Strict first-in-first-out and shortest-first stop at the first job that does not fit. EASY reserves
+particular nodes for that job at the earliest time at which it fits, by the limits of running jobs. Later
+jobs start if they do not delay it: they end before that time, or they leave enough on those nodes. All nodes
+are alike. A job of up to one node's GPUs goes to the tightest node; a larger job takes ``nodes`` nodes with
+``per_node`` GPUs each.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """One job of a trace: ``limit`` is what its owner says it lasts at most, ``runtime`` what it really lasts (s)."""
+    """A job of a trace: ``limit`` is the time limit set by its owner, ``runtime`` its real runtime (s)."""
 
     id: int
     submitted: int
@@ -40,25 +41,34 @@ class QueueOrder(Enum):
 
 
 class NodePool:
-    """Nodes of equal size and what is free on each. A place is the list of nodes, ``per_node`` GPUs on each."""
+    """Nodes of equal size and their free GPUs.
+
+    A place is a list of nodes, with ``per_node`` GPUs on each.
+    """
 
     def __init__(self, count: int, size: int) -> None:
         self.size = size
         self.free = [size] * count
 
     def tightest(self, nodes: int, per_node: int, free: Sequence[int] | None = None) -> list[int] | None:
-        """The nodes with least left that have enough, lower ones first; None when there are too few."""
-        levels = self.free if free is None else free
+        """Return the fitting nodes with the fewest free GPUs, lower numbers first; None if there are too
+        few.
+        """
+        free_by_node = self.free if free is None else free
         if nodes == 1:
-            best, least = -1, self.size + 1
-            for node, left in enumerate(levels):
-                if per_node <= left < least:
-                    best, least = node, left
-                    if left == per_node:
+            best, fewest = -1, self.size + 1
+            for node, free_gpus in enumerate(free_by_node):
+                if per_node <= free_gpus < fewest:
+                    best, fewest = node, free_gpus
+                    if free_gpus == per_node:
                         break
             return None if best < 0 else [best]
-        able = [node for node, left in enumerate(levels) if left >= per_node]
-        return sorted(able, key=lambda node: (levels[node], node))[:nodes] if len(able) >= nodes else None
+        fitting = [node for node, free_gpus in enumerate(free_by_node) if free_gpus >= per_node]
+        return (
+            sorted(fitting, key=lambda node: (free_by_node[node], node))[:nodes]
+            if len(fitting) >= nodes
+            else None
+        )
 
     def change(self, place: list[int], by: int) -> None:
         for node in place:
@@ -66,11 +76,15 @@ class NodePool:
 
 
 def simulate_starts(jobs: Sequence[TraceJob], nodes: int, order: QueueOrder, size: int = 8) -> dict[int, int]:
-    """When each job starts (s). Every job must fit on the empty nodes; jobs that end at a moment leave before others start."""
+    """Return the start of each job (s).
+
+    Every job must fit on the empty nodes, else ValueError is raised. Jobs that end at a time leave before
+    others start.
+    """
     too_big = [job.id for job in jobs if job.per_node > size or job.nodes > nodes]
     if too_big:
         raise ValueError(
-            f"{len(too_big)} jobs do not fit on {nodes} nodes of {size} GPUs, the first is {too_big[0]}"
+            f"{len(too_big)} jobs do not fit on {nodes} nodes of {size} GPUs; the first is job {too_big[0]}"
         )
     return _BaselineRun(jobs, nodes, order, size).starts()
 
@@ -80,10 +94,9 @@ class _BaselineRun:
         self.nodes, self.order = NodePool(nodes, size), order
         self.arrivals = sorted(jobs, key=lambda job: (job.submitted, job.id))
         self.ends: list[tuple[int, int]] = []
-        self.places: dict[
-            int, tuple[TraceJob, list[int], int]
-        ] = {}  # running: job, its nodes, its end by its limit
-        self.by_limit: list[tuple[int, int]] = []  # (end by limit, job) of those who run, sorted
+        # Running jobs by id: job, its nodes, its end by its limit.
+        self.places: dict[int, tuple[TraceJob, list[int], int]] = {}
+        self.by_limit: list[tuple[int, int]] = []  # (end by limit, job) of running jobs, sorted
         self.queue: list[tuple[int, int, int, TraceJob]] = []
         self.started: dict[int, int] = {}
 
@@ -99,7 +112,7 @@ class _BaselineRun:
                 first = job.runtime if self.order is QueueOrder.SJF else 0
                 insort(self.queue, (first, job.submitted, job.id, job), key=lambda entry: entry[:3])
                 following += 1
-            self._start_what_may(now)
+            self._start_fitting(now)
         return self.started
 
     def _leave(self, job_id: int) -> None:
@@ -117,7 +130,7 @@ class _BaselineRun:
         heapq.heappush(self.ends, (now + job.runtime, job.id))
         self.started[job.id] = now
 
-    def _start_what_may(self, now: int) -> None:
+    def _start_fitting(self, now: int) -> None:
         while self.queue:
             job = self.queue[0][3]
             place = self.nodes.tightest(job.nodes, job.per_node)
@@ -129,32 +142,34 @@ class _BaselineRun:
             self._backfill(now)
 
     def _backfill(self, now: int) -> None:
-        """Start what does not delay the head: see the module's docstring."""
+        """Start jobs that do not delay the head of the queue: see the module's docstring."""
         shadow, spare = self._reserve(self.queue[0][3])
         short_fails: set[tuple[int, int]] = set()
         any_fails: set[tuple[int, int]] = set()
-        kept = [self.queue[0]]
+        remaining = [self.queue[0]]
         for entry in self.queue[1:]:
             job = entry[3]
-            shape, over_in_time = (job.nodes, job.per_node), now + job.limit <= shadow
-            fails = short_fails if over_in_time else any_fails
+            shape, ends_before_shadow = (job.nodes, job.per_node), now + job.limit <= shadow
+            fails = short_fails if ends_before_shadow else any_fails
             place = None
             if shape not in short_fails and shape not in fails:
                 free = self.nodes.free
-                levels = free if over_in_time else [min(a, b) for a, b in zip(free, spare, strict=True)]
-                place = self.nodes.tightest(job.nodes, job.per_node, levels)
+                usable = free if ends_before_shadow else [min(a, b) for a, b in zip(free, spare, strict=True)]
+                place = self.nodes.tightest(job.nodes, job.per_node, usable)
             if place is None:
                 fails.add(shape)
-                kept.append(entry)
+                remaining.append(entry)
                 continue
             self._start(job, place, now)
-            if not over_in_time:
+            if not ends_before_shadow:
                 for node in place:
                     spare[node] -= job.per_node
-        self.queue = kept
+        self.queue = remaining
 
     def _reserve(self, head: TraceJob) -> tuple[int, list[int]]:
-        """When the head will fit by the limits of those who run, and what each node then has beside it."""
+        """Return when the head fits by the limits of running jobs, and the spare GPUs of each node at that
+        time.
+        """
         free = list(self.nodes.free)
         at = 0
         for end, job_id in self.by_limit:
@@ -168,7 +183,7 @@ class _BaselineRun:
                 free[node] += job.per_node
         found = self.nodes.tightest(head.nodes, head.per_node, free)
         assert found is not None  # every job fits on the empty nodes
-        # What ends at exactly that time is free too; what ends later counts as taken.
+        # GPUs of jobs that end at exactly that time are free too.
         for node in found:
             free[node] -= head.per_node
         return at, free
@@ -183,7 +198,7 @@ SIZE_CLASSES: tuple[tuple[str, Callable[[int], bool]], ...] = (
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that ``share`` of the others do not exceed (nearest rank); of nothing, 0."""
+    """Return the nearest-rank percentile: ``share`` of the values do not exceed it; 0 for an empty list."""
     ranked = sorted(values)
     return (
         ranked[min(len(ranked) - 1, max(0, -(-int(share * 1000) * len(ranked) // 1000) - 1))]
@@ -193,7 +208,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def wait_figures(jobs: Sequence[TraceJob], started: dict[int, int]) -> dict[str, float]:
-    """Means in seconds over all jobs: completion (from submission to end), wait; and the wait's p99 and maximum."""
+    """Return figures in seconds over all jobs: mean completion time, and mean, p99 and maximum wait."""
     waits = [started[job.id] - job.submitted for job in jobs]
     return {
         "mean_jct": round(sum(w + job.runtime for w, job in zip(waits, jobs, strict=True)) / len(jobs), 1),
@@ -204,8 +219,9 @@ def wait_figures(jobs: Sequence[TraceJob], started: dict[int, int]) -> dict[str,
 
 
 def p99_by_size(jobs: Sequence[TraceJob], started: dict[int, int]) -> dict[str, float]:
-    """The 99th percentile of the wait, per class of size; classes without jobs are left out."""
+    """Return the 99th percentile of the wait per size class; classes without jobs are omitted."""
     by_class = {
-        name: [started[j.id] - j.submitted for j in jobs if among(j.gpus)] for name, among in SIZE_CLASSES
+        name: [started[j.id] - j.submitted for j in jobs if is_in_class(j.gpus)]
+        for name, is_in_class in SIZE_CLASSES
     }
     return {name: percentile(waits, 0.99) for name, waits in by_class.items() if waits}

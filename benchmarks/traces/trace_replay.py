@@ -1,7 +1,7 @@
-"""A trace's jobs through our own engine: nodes, queue, plans and simulated time are those of the product.
+"""Replay a trace's jobs through our own engine: nodes, queue, plans and simulated time are the product's.
 
-Policy ranks all teams equal here: nobody has a guarantee, everybody may borrow without limit, and past use does not
-count. So what is measured is the default order with its holds, on the real planner.
+All teams have equal rank: no guarantees, unlimited borrowing, and past use does not count. The replay
+measures the default order with its holds, on the real planner.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PROGRESS_EVERY = 20_000  # events
 
 
 def trace_snapshot(nodes: int, teams: Sequence[int], size: int = 8) -> Snapshot:
-    """One dynamic pool of ``nodes`` hosts of ``size`` GPUs whose teams policy ranks equal."""
+    """Return one dynamic pool of ``nodes`` hosts of ``size`` GPUs with teams of equal rank."""
     return Snapshot(
         1,
         pools=(
@@ -67,7 +67,7 @@ def trace_snapshot(nodes: int, teams: Sequence[int], size: int = 8) -> Snapshot:
 
 
 def as_arrival(job: TraceJob) -> WorkloadArrival:
-    """A job as our queue gets it; how long it will probably run is said when it is submitted."""
+    """Return a job as an arrival of our queue; its predicted runtime is set when it is submitted."""
     queued = QueuedWorkload(
         job.id,
         job.team,
@@ -84,7 +84,7 @@ def as_arrival(job: TraceJob) -> WorkloadArrival:
 
 
 class TraceReplay:
-    """``jobs`` from the first submission until the last is over, each with the prediction that history allows."""
+    """A replay of ``jobs`` from the first submission to the last end, with predictions from earlier jobs."""
 
     def __init__(
         self,
@@ -94,8 +94,11 @@ class TraceReplay:
         curious: Callable[[QueuedWorkload], bool] = lambda queued: False,
         on_start: Callable[[int, int], None] = lambda workload, now: None,
     ) -> None:
-        """``on_refusal`` is told what is said at the submission of those jobs that somebody is ``curious`` about;
-        ``on_start`` of every start: job and time."""
+        """Prepare the replay.
+
+        ``on_refusal`` receives the refusal at submission of the jobs for which ``curious`` returns True.
+        ``on_start`` receives every start: job and time.
+        """
         self.started: dict[int, int] = {}
         self.curious, self.on_start = curious, on_start
         self.history = RuntimeHistory()
@@ -103,27 +106,27 @@ class TraceReplay:
         self.events = 0
         snapshot = trace_snapshot(nodes, [job.team for job in jobs])
         self.simulation = Simulation(
-            snapshot, min(job.submitted for job in jobs), self._tell, self._foresee, on_refusal
+            snapshot, min(job.submitted for job in jobs), self._on_event, self._predict, on_refusal
         )
         for job in sorted(jobs, key=lambda job: (job.submitted, job.id)):
             self.simulation.submit(as_arrival(job))
 
     def run(self) -> dict[int, int]:
-        """When each job started (s)."""
+        """Return when each job started (s)."""
         began = time.perf_counter()
         self.simulation.run(FAR_FUTURE)
         seconds = time.perf_counter() - began
         print(f"{self.simulation.plans} plans in {seconds:.1f} s", file=sys.stderr, flush=True)
         return self.started
 
-    def _foresee(self, queued: QueuedWorkload) -> QueuedWorkload:
+    def _predict(self, queued: QueuedWorkload) -> QueuedWorkload:
         row = replace(queued, predicted_seconds=self.history.predict(queued))
         self.rows[row.id] = row
         if self.curious(row):
             self.simulation.refusal_requested_for.add(row.id)
         return row
 
-    def _tell(self, event: SimulationEvent) -> None:
+    def _on_event(self, event: SimulationEvent) -> None:
         assert event.workload is not None  # there are no reservations in a trace
         if event.kind is SimulationEventKind.PLACED:
             self.started.setdefault(event.workload, event.at)
@@ -135,11 +138,11 @@ class TraceReplay:
             self.events += 1
             if self.events % PROGRESS_EVERY == 0:
                 waiting = len(self.simulation.queued)
-                print(f"{self.events} jobs are over, {waiting} wait", file=sys.stderr, flush=True)
+                print(f"{self.events} jobs have ended, {waiting} wait", file=sys.stderr, flush=True)
 
 
 def integer_argument(low: int, high: int = 1_000_000) -> Callable[[str], int]:
-    """An argument that is a whole number in that range."""
+    """Return a parser of whole numbers from ``low`` to ``high``, for argparse."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or not low <= int(text[:20]) <= high:
@@ -150,7 +153,7 @@ def integer_argument(low: int, high: int = 1_000_000) -> Callable[[str], int]:
 
 
 def check_jobs_fit(jobs: Sequence[TraceJob], nodes: int) -> None:
-    """SystemExit with a sentence when a job would wait for ever, or there is none."""
+    """Raise SystemExit if there are no jobs, or if a job is larger than the cluster."""
     largest = max((job.nodes for job in jobs), default=0)
     if not jobs or largest > nodes:
         raise SystemExit(
@@ -159,7 +162,9 @@ def check_jobs_fit(jobs: Sequence[TraceJob], nodes: int) -> None:
 
 
 def trace_file(given: str | None, *usual: str) -> Path:
-    """The file given, else the usual one under GPUPOOL_TRACES. SystemExit with a sentence when there is none."""
+    """Return the path ``given``, else the usual path under GPUPOOL_TRACES. Raise SystemExit if it is not a
+    file.
+    """
     folder = Path(os.environ.get("GPUPOOL_TRACES", Path(__file__).resolve().parents[3] / "shared" / "data"))
     path = Path(given) if given else folder.joinpath(*usual)
     if not path.is_file():
