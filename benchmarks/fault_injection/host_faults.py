@@ -1,4 +1,4 @@
-"""Faults of hosts, their lines, clocks and disks, and of whoever claims to be one."""
+"""Faults of hosts: their network, clocks and disks, and agents with a copied identity."""
 
 from __future__ import annotations
 
@@ -31,292 +31,309 @@ from benchmarks.harness.installation import (
 )
 
 STOP_LIMIT_SECONDS = LEASE_SECONDS + GRACE_SECONDS + 1.0
-BETWEEN_TICKS_SECONDS = 0.3  # they come every 2 s
-RESTART_ELSEWHERE_LIMIT_SECONDS = (
-    LEASE_SECONDS * 4 / 3 + GRACE_SECONDS + 2 + 4
-)  # the server's count, its look every 2 s, and a start
+BETWEEN_TICKS_SECONDS = 0.3  # ticks run every 2 s
+# The server's lease time, its check every 2 s, and a start.
+RESTART_ELSEWHERE_LIMIT_SECONDS = LEASE_SECONDS * 4 / 3 + GRACE_SECONDS + 2 + 4
 
 
-def host_of(broken: FaultContext, run: str) -> LocalHost:
+def host_of(context: FaultContext, run: str) -> LocalHost:
+    """Return the host of a run."""
     from scheduler.models import Run
 
     name = rows(lambda: Run.objects.select_related("host").get(public_id=run).host.name)
-    return next(host for host in broken.site.hosts if host.name == name)
+    return next(host for host in context.site.hosts if host.name == name)
 
 
 def beating_job(
-    broken: FaultContext, host: LocalHost | None = None, also: str = ""
+    context: FaultContext, host: LocalHost | None = None, extra: str = ""
 ) -> tuple[str, LedgerEntry, LocalHost]:
-    """A job that writes all the time, its first start, and where that is."""
-    more: dict[str, Any] = {"labels_required": {"name": host.name}} if host else {}
-    workload = broken.ledger.insist(heartbeat_job(also), MAX_WAIT_SECONDS, to_end_well=False, **more)
-    first = broken.ledger.wait_started(workload, MAX_WAIT_SECONDS)
-    return workload, first, host_of(broken, first.run)
+    """Start a heartbeat job; return its id, its first start, and its host."""
+    options: dict[str, Any] = {"labels_required": {"name": host.name}} if host else {}
+    workload = context.ledger.insist(heartbeat_job(extra), MAX_WAIT_SECONDS, to_end_well=False, **options)
+    first = context.ledger.wait_started(workload, MAX_WAIT_SECONDS)
+    return workload, first, host_of(context, first.run)
 
 
-def last_beat(broken: FaultContext, run: str) -> float:
-    """When a run last wrote."""
-    return max((e.at for e in broken.ledger.entries() if e.run == run), default=0.0)
+def last_beat(context: FaultContext, run: str) -> float:
+    """Return the time of the last line of a run."""
+    return max((e.at for e in context.ledger.entries() if e.run == run), default=0.0)
 
 
 def state_of(workload: str) -> tuple[str, str]:
+    """Return the state and reason code of a workload."""
     from scheduler.models import Workload
 
-    found = rows(
-        lambda: Workload.objects.filter(public_id=workload).values_list("state", "reason_code").get()
-    )
-    return str(found[0]), str(found[1])
+    row = rows(lambda: Workload.objects.filter(public_id=workload).values_list("state", "reason_code").get())
+    return str(row[0]), str(row[1])
 
 
-# -- the line ------------------------------------------------------------------------------------------------------------
+# -- network -------------------------------------------------------------------------------------
 
 
-@fault("a host cut off for 1 s: its work goes on, nothing starts elsewhere", 20)
-def cut_off_1_s(broken: FaultContext) -> float:
-    workload, first, host = beating_job(broken)
-    with cut_off(broken, [host]):
+@fault("a host cut off for 1 s: its work keeps running, nothing starts elsewhere", 20)
+def cut_off_1_s(context: FaultContext) -> float:
+    workload, first, host = beating_job(context)
+    with cut_off(context, [host]):
         time.sleep(1)
-    return _came_through(broken, workload, first, host)
+    return _wait_and_check_survives(context, workload, first, host)
 
 
 @fault(
-    "a host cut off for a lease and more: its work has stopped after lease + grace, and starts elsewhere after that",
+    "a host cut off for longer than a lease: its work stops within lease + grace, and starts elsewhere after that",
     20,
 )
-def cut_off_10_s(broken: FaultContext) -> float:
-    return _cut_off_for(broken, 10)
+def cut_off_10_s(context: FaultContext) -> float:
+    return _cut_off_for(context, 10)
 
 
-@fault("a host cut off for ten leases: as for one, and it comes back by itself", 20)
-def cut_off_50_s(broken: FaultContext) -> float:
-    return _cut_off_for(broken, 50)
+@fault("a host cut off for ten leases: as for one lease, and the host reconnects on its own", 20)
+def cut_off_50_s(context: FaultContext) -> float:
+    return _cut_off_for(context, 50)
 
 
 @contextlib.contextmanager
-def cut_off(broken: FaultContext, hosts: list[LocalHost]) -> Iterator[None]:
+def cut_off(context: FaultContext, hosts: list[LocalHost]) -> Iterator[None]:
+    """Cut off the hosts in this context."""
     for host in hosts:
-        broken.site.cut_off(host)
+        context.site.cut_off(host)
     try:
         yield
     finally:
         for host in hosts:
-            broken.site.join_again(host)
+            context.site.join_again(host)
 
 
-def _came_through(broken: FaultContext, workload: str, first: LedgerEntry, host: LocalHost) -> float:
+def _wait_and_check_survives(
+    context: FaultContext, workload: str, first: LedgerEntry, host: LocalHost
+) -> float:
     began, before = time.monotonic(), last_sync(host)
-    wait_until(lambda: last_sync(host) > before, MAX_WAIT_SECONDS, f"{host.name} speaks again")
+    wait_until(lambda: last_sync(host) > before, MAX_WAIT_SECONDS, f"{host.name} reports again")
     took = time.monotonic() - began
-    check_survives(broken, workload, first)
-    cancel(broken, workload)
+    check_survives(context, workload, first)
+    cancel(context, workload)
     return took
 
 
-def check_survives(broken: FaultContext, workload: str, first: LedgerEntry, when: str = "") -> None:
-    """It still writes, in the very run in which it began. Raises ConditionTimeout."""
+def check_survives(context: FaultContext, workload: str, first: LedgerEntry, when: str = "") -> None:
+    """Check that the job still writes, in the run in which it began. Raises ConditionTimeout."""
     since = time.time()
     try:
-        wait_until(lambda: last_beat(broken, first.run) > since, 5, "it writes")
+        wait_until(lambda: last_beat(context, first.run) > since, 5, "the job writes")
     except ConditionTimeout:
         raise ConditionTimeout(
-            f"its work goes on{when}: it is {state_of(workload)} and writes no more"
+            f"its work keeps running{when}: it is {state_of(workload)} and writes no more"
         ) from None
     if state_of(workload)[0] != "running":
-        raise ConditionTimeout(f"its work goes on{when}: it is {state_of(workload)}")
+        raise ConditionTimeout(f"its work keeps running{when}: it is {state_of(workload)}")
 
 
-def _cut_off_for(broken: FaultContext, seconds: float) -> float:
-    workload, first, host = beating_job(broken)
+def _cut_off_for(context: FaultContext, seconds: float) -> float:
+    workload, first, host = beating_job(context)
     began, at = time.monotonic(), time.time()
-    with cut_off(broken, [host]):
+    with cut_off(context, [host]):
         wait_until(
-            lambda: first.run not in processes_of_runs(broken.site.folder).values(),
+            lambda: first.run not in processes_of_runs(context.site.folder).values(),
             MAX_WAIT_SECONDS,
             "its work stops",
         )
-        stopped = last_beat(broken, first.run) - at
-        second = broken.ledger.wait_started(workload, MAX_WAIT_SECONDS, attempt=first.attempt + 1)
+        stopped = last_beat(context, first.run) - at
+        second = context.ledger.wait_started(workload, MAX_WAIT_SECONDS, attempt=first.attempt + 1)
         took = time.monotonic() - began
         time.sleep(max(0.0, seconds - took))
     if stopped > STOP_LIMIT_SECONDS:
         raise ConditionTimeout(f"its work stops within {STOP_LIMIT_SECONDS:g} s: it took {stopped:.2f}")
     if second.at < at + stopped:
         raise ConditionTimeout(
-            f"it starts elsewhere after that: it did {at + stopped - second.at:.2f} s before"
+            f"it starts elsewhere after that: it started {at + stopped - second.at:.2f} s before"
         )
     wait_until(
-        lambda: broken.site.alive() == len(broken.site.hosts), MAX_WAIT_SECONDS, f"{host.name} comes back"
+        lambda: context.site.alive() == len(context.site.hosts),
+        MAX_WAIT_SECONDS,
+        f"{host.name} is alive again",
     )
-    cancel(broken, workload)
+    cancel(context, workload)
     return took
 
 
-@fault("60 % of the hosts cut off: nobody is evicted, none is called silent", 30, under_load=False)
-def cut_off_most(broken: FaultContext) -> float:
+@fault("60 % of the hosts cut off: nothing is evicted, no host becomes silent", 30, under_load=False)
+def cut_off_most(context: FaultContext) -> float:
     from scheduler.models import Host, Run
 
-    jobs = [beating_job(broken, host) for host in broken.site.hosts]
-    away = broken.rng.sample(broken.site.hosts, 3)
-    names = [host.name for host in away]
-    with cut_off(broken, away):
+    jobs = [beating_job(context, host) for host in context.site.hosts]
+    cut_hosts = context.rng.sample(context.site.hosts, 3)
+    names = [host.name for host in cut_hosts]
+    with cut_off(context, cut_hosts):
         time.sleep(LEASE_SECONDS * 3)
         silent = rows(lambda: Host.objects.filter(lease_state="silent").count())
         lost = rows(
             lambda: Run.objects.filter(public_id__in=[f.run for _, f, _ in jobs], state="ended").count()
         )
     began = time.monotonic()
-    wait_until(lambda: broken.site.alive() == len(broken.site.hosts), MAX_WAIT_SECONDS, "all hosts come back")
+    wait_until(
+        lambda: context.site.alive() == len(context.site.hosts), MAX_WAIT_SECONDS, "all hosts come back"
+    )
     took = time.monotonic() - began
     for workload, _, _ in jobs:
-        cancel(broken, workload)
+        cancel(context, workload)
     if silent or lost:
         raise ConditionTimeout(
-            f"nobody is evicted: {silent} hosts silent, {lost} runs ended while {names} were cut off"
+            f"nothing is evicted: {silent} hosts silent, {lost} runs ended while {names} were cut off"
         )
     return took
 
 
-@fault("frames of every agent dropped, doubled, held back and swapped for 10 s: all converges", 30)
-def disturbed_messages(broken: FaultContext) -> float:
-    gates = broken.site.gates
+@fault("frames of every agent dropped, duplicated, delayed and reordered for 10 s: state converges", 30)
+def disturbed_messages(context: FaultContext) -> float:
+    gates = context.site.gates
     before = gates.frames, gates.disturbed
-    gates.rng = random.Random(broken.rng.random())
+    gates.rng = random.Random(context.rng.random())
     time.sleep(10)
     gates.rng = None
     began = time.monotonic()
-    took = broken.ledger.probe(began, MAX_WAIT_SECONDS)
-    wait_until(lambda: broken.site.alive() == len(broken.site.hosts), MAX_WAIT_SECONDS, "every host is alive")
+    took = context.ledger.probe(began, MAX_WAIT_SECONDS)
+    wait_until(
+        lambda: context.site.alive() == len(context.site.hosts), MAX_WAIT_SECONDS, "every host is alive"
+    )
     print(
         f"    {gates.frames - before[0]} frames, {gates.disturbed - before[1]} of them disturbed", flush=True
     )
     return took
 
 
-# -- who it is -----------------------------------------------------------------------------------------------------------
+# -- identity ------------------------------------------------------------------------------------
 
 
-@fault("a reboot: what ran there is lost and starts again, nothing is taken for what it was", 30)
-def reboot(broken: FaultContext) -> float:
-    _needs_namespaces(broken)
-    workload, first, host = beating_job(broken, broken.site.hosts[-1])
+@fault("a reboot: its work is lost and starts again, no process is mistaken for an earlier one", 30)
+def reboot(context: FaultContext) -> float:
+    _needs_namespaces(context)
+    workload, first, host = beating_job(context, context.site.hosts[-1])
     began = time.monotonic()
-    with broken.site.agent_down(host):
-        _end_all(broken, host)
+    with context.site.agent_down(host):
+        _end_all(context, host)
         new_boot(host)
     wait_until(
-        lambda: broken.site.alive() == len(broken.site.hosts), MAX_WAIT_SECONDS, f"{host.name} comes back"
+        lambda: context.site.alive() == len(context.site.hosts),
+        MAX_WAIT_SECONDS,
+        f"{host.name} is alive again",
     )
-    broken.ledger.wait_started(workload, MAX_WAIT_SECONDS, attempt=first.attempt + 1)
+    context.ledger.wait_started(workload, MAX_WAIT_SECONDS, attempt=first.attempt + 1)
     took = time.monotonic() - began
-    cancel(broken, workload)
+    cancel(context, workload)
     return took
 
 
-def _end_all(broken: FaultContext, host: LocalHost) -> None:
-    """All shims and workloads of one host."""
+def _end_all(context: FaultContext, host: LocalHost) -> None:
+    """Kill all shims and workloads of a host."""
     runs = {place.name for place in (host.state / "runs").iterdir()}
-    pids = [pid for run, pid in shims(broken.site.folder).items() if run in runs]
-    pids += [pid for pid, run in processes_of_runs(broken.site.folder).items() if run in runs]
+    pids = [pid for run, pid in shims(context.site.folder).items() if run in runs]
+    pids += [pid for pid, run in processes_of_runs(context.site.folder).items() if run in runs]
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-@fault("a stranger gets the pid of a shim: it is not adopted, the work starts again", 30)
-def pid_reuse(broken: FaultContext) -> float:
-    workload, first, host = beating_job(broken)
-    wait_until(lambda: first.run in shims(broken.site.folder), MAX_WAIT_SECONDS, "its shim is there")
-    pid = shims(broken.site.folder)[first.run]
-    with broken.site.agent_down(host):
-        for victim in [pid, *processes_of_runs(broken.site.folder, first.run)]:
+@fault("another program gets the pid of a shim: it is not adopted, the work starts again", 30)
+def pid_reuse(context: FaultContext) -> float:
+    workload, first, host = beating_job(context)
+    wait_until(lambda: first.run in shims(context.site.folder), MAX_WAIT_SECONDS, "its shim runs")
+    pid = shims(context.site.folder)[first.run]
+    with context.site.agent_down(host):
+        for victim in [pid, *processes_of_runs(context.site.folder, first.run)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
-        stranger = _with_pid(pid)
+        other_program = _with_pid(pid)
     began = time.monotonic()
     try:
-        broken.ledger.wait_started(workload, MAX_WAIT_SECONDS, attempt=first.attempt + 1)
+        context.ledger.wait_started(workload, MAX_WAIT_SECONDS, attempt=first.attempt + 1)
         took = time.monotonic() - began
-        if stranger.poll() is not None:
-            raise ConditionTimeout("the stranger is left alone: it was ended")
+        if other_program.poll() is not None:
+            raise ConditionTimeout("the other program is left alone: it was ended")
     finally:
-        stranger.kill()
-        stranger.wait()
-    cancel(broken, workload)
+        other_program.kill()
+        other_program.wait()
+    cancel(context, workload)
     return took
 
 
 def _with_pid(pid: int) -> subprocess.Popen[bytes]:
-    """A program that has this pid. Others take pids meanwhile, so it takes some tries."""
+    """Start a program that gets this pid. Other programs take pids too, so retry."""
     if os.geteuid() != 0:
-        raise ConditionTimeout("a pid is chosen: needs root")
-    ends = time.monotonic() + MAX_WAIT_SECONDS
-    while time.monotonic() < ends:
+        raise ConditionTimeout("a pid can be chosen: needs root")
+    deadline = time.monotonic() + MAX_WAIT_SECONDS
+    while time.monotonic() < deadline:
         if not Path(f"/proc/{pid}").exists():
             Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
-            made = subprocess.Popen(["/bin/sleep", "300"])
-            if made.pid == pid:
-                return made
-            made.kill()
-            made.wait()
+            process = subprocess.Popen(["/bin/sleep", "300"])
+            if process.pid == pid:
+                return process
+            process.kill()
+            process.wait()
     raise ConditionTimeout(f"a program gets pid {pid}")
 
 
 @fault(
-    "a second agent with a copy of the state folder: turned away and shown, the first one's work goes on", 15
+    "a second agent with a copy of the state folder: rejected and shown, the first agent's work keeps running",
+    15,
 )
-def duplicate_agent(broken: FaultContext) -> float:
-    workload, first, host = beating_job(broken)
+def duplicate_agent(context: FaultContext) -> float:
+    workload, first, host = beating_job(context)
     began, at = time.monotonic(), time.time()
-    with copied_agent(broken, host):
+    with copied_agent(context, host):
         wait_until(
-            lambda: _turned_away(host, at, "agent_second", "agent_copy"),
+            lambda: _is_rejected(host, at, "agent_second", "agent_copy"),
             MAX_WAIT_SECONDS,
-            "the copy is turned away and shown",
+            "the copy is rejected and shown",
         )
         took = time.monotonic() - began
         time.sleep(2)
-    _came_through(broken, workload, first, host)
+    _wait_and_check_survives(context, workload, first, host)
     return took
 
 
 @fault(
-    "a copy of a state folder that its owner has gone on with: turned away and shown, also while the owner is down",
+    "an outdated copy of a state folder: rejected and shown, also while the original agent is down",
     15,
 )
-def cloned_host(broken: FaultContext) -> float:
-    workload, first, host = beating_job(broken)
+def cloned_host(context: FaultContext) -> float:
+    workload, first, host = beating_job(context)
     copy = copied_state(host)
     before = _start_of(host)
-    with broken.site.agent_down(host):
+    with context.site.agent_down(host):
         pass
-    wait_until(lambda: _start_of(host) != before, MAX_WAIT_SECONDS, "the original was started again")
+    wait_until(lambda: _start_of(host) != before, MAX_WAIT_SECONDS, "the original agent has restarted")
     began, at = time.monotonic(), time.time()
-    with broken.site.agent_down(host), copied_agent(broken, host, copy):
+    with context.site.agent_down(host), copied_agent(context, host, copy):
         wait_until(
-            lambda: _turned_away(host, at, "agent_copy"),
+            lambda: _is_rejected(host, at, "agent_copy"),
             MAX_WAIT_SECONDS,
-            "the clone is turned away and shown",
+            "the clone is rejected and shown",
         )
         took = time.monotonic() - began
-    # Its agent was down for as long as that took: for more than a lease, perhaps. Then its work starts again.
+    # Its agent may have been down for longer than a lease. Then its work starts again.
     since = time.time()
     wait_until(
-        lambda: broken.site.alive() == len(broken.site.hosts), MAX_WAIT_SECONDS, f"{host.name} comes back"
+        lambda: context.site.alive() == len(context.site.hosts),
+        MAX_WAIT_SECONDS,
+        f"{host.name} is alive again",
     )
     wait_until(
-        lambda: any(e.workload == workload and e.at > since for e in broken.ledger.entries()),
+        lambda: any(e.workload == workload and e.at > since for e in context.ledger.entries()),
         MAX_WAIT_SECONDS,
-        "its work goes on",
+        "its work keeps running",
     )
-    cancel(broken, workload)
+    cancel(context, workload)
     return took
 
 
-def _turned_away(host: LocalHost, since: float, *codes: str) -> bool:
+def _is_rejected(host: LocalHost, since: float, *codes: str) -> bool:
     from scheduler.models import Host
 
-    shown = rows(lambda: Host.objects.get(name=host.name).refused_agent)
-    return bool(shown and shown["code"] in codes and datetime.fromisoformat(shown["at"]).timestamp() > since)
+    rejection = rows(lambda: Host.objects.get(name=host.name).refused_agent)
+    return bool(
+        rejection
+        and rejection["code"] in codes
+        and datetime.fromisoformat(rejection["at"]).timestamp() > since
+    )
 
 
 def _start_of(host: LocalHost) -> str:
@@ -337,18 +354,18 @@ def copied_state(host: LocalHost) -> Path:
 
 
 @contextlib.contextmanager
-def copied_agent(broken: FaultContext, host: LocalHost, copy: Path | None = None) -> Iterator[None]:
-    """A second agent of a host, in the same place, on a copy of its state folder."""
+def copied_agent(context: FaultContext, host: LocalHost, copy: Path | None = None) -> Iterator[None]:
+    """Run a second agent of a host in this context, in the same namespace, on a copy of its state folder."""
     copy = copy or copied_state(host)
     command = list(host.command)
     command[command.index("--state") + 1] = str(copy)
-    with (broken.site.folder / f"{host.name}-copy.log").open("ab") as log:
+    with (context.site.folder / f"{host.name}-copy.log").open("ab") as log:
         process = subprocess.Popen(
             host.inside(command),
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env=broken.site.agent_environment(host),
+            env=context.site.agent_environment(host),
             cwd=ROOT,
         )
     try:
@@ -359,114 +376,121 @@ def copied_agent(broken: FaultContext, host: LocalHost, copy: Path | None = None
         shutil.rmtree(copy, ignore_errors=True)
 
 
-def _needs_namespaces(broken: FaultContext) -> None:
-    if not all(host.namespace for host in broken.site.hosts):
-        raise ConditionTimeout("a host of its own is made: needs root and ip")
+def _needs_namespaces(context: FaultContext) -> None:
+    if not all(host.namespace for host in context.site.hosts):
+        raise ConditionTimeout("hosts have network namespaces: needs root and ip")
 
 
-# -- clocks --------------------------------------------------------------------------------------------------------------
+# -- clocks --------------------------------------------------------------------------------------
 
 
 @fault(
-    "a host's clock jumps by an hour, to and fro: its work goes on, no lease is early or late, what is charged is right",
+    "a host's clock jumps by an hour, both ways: its work keeps running, leases and charged time stay right",
     20,
 )
-def clock_of_a_host(broken: FaultContext) -> float:
+def clock_of_a_host(context: FaultContext) -> float:
     from scheduler.models import Allocation
 
-    workload, first, host = beating_job(broken)
-    for hour in (3600, -3600, 0):
-        broken.site.clocks.set(host.name, hour)
+    workload, first, host = beating_job(context)
+    for offset in (3600, -3600, 0):
+        context.site.clocks.set(host.name, offset)
         time.sleep(LEASE_SECONDS + GRACE_SECONDS + 0.5)
-        check_survives(broken, workload, first, f" at {hour:+} s")
+        check_survives(context, workload, first, f" at {offset:+} s")
     asked = time.time()
-    cancel(broken, workload)
+    cancel(context, workload)
     wait_until(lambda: state_of(workload)[0] == "ended", MAX_WAIT_SECONDS, "it ends")
     took = time.time() - asked
-    held = rows(lambda: Allocation.objects.get(run__public_id=first.run).period)
-    wrong = abs(held.upper.timestamp() - last_beat(broken, first.run)), abs(held.lower.timestamp() - first.at)
-    if max(wrong) > 2.5:
-        raise ConditionTimeout(f"what it held is right: it is wrong by {wrong} s")
+    period = rows(lambda: Allocation.objects.get(run__public_id=first.run).period)
+    errors = (
+        abs(period.upper.timestamp() - last_beat(context, first.run)),
+        abs(period.lower.timestamp() - first.at),
+    )
+    if max(errors) > 2.5:
+        raise ConditionTimeout(f"the allocation period is right: it is wrong by {errors} s")
     return took
 
 
 @fault(
-    "the servers' clock jumps by an hour, to and fro, within a second too: nobody's work is stopped, and decisions go on",
+    "the servers' clock jumps by an hour, both ways, also within a second: no work stops, decisions continue",
     30,
 )
-def clock_of_the_servers(broken: FaultContext) -> float:
-    workload, first, _ = beating_job(broken)
+def clock_of_the_servers(context: FaultContext) -> float:
+    workload, first, _ = beating_job(context)
     worst = 0.0
     try:
-        for hour in (3600, 0, -3600, 0):
-            broken.site.clocks.set("servers", hour)
-            worst = max(worst, broken.ledger.probe(time.monotonic(), MAX_WAIT_SECONDS))
+        for offset in (3600, 0, -3600, 0):
+            context.site.clocks.set("servers", offset)
+            worst = max(worst, context.ledger.probe(time.monotonic(), MAX_WAIT_SECONDS))
             time.sleep(LEASE_SECONDS + GRACE_SECONDS)
-            check_survives(broken, workload, first, f" at {hour:+} s")
-        for hour in (3600, -3600) * 10:
-            broken.site.clocks.set("servers", hour)
+            check_survives(context, workload, first, f" at {offset:+} s")
+        for offset in (3600, -3600) * 10:
+            context.site.clocks.set("servers", offset)
             time.sleep(BETWEEN_TICKS_SECONDS)
-            broken.site.clocks.set("servers", 0)
+            context.site.clocks.set("servers", 0)
             time.sleep(BETWEEN_TICKS_SECONDS)
-        worst = max(worst, broken.ledger.probe(time.monotonic(), MAX_WAIT_SECONDS))
+        worst = max(worst, context.ledger.probe(time.monotonic(), MAX_WAIT_SECONDS))
         time.sleep(LEASE_SECONDS + GRACE_SECONDS)
-        check_survives(broken, workload, first, " after settings that no tick saw")
+        check_survives(context, workload, first, " after clock changes between ticks")
     finally:
-        broken.site.clocks.set("servers", 0)
-    cancel(broken, workload)
+        context.site.clocks.set("servers", 0)
+    cancel(context, workload)
     return worst
 
 
-# -- disks ---------------------------------------------------------------------------------------------------------------
+# -- disks ---------------------------------------------------------------------------------------
 
 
 @fault(
-    "a host's disk is full: what runs goes on, what is new is refused, the host's page says so, its agent comes back, a stop "
-    "stops; all is well again after",
+    "a host's disk is full: running work continues, new work is refused, the host's page shows it, its agent restarts, "
+    "a stop works; all recovers after",
     60,
 )
-def disk_full_on_a_host(broken: FaultContext) -> float:
-    _needs_namespaces(broken)
-    host = broken.site.hosts[0]
-    workload, first, _ = beating_job(broken, host)
-    lost, begun, _ = beating_job(broken, host)
+def disk_full_on_a_host(context: FaultContext) -> float:
+    _needs_namespaces(context)
+    host = context.site.hosts[0]
+    workload, first, _ = beating_job(context, host)
+    lost, lost_start, _ = beating_job(context, host)
     filler = host.state / "filler"
     _fill(filler)
     try:
         wait_until(
-            lambda: _notes_say(host, "disk is full"), MAX_WAIT_SECONDS, "the host says that its disk is full"
+            lambda: _hardware_notes_contain(host, "disk is full"),
+            MAX_WAIT_SECONDS,
+            "the host reports that its disk is full",
         )
-        with broken.site.agent_down(host):
-            _end_one(broken, begun.run)
+        with context.site.agent_down(host):
+            _end_one(context, lost_start.run)
             _fill(filler)
-        wait_until(lambda: _has_ended(begun.run), MAX_WAIT_SECONDS, "what was lost meanwhile is said to be")
+        wait_until(lambda: _has_ended(lost_start.run), MAX_WAIT_SECONDS, "the lost run is reported as ended")
         wait_until(
             lambda: state_of(lost) == ("queued", "host_full"),
             MAX_WAIT_SECONDS,
-            "nothing new is placed there, and what waits says why",
+            "nothing new is placed there, and the waiting job has the reason",
         )
-        cancel(broken, lost)
+        cancel(context, lost)
         time.sleep(LEASE_SECONDS + GRACE_SECONDS)
-        check_survives(broken, workload, first)
+        check_survives(context, workload, first)
         _fill(filler)
-        cancel(broken, workload)
-        wait_until(lambda: state_of(workload)[0] == "ended", MAX_WAIT_SECONDS, "a stop reaches what runs")
+        cancel(context, workload)
+        wait_until(
+            lambda: state_of(workload)[0] == "ended", MAX_WAIT_SECONDS, "a stop reaches the running job"
+        )
     finally:
         filler.unlink()
     began = time.monotonic()
     wait_until(
-        lambda: not _notes_say(host, "disk is full"),
+        lambda: not _hardware_notes_contain(host, "disk is full"),
         MAX_WAIT_SECONDS,
-        "the host says that there is room again",
+        "the host reports free disk space again",
     )
-    again, _, _ = beating_job(broken, host)
+    new_job, _, _ = beating_job(context, host)
     took = time.monotonic() - began
-    cancel(broken, again)
+    cancel(context, new_job)
     return took
 
 
 def _fill(filler: Path) -> None:
-    """Take all the room of its disk, to the last byte; once more what has come free since."""
+    """Fill the disk to the last byte; a later call fills space that was freed since."""
     for piece in (1 << 16, 1 << 10):
         with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
             while True:
@@ -479,14 +503,14 @@ def _has_ended(run: str) -> bool:
     return bool(rows(lambda: Run.objects.filter(public_id=run, state="ended").exists()))
 
 
-def _end_one(broken: FaultContext, run: str) -> None:
-    """Shim and workload of one run."""
-    for pid in (shims(broken.site.folder)[run], *processes_of_runs(broken.site.folder, run)):
+def _end_one(context: FaultContext, run: str) -> None:
+    """Kill the shim and the workload of one run."""
+    for pid in (shims(context.site.folder)[run], *processes_of_runs(context.site.folder, run)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _notes_say(host: LocalHost, words: str) -> bool:
+def _hardware_notes_contain(host: LocalHost, text: str) -> bool:
     from scheduler.models import Host
 
-    return words in json.dumps(rows(lambda: Host.objects.get(name=host.name).hardware))
+    return text in json.dumps(rows(lambda: Host.objects.get(name=host.name).hardware))

@@ -1,7 +1,8 @@
-"""Jobs that write down what happens to them, and what the ledger and the rows must agree on.
+"""Submit jobs that record what happens to them, and check that their ledger agrees with the database rows.
 
-Each job takes a lock (flock) on itself and on each of its units, in files that only jobs know, before it writes that it began. So
-two starts of one job, or two holders of one unit, are seen by the workloads themselves, whatever database and agents believe.
+Each job takes a lock (flock) on itself and on each of its units, in files that only jobs use, before it
+records its start. So the workloads themselves detect two starts of one job, or two holders of one unit,
+independently of database and agents.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ HEARTBEAT_SCRIPT = "while :; do say beat -; sleep 0.1; done\n"
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One line: start, end, beat, double or overlap, and what a script adds of its own."""
+    """One line of the ledger: start, end, beat, double or overlap, and an optional detail."""
 
     verb: str
     workload: str
@@ -46,43 +47,42 @@ class LedgerEntry:
 
 
 def ledger_job(seconds: float) -> str:
-    """A job that holds its units for so long."""
+    """Return the script of a job that holds its units for ``seconds``."""
     return f"{BEGIN_SCRIPT}sleep {seconds}\nsay end -\n"
 
 
 def heartbeat_job(also: str = "") -> str:
-    """A job that writes ten lines a second until it is ended."""
+    """Return the script of a job that writes ten lines a second until it is ended."""
     return f"{BEGIN_SCRIPT}{also}\n{HEARTBEAT_SCRIPT}"
 
 
 class JobLedger:
-    """What was submitted, and what jobs wrote."""
+    """The submitted jobs, and the lines that jobs wrote."""
 
     def __init__(self, site: Installation) -> None:
         self.site = site
-        self.acknowledged: dict[
-            str, int
-        ] = {}  # id of a job that has to end well: the round in which it was submitted
-        self.others: set[str] = set()  # ids of jobs that somebody has to end
+        # Jobs that must finish successfully: id, and the round in which the job was submitted.
+        self.acknowledged: dict[str, int] = {}
+        self.others: set[str] = set()  # ids of jobs that a fault or a test ends
         self.refused = 0
         self.round = 0
 
     def entries(self) -> list[LedgerEntry]:
-        """All lines so far."""
-        place = self.site.home / "ledger"
-        if not place.exists():
+        """Return all lines so far."""
+        path = self.site.home / "ledger"
+        if not path.exists():
             return []
-        found = []
-        for line in place.read_text().splitlines():
+        entries = []
+        for line in path.read_text().splitlines():
             parts = line.split(" ")
             if len(parts) == 6:
-                found.append(
+                entries.append(
                     LedgerEntry(parts[0], parts[1], int(parts[2]), parts[3], float(parts[4]), parts[5])
                 )
-        return found
+        return entries
 
     def submit(self, command: str, units: int = 1, *, to_end_well: bool = True, **also: Any) -> str:
-        """Submit a job over the API; its id. Raises OSError while the API is away."""
+        """Submit a job over the API and return its id. Raises OSError while the API is away."""
         body = {
             "project": "faults/faults",
             "pool": "faults",
@@ -92,26 +92,28 @@ class JobLedger:
             "max_runtime_seconds": 600,
             **also,
         }
-        made = str(self.site.ask("POST", "jobs/", body)["id"])
+        job_id = str(self.site.ask("POST", "jobs/", body)["id"])
         if to_end_well:
-            self.acknowledged[made] = self.round
+            self.acknowledged[job_id] = self.round
         else:
-            self.others.add(made)
-        return made
+            self.others.add(job_id)
+        return job_id
 
     def insist(self, command: str, seconds: float, units: int = 1, **also: Any) -> str:
-        """Submit as soon as the API takes it."""
-        ends = time.monotonic() + seconds
+        """Submit a job, and retry until the API accepts it or ``seconds`` are over."""
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 return self.submit(command, units, **also)
             except OSError as error:
-                if time.monotonic() > ends:
-                    raise ConditionTimeout(f"a job is taken: not within {seconds:.0f} s: {error}") from None
+                if time.monotonic() > deadline:
+                    raise ConditionTimeout(
+                        f"the API accepts a job: not within {seconds:.0f} s: {error}"
+                    ) from None
                 time.sleep(0.05)
 
     def started(self, workload: str, attempt: int = 0) -> LedgerEntry | None:
-        """The first line of a job's start (of that attempt or a later one)."""
+        """Return the first start of a job (of that attempt or a later one), if any."""
         return next(
             (
                 e
@@ -122,50 +124,50 @@ class JobLedger:
         )
 
     def wait_started(self, workload: str, seconds: float, attempt: int = 0) -> LedgerEntry:
-        """Wait for it. Raises ConditionTimeout."""
+        """Wait for the start of a job and return it. Raises ConditionTimeout."""
         wait_until(lambda: self.started(workload, attempt), seconds, "a job starts")
-        found = self.started(workload, attempt)
-        assert found is not None
-        return found
+        entry = self.started(workload, attempt)
+        assert entry is not None
+        return entry
 
     def probe(self, since: float, seconds: float) -> float:
-        """Seconds from ``since`` (monotonic) until a job submitted after it has started: the whole chain works again."""
+        """Return the seconds from ``since`` (monotonic) until a newly submitted job has started."""
         workload = self.insist(ledger_job(0.2), seconds)
         self.wait_started(workload, max(0.1, seconds - (time.monotonic() - since)))
         return time.monotonic() - since
 
-    # -- what must be true -------------------------------------------------------------------------------------------
+    # -- checks -----------------------------------------------------------------------------------
 
     def wrong_now(self) -> list[str]:
-        """What may never be, at any moment."""
-        return [*self._wrong_in_ledger(), *self._wrong_in_rows()]
+        """Return violations of the invariants that hold at any time."""
+        return [*self._ledger_violations(), *self._row_violations()]
 
-    def _wrong_in_ledger(self) -> list[str]:
-        found, seen = [], set()
+    def _ledger_violations(self) -> list[str]:
+        violations, started_runs = [], set()
         for entry in self.entries():
             if entry.verb == "overlap":
-                found.append(f"run {entry.run} got unit {entry.detail} while another workload held it")
+                violations.append(f"run {entry.run} got unit {entry.detail} while another workload held it")
             elif entry.verb == "double":
-                found.append(f"workload {entry.workload} ran twice at once (run {entry.run})")
+                violations.append(f"workload {entry.workload} ran twice at once (run {entry.run})")
             elif entry.verb == "start":
-                if entry.run in seen:
-                    found.append(f"run {entry.run} started twice")
-                seen.add(entry.run)
-        return found
+                if entry.run in started_runs:
+                    violations.append(f"run {entry.run} started twice")
+                started_runs.add(entry.run)
+        return violations
 
-    def _wrong_in_rows(self) -> list[str]:
-        return [f"allocations {one} and {other} overlap" for one, other in rows(_overlaps)]
+    def _row_violations(self) -> list[str]:
+        return [f"allocations {first} and {second} overlap" for first, second in rows(_overlaps)]
 
     def settle(self, seconds: float = DRAIN_SECONDS) -> dict[int, list[str]]:
-        """Wait until everything submitted has ended, then what is wrong with it, by the round in which it was submitted."""
+        """Wait until all submitted jobs have ended. Return their problems by the round of submission."""
         from scheduler.models import Allocation, Workload
 
-        wrong: dict[int, list[str]] = {}
+        problems: dict[int, list[str]] = {}
         ids = list(self.acknowledged)
         try:
-            wait_until(lambda: rows(lambda: not _live(Workload)), seconds, "all work ends", every=0.2)
-        except ConditionTimeout as problem:
-            wrong.setdefault(self.round, []).append(f"{problem}: {rows(lambda: _told(Workload))}")
+            wait_until(lambda: rows(lambda: not _any_live(Workload)), seconds, "all work ends", every=0.2)
+        except ConditionTimeout as error:
+            problems.setdefault(self.round, []).append(f"{error}: {rows(lambda: _unfinished(Workload))}")
         states = rows(
             lambda: {
                 str(w.public_id): (w.state, w.outcome) for w in Workload.objects.filter(public_id__in=ids)
@@ -175,31 +177,33 @@ class JobLedger:
         for workload, number in self.acknowledged.items():
             state = states.get(workload)
             if state is None:
-                wrong.setdefault(number, []).append(f"job {workload} was acknowledged and is not there")
+                problems.setdefault(number, []).append(f"job {workload} was acknowledged and does not exist")
             elif state != ("ended", "finished"):
-                wrong.setdefault(number, []).append(f"job {workload} is {state}")
+                problems.setdefault(number, []).append(f"job {workload} is {state}")
             elif workload not in ended:
-                wrong.setdefault(number, []).append(
-                    f"job {workload} counts as finished and never ran to its end"
+                problems.setdefault(number, []).append(
+                    f"job {workload} is recorded as finished and never ran to its end"
                 )
         self.acknowledged.clear()
-        left = rows(lambda: Allocation.objects.filter(period__upper_inf=True).count())
-        if left:
-            wrong.setdefault(self.round, []).append(f"{left} allocations are open without work")
-        try:
-            wait_until(lambda: not processes_of_runs(self.site.folder), 5, "no process is left", every=0.2)
-        except ConditionTimeout:
-            wrong.setdefault(self.round, []).append(
-                f"processes are left: {processes_of_runs(self.site.folder)}"
+        open_allocations = rows(lambda: Allocation.objects.filter(period__upper_inf=True).count())
+        if open_allocations:
+            problems.setdefault(self.round, []).append(
+                f"{open_allocations} allocations are open without work"
             )
-        return wrong
+        try:
+            wait_until(lambda: not processes_of_runs(self.site.folder), 5, "no process remains", every=0.2)
+        except ConditionTimeout:
+            problems.setdefault(self.round, []).append(
+                f"processes remain: {processes_of_runs(self.site.folder)}"
+            )
+        return problems
 
 
-def _live(workloads: Any) -> bool:
+def _any_live(workloads: Any) -> bool:
     return bool(workloads.objects.exclude(state="ended").exists())
 
 
-def _told(workloads: Any) -> list[Any]:
+def _unfinished(workloads: Any) -> list[Any]:
     return list(workloads.objects.exclude(state="ended").values_list("public_id", "state", "reason_code")[:5])
 
 
@@ -215,7 +219,7 @@ def _overlaps() -> list[tuple[int, int]]:
 
 
 class BackgroundLoad:
-    """Short jobs, submitted one after the other by a thread of their own while the context lasts."""
+    """Short jobs that a thread submits one after another while the context lasts."""
 
     def __init__(self, ledger: JobLedger, rng: random.Random, per_second: float = 1.5) -> None:
         self.ledger, self.rng, self.per_second = ledger, rng, per_second

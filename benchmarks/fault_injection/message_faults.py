@@ -34,24 +34,23 @@ from benchmarks.harness.light_agents import AgentTally, LightAgent, LightRun, sa
 
 HOSTS = 24
 GPUS = 2
-FRAMES = 5_000  # of a round, both ways together
-ROUND_SECONDS = 240.0  # for so many
-PACE_SECONDS = 0.15  # between two reports of one host meanwhile
+FRAMES = 5_000  # per round, both directions together
+ROUND_SECONDS = 240.0  # longest time for FRAMES
+PACE_SECONDS = 0.15  # between two reports of one host during a round
 BATCH_SECONDS = 0.5
 BATCHES_WAITING = 40
 BATCHES_AT_ONCE = 4
 RESENT_SECONDS = 3.0  # a batch that is not committed after this is sent again
-UNANSWERED_SECONDS = (
-    1.0  # the answer may be lost; until then an edge that is behind is not given more to read
-)
+# Wait for an answer, which may be lost; do not send more to an edge that is behind.
+UNANSWERED_SECONDS = 1.0
 JOBS_AT_ONCE = 30
-REMEMBERED = 200  # frames of each host and way that may be replayed
+REMEMBERED = 200  # frames of each host and direction that may be replayed
 POOL = "messages"
 
 
 @dataclass
 class Direction:
-    """One direction of one host's line, for ever."""
+    """One direction of one host's connection; survives reconnects."""
 
     held: list[str] = field(default_factory=list)
     said: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
@@ -59,50 +58,50 @@ class Direction:
 
 @dataclass
 class MessageFaults:
-    """What happens to frames; nothing while there are no rng."""
+    """Decides what happens to each frame; passes all frames unchanged while ``rng`` is None."""
 
     rng: random.Random | None = None
     frames: int = 0
     disturbed: int = 0
-    broken_lines: int = 0
+    broken_connections: int = 0
 
-    def of(self, frame: str, way: Direction) -> list[str]:
-        """What goes on of a frame and of those held back before it.
+    def of(self, frame: str, direction: Direction) -> list[str]:
+        """Return the frames to send on, given a frame and the earlier delayed frames.
 
-        Raises ConnectionResetError when the line breaks.
+        Raises ConnectionResetError when the connection breaks.
         """
-        way.said.append(frame)
-        late, way.held = way.held, []
+        direction.said.append(frame)
+        released, direction.held = direction.held, []
         if self.rng is None:
-            return [*late, frame]
+            return [*released, frame]
         self.frames += 1
         if self.rng.random() < 0.001:
-            self.broken_lines += 1
-            raise ConnectionResetError("the line breaks")
-        fate = self.rng.random()
-        self.disturbed += fate < 0.5
-        if fate < 0.1:
-            way.held = late
+            self.broken_connections += 1
+            raise ConnectionResetError("the connection breaks")
+        draw = self.rng.random()
+        self.disturbed += draw < 0.5
+        if draw < 0.1:
+            direction.held = released
             return []
-        if fate < 0.3:
-            way.held = [*late, frame]
+        if draw < 0.3:
+            direction.held = [*released, frame]
             return []
-        self.rng.shuffle(late)
-        if fate < 0.4:
-            return [frame, *late, frame]
-        return [frame, *late, self.rng.choice(way.said)] if fate < 0.5 else [*late, frame]
+        self.rng.shuffle(released)
+        if draw < 0.4:
+            return [frame, *released, frame]
+        return [frame, *released, self.rng.choice(direction.said)] if draw < 0.5 else [*released, frame]
 
 
 class FaultyWire:
-    """A WebSocket as an agent sees it, with fates on it."""
+    """A WebSocket as an agent sees it, with message faults."""
 
     def __init__(
-        self, socket: aiohttp.ClientWebSocketResponse, fates: MessageFaults, up: Direction, down: Direction
+        self, socket: aiohttp.ClientWebSocketResponse, faults: MessageFaults, up: Direction, down: Direction
     ) -> None:
-        self.socket, self.fates, self.up, self.down = socket, fates, up, down
+        self.socket, self.faults, self.up, self.down = socket, faults, up, down
 
     async def send_str(self, text: str) -> None:
-        for piece in self.fates.of(text, self.up):
+        for piece in self.faults.of(text, self.up):
             await self.socket.send_str(piece)
 
     async def __aiter__(self) -> AsyncIterator[aiohttp.WSMessage]:
@@ -110,32 +109,32 @@ class FaultyWire:
             if message.type is not aiohttp.WSMsgType.TEXT:
                 yield message
                 continue
-            for piece in self.fates.of(message.data, self.down):
+            for piece in self.faults.of(message.data, self.down):
                 yield message._replace(data=piece)
 
 
 class MessageHost(LightAgent):
-    """A light agent that decides as the real one does, on a disturbed line."""
+    """A light agent that decides like the real agent, on a faulty connection."""
 
     def __init__(
-        self, edge: str, name: str, token: str, fates: MessageFaults, tally: AgentTally, folder: Path
+        self, edge: str, name: str, token: str, faults: MessageFaults, tally: AgentTally, folder: Path
     ) -> None:
         super().__init__(edge, name, token, GPUS, MODEL, tally)
-        self.fates = fates
+        self.faults = faults
         self.ways = Direction(), Direction()
         self.generations = Generations(folder / f"{name}.json")
-        self.newest = 0  # Observed that the server is known to have handled
+        self.newest = 0  # sequence of the newest Observed that the server has handled
         self.is_old = False
         self.heard_at = 0.0
         self.end_said_after: dict[str, int] = {}
-        self.produced = 0  # rows of samples
+        self.produced = 0  # sample rows
         self.batch_sent_at: dict[int, float] = {}
 
     @contextlib.asynccontextmanager
     async def ws_connect(self, *where: Any, **how: Any) -> AsyncIterator[FaultyWire]:
-        """As a session's, which this stands in for."""
+        """Connect like the session's method, which this replaces."""
         async with self.session.ws_connect(*where, **how) as socket:
-            yield FaultyWire(socket, self.fates, *self.ways)
+            yield FaultyWire(socket, self.faults, *self.ways)
 
     async def keep(self, session: aiohttp.ClientSession, first: float) -> None:
         self.session = session
@@ -149,7 +148,7 @@ class MessageHost(LightAgent):
         self.is_old = desired["answers"] < self.newest
         self.newest = max(self.newest, desired["answers"])
         super()._hear(desired)
-        if self.fates.rng is not None:
+        if self.faults.rng is not None:
             self.poll_seconds = PACE_SECONDS
 
     def _reconcile(self, wanted: dict[str, dict[str, Any]], at: float, now: float) -> None:
@@ -160,8 +159,8 @@ class MessageHost(LightAgent):
                 run.undesired_since = None
             elif not self.is_old and run.undesired_since is None:
                 run.undesired_since = now
-        told = [parse(RunWanted, want) for want in wanted.values()]
-        desired = Desired(VERSION, self.name, self.lease_seconds, told, poll_seconds=self.poll_seconds)
+        runs = [parse(RunWanted, want) for want in wanted.values()]
+        desired = Desired(VERSION, self.name, self.lease_seconds, runs, poll_seconds=self.poll_seconds)
         held = [self._held(name, run) for name, run in self.runs.items()]
         units = frozenset(self.units)
         for action in plan_actions(
@@ -185,17 +184,19 @@ class MessageHost(LightAgent):
         )
 
     def _held(self, name: str, run: LightRun) -> RunStatus:
-        said = run.seen.state == "ended" and self.sequence > self.end_said_after[name]
-        return RunStatus(name, run.seen.state, reported_ended=said, undesired_since=run.undesired_since)
+        is_reported = run.seen.state == "ended" and self.sequence > self.end_said_after[name]
+        return RunStatus(
+            name, run.seen.state, reported_ended=is_reported, undesired_since=run.undesired_since
+        )
 
     def _end(self, run: LightRun, outcome: str, exit_code: int | None) -> None:
         super()._end(run, outcome, exit_code)
         self.end_said_after[run.seen.run] = self.sequence
 
     async def _sample(self, socket: Any) -> None:
-        """New batches while the line is disturbed; whatever is not committed is sent again and again."""
+        """Produce new batches while frames are disturbed; resend each batch until it is committed."""
         while True:
-            if self.fates.rng is not None and len(self.waiting) < BATCHES_WAITING:
+            if self.faults.rng is not None and len(self.waiting) < BATCHES_WAITING:
                 self.batches += 1
                 holders = {
                     u: run.seen.run
@@ -221,16 +222,16 @@ class MessageHost(LightAgent):
 
 
 class MessageHosts:
-    """All of them, on one event loop in a thread of its own."""
+    """All message hosts, on one event loop in its own thread."""
 
     def __init__(self, site: Installation) -> None:
-        self.site, self.fates, self.tally = site, MessageFaults(), AgentTally()
+        self.site, self.faults, self.tally = site, MessageFaults(), AgentTally()
         self.folder = tempfile.TemporaryDirectory(prefix="gpupool-messages-")
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="messages", daemon=True).start()
         place, edge = Path(self.folder.name), f"http://127.0.0.1:{site.port + 1}"
         self.all = [
-            MessageHost(edge, n, token, self.fates, self.tally, place)
+            MessageHost(edge, n, token, self.faults, self.tally, place)
             for n, token in rows(partial(_make_hosts, site))
         ]
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -257,41 +258,45 @@ class MessageHosts:
         return bool(rows(lambda: Row.objects.filter(pool__slug=POOL, lease_state="silent").count()) >= count)
 
     def end(self) -> None:
-        """A few at a time: most hosts gone at once would be mass silence, and count for ever."""
-        left = [host.name for host in self.all]
-        while left:
-            few = max(1, (len(left) + len(self.site.hosts)) // 2 - 1)
-            gone, left = left[:few], left[few:]
-            for name in gone:
+        """Stop the hosts a few at a time: if most hosts vanish at once, the server treats it as a mass
+        outage.
+        """
+        remaining = [host.name for host in self.all]
+        while remaining:
+            group_size = max(1, (len(remaining) + len(self.site.hosts)) // 2 - 1)
+            stopped, remaining = remaining[:group_size], remaining[group_size:]
+            for name in stopped:
                 self._loop.call_soon_threadsafe(self.tasks[name].cancel)
             wait_until(
-                partial(self._silent, HOSTS - len(left)), MAX_WAIT_SECONDS, "light hosts that went are silent"
+                partial(self._silent, HOSTS - len(remaining)),
+                MAX_WAIT_SECONDS,
+                "stopped light hosts are silent",
             )
         self._run(self.session.close())
         self.folder.cleanup()
 
-    # -- what is so ----------------------------------------------------------------------------------------------------
+    # -- checks -----------------------------------------------------------------------------------
 
     def unsettled(self) -> str:
-        """What the hosts and the server do not yet agree on; '' when they do."""
+        """Return a description of the differences between hosts and server; '' without differences."""
         runs = sum(len(host.runs) for host in self.all)
         batches = sum(len(host.waiting) for host in self.all)
         return f"{runs} runs on hosts, {batches} batches of samples not committed" if runs or batches else ""
 
     def wrong(self) -> list[str]:
-        """What the hosts themselves saw that may never be."""
-        found = [
+        """Return the violations that the hosts themselves detected."""
+        violations = [
             f"{times} times: {what}" for what, times in self.tally.errors.items() if what.startswith("run: ")
         ]
         dead = [name for name, task in self.tasks.items() if task.done()]
         produced, stored = sum(host.produced for host in self.all), rows(_samples)
         if produced != stored:
-            found.append(f"{produced} readings were made and {stored} are stored")
-        return [*found, *(f"{name} broke: {self.tasks[name].exception()!r}" for name in dead)]
+            violations.append(f"{produced} samples were produced and {stored} are stored")
+        return [*violations, *(f"{name} failed: {self.tasks[name].exception()!r}" for name in dead)]
 
 
 def _make_hosts(site: Installation) -> list[tuple[str, str]]:
-    """A pool of their own, and a join token for each."""
+    """Create a pool for the hosts, and a join token for each host."""
     from portal.models import User
     from portal.services.fleet import hosts
     from scheduler.models import Pool, Quota, Team
@@ -322,62 +327,63 @@ def _samples() -> int:
     )
 
 
-def end_hosts(broken: FaultContext) -> None:
-    """After the last round."""
-    if broken.site.messages is not None:
-        broken.site.messages.end()
-        broken.site.messages = None
+def end_hosts(context: FaultContext) -> None:
+    """Stop the hosts after the last round."""
+    if context.site.messages is not None:
+        context.site.messages.end()
+        context.site.messages = None
 
 
 @fault(
-    f"{FRAMES} frames of {HOSTS} hosts, half of them lost, doubled, late, out of order or replayed: state converges",
+    f"{FRAMES} frames of {HOSTS} hosts, half of them lost, duplicated, late, reordered or replayed: state converges",
     30,
     under_load=False,
     after=end_hosts,
 )
-def many_messages(broken: FaultContext) -> float:
-    hosts = broken.site.messages = broken.site.messages or MessageHosts(broken.site)
-    fates = hosts.fates
-    before = fates.frames, fates.disturbed, fates.broken_lines
+def many_messages(context: FaultContext) -> float:
+    hosts = context.site.messages = context.site.messages or MessageHosts(context.site)
+    faults = hosts.faults
+    before = faults.frames, faults.disturbed, faults.broken_connections
     jobs: list[str] = []
-    fates.rng, ends = random.Random(broken.rng.random()), time.monotonic() + ROUND_SECONDS
+    faults.rng, deadline = random.Random(context.rng.random()), time.monotonic() + ROUND_SECONDS
     try:
-        while fates.frames - before[0] < FRAMES:
-            if time.monotonic() > ends:
+        while faults.frames - before[0] < FRAMES:
+            if time.monotonic() > deadline:
                 raise ConditionTimeout(
-                    f"{FRAMES} frames: {fates.frames - before[0]} in {ROUND_SECONDS:.0f} s"
+                    f"{FRAMES} frames: {faults.frames - before[0]} in {ROUND_SECONDS:.0f} s"
                 )
             if len(jobs) < JOBS_AT_ONCE or rows(partial(_living, jobs)) < JOBS_AT_ONCE:
-                seconds = round(broken.rng.uniform(0.2, 3), 1)
-                units = broken.rng.choice([1, 1, 2])
+                seconds = round(context.rng.uniform(0.2, 3), 1)
+                units = context.rng.choice([1, 1, 2])
                 jobs.append(
-                    broken.ledger.insist(
+                    context.ledger.insist(
                         f"sleep {seconds}", MAX_WAIT_SECONDS, units, to_end_well=False, pool=POOL
                     )
                 )
-            time.sleep(broken.rng.expovariate(4))
+            time.sleep(context.rng.expovariate(4))
     finally:
-        fates.rng = None
+        faults.rng = None
     began = time.monotonic()
-    seconds_taken = began - ends + ROUND_SECONDS
+    seconds_taken = began - deadline + ROUND_SECONDS
     wait_until(lambda: not rows(partial(_living, jobs)), MAX_WAIT_SECONDS, "all jobs end", every=0.2)
     try:
-        wait_until(lambda: not hosts.unsettled(), MAX_WAIT_SECONDS, "all is settled")
-    except ConditionTimeout as problem:
-        raise ConditionTimeout(f"{problem}: {hosts.unsettled()}") from None
+        wait_until(lambda: not hosts.unsettled(), MAX_WAIT_SECONDS, "hosts and server agree")
+    except ConditionTimeout as error:
+        raise ConditionTimeout(f"{error}: {hosts.unsettled()}") from None
     took = time.monotonic() - began
-    frames, disturbed, lines = (
-        fates.frames - before[0],
-        fates.disturbed - before[1],
-        fates.broken_lines - before[2],
+    frames, disturbed, broken_connections = (
+        faults.frames - before[0],
+        faults.disturbed - before[1],
+        faults.broken_connections - before[2],
     )
     print(
-        f"    {frames} frames in {seconds_taken:.0f} s, {disturbed} of them disturbed, {lines} lines broken, {len(jobs)} jobs",
+        f"    {frames} frames in {seconds_taken:.0f} s, {disturbed} of them disturbed,"
+        f" {broken_connections} connections broken, {len(jobs)} jobs",
         flush=True,
     )
-    wrong = hosts.wrong() + rows(partial(_ended_otherwise, jobs))
-    if wrong:
-        raise ConditionTimeout("; ".join(wrong))
+    problems = hosts.wrong() + rows(partial(_ended_otherwise, jobs))
+    if problems:
+        raise ConditionTimeout("; ".join(problems))
     return took
 
 

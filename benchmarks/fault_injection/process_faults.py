@@ -1,4 +1,4 @@
-"""The faults, by name: what is done, and the line that has to be reached."""
+"""Registers faults by name, each with its action and its pass condition; has the faults of killed processes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 from benchmarks.fault_injection.job_ledger import JobLedger, heartbeat_job
 from benchmarks.harness.installation import ConditionTimeout, Installation, LocalHost, rows, shims, wait_until
 
-MAX_WAIT_SECONDS = 90.0  # longer than any pass line: then a round is given up
+MAX_WAIT_SECONDS = 90.0  # longer than any pass condition; then the round fails
 
 
 @dataclass
 class FaultContext:
-    """What a fault has at hand."""
+    """The objects that a fault works with."""
 
     site: Installation
     ledger: JobLedger
@@ -28,15 +28,17 @@ class FaultContext:
 
 @dataclass(frozen=True)
 class Fault:
-    """``do`` breaks something and answers how long recovery took, in seconds; raises ConditionTimeout when there was none."""
+    """A fault. ``do`` injects it and returns the recovery time in seconds; raises ConditionTimeout without
+    recovery.
+    """
 
     name: str
     line: str
     seconds: float  # the longest recovery that passes
     do: Callable[[FaultContext], float]
     under_load: bool = True
-    cheap: bool = False  # is part of the short form
-    after: Callable[[FaultContext], None] | None = None  # once, when all its rounds are over
+    cheap: bool = False  # part of the short form
+    after: Callable[[FaultContext], None] | None = None  # called once after all rounds
 
 
 FAULTS: dict[str, Fault] = {}
@@ -50,151 +52,156 @@ def fault(
     cheap: bool = False,
     after: Callable[[FaultContext], None] | None = None,
 ) -> Callable[[Callable[[FaultContext], float]], Callable[[FaultContext], float]]:
-    """Have a function in the table, by its name."""
+    """Register a function as a fault under its name."""
 
-    def note(do: Callable[[FaultContext], float]) -> Callable[[FaultContext], float]:
+    def register(do: Callable[[FaultContext], float]) -> Callable[[FaultContext], float]:
         FAULTS[do.__name__] = Fault(do.__name__, line, seconds, do, under_load, cheap, after)
         return do
 
-    return note
+    return register
 
 
-# -- processes that are killed -------------------------------------------------------------------------------------------
+# -- killed processes ----------------------------------------------------------------------------
 
-KILL_CONDITION = "SIGKILL: no unit held twice, no start lost or doubled"
-
-
-@fault(KILL_CONDITION, 15)
-def kill_web(broken: FaultContext) -> float:
-    return _kill(broken, "web")
+KILL_CONDITION = "SIGKILL: no unit held twice, no start lost or repeated"
 
 
 @fault(KILL_CONDITION, 15)
-def kill_worker(broken: FaultContext) -> float:
-    return _kill(broken, "worker")
+def kill_web(context: FaultContext) -> float:
+    return _kill(context, "web")
+
+
+@fault(KILL_CONDITION, 15)
+def kill_worker(context: FaultContext) -> float:
+    return _kill(context, "worker")
 
 
 @fault(KILL_CONDITION, 15, cheap=True)
-def kill_engine(broken: FaultContext) -> float:
-    return _kill(broken, "engine")
+def kill_engine(context: FaultContext) -> float:
+    return _kill(context, "engine")
 
 
 @fault(KILL_CONDITION, 15, cheap=True)
-def kill_edge(broken: FaultContext) -> float:
-    return _kill(broken, "edge")
+def kill_edge(context: FaultContext) -> float:
+    return _kill(context, "edge")
 
 
-def _kill(broken: FaultContext, service: str) -> float:
-    """The service, or one of its child processes."""
-    pid = broken.site.pid(service)
-    victim = broken.rng.choice([pid, pid, *children(pid)])
+def _kill(context: FaultContext, service: str) -> float:
+    """Kill the service or one of its child processes, and measure recovery."""
+    pid = context.site.pid(service)
+    victim = context.rng.choice([pid, pid, *children(pid)])
     os.kill(victim, signal.SIGKILL)
     began = time.monotonic()
-    took = broken.ledger.probe(began, MAX_WAIT_SECONDS)
-    wait_until(lambda: broken.site.alive() == len(broken.site.hosts), MAX_WAIT_SECONDS, "every host is alive")
+    took = context.ledger.probe(began, MAX_WAIT_SECONDS)
+    wait_until(
+        lambda: context.site.alive() == len(context.site.hosts), MAX_WAIT_SECONDS, "every host is alive"
+    )
     return took
 
 
 def children(pid: int) -> list[int]:
-    """Its child processes."""
-    found: list[int] = []
+    """Return the child processes of a process."""
+    pids: list[int] = []
     for task in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{task}/children") as file:
-            found += [int(child) for child in file.read().split()]
-    return found
+            pids += [int(child) for child in file.read().split()]
+    return pids
 
 
-@fault(f"{KILL_CONDITION}; its workloads go on and are taken over", 15, cheap=True)
-def kill_agent(broken: FaultContext) -> float:
-    host = broken.rng.choice(broken.site.hosts)
+@fault(f"{KILL_CONDITION}; its workloads keep running and are adopted", 15, cheap=True)
+def kill_agent(context: FaultContext) -> float:
+    host = context.rng.choice(context.site.hosts)
     before = last_sync(host)
     os.kill(host.pid, signal.SIGKILL)
     began = time.monotonic()
-    wait_until(lambda: last_sync(host) > before, MAX_WAIT_SECONDS, f"{host.name} speaks again")
-    broken.ledger.probe(began, MAX_WAIT_SECONDS)
+    wait_until(lambda: last_sync(host) > before, MAX_WAIT_SECONDS, f"{host.name} reports again")
+    context.ledger.probe(began, MAX_WAIT_SECONDS)
     return time.monotonic() - began
 
 
-@fault(f"{KILL_CONDITION}; the workload ends with it and comes back as another attempt", 15, cheap=True)
-def kill_shim(broken: FaultContext) -> float:
-    workload = broken.ledger.insist(heartbeat_job(), MAX_WAIT_SECONDS, to_end_well=False)
-    first = broken.ledger.wait_started(workload, MAX_WAIT_SECONDS)
-    wait_until(lambda: first.run in shims(broken.site.folder), MAX_WAIT_SECONDS, "its shim is there")
-    time.sleep(broken.rng.uniform(0, 0.5))
-    os.kill(shims(broken.site.folder)[first.run], signal.SIGKILL)
+@fault(f"{KILL_CONDITION}; its workload ends and starts again as another attempt", 15, cheap=True)
+def kill_shim(context: FaultContext) -> float:
+    workload = context.ledger.insist(heartbeat_job(), MAX_WAIT_SECONDS, to_end_well=False)
+    first = context.ledger.wait_started(workload, MAX_WAIT_SECONDS)
+    wait_until(lambda: first.run in shims(context.site.folder), MAX_WAIT_SECONDS, "its shim runs")
+    time.sleep(context.rng.uniform(0, 0.5))
+    os.kill(shims(context.site.folder)[first.run], signal.SIGKILL)
     began = time.monotonic()
-    broken.ledger.wait_started(workload, MAX_WAIT_SECONDS, attempt=first.attempt + 1)
+    context.ledger.wait_started(workload, MAX_WAIT_SECONDS, attempt=first.attempt + 1)
     took = time.monotonic() - began
-    cancel(broken, workload)
+    cancel(context, workload)
     return took
 
 
 def last_sync(host: LocalHost) -> Any:
+    """Return the time of the host's last sync."""
     from scheduler.models import Host
 
     return rows(lambda: Host.objects.get(name=host.name).last_sync_at)
 
 
-def cancel(broken: FaultContext, workload: str) -> None:
-    """As its owner would."""
-    ends = time.monotonic() + MAX_WAIT_SECONDS
+def cancel(context: FaultContext, workload: str) -> None:
+    """Cancel a workload as its owner; retry while the API is away."""
+    deadline = time.monotonic() + MAX_WAIT_SECONDS
     while True:
         try:
-            broken.site.ask("POST", f"workloads/{workload}/cancel/", {})
+            context.site.ask("POST", f"workloads/{workload}/cancel/", {})
             return
         except OSError as error:
             if getattr(error, "code", 0) == 409:
-                return  # it has ended meanwhile
-            if time.monotonic() > ends:
+                return  # it has already ended
+            if time.monotonic() > deadline:
                 raise ConditionTimeout(f"a job is cancelled: {error}") from None
             time.sleep(0.1)
 
 
-def end_remaining_jobs(broken: FaultContext) -> None:
-    """What a round that failed left running must not count against the next one."""
-    for workload in sorted(broken.ledger.others):
+def end_remaining_jobs(context: FaultContext) -> None:
+    """Cancel the jobs that a failed round left running, so that they do not affect the next round."""
+    for workload in sorted(context.ledger.others):
         with contextlib.suppress(OSError):
-            broken.site.ask("POST", f"workloads/{workload}/cancel/", {})
-    broken.ledger.others.clear()
+            context.site.ask("POST", f"workloads/{workload}/cancel/", {})
+    context.ledger.others.clear()
 
 
-# -- stores --------------------------------------------------------------------------------------------------------------
+# -- stores --------------------------------------------------------------------------------------
 
 
-@fault("PostgreSQL SIGKILL: back in 2 s, no acknowledged request lost", 15)
-def kill_postgres(broken: FaultContext) -> float:
-    os.kill(broken.site.pid("postgres"), signal.SIGKILL)
+@fault("PostgreSQL SIGKILL: available again in 2 s, no acknowledged request lost", 15)
+def kill_postgres(context: FaultContext) -> float:
+    os.kill(context.site.pid("postgres"), signal.SIGKILL)
     began = time.monotonic()
-    _answers(broken, began, 2.0)
-    return broken.ledger.probe(began, MAX_WAIT_SECONDS)
+    _wait_for_database(context, began, 2.0)
+    return context.ledger.probe(began, MAX_WAIT_SECONDS)
 
 
-def _answers(broken: FaultContext, began: float, seconds: float) -> None:
-    """The API reads from the database again."""
+def _wait_for_database(context: FaultContext, began: float, seconds: float) -> None:
+    """Wait until the API reads from the database again; raise ConditionTimeout if it took longer than
+    ``seconds``.
+    """
 
-    def asked() -> bool:
+    def is_answering() -> bool:
         try:
-            broken.site.ask("GET", "jobs/?page_size=1", seconds=1.0)
+            context.site.ask("GET", "jobs/?page_size=1", seconds=1.0)
         except OSError:
             return False
         return True
 
-    wait_until(asked, MAX_WAIT_SECONDS, "the API reads the database again", every=0.02)
+    wait_until(is_answering, MAX_WAIT_SECONDS, "the API reads the database again", every=0.02)
     took = time.monotonic() - began
     if took > seconds:
-        raise ConditionTimeout(f"the database is back: not within {seconds:g} s, it took {took:.2f}")
+        raise ConditionTimeout(f"the database is available: not within {seconds:g} s, it took {took:.2f}")
 
 
-@fault("Valkey SIGKILL: right again from the database in 30 s", 30, cheap=True)
-def kill_valkey(broken: FaultContext) -> float:
-    os.kill(broken.site.pid("valkey"), signal.SIGKILL)
-    return broken.ledger.probe(time.monotonic(), MAX_WAIT_SECONDS)
+@fault("Valkey SIGKILL: state restored from the database in 30 s", 30, cheap=True)
+def kill_valkey(context: FaultContext) -> float:
+    os.kill(context.site.pid("valkey"), signal.SIGKILL)
+    return context.ledger.probe(time.monotonic(), MAX_WAIT_SECONDS)
 
 
-@fault("Valkey FLUSHALL: right again from the database in 30 s", 30)
-def flush_valkey(broken: FaultContext) -> float:
+@fault("Valkey FLUSHALL: state restored from the database in 30 s", 30)
+def flush_valkey(context: FaultContext) -> float:
     import redis
     from django.conf import settings
 
     redis.Redis.from_url(settings.REDIS_URL).flushall()
-    return broken.ledger.probe(time.monotonic(), MAX_WAIT_SECONDS)
+    return context.ledger.probe(time.monotonic(), MAX_WAIT_SECONDS)

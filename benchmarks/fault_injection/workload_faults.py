@@ -1,4 +1,6 @@
-"""Faults of workloads and of who looks after them: engines that freeze, work that does not go, notebooks whose agent dies."""
+"""Faults of workloads, engines and agents: frozen engines, stubborn workloads, notebooks whose agent dies,
+full disks.
+"""
 
 from __future__ import annotations
 
@@ -42,30 +44,30 @@ SOCKETS = 200
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
-# -- the engine ----------------------------------------------------------------------------------------------------------
+# -- the engine ----------------------------------------------------------------------------------
 
 
 @fault(
-    "SIGSTOP of the engine that leads for 10 s: another one takes over in 5 s, stale writes are refused", 5
+    "SIGSTOP of the leading engine for 10 s: another engine takes over in 5 s, stale writes are refused", 5
 )
-def freeze_engine(broken: FaultContext) -> float:
-    with second_engine(broken):
-        led = _leader()
-        frozen = [led, *children(led)]
-        parent = int(Path(f"/proc/{led}/stat").read_text().rpartition(")")[2].split()[1])
+def freeze_engine(context: FaultContext) -> float:
+    with second_engine(context):
+        leader = _leader()
+        frozen = [leader, *children(leader)]
+        parent = int(Path(f"/proc/{leader}/stat").read_text().rpartition(")")[2].split()[1])
         frozen.append(parent)
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
         began = time.monotonic()
         try:
-            wait_until(lambda: _leader() != led, MAX_WAIT_SECONDS, "another engine leads", every=0.02)
+            wait_until(lambda: _leader() != leader, MAX_WAIT_SECONDS, "another engine leads", every=0.02)
             took = time.monotonic() - began
-            broken.ledger.probe(time.monotonic(), MAX_WAIT_SECONDS)
+            context.ledger.probe(time.monotonic(), MAX_WAIT_SECONDS)
             time.sleep(max(0.0, 10 - (time.monotonic() - began)))
         finally:
             for pid in frozen:
                 os.kill(pid, signal.SIGCONT)
-        broken.ledger.probe(time.monotonic(), MAX_WAIT_SECONDS)
+        context.ledger.probe(time.monotonic(), MAX_WAIT_SECONDS)
     return took
 
 
@@ -76,9 +78,9 @@ def _leader() -> int:
 
 
 @contextlib.contextmanager
-def second_engine(broken: FaultContext) -> Iterator[None]:
-    """One more engine beside the one of the installation, ready to take over."""
-    log = broken.site.folder / "engine2.log"
+def second_engine(context: FaultContext) -> Iterator[None]:
+    """Run a second engine in this context, ready to take over."""
+    log = context.site.folder / "engine2.log"
     log.unlink(missing_ok=True)
     worker = [
         "-m",
@@ -110,48 +112,48 @@ def second_engine(broken: FaultContext) -> Iterator[None]:
         process.wait()
 
 
-# -- agents and notebooks ------------------------------------------------------------------------------------------------
+# -- agents and notebooks ------------------------------------------------------------------------
 
 
-def end_notebooks(broken: FaultContext) -> None:
-    """After the last round."""
-    for name in broken.site.notebooks:
-        cancel(broken, name)
-    broken.site.notebooks = []
+def end_notebooks(context: FaultContext) -> None:
+    """Cancel the notebooks after the last round."""
+    for name in context.site.notebooks:
+        cancel(context, name)
+    context.site.notebooks = []
 
 
 @fault(
-    "agents killed beside two live notebooks: both are taken over, their processes are the same",
+    "agents killed while two notebooks run: both are adopted, their processes are the same",
     15,
     after=end_notebooks,
 )
-def kill_agent_beside_notebooks(broken: FaultContext) -> float:
-    names = broken.site.notebooks
+def kill_agent_beside_notebooks(context: FaultContext) -> float:
+    names = context.site.notebooks
     while len(names) < 2:
-        names.append(_notebook(broken))
+        names.append(_notebook(context))
     try:
-        return _agents_killed(broken, names)
+        return _agents_killed(context, names)
     except ConditionTimeout:
-        end_notebooks(broken)  # the next round has others
+        end_notebooks(context)  # the next round starts new notebooks
         raise
 
 
-def _agents_killed(broken: FaultContext, names: list[str]) -> float:
+def _agents_killed(context: FaultContext, names: list[str]) -> float:
     runs = [_ready_run(name) for name in names]
-    before = {run: set(processes_of_runs(broken.site.folder, run)) for run in runs}
+    before = {run: set(processes_of_runs(context.site.folder, run)) for run in runs}
     began = time.monotonic()
     hosts = {rows(partial(_host_name, run)) for run in runs}
     for host in hosts:
-        here = next(one for one in broken.site.hosts if one.name == host)
-        _kill_agent(here)
+        local_host = next(candidate for candidate in context.site.hosts if candidate.name == host)
+        _kill_agent(local_host)
     took = (time.monotonic() - began) / len(hosts)
     time.sleep(1)
     for name, run in zip(names, runs, strict=True):
         if state_of(name)[0] != "running" or _ready_run(name) != run:
-            raise ConditionTimeout(f"all notebooks are taken over: one is {state_of(name)}")
-        if not before[run] <= set(processes_of_runs(broken.site.folder, run)):
-            raise ConditionTimeout("all notebooks are taken over: the processes of one are others")
-    print(f"    {len(hosts)} agents were started again", flush=True)
+            raise ConditionTimeout(f"all notebooks are adopted: one is {state_of(name)}")
+        if not before[run] <= set(processes_of_runs(context.site.folder, run)):
+            raise ConditionTimeout("all notebooks are adopted: one has other processes")
+    print(f"    {len(hosts)} agents were restarted", flush=True)
     return took
 
 
@@ -164,29 +166,29 @@ def _host_name(run: str) -> str:
 def _kill_agent(host: LocalHost) -> None:
     last = last_sync(host)
     os.kill(host.pid, signal.SIGKILL)
-    wait_until(lambda: last_sync(host) > last, MAX_WAIT_SECONDS, f"{host.name} speaks again")
+    wait_until(lambda: last_sync(host) > last, MAX_WAIT_SECONDS, f"{host.name} reports again")
 
 
-def _notebook(broken: FaultContext) -> str:
-    wish = {
+def _notebook(context: FaultContext) -> str:
+    body = {
         "project": "faults/faults",
         "pool": "faults",
         "name": "a notebook",
         "units": 1,
         "max_runtime_seconds": 7200,
     }
-    ends = time.monotonic() + MAX_WAIT_SECONDS
+    deadline = time.monotonic() + MAX_WAIT_SECONDS
     while True:
         try:
-            return str(broken.site.ask("POST", "notebooks/", wish)["id"])
+            return str(context.site.ask("POST", "notebooks/", body)["id"])
         except OSError:
-            if time.monotonic() > ends:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
 
 
 def _ready_run(workload: str) -> str:
-    """The run of a notebook that answers."""
+    """Wait until a notebook is ready and return its run."""
     from scheduler.models import Run
 
     found = Run.objects.filter(workload__public_id=workload, state="running", ready_at__isnull=False)
@@ -195,19 +197,19 @@ def _ready_run(workload: str) -> str:
 
 
 @fault(
-    f"{SOCKETS} live sockets of a notebook when its owner signs out: all cut in 250 ms",
+    f"{SOCKETS} open sockets of a notebook when its owner signs out: all closed in 250 ms",
     0.25,
     under_load=False,
 )
-def revoke_sockets(broken: FaultContext) -> float:
-    workload = _notebook(broken)
+def revoke_sockets(context: FaultContext) -> float:
+    workload = _notebook(context)
     _ready_run(workload)
     try:
         return asyncio.run(_revoke(workload))
     except (aiohttp.ClientError, TimeoutError) as problem:
-        raise ConditionTimeout(f"{SOCKETS} sockets are opened and cut: {problem}") from None
+        raise ConditionTimeout(f"{SOCKETS} sockets are opened and closed: {problem}") from None
     finally:
-        cancel(broken, workload)
+        cancel(context, workload)
 
 
 async def _revoke(workload: str) -> float:
@@ -263,7 +265,7 @@ async def _revoke(workload: str) -> float:
 
 
 async def _socket(jupyter: Any, path: str) -> aiohttp.ClientWebSocketResponse:
-    """One more. Each needs a line of its own from the agent, which may have to be dialled first."""
+    """Open one more socket. Each needs its own connection from the agent, which may have to be opened first."""
     for _ in range(20):
         try:
             return await jupyter.socket(path)  # type: ignore[no-any-return]
@@ -278,74 +280,74 @@ def _now() -> Any:
     return datetime.now(UTC)
 
 
-# -- work that does not go -----------------------------------------------------------------------------------------------
-
-
-@fault("work that ignores TERM: KILL at its grace, a second more or less", GRACE_SECONDS + 1)
-def ignores_term(broken: FaultContext) -> float:
-    return _killed_at_grace(broken, "trap '' TERM")
+# -- workloads that ignore signals ---------------------------------------------------------------
 
 
 @fault(
-    "work that forks 200 processes that ignore TERM: all are gone at its grace, a second more or less",
+    "a workload that ignores TERM: KILL at the end of its grace period, within a second", GRACE_SECONDS + 1
+)
+def ignores_term(context: FaultContext) -> float:
+    return _killed_at_grace(context, "trap '' TERM")
+
+
+@fault(
+    "a workload with 200 processes that ignore TERM: all end at the end of its grace period, within a second",
     GRACE_SECONDS + 1,
 )
-def many_processes(broken: FaultContext) -> float:
-    return _killed_at_grace(broken, "trap '' TERM; for n in {1..200}; do sleep 300 & done")
+def many_processes(context: FaultContext) -> float:
+    return _killed_at_grace(context, "trap '' TERM; for n in {1..200}; do sleep 300 & done")
 
 
-def _killed_at_grace(broken: FaultContext, also: str) -> float:
+def _killed_at_grace(context: FaultContext, extra: str) -> float:
     from scheduler.models import Run
 
-    workload, first, _ = beating_job(broken, also=also)
+    workload, first, _ = beating_job(context, also=extra)
     time.sleep(1)
     asked = time.time()
-    cancel(broken, workload)
+    cancel(context, workload)
     wait_until(lambda: state_of(workload)[0] == "ended", MAX_WAIT_SECONDS, "it ends")
-    if first.run in processes_of_runs(broken.site.folder).values():
-        raise ConditionTimeout("its end is told when nothing of it is left: processes are")
-    took = last_beat(broken, first.run) - asked
+    if first.run in processes_of_runs(context.site.folder).values():
+        raise ConditionTimeout("its end is reported when no process remains: some remain")
+    took = last_beat(context, first.run) - asked
     outcome = rows(lambda: Run.objects.get(public_id=first.run).outcome)
     if took < GRACE_SECONDS - 1 or outcome != "killed_at_grace":
-        raise ConditionTimeout(f"it is killed at its grace: after {took:.2f} s, {outcome}")
+        raise ConditionTimeout(f"it is killed at the end of its grace period: after {took:.2f} s, {outcome}")
     return took
 
 
 @fault(
-    "work that KILL does not end: its GPU is taken out of use, and back when it has gone after all",
+    "a workload that KILL does not end: its GPU is quarantined, and usable again when it has ended",
     40,
     under_load=False,
 )
-def unkillable(broken: FaultContext) -> float:
+def unkillable(context: FaultContext) -> float:
     from scheduler.models import Allocation, Gpu
 
     if not (FREEZER / "cgroup.procs").exists() or not os.access(FREEZER, os.W_OK):
         raise ConditionTimeout(
-            "a process that KILL does not end is made: needs the freezer of control groups 1, and root"
+            "a process that KILL does not end can be created: needs the cgroup v1 freezer, and root"
         )
     group = FREEZER / f"gpupool-faults-{os.getpid()}"
     group.mkdir(exist_ok=True)
-    workload, first, _ = beating_job(broken)
+    workload, first, _ = beating_job(context)
     gpu = rows(lambda: Allocation.objects.get(run__public_id=first.run).unit.gpu_id)
     try:
-        for pid in processes_of_runs(broken.site.folder, first.run):
+        for pid in processes_of_runs(context.site.folder, first.run):
             with contextlib.suppress(OSError):
                 (group / "cgroup.procs").write_text(str(pid))
         (group / "freezer.state").write_text("FROZEN")
-        cancel(broken, workload)
+        cancel(context, workload)
         began = time.monotonic()
-        wait_until(
-            lambda: _repair(Gpu, gpu) == "quarantined", MAX_WAIT_SECONDS, "its GPU is taken out of use"
-        )
+        wait_until(lambda: _repair(Gpu, gpu) == "quarantined", MAX_WAIT_SECONDS, "its GPU is quarantined")
         took = time.monotonic() - began
         if not rows(
             lambda: Allocation.objects.filter(run__public_id=first.run, period__upper_inf=True).exists()
         ):
-            raise ConditionTimeout("its GPU stays held: it was given free")
+            raise ConditionTimeout("its GPU stays allocated: it was freed")
     finally:
         (group / "freezer.state").write_text("THAWED")
     wait_until(lambda: state_of(workload)[0] == "ended", MAX_WAIT_SECONDS, "it ends once it can")
-    wait_until(lambda: _repair(Gpu, gpu) == "well", MAX_WAIT_SECONDS, "its GPU is back")
+    wait_until(lambda: _repair(Gpu, gpu) == "well", MAX_WAIT_SECONDS, "its GPU is usable again")
     group.rmdir()
     return took
 
@@ -354,7 +356,7 @@ def _repair(gpus: Any, gpu: int) -> str:
     return str(rows(lambda: gpus.objects.get(pk=gpu).repair_state))
 
 
-# -- preemption ----------------------------------------------------------------------------------------------------------
+# -- preemption ----------------------------------------------------------------------------------
 
 
 def _runs(workload: str) -> bool:
@@ -371,46 +373,44 @@ PREEMPTION_COMMANDS = {
 }
 
 
-@fault(
-    "work that has to go: acknowledged, crashed, silent, acknowledged and ran on are four recorded ends", 30
-)
-def preempted(broken: FaultContext) -> float:
+@fault("preempted work: acknowledged, crashed, silent, acknowledged and ran on are four recorded ends", 30)
+def preempted(context: FaultContext) -> float:
     from scheduler.models import Host, Run
     from scheduler.services import drain_host, return_host
 
-    host = broken.rng.choice(broken.site.hosts[1:])
-    found: dict[str, tuple[str, bool, int | None]] = {}
+    host = context.rng.choice(context.site.hosts[1:])
+    ends: dict[str, tuple[str, bool, int | None]] = {}
     began = time.monotonic()
     for names in (list(PREEMPTION_COMMANDS)[:2], list(PREEMPTION_COMMANDS)[2:]):
         jobs = {}
         for name in names:
-            made = broken.ledger.insist(
+            workload = context.ledger.insist(
                 BEGIN_SCRIPT + PREEMPTION_COMMANDS[name],
                 MAX_WAIT_SECONDS,
                 to_end_well=False,
                 labels_required={"name": host.name},
             )
-            jobs[name] = broken.ledger.wait_started(made, MAX_WAIT_SECONDS)
-            wait_until(partial(_runs, made), MAX_WAIT_SECONDS, "the server knows that it runs")
+            jobs[name] = context.ledger.wait_started(workload, MAX_WAIT_SECONDS)
+            wait_until(partial(_runs, workload), MAX_WAIT_SECONDS, "the server knows that it runs")
         row = rows(lambda: Host.objects.get(name=host.name))
-        rows(partial(drain_host, row, reason="a fault is tried", now=_now()))
+        rows(partial(drain_host, row, reason="fault injection", now=_now()))
         for name, first in jobs.items():
             ended = Run.objects.filter(public_id=first.run, state="ended")
             wait_until(partial(rows, ended.exists), MAX_WAIT_SECONDS, f"{name}: it ends")
             run = rows(ended.get)
-            found[name] = (run.outcome, run.checkpoint_at is not None, run.exit_code)
-            cancel(broken, first.workload)
+            ends[name] = (run.outcome, run.checkpoint_at is not None, run.exit_code)
+            cancel(context, first.workload)
         rows(partial(return_host, row, now=_now()))
-    if len({(outcome, saved) for outcome, saved, _ in found.values()}) != 4:
-        raise ConditionTimeout(f"four different ends: {found}")
+    if len({(outcome, saved) for outcome, saved, _ in ends.values()}) != 4:
+        raise ConditionTimeout(f"four different ends: {ends}")
     return time.monotonic() - began
 
 
-# -- the database's disk -------------------------------------------------------------------------------------------------
+# -- the database's disk -------------------------------------------------------------------------
 
 
 def _checkpoint(place: Path) -> None:
-    """What a round used up of the log is ready again for the next one, as it would be after some minutes."""
+    """Make the database checkpoint, so that the log space that a round used is free for the next one."""
     import psycopg
     from django.conf import settings
 
@@ -423,7 +423,7 @@ def _checkpoint(place: Path) -> None:
 
 
 def _next_log_file() -> None:
-    """Write so much that the database's write-ahead log needs its next file."""
+    """Write enough that the database's write-ahead log needs its next file."""
     from django.db import OperationalError, connection
 
     try:
@@ -431,43 +431,41 @@ def _next_log_file() -> None:
             for _ in range(20):
                 cursor.execute("SELECT pg_logical_emit_message(false, 'faults', repeat('x', 1000000))")
     except OperationalError as problem:
-        raise ConditionTimeout(
-            f"the database goes on in the files of its log that are ready: {problem}"
-        ) from None
+        raise ConditionTimeout(f"the database continues in its preallocated log files: {problem}") from None
     finally:
         connection.close()
 
 
 @fault(
-    "the database's disk is full for 3 s: new work is refused with 503, what runs goes on, all is well again after",
+    "the database's disk is full for 3 s: new work is refused with 503, running work continues, all recovers",
     30,
 )
-def disk_full_of_the_database(broken: FaultContext) -> float:
-    place = broken.site.folder / "site"
+def disk_full_of_the_database(context: FaultContext) -> float:
+    place = context.site.folder / "site"
     if not os.path.ismount(place):
-        raise ConditionTimeout("a disk of its own is made: needs root")
-    workload, first, host = beating_job(broken)
+        raise ConditionTimeout("the database has its own disk: needs root")
+    workload, first, host = beating_job(context)
     _checkpoint(place)
     filler = place / "filler"
     with contextlib.suppress(OSError), filler.open("wb") as file:
         while True:
             file.write(b"x" * 8192)
             file.flush()
-    ends, refused = time.monotonic() + 3, 0
+    deadline, refused = time.monotonic() + 3, 0
     try:
         _next_log_file()
-        while time.monotonic() < ends:
+        while time.monotonic() < deadline:
             try:
-                broken.ledger.submit("true", to_end_well=False)
+                context.ledger.submit("true", to_end_well=False)
             except OSError as problem:
                 refused += 1
                 if getattr(problem, "code", 503) == 500:
-                    raise ConditionTimeout("a request is answered in words: it was 500") from None
+                    raise ConditionTimeout("a request gets a documented error: it was 500") from None
             time.sleep(0.2)
     finally:
         filler.unlink()
-    took = broken.ledger.probe(time.monotonic(), MAX_WAIT_SECONDS)
-    check_survives(broken, workload, first)
-    cancel(broken, workload)
+    took = context.ledger.probe(time.monotonic(), MAX_WAIT_SECONDS)
+    check_survives(context, workload, first)
+    cancel(context, workload)
     print(f"    {refused} requests refused meanwhile", flush=True)
     return took
