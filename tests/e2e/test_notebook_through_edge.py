@@ -22,7 +22,7 @@ from portal.services.work import launch as launch_service
 from portal.services.work import workload_changes, workspaces
 from scheduler.models import Allocation, Host, Run, Workload
 from scheduler.state.states import LeaseState, RunState, WorkloadState
-from tests.portal.edge.conftest import free_port, rows
+from tests.portal.edge.conftest import free_port, run_orm
 from tests.scheduler.conftest import test_database_url as database_url
 from tests.world import H100, World, build_world
 
@@ -64,7 +64,7 @@ def pool(live_world: World, tmp_path: Path, settings: Any) -> Iterator[SmallPool
 
 async def until(true: Callable[[], bool], pool: SmallPool, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
-    while not await rows(true):
+    while not await run_orm(true):
         if time.monotonic() > deadline:
             logs = "\n".join(f"--- {name}\n{pool.log(name)[-3000:]}" for name in pool.processes)
             raise AssertionError(f"it did not happen within {seconds} s\n{logs}")
@@ -74,7 +74,7 @@ async def until(true: Callable[[], bool], pool: SmallPool, seconds: float = 60) 
 async def launch(world: World, pool: SmallPool) -> Run:
     """A notebook of a member of team vision that answers."""
     member = world.vision
-    workload = await rows(
+    workload = await run_orm(
         launch_service.launch_notebook,
         actor=member.member,
         project=member.project,
@@ -87,7 +87,7 @@ async def launch(world: World, pool: SmallPool) -> Run:
         type="interactive",
     )
     await until(lambda: Run.objects.filter(workload=workload, ready_at__isnull=False).exists(), pool, 90)
-    return await rows(Run.objects.select_related("workload").get, workload=workload)
+    return await run_orm(Run.objects.select_related("workload").get, workload=workload)
 
 
 def opened(run: Run) -> str:
@@ -101,7 +101,7 @@ def opened(run: Run) -> str:
 
 async def enter(session: aiohttp.ClientSession, run: Run) -> JupyterClient:
     """Through the one-time link, as a browser that resolves *.localhost by itself."""
-    link = urlsplit(await rows(opened, run))
+    link = urlsplit(await run_orm(opened, run))
     headers = {"Host": link.netloc, "Origin": f"{link.scheme}://{link.netloc}"}
     jupyter = JupyterClient(session, f"http://127.0.0.1:{link.port}", headers)
     status, _ = await jupyter.ask("GET", f"{link.path}?{link.query}")
@@ -126,7 +126,7 @@ async def test_a_notebook_runs_is_used_stops_and_keeps_its_files(live_world: Wor
         kernel = await jupyter.start_kernel()
         assert await jupyter.run(kernel, "print(6*7)") == "42\n"
 
-        held = await rows(lambda: Allocation.objects.select_related("unit").get(run=run).unit.uuid)
+        held = await run_orm(lambda: Allocation.objects.select_related("unit").get(run=run).unit.uuid)
         assert (
             await jupyter.run(kernel, "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])") == held + "\n"
         )
@@ -150,7 +150,7 @@ async def test_a_notebook_runs_is_used_stops_and_keeps_its_files(live_world: Wor
         assert (await without_xsrf.ask("POST", "/api/kernels", {"name": "python3"}))[0] == 403
 
         socket = await jupyter.socket(f"/api/kernels/{kernel}/channels")
-        await rows(stop, run)
+        await run_orm(stop, run)
         async with asyncio.timeout(1):
             while (await socket.receive()).type is aiohttp.WSMsgType.TEXT:
                 pass
@@ -177,7 +177,7 @@ async def test_a_browser_takes_the_cookie_over_http_and_jupyterlab_works_in_it(
     from playwright.async_api import async_playwright
 
     run = await launch(live_world, pool)
-    link = await rows(opened, run)
+    link = await run_orm(opened, run)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         context = await browser.new_context()
@@ -209,7 +209,7 @@ async def test_a_browser_takes_the_cookie_over_http_and_jupyterlab_works_in_it(
         assert (problems, refused) == ([], [])
         assert await page.get_by_text("Jupyter news").count() == 0
         assert [path for path in asked if "/lsp/" in path or path.endswith(("/news", "/update"))] == []
-        await rows(stop, run)
+        await run_orm(stop, run)
         answer = await page.goto(f"{urlsplit(link).scheme}://{urlsplit(link).netloc}/lab")
         assert answer is not None and answer.status == 410
         assert await page.get_by_role("heading").inner_text() == "This notebook has ended"

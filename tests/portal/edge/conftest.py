@@ -33,7 +33,7 @@ from tests.world import World, build_world
 T = TypeVar("T")
 
 
-async def rows(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+async def run_orm(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Return the result of an ORM call that runs in a thread."""
 
     def run() -> T:
@@ -52,7 +52,7 @@ def free_port() -> int:
 
 
 @dataclass
-class Place:
+class EdgeSite:
     """A running edge and the means to reach it."""
 
     edge: EdgeServer
@@ -69,18 +69,18 @@ class Place:
 
 
 @pytest.fixture
-async def place(transactional_db: None, settings: Any) -> AsyncIterator[Place]:
+async def edge_site(transactional_db: None, settings: Any) -> AsyncIterator[EdgeSite]:
     """Start an edge in this process, for the organisation of tests/world.py as of the current time."""
     port = free_port()
     settings.GPUPOOL_EDGE_URL = f"http://127.0.0.1:{port}"
     settings.GPUPOOL_NOTEBOOK_DOMAIN = f"localhost:{port}"
-    world = await rows(build_world, timezone.now())
+    world = await run_orm(build_world, timezone.now())
     async with (
         running_server("127.0.0.1", port) as edge,
         aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
     ):
         await until(lambda: edge.bus.connected)
-        yield Place(edge, port, world, session)
+        yield EdgeSite(edge, port, world, session)
 
 
 async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
@@ -119,7 +119,7 @@ def observed(sequence: int = 1, host: str = "alpha", **changes: Any) -> protocol
 class SmallAgent:
     """A minimal agent that sends and reads single frames of the protocol."""
 
-    place: Place
+    edge_site: EdgeSite
     host: Host
     credential: str
     socket: aiohttp.ClientWebSocketResponse | None = None
@@ -139,7 +139,7 @@ class SmallAgent:
         self.stream_key = (await self.hear()).stream_key
         self.tasks.append(asyncio.create_task(self._listen()))
         self.offer_streams(streams)
-        await until(lambda: self.place.edge.agents.streams.idle_of(self.host.pk) == streams)
+        await until(lambda: self.edge_site.edge.agents.streams.idle_of(self.host.pk) == streams)
 
     async def _listen(self) -> None:
         assert self.socket is not None
@@ -148,9 +148,9 @@ class SmallAgent:
             self.heard.put_nowait(protocol.decode(message.data, protocol.FRAMES_DOWN))
 
     async def connect(self, **more: Any) -> aiohttp.ClientWebSocketResponse:
-        url = self.place.url + protocol.SYNC_PATH
+        url = self.edge_site.url + protocol.SYNC_PATH
         close = aiohttp.ClientWSTimeout(ws_close=0.5)  # type: ignore[call-arg]
-        connecting = self.place.session.ws_connect(
+        connecting = self.edge_site.session.ws_connect(
             url, headers=self.headers, max_msg_size=1 << 24, timeout=close, **more
         )
         self.socket = await connecting
@@ -201,8 +201,8 @@ class SmallAgent:
         while True:
             headers = {**self.headers, protocol.STREAM_KEY_HEADER: self.stream_key}
             try:
-                return await self.place.session.ws_connect(
-                    self.place.url + protocol.STREAM_PATH, headers=headers
+                return await self.edge_site.session.ws_connect(
+                    self.edge_site.url + protocol.STREAM_PATH, headers=headers
                 )
             except aiohttp.WSServerHandshakeError as error:
                 if error.status != 503:
@@ -225,10 +225,10 @@ async def _forward(reader: asyncio.StreamReader, edge: aiohttp.ClientWebSocketRe
 
 
 @pytest.fixture
-async def agent(place: Place) -> AsyncIterator[SmallAgent]:
+async def agent(edge_site: EdgeSite) -> AsyncIterator[SmallAgent]:
     """An agent of host alpha that is not connected yet."""
-    host = place.world.hosts["alpha"]
-    made = SmallAgent(place, host, await rows(give_credential, host))
+    host = edge_site.world.hosts["alpha"]
+    made = SmallAgent(edge_site, host, await run_orm(give_credential, host))
     yield made
     await made.close()
 
@@ -287,7 +287,7 @@ def entry_code(run: Run, user: User, session_key: str = "", seconds: float = 60)
 class Notebook:
     """A run with a small server behind its Unix socket. The server returns each request that reaches it."""
 
-    place: Place
+    edge_site: EdgeSite
     run: Run
     owner: User
     label: str
@@ -295,7 +295,7 @@ class Notebook:
 
     @property
     def name(self) -> str:
-        return self.place.name(self.label)
+        return self.edge_site.name(self.label)
 
     @property
     def origin(self) -> str:
@@ -315,20 +315,20 @@ class Notebook:
             **({"Cookie": f"__Host-gpupool={cookie}"} if cookie else {}),
             **(headers or {}),
         }
-        url = URL(self.place.url + path, encoded=True)
-        return await self.place.session.request(method, url, headers=sent, allow_redirects=False, **more)
+        url = URL(self.edge_site.url + path, encoded=True)
+        return await self.edge_site.session.request(method, url, headers=sent, allow_redirects=False, **more)
 
     async def enter(self, session_key: str = "", user: User | None = None) -> str:
         """Enter the workspace, by default as its owner. Return the cookie."""
-        code = await rows(entry_code, self.run, user or self.owner, session_key)
+        code = await run_orm(entry_code, self.run, user or self.owner, session_key)
         answer = await self.get(f"/.gpupool/enter?code={code}")
         assert answer.status == 303, await answer.text()
         return answer.cookies["__Host-gpupool"].value
 
     async def socket(self, cookie: str, path: str = "/echo", **more: Any) -> aiohttp.ClientWebSocketResponse:
         sent = {"Host": self.name, "Origin": self.origin, "Cookie": f"__Host-gpupool={cookie}"}
-        return await self.place.session.ws_connect(
-            self.place.url + path, headers=sent, max_msg_size=1 << 27, **more
+        return await self.edge_site.session.ws_connect(
+            self.edge_site.url + path, headers=sent, max_msg_size=1 << 27, **more
         )
 
 
@@ -413,11 +413,11 @@ def _echo_application() -> web.Application:
 
 
 @pytest.fixture
-async def notebook(place: Place, agent: SmallAgent, upstream: Path) -> Notebook:
+async def notebook(edge_site: EdgeSite, agent: SmallAgent, upstream: Path) -> Notebook:
     """A running notebook of a member of team vision, reached over the streams of the agent."""
-    owner = place.world.vision.member
-    run = await rows(running_notebook, place.world, owner, agent.host)
-    label = await rows(lambda: run.workload.workspace_origin.label)
+    owner = edge_site.world.vision.member
+    run = await run_orm(running_notebook, edge_site.world, owner, agent.host)
+    label = await run_orm(lambda: run.workload.workspace_origin.label)
     agent.run_sockets[str(run.public_id)] = upstream
     await agent.serve(protocol.RunSeen(str(run.public_id), run.generation, "running", ready=True), streams=3)
-    return Notebook(place, run, owner, label, agent_api.workspace_secret(run.public_id))
+    return Notebook(edge_site, run, owner, label, agent_api.workspace_secret(run.public_id))

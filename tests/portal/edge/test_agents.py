@@ -21,17 +21,17 @@ from scheduler import services
 from scheduler.models import Host, Run
 from scheduler.state.nudge import HOST_CHANNEL
 from tests.portal.edge.conftest import (
-    Place,
+    EdgeSite,
     SmallAgent,
     give_credential,
     observed,
-    rows,
+    run_orm,
     running_notebook,
     until,
 )
 
 
-def nudge(place: Place, host: Host) -> None:
+def nudge(edge_site: EdgeSite, host: Host) -> None:
     from django.conf import settings
 
     with redis.Redis.from_url(settings.REDIS_URL) as hints:
@@ -51,25 +51,27 @@ async def test_an_agent_that_reports_receives_its_desired_state(agent: SmallAgen
     assert desired.answers == 7
 
 
-async def test_a_nudge_sends_the_desired_state_at_once(place: Place, agent: SmallAgent) -> None:
+async def test_a_nudge_sends_the_desired_state_at_once(edge_site: EdgeSite, agent: SmallAgent) -> None:
     await agent.connect()
     await agent.say(observed())
     await agent.hear()
-    await asyncio.to_thread(nudge, place, agent.host)
+    await asyncio.to_thread(nudge, edge_site, agent.host)
     assert isinstance(await agent.hear(seconds=2), protocol.Desired)
 
 
-async def test_nothing_is_sent_before_the_first_report_is_accepted(place: Place, agent: SmallAgent) -> None:
+async def test_nothing_is_sent_before_the_first_report_is_accepted(
+    edge_site: EdgeSite, agent: SmallAgent
+) -> None:
     await agent.connect()
-    await asyncio.to_thread(nudge, place, agent.host)
+    await asyncio.to_thread(nudge, edge_site, agent.host)
     with pytest.raises(TimeoutError):
         await agent.hear(seconds=1)
 
 
-async def test_a_connection_without_a_credential_is_refused_with_the_reason(place: Place) -> None:
+async def test_a_connection_without_a_credential_is_refused_with_the_reason(edge_site: EdgeSite) -> None:
     for headers in ({}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer wrong"}):
-        answer = await place.session.get(
-            place.url + protocol.SYNC_PATH,
+        answer = await edge_site.session.get(
+            edge_site.url + protocol.SYNC_PATH,
             headers={
                 **headers,
                 "Upgrade": "websocket",
@@ -82,11 +84,11 @@ async def test_a_connection_without_a_credential_is_refused_with_the_reason(plac
         assert (await answer.json())["kind"] == "refused"
 
 
-async def test_revoking_an_agent_closes_its_open_connection(place: Place, agent: SmallAgent) -> None:
+async def test_revoking_an_agent_closes_its_open_connection(edge_site: EdgeSite, agent: SmallAgent) -> None:
     await agent.connect()
     await agent.say(observed())
     await agent.hear()
-    await rows(revoke, agent.host)
+    await run_orm(revoke, agent.host)
     refused = await agent.hear_refusal()
     assert "revoked" in refused.reason
     assert not refused.retry
@@ -97,12 +99,12 @@ async def test_revoking_an_agent_closes_its_open_connection(place: Place, agent:
 async def test_a_revoked_agent_is_disconnected_within_250_ms(agent: SmallAgent) -> None:
     taken = []
     for number in range(5):
-        agent.credential = await rows(give_credential, agent.host)
+        agent.credential = await run_orm(give_credential, agent.host)
         await agent.connect()
         await agent.say(observed(number + 1))
         await agent.hear()
         began = time.monotonic()
-        await rows(revoke, agent.host)
+        await run_orm(revoke, agent.host)
         await agent.hear_refusal()
         taken.append(time.monotonic() - began)
         await agent.close()
@@ -115,7 +117,7 @@ async def test_a_host_with_a_key_renews_its_credential_on_the_open_connection(
     key = Ed25519PrivateKey.generate()
     public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
     soon = timezone.now() + services.host_credentials.CREDENTIAL_TTL / 10
-    await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon, public_key=public)
+    await run_orm(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon, public_key=public)
     await agent.connect()
     await agent.say(observed())
     asked = await agent.hear()
@@ -125,7 +127,7 @@ async def test_a_host_with_a_key_renews_its_credential_on_the_open_connection(
     given = await agent.hear()
     assert given.credential and given.credential_expires_at > soon.timestamp()
     await agent.close()
-    later = SmallAgent(agent.place, agent.host, given.credential)
+    later = SmallAgent(agent.edge_site, agent.host, given.credential)
     await later.connect()
     await later.say(observed(2))
     assert isinstance(await later.hear(), protocol.Desired)
@@ -134,25 +136,27 @@ async def test_a_host_with_a_key_renews_its_credential_on_the_open_connection(
     await later.close()
 
 
-async def test_a_host_whose_credential_expired_renews_it_over_http(place: Place, agent: SmallAgent) -> None:
+async def test_a_host_whose_credential_expired_renews_it_over_http(
+    edge_site: EdgeSite, agent: SmallAgent
+) -> None:
     key = Ed25519PrivateKey.generate()
     public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
-    await rows(
+    await run_orm(
         Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=timezone.now(), public_key=public
     )
-    url, headers = place.url + protocol.RENEW_PATH, {"Authorization": f"Bearer {agent.credential}"}
-    assert (await place.session.post(url, json={"version": 1})).status == 401
-    assert (await place.session.post(url, headers=headers, data="no JSON")).status == 400
+    url, headers = edge_site.url + protocol.RENEW_PATH, {"Authorization": f"Bearer {agent.credential}"}
+    assert (await edge_site.session.post(url, json={"version": 1})).status == 401
+    assert (await edge_site.session.post(url, headers=headers, data="no JSON")).status == 400
     assert (
-        await place.session.post(url, headers={"Authorization": "Bearer x"}, json={"version": 1})
+        await edge_site.session.post(url, headers={"Authorization": "Bearer x"}, json={"version": 1})
     ).status == 403
-    asked = await (await place.session.post(url, headers=headers, json={"version": 1})).json()
+    asked = await (await edge_site.session.post(url, headers=headers, json={"version": 1})).json()
     signature = base64.b64encode(key.sign(f"gpupool renew {asked['challenge']}".encode())).decode()
     said = {"version": 1, "challenge": asked["challenge"], "signature": signature}
-    wrong = await place.session.post(url, headers=headers, json={**said, "signature": "AAAA"})
+    wrong = await edge_site.session.post(url, headers=headers, json={**said, "signature": "AAAA"})
     assert wrong.status == 403 and "not one made with the key" in (await wrong.json())["reason"]
-    given = await (await place.session.post(url, headers=headers, json=said)).json()
-    again = SmallAgent(place, agent.host, given["credential"])
+    given = await (await edge_site.session.post(url, headers=headers, json=said)).json()
+    again = SmallAgent(edge_site, agent.host, given["credential"])
     await again.connect()
     await again.say(observed())
     assert isinstance(await again.hear(), protocol.Desired)
@@ -163,22 +167,22 @@ async def test_a_revoked_agent_is_disconnected_at_its_next_sync_if_the_nudge_is_
     agent: SmallAgent,
 ) -> None:
     await agent.connect()
-    await rows(Host.objects.filter(pk=agent.host.pk).update, credential_hash="")
+    await run_orm(Host.objects.filter(pk=agent.host.pk).update, credential_hash="")
     await agent.say(observed())
     assert "revoked" in (await agent.hear_refusal()).reason
 
 
 async def test_an_open_connection_ends_with_its_credential(agent: SmallAgent) -> None:
     await agent.connect()
-    await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=timezone.now())
+    await run_orm(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=timezone.now())
     await agent.say(observed())
     assert "expired" in (await agent.hear_refusal()).reason
 
 
 async def test_a_renewed_credential_is_valid_once_the_agent_has_read_it(agent: SmallAgent) -> None:
     soon = timezone.now() + services.host_credentials.CREDENTIAL_TTL / 10
-    await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon)
-    before = await rows(lambda: Host.objects.get(pk=agent.host.pk).credential_hash)
+    await run_orm(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon)
+    before = await run_orm(lambda: Host.objects.get(pk=agent.host.pk).credential_hash)
     await agent.connect()
     await agent.say(observed())
     desired = await agent.hear()
@@ -187,18 +191,18 @@ async def test_a_renewed_credential_is_valid_once_the_agent_has_read_it(agent: S
         agent.hear(seconds=30)
     )  # reads the frame, and therefore answers the ping after it
     async with asyncio.timeout(3):
-        while await rows(lambda: Host.objects.get(pk=agent.host.pk).credential_hash) == before:
+        while await run_orm(lambda: Host.objects.get(pk=agent.host.pk).credential_hash) == before:
             await asyncio.sleep(0.02)
     await agent.say(observed(2))  # the connection continues with the renewed credential
     assert isinstance(await listening, protocol.Desired)
-    stale = SmallAgent(agent.place, agent.host, agent.credential)
+    stale = SmallAgent(agent.edge_site, agent.host, agent.credential)
     with pytest.raises(aiohttp.WSServerHandshakeError):
         await stale.connect()
 
 
 async def test_the_old_credential_stays_valid_if_the_renewed_one_was_not_read(agent: SmallAgent) -> None:
     soon = timezone.now() + services.host_credentials.CREDENTIAL_TTL / 10
-    await rows(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon)
+    await run_orm(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon)
     await agent.connect(autoping=False)
     for number in range(3):
         await agent.say(observed(number))
@@ -207,7 +211,7 @@ async def test_the_old_credential_stays_valid_if_the_renewed_one_was_not_read(ag
         if number == 0:
             assert (await agent.socket.receive()).type is aiohttp.WSMsgType.PING
     await agent.close()
-    again = SmallAgent(agent.place, agent.host, agent.credential)
+    again = SmallAgent(agent.edge_site, agent.host, agent.credential)
     await again.connect()
     await again.say(observed(4))
     assert isinstance(await again.hear(), protocol.Desired)
@@ -215,52 +219,54 @@ async def test_the_old_credential_stays_valid_if_the_renewed_one_was_not_read(ag
 
 
 async def test_a_second_agent_of_a_host_is_refused_while_the_first_is_connected(
-    place: Place, agent: SmallAgent
+    edge_site: EdgeSite, agent: SmallAgent
 ) -> None:
     await agent.connect()
     await agent.say(observed())
     await agent.hear()
     listening = asyncio.create_task(agent.hear(seconds=30))  # answers pings meanwhile
-    second = SmallAgent(place, agent.host, agent.credential)
+    second = SmallAgent(edge_site, agent.host, agent.credential)
     await second.connect()
     said = (await second.hear_refusal()).reason
     assert "another agent is connected as alpha" in said
-    shown = (await rows(Host.objects.get, pk=agent.host.pk)).refused_agent
+    shown = (await run_orm(Host.objects.get, pk=agent.host.pk)).refused_agent
     assert shown is not None and shown["reason"] == said
     await second.close()
-    await asyncio.to_thread(nudge, place, agent.host)
+    await asyncio.to_thread(nudge, edge_site, agent.host)
     assert isinstance(await listening, protocol.Desired)
 
 
 async def test_a_connection_without_a_report_does_not_block_the_hosts_agent(
-    place: Place, agent: SmallAgent
+    edge_site: EdgeSite, agent: SmallAgent
 ) -> None:
-    silent = SmallAgent(place, agent.host, agent.credential)
+    silent = SmallAgent(edge_site, agent.host, agent.credential)
     await silent.connect()
     answers_pings = asyncio.create_task(silent.hear(seconds=30))
-    await until(lambda: place.edge.agents.is_connected(agent.host.pk))
+    await until(lambda: edge_site.edge.agents.is_connected(agent.host.pk))
     await agent.connect()
     await agent.say(observed(3))
     desired = await agent.hear()
     assert isinstance(desired, protocol.Desired) and desired.answers == 3
     with pytest.raises(AssertionError):
         await answers_pings
-    assert (await rows(Host.objects.get, pk=agent.host.pk)).refused_agent is None
+    assert (await run_orm(Host.objects.get, pk=agent.host.pk)).refused_agent is None
 
 
-async def test_streams_opened_with_a_revoked_credential_are_closed(place: Place, agent: SmallAgent) -> None:
+async def test_streams_opened_with_a_revoked_credential_are_closed(
+    edge_site: EdgeSite, agent: SmallAgent
+) -> None:
     """A copy of the credential opened the streams; then the host's agent joins again with a new token."""
     await agent.serve(streams=3)
-    await rows(revoke, agent.host)
-    joined = SmallAgent(place, agent.host, await rows(give_credential, agent.host))
+    await run_orm(revoke, agent.host)
+    joined = SmallAgent(edge_site, agent.host, await run_orm(give_credential, agent.host))
     await joined.serve()
-    assert place.edge.agents.streams.idle_of(agent.host.pk) == 0
+    assert edge_site.edge.agents.streams.idle_of(agent.host.pk) == 0
     await joined.close()
 
 
-def open_stream(place: Place, credential: str, key: str) -> Any:
+def open_stream(edge_site: EdgeSite, credential: str, key: str) -> Any:
     headers = {"Authorization": f"Bearer {credential}", protocol.STREAM_KEY_HEADER: key}
-    return place.session.ws_connect(place.url + protocol.STREAM_PATH, headers=headers)
+    return edge_site.session.ws_connect(edge_site.url + protocol.STREAM_PATH, headers=headers)
 
 
 async def refusal_reason(stream: aiohttp.ClientWebSocketResponse) -> str:
@@ -270,38 +276,40 @@ async def refusal_reason(stream: aiohttp.ClientWebSocketResponse) -> str:
 
 
 async def test_a_copied_credential_cannot_offer_streams_beside_the_agent(
-    place: Place, agent: SmallAgent
+    edge_site: EdgeSite, agent: SmallAgent
 ) -> None:
     await agent.serve(streams=1)
     assert agent.stream_key
     for key in ("", "guessed", "é"):
-        async with open_stream(place, agent.credential, key) as stream:
+        async with open_stream(edge_site, agent.credential, key) as stream:
             assert "only the connected agent" in await refusal_reason(stream)
-    assert place.edge.agents.streams.idle_of(agent.host.pk) == 1
-    shown = (await rows(Host.objects.get, pk=agent.host.pk)).refused_agent
+    assert edge_site.edge.agents.streams.idle_of(agent.host.pk) == 1
+    shown = (await run_orm(Host.objects.get, pk=agent.host.pk)).refused_agent
     assert shown["code"] == "agent_second" and "opened a connection for workspaces" in shown["reason"]
 
 
 @pytest.mark.parametrize("reports", ["nothing", "as a copy"])
 async def test_a_copied_credential_cannot_offer_streams_while_the_agent_is_disconnected(
-    place: Place, agent: SmallAgent, reports: str
+    edge_site: EdgeSite, agent: SmallAgent, reports: str
 ) -> None:
-    await rows(Host.objects.filter(pk=agent.host.pk).update, agent_start="the newest")
+    await run_orm(Host.objects.filter(pk=agent.host.pk).update, agent_start="the newest")
     if reports == "as a copy":
         await agent.connect()
         await agent.say(observed(start="mine", starts_before=["an older one"], binds_streams=True))
         assert "copy of the state folder" in (await agent.hear_refusal()).reason
-    async with open_stream(place, agent.credential, "") as stream:
+    async with open_stream(edge_site, agent.credential, "") as stream:
         assert "only the connected agent" in await refusal_reason(stream)
-    assert place.edge.agents.streams.idle_of(agent.host.pk) == 0
+    assert edge_site.edge.agents.streams.idle_of(agent.host.pk) == 0
 
 
-async def test_an_agent_without_a_stream_key_can_still_offer_streams(place: Place, agent: SmallAgent) -> None:
+async def test_an_agent_without_a_stream_key_can_still_offer_streams(
+    edge_site: EdgeSite, agent: SmallAgent
+) -> None:
     await agent.connect()
     await agent.say(observed())
     assert isinstance(await agent.hear(), protocol.Desired)
     agent.offer_streams(2)
-    await until(lambda: place.edge.agents.streams.idle_of(agent.host.pk) == 2)
+    await until(lambda: edge_site.edge.agents.streams.idle_of(agent.host.pk) == 2)
 
 
 @pytest.mark.parametrize(
@@ -321,13 +329,13 @@ async def test_frames_before_the_first_report_are_refused(agent: SmallAgent, fra
 
 
 async def test_a_reconnecting_agent_replaces_its_dead_connection(
-    place: Place, agent: SmallAgent, monkeypatch
+    edge_site: EdgeSite, agent: SmallAgent, monkeypatch
 ) -> None:
     monkeypatch.setattr(connection, "PROBE_TIMEOUT_SECONDS", 0.3)
     await agent.connect(autoping=False)  # answers no ping, so the edge takes it for dead
     await agent.say(observed())
-    await until(lambda: place.edge.agents.is_connected(agent.host.pk))
-    second = SmallAgent(place, agent.host, agent.credential)
+    await until(lambda: edge_site.edge.agents.is_connected(agent.host.pk))
+    second = SmallAgent(edge_site, agent.host, agent.credential)
     await second.connect()
     await second.say(observed())
     assert isinstance(await second.hear(), protocol.Desired)
@@ -364,15 +372,17 @@ async def test_an_agent_of_another_version_is_refused_with_a_reason_shown_on_the
     await agent.connect()
     await agent.say('{"kind": "observed", "version": 2, "everything": "else is new"}')
     assert (await agent.hear_refusal()).reason == "version: 2; allowed: 1"
-    host = await rows(Host.objects.get, pk=agent.host.pk)
+    host = await run_orm(Host.objects.get, pk=agent.host.pk)
     assert host.refused_agent["reason"] == "version: 2; allowed: 1" and host.refused_agent["code"] == ""
 
 
 async def test_values_that_cannot_be_stored_are_refused_by_name_and_nothing_is_written(
     agent: SmallAgent,
 ) -> None:
-    run = await rows(running_notebook, agent.place.world, agent.place.world.vision.member, agent.host)
-    before = await rows(Run.objects.values().get, pk=run.pk)
+    run = await run_orm(
+        running_notebook, agent.edge_site.world, agent.edge_site.world.vision.member, agent.host
+    )
+    before = await run_orm(Run.objects.values().get, pk=run.pk)
     seen = {"run": str(run.public_id), "generation": run.generation, "state": "running"}
     for change in (
         {"step": "\ud800"},
@@ -391,12 +401,12 @@ async def test_values_that_cannot_be_stored_are_refused_by_name_and_nothing_is_w
         if isinstance(answer, protocol.Refused):
             assert "away" not in answer.reason, change
         await agent.close()
-        after = await rows(Run.objects.values().get, pk=run.pk)
+        after = await run_orm(Run.objects.values().get, pk=run.pk)
         if isinstance(answer, protocol.Refused):
             assert after == before, change
 
 
-async def test_a_malformed_join_request_is_refused_with_the_reason(place: Place) -> None:
+async def test_a_malformed_join_request_is_refused_with_the_reason(edge_site: EdgeSite) -> None:
     good = {"version": 1, "token": "x", "host": "alpha", "instance": "i", "boot_id": "b"}
     cases: list[tuple[str, int]] = [
         ("nonsense", 400),
@@ -411,7 +421,7 @@ async def test_a_malformed_join_request_is_refused_with_the_reason(place: Place)
         ("x" * 70_000, 413),
     ]
     for body, status in cases:
-        answer = await place.session.post(place.url + protocol.JOIN_PATH, data=body)
+        answer = await edge_site.session.post(edge_site.url + protocol.JOIN_PATH, data=body)
         assert answer.status == status, (body[:80], await answer.text())
 
 
@@ -428,11 +438,13 @@ async def test_a_binary_or_oversized_frame_ends_the_connection(agent: SmallAgent
 
 
 async def test_an_agent_that_floods_is_throttled_and_others_are_not(
-    place: Place, agent: SmallAgent, monkeypatch
+    edge_site: EdgeSite, agent: SmallAgent, monkeypatch
 ) -> None:
     monkeypatch.setattr(connection, "FRAME_BURST", 5.0)
     other = SmallAgent(
-        place, place.world.hosts["beta"], await rows(give_credential, place.world.hosts["beta"])
+        edge_site,
+        edge_site.world.hosts["beta"],
+        await run_orm(give_credential, edge_site.world.hosts["beta"]),
     )
     await agent.connect()
     await other.connect()
@@ -454,7 +466,7 @@ async def test_an_agent_that_floods_is_throttled_and_others_are_not(
 
 
 async def test_an_agent_that_does_not_read_blocks_nobody(
-    place: Place, agent: SmallAgent, monkeypatch
+    edge_site: EdgeSite, agent: SmallAgent, monkeypatch
 ) -> None:
     monkeypatch.setattr(connections, "SEND_TIMEOUT_SECONDS", 0.5)
     big = protocol.Desired(
@@ -472,7 +484,9 @@ async def test_an_agent_that_does_not_read_blocks_nobody(
         lambda host, *_: big if host.name == "alpha" else protocol.Desired(1, "beta", 1, []),
     )
     other = SmallAgent(
-        place, place.world.hosts["beta"], await rows(give_credential, place.world.hosts["beta"])
+        edge_site,
+        edge_site.world.hosts["beta"],
+        await run_orm(give_credential, edge_site.world.hosts["beta"]),
     )
     await agent.connect()
     for number in range(20):  # the agent never reads: 50 MB fill every buffer on the way
@@ -481,12 +495,12 @@ async def test_an_agent_that_does_not_read_blocks_nobody(
     await other.connect()
     await other.say(observed())
     assert (await other.hear()).host == "beta"
-    await until(lambda: not place.edge.agents.is_connected(agent.host.pk), seconds=5)
+    await until(lambda: not edge_site.edge.agents.is_connected(agent.host.pk), seconds=5)
     await other.close()
 
 
-async def test_the_edge_serves_agents_only_under_its_own_host_names(place: Place) -> None:
-    for name in ("evil.example", f"localhost:{place.port + 1}", "", "127.0.0.1"):
-        answer = await place.session.get(place.url + "/healthz", headers={"Host": name})
+async def test_the_edge_serves_agents_only_under_its_own_host_names(edge_site: EdgeSite) -> None:
+    for name in ("evil.example", f"localhost:{edge_site.port + 1}", "", "127.0.0.1"):
+        answer = await edge_site.session.get(edge_site.url + "/healthz", headers={"Host": name})
         assert answer.status in (400, 421), name
-    assert (await place.session.get(place.url + "/healthz")).status == 200
+    assert (await edge_site.session.get(edge_site.url + "/healthz")).status == 200

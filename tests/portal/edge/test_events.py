@@ -21,7 +21,7 @@ from portal.redis_state.access_revocation import ACCESS_CHANNEL
 from portal.services.people import teams
 from scheduler.runs import logs
 from scheduler.state.nudge import PAGE_CHANNEL
-from tests.portal.edge.conftest import Place, SmallAgent, observed, rows, running_notebook, until
+from tests.portal.edge.conftest import EdgeSite, SmallAgent, observed, run_orm, running_notebook, until
 
 
 def sign_in(user: User) -> str:
@@ -35,13 +35,13 @@ def sign_in(user: User) -> str:
     return store.session_key
 
 
-async def listen(place: Place, key: str, topics: str, **headers: str) -> aiohttp.ClientResponse:
+async def listen(edge_site: EdgeSite, key: str, topics: str, **headers: str) -> aiohttp.ClientResponse:
     sent = {
         "Cookie": f"{settings.SESSION_COOKIE_NAME}={key}",
         "Origin": settings.GPUPOOL_PORTAL_URL,
         **headers,
     }
-    return await place.session.get(f"{place.url}/events", params={"topics": topics}, headers=sent)
+    return await edge_site.session.get(f"{edge_site.url}/events", params={"topics": topics}, headers=sent)
 
 
 async def next_event(answer: aiohttp.ClientResponse, seconds: float = 3.0) -> tuple[str, str]:
@@ -65,11 +65,11 @@ async def publish_change(topic: str) -> None:
     await asyncio.to_thread(publish)
 
 
-async def test_a_page_receives_events_of_its_topics_only(place: Place) -> None:
-    member = place.world.vision.member
-    run = await rows(running_notebook, place.world, member, place.world.hosts["alpha"])
+async def test_a_page_receives_events_of_its_topics_only(edge_site: EdgeSite) -> None:
+    member = edge_site.world.vision.member
+    run = await run_orm(running_notebook, edge_site.world, member, edge_site.world.hosts["alpha"])
     own = f"workload:{run.workload.public_id}"
-    answer = await listen(place, await rows(sign_in, member), f"queue,{own}")
+    answer = await listen(edge_site, await run_orm(sign_in, member), f"queue,{own}")
     assert answer.status == 200
     assert answer.headers["Content-Type"].startswith("text/event-stream")
     assert answer.headers["Access-Control-Allow-Origin"] == settings.GPUPOOL_PORTAL_URL
@@ -78,12 +78,12 @@ async def test_a_page_receives_events_of_its_topics_only(place: Place) -> None:
     await publish_change(own)
     assert await next_event(answer) == ("workload", own)
     answer.close()
-    await until(lambda: not place.edge.events._by_topic)
+    await until(lambda: not edge_site.edge.events._by_topic)
 
 
-async def test_nobody_receives_events_of_objects_they_may_not_see(place: Place) -> None:
-    world = place.world
-    run = await rows(running_notebook, world, world.vision.member, world.hosts["alpha"])
+async def test_nobody_receives_events_of_objects_they_may_not_see(edge_site: EdgeSite) -> None:
+    world = edge_site.world
+    run = await run_orm(running_notebook, world, world.vision.member, world.hosts["alpha"])
     workload, log = f"workload:{run.workload.public_id}", f"log:{run.public_id}"
     allowed = {
         "member": 200,
@@ -96,12 +96,12 @@ async def test_nobody_receives_events_of_objects_they_may_not_see(place: Place) 
         "finance": 404,
     }
     for person, status in allowed.items():
-        key = await rows(sign_in, world.people[person])
+        key = await run_orm(sign_in, world.people[person])
         for topic in (workload, log):
-            answer = await listen(place, key, topic)
+            answer = await listen(edge_site, key, topic)
             assert answer.status == status, (person, topic)
             answer.close()
-    key = await rows(sign_in, world.stranger)
+    key = await run_orm(sign_in, world.stranger)
     for topic in (
         f"user:{world.operator.pk}",
         "workload:x",
@@ -112,17 +112,17 @@ async def test_nobody_receives_events_of_objects_they_may_not_see(place: Place) 
         "\0",
         "",
     ):
-        assert (await listen(place, key, topic)).status in (400, 404), topic
-    assert (await listen(place, key, ",".join(f"t{n}" for n in range(40)))).status == 400
+        assert (await listen(edge_site, key, topic)).status in (400, 404), topic
+    assert (await listen(edge_site, key, ",".join(f"t{n}" for n in range(40)))).status == 400
 
 
 async def test_log_lines_of_a_run_are_stored_and_announced_to_its_pages(
-    place: Place, agent: SmallAgent
+    edge_site: EdgeSite, agent: SmallAgent
 ) -> None:
-    member = place.world.vision.member
-    run = await rows(running_notebook, place.world, member, agent.host)
+    member = edge_site.world.vision.member
+    run = await run_orm(running_notebook, edge_site.world, member, agent.host)
     topic = f"log:{run.public_id}"
-    page = await listen(place, await rows(sign_in, member), topic)
+    page = await listen(edge_site, await run_orm(sign_in, member), topic)
     await agent.connect()
     await agent.say(observed(runs=[RunSeen(str(run.public_id), run.generation, "running")]))
     await agent.hear()
@@ -133,36 +133,36 @@ async def test_log_lines_of_a_run_are_stored_and_announced_to_its_pages(
     page.close()
 
 
-async def test_without_a_portal_session_no_events_are_sent(place: Place) -> None:
-    key = await rows(sign_in, place.world.vision.member)
+async def test_without_a_portal_session_no_events_are_sent(edge_site: EdgeSite) -> None:
+    key = await run_orm(sign_in, edge_site.world.vision.member)
     for wrong in ("", "x" * 32, key + "x", "%00", "x" * 5000):
-        assert (await listen(place, wrong, "queue")).status in (400, 401)
-    await rows(User.objects.filter(pk=place.world.vision.member.pk).update, is_active=False)
-    assert (await listen(place, key, "queue")).status == 401
+        assert (await listen(edge_site, wrong, "queue")).status in (400, 401)
+    await run_orm(User.objects.filter(pk=edge_site.world.vision.member.pk).update, is_active=False)
+    assert (await listen(edge_site, key, "queue")).status == 401
 
 
-async def test_other_sites_receive_no_events(place: Place) -> None:
-    key = await rows(sign_in, place.world.vision.member)
+async def test_other_sites_receive_no_events(edge_site: EdgeSite) -> None:
+    key = await run_orm(sign_in, edge_site.world.vision.member)
     portal = settings.GPUPOOL_PORTAL_URL
     for origin in (
         "http://evil.example",
         "null",
         f"{portal}.evil.example",
         f"{portal}/",
-        f"http://{place.name('w123')}",
+        f"http://{edge_site.name('w123')}",
     ):
-        answer = await listen(place, key, "queue", Origin=origin)
+        answer = await listen(edge_site, key, "queue", Origin=origin)
         assert answer.status == 403, origin
         assert "Access-Control-Allow-Origin" not in answer.headers
     cookie = {"Cookie": f"{settings.SESSION_COOKIE_NAME}={key}", "Sec-Fetch-Site": "same-site"}
-    answer = await place.session.get(f"{place.url}/events?topics=queue", headers=cookie)
+    answer = await edge_site.session.get(f"{edge_site.url}/events?topics=queue", headers=cookie)
     assert answer.status == 403
 
 
-async def test_signing_out_ends_the_event_stream(place: Place) -> None:
-    key = await rows(sign_in, place.world.vision.member)
-    answer = await listen(place, key, "queue")
-    other = await listen(place, await rows(sign_in, place.world.vision.member), "queue")
+async def test_signing_out_ends_the_event_stream(edge_site: EdgeSite) -> None:
+    key = await run_orm(sign_in, edge_site.world.vision.member)
+    answer = await listen(edge_site, key, "queue")
+    other = await listen(edge_site, await run_orm(sign_in, edge_site.world.vision.member), "queue")
 
     def sign_out() -> None:
         SessionStore(key).delete()
@@ -172,23 +172,23 @@ async def test_signing_out_ends_the_event_stream(place: Place) -> None:
     await asyncio.to_thread(sign_out)
     with pytest.raises(EOFError):
         await next_event(answer)
-    assert (await listen(place, key, "queue")).status == 401
+    assert (await listen(edge_site, key, "queue")).status == 401
     await publish_change("queue")
     assert await next_event(other) == ("queue", "queue")
     other.close()
 
 
-async def test_a_user_who_leaves_a_team_receives_no_more_events_of_its_work(place: Place) -> None:
-    world = place.world
+async def test_a_user_who_leaves_a_team_receives_no_more_events_of_its_work(edge_site: EdgeSite) -> None:
+    world = edge_site.world
     owner, mate = world.vision.members[:2]
-    run = await rows(running_notebook, world, owner, world.hosts["alpha"])
+    run = await run_orm(running_notebook, world, owner, world.hosts["alpha"])
     topic = f"workload:{run.workload.public_id}"
-    keys = {user.pk: await rows(sign_in, user) for user in (owner, mate)}
-    about_it = await listen(place, keys[mate.pk], f"queue,{topic}")
-    stays = await listen(place, keys[owner.pk], topic)
-    shared = await listen(place, keys[mate.pk], "queue")
+    keys = {user.pk: await run_orm(sign_in, user) for user in (owner, mate)}
+    about_it = await listen(edge_site, keys[mate.pk], f"queue,{topic}")
+    stays = await listen(edge_site, keys[owner.pk], topic)
+    shared = await listen(edge_site, keys[mate.pk], "queue")
     assert (about_it.status, stays.status) == (200, 200)
-    await rows(
+    await run_orm(
         teams.remove_member,
         actor=world.operator,
         team=world.vision.team,
@@ -198,17 +198,17 @@ async def test_a_user_who_leaves_a_team_receives_no_more_events_of_its_work(plac
     for answer in (about_it, stays):  # the next subscription checks the permission again
         with pytest.raises(EOFError):
             await next_event(answer)
-    assert (await listen(place, keys[mate.pk], topic)).status == 404
-    assert (await listen(place, keys[owner.pk], topic)).status == 200
+    assert (await listen(edge_site, keys[mate.pk], topic)).status == 404
+    assert (await listen(edge_site, keys[owner.pk], topic)).status == 200
     await publish_change("queue")
     assert await next_event(shared) == ("queue", "queue")
 
 
-async def test_many_changes_before_a_page_reads_are_merged_into_one_event(place: Place) -> None:
-    answer = await listen(place, await rows(sign_in, place.world.vision.member), "queue,calendar")
+async def test_many_changes_before_a_page_reads_are_merged_into_one_event(edge_site: EdgeSite) -> None:
+    answer = await listen(edge_site, await run_orm(sign_in, edge_site.world.vision.member), "queue,calendar")
     for _ in range(200):
-        place.edge.events._changed("queue")
-    place.edge.events._changed("calendar")
+        edge_site.edge.events._changed("queue")
+    edge_site.edge.events._changed("calendar")
     assert await next_event(answer) == ("calendar", "calendar")
     assert await next_event(answer) == ("queue", "queue")
     with pytest.raises(TimeoutError):
@@ -217,20 +217,20 @@ async def test_many_changes_before_a_page_reads_are_merged_into_one_event(place:
 
 
 async def test_an_event_stream_announces_that_it_is_open_and_ends_after_a_while(
-    place: Place, monkeypatch
+    edge_site: EdgeSite, monkeypatch
 ) -> None:
     monkeypatch.setattr(page_events, "HEARTBEAT_INTERVAL_SECONDS", 0.05)
     monkeypatch.setattr(page_events, "MAX_CONNECTION_SECONDS", 0.3)
-    answer = await listen(place, await rows(sign_in, place.world.vision.member), "queue")
+    answer = await listen(edge_site, await run_orm(sign_in, edge_site.world.vision.member), "queue")
     text = (await answer.content.read()).decode()
     assert "retry: " in text
     assert text.count(": still here") >= 3
 
 
-async def test_the_number_of_streams_of_one_user_is_limited(place: Place, monkeypatch) -> None:
+async def test_the_number_of_streams_of_one_user_is_limited(edge_site: EdgeSite, monkeypatch) -> None:
     monkeypatch.setattr(page_events, "MAX_PAGES_PER_USER", 3)
-    key = await rows(sign_in, place.world.vision.member)
-    answers = [await listen(place, key, "queue") for _ in range(4)]
+    key = await run_orm(sign_in, edge_site.world.vision.member)
+    answers = [await listen(edge_site, key, "queue") for _ in range(4)]
     assert [answer.status for answer in answers] == [200, 200, 200, 429]
     for answer in answers:
         answer.close()

@@ -23,7 +23,7 @@ from portal.edge.agents import database_calls
 from portal.edge.runtime.database_threads import DatabaseThreads
 from portal.edge.workspaces import access, access_cache
 from scheduler.sync import agent_api as scheduler_api
-from tests.portal.edge.conftest import Notebook, Place, SmallAgent, free_port, observed, rows, until
+from tests.portal.edge.conftest import EdgeSite, Notebook, SmallAgent, free_port, observed, run_orm, until
 from tests.scheduler.conftest import test_database_url as database_url
 
 
@@ -42,7 +42,7 @@ async def test_broken_database_connections_are_replaced(notebook: Notebook, agen
     seen = protocol.RunSeen(str(notebook.run.public_id), notebook.run.generation, "running", ready=True)
     for number in range(2, 5):
         assert await asyncio.to_thread(cut_database_connections, database_url()) > 0
-        notebook.place.edge.access_cache.changed()
+        notebook.edge_site.edge.access_cache.changed()
         assert (await notebook.get("/lab", cookie)).status == 200
         await agent.say(observed(number, runs=[seen]))
         assert await answer_to(agent, number)
@@ -61,7 +61,7 @@ async def answer_to(agent: SmallAgent, sequence: int) -> protocol.Desired:
 
 
 async def test_a_report_is_answered_although_its_database_connection_breaks(
-    place: Place, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
+    edge_site: EdgeSite, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = scheduler_api.sync
     cut: list[int] = []
@@ -122,7 +122,7 @@ async def test_users_and_agents_are_told_to_retry_while_the_database_is_down(
         gone.setattr(access, "grants_by_token_hash", away)
         gone.setattr(database_calls, "sync", away)
         gone.setattr(database_calls, "authenticate", away)
-        notebook.place.edge.access_cache.changed()
+        notebook.edge_site.edge.access_cache.changed()
         answer = await notebook.get("/lab", cookie, Accept="text/html")
         assert answer.status == 503
         assert "Retry-After" in answer.headers
@@ -138,13 +138,13 @@ async def test_users_and_agents_are_told_to_retry_while_the_database_is_down(
         gone.setattr(
             access_cache, "MAX_UNVERIFIED_SECONDS", 0.0
         )  # but the edge checks the session again after a while
-        notebook.place.edge.access_cache.changed()
+        notebook.edge_site.edge.access_cache.changed()
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     assert (await notebook.get("/lab", cookie)).status == 200
 
 
 async def test_after_a_redis_outage_every_agent_receives_its_desired_state_again(
-    place: Place, agent: SmallAgent
+    edge_site: EdgeSite, agent: SmallAgent
 ) -> None:
     await agent.connect()
     await agent.say(observed())
@@ -156,7 +156,7 @@ async def test_after_a_redis_outage_every_agent_receives_its_desired_state_again
 
     await asyncio.to_thread(cut)
     assert isinstance(await agent.hear(seconds=5), protocol.Desired)
-    await until(lambda: place.edge.bus.connected)
+    await until(lambda: edge_site.edge.bus.connected)
 
 
 async def test_the_process_reports_errors_serves_and_stops_in_time(
@@ -165,7 +165,7 @@ async def test_the_process_reports_errors_serves_and_stops_in_time(
     port, figures = free_port(), free_port()
     environment = {
         "PATH": "/usr/bin:/bin",
-        "DATABASE_URL": await rows(database_url),
+        "DATABASE_URL": await run_orm(database_url),
         "REDIS_URL": settings.REDIS_URL,
         "GPUPOOL_ENVIRONMENT": "test",
         "GPUPOOL_SECRET_KEY": settings.SECRET_KEY,

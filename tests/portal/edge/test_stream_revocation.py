@@ -23,7 +23,7 @@ from scheduler import services
 from scheduler.models import Host
 from scheduler.state import nudge
 from scheduler.sync import agent_api
-from tests.portal.edge.conftest import Notebook, SmallAgent, observed, rows, until
+from tests.portal.edge.conftest import Notebook, SmallAgent, observed, run_orm, until
 from tests.portal.edge.test_agents import revoke
 
 ENDED = (
@@ -52,7 +52,7 @@ def fleet_page(user: User) -> str:
 async def drop_agent_connection(agent: SmallAgent) -> None:
     assert agent.socket is not None
     await agent.socket.close()
-    await until(lambda: not agent.place.edge.agents.is_connected(agent.host.pk))
+    await until(lambda: not agent.edge_site.edge.agents.is_connected(agent.host.pk))
 
 
 async def test_a_revoked_agent_receives_no_more_workspace_traffic(
@@ -65,9 +65,9 @@ async def test_a_revoked_agent_receives_no_more_workspace_traffic(
     )
     in_use = await notebook.socket(cookie)
     assert await socket_echoes(in_use)
-    await rows(revoke, agent.host)
+    await run_orm(revoke, agent.host)
     assert (await in_use.receive(timeout=5)).type in ENDED
-    assert agent.place.edge.agents.streams.hosts() == []
+    assert agent.edge_site.edge.agents.streams.hosts() == []
     assert 200 not in [(await notebook.get(f"/lab?{n}", cookie)).status for n in range(2)]
 
 
@@ -77,9 +77,9 @@ async def test_streams_end_if_the_agent_is_revoked_while_disconnected(
     in_use = await notebook.socket(await notebook.enter())
     await drop_agent_connection(agent)
     assert await socket_echoes(in_use), "a lost connection closes no socket"
-    await rows(revoke, agent.host)
+    await run_orm(revoke, agent.host)
     assert (await in_use.receive(timeout=5)).type in ENDED
-    assert agent.place.edge.agents.streams.hosts() == []
+    assert agent.edge_site.edge.agents.streams.hosts() == []
 
 
 async def test_streams_of_the_previous_agent_end_when_another_agent_joins(
@@ -94,7 +94,7 @@ async def test_streams_of_the_previous_agent_end_when_another_agent_joins(
         request = protocol.JoinRequest(1, token, host.name, "another installation", host.boot_id)
         return agent_api.join(request, timezone.now()).credential
 
-    other = SmallAgent(notebook.place, agent.host, await rows(join))
+    other = SmallAgent(notebook.edge_site, agent.host, await run_orm(join))
     await other.connect()
     assert await socket_echoes(in_use)
     await other.say(observed(instance="another installation"))
@@ -115,13 +115,13 @@ async def test_a_log_that_cannot_be_stored_does_not_disconnect_the_agent(
     )
     frame = await agent.hear()
     assert isinstance(frame, protocol.Desired) and frame.answers == 2
-    assert await rows(log_loss.is_log_loss_reported)
-    page = await rows(fleet_page, notebook.place.world.operator)
+    assert await run_orm(log_loss.is_log_loss_reported)
+    page = await run_orm(fleet_page, notebook.edge_site.world.operator)
     assert "Logs of workloads are being lost" in page
-    assert "is being lost" not in await rows(fleet_page, notebook.owner), (
+    assert "is being lost" not in await run_orm(fleet_page, notebook.owner), (
         "a member cannot do anything about it"
     )
-    await rows(lambda: nudge.redis_connection().delete(log_loss.LOG_LOSS_KEY))
+    await run_orm(lambda: nudge.redis_connection().delete(log_loss.LOG_LOSS_KEY))
     await asyncio.to_thread((tmp_path / "logs").unlink)
     await agent.say(protocol.LogChunk(run, 5, "kept\n"))
     await until(lambda: list((tmp_path / "logs").glob("*/*/0")))

@@ -33,11 +33,11 @@ from scheduler.state.states import WorkloadState
 from tests.portal.edge.conftest import (
     PIECE,
     PIECES_WRITTEN,
+    EdgeSite,
     Notebook,
-    Place,
     SmallAgent,
     entry_code,
-    rows,
+    run_orm,
     running_notebook,
     until,
 )
@@ -67,7 +67,7 @@ def publish_hint(channel: str, message: str = "") -> None:
 
 
 async def test_an_entry_code_opens_the_notebook_once(notebook: Notebook) -> None:
-    code = await rows(entry_code, notebook.run, notebook.owner)
+    code = await run_orm(entry_code, notebook.run, notebook.owner)
     first = await notebook.get(f"/.gpupool/enter?code={code}")
     assert first.status == 303
     assert first.headers["Location"] == "/lab"
@@ -88,16 +88,16 @@ async def test_an_entry_code_opens_the_notebook_once(notebook: Notebook) -> None
 
 
 async def test_only_one_of_twenty_browsers_with_the_same_code_enters(notebook: Notebook) -> None:
-    code = await rows(entry_code, notebook.run, notebook.owner)
+    code = await run_orm(entry_code, notebook.run, notebook.owner)
     answers = await asyncio.gather(*(notebook.get(f"/.gpupool/enter?code={code}") for _ in range(20)))
     assert sorted(answer.status for answer in answers) == [303] + [403] * 19
-    assert await rows(WorkspaceSession.objects.count) == 1
+    assert await run_orm(WorkspaceSession.objects.count) == 1
 
 
 async def test_an_expired_wrong_or_foreign_code_is_refused(notebook: Notebook, agent: SmallAgent) -> None:
-    other = await rows(running_notebook, notebook.place.world, notebook.owner, agent.host, "other")
-    old = await rows(entry_code, notebook.run, notebook.owner, "", -1)
-    foreign = await rows(entry_code, other, notebook.owner)
+    other = await run_orm(running_notebook, notebook.edge_site.world, notebook.owner, agent.host, "other")
+    old = await run_orm(entry_code, notebook.run, notebook.owner, "", -1)
+    foreign = await run_orm(entry_code, other, notebook.owner)
     for query in (
         f"code={old}",
         f"code={foreign}",
@@ -110,22 +110,22 @@ async def test_an_expired_wrong_or_foreign_code_is_refused(notebook: Notebook, a
         answer = await notebook.get(f"/.gpupool/enter?{query}")
         assert answer.status in (400, 403), query
         assert "Set-Cookie" not in answer.headers
-    assert await rows(WorkspaceSession.objects.count) == 0
+    assert await run_orm(WorkspaceSession.objects.count) == 0
 
 
 async def test_the_code_of_a_user_without_access_is_refused(notebook: Notebook) -> None:
     for person in (
-        notebook.place.world.operator,
-        notebook.place.world.vision.lead,
-        notebook.place.world.stranger,
+        notebook.edge_site.world.operator,
+        notebook.edge_site.world.vision.lead,
+        notebook.edge_site.world.stranger,
     ):
-        code = await rows(entry_code, notebook.run, person)
+        code = await run_orm(entry_code, notebook.run, person)
         assert (await notebook.get(f"/.gpupool/enter?code={code}")).status == 403
-    assert await rows(WorkspaceSession.objects.count) == 0
+    assert await run_orm(WorkspaceSession.objects.count) == 0
 
 
 async def test_a_prefetching_browser_does_not_use_up_the_code(notebook: Notebook) -> None:
-    code = await rows(entry_code, notebook.run, notebook.owner)
+    code = await run_orm(entry_code, notebook.run, notebook.owner)
     path = f"/.gpupool/enter?code={code}"
     assert (await notebook.get(path, **{"Sec-Purpose": "prefetch"})).status == 503
     assert (await notebook.ask("POST", path)).status == 405
@@ -257,10 +257,10 @@ async def test_the_cookie_of_one_notebook_does_not_open_another(
     notebook: Notebook, agent: SmallAgent
 ) -> None:
     mine = await notebook.enter()
-    other_owner = notebook.place.world.vision.members[1]
-    run = await rows(running_notebook, notebook.place.world, other_owner, agent.host, "other")
+    other_owner = notebook.edge_site.world.vision.members[1]
+    run = await run_orm(running_notebook, notebook.edge_site.world, other_owner, agent.host, "other")
     other = Notebook(
-        notebook.place, run, other_owner, await rows(lambda: run.workload.workspace_origin.label), ""
+        notebook.edge_site, run, other_owner, await run_orm(lambda: run.workload.workspace_origin.label), ""
     )
     assert (await other.get("/lab", mine)).status == 403
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
@@ -273,7 +273,7 @@ async def test_the_cookie_of_one_notebook_does_not_open_another(
 
 async def test_a_websocket_from_another_origin_is_refused(notebook: Notebook) -> None:
     cookie = await notebook.enter()
-    origin, name, port = notebook.origin, notebook.name, notebook.place.port
+    origin, name, port = notebook.origin, notebook.name, notebook.edge_site.port
     headers = {"Host": name, "Cookie": f"__Host-gpupool={cookie}"}
     for other in (
         None,
@@ -291,13 +291,13 @@ async def test_a_websocket_from_another_origin_is_refused(notebook: Notebook) ->
     ):
         sent = headers if other is None else {**headers, "Origin": other}
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-            await notebook.place.session.ws_connect(notebook.place.url + "/echo", headers=sent)
+            await notebook.edge_site.session.ws_connect(notebook.edge_site.url + "/echo", headers=sent)
         assert refused.value.status == 403, other
 
 
 async def test_another_notebook_cannot_send_requests_or_embed_pages(notebook: Notebook) -> None:
     cookie = await notebook.enter()
-    neighbour = {"Origin": f"http://w1.localhost:{notebook.place.port}"}
+    neighbour = {"Origin": f"http://w1.localhost:{notebook.edge_site.port}"}
     assert (await notebook.ask("POST", "/api/x", cookie, neighbour)).status == 403
     embedded = {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"}
     assert (await notebook.get("/files/secret.js", cookie, **embedded)).status == 403
@@ -328,7 +328,7 @@ async def test_an_ambiguous_url_is_refused(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     for path in AMBIGUOUS:
         headers = f"Host: {notebook.name}\r\nCookie: __Host-gpupool={cookie}\r\nConnection: close"
-        answer = await raw(notebook.place, f"GET {path} HTTP/1.1\r\n{headers}\r\n\r\n")
+        answer = await raw(notebook.edge_site, f"GET {path} HTTP/1.1\r\n{headers}\r\n\r\n")
         assert answer.split()[1] == b"400", (path, answer[:200])
 
 
@@ -338,8 +338,8 @@ async def test_urls_reserved_for_the_edge_do_not_reach_the_run(notebook: Noteboo
         assert (await notebook.get(path, cookie)).status == 404, path
 
 
-async def raw(place: Place, request: str) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
+async def raw(edge_site: EdgeSite, request: str) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", edge_site.port)
     writer.write(request.encode())
     async with asyncio.timeout(5):
         answer = await reader.read()
@@ -363,7 +363,7 @@ async def test_forged_host_headers_reach_no_run(notebook: Notebook) -> None:
         f"GET http://evil/ HTTP/1.1\r\nHost: {name}\r\n{cookie}\r\n",
         f"CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n{cookie}\r\n",
     ):
-        status = int((await raw(notebook.place, request)).split()[1])
+        status = int((await raw(notebook.edge_site, request)).split()[1])
         assert status in (400, 421), request
 
 
@@ -376,7 +376,7 @@ async def test_smuggled_requests_are_refused(notebook: Notebook) -> None:
         f"POST / HTTP/1.1\r\n{cookie}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
         f"GET / HTTP/1.1\r\n{cookie}X: a\nX-Gpupool-Secret: b\r\n\r\n",
     ):
-        status = int((await raw(notebook.place, request)).split()[1])
+        status = int((await raw(notebook.edge_site, request)).split()[1])
         assert status == 400, request
 
 
@@ -388,7 +388,7 @@ async def test_invalid_text_is_refused_without_an_error(notebook: Notebook) -> N
         b"Origin: \xc3",
         b"X-Gpupool-\xe4: 1",
     ):
-        reader, writer = await asyncio.open_connection("127.0.0.1", notebook.place.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", notebook.edge_site.port)
         writer.write(
             b"GET /lab HTTP/1.1\r\nHost: "
             + notebook.name.encode()
@@ -423,7 +423,7 @@ def session_key_of(browser: Client) -> str:
 
 
 async def test_signing_out_closes_two_hundred_open_sockets_in_250_ms(notebook: Notebook) -> None:
-    notebook.place.session.connector._limit = 0  # type: ignore[union-attr]
+    notebook.edge_site.session.connector._limit = 0  # type: ignore[union-attr]
     stays = await notebook.socket(await notebook.enter())
     taken = []
     while not taken or (min(taken) >= 0.25 and len(taken) < 4):  # other programs share the cores
@@ -435,11 +435,11 @@ async def test_signing_out_closes_two_hundred_open_sockets_in_250_ms(notebook: N
 
 async def seconds_until_all_sockets_close(notebook: Notebook, count: int) -> float:
     """Open `count` sockets in one session, sign out, and return the seconds until the last one closes."""
-    browser = await rows(signed_in, notebook.owner)
+    browser = await run_orm(signed_in, notebook.owner)
     cookie = await notebook.enter(session_key=session_key_of(browser))
     sockets = [await notebook.socket(cookie) for _ in range(count)]
     waiting = [asyncio.create_task(socket.receive()) for socket in sockets]
-    answer = await rows(browser.post, reverse("account_logout"))
+    answer = await run_orm(browser.post, reverse("account_logout"))
     begin = time.monotonic()
     assert answer.status_code == 302
     await asyncio.wait(waiting)
@@ -452,9 +452,9 @@ async def seconds_until_all_sockets_close(notebook: Notebook, count: int) -> flo
 async def test_sockets_of_an_ended_session_are_closed_even_without_a_hint(
     notebook: Notebook,
 ) -> None:
-    key = session_key_of(await rows(signed_in, notebook.owner))
+    key = session_key_of(await run_orm(signed_in, notebook.owner))
     socket = await notebook.socket(await notebook.enter(session_key=key))
-    await rows(SessionStore(key).delete)
+    await run_orm(SessionStore(key).delete)
     async with asyncio.timeout(access_cache.DECISION_TTL_SECONDS + 1):
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     assert socket.close_code == 4401
@@ -478,20 +478,20 @@ async def test_a_workspace_opened_with_a_token_closes_when_the_token_is_revoked(
     monkeypatch.setattr(
         access_cache, "DECISION_TTL_SECONDS", 600.0
     )  # only a hint makes the edge read the rows again
-    token, text = await rows(token_of, notebook.owner)
+    token, text = await run_orm(token_of, notebook.owner)
     cookies = []
     for opens in (
-        await rows(workspace_path_for_token, text, notebook.run),
-        await rows(workspace_path_for_token, text, notebook.run),
+        await run_orm(workspace_path_for_token, text, notebook.run),
+        await run_orm(workspace_path_for_token, text, notebook.run),
     ):
         cookies.append((await notebook.get(opens)).cookies["__Host-gpupool"].value)
     socket = await notebook.socket(cookies[0])
     others = await notebook.socket(
-        await notebook.enter(session_key=session_key_of(await rows(signed_in, notebook.owner)))
+        await notebook.enter(session_key=session_key_of(await run_orm(signed_in, notebook.owner)))
     )
     assert (await notebook.get("/lab", cookies[1])).status == 200
-    unused = await rows(workspace_path_for_token, text, notebook.run)
-    await rows(
+    unused = await run_orm(workspace_path_for_token, text, notebook.run)
+    await run_orm(
         functools.partial(api_tokens.revoke_token, actor=notebook.owner, token=token, now=timezone.now())
     )
     assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
@@ -507,11 +507,11 @@ async def test_a_workspace_opened_with_a_token_closes_when_the_token_is_revoked(
 async def test_sockets_of_a_revoked_token_are_closed_even_without_a_hint(
     notebook: Notebook, how: str
 ) -> None:
-    token, text = await rows(token_of, notebook.owner)
-    entered = await notebook.get(await rows(workspace_path_for_token, text, notebook.run))
+    token, text = await run_orm(token_of, notebook.owner)
+    entered = await notebook.get(await run_orm(workspace_path_for_token, text, notebook.run))
     socket = await notebook.socket(entered.cookies["__Host-gpupool"].value)
-    unused = await rows(workspace_path_for_token, text, notebook.run)
-    await rows(functools.partial(ApiToken.objects.filter(pk=token.pk).update, **{how: timezone.now()}))
+    unused = await run_orm(workspace_path_for_token, text, notebook.run)
+    await run_orm(functools.partial(ApiToken.objects.filter(pk=token.pk).update, **{how: timezone.now()}))
     assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     assert socket.close_code == 4401
     assert (await notebook.get(unused)).status == 403
@@ -526,7 +526,7 @@ async def test_a_notebook_that_ends_closes_its_sockets_with_a_reason(notebook: N
     socket = await notebook.socket(cookie)
     slow = await notebook.get("/slow", cookie)
     await slow.content.readline()
-    await rows(set_state, notebook.run, WorkloadState.STOPPING)
+    await run_orm(set_state, notebook.run, WorkloadState.STOPPING)
     await asyncio.to_thread(
         publish_hint, PAGE_CHANNEL, json.dumps({"topic": f"workload:{notebook.run.workload.public_id}"})
     )
@@ -545,22 +545,22 @@ async def test_a_notebook_that_ends_closes_its_sockets_with_a_reason(notebook: N
 
 async def test_a_user_who_leaves_the_team_or_loses_the_account_loses_the_notebook(notebook: Notebook) -> None:
     socket = await notebook.socket(await notebook.enter())
-    await rows(Membership.objects.filter(user=notebook.owner).delete)
+    await run_orm(Membership.objects.filter(user=notebook.owner).delete)
     async with asyncio.timeout(access_cache.DECISION_TTL_SECONDS + 1):
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
 
 
 async def test_a_browser_that_does_not_read_is_disconnected_as_well(notebook: Notebook) -> None:
     cookie = await notebook.enter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", notebook.place.port, limit=1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", notebook.edge_site.port, limit=1)
     writer.write(
         f"GET /large?pieces=100000 HTTP/1.1\r\nHost: {notebook.name}\r\nCookie: __Host-gpupool={cookie}\r\n\r\n".encode()
     )
     await asyncio.sleep(0.5)  # nothing is read, so every buffer on the way is full
-    await rows(set_state, notebook.run, WorkloadState.ENDED)
+    await run_orm(set_state, notebook.run, WorkloadState.ENDED)
     await asyncio.to_thread(publish_hint, ACCESS_CHANNEL)
     await until(
-        lambda: not notebook.place.edge.access_cache._open, seconds=access_cache.DECISION_TTL_SECONDS / 2
+        lambda: not notebook.edge_site.edge.access_cache._open, seconds=access_cache.DECISION_TTL_SECONDS / 2
     )
     writer.transport.abort()
 
@@ -573,18 +573,18 @@ async def test_an_unreachable_run_gives_an_error_page_without_a_stack_trace(
     monkeypatch.setattr(streams, "OPEN_TIMEOUT_SECONDS", 0.3)
     cookie = await notebook.enter()
     await agent.close()
-    await until(lambda: notebook.place.edge.agents.streams.idle_of(agent.host.pk) == 0)
+    await until(lambda: notebook.edge_site.edge.agents.streams.idle_of(agent.host.pk) == 0)
     answer = await notebook.get("/lab", cookie, Accept="text/html")
     assert answer.status == 502
     assert "does not answer" in await answer.text()
 
 
-async def send_slowly(place: Place, head: str, every: float = 0.1) -> tuple[float, str]:
+async def send_slowly(edge_site: EdgeSite, head: str, every: float = 0.1) -> tuple[float, str]:
     """Send a request, then one byte every `every` seconds, until the edge answers or disconnects.
 
     Return the seconds that this took and the first line of the response.
     """
-    reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", edge_site.port)
     try:
         writer.write(head.replace("\n", "\r\n").encode())
         began = time.monotonic()
@@ -608,19 +608,21 @@ async def test_slow_request_bodies_do_not_use_up_the_streams_to_the_run(
         "Content-Length: 100000\n\n"
     )
     slow = [
-        asyncio.create_task(send_slowly(notebook.place, head)) for _ in range(12)
+        asyncio.create_task(send_slowly(notebook.edge_site, head)) for _ in range(12)
     ]  # more requests than there are idle streams
     await asyncio.sleep(0.3)
     assert (await notebook.get("/lab", cookie)).status == 200, "other requests are not delayed"
     for took, said in await asyncio.gather(*slow):
         assert said.startswith("HTTP/1.1 408 ") and took < 6
-    await until(lambda: notebook.place.edge.agents.streams.idle_of(agent.host.pk) >= 3)
+    await until(lambda: notebook.edge_site.edge.agents.streams.idle_of(agent.host.pk) >= 3)
 
 
-async def test_a_slow_body_of_a_join_request_times_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_body_of_a_join_request_times_out(
+    edge_site: EdgeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_requests, "BODY_TIMEOUT_SECONDS", 1.0)
-    head = f"POST /agent/v1/join HTTP/1.1\nHost: 127.0.0.1:{place.port}\nContent-Length: 60000\n\n{{"
-    took, said = await send_slowly(place, head)
+    head = f"POST /agent/v1/join HTTP/1.1\nHost: 127.0.0.1:{edge_site.port}\nContent-Length: 60000\n\n{{"
+    took, said = await send_slowly(edge_site, head)
     assert said.startswith("HTTP/1.1 408 ") and took < 5
 
 
@@ -629,15 +631,17 @@ def short_header_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "KEEPALIVE_SECONDS", 1.0)
 
 
-async def test_slow_request_headers_time_out(short_header_timeout: None, place: Place) -> None:
-    took, said = await send_slowly(place, f"GET /healthz HTTP/1.1\nHost: 127.0.0.1:{place.port}\nX-Slow: ")
+async def test_slow_request_headers_time_out(short_header_timeout: None, edge_site: EdgeSite) -> None:
+    took, said = await send_slowly(
+        edge_site, f"GET /healthz HTTP/1.1\nHost: 127.0.0.1:{edge_site.port}\nX-Slow: "
+    )
     assert said == "" and took < 5
 
 
 async def test_activity_is_recorded_for_the_idle_rule(notebook: Notebook) -> None:
     cookie = await notebook.enter()
     before = time.time()
-    uses = notebook.place.edge.activity._uses
+    uses = notebook.edge_site.edge.activity._uses
     await notebook.get("/api/kernels", cookie)  # an open page sends such requests without a user
     assert uses[str(notebook.run.public_id)].last_input is None
     await notebook.ask("POST", "/api/kernels", cookie)
@@ -646,7 +650,7 @@ async def test_activity_is_recorded_for_the_idle_rule(notebook: Notebook) -> Non
     socket = await notebook.socket(cookie)
     await socket.send_str("x")
     await socket.receive()
-    await notebook.place.edge.activity.write_once()
+    await notebook.edge_site.edge.activity.write_once()
 
     def stored_activity() -> dict[str, Any]:
         with redis.Redis.from_url(settings.REDIS_URL) as facts:
