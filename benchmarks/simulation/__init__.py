@@ -1,6 +1,7 @@
-"""The control plane and its hosts in virtual time, for `./run bench simulate`.
+"""Simulation of the control plane and its hosts in virtual time, for `./run bench simulate`.
 
-Real: the planner, apply with its checks, the ticks, what the server makes of agents' frames (all over PostgreSQL), the agent
-with its runs, locks, generations and files, the wire's encoding. Made up: the clocks, the network, the shims with their
-workloads, and when processes die. One seed decides all of that, and gives the same course again.
+Real components: the planner, apply with its checks, the ticks, the server's handling of agents' frames (all
+on PostgreSQL), the agent with its runs, locks, generations and files, and the wire encoding. Simulated
+components: the clocks, the network, the shims with their workloads, and process deaths. One seed determines
+all of this, so that a simulation can be repeated exactly.
 """

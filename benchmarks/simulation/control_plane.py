@@ -1,4 +1,4 @@
-"""The control plane in virtual time: the edge, two engines, the ticks and the people, over real PostgreSQL."""
+"""Simulate the control plane in virtual time: the edge, two engines, ticks and users, on real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TICK_SECONDS = 2.0
 
 @dataclasses.dataclass
 class SimulatedEngine:
-    """One process that decides. It plans at one moment and commits at another, which may be long after."""
+    """A process that plans. Its plan is committed later than it was made, sometimes much later."""
 
     site: ControlPlane
     number: int
@@ -52,81 +52,81 @@ class SimulatedEngine:
         return f"engine {self.number}, life {self.lives}"
 
     def wake(self) -> None:
-        """A nudge or the sweep."""
+        """Run a cycle after a nudge or a sweep: acquire the lease, plan, and schedule the commit."""
         timeline = self.site.world.timeline
         if self.busy or timeline.now < self.frozen_until:
             return
-        moment = self.site.read()
-        now = moment.wall
-        self.site.commit(lambda: clock_correction.correct_clock_step(moment))
+        clock = self.site.read()
+        now = clock.wall
+        self.site.commit(lambda: clock_correction.correct_clock_step(clock))
         epoch = self.site.commit(lambda: leadership.acquire_or_renew(self.holder, now))
         if epoch is None:
             return
         self.site.commit(lambda: dependency_release.release_dependents(now))
-        taken = dataclasses.replace(snapshot.take_snapshot(None, now), epoch=epoch)
-        planned = plan(taken, core_values.epoch_seconds(now))
-        for sentence in violations(taken, planned, core_values.epoch_seconds(now)):
+        state = dataclasses.replace(snapshot.take_snapshot(None, now), epoch=epoch)
+        decisions = plan(state, core_values.epoch_seconds(now))
+        for sentence in violations(state, decisions, core_values.epoch_seconds(now)):
             self.site.world.promises.broken(f"a plan breaks a promise: {sentence}")
         self.busy, life = True, self.lives
-        timeline.after(self.site.thinking(), lambda: self._commit(planned, taken, moment, life))
+        timeline.after(self.site.planning_seconds(), lambda: self._commit(decisions, state, clock, life))
 
-    def _commit(self, planned: Plan, taken: Snapshot, moment: ClockSample, life: int) -> None:
+    def _commit(self, decisions: Plan, state: Snapshot, clock: ClockSample, life: int) -> None:
         timeline = self.site.world.timeline
         if life != self.lives:
-            return  # it was killed meanwhile
+            return  # it was killed before the commit
         if timeline.now < self.frozen_until:
             timeline.after(
-                self.frozen_until - timeline.now, lambda: self._commit(planned, taken, moment, life)
+                self.frozen_until - timeline.now, lambda: self._commit(decisions, state, clock, life)
             )
             return
         self.busy = False
-        at = moment.wall + timedelta(seconds=timeline.now - moment.uptime)
+        at = clock.wall + timedelta(seconds=timeline.now - clock.uptime)
         try:
-            with decide_at(moment):
-                applied = self.site.commit(lambda: apply_plan(planned, taken, at))
+            with decide_at(clock):
+                applied = self.site.commit(lambda: apply_plan(decisions, state, at))
         except StaleEpoch:
-            timeline.tell(f"engine {self.number}: its plan comes too late")
+            timeline.record(f"engine {self.number}: its plan is stale")
             return
         except ClockStepped:
-            timeline.tell(f"engine {self.number}: its plan is of another time")
+            timeline.record(f"engine {self.number}: the clock stepped since its plan")
             self.wake()
             return
         if applied is not None and (applied.accepted or applied.rejected):
-            timeline.tell(
+            timeline.record(
                 f"engine {self.number}: {len(applied.accepted)} accepted, {len(applied.rejected)} not"
             )
 
     def kill(self) -> None:
-        """What it planned is gone; another process takes its place."""
+        """Drop the pending plan; another process replaces this engine."""
         self.lives, self.busy = self.lives + 1, False
 
 
 class ControlPlane:
-    """Everything of the control plane that is not a row."""
+    """All state of the control plane that is not in the database."""
 
     def __init__(self, world: SimulatedWorld) -> None:
         self.world = world
         self.wall_offset = 0.0
         self.edge_is_up = True
         self.hints_arrive = True
-        self.answered: dict[str, int] = {}  # per host, the report handled last
-        self.reported: dict[str, int] = {}  # and the connection on which that was
+        self.answered: dict[str, int] = {}  # by host: sequence of the last handled report
+        self.reported: dict[str, int] = {}  # by host: connection of that report
         self.engines = [SimulatedEngine(self, 1), SimulatedEngine(self, 2)]
         self.jobs = 0
 
     def read(self) -> ClockSample:
-        """Both clocks of the control plane."""
+        """Read both clocks of the control plane."""
         wall = datetime.fromtimestamp(self.world.epoch + self.world.timeline.now + self.wall_offset, UTC)
         return ClockSample(wall, "virtual", self.world.timeline.now)
 
     def now(self) -> datetime:
-        """As whoever asks for it has it looked at before (`config/http/clock_check.py`)."""
-        moment = self.read()
-        clock_correction.correct_clock_step(moment)
-        return moment.wall
+        """Return the corrected time, as a request handler gets it (`config/http/clock_check.py`)."""
+        clock = self.read()
+        clock_correction.correct_clock_step(clock)
+        return clock.wall
 
     def begin(self) -> None:
-        """The ticks and sweeps begin."""
+        """Start the ticks and sweeps."""
         self._every(TICK_SECONDS, self.tick)
         for engine in self.engines:
             self._every(SWEEP_SECONDS, engine.wake)
@@ -139,24 +139,28 @@ class ControlPlane:
         self.world.timeline.after(seconds * self.world.rng.random(), again)
 
     def commit(self, act: Callable[[], T]) -> T | None:
-        """One transaction of the server. Now and then the database is killed just before the commit: then nothing was."""
+        """Run one transaction of the server. At random, the database dies just before the commit, which has
+        no effect then.
+        """
         self.world.promises.stale = True
-        if not self.world.unlucky(0.01):
-            return act()  # it keeps its own transactions, as everywhere
+        if not self.world.is_fault_due(0.01):
+            return act()  # it has its own transactions, as in production
         with transaction.atomic():
             act()
             transaction.set_rollback(True)
-        self.world.timeline.tell("the database goes away before a commit")
+        self.world.timeline.record("the database dies before a commit")
         return None
 
-    def thinking(self) -> float:
-        """How long an engine takes from its snapshot to its commit."""
+    def planning_seconds(self) -> float:
+        """Return the seconds from an engine's snapshot to its commit."""
         return (
-            self.world.rng.uniform(0.5, 7) if self.world.unlucky(0.05) else self.world.rng.uniform(0.01, 0.2)
+            self.world.rng.uniform(0.5, 7)
+            if self.world.is_fault_due(0.05)
+            else self.world.rng.uniform(0.01, 0.2)
         )
 
     def tick(self) -> None:
-        """What time alone brings about: each task of `scheduler/tasks.py`."""
+        """Run the periodic tasks of `scheduler/tasks.py` that depend on time."""
         self._task(
             time_limits.stop_after_notice, time_limits.stop_at_time_limits, time_limits.requeue_late_starts
         )
@@ -164,40 +168,42 @@ class ControlPlane:
         self._task(reservation_windows.sweep_reservations)
 
     def _task(self, *parts: Callable[[datetime], object]) -> None:
-        """One task, as `wall_clock.steadily` does it. Now and then its process stands still after it has looked at the clock."""
-        moment = self.read()
-        if self.commit(lambda: (clock_correction.correct_clock_step(moment),)) is None:
+        """Run one task like the clock-checked tasks of production; at random, it is delayed after it has
+        read the clock.
+        """
+        clock = self.read()
+        if self.commit(lambda: (clock_correction.correct_clock_step(clock),)) is None:
             return
-        if self.world.unlucky(0.1):
-            self.world.timeline.after(self.world.rng.uniform(0.01, 3), lambda: self._do(moment, parts))
+        if self.world.is_fault_due(0.1):
+            self.world.timeline.after(self.world.rng.uniform(0.01, 3), lambda: self._do(clock, parts))
         else:
-            self._do(moment, parts)
+            self._do(clock, parts)
 
-    def _do(self, moment: ClockSample, parts: Sequence[Callable[[datetime], object]]) -> None:
-        """Where the database goes away, what would come after is not done either."""
+    def _do(self, clock: ClockSample, parts: Sequence[Callable[[datetime], object]]) -> None:
+        """Run the parts of a task; after a lost commit, the remaining parts are skipped."""
         try:
-            with decide_at(moment):
+            with decide_at(clock):
                 for part in parts:
-                    if self.commit(lambda part=part: (part(moment.wall),)) is None:  # type: ignore[misc]
+                    if self.commit(lambda part=part: (part(clock.wall),)) is None:  # type: ignore[misc]
                         return
         except ClockStepped:
-            self.world.timeline.tell("a tick is of another time")
+            self.world.timeline.record("the clock stepped since a tick began")
             self._task(*parts)
             return
-        if abs(self.read().stepped_since(moment)) >= CLOCK_STEP_THRESHOLD:
+        if abs(self.read().stepped_since(clock)) >= CLOCK_STEP_THRESHOLD:
             self._task(*parts)
 
-    # -- the edge ------------------------------------------------------------------------------------------------------------
+    # -- edge -------------------------------------------------------------------------------------
 
     def receive(self, machine: SimulatedHost, connection: int, text: str) -> None:
-        """A report arrives."""
+        """Handle a report that arrives at the edge."""
         if connection != machine.connection or not self.edge_is_up:
             return
         frame = decode(text, FRAMES_UP)
         try:
             desired = self.commit(lambda: self._sync(machine, frame))
-        except edge.AgentConnectionRefused as no:
-            refused = encode(Refused(str(no), no.retry))
+        except edge.AgentConnectionRefused as refusal:
+            refused = encode(Refused(str(refusal), refusal.retry))
             self.world.network.carry(machine.name, lambda: machine.hear(connection, refused))
             return
         if desired is None:
@@ -210,7 +216,7 @@ class ControlPlane:
         return edge.sync(machine.known, [machine.credential], frame, self.read)
 
     def push(self, machine: SimulatedHost) -> None:
-        """Its desired state has changed without a report."""
+        """Send a changed desired state without a report."""
         if machine.connection and self.edge_is_up and machine.connection == self.reported.get(machine.name):
             desired = self.commit(lambda: edge.desired_state(machine.known, [machine.credential], self.read))
             if desired is not None:
@@ -221,7 +227,7 @@ class ControlPlane:
         self.world.network.carry(machine.name, lambda: machine.hear(connection, frame))
 
     def lose_edge(self, seconds: float) -> None:
-        """The edge is killed and started again: every line breaks."""
+        """Kill the edge, which breaks all connections, and restart it after ``seconds``."""
         self.edge_is_up = False
         for machine in self.world.machines:
             machine.disconnect()
@@ -231,20 +237,22 @@ class ControlPlane:
 
         self.world.timeline.after(seconds, back)
 
-    # -- hints ---------------------------------------------------------------------------------------------------------------
+    # -- hints ------------------------------------------------------------------------------------
 
     def _nudge_engine(self) -> None:
-        if self.hints_arrive and not self.world.unlucky(0.1):
+        if self.hints_arrive and not self.world.is_fault_due(0.1):
             self.world.timeline.after(NUDGE_SECONDS, self.world.rng.choice(self.engines).wake)
 
     def _nudge_hosts(self, ids: Iterable[int]) -> None:
         for machine in self.world.machines:
-            if machine.host in set(ids) and self.hints_arrive and not self.world.unlucky(0.1):
+            if machine.host in set(ids) and self.hints_arrive and not self.world.is_fault_due(0.1):
                 self.world.timeline.after(NUDGE_SECONDS, lambda machine=machine: self.push(machine))  # type: ignore[misc]
 
     @contextlib.contextmanager
     def hints(self) -> Iterator[None]:
-        """Within it, hints go through virtual time instead of Redis. One that is sent before its commit is only early."""
+        """Route hints through virtual time instead of Redis in this context. A hint sent before its commit
+        is just early.
+        """
         with (
             mock.patch.object(nudge, "engine", self._nudge_engine),
             mock.patch.object(nudge, "hosts", lambda ids: self._nudge_hosts(list(ids))),
@@ -252,14 +260,14 @@ class ControlPlane:
         ):
             yield
 
-    # -- people --------------------------------------------------------------------------------------------------------------
+    # -- users ------------------------------------------------------------------------------------
 
     def submit(self) -> None:
-        """Somebody asks for something."""
+        """Submit a job of a random user."""
         rng = self.world.rng
         self.jobs += 1
-        words = f"job {self.jobs}"
-        self.world.habits[words] = JobHabits(
+        name = f"job {self.jobs}"
+        self.world.habits[name] = JobHabits(
             runs=rng.choice((2.0, 8.0, 20.0, 60.0, 600.0)),
             exit_code=rng.choice((0, 0, 0, 1)),
             saves_after=rng.choice((0.5, 2.0, None)),
@@ -274,42 +282,42 @@ class ControlPlane:
             "most_retries": rng.choice((0, 1)),
             "max_runtime_seconds": rng.choice((30, 60, 600)),
         }
-        whose = rng.randrange(len(self.world.projects))
+        team_index = rng.randrange(len(self.world.projects))
         workload = self.commit(
             lambda: services.queue_workload(
                 kind="job",
                 type="training",
-                name=words,
-                command=words,
+                name=name,
+                command=name,
                 pool=self.world.pool,
                 now=self.now(),
-                project=self.world.projects[whose],
-                owner=self.world.owners[whose],
+                project=self.world.projects[team_index],
+                owner=self.world.owners[team_index],
                 models_wanted=[self.world.model],
                 **columns,
             )
         )
         if workload is not None:
             self.world.promises.accepted.append(workload.pk)
-        self.world.timeline.tell(f"{words}: {hosts} x {columns['units']}")
+        self.world.timeline.record(f"{name}: {hosts} x {columns['units']}")
 
     def cancel(self) -> None:
-        """An owner changes their mind."""
-        found = list(Workload.objects.exclude(state=WorkloadState.ENDED).order_by("pk"))
-        if found:
-            chosen = self.world.rng.choice(found)
-            self.world.timeline.tell(f"{chosen.name}: cancelled while {chosen.state}")
-            self.commit(lambda: services.cancel_workload(chosen, now=self.now()))
+        """Cancel a random workload that has not ended."""
+        workloads = list(Workload.objects.exclude(state=WorkloadState.ENDED).order_by("pk"))
+        if workloads:
+            workload = self.world.rng.choice(workloads)
+            self.world.timeline.record(f"{workload.name}: cancelled while {workload.state}")
+            self.commit(lambda: services.cancel_workload(workload, now=self.now()))
 
     def reserve(self) -> None:
-        """Somebody wants GPUs soon, for a while."""
+        """Reserve GPUs that start soon, for 40 s."""
         rng, world = self.world.rng, self.world
         start = (self.now() + timedelta(seconds=rng.choice((5, 20)))).replace(microsecond=0)
-        whose = rng.randrange(len(world.projects))
-        answer = self.commit(
+        team_index = rng.randrange(len(world.projects))
+        result = self.commit(
             lambda: services.confirm_reservation(
-                owner=world.owners[whose],
-                project=world.projects[whose],
+                owner=world.owners[team_index],
+                project=world.projects[team_index],
                 pool=world.pool,
                 name="a window",
                 start=start,
@@ -319,22 +327,22 @@ class ControlPlane:
                 models_wanted=[world.model],
             )
         )
-        if answer is not None and answer[0] is not None:
-            world.timeline.tell("a reservation is promised")
+        if result is not None and result[0] is not None:
+            world.timeline.record("a reservation is confirmed")
 
     def close_or_open_a_host(self) -> None:
-        """An operator at work."""
+        """Cordon, drain or return a random host."""
         machine = self.world.rng.choice(self.world.machines)
         host = Host.objects.get(pk=machine.host)
         verb = self.world.rng.choice((services.cordon_host, services.drain_host, None, None))
         if verb is None:
             self.commit(lambda: services.return_host(host, now=self.now()))
         else:
-            self.commit(lambda: verb(host, reason="a fan", now=self.now()))
-        self.world.timeline.tell(f"{machine.name}: {verb.__name__ if verb else 'opened'}")
+            self.commit(lambda: verb(host, reason="a broken fan", now=self.now()))
+        self.world.timeline.record(f"{machine.name}: {verb.__name__ if verb else 'opened'}")
 
-    def give_everything_back(self) -> None:
-        """All is cancelled, every host is open."""
+    def release_everything(self) -> None:
+        """Cancel all reservations and workloads and return all hosts."""
         for reservation in Reservation.objects.filter(state__in=OPEN_RESERVATION_STATES).order_by("pk"):
             services.cancel_reservation(reservation, now=self.now())
         for workload in Workload.objects.exclude(state=WorkloadState.ENDED).order_by("pk"):

@@ -33,10 +33,10 @@ class InvariantChecker:
     def broken(self, sentence: str) -> None:
         """Record a violation."""
         if sentence not in self.found:
-            self.world.timeline.tell(f"VIOLATION: {sentence}")
+            self.world.timeline.record(f"VIOLATION: {sentence}")
             self.found.append(sentence)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check after a step: living processes match the rows, and nothing runs twice."""
         living = [shim for machine in self.world.machines for shim in machine.living]
         if not living:

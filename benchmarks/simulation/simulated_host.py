@@ -1,7 +1,4 @@
-"""A GPU host in virtual time.
-
-The real agent on clocks, processes and a disk that the simulation holds in its hands.
-"""
+"""Simulate a GPU host in virtual time: the real agent on simulated clocks, processes and disk."""
 
 from __future__ import annotations
 
@@ -53,18 +50,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RECONCILE_SECONDS = 0.5
 SHIM_TICK_SECONDS = 0.25
-FIRST_PID = 1 << 30  # no real process has such a number
+FIRST_PID = 1 << 30  # above all real pids
 RETRY_SECONDS = 1.0
 PLENTIFUL_BYTES = 1 << 40
 
 
 class SimulatedKill(BaseException):
-    """SIGKILL, in the middle of whatever the agent did."""
+    """A SIGKILL of the agent during any of its steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobHabits:
-    """What a workload does when left alone, asked to save, and told to stop. Seconds; None is never."""
+    """A workload's behaviour: runtime, exit code, and delays of its save and its exit on request. Seconds;
+    None: never.
+    """
 
     runs: float
     exit_code: int = 0
@@ -81,23 +80,23 @@ class SimulatedShim:
     wanted: RunWanted
     habits: JobHabits
     pid: int
-    locks: list[int]  # open lock files that it inherited
+    locks: list[int]  # inherited descriptors of lock files
     alive_file: int
     started: float | None = None  # machine's boottime
-    kept: bool = True  # the shim itself lives
-    lives: bool = True  # processes of the workload, or what is to become of them
+    kept: bool = True  # the shim itself is alive
+    lives: bool = True  # the workload has processes, or may still start
     noticed_at: float | None = None
     saved: bool = False
     cause: str = ""
     stop_outcome: str = ""
     stop_whatever: bool = False
-    told_to_go: float | None = None
+    stop_requested_at: float | None = None
     kill_at: float | None = None
     killed: bool = False
-    lease_until: float = 0.0  # as it was last read; never: over
+    lease_until: float = 0.0  # last value read; 0: expired
 
     def tick(self) -> None:
-        """One look at its files and clocks."""
+        """Check its files and clocks once, and act on them."""
         if not self.kept:
             return
         now, folder = self.machine.boottime(), self.run.folder
@@ -106,7 +105,7 @@ class SimulatedShim:
         if self.started is None:
             self.cause = lifecycle_rules.start_blocker(order, now, self.lease_until)
             if self.cause:
-                self._never_begin((order.get("stop") or {}).get("outcome", ""))
+                self._end_unstarted((order.get("stop") or {}).get("outcome", ""))
                 return
             self.started = now
             self.machine.note_started(self)
@@ -129,61 +128,64 @@ class SimulatedShim:
         self._leave(now)
 
     def _has_ended(self, now: float) -> bool:
-        """By itself, whatever anybody wants."""
+        """Return True if the workload has ended without a stop."""
         return self.started is not None and now >= self.started + self.habits.runs
 
-    def _never_begin(self, stop_outcome: str) -> None:
+    def _end_unstarted(self, stop_outcome: str) -> None:
         self._write("shim.json", self._about())
-        self._tell_end(lifecycle_rules.outcome_of_unstarted(self.cause, stop_outcome), None)
+        self._write_end(lifecycle_rules.outcome_of_unstarted(self.cause, stop_outcome), None)
 
     def _save(self, now: float) -> None:
         due = self.noticed_at is not None and self.habits.saves_after is not None
         if due and not self.saved and now >= (self.noticed_at or 0.0) + (self.habits.saves_after or 0.0):
             self.saved = True
-            word = self.machine.checkpoint_of(self.wanted.workload) / ACKNOWLEDGEMENT_FILE
-            word.touch()
-            os.utime(word, (self.machine.wall(), self.machine.wall()))
+            acknowledgement = self.machine.checkpoint_of(self.wanted.workload) / ACKNOWLEDGEMENT_FILE
+            acknowledgement.touch()
+            os.utime(acknowledgement, (self.machine.wall(), self.machine.wall()))
 
     def _stop(self, cause: str, grace: float) -> None:
-        self.cause, self.told_to_go = cause, self.machine.boottime()
+        self.cause, self.stop_requested_at = cause, self.machine.boottime()
         self.kill_at = self.machine.boottime() + grace
         self._write("stopping.json", {"cause": cause})
 
     def _leave(self, now: float) -> None:
         by_itself = self._has_ended(now)
-        obeys = self.told_to_go is not None and self.habits.leaves_after is not None
-        obedient = obeys and now >= (self.told_to_go or 0.0) + (self.habits.leaves_after or 0.0)
+        obeys = self.stop_requested_at is not None and self.habits.leaves_after is not None
+        obedient = obeys and now >= (self.stop_requested_at or 0.0) + (self.habits.leaves_after or 0.0)
         self.killed = not (by_itself or obedient) and self.kill_at is not None and now >= self.kill_at
         if by_itself or obedient or self.killed:
             self.end(by_itself)
 
     def end(self, by_itself: bool) -> None:
-        """The last process is gone, and the shim says how it was."""
-        code = self.habits.exit_code if by_itself else 137 if self.killed else 143
-        stop, saved = (self.stop_outcome, self.stop_whatever), self.noticed_at is not None and self.saved
-        self._tell_end(
+        """Record the end after the last process has exited."""
+        exit_code = self.habits.exit_code if by_itself else 137 if self.killed else 143
+        stop_order, saved = (
+            (self.stop_outcome, self.stop_whatever),
+            self.noticed_at is not None and self.saved,
+        )
+        self._write_end(
             lifecycle_rules.outcome_of_exit(
-                code, self.cause, stop, killed=self.killed, saved=saved, out_of_memory=False
+                exit_code, self.cause, stop_order, killed=self.killed, saved=saved, out_of_memory=False
             ),
-            code,
+            exit_code,
         )
 
-    def _tell_end(self, outcome: str, code: int | None) -> None:
+    def _write_end(self, outcome: str, code: int | None) -> None:
         ended = {"exit_code": code, "ended_at": self.machine.wall(), "error": "", "killed": self.killed}
         self._write("exit.json", {"outcome": outcome, **ended})
         self.kept = False
         self.vanish()
 
     def vanish(self) -> None:
-        """No process is left: the locks that they held are free."""
+        """End all processes, which frees their locks."""
         if self.lives:
             self.lives = False
             for descriptor in self.locks:
                 os.close(descriptor)
-        self.lose_keeper()
+        self.lose_shim()
 
-    def lose_keeper(self) -> None:
-        """The shim is gone; what it kept may live on."""
+    def lose_shim(self) -> None:
+        """End the shim; the workload may keep running."""
         self.kept = False
         if self.alive_file >= 0:
             os.close(self.alive_file)
@@ -198,7 +200,7 @@ class SimulatedShim:
 
 
 class SimulatedRuns(RunManager):
-    """The real bookkeeping; processes are the machine's."""
+    """The real run manager with simulated processes."""
 
     machine: SimulatedHost
 
@@ -223,52 +225,52 @@ class SimulatedRuns(RunManager):
 
 
 class SimulatedLost(OrphanedRuns):
-    """What is left of a run are the machine's processes."""
+    """The real search for orphaned runs, among the simulated processes."""
 
     machine: SimulatedHost
 
     def _kill_rest(self, run: LocalRun) -> bool:
-        found = [
+        shims = [
             shim for shim in self.machine.shims if shim.run.about["mark"] == run.about["mark"] and shim.lives
         ]
-        for shim in found:
+        for shim in shims:
             shim.vanish()
-        return bool(found)
+        return bool(shims)
 
 
 @dataclass
 class SimulatedHost:
-    """One host. ``name`` is also its row's."""
+    """One host. ``name`` is also the name of its row."""
 
     world: SimulatedWorld
     name: str
     models: list[str]
     slices: dict[int, list[str]]
     folder: Path
-    host: int = 0  # its row
+    host: int = 0  # id of its row
     boots: int = 1
     booted_at: float = 0.0
     wall_offset: float = 0.0
     disk_is_full: bool = False
-    doom: int = 0  # writes that the agent still makes before it is killed; 0: it is not
+    writes_until_kill: int = 0  # number of writes until the agent is killed; 0: it is not killed
     shims: list[SimulatedShim] = field(default_factory=list)
     agent: Agent | None = None
-    agents: int = 0  # how many there were: a timer of an earlier one is nothing to the present one
+    agents: int = 0  # number of agents so far; timers of earlier agents are ignored
     connection: int = 0  # 0: none
     connections: int = 0
     sequence: int = 0
     sent_at: dict[int, float] = field(default_factory=dict)
     next_observed: float = 0.0
-    starts: dict[str, int] = field(default_factory=dict)  # per run, how often it was started
+    starts: dict[str, int] = field(default_factory=dict)  # number of starts by run
 
     @property
     def known(self) -> AuthenticatedHost:
-        """As the edge knows it."""
+        """Return the host as the edge sees it."""
         return AuthenticatedHost(self.host, self.name)
 
     @property
     def credential(self) -> str:
-        """Good as long as a course."""
+        """Return its credential, which is valid for the whole simulation."""
         return f"{CREDENTIAL_PREFIX}.{self.host}.virtual"
 
     @property
@@ -282,13 +284,13 @@ class SimulatedHost:
         return self.world.epoch + self.world.timeline.now + self.wall_offset
 
     def checkpoint_of(self, workload: str) -> Path:
-        """Shared by all hosts, as homes are."""
+        """Return the checkpoint folder of a workload; all hosts share it, like homes."""
         return (self.world.homes / ".checkpoints" / workload).resolve()
 
-    # -- its agent --------------------------------------------------------------------------------------------------------
+    # -- agent ------------------------------------------------------------------------------------
 
     def start_agent(self) -> None:
-        """As whoever keeps it would: nothing when it runs."""
+        """Start the agent as systemd would; do nothing if it runs."""
         if self.agent is not None:
             return
         self.alive(self._begin)
@@ -298,8 +300,8 @@ class SimulatedHost:
 
     def _begin(self) -> None:
         state = StateFolder(self.folder)
-        meter = SimulatedGpuReader(self.name, self.models, self.slices, self.folder)
-        hardware = self.world.wait(meter.hardware())
+        gpu_reader = SimulatedGpuReader(self.name, self.models, self.slices, self.folder)
+        hardware = self.world.wait(gpu_reader.hardware())
         runs = SimulatedRuns(
             state,
             PlainLauncher(),
@@ -310,10 +312,10 @@ class SimulatedHost:
             cgroups=Cgroups(Path(os.devnull)),
         )
         runs.machine = self
-        runs.lost = lost = SimulatedLost(state.tools, runs.cgroups)
-        lost.machine = self
+        runs.lost = orphaned_runs = SimulatedLost(state.tools, runs.cgroups)
+        orphaned_runs.machine = self
         options = AgentOptions("http://edge", "", self.name, 5.0, False)
-        self.agent = Agent(options, state, PlainLauncher(), meter, hardware, runs, [])
+        self.agent = Agent(options, state, PlainLauncher(), gpu_reader, hardware, runs, [])
         self.agents += 1
         self.sequence, self.connection = 0, 0
         runs.adopt()
@@ -327,22 +329,22 @@ class SimulatedHost:
         self.world.timeline.after(seconds * self.world.rng.random(), again)
 
     def alive(self, act: Callable[[], None]) -> None:
-        """Have the agent do something; it may be killed in the middle."""
+        """Run a step of the agent, which may be killed during it."""
         with self.inside():
             try:
                 act()
             except SimulatedKill:
-                self.world.timeline.tell(f"{self.name}: its agent is killed between two writes")
-                self.lose_agent()  # whoever keeps it tries again every two seconds, also where it died as it started
+                self.world.timeline.record(f"{self.name}: its agent is killed between two writes")
+                self.lose_agent()  # the world restarts it every two seconds
 
     def lose_agent(self) -> None:
-        """SIGKILL: what it had open is closed, what it kept goes on."""
+        """Kill the agent: its open files are closed, its shims keep running."""
         if self.agent is not None:
             self.agent.state._lock.close()
-            self.agent, self.connection, self.doom = None, 0, 0
+            self.agent, self.connection, self.writes_until_kill = None, 0, 0
 
     def connect(self, number: int) -> None:
-        """Dial the edge until it answers."""
+        """Connect to the edge; retry until it accepts."""
         if self.agent is None or self.agents != number or self.connection:
             return
         if self.name in self.world.network.cut or not self.world.site.edge_is_up:
@@ -356,7 +358,7 @@ class SimulatedHost:
             self.agent.on_connect()
 
     def disconnect(self) -> None:
-        """The line breaks; another is dialled."""
+        """Break the connection; the agent connects again."""
         if self.agent is not None and self.connection:
             self.connection = 0
             with self.inside():
@@ -365,7 +367,7 @@ class SimulatedHost:
             self.world.timeline.after(RETRY_SECONDS * self.world.rng.random(), lambda: self.connect(number))
 
     def look(self) -> None:
-        """What the agent's loops do between frames, and then what they say."""
+        """Run the agent's loops between frames, and send a report if one is due."""
         assert self.agent is not None
         if self.agent.runs.look():
             self.agent.reporter.note_change()
@@ -377,7 +379,7 @@ class SimulatedHost:
             self.say()
 
     def say(self) -> None:
-        """A whole report."""
+        """Send a full report."""
         assert self.agent is not None
         self.sequence += 1
         observed = self.agent.reporter.observed(self.sequence)
@@ -387,22 +389,24 @@ class SimulatedHost:
         self.world.network.carry(self.name, lambda: self.world.site.receive(self, connection, text))
 
     def hear(self, connection: int, text: str) -> None:
-        """A frame of the edge arrives."""
+        """Handle a frame from the edge."""
         if self.agent is None or connection != self.connection:
-            return  # of a line that is gone
+            return  # sent on an earlier connection
         frame = decode(text, FRAMES_DOWN)
         if isinstance(frame, Refused):
-            self.world.timeline.tell(f"{self.name}: refused, {'come back' if frame.retry else frame.reason}")
+            self.world.timeline.record(
+                f"{self.name}: refused, {'come back' if frame.retry else frame.reason}"
+            )
             self.disconnect()
         elif isinstance(frame, Desired):
             at = self.sent_at.get(frame.answers, 0.0) if frame.answers else self.boottime()
-            heard, running = self.agent, frame
-            self.alive(lambda: self.world.wait(heard.on_desired(running, at)))
+            current_agent, desired = self.agent, frame
+            self.alive(lambda: self.world.wait(current_agent.on_desired(desired, at)))
 
-    # -- its processes -----------------------------------------------------------------------------------------------------
+    # -- processes --------------------------------------------------------------------------------
 
     def spawn(self, run: LocalRun, wanted: RunWanted, locks: list[int], alive: int) -> None:
-        """The agent has started a shim; it takes a moment until it is there."""
+        """Start a shim; its first step follows after a short delay."""
         habits = self.world.habits[wanted.command]
         shim = SimulatedShim(self, run, wanted, habits, FIRST_PID + len(self.shims), locks, alive)
         self.shims.append(shim)
@@ -416,18 +420,20 @@ class SimulatedHost:
         self.world.timeline.after(self.world.rng.uniform(0.02, 0.4), tick)
 
     def note_started(self, shim: SimulatedShim) -> None:
-        """Its workload runs from now on."""
+        """Record the start of a workload."""
         self.world.promises.stale = True
         self.starts[shim.run.id] = self.starts.get(shim.run.id, 0) + 1
-        self.world.timeline.tell(f"{self.name}: {shim.wanted.command} starts, attempt {shim.wanted.attempt}")
+        self.world.timeline.record(
+            f"{self.name}: {shim.wanted.command} starts, attempt {shim.wanted.attempt}"
+        )
 
     @property
     def living(self) -> list[SimulatedShim]:
-        """Those whose workload has processes."""
+        """Return the shims whose workload has processes."""
         return [shim for shim in self.shims if shim.lives and shim.started is not None]
 
     def reboot(self) -> None:
-        """Nothing of before runs any more."""
+        """End all processes and start the agent again after a delay."""
         self.lose_agent()
         for shim in self.shims:
             shim.vanish()
@@ -436,20 +442,20 @@ class SimulatedHost:
         self.world.timeline.after(self.world.rng.uniform(1, 20), self.start_agent)
 
     def is_alive(self, pid: int, _: int) -> bool:
-        """Does the shim with this pid live?"""
+        """Return True if the shim with this pid is alive."""
         return any(shim.kept and shim.pid == pid for shim in self.shims)
 
     def switch_off(self) -> None:
-        """The simulation is over: nothing stays open."""
+        """End all processes after the simulation."""
         self.lose_agent()
         for shim in self.shims:
             shim.vanish()
 
-    # -- what the agent takes for the system ---------------------------------------------------------------------------------
+    # -- simulated system interfaces --------------------------------------------------------------
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Code of the agent that runs in here finds this machine's clocks, processes and boot."""
+        """Let the agent's code in this context use this host's clocks, processes and boot id."""
         before, self.world.here = self.world.here, self
         try:
             yield
@@ -457,26 +463,26 @@ class SimulatedHost:
             self.world.here = before
 
     def written(self) -> None:
-        """Called before and after each write of the agent: one of these may be its last moment."""
-        if self.doom:
-            self.doom -= 1
-            if not self.doom:
+        """Count a write of the agent, and kill it at the planned write; called before and after each write."""
+        if self.writes_until_kill:
+            self.writes_until_kill -= 1
+            if not self.writes_until_kill:
                 raise SimulatedKill
 
 
-def _lease(folder: Path, known: float) -> float:
+def _lease(folder: Path, default: float) -> float:
     try:
         return float((folder / "lease").read_text())
     except (OSError, ValueError):
-        return known
+        return default
 
 
 @contextlib.contextmanager
 def simulated_machines(world: SimulatedWorld) -> Iterator[None]:
-    """Within it, the agent's modules ask the machine that is `here` for times, processes and files."""
+    """Let the agent's modules get times, processes and files from the current host, in this context."""
 
     def here() -> SimulatedHost:
-        assert world.here is not None, "the agent runs only on a machine"
+        assert world.here is not None, "the agent runs only inside a simulated host"
         return world.here
 
     def write_json(path: Path, value: Any) -> None:
@@ -490,7 +496,7 @@ def simulated_machines(world: SimulatedWorld) -> Iterator[None]:
         scan=dict,
         environment_value=lambda pid, name: None,
     )
-    nothing = EnvironmentSeen(python="3")
+    environment = EnvironmentSeen(python="3")
     with contextlib.ExitStack() as stack:
         for module in (
             agent.runs.local_run,
@@ -520,6 +526,8 @@ def simulated_machines(world: SimulatedWorld) -> Iterator[None]:
             mock.patch.object(Trash, "throw", lambda trash, path: shutil.rmtree(path, ignore_errors=True))
         )
         stack.enter_context(
-            mock.patch.object(agent.host.offered_environment, "offered_environment", lambda exposed: nothing)
+            mock.patch.object(
+                agent.host.offered_environment, "offered_environment", lambda exposed: environment
+            )
         )
         yield

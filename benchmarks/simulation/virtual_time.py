@@ -1,4 +1,4 @@
-"""Virtual time, and a network that loses, doubles, delays, reorders and replays what it carries."""
+"""Simulate virtual time, and a network that loses, duplicates, delays, reorders and replays frames."""
 
 from __future__ import annotations
 
@@ -8,52 +8,55 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Act = Callable[[], None]
-KEPT_EVENTS = 2_000  # of the last events, for whoever has to find out what happened
+Action = Callable[[], None]
+KEPT_EVENTS = 2_000  # last events, for diagnosis
 
 
 class VirtualTimeline:
-    """What happens, in order of its time; what happens at the same time, in the order in which it was planned."""
+    """A queue of events by time; events at the same time run in the order in which they were scheduled."""
 
     def __init__(self) -> None:
         self.now = 0.0  # seconds since the beginning
         self.steps = 0
         self.story: list[str] = []
-        self._due: list[tuple[float, int, Act]] = []
+        self._due: list[tuple[float, int, Action]] = []
         self._planned = 0
         self._digest = hashlib.sha256()
 
-    def after(self, seconds: float, act: Act) -> None:
-        """Plan something."""
+    def after(self, seconds: float, act: Action) -> None:
+        """Schedule an event after ``seconds``."""
         self._planned += 1
         heapq.heappush(self._due, (self.now + seconds, self._planned, act))
 
-    def run(self, until: float, look: Act) -> None:
-        """Let time pass; ``look`` is called after everything that happens."""
+    def run(self, until: float, after_event: Action) -> None:
+        """Run events until the time ``until``; call ``after_event`` after every event."""
         while self._due and self._due[0][0] <= until:
             self.now, _, act = heapq.heappop(self._due)
             act()
             self.steps += 1
-            look()
+            after_event()
         self.now = until
 
-    def tell(self, what: str) -> None:
-        """Note what happened, in words without anything that differs between two runs of one seed."""
-        line = f"{self.now:9.3f}  {what}"
+    def record(self, text: str) -> None:
+        """Record an event. The text must be the same for two runs of one seed."""
+        line = f"{self.now:9.3f}  {text}"
         self._digest.update(line.encode())
         self.story = [*self.story[-KEPT_EVENTS:], line] if len(self.story) > 2 * KEPT_EVENTS else self.story
         self.story.append(line)
 
     @property
     def digest(self) -> str:
-        """The same for the same course, and only for it."""
+        """Return a hash of all recorded events; equal for equal simulations only."""
         return self._digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkConditions:
-    """Shares of frames that never arrive, arrive twice, or late by up to ``latest`` seconds, or once more long after, up to
-    ``replayed_after`` seconds."""
+    """Shares of frames that are lost, duplicated, late or replayed.
+
+    Late frames take up to ``latest`` seconds. Replayed frames arrive again up to ``replayed_after`` seconds
+    later.
+    """
 
     lost: float = 0.06
     doubled: float = 0.06
@@ -64,31 +67,33 @@ class NetworkConditions:
 
 
 class SimulatedNetwork:
-    """Between the hosts and the edge. Each frame takes its own way, so a later one may arrive first."""
+    """The network between the hosts and the edge. Frames have independent delays, so a later frame may
+    arrive first.
+    """
 
-    def __init__(self, timeline: VirtualTimeline, rng: random.Random, weather: NetworkConditions) -> None:
-        self.timeline, self.rng, self.weather = timeline, rng, weather
-        self.cut: set[str] = set()  # names of hosts that nobody reaches
+    def __init__(self, timeline: VirtualTimeline, rng: random.Random, conditions: NetworkConditions) -> None:
+        self.timeline, self.rng, self.conditions = timeline, rng, conditions
+        self.cut: set[str] = set()  # names of hosts without connection
         self.calm = False
 
-    def carry(self, host: str, deliver: Act) -> None:
-        """Bring a frame to or from ``host``: once, twice, or never."""
+    def carry(self, host: str, deliver: Action) -> None:
+        """Deliver a frame to or from ``host``: once, several times, or never."""
         if host in self.cut:
             return
         delays = [self._delay() for _ in range(self._copies())]
-        if not self.calm and self.rng.random() < self.weather.replayed:
-            delays.append(self.rng.uniform(self.weather.latest, self.weather.replayed_after))
+        if not self.calm and self.rng.random() < self.conditions.replayed:
+            delays.append(self.rng.uniform(self.conditions.latest, self.conditions.replayed_after))
         for delay in delays:
             self.timeline.after(delay, lambda: None if host in self.cut else deliver())
 
     def _copies(self) -> int:
-        chance = self.rng.random()
-        if self.calm or chance >= self.weather.lost + self.weather.doubled:
+        draw = self.rng.random()
+        if self.calm or draw >= self.conditions.lost + self.conditions.doubled:
             return 1
-        return 0 if chance < self.weather.lost else 2
+        return 0 if draw < self.conditions.lost else 2
 
     def _delay(self) -> float:
         quick = 0.005 + self.rng.expovariate(50)
-        if self.calm or self.rng.random() >= self.weather.late:
+        if self.calm or self.rng.random() >= self.conditions.late:
             return quick
-        return quick + self.rng.uniform(0.2, self.weather.latest)
+        return quick + self.rng.uniform(0.2, self.conditions.latest)

@@ -1,4 +1,4 @@
-"""One course of the world, from one seed: hosts, control plane, people, and what goes wrong."""
+"""Run one simulation from one seed: hosts, control plane, users and faults."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ START = datetime(2026, 3, 2, 9, 0, tzinfo=UTC)
 MODEL = "H100-80GB"
 HOSTS, GPUS_PER_HOST, TEAMS = 4, 4, 3
 FAULTY_SECONDS = 45.0
-CALM_SECONDS = 40.0  # more than a lease, the grace and the margin, a reboot, and a run that is missed
+CALM_SECONDS = 40.0  # longer than lease, grace and margin, a reboot, and the loss of a missing run
 EMPTY_SECONDS = 25.0
-# What a program of the server or of a host falls over with: that too is found, and not only what it leaves behind.
+# Exceptions of the server's or an agent's code: they count as violations too.
 PROGRAM_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -51,12 +51,12 @@ PROGRAM_ERRORS = (
 
 
 class StopSimulation(Exception):
-    """Whoever watches has seen what they wanted to see."""
+    """Raised to stop a simulation early, when the watch function says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What became of one seed."""
+    """The result of one seed."""
 
     seed: int
     steps: int
@@ -69,7 +69,7 @@ Watch = Callable[["SimulatedWorld"], bool]
 
 
 class SimulatedWorld:
-    """Everything that is, and the one source of chance."""
+    """The whole simulated state, and its only source of randomness."""
 
     def __init__(self, seed: int, folder: Path, loop: asyncio.AbstractEventLoop, enough: Watch) -> None:
         self.seed, self.loop, self.enough = seed, loop, enough
@@ -81,7 +81,7 @@ class SimulatedWorld:
         self.homes = folder / "homes"
         self.homes.mkdir()
         self.here: SimulatedHost | None = None
-        self.lucky = False
+        self.faults_disabled = False
         self.model = MODEL
         self.promises = InvariantChecker(self)
         self.site = ControlPlane(self)
@@ -91,28 +91,28 @@ class SimulatedWorld:
         ]
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Let the agent's coroutine run to its end: no virtual time passes."""
+        """Run the agent's coroutine to its end; no virtual time passes."""
         return self.loop.run_until_complete(coroutine)
 
-    def unlucky(self, share: float) -> bool:
-        """Does something go wrong that does so in this share of cases?"""
-        return self.rng.random() < share and not self.lucky
+    def is_fault_due(self, share: float) -> bool:
+        """Return True with probability ``share`` while faults are enabled."""
+        return self.rng.random() < share and not self.faults_disabled
 
-    # -- the course ----------------------------------------------------------------------------------------------------------
+    # -- phases -----------------------------------------------------------------------------------
 
     def live(self) -> SimulationResult:
-        """All of it, in a transaction that is rolled back."""
+        """Run the whole simulation, in a transaction that is rolled back."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(_rolled_back())
             stack.enter_context(simulated_machines(self))
             stack.enter_context(self.site.hints())
             stack.enter_context(mock.patch.object(os, "urandom", self.rng.randbytes))
             try:
-                self._settle_in()
+                self._create_rows()
                 with contextlib.suppress(StopSimulation):
-                    self._course()
+                    self._run_phases()
             except PROGRAM_ERRORS:
-                self.promises.broken(f"it fell over: {traceback.format_exc(limit=-6)}")
+                self.promises.broken(f"it raised an exception: {traceback.format_exc(limit=-6)}")
             finally:
                 for machine in self.machines:
                     machine.switch_off()
@@ -121,7 +121,7 @@ class SimulatedWorld:
             self.seed, timeline.steps, timeline.digest, self.promises.found, timeline.story
         )
 
-    def _settle_in(self) -> None:
+    def _create_rows(self) -> None:
         Leader.objects.get_or_create(pk=1)
         self.pool = Pool.objects.create(
             slug="simulated",
@@ -161,44 +161,43 @@ class SimulatedWorld:
             )
         self.site.begin()
 
-    def _course(self) -> None:
+    def _run_phases(self) -> None:
         timeline = self.timeline
-        self._plan_people()
-        self._plan_trouble()
-        timeline.run(FAULTY_SECONDS, self._look)
+        self._plan_users()
+        self._plan_faults()
+        timeline.run(FAULTY_SECONDS, self._check)
         self._calm_down()
-        timeline.run(timeline.now + CALM_SECONDS, self._look)
-        self.site.give_everything_back()
-        over = timeline.now + EMPTY_SECONDS
-        while timeline.now < over and any(
-            self.promises.left()
-        ):  # once nothing is left, nothing can come any more
-            timeline.run(timeline.now + 1.0, self._look)
+        timeline.run(timeline.now + CALM_SECONDS, self._check)
+        self.site.release_everything()
+        deadline = timeline.now + EMPTY_SECONDS
+        # Stop early when nothing remains, since nothing new can start.
+        while timeline.now < deadline and any(self.promises.left()):
+            timeline.run(timeline.now + 1.0, self._check)
         self.promises.check_final()
 
-    def _look(self) -> None:
-        self.promises.look()
+    def _check(self) -> None:
+        self.promises.check()
         if self.enough(self):
             raise StopSimulation
 
-    def _plan_people(self) -> None:
+    def _plan_users(self) -> None:
         for _ in range(6):
             self.timeline.after(self.rng.uniform(1, 4), self.site.submit)
         for _ in range(14):
-            self._sometime(self.site.submit)
+            self._at_random_time(self.site.submit)
         for _ in range(3):
-            self._sometime(self.site.cancel)
-        self._sometime(self.site.reserve)
+            self._at_random_time(self.site.cancel)
+        self._at_random_time(self.site.reserve)
         for _ in range(2):
-            self._sometime(self.site.close_or_open_a_host)
+            self._at_random_time(self.site.close_or_open_a_host)
 
-    def _sometime(self, act: Callable[[], None]) -> None:
+    def _at_random_time(self, act: Callable[[], None]) -> None:
         self.timeline.after(self.rng.uniform(3, FAULTY_SECONDS), act)
 
-    # -- trouble -------------------------------------------------------------------------------------------------------------
+    # -- faults -----------------------------------------------------------------------------------
 
-    def _plan_trouble(self) -> None:
-        troubles = (
+    def _plan_faults(self) -> None:
+        faults = (
             self.cut_a_host,
             self.cut_most_hosts,
             self.kill_an_agent,
@@ -214,22 +213,22 @@ class SimulatedWorld:
             self.change_the_servers_clock,
         )
         for _ in range(self.rng.randrange(2, 9)):
-            self._sometime(self.rng.choice(troubles))
+            self._at_random_time(self.rng.choice(faults))
 
-    def _one(self) -> SimulatedHost:
+    def _random_host(self) -> SimulatedHost:
         return self.rng.choice(self.machines)
 
     def cut_a_host(self) -> None:
-        """Nobody reaches it for a moment, or for longer than its lease."""
-        self._cut([self._one()], self.rng.choice((1.0, 5.0, 15.0, 40.0)))
+        """Cut off a host for a moment, or for longer than its lease."""
+        self._cut([self._random_host()], self.rng.choice((1.0, 5.0, 15.0, 40.0)))
 
     def cut_most_hosts(self) -> None:
-        """The control plane's fault, most likely."""
+        """Cut off most hosts, as a fault of the control plane would."""
         self._cut(self.machines[1:], self.rng.choice((5.0, 25.0)))
 
     def _cut(self, machines: list[SimulatedHost], seconds: float) -> None:
         names = {machine.name for machine in machines}
-        self.timeline.tell(f"{', '.join(sorted(names))}: cut off for {seconds:g} s")
+        self.timeline.record(f"{', '.join(sorted(names))}: cut off for {seconds:g} s")
         self.network.cut |= names
         for machine in machines:
             machine.disconnect()
@@ -240,13 +239,13 @@ class SimulatedWorld:
         self.timeline.after(seconds, mend)
 
     def kill_an_agent(self) -> None:
-        """Between two of its next writes; whoever keeps it starts it again."""
-        machine = self._one()
-        machine.doom = self.rng.randrange(1, 12)
-        self.timeline.tell(f"{machine.name}: its agent has {machine.doom} writes to live")
-        self._bring_back(machine)
+        """Kill an agent between two of its next writes; it is restarted later."""
+        machine = self._random_host()
+        machine.writes_until_kill = self.rng.randrange(1, 12)
+        self.timeline.record(f"{machine.name}: its agent has {machine.writes_until_kill} writes to live")
+        self._restart_agent_later(machine)
 
-    def _bring_back(self, machine: SimulatedHost) -> None:
+    def _restart_agent_later(self, machine: SimulatedHost) -> None:
         def again() -> None:
             machine.start_agent()
             if self.timeline.now < FAULTY_SECONDS:
@@ -255,97 +254,98 @@ class SimulatedWorld:
         self.timeline.after(self.rng.uniform(0.5, 20), again)
 
     def kill_a_shim(self) -> None:
-        """What it kept goes on without it."""
-        found = [shim for machine in self.machines for shim in machine.living if shim.kept]
-        if found:
-            shim = self.rng.choice(found)
-            self.timeline.tell(f"{shim.machine.name}: the shim of {shim.wanted.command} is killed")
-            shim.lose_keeper()
+        """Kill a shim; its workload keeps running without it."""
+        shims = [shim for machine in self.machines for shim in machine.living if shim.kept]
+        if shims:
+            shim = self.rng.choice(shims)
+            self.timeline.record(f"{shim.machine.name}: the shim of {shim.wanted.command} is killed")
+            shim.lose_shim()
 
     def reboot(self) -> None:
-        """Power off and on."""
-        machine = self._one()
-        self.timeline.tell(f"{machine.name}: reboots")
+        """Reboot a host."""
+        machine = self._random_host()
+        self.timeline.record(f"{machine.name}: reboots")
         machine.reboot()
 
     def kill_an_engine(self) -> None:
-        """With a plan in its hands, if it has one."""
+        """Kill an engine, which may have an uncommitted plan."""
         engine = self.rng.choice(self.site.engines)
-        self.timeline.tell(f"engine {engine.number}: killed")
+        self.timeline.record(f"engine {engine.number}: killed")
         engine.kill()
 
     def freeze_an_engine(self) -> None:
-        """SIGSTOP for longer than a takeover takes; then it goes on as if nothing had been."""
+        """Stop an engine for longer than a takeover; then it continues with its old plan."""
         engine = self.rng.choice(self.site.engines)
         engine.frozen_until = self.timeline.now + self.rng.choice((3.0, 10.0))
-        self.timeline.tell(f"engine {engine.number}: frozen until {engine.frozen_until:.1f}")
+        self.timeline.record(f"engine {engine.number}: frozen until {engine.frozen_until:.1f}")
 
     def change_a_hosts_clock(self) -> None:
-        """An hour, forwards or back."""
-        machine = self._one()
+        """Move a host's clock by an hour, forwards or back."""
+        machine = self._random_host()
         machine.wall_offset += self.rng.choice((-3600.0, 3600.0))
-        self.timeline.tell(f"{machine.name}: its clock is {machine.wall_offset:g} s off")
+        self.timeline.record(f"{machine.name}: its clock is {machine.wall_offset:g} s off")
 
     def change_the_servers_clock(self) -> None:
-        """An hour, forwards or back, for all of the control plane at once."""
+        """Move the clock of the whole control plane by an hour, forwards or back."""
         self.site.wall_offset += self.rng.choice((-3600.0, 3600.0))
-        self.timeline.tell(f"the server's clock is {self.site.wall_offset:g} s off")
+        self.timeline.record(f"the server's clock is {self.site.wall_offset:g} s off")
 
     def lose_hints(self) -> None:
-        """Redis is away: only sweeps and polls are left."""
+        """Disable Redis for 15 s: only sweeps and polls remain."""
         self.site.hints_arrive = False
 
         def back() -> None:
             self.site.hints_arrive = True
 
-        self.timeline.tell("no hints")
+        self.timeline.record("no hints")
         self.timeline.after(15.0, back)
 
     def lose_the_edge(self) -> None:
-        """Killed, and started again."""
-        self.timeline.tell("the edge is killed")
+        """Kill the edge and restart it."""
+        self.timeline.record("the edge is killed")
         self.site.lose_edge(self.rng.uniform(0.5, 5))
 
     def fill_a_disk(self) -> None:
-        """Nothing new starts there."""
-        machine = self._one()
+        """Fill a host's disk for 10 s; nothing new starts there."""
+        machine = self._random_host()
         machine.disk_is_full = True
 
         def free() -> None:
             machine.disk_is_full = False
 
-        self.timeline.tell(f"{machine.name}: its disk is full")
+        self.timeline.record(f"{machine.name}: its disk is full")
         self.timeline.after(10.0, free)
 
     def _calm_down(self) -> None:
-        """From now on nothing goes wrong any more."""
-        self.timeline.tell("calm")
-        self.lucky = self.network.calm = True
+        """End all faults and disable new ones."""
+        self.timeline.record("calm")
+        self.faults_disabled = self.network.calm = True
         self.network.cut.clear()
         self.site.hints_arrive = self.site.edge_is_up = True
         for machine in self.machines:
-            machine.disk_is_full, machine.doom = False, 0
+            machine.disk_is_full, machine.writes_until_kill = False, 0
             machine.start_agent()
 
 
 @contextlib.contextmanager
 def _rolled_back() -> Iterator[None]:
     with transaction.atomic():
-        with (
-            connection.cursor() as cursor
-        ):  # all of it is one transaction, and a busy machine may let it wait
+        with connection.cursor() as cursor:  # the single transaction may be idle on a busy machine
             cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         yield
         transaction.set_rollback(True)
 
 
 def never_stop(_: SimulatedWorld) -> bool:
-    """Watch all of a course."""
+    """Never stop a simulation early."""
     return False
 
 
 def run_simulation(seed: int, enough: Watch = never_stop) -> SimulationResult:
-    """The course of one seed, up to the step after which ``enough`` says so. The database of the environment is left as it was."""
+    """Run the simulation of one seed, up to the step after which ``enough`` returns True.
+
+    The database of the environment is left unchanged.
+    """
     memory = Path("/dev/shm")
     loop = asyncio.new_event_loop()
     try:
