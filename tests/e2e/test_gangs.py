@@ -1,4 +1,4 @@
-"""Jobs on two hosts, each an agent in a network of its own, over the real engine, edge and database."""
+"""Test jobs on two hosts: agents in their own network namespaces, with the real engine, edge and database."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from tests.portal.edge.conftest import free_port
 from tests.scheduler.conftest import test_database_url as database_url
 from tests.world import H100, World, build_world
 
-can_lay_cables = os.geteuid() == 0 and shutil.which("ip") is not None
+can_create_networks = os.geteuid() == 0 and shutil.which("ip") is not None
 pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.xdist_group("gangs"),
     pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif(not can_lay_cables, reason="networks of their own for two hosts need root and ip"),
+    pytest.mark.skipif(not can_create_networks, reason="network namespaces for two hosts need root and ip"),
 ]
 PYTHON = EXAMPLES / "bin" / "python"
 NAMES = ("left", "right")
@@ -48,8 +48,8 @@ def ip(*arguments: str) -> None:
 
 
 @dataclass
-class Cables:
-    """A bridge on this machine, at which the edge listens, and a network name space per host with one cable to it."""
+class HostNetworks:
+    """A bridge on which the edge listens, and a network namespace per host connected to it."""
 
     net: str
     bridge: str
@@ -64,32 +64,32 @@ class Cables:
 
 
 @pytest.fixture
-def cables() -> Iterator[Cables]:
+def host_networks() -> Iterator[HostNetworks]:
     own = os.getpid() % 10_000
-    made = Cables(
+    networks = HostNetworks(
         f"10.{100 + own % 90}.{own // 90}", f"gpb{own}", {name: f"gpe{own}-{name}" for name in NAMES}
     )
     try:
-        ip("link", "add", made.bridge, "type", "bridge")
-        ip("addr", "add", f"{made.edge}/24", "dev", made.bridge)
-        ip("link", "set", made.bridge, "up")
-        for number, (name, space) in enumerate(made.spaces.items()):
+        ip("link", "add", networks.bridge, "type", "bridge")
+        ip("addr", "add", f"{networks.edge}/24", "dev", networks.bridge)
+        ip("link", "set", networks.bridge, "up")
+        for number, (name, space) in enumerate(networks.spaces.items()):
             ip("netns", "add", space)
             ip("link", "add", f"gpv{own}{number}", "type", "veth", "peer", "name", "eth0", "netns", space)
-            ip("link", "set", f"gpv{own}{number}", "master", made.bridge, "up")
-            ip("-n", space, "addr", "add", f"{made.address(name)}/24", "dev", "eth0")
+            ip("link", "set", f"gpv{own}{number}", "master", networks.bridge, "up")
+            ip("-n", space, "addr", "add", f"{networks.address(name)}/24", "dev", "eth0")
             ip("-n", space, "link", "set", "eth0", "up")
             ip("-n", space, "link", "set", "lo", "up")
-        yield made
+        yield networks
     finally:
-        for space in made.spaces.values():
+        for space in networks.spaces.values():
             subprocess.run(["ip", "netns", "delete", space], capture_output=True)
-        subprocess.run(["ip", "link", "delete", made.bridge], capture_output=True)
+        subprocess.run(["ip", "link", "delete", networks.bridge], capture_output=True)
 
 
 @dataclass
 class TwoHosts:
-    """Two hosts with two simulated GPUs each, and who asks for them."""
+    """Two hosts with two simulated GPUs each, and the team that submits to them."""
 
     world: World
     pool: SmallPool
@@ -110,17 +110,19 @@ class TwoHosts:
             **wish,
         )
 
-    def until(self, true: Callable[[], Any], seconds: float = 90) -> None:
+    def until(self, condition: Callable[[], Any], seconds: float = 90) -> None:
         deadline = time.monotonic() + seconds
-        while not true():
-            nudge.engine()  # there is no beat here that would look again at what backs off
+        while not condition():
+            nudge.engine()  # no Celery beat runs here to retry work that backs off
             if time.monotonic() > deadline:
-                said = "\n".join(f"--- {name}\n{self.pool.log(name)[-2500:]}" for name in self.pool.processes)
-                raise AssertionError(f"it did not happen within {seconds} s\n{self.logs()}\n{said}")
+                process_logs = "\n".join(
+                    f"--- {name}\n{self.pool.log(name)[-2500:]}" for name in self.pool.processes
+                )
+                raise AssertionError(f"it did not happen within {seconds} s\n{self.logs()}\n{process_logs}")
             time.sleep(0.2)
 
     def logs(self, attempt: int | None = None) -> list[str]:
-        """What each member wrote, by attempt and rank."""
+        """Return the log of each member, by attempt and rank."""
         runs = Run.objects.order_by("workload", "attempt", "rank")
         runs = runs.filter(attempt=attempt) if attempt else runs
         return [logs.read_log(run.public_id)[0] for run in runs]
@@ -132,19 +134,19 @@ class TwoHosts:
 
 @pytest.fixture
 def launcher(request: pytest.FixtureRequest) -> str:
-    """How the hosts start what runs on them."""
+    """Return the name of the launcher that the hosts use."""
     return str(getattr(request, "param", "plain"))
 
 
 @pytest.fixture
 def two_hosts(
-    transactional_db: None, cables: Cables, tmp_path: Path, settings: Any, launcher: str
+    transactional_db: None, host_networks: HostNetworks, tmp_path: Path, settings: Any, launcher: str
 ) -> Iterator[TwoHosts]:
     port = free_port()
-    settings.GPUPOOL_EDGE_URL = f"http://{cables.edge}:{port}"
+    settings.GPUPOOL_EDGE_URL = f"http://{host_networks.edge}:{port}"
     settings.GPUPOOL_NOTEBOOK_DOMAIN = f"localhost:{port}"
     world = build_world(timezone.now())
-    Host.objects.update(lease_state=LeaseState.SILENT)  # only the hosts of this test are there
+    Host.objects.update(lease_state=LeaseState.SILENT)  # only the hosts of this test are alive
     environment = {
         "DATABASE_URL": database_url(),
         "GPUPOOL_EDGE_URL": settings.GPUPOOL_EDGE_URL,
@@ -152,12 +154,12 @@ def two_hosts(
     }
     pool = SmallPool(tmp_path, environment)
     try:
-        pool.start("edge", "portal.edge", "--host", cables.edge)
+        pool.start("edge", "portal.edge", "--host", host_networks.edge)
         pool.wait("edge", lambda: _answers(f"{settings.GPUPOOL_EDGE_URL}/healthz"))
         pool.start_engine()
         for name in NAMES:
             _, token = hosts.add_host(actor=world.operator, pool=world.shared, name=name, now=timezone.now())
-            _start_agent(pool, name, token, cables, launcher)
+            _start_agent(pool, name, token, host_networks, launcher)
         for name in NAMES:
             pool.wait(
                 f"agent-{name}", lambda name=name: Host.objects.get(name=name).lease_state == LeaseState.ALIVE
@@ -167,9 +169,9 @@ def two_hosts(
         pool.stop()
 
 
-def _start_agent(pool: SmallPool, name: str, token: str, cables: Cables, launcher: str) -> None:
+def _start_agent(pool: SmallPool, name: str, token: str, host_networks: HostNetworks, launcher: str) -> None:
     command = [
-        *("ip", "netns", "exec", cables.spaces[name], sys.executable, "-m", "agent", "run"),
+        *("ip", "netns", "exec", host_networks.spaces[name], sys.executable, "-m", "agent", "run"),
         *(
             "--state",
             str(pool.folder / name),
@@ -182,7 +184,7 @@ def _start_agent(pool: SmallPool, name: str, token: str, cables: Cables, launche
         ),
         *("--edge", pool.environment["GPUPOOL_EDGE_URL"], "--simulate", f"2x{H100}", "--launcher", launcher),
         *("--network", "host", "--on-exit", "stop", "--sample-seconds", "5"),
-        # The examples' Python may lie where only its owner reads: users of teams have tests of their own.
+        # The examples' Python may be readable only by its owner. Team users have their own tests.
         *(
             "--team-users",
             "none",
@@ -210,17 +212,17 @@ def example(name: str) -> str:
 @pytest.mark.torch
 @pytest.mark.sandbox
 @pytest.mark.parametrize("launcher", ["bubblewrap"], indirect=True)
-def test_ddp_over_two_hosts_adds_up_and_a_gang_starts_again_when_a_member_is_killed(
-    two_hosts: TwoHosts, cables: Cables
+def test_ddp_runs_on_two_hosts_and_the_gang_restarts_when_a_member_is_killed(
+    two_hosts: TwoHosts, host_networks: HostNetworks
 ) -> None:
-    # The second member of the first attempt kills itself in the middle of its training.
-    dies = f'if [ "$GPUPOOL_ATTEMPT$RANK" = 11 ]; then (sleep 5; kill -KILL $$) & fi; exec {example("ddp_training.py")}'
+    # In the first attempt, the second member kills itself during training.
+    command = f'if [ "$GPUPOOL_ATTEMPT$RANK" = 11 ]; then (sleep 5; kill -KILL $$) & fi; exec {example("ddp_training.py")}'
     workload = two_hosts.submit(
-        dies, most_retries=1, environment={"STEPS": "80", "PAUSE": "0.1", "OMP_NUM_THREADS": "1"}
+        command, most_retries=1, environment={"STEPS": "80", "PAUSE": "0.1", "OMP_NUM_THREADS": "1"}
     )
     two_hosts.until(lambda: Decision.objects.filter(workload=workload, kind="restarted").exists())
     assert {host.hardware["reported"]["address"] for host in Host.objects.filter(name__in=NAMES)} == {
-        cables.address(name) for name in NAMES
+        host_networks.address(name) for name in NAMES
     }
     first = Run.objects.filter(workload=workload, attempt=1)
     assert first.filter(state="ended").count() == 2, "the other member ended with it"
@@ -235,22 +237,22 @@ def test_ddp_over_two_hosts_adds_up_and_a_gang_starts_again_when_a_member_is_kil
     )
 
 
-def test_members_find_what_launchers_look_for_and_all_of_it_ends_with_one(
-    two_hosts: TwoHosts, cables: Cables
+def test_members_have_the_variables_of_common_launchers_and_end_together(
+    two_hosts: TwoHosts, host_networks: HostNetworks
 ) -> None:
-    shows = (
+    command = (
         "env | grep -E '^(MASTER|WORLD|RANK|PET_|GPUPOOL_HOST|TF_CONFIG|NCCL|GLOO|MINE)' | sort; cat $GPUPOOL_HOSTFILE;"
         ' if [ "$RANK" = 1 ]; then sleep 1; kill -KILL $$; fi; sleep 300'
     )
     workload = two_hosts.submit(
-        shows, units=2, if_member_ends="end", most_retries=3, environment={"WORLD_SIZE": "9"}
+        command, units=2, if_member_ends="end", most_retries=3, environment={"WORLD_SIZE": "9"}
     )
     done = two_hosts.ended(workload)
     assert (done.outcome, done.attempt, done.outcome_numbers["exit_code"]) == ("failed", 1, 137)
     assert Decision.objects.get(workload=workload, kind="ended").numbers["rank"] == 1
     two_hosts.until(lambda: all("slots" in said for said in two_hosts.logs()))
     ranked = [run.host.name for run in Run.objects.order_by("rank")]
-    addresses = [cables.address(name) for name in ranked]
+    addresses = [host_networks.address(name) for name in ranked]
     for rank, said in enumerate(two_hosts.logs()):
         found = dict(line.split("=", 1) for line in said.splitlines() if "=" in line and "slots" not in line)
         port = found["MASTER_PORT"]
@@ -281,7 +283,7 @@ print("sees", int(ray.cluster_resources()["GPU"]), *sorted(ray.get([sees.remote(
 
 @pytest.mark.ray
 @pytest.mark.timeout(400)
-def test_a_ray_cluster_over_two_hosts_takes_a_job_through_the_edge_that_sees_its_gpus(
+def test_a_ray_cluster_on_two_hosts_accepts_a_job_through_the_edge_and_sees_its_gpus(
     two_hosts: TwoHosts,
 ) -> None:
     command = f"bash -c {shlex.quote((ROOT / 'examples' / 'ray_cluster.sh').read_text())} ray_cluster.sh"
@@ -298,18 +300,18 @@ def test_a_ray_cluster_over_two_hosts_takes_a_job_through_the_edge_that_sees_its
             now=timezone.now(),
         )
     )
-    door = Door(link.netloc, two_hosts.pool.environment["GPUPOOL_EDGE_URL"])
-    assert door.ask("GET", "/api/jobs/") == (403, ""), "nobody has entered yet"
-    entered = door.ask("GET", f"{link.path}?{link.query}")
+    client = JobClient(link.netloc, two_hosts.pool.environment["GPUPOOL_EDGE_URL"])
+    assert client.ask("GET", "/api/jobs/") == (403, ""), "nobody has entered yet"
+    entered = client.ask("GET", f"{link.path}?{link.query}")
     assert entered[0] == 303
-    two_hosts.until(lambda: door.nodes() == 2, 120)
-    status, said = door.ask("POST", "/api/jobs/", {"entrypoint": f"{PYTHON} -c {shlex.quote(SEES)}"})
+    two_hosts.until(lambda: client.nodes() == 2, 120)
+    status, said = client.ask("POST", "/api/jobs/", {"entrypoint": f"{PYTHON} -c {shlex.quote(SEES)}"})
     assert status == 200, said
     job = json.loads(said)["submission_id"]
     two_hosts.until(
-        lambda: json.loads(door.ask("GET", f"/api/jobs/{job}")[1])["status"] in ("SUCCEEDED", "FAILED"), 90
+        lambda: json.loads(client.ask("GET", f"/api/jobs/{job}")[1])["status"] in ("SUCCEEDED", "FAILED"), 90
     )
-    written = json.loads(door.ask("GET", f"/api/jobs/{job}/logs")[1])["logs"]
+    written = json.loads(client.ask("GET", f"/api/jobs/{job}/logs")[1])["logs"]
     held = sorted(Allocation.objects.filter(workload=workload).values_list("unit__uuid", flat=True))
     assert f"sees 4 {' '.join(held)}" in written, written
     workload_changes.cancel_workload(
@@ -318,26 +320,28 @@ def test_a_ray_cluster_over_two_hosts_takes_a_job_through_the_edge_that_sees_its
     assert two_hosts.ended(workload).outcome == "cancelled"
 
 
-class Door:
-    """What a job serves, as its owner reaches it through the edge."""
+class JobClient:
+    """A client of a job's web service, through the edge as its owner."""
 
     def __init__(self, name: str, edge: str) -> None:
-        self.name, self.place, self.cookie = name, urlsplit(edge), ""
+        self.name, self.edge_address, self.cookie = name, urlsplit(edge), ""
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
-        assert self.place.hostname is not None
-        line = http.client.HTTPConnection(self.place.hostname, self.place.port or 80, timeout=30)
+        assert self.edge_address.hostname is not None
+        connection = http.client.HTTPConnection(
+            self.edge_address.hostname, self.edge_address.port or 80, timeout=30
+        )
         headers = {"Host": self.name, "Cookie": self.cookie, "Content-Type": "application/json"}
         try:
-            line.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = line.getresponse()
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
             self.cookie = (answer.getheader("Set-Cookie") or self.cookie).split(";")[0]
             said = answer.read().decode()
         finally:
-            line.close()
+            connection.close()
         return answer.status, said if answer.status == 200 else ""
 
     def nodes(self) -> int:
-        """How many hosts Ray has."""
+        """Return the number of live hosts in the Ray cluster."""
         status, said = self.ask("GET", "/nodes?view=summary")
         return said.count('"ALIVE"') if status == 200 else 0

@@ -1,4 +1,4 @@
-"""A GPU is split into MIG instances from the browser: a whole demo, its real agents, work that leaves and work that comes."""
+"""Test a change of MIG geometry from the browser in a whole demo with real agents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.e2e.test_main_job import FLAGS, Person, eventually, state_of, where_runs
+from tests.e2e.test_main_job import FLAGS, Person, eventually, host_of_running, state_of
 from tests.running_demo import Demo, free_pair
 
 pytestmark = [
@@ -41,13 +41,13 @@ def operator(tmp_path: Path) -> Iterator[Person]:
 
 def geometry(operator: Person, index: int) -> dict[str, Any]:
     rows = operator.page.request.get(f"{operator.demo.url}/api/v1/hosts/h1/geometry/").json()
-    found: dict[str, Any] = rows[index]
-    return found
+    row: dict[str, Any] = rows[index]
+    return row
 
 
-def change(operator: Person, index: int, wanted: str) -> Page:
-    """What it touches is shown first."""
-    page = operator.go(f"/hosts/h1/gpus/{index}/geometry/?geometry={wanted.replace('+', '%2B')}")
+def change_geometry(operator: Person, index: int, profiles: str) -> Page:
+    """Request the geometry after its effect is shown."""
+    page = operator.go(f"/hosts/h1/gpus/{index}/geometry/?geometry={profiles.replace('+', '%2B')}")
     expect(page.get_by_role("heading", name="What it touches")).to_be_visible()
     operator.check()
     page.get_by_label("Reason").fill("small notebooks")
@@ -56,7 +56,8 @@ def change(operator: Person, index: int, wanted: str) -> Page:
     return page
 
 
-def ended(operator: Person, index: int, state: str) -> dict[str, Any]:
+def wait_until_ended(operator: Person, index: int, state: str) -> dict[str, Any]:
+    """Wait until the change is over and assert its state. Returns the GPU's geometry row."""
     eventually(
         lambda: geometry(operator, index)["last_change"]["state"] in ("done", "failed"), 120, "it is over"
     )
@@ -65,14 +66,16 @@ def ended(operator: Person, index: int, state: str) -> dict[str, Any]:
     return row
 
 
-def test_a_gpu_is_drained_split_fails_and_is_put_together_again(operator: Person) -> None:
+def test_a_gpu_is_drained_split_and_made_whole_again_after_a_failed_try(operator: Person) -> None:
     eventually(
-        lambda: where_runs(operator.page, operator.demo, "mri-pretrain") == "h1", 90, "work holds all of h1"
+        lambda: host_of_running(operator.page, operator.demo, "mri-pretrain") == "h1",
+        90,
+        "work holds all of h1",
     )
     page = operator.go("/hosts/h1/gpus/1/geometry/?geometry=7x1g.10gb")
     expect(page.get_by_role("row", name="mri-pretrain")).to_contain_text("gets its notice")
-    change(operator, 1, "1x3g.40gb+4x1g.10gb")
-    assert ended(operator, 1, "done")["geometry"] == "1x3g.40gb+4x1g.10gb"
+    change_geometry(operator, 1, "1x3g.40gb+4x1g.10gb")
+    assert wait_until_ended(operator, 1, "done")["geometry"] == "1x3g.40gb+4x1g.10gb"
     assert state_of(operator.page, operator.demo, "mri-pretrain")["checkpoint_at"] is not None, (
         "its work saved itself"
     )
@@ -82,8 +85,8 @@ def test_a_gpu_is_drained_split_fails_and_is_put_together_again(operator: Person
 
     state = str(operator.demo.folder / "agents" / "h1")
 
-    def plant(fault: str) -> None:
-        words = [
+    def plant_fault(fault: str) -> None:
+        command = [
             sys.executable,
             "-m",
             "agent",
@@ -95,15 +98,15 @@ def test_a_gpu_is_drained_split_fails_and_is_put_together_again(operator: Person
             "--fault",
             fault,
         ]
-        subprocess.run(words, cwd=ROOT, check=True)
+        subprocess.run(command, cwd=ROOT, check=True)
 
-    plant("geometry-in-use")
-    change(operator, 1, "whole")
-    assert ended(operator, 1, "failed")["geometry"] == "1x3g.40gb+4x1g.10gb"
+    plant_fault("geometry-in-use")
+    change_geometry(operator, 1, "whole")
+    assert wait_until_ended(operator, 1, "failed")["geometry"] == "1x3g.40gb+4x1g.10gb"
     page = operator.go("/hosts/h1/gpus/1/geometry/")
     expect(page.locator("main")).to_contain_text("a process still uses the GPU")
     operator.check()
-    plant("none")
-    change(operator, 1, "whole")
-    assert ended(operator, 1, "done")["geometry"] == "whole"
+    plant_fault("none")
+    change_geometry(operator, 1, "whole")
+    assert wait_until_ended(operator, 1, "done")["geometry"] == "whole"
     assert operator.errors == [] and operator.other_hosts == []

@@ -1,7 +1,7 @@
-"""The main job in a browser, from a request to a line on the statement: a whole demo, real processes, four people.
+"""Test the main job in a browser, from a request to a line on the statement, with a demo and four people.
 
-The steps build on one another, so they run in order in one module. Every page that is opened is checked on the way: no request
-to another host, no error in its console, no serious violation of accessibility (axe).
+Each step builds on the previous ones, so they run in order in one module.
+Every opened page is checked: no request to another host, no error in its console, no serious violation of accessibility (axe).
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-# What htmx logs of a refresh that is under way when somebody goes to another page; a failed one is told in other words.
-LEFT_BEHIND = ("htmx:afterRequest,", "htmx:sendAbort,")
+# htmx logs these when the page is left during a refresh; failed refreshes have other messages.
+ABORTED_REFRESHES = ("htmx:afterRequest,", "htmx:sendAbort,")
 REFUSED = "Failed to load resource: the server responded with a status of 400 (Bad Request)"
 SERIOUS = ("serious", "critical")
 
 
 class Person:
-    """Somebody with a browser of their own."""
+    """A person with their own browser context."""
 
     def __init__(self, browser: Browser, demo: Demo, username: str) -> None:
         self.demo, self.username = demo, username
@@ -69,20 +69,20 @@ class Person:
         self.page: Page = self.context.new_page()
         self.other_hosts: list[str] = []
         self.errors: list[str] = []
-        self.context.on("request", lambda request: self._note(request.url))
+        self.context.on("request", lambda request: self._note_request(request.url))
         self.context.on("weberror", lambda error: self.errors.append(str(error.error)))
-        self.context.on("console", self._said)
+        self.context.on("console", self._note_console_message)
         self.page.goto(f"{demo.url}/accounts/login/")
         self.page.fill("input[name=login]", username)
         self.page.fill("input[name=password]", demo.sign_ins()[username])
         self.page.get_by_role("button", name="Sign in").click()
         expect(self.page.get_by_role("heading", level=1)).not_to_have_text("Sign in")
 
-    def _said(self, message: ConsoleMessage) -> None:
-        if message.type == "error" and not message.text.startswith(LEFT_BEHIND):
+    def _note_console_message(self, message: ConsoleMessage) -> None:
+        if message.type == "error" and not message.text.startswith(ABORTED_REFRESHES):
             self.errors.append(f"{message.text} ({message.location.get('url')})")
 
-    def _note(self, url: str) -> None:
+    def _note_request(self, url: str) -> None:
         parts = urlsplit(url)
         own = {self.demo.port, self.demo.port + 1}
         if parts.scheme in ("http", "https", "ws", "wss") and (
@@ -96,13 +96,13 @@ class Person:
         assert answer is not None and answer.status == 200, f"{path}: {answer and answer.status}"
         return self.page
 
-    def was_refused(self) -> None:
-        """The last form was refused with a message beside its field; the browser's log names that one answer, and nothing else."""
+    def assert_form_was_rejected(self) -> None:
+        """Assert that the last form was rejected and that the console names only this response."""
         assert [re.sub(r" \(http.*", "", error) for error in self.errors] == [REFUSED]
         self.errors.clear()
 
     def check(self) -> None:
-        """The page as it is now: accessible, alone with its own hosts, without an error."""
+        """Assert that the page is accessible, requests only its own hosts and has no error."""
         self.page.wait_for_load_state()
         results = Axe().run(self.page)
         found = [v for v in results.response["violations"] if v["impact"] in SERIOUS]
@@ -113,12 +113,12 @@ class Person:
 
 
 class Story:
-    """The demo, its people, and what later steps need to know of earlier ones."""
+    """The demo, its people, and facts that later steps need."""
 
     def __init__(self, demo: Demo, browser: Browser, requests: APIRequest) -> None:
         self.demo, self.browser, self.requests = demo, browser, requests
         self.people: dict[str, Person] = {}
-        self.known: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
 
     def __getitem__(self, username: str) -> Person:
         if username not in self.people:
@@ -151,7 +151,9 @@ def eventually(what: Callable[[], bool], seconds: float, words: str) -> None:
 # -- 1 a notebook ------------------------------------------------------------------------------------------------------
 
 
-def test_1_a_researcher_launches_a_notebook_and_computes_42_on_the_gpu_the_portal_names(story: Story) -> None:
+def test_1_a_researcher_launches_a_notebook_and_runs_code_on_the_gpu_that_the_portal_names(
+    story: Story,
+) -> None:
     me = story["researcher"]
     page = me.go("/")
     expect(page.get_by_role("heading", level=1)).to_have_text("My work")
@@ -160,7 +162,7 @@ def test_1_a_researcher_launches_a_notebook_and_computes_42_on_the_gpu_the_porta
     expect(page.get_by_role("radio", name=re.compile("Notebook, 1 GPU"))).to_be_visible()
     me.check()
     launch(page, "first-light", type="interactive", hours="2")
-    story.known["notebook"] = page.url.split("?")[0]
+    story.facts["notebook"] = page.url.split("?")[0]
     expect(page.get_by_text("JupyterLab opens here as soon as it responds")).to_be_visible()
     me.check()
     seen: list[str] = []
@@ -169,7 +171,7 @@ def test_1_a_researcher_launches_a_notebook_and_computes_42_on_the_gpu_the_porta
         assert len(seen) < 50
     assert seen, "no step was seen under way"
 
-    lab = page  # it opened by itself
+    lab = page  # it opened automatically
     lab.wait_for_url("**/lab**", timeout=60_000)
     address = urlsplit(lab.url)
     assert (
@@ -183,7 +185,7 @@ def test_1_a_researcher_launches_a_notebook_and_computes_42_on_the_gpu_the_porta
     assert run_cell(lab, "print(open('kept.txt', 'w').write('still here'))") == "10"
     terminal(lab)
 
-    page = me.go(urlsplit(story.known["notebook"]).path)
+    page = me.go(urlsplit(story.facts["notebook"]).path)
     assert visible in fact(page, re.compile(r"GPU \d of h\d"))
     assert fact(page, "Type") == "Interactive"
     assert fact(page, "Project") == "Vessel segmentation"
@@ -209,7 +211,7 @@ def launch(page: Page, name: str, type: str, hours: str) -> None:
 
 
 def fact(page: Page, label: str | re.Pattern[str]) -> str:
-    """The value beside a label, in the list of what a thing is."""
+    """Return the value of a label in the list of facts."""
     exact = re.compile(f"^{re.escape(label)}$") if isinstance(label, str) else label
     return (
         page.locator("dl.facts dt")
@@ -220,7 +222,7 @@ def fact(page: Page, label: str | re.Pattern[str]) -> str:
 
 
 def steps_under_way(page: Page) -> list[str]:
-    """The names of the steps that the page shows as happening now; none while it is on its way to another page."""
+    """Return the names of the steps shown as current, or none during a navigation."""
     try:
         return page.locator("ol.steps li.now b").all_inner_texts()
     except PlaywrightError:
@@ -228,11 +230,11 @@ def steps_under_way(page: Page) -> list[str]:
 
 
 def run_cell(lab: Page, code: str) -> str:
-    """Type code into a new cell of a (new) notebook, run it, and read what it prints."""
+    """Type code into a new cell of the notebook, run it, and return its output."""
     if lab.locator(".jp-Notebook").count() == 0:
         lab.locator('.jp-LauncherCard[data-category="Notebook"]').first.click(timeout=60_000)
     cells = lab.locator(".jp-Notebook .jp-CodeCell")
-    # Before its kernel answers, JupyterLab draws the notebook again and may drop what was typed.
+    # Before its kernel responds, JupyterLab redraws the notebook and may drop typed text.
     expect(lab.get_by_role("button", name=re.compile(r"\| Idle$"))).to_be_visible(timeout=60_000)
     count = cells.count()
     text = cells.last.locator(".cm-content")
@@ -246,7 +248,7 @@ def run_cell(lab: Page, code: str) -> str:
 
 
 def terminal(lab: Page) -> None:
-    """A terminal works: its bytes go over a WebSocket through the edge."""
+    """Assert that a terminal works over a WebSocket through the edge."""
     base = f"{urlsplit(lab.url).scheme}://{urlsplit(lab.url).netloc}"
     said = lab.evaluate(
         """async (base) => {
@@ -271,13 +273,13 @@ def terminal(lab: Page) -> None:
     assert "first-light" in said
 
 
-def test_1b_what_was_saved_is_there_in_the_next_notebook(story: Story) -> None:
+def test_1b_saved_files_are_available_in_the_next_notebook(story: Story) -> None:
     me = story["researcher"]
-    page = me.go(urlsplit(story.known["notebook"]).path)
+    page = me.go(urlsplit(story.facts["notebook"]).path)
     stop(page)
     me.go("/notebooks/launch/")
     launch(page, "second-light", type="interactive", hours="1")
-    # Who comes back later finds it in the list, and opens it from its page.
+    # The notebook can be opened later from the list.
     me.go("/notebooks/")
     page.get_by_role("link", name="second-light").click()
     expect(page.get_by_text("JupyterLab is ready")).to_be_visible(timeout=90_000)
@@ -292,7 +294,7 @@ def test_1b_what_was_saved_is_there_in_the_next_notebook(story: Story) -> None:
 
 
 def stop(page: Page) -> None:
-    """Stop the workload of this page, having been told what is lost."""
+    """Stop the workload of this page after the warning about lost data."""
     page.get_by_role("button", name="Stop", exact=True).first.click()
     expect(page.locator("#confirm")).to_contain_text("lost")
     confirm(page)
@@ -307,14 +309,14 @@ def confirm(page: Page) -> None:
 
 
 @cache
-def day_after_the_first() -> date:
-    """In the organisation's time zone; the same one for the whole story, past midnight too."""
+def tomorrow_of_the_story() -> date:
+    """Return tomorrow in the organisation's time zone; the same day for the whole module."""
     return datetime.now(ZoneInfo("Europe/Berlin")).date() + timedelta(days=1)
 
 
 def tomorrow(hour: int) -> str:
-    """As the browser's field takes it."""
-    return f"{day_after_the_first():%Y-%m-%d}T{hour:02d}:00"
+    """Return an hour of tomorrow in the format of the browser's field."""
+    return f"{tomorrow_of_the_story():%Y-%m-%d}T{hour:02d}:00"
 
 
 def reservation_form(page: Page, name: str, gpus: str, hour: int, hours: str) -> None:
@@ -328,14 +330,14 @@ def reservation_form(page: Page, name: str, gpus: str, hour: int, hours: str) ->
     page.locator("textarea[name=why]").fill("The camera-ready deadline")
 
 
-def test_2_a_reservation_waits_for_approval_stands_in_the_calendar_and_a_conflict_gets_the_first_window(
+def test_2_a_reservation_is_approved_and_a_conflict_names_the_first_free_window(
     story: Story,
 ) -> None:
     me, operator = story["researcher"], story["operator"]
     page = me.go("/ask/?kind=reservation")
     me.check()
     reservation_form(page, "camera-ready", "8", 9, "8")
-    # Before anything is submitted: what is free over the range, and that somebody has to approve it.
+    # The preview shows free units over the range and that an approval is needed.
     preview = page.locator("#preview")
     expect(preview).to_contain_text("It fits, and waits for approval.", timeout=15_000)
     drawn = preview.get_by_role(
@@ -364,13 +366,13 @@ def test_2_a_reservation_waits_for_approval_stands_in_the_calendar_and_a_conflic
     expect(calendar.locator("main")).to_contain_text("camera-ready")
     me.check()
 
-    # The same again: its team's guarantee is promised already. It is told when there is room, and nothing is written.
+    # The guarantee is already reserved: the form names the first free window and saves nothing.
     page = me.go("/ask/?kind=reservation")
     reservation_form(page, "too-much", "8", 10, "4")
     page.get_by_role("button", name="Submit request").click()
     expect(page.locator("main")).to_contain_text("Nothing was saved.", timeout=15_000)
     expect(page.locator("main")).to_contain_text("The first window of that length that fits starts")
-    me.was_refused()
+    me.assert_form_was_rejected()
     me.check()
     assert "too-much" not in page.request.get(f"{story.demo.url}/api/v1/reservations/?page_size=100").text()
     block = page.locator("#preview .note.block").filter(has_text="First window that fits")
@@ -383,7 +385,7 @@ def test_2_a_reservation_waits_for_approval_stands_in_the_calendar_and_a_conflic
 
 
 def state_of(page: Page, demo: Demo, name: str) -> dict[str, Any]:
-    """The newest workload of this name, of what may be seen; empty where there is none."""
+    """Return the newest visible workload of this name, or an empty dict."""
     rows = page.request.get(f"{demo.url}/api/v1/workloads/?page_size=100").json()["results"]
     return next((row for row in rows if row["name"] == name and not row["simulated"]), {})
 
@@ -399,7 +401,7 @@ def job_form(page: Page, name: str, gpus: str, model: str, command: str) -> None
     page.wait_for_url("**/jobs/*-*/**")
 
 
-def test_3_lent_gpus_come_back_the_borrower_checkpoints_waits_and_resumes(story: Story) -> None:
+def test_3_a_borrower_is_preempted_checkpoints_waits_and_resumes(story: Story) -> None:
     me, lead = story["researcher"], story["lead"]
 
     def borrower() -> dict[str, Any]:
@@ -424,7 +426,7 @@ def test_3_lent_gpus_come_back_the_borrower_checkpoints_waits_and_resumes(story:
     why = me.go(f"/workloads/{before['id']}/why/")
     expect(why.locator("main")).to_contain_text(re.compile(r"needs 4 H100|4 × H100|4 H100"))
     me.check()
-    # Both see why, in words: whose GPUs they were, for what they were needed, what happens next.
+    # Both owners see whose GPUs they were, why they were needed, and what happens next.
     me.go(f"/jobs/{before['id']}/?tab=decisions")
     expect(me.page.locator("#parts")).to_contain_text(
         "Its GPUs were borrowed, and Protein folding, to whom they are guaranteed, needs them"
@@ -466,7 +468,7 @@ def test_3_lent_gpus_come_back_the_borrower_checkpoints_waits_and_resumes(story:
 # -- 4 a quota change --------------------------------------------------------------------------------------------------
 
 
-def test_4_a_quota_change_is_requested_approved_changed_and_the_sum_cannot_exceed_the_pool(
+def test_4_a_quota_change_is_approved_with_changes_and_cannot_exceed_the_pool(
     story: Story,
 ) -> None:
     lead, operator = story["lead"], story["operator"]
@@ -484,7 +486,7 @@ def test_4_a_quota_change_is_requested_approved_changed_and_the_sum_cannot_excee
     operator.check()
     desk.get_by_role("button", name="Approve A", exact=True).click()
     expect(desk.locator("main")).to_contain_text(re.compile("folding can be guaranteed up to", re.IGNORECASE))
-    operator.was_refused()
+    operator.assert_form_was_rejected()
     desk.get_by_label("Guaranteed GPUs").fill("3")
     desk.get_by_label(re.compile("Reason")).fill("Three for this quarter")
     desk.get_by_role("button", name="Approve A", exact=True).click()
@@ -494,7 +496,7 @@ def test_4_a_quota_change_is_requested_approved_changed_and_the_sum_cannot_excee
     lead.check()
 
 
-# -- 5 and 6 use and money ---------------------------------------------------------------------------------------------
+# -- 5 and 6 usage and costs -----------------------------------------------------------------------------
 
 BY = "section[aria-labelledby=by]"
 CHARTS = (
@@ -508,7 +510,7 @@ CHARTS = (
 )
 
 
-def test_5_utilisation_shows_live_and_past_use_with_a_table_and_a_csv_behind_each_chart(story: Story) -> None:
+def test_5_each_utilisation_chart_has_a_table_and_a_csv(story: Story) -> None:
     operator = story["operator"]
     eventually(lambda: (story.demo.folder / "history.done").exists(), 300, "the simulated past is loaded")
     page = operator.go("/utilisation/?period=30d")
@@ -538,13 +540,13 @@ def test_5_utilisation_shows_live_and_past_use_with_a_table_and_a_csv_behind_eac
     operator.check()
 
 
-def test_6_the_month_adds_up_downloads_and_closes_for_good(story: Story) -> None:
+def test_6_the_month_adds_up_can_be_downloaded_and_is_closed_permanently(story: Story) -> None:
     finance = story["finance"]
     page = finance.go("/chargeback/")
     expect(page.get_by_role("heading", name="Does it add up?")).to_be_visible()
     assert adds_up(page)
     finance.check()
-    page.get_by_role("link", name=re.compile(r"^[A-Z][a-z]+ 20\d\d$")).first.click()  # the month before
+    page.get_by_role("link", name=re.compile(r"^[A-Z][a-z]+ 20\d\d$")).first.click()  # the previous month
     page.wait_for_url("**month=**")
     month = page.url.split("month=")[1][:7]
     assert adds_up(page)
@@ -555,7 +557,7 @@ def test_6_the_month_adds_up_downloads_and_closes_for_good(story: Story) -> None
         assert charged_in_total(page) == total
         table = page.request.get(page.url + "&format=csv")
         assert table.status == 200 and len(table.text().splitlines()) > 2
-    # Down to the workloads of a project, and to the lines of one: each level is one click, and its lines sum to the row above.
+    # Drill down to the workloads of a project and their lines: each level sums to the row above.
     page.goto(f"{story.demo.url}/chargeback/?month={month}")
     for column in ("Team", "Project", "Workload type", "Workload"):
         row = page.locator(BY + " tbody tr:not(.total)").first
@@ -578,7 +580,7 @@ def test_6_the_month_adds_up_downloads_and_closes_for_good(story: Story) -> None
     expect(page.get_by_text(re.compile("is closed"))).to_be_visible(timeout=60_000)
     closed = page.request.get(f"{story.demo.url}/chargeback/?month={month}&format=statement")
     assert closed.body() == statement.body()
-    # Nothing changes it afterwards: a new rate from its first day on is refused, and not a byte moves.
+    # A new rate from the month's first day is rejected, and the statement stays the same.
     page.goto(f"{story.demo.url}/chargeback/rates/")
     finance.check()
     page.get_by_label("From").fill(f"{month}-01T00:00")
@@ -586,7 +588,7 @@ def test_6_the_month_adds_up_downloads_and_closes_for_good(story: Story) -> None
     page.get_by_label("Owner's cost").fill("98")
     page.get_by_role("button", name="Set the price").click()
     expect(page.locator("main")).to_contain_text("A price never changes the past.")
-    finance.was_refused()
+    finance.assert_form_was_rejected()
     finance.check()
     again = page.request.get(f"{story.demo.url}/chargeback/?month={month}&format=statement")
     assert again.body() == statement.body()
@@ -597,7 +599,7 @@ def test_6_the_month_adds_up_downloads_and_closes_for_good(story: Story) -> None
 
 
 def charged_in_total(page: Page) -> Decimal:
-    """What the table charges; its rows sum to its total, to the cent."""
+    """Return the charged total of the table. Asserts that its rows sum to it."""
     rows = page.locator(BY + " tbody tr:not(.total) td:nth-child(7)").all_inner_texts()
     total = amount(page.locator(BY + " tr.total td:nth-child(7)").inner_text())
     assert sum(map(amount, rows), Decimal(0)) == total
@@ -609,7 +611,7 @@ def amount(text: str) -> Decimal:
 
 
 def adds_up(page: Page) -> bool:
-    """The conservation line, worked out again from what the page shows."""
+    """Return True if the amounts of the conservation line add up."""
     line = page.locator(".equation .big b")
     expect(line).to_have_count(5)
     charged, margin, idle, overhead, cost = map(amount, line.all_inner_texts())
@@ -628,7 +630,7 @@ DONE = {
 
 
 def change_host(operator: Person, host: str, verb: str, button: str, why: str = "") -> Page:
-    """What it touches is shown, then it is done."""
+    """Change a host's state after its effect is shown."""
     page = operator.go(f"/hosts/{host}/{verb}/")
     operator.check()
     page.get_by_label(re.compile("Reason")).fill(why)
@@ -637,10 +639,10 @@ def change_host(operator: Person, host: str, verb: str, button: str, why: str = 
     return page
 
 
-def test_7_a_host_is_drained_with_its_effect_shown_and_a_planted_xid_cordons_its_host(story: Story) -> None:
+def test_7_a_host_is_drained_after_a_preview_and_a_planted_xid_cordons_its_host(story: Story) -> None:
     operator, lead = story["operator"], story["lead"]
     change_host(operator, "h4", "cordon", "Cordon", "New fans")
-    assert where_runs(operator.page, story.demo, "storm-1km") == "h4"
+    assert host_of_running(operator.page, story.demo, "storm-1km") == "h4"
     page = operator.go("/hosts/h4/drain/")
     expect(page.get_by_role("row", name=re.compile("storm-1km"))).to_contain_text(
         "checkpoints, then waits for room"
@@ -648,16 +650,18 @@ def test_7_a_host_is_drained_with_its_effect_shown_and_a_planted_xid_cordons_its
     page = change_host(operator, "h4", "drain", "Drain", "New fans")
     expect(page.get_by_text(re.compile("Still leaving: storm-1km, by "))).to_be_visible()
 
-    eventually(lambda: where_runs(operator.page, story.demo, "storm-1km") is None, 60, "storm-1km left h4")
+    eventually(
+        lambda: host_of_running(operator.page, story.demo, "storm-1km") is None, 60, "storm-1km left h4"
+    )
     assert state_of(operator.page, story.demo, "storm-1km")["checkpoint_at"] is not None
     change_host(operator, "h4", "return", "Return to service")
     eventually(
-        lambda: where_runs(operator.page, story.demo, "storm-1km") == "h4", 60, "storm-1km is back on h4"
+        lambda: host_of_running(operator.page, story.demo, "storm-1km") == "h4", 60, "storm-1km is back on h4"
     )
 
-    # A GPU falls off the bus under work that may run on any model: its host is cordoned, and the work goes elsewhere.
+    # A GPU of running work falls off the bus: the host is cordoned and the work restarts on another host.
     job_form(lead.go("/jobs/submit/"), "roaming", "2", "^Any whole GPU", "echo on $(hostname); sleep 600")
-    eventually(lambda: where_runs(lead.page, story.demo, "roaming") is not None, 60, "roaming runs")
+    eventually(lambda: host_of_running(lead.page, story.demo, "roaming") is not None, 60, "roaming runs")
     page = lead.go(f"/jobs/{state_of(lead.page, story.demo, 'roaming')['id']}/")
     held = re.search(r"GPU (\d) of (h\d)", page.locator("dl.facts").first.inner_text())
     assert held is not None
@@ -676,23 +680,23 @@ def test_7_a_host_is_drained_with_its_effect_shown_and_a_planted_xid_cordons_its
     expect(page.locator("main")).to_contain_text("The host is cordoned.")
     operator.check()
     eventually(
-        lambda: where_runs(lead.page, story.demo, "roaming") not in (None, sick),
+        lambda: host_of_running(lead.page, story.demo, "roaming") not in (None, sick),
         90,
         "its work runs elsewhere",
     )
     page = lead.go(f"/jobs/{state_of(lead.page, story.demo, 'roaming')['id']}/?tab=attempts")
     expect(page.locator("#parts tbody tr")).to_have_count(2)
     lead.check()
-    change_host(operator, sick, "return", "Return to service")  # the GPU that failed stays out
+    change_host(operator, sick, "return", "Return to service")  # the failed GPU stays out of service
     eventually(
-        lambda: where_runs(operator.page, story.demo, "nowcast-eval") == sick,
+        lambda: host_of_running(operator.page, story.demo, "nowcast-eval") == sick,
         60,
         "what waited for h3 runs there",
     )
 
 
-def where_runs(page: Page, demo: Demo, name: str) -> str | None:
-    """The host a workload runs on, None while it waits."""
+def host_of_running(page: Page, demo: Demo, name: str) -> str | None:
+    """Return the name of the host on which the workload runs, or None while it waits."""
     found = state_of(page, demo, name)
     if found.get("state") not in ("running", "notice"):
         return None
@@ -703,7 +707,7 @@ def where_runs(page: Page, demo: Demo, name: str) -> str | None:
 # -- 8 API and CLI -----------------------------------------------------------------------------------------------------
 
 
-def test_8_the_same_verbs_by_api_and_command_line_with_a_token_made_in_the_browser(
+def test_8_the_api_and_the_command_line_work_with_a_token_created_in_the_browser(
     story: Story, tmp_path: Path
 ) -> None:
     me = story["researcher"]
@@ -728,7 +732,7 @@ def test_8_the_same_verbs_by_api_and_command_line_with_a_token_made_in_the_brows
         assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    # By the command line, signed in by the line that the page shows.
+    # The command line, signed in with the command shown on the page.
     assert login[0] == "gpupool"
     cli(*login[1:])
     where = ("--project", "vessel-seg", "--pool", "shared", "--json")
@@ -770,14 +774,14 @@ def test_8_the_same_verbs_by_api_and_command_line_with_a_token_made_in_the_brows
         lambda: state_of(page, story.demo, "by-line")["state"] == "ended", 60, "stopped by the command line"
     )
 
-    # By the API, as any program: the token alone, no cookie.
+    # The API, with the token and without a cookie.
     api = story.requests.new_context(
         base_url=story.demo.url, extra_http_headers={"Authorization": f"Bearer {token}"}
     )
     body = {"project": "vessel-seg", "pool": "shared", "name": "by-api", "units": 8, "models": ["H100-80GB"]}
-    made = api.post("/api/v1/jobs/", data={**body, "command": "sleep 9", "max_runtime_seconds": 600})
-    assert made.status == 201, made.text()
-    mine = made.json()["id"]
+    created = api.post("/api/v1/jobs/", data={**body, "command": "sleep 9", "max_runtime_seconds": 600})
+    assert created.status == 201, created.text()
+    mine = created.json()["id"]
     assert mine in [row["id"] for row in api.get("/api/v1/queue/").json()["results"]]
     eventually(
         lambda: api.get(f"/api/v1/workloads/{mine}/why/").json()["sentence"] != "", 10, "it says why it waits"
@@ -793,7 +797,7 @@ def test_8_the_same_verbs_by_api_and_command_line_with_a_token_made_in_the_brows
     assert me.other_hosts == []
 
 
-def test_8b_people_see_their_homes_with_size_and_what_their_hosts_offer(story: Story) -> None:
+def test_8b_people_see_the_size_of_their_home_and_the_environments_of_their_hosts(story: Story) -> None:
     me, operator = story["researcher"], story["operator"]
 
     def measured() -> bool:
@@ -809,6 +813,6 @@ def test_8b_people_see_their_homes_with_size_and_what_their_hosts_offer(story: S
     operator.check()
 
 
-def test_9_nobody_met_another_host_or_an_error_on_the_way(story: Story) -> None:
+def test_9_no_page_requested_another_host_or_logged_an_error(story: Story) -> None:
     for person in story.people.values():
         assert (person.username, person.other_hosts, person.errors) == (person.username, [], [])

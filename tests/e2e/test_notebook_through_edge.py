@@ -1,4 +1,4 @@
-"""A notebook as a browser meets it: real engine, edge, agent, JupyterLab and kernel, each a process of its own."""
+"""Test a notebook through the edge: engine, edge, agent, JupyterLab and kernel run as separate processes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ MODEL = f"2x{H100}"
 @pytest.fixture
 def live_world(transactional_db: None) -> World:
     world = build_world(timezone.now())
-    Host.objects.update(lease_state=LeaseState.SILENT)  # only the host of this test is there
+    Host.objects.update(lease_state=LeaseState.SILENT)  # only the host of this test is alive
     return world
 
 
 @pytest.fixture
 def pool(live_world: World, tmp_path: Path, settings: Any) -> Iterator[SmallPool]:
-    """A host named e2e with two GPUs, whose agent has joined by its token."""
+    """Return a pool with a host named e2e, which has two GPUs and whose agent has joined with its token."""
     port = free_port()
     settings.GPUPOOL_EDGE_URL = f"http://127.0.0.1:{port}"
     settings.GPUPOOL_NOTEBOOK_DOMAIN = f"localhost:{port}"
@@ -62,9 +62,9 @@ def pool(live_world: World, tmp_path: Path, settings: Any) -> Iterator[SmallPool
         yield running
 
 
-async def until(true: Callable[[], bool], pool: SmallPool, seconds: float = 60) -> None:
+async def until(condition: Callable[[], bool], pool: SmallPool, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
-    while not await run_orm(true):
+    while not await run_orm(condition):
         if time.monotonic() > deadline:
             logs = "\n".join(f"--- {name}\n{pool.log(name)[-3000:]}" for name in pool.processes)
             raise AssertionError(f"it did not happen within {seconds} s\n{logs}")
@@ -72,12 +72,12 @@ async def until(true: Callable[[], bool], pool: SmallPool, seconds: float = 60) 
 
 
 async def launch(world: World, pool: SmallPool) -> Run:
-    """A notebook of a member of team vision that answers."""
-    member = world.vision
+    """Launch a notebook of a member of team vision. Returns its run once it is ready."""
+    team = world.vision
     workload = await run_orm(
         launch_service.launch_notebook,
-        actor=member.member,
-        project=member.project,
+        actor=team.member,
+        project=team.project,
         pool=world.shared,
         now=timezone.now(),
         name="first light",
@@ -90,7 +90,7 @@ async def launch(world: World, pool: SmallPool) -> Run:
     return await run_orm(Run.objects.select_related("workload").get, workload=workload)
 
 
-def opened(run: Run) -> str:
+def workspace_link(run: Run) -> str:
     return workspaces.open_workspace(
         actor=run.workload.owner,
         workload=Workload.objects.get(pk=run.workload_id),
@@ -99,9 +99,9 @@ def opened(run: Run) -> str:
     )
 
 
-async def enter(session: aiohttp.ClientSession, run: Run) -> JupyterClient:
-    """Through the one-time link, as a browser that resolves *.localhost by itself."""
-    link = urlsplit(await run_orm(opened, run))
+async def sign_in(session: aiohttp.ClientSession, run: Run) -> JupyterClient:
+    """Sign in to the notebook with its one-time link. Returns a client with the session."""
+    link = urlsplit(await run_orm(workspace_link, run))
     headers = {"Host": link.netloc, "Origin": f"{link.scheme}://{link.netloc}"}
     jupyter = JupyterClient(session, f"http://127.0.0.1:{link.port}", headers)
     status, _ = await jupyter.ask("GET", f"{link.path}?{link.query}")
@@ -119,10 +119,10 @@ def stop(run: Run) -> None:
     )
 
 
-async def test_a_notebook_runs_is_used_stops_and_keeps_its_files(live_world: World, pool: SmallPool) -> None:
+async def test_a_notebook_runs_code_stops_and_keeps_its_files(live_world: World, pool: SmallPool) -> None:
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
         run = await launch(live_world, pool)
-        jupyter = await enter(session, run)
+        jupyter = await sign_in(session, run)
         kernel = await jupyter.start_kernel()
         assert await jupyter.run(kernel, "print(6*7)") == "42\n"
 
@@ -141,7 +141,7 @@ async def test_a_notebook_runs_is_used_stops_and_keeps_its_files(live_world: Wor
         assert "forty-two" in await jupyter.type_into_terminal("echo forty-$(printf two)", "forty-two")
         await jupyter.run(kernel, "open('kept.txt', 'w').write('from the first notebook')")
 
-        # without the edge's session, and without the page's XSRF token, nothing is done
+        # requests without the edge's session or the page's XSRF token are rejected
         bare = JupyterClient(session, jupyter.url, jupyter.headers)
         assert (await bare.ask("GET", "/api/kernels"))[0] == 403
         without_xsrf = JupyterClient(
@@ -161,32 +161,32 @@ async def test_a_notebook_runs_is_used_stops_and_keeps_its_files(live_world: Wor
         await until(lambda: Workload.objects.get(pk=run.workload_id).state == WorkloadState.ENDED, pool, 10)
 
         second = await launch(live_world, pool)
-        again = await enter(session, second)
+        again = await sign_in(session, second)
         assert (
             await again.run(await again.start_kernel(), "print(open('kept.txt').read())")
             == "from the first notebook\n"
         )
-        with pytest.raises(JupyterTimeout):  # the first one's cookie opens nothing of the second
+        with pytest.raises(JupyterTimeout):  # the first notebook's cookie is not valid for the second
             await JupyterClient(session, again.url, again.headers, dict(jupyter.cookies)).start_kernel()
 
 
 @pytest.mark.browser
-async def test_a_browser_takes_the_cookie_over_http_and_jupyterlab_works_in_it(
+async def test_a_browser_accepts_the_cookie_over_http_and_jupyterlab_works(
     live_world: World, pool: SmallPool
 ) -> None:
     from playwright.async_api import async_playwright
 
     run = await launch(live_world, pool)
-    link = await run_orm(opened, run)
+    link = await run_orm(workspace_link, run)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         context = await browser.new_context()
         page = await context.new_page()
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(urlsplit(request.url).path))
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        paths: list[str] = []
+        page.on("request", lambda request: paths.append(urlsplit(request.url).path))
         refused: list[str] = []
         page.on(
             "response",
@@ -197,7 +197,7 @@ async def test_a_browser_takes_the_cookie_over_http_and_jupyterlab_works_in_it(
         cookie = next(cookie for cookie in await context.cookies() if cookie["name"] == "__Host-gpupool")
         assert cookie["secure"] and cookie["httpOnly"] and cookie["path"] == "/"
         await page.locator('.jp-LauncherCard[data-category="Notebook"]').first.click(timeout=60_000)
-        # JupyterLab forgets a cell that is run before its kernel is connected.
+        # JupyterLab discards a cell that is run before its kernel is connected.
         await page.locator("#jp-main-statusbar", has_text="| Idle").wait_for(timeout=60_000)
         cell = page.locator(".jp-Notebook .cm-content").first
         await cell.click()
@@ -208,7 +208,7 @@ async def test_a_browser_takes_the_cookie_over_http_and_jupyterlab_works_in_it(
         assert "gpupool" not in stored
         assert (problems, refused) == ([], [])
         assert await page.get_by_text("Jupyter news").count() == 0
-        assert [path for path in asked if "/lsp/" in path or path.endswith(("/news", "/update"))] == []
+        assert [path for path in paths if "/lsp/" in path or path.endswith(("/news", "/update"))] == []
         await run_orm(stop, run)
         answer = await page.goto(f"{urlsplit(link).scheme}://{urlsplit(link).netloc}/lab")
         assert answer is not None and answer.status == 410
@@ -217,9 +217,9 @@ async def test_a_browser_takes_the_cookie_over_http_and_jupyterlab_works_in_it(
 
 
 def chromium() -> str:
-    found = next(
+    path_of_browser = next(
         (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))),
         None,
     )
-    assert found is not None
-    return found
+    assert path_of_browser is not None
+    return path_of_browser

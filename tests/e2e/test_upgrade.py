@@ -1,6 +1,7 @@
-"""Upgrades from version 0.0, with running work: an agent and a database of commit 9f334ad go on under the present code.
+"""Test upgrades from version 0.0 with running work: an agent and a database of commit 9f334ad.
 
-``tests/fixtures/agent_0_0.whl`` is what ``./run build-agent`` made of that commit, ``demo_0_0.sql.xz`` the demo's database.
+``tests/fixtures/agent_0_0.whl`` is the agent that ``./run build-agent`` built from that commit.
+``demo_0_0.sql.xz`` is the demo's database of that commit.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 FIXTURES = ROOT / "tests" / "fixtures"
 LAUNCHERS = ["plain", pytest.param("bubblewrap", marks=pytest.mark.sandbox)]
-# Prints a number 20 times a second until the file appears in its home. A run's log is whole if no number is missing.
+# Prints a number 20 times a second until the file appears in its home. The log is complete if none is missing.
 COUNT = "i=0; echo begun; while [ ! -e ~/{file} ]; do i=$((i+1)); echo $i; sleep 0.05; done; echo last $i"
 
 
@@ -70,11 +71,11 @@ class UpgradedHost:
 
     @property
     def home(self) -> Path:
-        """Where workloads of the owner have their home."""
+        """Return the home folder of the owner's workloads."""
         return self.old.state / "homes" / "ada"
 
     async def running(self, generation: int, command: str, **fields: object) -> str:
-        """Start a run that prints ``begun`` once it is at work."""
+        """Start a run that prints ``begun``, and wait for this line. Returns the run's id."""
         wanted = job(command, generation=generation, **fields)  # type: ignore[arg-type]
         await self.edge.want(wanted)
         await self.edge.until_state(wanted.run, "running")
@@ -82,11 +83,11 @@ class UpgradedHost:
         return wanted.run
 
     def workload_processes(self, run: str) -> set[tuple[int, int]]:
-        """(pid, start) of the run's shim and of all processes below it that last."""
+        """Return (pid, start) of the run's shim and of all long-lived processes below it."""
         shim = self.old.shim(run)
         below = processes.descendants(processes.scan(), shim["pid"])
         return {(shim["pid"], shim["start_ticks"])} | {
-            (each.pid, each.start_ticks) for each in below if each.name != "sleep"
+            (process.pid, process.start_ticks) for process in below if process.name != "sleep"
         }
 
 
@@ -101,14 +102,14 @@ async def host(
         await old.start()
         yield UpgradedHost(edge, old, new)
     finally:
-        for each in (old, new):
-            each.clean_up()
-            if each.process is not None:
-                await each.process.wait()
+        for agent in (old, new):
+            agent.clean_up()
+            if agent.process is not None:
+                await agent.process.wait()
 
 
-def assert_log_is_whole(log: str) -> None:
-    """Each number that the workload printed is there once and in order."""
+def assert_log_is_complete(log: str) -> None:
+    """Assert that each number that the workload printed is in the log once and in order."""
     first, *numbers, last = log.splitlines()
     assert first == "begun"
     assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
@@ -116,7 +117,9 @@ def assert_log_is_whole(log: str) -> None:
 
 
 @pytest.mark.parametrize("host", LAUNCHERS, indirect=True)
-async def test_work_of_an_old_agent_goes_on_under_the_present_one_and_ends_right(host: UpgradedHost) -> None:
+async def test_work_of_an_old_agent_continues_under_the_present_agent_and_ends_correctly(
+    host: UpgradedHost,
+) -> None:
     edge, whole, *slices = host.edge, *host.old.units
     finishes = await host.running(1, COUNT.format(file="go-1"), units=[whole])
     fails = await host.running(2, COUNT.format(file="go-2") + "; exit 7", units=slices[:1])
@@ -143,7 +146,7 @@ async def test_work_of_an_old_agent_goes_on_under_the_present_one_and_ends_right
     await edge.until(lambda: not processes.is_alive(shim["pid"], shim["start_ticks"]))
     await host.upgrade()
 
-    # The same processes go on, and are reported under the same runs from the first frame on.
+    # The same processes continue and are reported under the same runs from the first frame on.
     assert {seen.run for frame in edge.observed[reports:] for seen in frame.runs} == runs
     for run in runs - {ends_meanwhile}:
         seen = await edge.until_state(run, "running")
@@ -154,7 +157,7 @@ async def test_work_of_an_old_agent_goes_on_under_the_present_one_and_ends_right
     assert len(edge.joins) == 1, "the credential was kept"
     assert {frame.instance for frame in edge.observed} == {edge.observed[0].instance}
 
-    # What the server orders from now on reaches workloads that the old agent started.
+    # New orders reach workloads that the old agent started.
     await edge.change(is_stopped, verb="stop", code="cancelled")
     await edge.change(is_evicted, verb="notice", code="evicted_for_guarantee", stop_at=2e9)
     await edge.change(is_limited, max_runtime_seconds=1)
@@ -168,10 +171,10 @@ async def test_work_of_an_old_agent_goes_on_under_the_present_one_and_ends_right
     assert (finished.outcome, finished.exit_code) == ("finished", 0)
     assert (failed.outcome, failed.exit_code) == ("failed", 7)
     for run in (finishes, fails, ends_meanwhile):
-        assert_log_is_whole(await host.new.printed(run))
+        assert_log_is_complete(await host.new.printed(run))
     assert "stopping" in await host.new.printed(is_stopped)
 
-    # Samples and generations go on where the old agent was.
+    # Samples and generations continue after those of the old agent.
     await edge.until(lambda: edge.batches[-1].sequence > last_batch)
     sequences = [batch.sequence for batch in edge.batches]
     assert sorted(set(sequences)) == list(range(1, max(sequences) + 1)), "no batch is lost"
@@ -185,7 +188,7 @@ async def test_work_of_an_old_agent_goes_on_under_the_present_one_and_ends_right
 
 
 @pytest.mark.parametrize("host", LAUNCHERS, indirect=True)
-async def test_a_notebook_of_an_old_agent_is_reached_through_the_present_one(host: UpgradedHost) -> None:
+async def test_a_notebook_of_an_old_agent_is_reachable_through_the_present_agent(host: UpgradedHost) -> None:
     edge = host.edge
     edge.streams_wanted = 3
     await edge.want(job("", kind="notebook", secret=SECRET, units=[host.old.units[0]]))
@@ -211,7 +214,7 @@ async def test_a_notebook_of_an_old_agent_is_reached_through_the_present_one(hos
 
 # --- the database ---------------------------------------------------------------------------------------------------
 
-# What an upgrade keeps, by SQL on the tables of version 0.0. ``tests/e2e/upgraded_database.py`` finds it by the ORM.
+# Facts that an upgrade keeps, by SQL on the tables of 0.0. ``tests/e2e/upgraded_database.py`` reads them by the ORM.
 KEPT = {
     "workloads": "SELECT state, count(*) FROM scheduler_workload GROUP BY state",
     "runs": "SELECT state, count(*) FROM scheduler_run GROUP BY state",
@@ -225,7 +228,7 @@ KEPT = {
 }
 
 
-def kept(connection: psycopg.Connection[tuple[Any, ...]]) -> dict[str, Any]:
+def read_facts(connection: psycopg.Connection[tuple[Any, ...]]) -> dict[str, Any]:
     """Return the facts of ``KEPT``: a number or text, or a count for each state."""
     facts: dict[str, Any] = {}
     for name, query in KEPT.items():
@@ -236,7 +239,7 @@ def kept(connection: psycopg.Connection[tuple[Any, ...]]) -> dict[str, Any]:
 
 @pytest.fixture
 def old_database() -> Iterator[str]:
-    """Restore the dump into a database of its own, and return its address."""
+    """Restore the dump into a new database and yield its address."""
     server = os.environ["DATABASE_URL"]
     name = f"upgrade_{os.getpid()}"
     with psycopg.connect(conninfo.make_conninfo(server, dbname="postgres"), autocommit=True) as admin:
@@ -250,7 +253,7 @@ def old_database() -> Iterator[str]:
 
 
 def output_of(database: str, *command: str) -> str:
-    """Run a Python module or script on that database. Return what it prints."""
+    """Run a Python module or script on that database. Returns its output."""
     environment = {**os.environ, "DATABASE_URL": database, "DJANGO_SETTINGS_MODULE": "config.settings"}
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True
@@ -259,23 +262,23 @@ def output_of(database: str, *command: str) -> str:
     return done.stdout
 
 
-def test_a_database_of_version_0_0_is_migrated_with_its_running_work_and_planned_on(
+def test_a_database_of_version_0_0_is_migrated_and_the_engine_plans_on_it(
     old_database: str,
 ) -> None:
     with psycopg.connect(old_database) as connection:
-        before = kept(connection)
+        before = read_facts(connection)
     assert before["runs"]["running"] >= 5 and before["workloads"]["queued"] >= 2
     assert before["reservations"]["active"] and before["reservations"]["confirmed"] and before["units bound"]
     assert before["charges"] and before["guaranteed slots"]
 
     output_of(old_database, "manage.py", "migrate", "--verbosity", "0")
     output_of(old_database, "manage.py", "migrate", "--check")
-    told = json.loads(output_of(old_database, "-m", "tests.e2e.upgraded_database").splitlines()[-1])
+    result = json.loads(output_of(old_database, "-m", "tests.e2e.upgraded_database").splitlines()[-1])
 
-    assert told["facts"] == before
-    assert told["violations"] == []
-    assert told["led"] and told["rejected"] == []
-    assert told["answered"] == before["workloads"]["queued"]
-    assert told["after"]["runs"]["running"] == before["runs"]["running"]
+    assert result["facts"] == before
+    assert result["violations"] == []
+    assert result["led"] and result["rejected"] == []
+    assert result["answered"] == before["workloads"]["queued"]
+    assert result["after"]["runs"]["running"] == before["runs"]["running"]
     for table in ("charges", "charged", "samples", "guaranteed slots"):
-        assert told["after"][table] == before[table]
+        assert result["after"][table] == before[table]

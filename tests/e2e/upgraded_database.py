@@ -1,6 +1,7 @@
-"""Prints as JSON what the ORM finds in the database at DATABASE_URL, and what one cycle of the engine decides there.
+"""Print as JSON the facts in the database at DATABASE_URL and the result of one planning cycle on it.
 
-``tests/e2e/test_upgrade.py`` runs it in a process of its own: Django's settings name one database per process.
+``tests/e2e/test_upgrade.py`` runs this module in its own process,
+because Django's settings name one database per process.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from scheduler.models import Allocation, BoundUnit, Leader, Quota, Reservation, 
 from telemetry.models import Charge, Sample  # noqa: E402
 
 
-def found() -> dict[str, Any]:
-    """Return the facts that an upgrade must keep, with the names that the test's SQL gives them."""
+def read_facts() -> dict[str, Any]:
+    """Return the facts that an upgrade must keep, by the names used in the test's SQL."""
     return {
         "workloads": Counter(Workload.objects.values_list("state", flat=True)),
         "runs": Counter(Run.objects.values_list("state", flat=True)),
@@ -41,10 +42,10 @@ def found() -> dict[str, Any]:
 
 
 def main() -> None:
-    facts = found()
+    facts = read_facts()
     leader = Leader.objects.get()
     assert leader.last_cycle_at is not None
-    now = leader.last_cycle_at + timedelta(seconds=20)  # the old engine's lead is over by then
+    now = leader.last_cycle_at + timedelta(seconds=20)  # after the old engine's leadership has expired
     taken = snapshot.take_snapshot(None, now)
     planned = plan(taken, core_values.epoch_seconds(now))
     applied = engine.run_cycle("an engine after the upgrade", now)
@@ -56,7 +57,7 @@ def main() -> None:
                 "violations": violations(taken, planned, core_values.epoch_seconds(now)),
                 "led": applied is not None,
                 "rejected": [rejection.problem for rejection in applied.rejected] if applied else [],
-                "after": found(),
+                "after": read_facts(),
             }
         )
     )
