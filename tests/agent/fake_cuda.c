@@ -1,7 +1,7 @@
-/* A library in the CUDA driver's place for machines without a GPU. Its memory is memory of the process, and the four programs of
- * agent/kernels.py are done in C when they are launched by name. What goes wrong is said by words in the file that FAKE_CUDA names:
- * "flip" (a bit of the memory), "slow" (copies), "wrong" (a product), "unsteady" (a repeated product), "hang PLACE", "fail PLACE CODE",
- * "full" (little memory is free). Signatures follow cuda.h. */
+/* A fake CUDA driver library for machines without a GPU. Its GPU memory is memory of the process. The four kernels of
+ * agent/diagnostics/ptx_kernels.py run as C functions, chosen by name. The file named by FAKE_CUDA sets the faults, by words:
+ * "flip" (a bit in memory), "slow" (copies), "wrong" (a product), "unsteady" (a repeated product), "hang PLACE",
+ * "fail PLACE CODE", "full" (little free memory). Signatures follow cuda.h. */
 
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -135,7 +135,7 @@ int cuLaunchKernel(const char *name, unsigned gx, unsigned gy, unsigned gz, unsi
             if (says("wrong")) c[5 * side + 3] += 1;
             last = malloc(4UL * side * side);
             memcpy(last, c, 4UL * side * side);
-        } else { /* the same product again, and not worth the time */
+        } else { /* a repetition of the same product: skipped to save time */
             memcpy(c, last, 4UL * side * side);
             if (says("unsteady") && products == 20) c[7] += 1;
         }

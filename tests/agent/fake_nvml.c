@@ -1,7 +1,8 @@
-/* A library in NVML's place for machines without a GPU: two boards, the second split in two on demand. What goes wrong is said
- * by words in the file that FAKE_NVML names: "init fails", "absent" (the second board), "gone N", "hang", "lost", "xid", "events hang",
- * "mig", "pid N", "recovery N", "ecc N", "remap pending", "remap failed", "clocks N", "link down", "crc N", "no links"; of another geometry of the
- * second board: "reshape hangs", "reshape in use", "reshape needs a reset", "reshape not permitted", "room for N". Figures and layouts follow nvml.h. */
+/* A fake NVML library for machines without a GPU: two boards, the second split into two MIG instances on request. The file
+ * named by FAKE_NVML sets the faults, by words: "init fails", "absent" (the second board), "gone N", "hang", "lost", "xid",
+ * "events hang", "mig", "pid N", "recovery N", "ecc N", "remap pending", "remap failed", "clocks N", "link down", "crc N",
+ * "no links". Faults of reshaping the second board: "reshape hangs", "reshape in use", "reshape needs a reset",
+ * "reshape not permitted", "room for N". Values and layouts follow nvml.h. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -105,7 +106,7 @@ typedef struct { device *gpu; u64 kind, data; u32 gi, ci; } event;
 int nvmlEventSetWait_v2(void *set, event *found, u32 milliseconds) {
     (void)set; (void)milliseconds;
     if (!says("xid")) return TIMEOUT;
-    while (says("events hang")) usleep(20000);  /* the event is out of the queue by now */
+    while (says("events hang")) usleep(20000);  /* the event has left the queue */
     unlink(getenv("FAKE_NVML"));
     *found = (event){&boards[0], 8, 79, 0, 0};
     return OK;
@@ -221,7 +222,7 @@ static const profile *named(u32 id) {
 typedef struct { u32 start, size; } place;
 int nvmlDeviceGetGpuInstancePossiblePlacements_v2(device *gpu, u32 id, place *found, u32 *count) {
     const profile *kind = named(id);
-    if (!kind || !mode) return UNSUPPORTED; /* as the real one: only while MIG is on */
+    if (!kind || !mode) return UNSUPPORTED; /* like the real library: only while MIG is on */
     (void)gpu;
     if (*count < kind->places) return TOO_SMALL;
     *count = kind->places;

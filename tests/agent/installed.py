@@ -1,4 +1,6 @@
-"""The agent as GPU hosts install it: the built wheel in an environment of its own, with what it needs and nothing of the server."""
+"""Install the agent as GPU hosts do: the built wheel in its own environment, with its dependencies and
+without the server.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def source_of(folder: Path, version: str) -> Path:
-    """A copy of what the agent is built from, as another version of it."""
+    """Return a copy of the agent's sources with another version."""
     for name in ("agent", "requirements", "deploy"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "agent" / "__init__.py").write_text(f'"""Another version."""\n\nAGENT_VERSION = "{version}"\n')
@@ -22,19 +24,22 @@ def source_of(folder: Path, version: str) -> Path:
 
 
 def build(out: Path, source: Path = ROOT) -> Path:
-    """``./run build-agent``; gives the wheel."""
+    """Run `./run build-agent`; return the wheel."""
     command = [sys.executable, str(ROOT / "run"), "build-agent", "--out", str(out), "--source", str(source)]
     subprocess.run(command, check=True, capture_output=True)
     return next(out.glob("*.whl"))
 
 
 def locked(lock: Path) -> dict[str, str]:
-    """Names and versions that a lock pins."""
+    """Return the names and versions pinned by a lock file."""
     return dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", lock.read_text(), re.M))
 
 
 def install(wheel: Path, folder: Path) -> Path:
-    """Put the wheel into a new environment, without network: what it needs is linked from here. Gives the folder of programs."""
+    """Install the wheel into a new environment without network; its dependencies are linked from here.
+
+    Return the folder of programs.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     packages = next((folder / "lib").glob("python3.*")) / "site-packages"
     for name in locked(wheel.parent / "agent.txt"):
@@ -43,7 +48,7 @@ def install(wheel: Path, folder: Path) -> Path:
     options = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     if importlib.util.find_spec("pip"):
         command = [sys.executable, "-m", "pip", "--python", python, *options]
-    else:  # an environment that uv made
+    else:  # an environment made by uv
         uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
         command = [uv, "pip", options[0], "--python", python, *options[1:]]
     subprocess.run(command, check=True, capture_output=True)
@@ -51,10 +56,10 @@ def install(wheel: Path, folder: Path) -> Path:
 
 
 def _link(name: str, packages: Path) -> None:
-    """Link everything that a distribution of this environment has at the top of site-packages."""
+    """Link all top-level entries of a distribution of this environment."""
     try:
         found = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
-        return  # of another Python only
+        return  # needed by another Python version only
     for top in {path.parts[0] for path in found.files or [] if path.parts[0] not in ("..", "__pycache__")}:
         (packages / top).symlink_to(Path(str(found.locate_file(top))).resolve())

@@ -1,4 +1,6 @@
-"""One GPU, one tenant, on the host: each layer holds by itself, and what it holds is lost without it."""
+"""Test that a GPU has one tenant on its host: each protection works alone, and its absence loses the
+property.
+"""
 
 from __future__ import annotations
 
@@ -25,38 +27,36 @@ from tests.agent.fake_edge import FakeEdge
 WHOLE = SlotClaim("GPU-1", 0, 840)
 
 
-def test_a_stale_generation_is_refused_and_only_the_record_of_generations_sees_to_it(tmp_path: Path) -> None:
+def test_only_the_generation_record_rejects_a_stale_generation(tmp_path: Path) -> None:
     generations = Generations(tmp_path / "generations.json")
     generations.use(7, ["GPU-1"])
     for generation in (7, 6):
-        one = job("true", generation=generation, units=["GPU-1"])
-        wanted = FakeEdge(wanted={one.run: one}).desired()
+        run = job("true", generation=generation, units=["GPU-1"])
+        wanted = FakeEdge(wanted={run.run: run}).desired()
         known = frozenset({"GPU-1"})
-        (held,) = plan_actions(wanted, [], refusal=generations.refusal, known_units=known, heard_at=0)
-        assert isinstance(held, RefuseRun)
+        (refused,) = plan_actions(wanted, [], refusal=generations.refusal, known_units=known, heard_at=0)
+        assert isinstance(refused, RefuseRun)
         (lost,) = plan_actions(
             wanted, [], refusal=lambda generation, units: "", known_units=known, heard_at=0
         )
         assert isinstance(lost, StartRun)
 
 
-def test_a_unit_that_a_living_process_holds_is_not_given_and_only_the_lock_sees_to_it(tmp_path: Path) -> None:
+def test_only_the_lock_protects_a_unit_held_by_a_living_process(tmp_path: Path) -> None:
     held = gpu_locks.lock_slots(tmp_path / "one", [WHOLE])
-    heir = subprocess.Popen(["/bin/sleep", "60"], pass_fds=held.descriptors)
+    child = subprocess.Popen(["/bin/sleep", "60"], pass_fds=held.descriptors)
     try:
         held.close()  # the agent is gone; the workload is not
         with pytest.raises(gpu_locks.SlotsLocked):
             gpu_locks.lock_slots(tmp_path / "one", [WHOLE])
-        gpu_locks.lock_slots(tmp_path / "two", [WHOLE]).close()  # a lock that is not shared keeps nobody out
+        gpu_locks.lock_slots(tmp_path / "two", [WHOLE]).close()  # a separate lock folder excludes nobody
     finally:
-        heir.kill()
-        heir.wait()
+        child.kill()
+        child.wait()
     gpu_locks.lock_slots(tmp_path / "one", [WHOLE]).close()
 
 
-async def test_work_of_a_host_that_hears_nothing_stops_by_itself_and_only_its_lease_sees_to_it(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
+async def test_only_the_lease_stops_a_job_of_a_disconnected_host(edge: FakeEdge, agent: AgentProcess) -> None:
     edge.lease_seconds = 2.0
     for number in (1, 2):
         await edge.want(
@@ -69,49 +69,45 @@ async def test_work_of_a_host_that_hears_nothing_stops_by_itself_and_only_its_le
     assert not (agent.state / "runs" / "run-2" / "exit.json").exists()
 
 
-# -- the GPU itself, before the next tenant -------------------------------------------------------------------------------
+# Checks of the GPU before the next tenant
 
 
 def rows(memory_mib: int | None) -> list[SampleRow]:
     return [SampleRow(unit="GPU-1", ts=0.0, memory_used_mib=memory_mib)]
 
 
-def on_it(*pids: int) -> list[GpuProcess]:
+def processes_on_gpu(*pids: int) -> list[GpuProcess]:
     return [GpuProcess("GPU-1", "GPU-1", pid) for pid in pids]
 
 
-def test_what_a_tenant_leaves_is_seen_and_what_was_there_before_it_is_not_its(tmp_path: Path) -> None:
+def test_leftovers_of_a_tenant_are_found_relative_to_the_baseline(tmp_path: Path) -> None:
     unit = HandoverCheck(tmp_path / "units.json", "a boot")
-    assert unit.left(["GPU-1"], rows(600), on_it(5)) == "", "nothing is known of before"
-    unit.record_baseline(["GPU-1"], rows(600), on_it(5))
-    again = HandoverCheck(
-        tmp_path / "units.json", "a boot"
-    )  # an agent that was started again knows it as well
-    assert again.left(["GPU-1"], rows(600 + handover.MEMORY_TOLERANCE_MIB), on_it(5)) == ""
-    left = again.left(["GPU-1"], rows(600), on_it(5, 6))
+    assert unit.left(["GPU-1"], rows(600), processes_on_gpu(5)) == "", "there is no baseline yet"
+    unit.record_baseline(["GPU-1"], rows(600), processes_on_gpu(5))
+    again = HandoverCheck(tmp_path / "units.json", "a boot")  # a restarted agent knows the baseline
+    assert again.left(["GPU-1"], rows(600 + handover.MEMORY_TOLERANCE_MIB), processes_on_gpu(5)) == ""
+    left = again.left(["GPU-1"], rows(600), processes_on_gpu(5, 6))
     assert "process of an earlier workload" in left and "6" not in left
-    assert "30000 MiB of an earlier workload" in again.left(["GPU-1"], rows(30_600), on_it())
-    with pytest.raises(GpuReadError):  # what it told before and does not tell now is not clean
-        again.left(["GPU-1"], rows(None), on_it())
+    assert "30000 MiB of an earlier workload" in again.left(["GPU-1"], rows(30_600), processes_on_gpu())
+    with pytest.raises(GpuReadError):  # a value that was reported before and is missing now is not clean
+        again.left(["GPU-1"], rows(None), processes_on_gpu())
     with pytest.raises(GpuReadError):
-        again.left(["GPU-2"], rows(30_600), on_it())
+        again.left(["GPU-2"], rows(30_600), processes_on_gpu())
     booted = HandoverCheck(tmp_path / "units.json", "another boot")
-    assert booted.left(["GPU-1"], rows(30_600), on_it(6)) == "", (
-        "nothing of an earlier tenant outlives the host"
+    assert booted.left(["GPU-1"], rows(30_600), processes_on_gpu(6)) == "", (
+        "nothing of an earlier tenant survives a reboot"
     )
 
 
-def test_a_service_that_was_started_again_on_a_gpu_keeps_nobody_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_system_service_is_no_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unit = HandoverCheck(tmp_path / "units.json", "a boot")
-    unit.record_baseline(["GPU-1"], rows(600), on_it(5))
-    monkeypatch.setattr(handover, "is_system_service", lambda pid: pid == 7)  # systemd made its control group
-    assert unit.left(["GPU-1"], rows(600), on_it(7)) == ""
-    assert unit.left(["GPU-1"], rows(600), on_it(6, 7)) != ""
+    unit.record_baseline(["GPU-1"], rows(600), processes_on_gpu(5))
+    monkeypatch.setattr(handover, "is_system_service", lambda pid: pid == 7)  # systemd made its cgroup
+    assert unit.left(["GPU-1"], rows(600), processes_on_gpu(7)) == ""
+    assert unit.left(["GPU-1"], rows(600), processes_on_gpu(6, 7)) != ""
 
 
-async def test_the_next_workload_waits_until_the_gpu_says_that_the_last_one_has_left_it(
+async def test_the_next_workload_waits_for_the_processes_of_the_last_one(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     unit = agent.units[0]

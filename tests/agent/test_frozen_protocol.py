@@ -1,4 +1,4 @@
-"""Version 1 of the wire protocol as it was frozen: today's code reads it and is read by it, or these tests say what changed."""
+"""Test that the current code and each frozen version of the wire protocol can read each other."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ SOURCE = Path(protocol.__file__).read_text()
 
 
 def changed(*changes: tuple[str, str]) -> types.ModuleType:
-    """The protocol with some of its lines written otherwise."""
+    """Return the protocol module with some source lines replaced."""
     source = SOURCE
     for before, after in changes:
         assert source.count(before) == 1, f"{before!r} has to stand in protocol.py once"
         source = source.replace(before, after)
     module = types.ModuleType("agent.changed_protocol")
-    sys.modules[module.__name__] = module  # where dataclasses look for the names in annotations
+    sys.modules[module.__name__] = module  # dataclasses resolve the names of annotations here
     exec(compile(source, "changed_protocol.py", "exec"), module.__dict__)
     return module
 
 
 @pytest.mark.parametrize("kept", VERSIONS, ids=lambda kept: kept.folder.name)
-def test_a_released_version_is_still_read_and_written(kept: Kept) -> None:
+def test_a_released_version_can_still_be_read_and_written(kept: Kept) -> None:
     assert kept.problems(protocol) == []
 
 
-def test_what_is_added_within_a_version_is_frozen_with_it() -> None:
+def test_fields_added_within_a_version_are_frozen() -> None:
     new = Kept(FOLDER / f"v{protocol.VERSION}").unknown(protocol)
     assert not new, f"{', '.join(new)}: not frozen yet; run: python -m tests.agent.freeze_protocol --add"
 
 
-def test_every_frame_and_body_is_frozen_with_every_field_said() -> None:
+def test_every_frame_and_body_is_frozen_with_all_fields_set() -> None:
     kept = Kept(FOLDER / "v1")
     assert set(kept.names) == set(frames(protocol)) and len(kept.names) == 12
     for name, kind in kept.names.items():
@@ -49,7 +49,7 @@ def test_every_frame_and_body_is_frozen_with_every_field_said() -> None:
         assert set(said) == set(kept.fields[kind]) and None not in said.values()
 
 
-# What was done: the lines before and after, and what is found.
+# Description of a change: the lines before and after, and the expected finding.
 BREAKING: dict[str, tuple[list[tuple[str, str]], str]] = {
     "a field removed": ([("    spooled_batches: int = 0\n", "")], "observed.spooled_batches: gone"),
     "a nested field removed": ([("    numa_node: int | None = None\n", "")], "numa_node: gone"),
@@ -92,20 +92,20 @@ BREAKING: dict[str, tuple[list[tuple[str, str]], str]] = {
 
 
 @pytest.mark.parametrize("change", BREAKING)
-def test_a_change_that_an_older_peer_would_trip_over_is_found(change: str) -> None:
+def test_a_change_that_breaks_an_older_peer_is_found(change: str) -> None:
     changes, words = BREAKING[change]
     found = Kept(FOLDER / "v1").problems(changed(*changes))
     assert any(words in problem for problem in found), found
 
 
-def test_a_field_that_may_be_left_out_is_no_break() -> None:
+def test_an_optional_new_field_is_compatible() -> None:
     kept = Kept(FOLDER / "v1")
     added = changed(("    spooled_batches: int = 0\n", '    spooled_batches: int = 0\n    mood: str = ""\n'))
     assert kept.problems(added) == []
     assert kept.unknown(added) == ["Observed.mood"]
 
 
-def test_freezing_what_was_added_leaves_what_was_frozen(tmp_path: Path) -> None:
+def test_freezing_new_fields_keeps_frozen_ones_unchanged(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "v1")
     kept.add(protocol)
     before = {path.name: json.loads(path.read_text()) for path in kept.folder.iterdir()}
@@ -120,15 +120,13 @@ def test_freezing_what_was_added_leaves_what_was_frozen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [0, 2, "1", None])
 @pytest.mark.parametrize("name", ["observed", "desired", "JoinRequest"])
-def test_another_version_is_refused_in_words_also_where_nothing_else_of_it_can_be_read(
-    name: str, version: object
-) -> None:
+def test_another_version_is_rejected_with_a_message(name: str, version: object) -> None:
     with pytest.raises(protocol.UnsupportedVersionError, match="version: .*; allowed: 1"):
         kind = frames(protocol)[name]
         protocol.parse(kind, {"version": version, "kind": name, "all": "else is new"})
 
 
-async def test_an_agent_keeps_its_work_and_takes_no_orders_from_a_server_of_another_version(
+async def test_an_agent_ignores_a_server_of_another_version_and_keeps_its_jobs(
     edge: FakeEdge, make_agent: MakeAgent
 ) -> None:
     agent = await make_agent()
@@ -144,7 +142,7 @@ async def test_an_agent_keeps_its_work_and_takes_no_orders_from_a_server_of_anot
     )
     for socket in list(edge.sync_sockets):
         await socket.send_str(text)
-    await edge.until(lambda: not edge.sync_sockets)  # it hangs up, and tries again much later
+    await edge.until(lambda: not edge.sync_sockets)  # the agent disconnects and retries much later
     await asyncio.sleep(1)
     assert len(edge.observed) <= heard + 1
     assert json.loads((agent.state / "runs" / "run-1" / "order.json").read_text()) == {}

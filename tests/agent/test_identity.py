@@ -1,4 +1,6 @@
-"""Who a host is: a key pair of its own, a credential that is renewed with it, and copies of its state folder that show."""
+"""Test the identity of a host: its own key pair, the renewal of its credential, and the detection of copied
+state folders.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ from tests.agent.fake_edge import TOKEN, FakeEdge
 
 def is_signed(public_key: str, signature: str, text: bytes) -> bool:
     key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public_key))
-    key.verify(base64.b64decode(signature), text)  # raises where it is not
+    key.verify(base64.b64decode(signature), text)  # raises InvalidSignature otherwise
     return True
 
 
-async def test_a_host_makes_its_own_key_and_only_the_public_half_leaves_it(
+async def test_a_host_generates_its_key_and_sends_only_the_public_half(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     (asked,) = edge.joins
@@ -34,14 +36,14 @@ async def test_a_host_makes_its_own_key_and_only_the_public_half_leaves_it(
     assert file.read_text() not in str(read_json(agent.state / "identity.json"))
 
 
-async def test_a_credential_is_renewed_by_signing_what_the_server_asks_once(
+async def test_a_credential_is_renewed_by_signing_a_challenge_once(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     edge.challenge = "gpc.1.2.something"
     await edge.push()
     await edge.until(lambda: edge.proofs)
-    said = len(edge.observed)
-    await edge.until(lambda: len(edge.observed) > said + 3)
+    reports = len(edge.observed)
+    await edge.until(lambda: len(edge.observed) > reports + 3)
     (proof,) = edge.proofs
     assert proof.challenge == edge.challenge
     assert is_signed(edge.joins[0].public_key, proof.signature, host_key.renewal_message(edge.challenge))
@@ -51,30 +53,30 @@ async def test_a_credential_is_renewed_by_signing_what_the_server_asks_once(
     await edge.until(lambda: (read_json(agent.state / "identity.json") or {})["credential"] == "next")
 
 
-async def test_a_host_whose_credential_ran_out_comes_back_with_its_key_and_without_a_token(
+async def test_a_host_with_an_expired_credential_renews_it_with_its_key(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     edge.credentials.clear()
-    said = len(edge.observed)
+    reports = len(edge.observed)
     for socket in list(edge.sync_sockets):
         await socket.close()
-    await edge.until(lambda: len(edge.observed) > said)
+    await edge.until(lambda: len(edge.observed) > reports)
     assert len(edge.joins) == 1
     last = edge.renewals[-1]
     assert is_signed(edge.joins[0].public_key, last.signature, host_key.renewal_message("sign me"))
 
 
-async def test_a_key_that_others_may_read_is_not_used(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_key_that_others_can_read_is_not_used(edge: FakeEdge, agent: AgentProcess) -> None:
     (agent.state / "host.key").chmod(0o640)
     try:
         await host_key.sign(agent.state / "host.key", b"text")
     except host_key.HostKeyError as problem:
         assert "0600" in str(problem)
     else:
-        raise AssertionError("it was used")
+        raise AssertionError("the key was used")
 
 
-async def test_each_start_says_which_one_the_server_knew_before_it(
+async def test_each_start_reports_the_last_start_known_to_the_server(
     edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
     agent = await make_agent()
@@ -88,33 +90,33 @@ async def test_each_start_says_which_one_the_server_knew_before_it(
     assert second.start != first.start and second.starts_before == [first.start]
     await agent.kill()
     copied = await make_agent(state="copy")
-    assert edge.observed[-1].starts_before == [first.start], "it does not know of the second start"
+    assert edge.observed[-1].starts_before == [first.start], "the copy does not know the second start"
     await copied.kill()
 
 
-def test_starts_that_never_reached_the_server_do_not_push_out_the_one_that_did(tmp_path: Path) -> None:
+def test_unreported_starts_do_not_displace_the_last_reported_one(tmp_path: Path) -> None:
     known = AgentStarts(tmp_path / "starts")
     known.known()
     size = (tmp_path / "starts").stat().st_size
     last = [AgentStarts(tmp_path / "starts") for _ in range(3 * MAX_STARTS)][-1]
     assert last.before[0] == known.now and len(last.before) == MAX_STARTS
-    assert (tmp_path / "starts").stat().st_size == size, "written in place, also on a full disk"
+    assert (tmp_path / "starts").stat().st_size == size, (
+        "the file is overwritten in place, which also works on a full disk"
+    )
     last.known()
     assert AgentStarts(tmp_path / "starts").before == [last.now]
 
 
-async def test_streams_are_dialled_with_the_key_that_came_over_the_line_last(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
+async def test_streams_are_dialled_with_the_newest_stream_key(edge: FakeEdge, agent: AgentProcess) -> None:
     assert edge.observed[-1].binds_streams
     edge.streams_wanted, edge.stream_key = 2, "first"
     await edge.push()
     await edge.until(lambda: edge.stream_keys == ["first", "first"])
     edge.stream_key = "second"
     for socket in list(edge.sync_sockets):
-        await socket.close()  # another connection has another key
-    said = len(edge.observed)
-    await edge.until(lambda: len(edge.observed) > said + 1)
+        await socket.close()  # each connection has its own key
+    reports = len(edge.observed)
+    await edge.until(lambda: len(edge.observed) > reports + 1)
     for socket in list(edge.idle_streams):
         await socket.close()
     await edge.until(lambda: len(edge.stream_keys) >= 4)

@@ -1,4 +1,4 @@
-"""How long a run may last, as it is changed while it runs; and who was first: its end or the word that it is to stop."""
+"""Test changes of a running run's time limit, and the order of a run's end and a stop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.agent.conftest import AgentProcess, job
 from tests.agent.fake_edge import FakeEdge
 
 
-async def test_a_run_that_is_extended_lasts_longer_also_when_its_agent_starts_again(
+async def test_an_extended_run_keeps_its_limit_after_an_agent_restart(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     limit = 8
@@ -24,7 +24,7 @@ async def test_a_run_that_is_extended_lasts_longer_also_when_its_agent_starts_ag
     await edge.want(dataclasses.replace(wanted, max_runtime_seconds=3600))
     order = agent.state / "runs" / "run-1" / "order.json"
     await edge.until(lambda: json.loads(order.read_text()).get("max_runtime_seconds") == 3600)
-    assert time.time() - began < limit, "it was told in time"
+    assert time.time() - began < limit, "the new limit arrived in time"
     await agent.kill()
     await agent.start()
     await edge.until(lambda: time.time() > began + limit + 2)
@@ -33,9 +33,7 @@ async def test_a_run_that_is_extended_lasts_longer_also_when_its_agent_starts_ag
     assert (await edge.until_state("run-1", "ended")).outcome == "time_limit"
 
 
-async def test_a_run_that_may_last_for_ever_is_limited_while_it_runs(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
+async def test_an_unlimited_run_can_be_limited_while_it_runs(edge: FakeEdge, agent: AgentProcess) -> None:
     wanted = job("sleep 300")
     await edge.want(wanted)
     await edge.until_state("run-1", "running")
@@ -43,13 +41,11 @@ async def test_a_run_that_may_last_for_ever_is_limited_while_it_runs(
     assert (await edge.until_state("run-1", "ended")).outcome == "time_limit"
 
 
-async def test_what_had_ended_before_it_was_told_to_stop_has_finished(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
+async def test_a_run_that_ended_before_a_stop_has_finished(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(wanted := job("until [ -e ~/go ]; do sleep 0.05; done"))
     await edge.until_state("run-1", "running")
     shim = agent.shim("run-1")["pid"]
-    os.kill(shim, signal.SIGSTOP)  # it is late, as on a busy host
+    os.kill(shim, signal.SIGSTOP)  # the shim is late, as on a busy host
     main = agent.shim("run-1")["main_pid"]
     (agent.state / "homes" / "ada" / "go").touch()
     await edge.until(lambda: processes.read_process(main) is None)

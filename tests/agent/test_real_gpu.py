@@ -1,4 +1,4 @@
-"""On a real GPU only: the diagnostic passes, and no tenant reads what the one before left in its memory."""
+"""Test on a real GPU: the diagnostic passes, and a tenant cannot read memory of the previous one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 
 PATTERN = 0x5EC2E7A7
 MIB = 1 << 20
-# Fills as much of the memory as there is, says so, and waits to be killed.
+# Fills all free memory with a pattern, prints its size, and waits to be killed.
 WRITER = f"""
 import sys, time
 from agent.diagnostics.cuda import CudaDevice
@@ -37,7 +37,7 @@ gpu.wait()
 print(sum(size for _, size in pieces), flush=True)
 time.sleep(600)
 """
-# Takes as much again without writing to it, and counts how many of its words are the other one's.
+# Allocates the same amount without writing to it, and counts the words with the pattern.
 READER = f"""
 import ctypes
 from agent.diagnostics.cuda import CudaDevice
@@ -60,14 +60,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, "CUDA_VISIBLE_DEVICES": first, "PYTHONPATH": str(ROOT)}
 
 
-def as_somebody_else(command: list[str]) -> list[str]:
-    """As another user where root is: the next tenant is seldom the same."""
+def as_other_user(command: list[str]) -> list[str]:
+    """Run the command as another user if the tests run as root: the next tenant is usually another user."""
     if os.getuid() != 0 or shutil.which("setpriv") is None:
         return command
     return ["setpriv", "--reuid", "65533", "--clear-groups", *command]
 
 
-def test_memory_of_one_tenant_is_not_read_by_the_next() -> None:
+def test_a_tenant_cannot_read_memory_of_the_previous_one() -> None:
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER], stdout=subprocess.PIPE, text=True, env=environment(), cwd=ROOT
     )
@@ -76,19 +76,19 @@ def test_memory_of_one_tenant_is_not_read_by_the_next() -> None:
     writer.kill()
     writer.wait()
     read = subprocess.run(
-        as_somebody_else([sys.executable, "-c", READER]),
+        as_other_user([sys.executable, "-c", READER]),
         stdout=subprocess.PIPE,
         text=True,
         env=environment(),
         cwd=ROOT,
         check=True,
     )
-    looked, found = (int(word) for word in read.stdout.split())
-    assert looked > 0.8 * written, "it has to look at the same memory"
+    read_bytes, found = (int(word) for word in read.stdout.split())
+    assert read_bytes > 0.8 * written, "the reader must read the same memory"
     assert found == 0
 
 
-def test_the_diagnostic_of_a_well_gpu_passes() -> None:
+def test_the_diagnostic_of_a_healthy_gpu_passes() -> None:
     command = [sys.executable, "-m", "agent.diagnostics.gpu_check", "--deadline", "300", "--tool", "own"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=ROOT, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -99,5 +99,5 @@ def test_probe_and_nvidia_smi_agree() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "agent", "probe"], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True
     )
-    beside = json.loads(done.stdout)["nvidia_smi"]
-    assert beside["compared"] and beside["differ"] == [], beside
+    comparison = json.loads(done.stdout)["nvidia_smi"]
+    assert comparison["compared"] and comparison["differ"] == [], comparison

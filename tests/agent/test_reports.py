@@ -1,4 +1,4 @@
-"""How often an agent says what is so, and over how many connections it can be reached."""
+"""Test how often an agent reports, and how many connections it can hold."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from tests.agent.conftest import AgentProcess, MakeAgent
 from tests.agent.fake_edge import FakeEdge
 
 
-async def test_while_a_report_is_not_answered_the_next_one_without_news_waits_and_the_lease_is_still_asked_for(
+async def test_unanswered_reports_slow_down_but_still_request_leases(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     edge.silent = True
     await asyncio.sleep(edge.poll_seconds)
-    said, began = len(edge.observed), time.monotonic()
+    reports, began = len(edge.observed), time.monotonic()
     await asyncio.sleep(10 * edge.poll_seconds)
     polls = (time.monotonic() - began) / edge.poll_seconds
-    later = len(edge.observed) - said
+    later = len(edge.observed) - reports
     assert 1 <= later <= polls / 2 + 1
     edge.silent = False
-    await edge.push()  # answers the last one
-    await edge.until(lambda: len(edge.observed) > said + later + 3)
+    await edge.push()  # answers the last report
+    await edge.until(lambda: len(edge.observed) > reports + later + 3)
 
 
-async def test_a_kept_hardware_event_that_can_not_be_read_keeps_nobody_from_the_line(
+async def test_a_damaged_hardware_event_file_does_not_prevent_the_connection(
     edge: FakeEdge, make_agent: MakeAgent
 ) -> None:
     agent = await make_agent()
@@ -35,28 +35,26 @@ async def test_a_kept_hardware_event_that_can_not_be_read_keeps_nobody_from_the_
     assert not list((agent.state / "health").glob("*.json"))
 
 
-async def test_a_host_with_hundreds_of_open_workspace_connections_still_reaches_its_server(
-    edge: FakeEdge, agent: AgentProcess
-) -> None:
+async def test_a_host_with_many_open_streams_can_still_reconnect(edge: FakeEdge, agent: AgentProcess) -> None:
     edge.streams_wanted = 150
     await edge.push()
     await edge.until(lambda: len(edge.idle_streams) == 150)
-    said = len(edge.observed)
+    reports = len(edge.observed)
     for socket in list(edge.sync_sockets):
         await socket.close()
-    await edge.until(lambda: len(edge.observed) > said)
+    await edge.until(lambda: len(edge.observed) > reports)
 
 
-async def test_an_agent_whose_report_was_answered_comes_back_at_once_however_often_its_line_breaks(
+async def test_an_agent_reconnects_at_once_after_an_answered_report(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    edge.poll_seconds = 5.0  # so that it is not the lease that keeps pauses short
+    edge.poll_seconds = 5.0  # long, so that the lease does not shorten the pauses
     await edge.push()
     began = time.monotonic()
     for _ in range(10):
-        await asyncio.sleep(0.2)  # the answer gets there
-        said = len(edge.observed)
+        await asyncio.sleep(0.2)  # time for the answer to arrive
+        reports = len(edge.observed)
         for socket in list(edge.sync_sockets):
             await socket.close()
-        await edge.until(lambda said=said: len(edge.observed) > said)  # type: ignore[misc]
-    assert time.monotonic() - began < 18, "with pauses that grow to 8 s it takes some 25 s"
+        await edge.until(lambda reports=reports: len(edge.observed) > reports)  # type: ignore[misc]
+    assert time.monotonic() - began < 18, "pauses that grow to 8 s would take about 25 s"

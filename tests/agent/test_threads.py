@@ -1,4 +1,4 @@
-"""A host on which no process and no thread more is to be had: its agent goes on, and keeps what runs."""
+"""Test that an agent continues on a host that cannot create another process or thread."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ PARENT = next((group for group in GROUPS if (group / "cgroup.procs").exists()), 
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Path]:
-    """A control group that can hold how many processes and threads there are."""
+    """Make a cgroup that can limit the number of processes and threads."""
     if os.geteuid() != 0 or PARENT is None:
-        pytest.skip("only root can make control groups, where there are any")
+        pytest.skip("only root can make cgroups, if the host has them")
     made = PARENT / f"gpupool-test-{os.getpid()}"
     try:
         made.mkdir()
     except OSError:
-        pytest.skip("control groups can't be made here")
+        pytest.skip("cgroups cannot be made here")
     if not (made / "pids.max").exists():
         made.rmdir()
-        pytest.skip("control groups here do not hold processes")
+        pytest.skip("cgroups here cannot limit processes")
     yield made
     for pid in (made / "cgroup.procs").read_text().split():
         (PARENT / "cgroup.procs").write_text(pid)
     made.rmdir()
 
 
-async def test_an_agent_goes_on_where_no_thread_is_to_be_had(
+async def test_an_agent_continues_without_new_threads(
     edge: FakeEdge, make_agent: MakeAgent, group: Path
 ) -> None:
     edge.lease_seconds = 4.0
@@ -57,13 +57,13 @@ async def test_an_agent_goes_on_where_no_thread_is_to_be_had(
     assert await agent.end() == 0
 
 
-def test_a_question_that_finds_no_thread_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left(_: object) -> None:
+def test_a_blocking_call_without_a_thread_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_to_start(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     homes = BlockingCall("homes")
     with monkeypatch.context() as host:
-        host.setattr("threading.Thread.start", none_left)
+        host.setattr("threading.Thread.start", fail_to_start)
         with pytest.raises(CallTimeout):
             homes.ask(lambda: 1, 1.0)
     assert homes.ask(lambda: 1, 1.0) == 1

@@ -1,4 +1,4 @@
-"""The command line against a real server over HTTP, as somebody with every role of a small organisation."""
+"""Provide fixtures for the command line against a real server over HTTP, with users of every role."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.world import World, build_world
 
 
 @dataclass
-class Answer:
+class CommandResult:
     code: int
     out: str
     err: str
 
 
-Gpupool = Callable[..., Answer]
+Gpupool = Callable[..., CommandResult]
 
 
 @pytest.fixture
 def served_world(transactional_db: None) -> World:
-    """The shared organisation as of this moment, committed."""
+    """Return the shared organisation at the current time, committed to the database."""
     return build_world(datetime.now(UTC))
 
 
@@ -40,22 +40,22 @@ def gpupool(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Gpupool:
-    """Runs one command line, in a home of its own."""
+    """Return a function that runs one command line with its own home folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("GPUPOOL_URL", raising=False)
     monkeypatch.delenv("GPUPOOL_TOKEN", raising=False)
 
-    def call(*words: str) -> Answer:
+    def call(*words: str) -> CommandResult:
         code = run(list(words))
-        said = capsys.readouterr()
-        return Answer(code, said.out, said.err)
+        captured = capsys.readouterr()
+        return CommandResult(code, captured.out, captured.err)
 
     return call
 
 
 @pytest.fixture
 def sign_in(live_server: Any, gpupool: Gpupool) -> Callable[[User], str]:
-    """Signs a user in; the token."""
+    """Return a function that signs a user in and returns the token."""
 
     def call(user: User) -> str:
         _, token = api_tokens.create_token(actor=user, name="cli", now=datetime.now(UTC))

@@ -1,4 +1,4 @@
-"""Every command does its one thing, says it in a line, and tells scripts by its exit code what happened."""
+"""Test each command: its effect, its one-line output, and its exit code for scripts."""
 
 from __future__ import annotations
 
@@ -28,29 +28,31 @@ from tests.world import H100, World
 SignIn = Callable[[User], str]
 
 
-def test_signing_in_keeps_the_token_where_only_its_owner_reads_it(
+def test_login_stores_the_token_readable_by_its_owner_only(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.member)
-    place = credentials.credentials_path()
-    assert stat.S_IMODE(place.stat().st_mode) == 0o600
+    path = credentials.credentials_path()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "vision-1" in gpupool("me").out
     assert gpupool("logout").code == 0
     answer = gpupool("me")
     assert (answer.code, answer.err.count("\n")) == (3, 1)
 
 
-def _explained(gpupool: Gpupool, short: str, world: World) -> None:
-    """Ways to start sooner, the range of its start, why another one, who gets how much."""
+def assert_explained(gpupool: Gpupool, short: str, world: World) -> None:
+    """Check options for an earlier start, the comparison with another workload, and the fairness table."""
     soon = gpupool("why", short, "--sooner")
     assert soon.code == 0 and ("sooner:" in soon.out or "Nothing that was tried" in soon.out)
-    made = gpupool(
+    submitted = gpupool(
         "job", "run", "--gpus", "1", "--model", H100, "--pool", "shared", "--name", "other", "--", "true"
     )
-    assert made.code == 0, made.err
+    assert submitted.code == 0, submitted.err
     other = Workload.objects.get(name="other")
-    said = gpupool("why", short, "--them", "other")
-    assert said.code == 0 and "other and not python:" in said.out and "Without other, python" in said.out
+    answer = gpupool("why", short, "--them", "other")
+    assert (
+        answer.code == 0 and "other and not python:" in answer.out and "Without other, python" in answer.out
+    )
     assert json.loads(gpupool("why", short, "--them", "other", "--json").out)["rule"]
     Workload.objects.filter(pk=other.pk).update(outcome="finished")
     Workload.objects.filter(pk=other.pk, state=other.state).update(state="ended")
@@ -63,7 +65,7 @@ def _explained(gpupool: Gpupool, short: str, world: World) -> None:
     assert gpupool("queue", "--fairness", "--pool", "none").code == 4
 
 
-def test_a_wrong_token_or_address_is_not_kept(gpupool: Gpupool, live_server: Any) -> None:
+def test_a_wrong_token_or_address_is_not_stored(gpupool: Gpupool, live_server: Any) -> None:
     assert gpupool("login", "--url", live_server.url, "--token", "gpp_wrong").code == 3
     assert gpupool("login", "--url", live_server.url, "--token", "gpp_\u202e").code in (3, 5)
     assert gpupool("login", "--url", "ftp://x", "--token", "x").code == 2
@@ -75,7 +77,7 @@ def test_a_job_is_run_explained_extended_and_cancelled(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.member)
-    made = gpupool(
+    submitted = gpupool(
         "job",
         "run",
         "--gpus",
@@ -91,7 +93,7 @@ def test_a_job_is_run_explained_extended_and_cancelled(
         "train.py",
         "a b",
     )
-    assert made.code == 0, made.err
+    assert submitted.code == 0, submitted.err
     workload = Workload.objects.get()
     assert (workload.name, workload.command, workload.environment) == (
         "python",
@@ -102,7 +104,7 @@ def test_a_job_is_run_explained_extended_and_cancelled(
     short = str(workload.public_id)[:8]
     assert "python" in gpupool("queue").out
     assert "python is queued" in gpupool("why", short).out
-    _explained(gpupool, short, served_world)
+    assert_explained(gpupool, short, served_world)
     assert gpupool("extend", "python", "--by", "1h").code == 0
     cancelled = gpupool("cancel", short, "--json")
     assert json.loads(cancelled.out)["outcome"] == "cancelled"
@@ -111,7 +113,7 @@ def test_a_job_is_run_explained_extended_and_cancelled(
     assert again.err.startswith("gpupool: ") and "already ended" in again.err
 
 
-def test_what_a_job_wrote_is_printed_and_its_end_is_the_exit_code(
+def test_the_log_of_a_job_is_printed_and_its_outcome_is_the_exit_code(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.member)
@@ -136,7 +138,7 @@ def test_what_a_job_wrote_is_printed_and_its_end_is_the_exit_code(
     assert gpupool("job", "logs", "train", "-f").code == 1
 
 
-def test_a_running_notebook_is_opened_by_an_address(
+def test_a_running_notebook_is_opened_by_its_address(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.member)
@@ -147,7 +149,7 @@ def test_a_running_notebook_is_opened_by_an_address(
     assert ".gpupool/enter?code=" in gpupool("notebook", "open", "nb", "--print").out
 
 
-def test_a_reservation_is_tried_made_and_given_up(
+def test_a_reservation_is_previewed_created_and_cancelled(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.member)
@@ -178,7 +180,7 @@ def test_a_reservation_is_tried_made_and_given_up(
     assert full.code == 1 and "allowed" in full.err.lower() or "less than" in full.err.lower()
 
 
-def test_show_names_the_attempts_and_which_did_not_find_its_checkpoint(
+def test_show_lists_attempts_and_missing_checkpoints(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.member)
@@ -203,14 +205,14 @@ def test_show_names_the_attempts_and_which_did_not_find_its_checkpoint(
     second, first = (line for line in gpupool("show", "moved").out.splitlines() if "checkpointed" in line)
     assert "beta" in second and second.rstrip().endswith("begins anew: another home folder")
     assert "alpha" in first and "anew" not in first
-    told = json.loads(gpupool("show", "moved", "--json").out)["runs"]
-    assert [(run["attempt"], run["begins_anew"], bool(run["checkpoint_at"])) for run in told] == [
+    runs = json.loads(gpupool("show", "moved", "--json").out)["runs"]
+    assert [(run["attempt"], run["begins_anew"], bool(run["checkpoint_at"])) for run in runs] == [
         (2, True, True),
         (1, False, True),
     ]
 
 
-def test_another_tenants_work_does_not_exist(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_work_of_another_team_is_invisible(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
     sign_in(served_world.vision.member)
     gpupool("job", "run", "--pool", "shared", "--name", "secret", "--", "true")
     name = str(Workload.objects.get().public_id)
@@ -239,7 +241,7 @@ WRONG_LINES = [
 ]
 
 
-def test_a_wrong_command_line_is_told_in_a_line_or_two(
+def test_an_invalid_command_line_is_reported_briefly(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.member)
@@ -264,7 +266,7 @@ WRONG_VALUES = [
 ]
 
 
-def test_a_wrong_value_is_refused_by_the_portal_in_words(
+def test_an_invalid_value_is_rejected_by_the_portal_with_a_message(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.member)
@@ -276,7 +278,7 @@ def test_a_wrong_value_is_refused_by_the_portal_in_words(
     assert not Workload.objects.exists() and not Reservation.objects.exists()
 
 
-def test_every_list_has_json(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_every_list_command_supports_json(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
     sign_in(served_world.vision.lead)
     for words in (
         "queue",
@@ -296,7 +298,7 @@ def test_every_list_has_json(gpupool: Gpupool, sign_in: SignIn, served_world: Wo
         assert gpupool(*words.split()).code == 0
 
 
-def test_an_operator_approves_what_a_lead_asked_for(
+def test_an_operator_approves_a_request_of_a_lead(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.lead)
@@ -320,7 +322,7 @@ def test_an_operator_approves_what_a_lead_asked_for(
     assert gpupool("approval", "decline", id_, "--comment", "no").code == 1
 
 
-def test_the_command_line_that_a_page_shows_does_the_same(
+def test_the_command_line_shown_on_a_page_is_equivalent(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.member)
@@ -342,8 +344,14 @@ def test_the_command_line_that_a_page_shows_does_the_same(
     )
     answer = gpupool(*shlex.split(line)[1:])
     assert answer.code == 0, answer.err
-    made = Workload.objects.get()
-    assert (made.name, made.units, made.preemptible, made.command, made.environment) == (
+    submitted = Workload.objects.get()
+    assert (
+        submitted.name,
+        submitted.units,
+        submitted.preemptible,
+        submitted.command,
+        submitted.environment,
+    ) == (
         "from a page",
         2,
         False,
@@ -364,7 +372,7 @@ def test_every_example_of_the_documentation_runs(
     lead = served_world.vision.lead
     User.objects.filter(pk=lead.pk).update(operator=True)
     type(served_world.static).objects.filter(pk=served_world.static.pk).update(slug="vision-only")
-    offered = {H100: [asdict(one) for one in mig_profiles_of(H100)]}
+    offered = {H100: [asdict(profile) for profile in mig_profiles_of(H100)]}
     gpus = [{"uuid": gpu.uuid, "units": [{"profile": ""}]} for gpu in served_world.hosts["alpha"].gpus.all()]
     reported = {"mig_profiles": offered, "gpus": gpus}
     Host.objects.filter(name="alpha").update(name="h3", hardware={"reported": reported})
@@ -372,9 +380,9 @@ def test_every_example_of_the_documentation_runs(
         name="gpu-07", last_sync_at=served_world.now - timedelta(hours=1)
     )
     sign_in(lead)
-    found = examples()
-    assert len(found) > 20
-    for line in found:
+    lines = examples()
+    assert len(lines) > 20
+    for line in lines:
         if line.startswith("login "):
             continue  # done above, with a real address
         if line.startswith("host cancel-maintenance "):
@@ -394,7 +402,7 @@ def test_every_command_is_documented() -> None:
             assert f"gpupool {name} {verb}".strip() in text, f"{name} {verb}"
 
 
-def test_durations_and_times_are_read_as_people_write_them() -> None:
+def test_durations_and_times_are_parsed() -> None:
     read = DurationType().convert
     assert [read(text, None, None) for text in ("90m", "8h", "1d12h", "3600")] == [
         5400,
@@ -412,7 +420,7 @@ def test_durations_and_times_are_read_as_people_write_them() -> None:
     assert parse_timestamp("2026-03-02T09:00:00+00:00", now).isoformat() == "2026-03-02T09:00:00+00:00"
 
 
-def test_homes_are_listed_with_their_size_and_what_is_not_known_is_said(
+def test_homes_are_listed_with_size_and_unknown_values(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     member = served_world.vision.member
@@ -423,12 +431,12 @@ def test_homes_are_listed_with_their_size_and_what_is_not_known_is_said(
     Volume.objects.create(
         storage=storage, name=member.username, size_bytes=4_200_000_000, size_complete=False
     )
-    said = gpupool("volume", "list").out
-    assert "over 4.2 GB" in said and "alpha, beta" in said and "not yet" in said
+    answer = gpupool("volume", "list").out
+    assert "over 4.2 GB" in answer and "alpha, beta" in answer and "not yet" in answer
     assert json.loads(gpupool("volume", "list", "--json").out)[0]["files"] is None
 
 
-def test_who_follows_a_job_reads_lines_that_come_after_its_end(
+def test_following_a_job_prints_lines_that_arrive_after_its_end(
     gpupool: Gpupool, sign_in: SignIn, served_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sign_in(served_world.vision.member)

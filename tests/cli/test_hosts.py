@@ -1,4 +1,4 @@
-"""Operators look after GPUs and hosts from the command line."""
+"""Test the operators' commands for GPUs and hosts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.portal.web.work_samples import make_waiting, reserve, run_job
 from tests.world import World
 
 
-def done(gpupool: Gpupool, line: str) -> str:
+def run_ok(gpupool: Gpupool, line: str) -> str:
     answer = gpupool(*shlex.split(line))
     assert answer.code == 0, f"{line}: {answer.err}"
     return answer.out
@@ -41,14 +41,14 @@ def test_a_gpu_is_diagnosed_taken_out_and_returned(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.people["operator"])
-    assert "Being looked at: GPU 1" in done(gpupool, "host diagnose alpha --gpu 1 --why noise")
+    assert "Being looked at: GPU 1" in run_ok(gpupool, "host diagnose alpha --gpu 1 --why noise")
     assert Diagnostic.objects.get().why == "operator"
     assert "being diagnosed already" in gpupool("host", "diagnose", "alpha", "--gpu", "1").err
     assert "gpu is '99'; allowed: 0, 1" in gpupool("host", "diagnose", "alpha", "--gpu", "99").err
-    assert "is out" in done(gpupool, "host take-out-gpu alpha 1 --why 'goes back'")
+    assert "is out" in run_ok(gpupool, "host take-out-gpu alpha 1 --why 'goes back'")
     assert Gpu.objects.get(host__name="alpha", index=1).state_reason == "goes back"
-    told = done(gpupool, "host health alpha")
-    assert "out" in told and "wanted" in told and "No hardware event." in told
+    output = run_ok(gpupool, "host health alpha")
+    assert "out" in output and "wanted" in output and "No hardware event." in output
     HealthEvent.objects.create(
         host=Host.objects.get(name="alpha"),
         gpu=Gpu.objects.get(host__name="alpha", index=1),
@@ -60,53 +60,55 @@ def test_a_gpu_is_diagnosed_taken_out_and_returned(
         received_at=timezone.now(),
         action_taken="warn",
     )
-    told = done(gpupool, "host health alpha")
-    assert "xid:48" in told and "an uncorrectable memory error" in told and "row 7, pid=4711" in told
-    assert json.loads(done(gpupool, "host health alpha --json"))["gpus"][1]["repair_state"] == "out"
-    assert "is well" in done(gpupool, "host return-gpu alpha 1")
+    output = run_ok(gpupool, "host health alpha")
+    assert "xid:48" in output and "an uncorrectable memory error" in output and "row 7, pid=4711" in output
+    assert json.loads(run_ok(gpupool, "host health alpha --json"))["gpus"][1]["repair_state"] == "out"
+    assert "is well" in run_ok(gpupool, "host return-gpu alpha 1")
 
 
-def test_a_missing_gpu_is_named_and_forgotten(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_a_missing_gpu_is_listed_and_forgotten(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.people["operator"])
     gpu = Gpu.objects.get(host__name="alpha", index=1)
     Gpu.objects.filter(pk=gpu.pk).update(
         missing_since=timezone.now(), retired_at=timezone.now(), repair_state="out", state_reason="row 7"
     )
-    told = done(gpupool, "host health alpha")
-    assert f"GPU 1 ({gpu.uuid}) is missing since" in told and "before that out: row 7" in told
-    (missing,) = json.loads(done(gpupool, "host health alpha --json"))["missing_gpus"]
+    output = run_ok(gpupool, "host health alpha")
+    assert f"GPU 1 ({gpu.uuid}) is missing since" in output and "before that out: row 7" in output
+    (missing,) = json.loads(run_ok(gpupool, "host health alpha --json"))["missing_gpus"]
     assert (missing["uuid"], missing["repair_state"], missing["reason"]) == (gpu.uuid, "out", "row 7")
     assert "gpu is 'GPU-x'; allowed:" in gpupool("host", "forget-gpu", "alpha", "GPU-x").err
-    assert "is listed no more" in done(
+    assert "is listed no more" in run_ok(
         gpupool, f"host forget-gpu alpha {gpu.uuid} --why 'went to the vendor'"
     )
-    assert json.loads(done(gpupool, "host health alpha --json"))["missing_gpus"] == []
+    assert json.loads(run_ok(gpupool, "host health alpha --json"))["missing_gpus"] == []
 
 
-def test_a_host_is_closed_and_opened_and_its_maintenance_announced_and_taken_back(
+def test_a_host_is_cordoned_drained_returned_and_its_maintenance_cancelled(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.people["operator"])
     for verb, state in (("cordon", "cordoned"), ("drain", "draining"), ("return", "in_service")):
-        done(gpupool, f"host {verb} alpha --why fans")
+        run_ok(gpupool, f"host {verb} alpha --why fans")
         assert Host.objects.get(name="alpha").admin_state == state
     line = "host maintenance alpha --start 'tomorrow 08:00' --end 'tomorrow 12:00'"
     assert gpupool(*shlex.split(line)).code == 2, "a reason is needed"
-    told = done(gpupool, f"{line} --preview")
-    assert "told to go, with notice and grace" in told and "GPUs that are away meanwhile: 8." in told
+    output = run_ok(gpupool, f"{line} --preview")
+    assert "told to go, with notice and grace" in output and "GPUs that are away meanwhile: 8." in output
     assert not MaintenanceWindow.objects.exists()
-    told = done(gpupool, f"{line} --why fans")
+    output = run_ok(gpupool, f"{line} --why fans")
     window = MaintenanceWindow.objects.get()
-    assert "alpha is away from" in told and f"gpupool host cancel-maintenance alpha {window.pk}" in told
+    assert "alpha is away from" in output and f"gpupool host cancel-maintenance alpha {window.pk}" in output
     assert "alpha is away already" in gpupool(*shlex.split(line), "--preview").err
-    assert f"(window {window.pk})" in done(gpupool, "host health alpha")
-    assert "taken back" in done(gpupool, f"host cancel-maintenance alpha {window.pk}")
-    gone = gpupool("host", "cancel-maintenance", "alpha", str(window.pk))
+    assert f"(window {window.pk})" in run_ok(gpupool, "host health alpha")
+    assert "taken back" in run_ok(gpupool, f"host cancel-maintenance alpha {window.pk}")
+    unknown_window = gpupool("host", "cancel-maintenance", "alpha", str(window.pk))
     assert (
-        gone.code,
-        f"window is '{window.pk}'; alpha has no maintenance window announced." in gone.err,
+        unknown_window.code,
+        f"window is '{window.pk}'; alpha has no maintenance window announced." in unknown_window.err,
     ) == (1, True)
-    done(gpupool, f"{line} --why fans")
+    run_ok(gpupool, f"{line} --why fans")
     other = MaintenanceWindow.objects.get()
     refused = gpupool("host", "cancel-maintenance", "alpha", str(window.pk)).err
     assert (
@@ -119,17 +121,17 @@ def test_a_host_is_closed_and_opened_and_its_maintenance_announced_and_taken_bac
     )
 
 
-def test_a_preview_says_whom_a_verb_touches_and_changes_nothing_and_the_deed_says_who_is_left(
+def test_a_preview_lists_affected_work_and_changes_nothing(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     run_job(served_world, served_world.vision, "storm", host="alpha", gpus=[0, 1])
     run_job(served_world, served_world.language, "desk", host="alpha", gpus=[2], kind="notebook")
     sign_in(served_world.people["operator"])
     before = Host.objects.values().get(name="alpha"), AuditEvent.objects.count()
-    told = done(gpupool, "host drain alpha --preview")
-    assert "Drain alpha: Nothing new starts on it." in told
+    output = run_ok(gpupool, "host drain alpha --preview")
+    assert "Drain alpha: Nothing new starts on it." in output
     storm, desk = (
-        next(line for line in told.splitlines() if line.startswith(name)) for name in ("storm", "desk")
+        next(line for line in output.splitlines() if line.startswith(name)) for name in ("storm", "desk")
     )
     assert (
         "vision" in storm
@@ -137,12 +139,12 @@ def test_a_preview_says_whom_a_verb_touches_and_changes_nothing_and_the_deed_say
         and "starts elsewhere at once" in storm
     )
     assert "language" in desk and "runs to its end: it can't be preempted" in desk
-    assert "GPUs that leave the pool: 8." in told and "Nothing is changed" in told
-    assert "Every coming reservation can be kept without it." in told
-    assert "runs on" in done(gpupool, "host cordon alpha --preview")
-    lease = done(gpupool, "host revoke alpha --preview")
+    assert "GPUs that leave the pool: 8." in output and "Nothing is changed" in output
+    assert "Every coming reservation can be kept without it." in output
+    assert "runs on" in run_ok(gpupool, "host cordon alpha --preview")
+    lease = run_ok(gpupool, "host revoke alpha --preview")
     assert lease.count("stops when its lease ends") >= 2 and "joins again with a new join token" in lease
-    assert json.loads(done(gpupool, "host drain alpha --preview --json"))["work"][0]["name"] in (
+    assert json.loads(run_ok(gpupool, "host drain alpha --preview --json"))["work"][0]["name"] in (
         "storm",
         "desk",
     )
@@ -150,91 +152,98 @@ def test_a_preview_says_whom_a_verb_touches_and_changes_nothing_and_the_deed_say
     assert refused.code == 1 and "alpha is in service already." in refused.err
     assert "is not off" in gpupool("host-is-off", "alpha", "--preview").err
     assert before == (Host.objects.values().get(name="alpha"), AuditEvent.objects.count()), (
-        "nothing is changed"
+        "a preview changes nothing"
     )
-    told = done(gpupool, "host drain alpha --why fans")
-    assert told.startswith("alpha is draining: nothing new starts on it.\n")
-    assert "leaves" in next(line for line in told.splitlines() if line.startswith("storm"))
-    assert "runs to its end" in next(line for line in told.splitlines() if line.startswith("desk"))
-    assert done(gpupool, "host return alpha") == "alpha is back in service.\n"
-    assert done(gpupool, "host cordon gamma").endswith("Nothing runs on it.\n")
+    output = run_ok(gpupool, "host drain alpha --why fans")
+    assert output.startswith("alpha is draining: nothing new starts on it.\n")
+    assert "leaves" in next(line for line in output.splitlines() if line.startswith("storm"))
+    assert "runs to its end" in next(line for line in output.splitlines() if line.startswith("desk"))
+    assert run_ok(gpupool, "host return alpha") == "alpha is back in service.\n"
+    assert run_ok(gpupool, "host cordon gamma").endswith("Nothing runs on it.\n")
 
 
-def test_a_preview_names_reservations(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
-    held = reserve(served_world, served_world.vision, "review", hours=-1, length=3)
-    Reservation.objects.filter(pk=held.pk).update(state="active")
+def test_a_preview_lists_reservations(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    reservation = reserve(served_world, served_world.vision, "review", hours=-1, length=3)
+    Reservation.objects.filter(pk=reservation.pk).update(state="active")
     unit = Unit.objects.filter(gpu__host__name="alpha", retired_at=None).earliest("pk")
     BoundUnit.objects.create(
-        reservation=held, unit=unit, slots=unit.slots, period=DateTimeTZRange(held.start, held.end)
+        reservation=reservation,
+        unit=unit,
+        slots=unit.slots,
+        period=DateTimeTZRange(reservation.start, reservation.end),
     )
     sign_in(served_world.people["operator"])
     for verb in ("drain", "cordon", "revoke"):
-        told = done(gpupool, f"host {verb} alpha --preview")
-        assert "Reservations on its GPUs, which get others: review (vision, until " in told, verb
+        output = run_ok(gpupool, f"host {verb} alpha --preview")
+        assert "Reservations on its GPUs, which get others: review (vision, until " in output, verb
 
 
-def test_a_host_is_joined_by_the_command_that_is_printed_and_revoked(
+def test_a_host_is_joined_by_the_printed_command_and_revoked(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.people["operator"])
     unknown = gpupool("host", "join", "h9")
     assert unknown.code == 4 and "There is no host h9; give --pool" in unknown.err
-    told = done(gpupool, "host join h9 --pool shared --label rack=r4")
+    output = run_ok(gpupool, "host join h9 --pool shared --label rack=r4")
     assert (
-        "Without a GPU, add --simulate 8xH100-80GB to that" in told
-        and "does not find its last checkpoint" in told
+        "Without a GPU, add --simulate 8xH100-80GB to that" in output
+        and "does not find its last checkpoint" in output
     )
     host = Host.objects.get(name="h9")
     assert (host.pool.slug, host.labels) == ("shared", {"rack": "r4"})
-    [token] = set(re.findall(r"--join-token (\S+)", told))
+    [token] = set(re.findall(r"--join-token (\S+)", output))
     until = timezone.localtime(JoinToken.objects.get(host=host).expires_at)
-    assert f"Run this on the machine, once, by {until.astimezone():%Y-%m-%d %H:%M}:" in told
-    assert "systemctl stop" not in told, "it has never had an agent"
-    again = json.loads(done(gpupool, "host join h9 --json"))
+    assert f"Run this on the machine, once, by {until.astimezone():%Y-%m-%d %H:%M}:" in output
+    assert "systemctl stop" not in output, "the host never had an agent"
+    again = json.loads(run_ok(gpupool, "host join h9 --json"))
     assert again["token"] != token and again["command"].endswith("systemctl enable --now gpupool-agent")
     with pytest.raises(engine.OperationRejected, match="join_token_expired"):
-        joins(token)
-    joins(again["token"])
+        redeem_token(token)
+    redeem_token(again["token"])
     assert gpupool("host", "join", "h9", "--pool", "vision-only").err.startswith(
         "gpupool: h9 is a host of the pool shared"
     )
     assert gpupool("host", "join", "h9", "--label", "rack=r5").code == 2
-    assert "lease" in done(gpupool, "hosts") and "revoked" not in done(gpupool, "hosts")
-    told = done(gpupool, "host revoke h9 --why 'its disk left the house'")
-    assert told.startswith("h9 is cut off: its credential is revoked. It joins again with a new token.")
+    assert "lease" in run_ok(gpupool, "hosts") and "revoked" not in run_ok(gpupool, "hosts")
+    output = run_ok(gpupool, "host revoke h9 --why 'its disk left the house'")
+    assert output.startswith("h9 is cut off: its credential is revoked. It joins again with a new token.")
     assert Host.objects.get(name="h9").credential_hash == ""
-    told = done(gpupool, "host health h9")
+    output = run_ok(gpupool, "host health h9")
     assert re.search(
-        r"was revoked \d+ s ago \(its disk left the house\); to join again: gpupool host join h9", told
+        r"was revoked \d+ s ago \(its disk left the house\); to join again: gpupool host join h9", output
     )
-    line = next(line for line in done(gpupool, "hosts").splitlines() if line.startswith("h9"))
+    line = next(line for line in run_ok(gpupool, "hosts").splitlines() if line.startswith("h9"))
     assert " revoked " in line
     assert "its credential was revoked (its disk left the house); to join again: gpupool host join h9" in line
-    [row] = [row for row in json.loads(done(gpupool, "hosts --json")) if row["name"] == "h9"]
+    [row] = [row for row in json.loads(run_ok(gpupool, "hosts --json")) if row["name"] == "h9"]
     assert (row["state"], row["revoked_why"]) == ("revoked", "its disk left the house") and row["revoked_at"]
-    joins(json.loads(done(gpupool, "host join h9 --json"))["token"])
-    assert "revoked" not in done(gpupool, "hosts") + done(gpupool, "host health h9"), "it has joined again"
+    redeem_token(json.loads(run_ok(gpupool, "host join h9 --json"))["token"])
+    assert "revoked" not in run_ok(gpupool, "hosts") + run_ok(gpupool, "host health h9"), (
+        "the host has joined again"
+    )
 
 
-def test_who_joins_a_simulated_host_again_is_told_how_it_was_simulated(
+def test_rejoining_a_simulated_host_prints_its_simulation(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.people["operator"])
-    told = done(gpupool, "host join alpha")
-    assert "sudo systemctl stop gpupool-agent && sudo /opt" in told, "the agent that it has holds its folder"
-    assert "Its GPUs were simulated: add --simulate 8xH100-80GB to that" in told
-    assert "The agent of alpha that speaks now is turned away" in told
+    output = run_ok(gpupool, "host join alpha")
+    assert "sudo systemctl stop gpupool-agent && sudo /opt" in output, (
+        "the running agent holds the state folder"
+    )
+    assert "Its GPUs were simulated: add --simulate 8xH100-80GB to that" in output
+    assert "The agent of alpha that speaks now is turned away" in output
     Host.objects.filter(name="alpha").update(simulated=False)
-    assert "simulated" not in done(gpupool, "host join alpha")
+    assert "simulated" not in run_ok(gpupool, "host join alpha")
 
 
-def joins(token: str) -> None:
+def redeem_token(token: str) -> None:
     now = timezone.now()
     engine.redeem_join_token(token=token, host_name="h9", instance="i", boot_id="b", now=now)
 
 
 @pytest.mark.parametrize("verb", ["cordon", "drain", "return", "revoke", "health", "diagnose"])
-def test_a_host_that_is_not_there_is_named_with_those_that_are(
+def test_an_unknown_host_is_reported_with_the_known_ones(
     gpupool: Gpupool, sign_in: SignIn, served_world: World, verb: str
 ) -> None:
     sign_in(served_world.people["operator"])
@@ -242,27 +251,27 @@ def test_a_host_that_is_not_there_is_named_with_those_that_are(
     assert (answer.code, answer.err) == (4, "gpupool: host is 'h9'; allowed: alpha, beta, delta, gamma.\n")
     sign_in(served_world.language.member)
     assert gpupool("host", verb, "delta").err == "gpupool: host is 'delta'; allowed: alpha, beta, gamma.\n", (
-        "delta is vision's"
+        "delta belongs to the pool of vision"
     )
 
 
-def test_show_names_gpus_by_host_and_index(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_show_lists_gpus_by_host_and_index(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
     run_job(served_world, served_world.vision, "storm", host="alpha", gpus=[3, 0])
     sign_in(served_world.vision.member)
-    assert re.search(r"^holds +GPU 0, 3 of alpha$", done(gpupool, "show storm"), re.MULTILINE)
-    [run] = json.loads(done(gpupool, "show storm --json"))["runs"]
+    assert re.search(r"^holds +GPU 0, 3 of alpha$", run_ok(gpupool, "show storm"), re.MULTILINE)
+    [run] = json.loads(run_ok(gpupool, "show storm --json"))["runs"]
     assert [(unit["host"], unit["gpu"]) for unit in run["units"]] == [("alpha", 0), ("alpha", 3)]
     assert sorted(unit["uuid"] for unit in run["units"]) == run["gpus"]
     Unit.objects.filter(gpu__host__name="alpha", gpu__index=3).update(profile="1g.10gb")
-    assert "GPU 0, 3 (1g.10gb) of alpha" in done(gpupool, "show storm")
+    assert "GPU 0, 3 (1g.10gb) of alpha" in run_ok(gpupool, "show storm")
 
 
-def test_what_a_pool_does_by_itself_is_shown_and_changed(
+def test_the_repair_policy_of_a_pool_is_shown_and_changed(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.people["operator"])
-    assert "report" in done(gpupool, "repair-policy shared")
-    done(gpupool, "repair-policy shared --strays end --idle-every 24 --not-after-quarantine")
+    assert "report" in run_ok(gpupool, "repair-policy shared")
+    run_ok(gpupool, "repair-policy shared --strays end --idle-every 24 --not-after-quarantine")
     pool = Pool.objects.get(slug="shared")
     assert (pool.stray_action, pool.diagnose_every_hours, pool.diagnose_after_quarantine) == (
         "end",
@@ -273,43 +282,45 @@ def test_what_a_pool_does_by_itself_is_shown_and_changed(
     assert refused.code != 0 and "30 to 14,400 seconds" in refused.err
 
 
-def test_who_is_no_operator_is_told_so(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_a_user_who_is_no_operator_is_rejected(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.vision.member)
     assert "Only an operator" in gpupool("host", "diagnose", "alpha").err
     assert gpupool("host", "health", "alpha").code == 0
 
 
-def test_hosts_and_status_say_what_is_so_now(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+def test_hosts_and_status_show_the_current_state(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
     sign_in(served_world.people["operator"])
-    done(gpupool, "host cordon alpha --why 'looking at fans'")
-    assert "looking at fans" in done(gpupool, "hosts")
+    run_ok(gpupool, "host cordon alpha --why 'looking at fans'")
+    assert "looking at fans" in run_ok(gpupool, "hosts")
     Host.objects.filter(name="alpha").update(lease_state="silent")
-    assert "its agent does not speak; before that: looking at fans" in done(gpupool, "hosts")
+    assert "its agent does not speak; before that: looking at fans" in run_ok(gpupool, "hosts")
     unit = Unit.objects.filter(gpu__host__name="beta", gpu__index=0, retired_at=None)
     unit.update(slots=NumericRange(0, 120), profile="1g.10gb")
     model = Gpu.objects.get(host__name="beta", index=0).model
-    [shared] = [row for row in json.loads(done(gpupool, "status --json")) if row["slug"] == "shared"]
-    [told_of] = [row for row in shared["models"] if row["model"] == model]
-    assert told_of["free_in_parts_gpus"] == 120 / SLOTS_PER_GPU
-    assert "free in slices" in (told := done(gpupool, "status")) and re.search(r"\b0\.14\b", told)
+    [shared] = [row for row in json.loads(run_ok(gpupool, "status --json")) if row["slug"] == "shared"]
+    [model_row] = [row for row in shared["models"] if row["model"] == model]
+    assert model_row["free_in_parts_gpus"] == 120 / SLOTS_PER_GPU
+    assert "free in slices" in (output := run_ok(gpupool, "status")) and re.search(r"\b0\.14\b", output)
 
 
-def test_why_says_how_many_are_not_yours_to_see(
-    gpupool: Gpupool, sign_in: SignIn, served_world: World
-) -> None:
+def test_why_counts_invisible_workloads(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
     other = run_job(served_world, served_world.language, "secret-llm", host="alpha", gpus=[0, 1])
-    mine = make_waiting(served_world, served_world.vision, "mri", blockers=[other.pk])
+    waiting = make_waiting(served_world, served_world.vision, "mri", blockers=[other.pk])
     sign_in(served_world.vision.member)
-    told = done(gpupool, f"why {mine.public_id}")
-    assert "1 that you may not see" in told and "1 more" not in told and "secret-llm" not in told
+    output = run_ok(gpupool, f"why {waiting.public_id}")
+    assert "1 that you may not see" in output and "1 more" not in output and "secret-llm" not in output
 
 
-def test_a_host_is_shown_with_what_its_agent_says_and_who_was_turned_away(
+def test_a_host_is_shown_with_its_inventory_and_rejected_agents(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.member)
     Host.objects.filter(name="beta").update(agent_version="")
-    bare = done(gpupool, "host show beta")
+    bare = run_ok(gpupool, "host show beta")
     assert "never joined" in bare and "8 x H100-80GB" in bare and "turned away" not in bare
     uuids = [gpu.uuid for gpu in served_world.hosts["alpha"].gpus.order_by("index")]
     reported = {
@@ -344,7 +355,7 @@ def test_a_host_is_shown_with_what_its_agent_says_and_who_was_turned_away(
         boot_id="boot-2",
         now=timezone.now(),
     )
-    told = done(gpupool, "host show alpha")
+    output = run_ok(gpupool, "host show alpha")
     for words in (
         "64 cores, 512 GiB",
         "550.54, CUDA up to 12.4",
@@ -359,11 +370,11 @@ def test_a_host_is_shown_with_what_its_agent_says_and_who_was_turned_away(
         "(boot boot-2): a copy of its disk",
         "gpupool host join alpha",
     ):
-        assert words in told, words
-    assert "boot-1" not in told, "an operator's"
+        assert words in output, words
+    assert "boot-1" not in output, "the boot id is shown to operators only"
     sign_in(served_world.operator)
-    assert "boot-1" in done(gpupool, "host show alpha")
-    assert json.loads(done(gpupool, "host show alpha --json"))["refused_agent"]["quarantined"] is True
+    assert "boot-1" in run_ok(gpupool, "host show alpha")
+    assert json.loads(run_ok(gpupool, "host show alpha --json"))["refused_agent"]["quarantined"] is True
     assert gpupool("host", "show", "nowhere").code == 4
 
 
@@ -371,7 +382,7 @@ def test_diagnostics_are_listed_with_their_checks_and_numbers(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.member)
-    assert "No diagnostic yet" in done(gpupool, "host diagnostics alpha")
+    assert "No diagnostic yet" in run_ok(gpupool, "host diagnostics alpha")
     gpus, now = list(served_world.hosts["alpha"].gpus.order_by("index")), timezone.now()
     checks = [
         {"name": "memory", "passed": True, "numbers": {"tested_mib": 70_000}, "detail": ""},
@@ -398,7 +409,7 @@ def test_diagnostics_are_listed_with_their_checks_and_numbers(
             created_at=now,
             ended_at=now,
         )
-    told = done(gpupool, "host diagnostics alpha")
+    output = run_ok(gpupool, "host diagnostics alpha")
     for words in (
         "tested mib 70000",
         "gigabytes a second 11.25",
@@ -406,13 +417,11 @@ def test_diagnostics_are_listed_with_their_checks_and_numbers(
         "measured",
         "no tool for it",
     ):
-        assert words in told, words
-    assert "too slow" not in done(gpupool, "host diagnostics alpha --gpu 1")
+        assert words in output, words
+    assert "too slow" not in run_ok(gpupool, "host diagnostics alpha --gpu 1")
 
 
-def test_every_hardware_event_is_listed_not_the_last_twenty(
-    gpupool: Gpupool, sign_in: SignIn, served_world: World
-) -> None:
+def test_all_hardware_events_are_listed(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
     sign_in(served_world.vision.member)
     for number in range(23):
         HealthEvent.objects.create(
@@ -424,8 +433,10 @@ def test_every_hardware_event_is_listed_not_the_last_twenty(
             at=timezone.now(),
             received_at=timezone.now(),
         )
-    told = done(gpupool, "host events alpha")
-    assert all(f"xid:{100 + number}" in told for number in range(23)) and "4711" not in told
-    assert "xid:100" not in done(gpupool, "host health alpha")
+    output = run_ok(gpupool, "host events alpha")
+    assert all(f"xid:{100 + number}" in output for number in range(23)) and "4711" not in output
+    assert "xid:100" not in run_ok(gpupool, "host health alpha")
     sign_in(served_world.operator)
-    assert all("pid=4711, name=train" in done(gpupool, f"host {part} alpha") for part in ("events", "health"))
+    assert all(
+        "pid=4711, name=train" in run_ok(gpupool, f"host {part} alpha") for part in ("events", "health")
+    )

@@ -1,4 +1,6 @@
-"""A wrong setting stops the start with one line that names the variable, its value and what is allowed."""
+"""Test that a wrong setting stops the start with one line that names the variable, its value and the allowed
+values.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ GOOD = {
 }
 
 
-def test_good_settings_are_read_typed() -> None:
+def test_valid_settings_are_read_with_types() -> None:
     found = read_environment(GOOD)
     assert found.database["HOST"] == "/tmp/Sockets"
     assert found.database["PASSWORD"] == "pa@ss"
@@ -81,7 +83,7 @@ def test_good_settings_are_read_typed() -> None:
         ("GPUPOOL_MAIL_FROM", "nobody"),
     ],
 )
-def test_a_wrong_setting_is_refused_by_name(name: str, value: str) -> None:
+def test_a_wrong_setting_is_rejected_by_name(name: str, value: str) -> None:
     with pytest.raises(InvalidSettingError) as caught:
         read_environment({**GOOD, name: value})
     assert caught.value.name == name
@@ -91,17 +93,17 @@ def test_a_wrong_setting_is_refused_by_name(name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in GOOD if name != "GPUPOOL_ENVIRONMENT"])
-def test_a_missing_setting_is_named(name: str) -> None:
+def test_a_missing_setting_is_reported_by_name(name: str) -> None:
     with pytest.raises(InvalidSettingError, match=f"{name} is not set"):
         read_environment({key: value for key, value in GOOD.items() if key != name})
 
 
-def test_production_insists_on_tls() -> None:
+def test_production_requires_tls() -> None:
     with pytest.raises(InvalidSettingError, match="GPUPOOL_PORTAL_URL"):
         read_environment({**GOOD, "GPUPOOL_ENVIRONMENT": "production"})
 
 
-def test_a_password_is_never_shown() -> None:
+def test_a_password_is_never_printed() -> None:
     for name, value in (("DATABASE_URL", "mysql://me:hunter2@host/x"), ("REDIS_URL", "http://:hunter2@host")):
         with pytest.raises(InvalidSettingError) as caught:
             read_environment({**GOOD, name: value})
@@ -119,7 +121,7 @@ def test_a_password_is_never_shown() -> None:
         ["-m", "celery", "-A", "config.celery", "worker"],
     ],
 )
-def test_every_process_stops_with_one_line(command: list[str], root: Path) -> None:
+def test_every_process_reports_a_wrong_setting_in_one_line(command: list[str], root: Path) -> None:
     env = {**os.environ, **GOOD, "REDIS_URL": "valkey://localhost"}
     done = subprocess.run(
         [sys.executable, *command], cwd=root, env=env, capture_output=True, text=True, timeout=60
@@ -130,7 +132,7 @@ def test_every_process_stops_with_one_line(command: list[str], root: Path) -> No
     assert lines[0].startswith("gpupool: setting REDIS_URL is 'valkey://localhost'; allowed: ")
 
 
-def test_addresses_and_senders_of_every_allowed_kind_are_taken() -> None:
+def test_all_allowed_forms_of_addresses_and_senders_are_accepted() -> None:
     for url in ("http://[::1]:8470", "http://GPU.example.org", "https://a-b.example.org:8443/"):
         assert read_environment({**GOOD, "GPUPOOL_PORTAL_URL": url}).portal_url == url.lower().rstrip("/")
     for sender in ("gpupool@localhost", "GPU pool <gpus@example.org>"):

@@ -1,4 +1,4 @@
-"""A body that is too long is refused by the web process itself, before it is read: in its real server."""
+"""Test in the real server that the web process rejects a body that is too long before it is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1024 * 1024
 
 
 class Server:
-    """`uvicorn config.asgi:application`, as it is run, on a port of loopback."""
+    """A production `uvicorn config.asgi:application` on a loopback port."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Server:
 
     @property
     def memory(self) -> int:
-        """In bytes, at most so far."""
+        """Peak memory in bytes."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 
@@ -81,34 +81,34 @@ def server() -> Iterator[Server]:
         made.process.wait(30)
 
 
-def pieces(count: int) -> Iterator[bytes]:
+def chunks(count: int) -> Iterator[bytes]:
     for _ in range(count):
         yield b" " * (64 * 1024)
 
 
 @pytest.mark.parametrize("body", [b'"' + b"x" * 3 * MIB + b'"', b"[" * 3 * MIB], ids=["text", "brackets"])
-def test_json_that_is_too_long_is_refused_in_the_shape_of_every_refusal(server: Server, body: bytes) -> None:
-    status, said = server.ask("POST", "/api/v1/jobs/", body)
+def test_too_long_json_is_rejected_with_the_usual_error_format(server: Server, body: bytes) -> None:
+    status, answer = server.ask("POST", "/api/v1/jobs/", body)
     assert status == 413
     message = "The body is too large; allowed: up to 2,048 KiB."
-    assert json.loads(said) == {"errors": [{"field": "", "value": None, "message": message}]}
+    assert json.loads(answer) == {"errors": [{"field": "", "value": None, "message": message}]}
 
 
-def test_a_form_that_is_too_long_is_refused_in_words(server: Server) -> None:
-    status, said = server.ask(
+def test_a_too_long_form_is_rejected_with_a_message(server: Server) -> None:
+    status, answer = server.ask(
         "POST", "/accounts/login/", b"a=" + b"x" * 3 * MIB, "application/x-www-form-urlencoded"
     )
-    assert (status, said) == (413, b"The body is too large; allowed: up to 2,048 KiB.")
+    assert (status, answer) == (413, b"The body is too large; allowed: up to 2,048 KiB.")
 
 
-def test_what_is_as_long_as_it_may_be_gets_through(server: Server) -> None:
+def test_a_body_of_the_maximum_length_is_accepted(server: Server) -> None:
     assert server.ask("POST", "/api/v1/jobs/", b" " * 2 * MIB)[0] == 401
 
 
-def test_a_body_without_an_announced_length_is_counted_as_it_comes(server: Server) -> None:
-    """In pieces, as nobody knows how many will follow."""
-    assert server.ask("POST", "/api/v1/jobs/", pieces(16))[0] == 401
-    assert server.ask("POST", "/api/v1/jobs/", pieces(64))[0] == 413
+def test_a_chunked_body_is_counted_while_it_is_read(server: Server) -> None:
+    """The body is sent in chunks of unknown total length."""
+    assert server.ask("POST", "/api/v1/jobs/", chunks(16))[0] == 401
+    assert server.ask("POST", "/api/v1/jobs/", chunks(64))[0] == 413
 
 
 def test_the_answer_does_not_wait_for_the_body(server: Server) -> None:
@@ -119,7 +119,7 @@ def test_the_answer_does_not_wait_for_the_body(server: Server) -> None:
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_length_of_thousands_of_digits_is_a_number_like_any_other(server: Server) -> None:
+def test_a_length_of_thousands_of_digits_is_parsed(server: Server) -> None:
     for digits, answer in (
         (b"0" * 5000 + b"2", b"HTTP/1.1 401 "),
         (b"0" * 5000 + b"9" * 15, b"HTTP/1.1 413 "),
@@ -131,7 +131,7 @@ def test_a_length_of_thousands_of_digits_is_a_number_like_any_other(server: Serv
             assert connection.recv(65536).startswith(answer)
 
 
-def test_however_much_is_sent_little_of_it_is_held(server: Server) -> None:
+def test_a_huge_body_uses_little_memory(server: Server) -> None:
     before = server.memory
     for length in (b"Content-Length: 268435456", b"Transfer-Encoding: chunked"):
         with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
@@ -144,9 +144,9 @@ def test_however_much_is_sent_little_of_it_is_held(server: Server) -> None:
                 for _ in range(256):
                     connection.sendall(piece)
                     sent += 1
-            except OSError:  # it has been hung up on
+            except OSError:  # the server closed the connection
                 assert sent < 128
             else:
-                raise AssertionError("all of it was taken")
+                raise AssertionError("the whole body was accepted")
     assert server.memory - before < 24 * MIB
     assert server.ask("GET", "/healthz")[0] == 200

@@ -1,4 +1,6 @@
-"""Tests of one group run after each other in one process: they share what a machine has once."""
+"""Test that tests of one xdist group run one after another in one process: they share resources of the
+machine.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ import pytest
 
 
 @pytest.mark.xdist_group("house")
-def test_tests_of_a_group_are_kept_together_by_the_runner(request: pytest.FixtureRequest) -> None:
-    """pytest-xdist does so by the end of their names (--dist loadgroup); it has stopped to without a word (its issue 1386)."""
+def test_the_runner_keeps_tests_of_a_group_together(request: pytest.FixtureRequest) -> None:
+    """pytest-xdist does so by a suffix of test names (--dist loadgroup); it silently stopped doing so once
+    (its issue 1386).
+    """
     by_groups = bool(getattr(request.config.option, "loadgroup", False))
     assert request.node.nodeid.endswith("@house") is by_groups

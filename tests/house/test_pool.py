@@ -1,4 +1,4 @@
-"""Connections to the database after it was away."""
+"""Test the connection pool after the database was unavailable."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def address() -> dict[str, Any]:
-    """Where the tests' database is."""
+    """Return the connection parameters of the tests' database."""
     connection.ensure_connection()
     return {**connection.get_connection_params(), "autocommit": True}
 
 
 @pytest.fixture
 def pool(address: dict[str, Any]) -> Iterator[FastReconnectPool]:
-    """Of eight connections, all there."""
+    """Return a pool of eight open connections."""
     made = FastReconnectPool(kwargs=address, min_size=8, max_size=8, open=True, timeout=10)
     made.wait()
     yield made
@@ -40,7 +40,7 @@ def test_the_program_uses_this_pool() -> None:
     assert isinstance(connection.pool, FastReconnectPool)  # type: ignore[attr-defined]
 
 
-def test_a_forked_process_makes_a_pool_of_its_own_and_leaves_the_other_alone() -> None:
+def test_a_forked_process_makes_its_own_pool() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
     child = os.fork()
@@ -54,53 +54,53 @@ def test_a_forked_process_makes_a_pool_of_its_own_and_leaves_the_other_alone() -
         cursor.execute("SELECT 1")
 
 
-def test_celery_does_not_make_it_anew_for_each_task() -> None:
+def test_celery_keeps_its_pool_between_tasks() -> None:
     assert "pool" not in settings.DATABASES["default"]["OPTIONS"]
 
 
-def test_when_all_kept_connections_are_broken_the_next_one_asked_for_is_there_without_a_pause(
+def test_broken_connections_are_replaced_without_a_pause(
     pool: FastReconnectPool,
 ) -> None:
-    held = [pool.getconn() for _ in range(8)]
-    for one in held:
-        with socket.socket(fileno=os.dup(one.fileno())) as line:
+    connections = [pool.getconn() for _ in range(8)]
+    for conn in connections:
+        with socket.socket(fileno=os.dup(conn.fileno())) as line:
             line.shutdown(socket.SHUT_RDWR)
-        pool.putconn(one)  # idle, as far as it knows
+        pool.putconn(conn)  # idle from the pool's point of view
     began = time.monotonic()
     taken = [pool.getconn() for _ in range(8)]
     took = time.monotonic() - began
-    assert all(one.execute("SELECT 1").fetchone() == (1,) for one in taken)
-    for one in taken:
-        pool.putconn(one)
-    assert took < 2, "psycopg's own takes 3 s, from the third broken connection on"
+    assert all(conn.execute("SELECT 1").fetchone() == (1,) for conn in taken)
+    for conn in taken:
+        pool.putconn(conn)
+    assert took < 2, "psycopg's own pool takes 3 s from the third broken connection on"
 
 
-def test_one_that_the_server_ended_while_it_was_idle_is_not_given_and_one_that_is_well_is_not_asked(
+def test_only_closed_idle_connections_are_checked_and_replaced(
     pool: FastReconnectPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
     check = FastReconnectPool.check_connection
 
-    def count(one: psycopg.Connection[Any]) -> None:
-        asked.append(one.info.backend_pid)
-        check(one)
+    def count(conn: psycopg.Connection[Any]) -> None:
+        asked.append(conn.info.backend_pid)
+        check(conn)
 
     monkeypatch.setattr(FastReconnectPool, "check_connection", staticmethod(count))
-    held = [pool.getconn() for _ in range(8)]
-    ended = held[0].info.backend_pid
-    held[1].execute("SET ROLE NONE")  # the program's own may not
-    held[1].execute("SELECT pg_terminate_backend(%s, 2000)", (ended,))
-    for one in held:
-        pool.putconn(one)  # idle, as far as it knows
+    connections = [pool.getconn() for _ in range(8)]
+    ended = connections[0].info.backend_pid
+    connections[1].execute("SET ROLE NONE")  # the program's own role lacks the right
+    connections[1].execute("SELECT pg_terminate_backend(%s, 2000)", (ended,))
+    for conn in connections:
+        pool.putconn(conn)  # idle from the pool's point of view
     taken = [pool.getconn() for _ in range(8)]
-    assert all(one.execute("SELECT 1").fetchone() == (1,) for one in taken)
-    assert ended not in {one.info.backend_pid for one in taken}
+    assert all(conn.execute("SELECT 1").fetchone() == (1,) for conn in taken)
+    assert ended not in {conn.info.backend_pid for conn in taken}
     assert asked == [ended]
-    for one in taken:
-        pool.putconn(one)
+    for conn in taken:
+        pool.putconn(conn)
 
 
-def test_a_database_that_comes_back_is_found_at_once_however_long_it_was_away(
+def test_a_returning_database_is_used_at_once(
     address: dict[str, Any],
 ) -> None:
     away = {**address, "host": "127.0.0.1", "port": 1}
@@ -109,13 +109,13 @@ def test_a_database_that_comes_back_is_found_at_once_however_long_it_was_away(
     got: list[float] = []
 
     def ask() -> None:
-        one = pool.getconn()
+        conn = pool.getconn()
         got.append(time.monotonic())
-        pool.putconn(one)
+        pool.putconn(conn)
 
     waiting = threading.Thread(target=ask)
     waiting.start()
-    time.sleep(1.3)  # psycopg's own tries after 1 and after 3 s
+    time.sleep(1.3)  # psycopg's own pool retries after 1 s and after 3 s
     back = time.monotonic()
     now.update(host=address.get("host"), port=address.get("port"))
     waiting.join(8)
@@ -123,7 +123,7 @@ def test_a_database_that_comes_back_is_found_at_once_however_long_it_was_away(
     assert got and got[0] - back < 1.4
 
 
-def test_one_that_stays_away_is_an_error_after_the_time_that_was_given(address: dict[str, Any]) -> None:
+def test_an_unavailable_database_is_an_error_after_the_timeout(address: dict[str, Any]) -> None:
     pool = FastReconnectPool(
         kwargs={**address, "host": "127.0.0.1", "port": 1}, min_size=1, max_size=2, open=True
     )

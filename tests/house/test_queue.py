@@ -1,4 +1,6 @@
-"""The queue: every process and thread sends to the same one, every tick exists, and tasks are short."""
+"""Test the task queue: all processes and threads use the same broker, every scheduled task exists, and tasks
+are short.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from config.beat_scheduler import ClockJumpSafeScheduler
 from config.celery import TASK_TIME_LIMIT_SECONDS, VISIBILITY_TIMEOUT_SECONDS, app
 
 
-def test_every_thread_sends_to_our_queue() -> None:
-    """A thread of the web or edge process that never imported the queue uses it all the same."""
+def test_every_thread_sends_to_the_configured_broker() -> None:
+    """A thread of the web or edge process that never imported the queue must use it as well."""
     seen: list[str] = []
     thread = threading.Thread(target=lambda: seen.append(celery.current_app.conf.broker_url))
     thread.start()
@@ -22,39 +24,39 @@ def test_every_thread_sends_to_our_queue() -> None:
     assert seen == [settings.ENVIRONMENT.broker_url]
 
 
-def test_every_tick_names_a_task_that_exists_and_a_queue_that_a_worker_reads() -> None:
+def test_every_scheduled_entry_has_an_existing_task_and_queue() -> None:
     app.loader.import_default_modules()
     for name, entry in app.conf.beat_schedule.items():
         assert entry["task"] in app.tasks, name
         assert entry["options"]["queue"] in {queue.name for queue in app.conf.task_queues}, name
         assert entry["options"]["expires"] >= entry["schedule"], (
-            "a tick may not pile up behind a worker that was away"
+            "ticks must expire instead of piling up while a worker is down"
         )
 
 
-def test_no_task_may_run_as_long_as_the_broker_waits_before_it_starts_it_again() -> None:
+def test_task_time_limits_are_below_the_visibility_timeout() -> None:
     assert app.conf.task_soft_time_limit < TASK_TIME_LIMIT_SECONDS < VISIBILITY_TIMEOUT_SECONDS
     assert app.conf.broker_transport_options["visibility_timeout"] == VISIBILITY_TIMEOUT_SECONDS
 
 
-def test_tasks_survive_a_killed_worker_and_are_never_run_in_place() -> None:
+def test_tasks_survive_a_killed_worker_and_never_run_inline() -> None:
     assert app.conf.task_acks_late
     assert app.conf.task_reject_on_worker_lost
     assert not app.conf.task_always_eager
 
 
-def test_ticks_go_on_when_the_clock_is_set_back(tmp_path: Path) -> None:
+def test_scheduled_tasks_continue_after_the_clock_is_set_back(tmp_path: Path) -> None:
     scheduler = ClockJumpSafeScheduler(app, schedule_filename=str(tmp_path / "schedule"), lazy=True)
     scheduler.setup_schedule()
     try:
         later = app.now() + timedelta(hours=1)
         for entry in scheduler.schedule.values():
-            entry.last_run_at = later  # it ran before the clock was set back
+            entry.last_run_at = later  # the task ran before the clock was set back
         scheduler.reset_after_clock_jump(5000.0)
         sweep = scheduler.schedule["sweep"]
-        assert sweep.is_due().next > 3000, "as Celery has it, nothing ticks for an hour"
+        assert sweep.is_due().next > 3000, "with Celery's own behaviour nothing would run for an hour"
         scheduler.reset_after_clock_jump(5000.5)
-        assert sweep.is_due().next > 3000, "clocks are kept right by less"
+        assert sweep.is_due().next > 3000, "small clock adjustments are ignored"
         scheduler.reset_after_clock_jump(1400.0)
         assert all(entry.last_run_at <= app.now() for entry in scheduler.schedule.values())
         assert scheduler.schedule["sweep"].is_due().next <= 2.0

@@ -1,4 +1,4 @@
-"""The program's role works with rows and cannot touch the schema."""
+"""Test that the program's database role can change rows but not the schema."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db.utils import ProgrammingError
 
 
 @pytest.mark.django_db
-def test_tests_run_as_the_program_and_not_as_the_owner() -> None:
+def test_tests_run_as_the_program_role_and_not_as_the_owner() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_user")
         assert cursor.fetchone() == ("gpupool_app",)
@@ -23,7 +23,7 @@ def test_tests_run_as_the_program_and_not_as_the_owner() -> None:
         "ALTER TABLE portal_auditevent DISABLE TRIGGER ALL",
     ],
 )
-def test_the_program_may_not_change_the_schema(statement: str) -> None:
+def test_the_program_role_cannot_change_the_schema(statement: str) -> None:
     with (
         connection.cursor() as cursor,
         pytest.raises(ProgrammingError, match="permission denied|must be owner"),
@@ -32,8 +32,8 @@ def test_the_program_may_not_change_the_schema(statement: str) -> None:
 
 
 @pytest.mark.django_db
-def test_functions_with_the_owners_rights_look_for_tables_in_the_schema_only() -> None:
-    """A temporary table of the caller's must not stand in for one of ours."""
+def test_security_definer_functions_have_a_fixed_search_path() -> None:
+    """A temporary table of the caller must not replace a table of the schema."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT proname, proconfig FROM pg_proc WHERE prosecdef AND pronamespace = 'public'::regnamespace"
@@ -44,7 +44,7 @@ def test_functions_with_the_owners_rights_look_for_tables_in_the_schema_only() -
 
 
 @pytest.mark.django_db(transaction=True)
-def test_transactional_tests_still_find_empty_tables() -> None:
+def test_transactional_tests_find_empty_tables() -> None:
     from portal.models import User
 
     assert not User.objects.exists()

@@ -1,4 +1,4 @@
-"""The verbs of `./run`, by their exit status and what they say."""
+"""Test the verbs of `./run`: exit status and output."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def service(folder: Path, name: str, *command: str, **more: Any) -> Any:
     return Service(name, list(command), dict(os.environ), folder / f"{name}.log", **more)
 
 
-def test_an_unknown_verb_is_answered_with_the_verbs_there_are(root: Path) -> None:
+def test_an_unknown_verb_is_answered_with_the_known_verbs(root: Path) -> None:
     done = run(root, "dance")
     assert done.returncode == 2
     assert "'dance'" in done.stderr
@@ -62,14 +62,14 @@ def test_an_unknown_verb_is_answered_with_the_verbs_there_are(root: Path) -> Non
 
 
 @pytest.mark.parametrize("port", ["0", "65535", "-1", "http", "8470.5"])
-def test_a_wrong_port_is_refused_by_name(root: Path, port: str) -> None:
+def test_a_wrong_port_is_rejected_with_its_value(root: Path, port: str) -> None:
     done = run(root, "demo", f"--port={port}")
     assert done.returncode == 2
     assert repr(port) in done.stderr
     assert "1 to 65534" in done.stderr
 
 
-def test_a_state_folder_that_can_not_be_made_is_named(root: Path, tmp_path: Path) -> None:
+def test_a_state_folder_that_cannot_be_made_is_reported(root: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = run(root, "demo", "--port", "18470", "--state", str(tmp_path / "file" / "inside"))
     assert done.returncode == 1
@@ -80,13 +80,13 @@ def test_a_state_folder_that_can_not_be_made_is_named(root: Path, tmp_path: Path
     "wrong",
     [("--gpus", "-1"), ("--gpus", "99999999999"), ("--queued", "x"), ("--rounds", "0"), ("--seed", "-5")],
 )
-def test_a_wrong_size_of_a_benchmark_is_refused_by_name(wrong: tuple[str, str]) -> None:
+def test_a_wrong_size_of_a_benchmark_is_rejected(wrong: tuple[str, str]) -> None:
     with pytest.raises(SystemExit) as caught:
         plan_bench.main(list(wrong))
     assert caught.value.code == 2
 
 
-def test_a_port_in_use_is_named_with_its_holder(root: Path, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_with_its_process(root: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -96,10 +96,10 @@ def test_a_port_in_use_is_named_with_its_holder(root: Path, tmp_path: Path) -> N
     assert f"port {port} is in use by" in done.stderr
     assert f"pid {os.getpid()}" in done.stderr
     assert "--port N" in done.stderr
-    assert not (tmp_path / "site").exists(), "nothing is made before the ports are known to be free"
+    assert not (tmp_path / "site").exists(), "no file is made before the ports are known to be free"
 
 
-def test_a_second_demo_says_where_the_first_runs(root: Path, tmp_path: Path) -> None:
+def test_a_second_demo_prints_the_address_of_the_first(root: Path, tmp_path: Path) -> None:
     (tmp_path / "supervisor").write_text("4711 http://127.0.0.1:9")
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -109,20 +109,20 @@ def test_a_second_demo_says_where_the_first_runs(root: Path, tmp_path: Path) -> 
     assert "4711" in done.stdout
 
 
-def test_fresh_removes_only_a_state_folder_of_ours(root: Path, tmp_path: Path) -> None:
+def test_fresh_removes_only_a_state_folder_of_a_demo(root: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("three years of work")
     done = run(root, "demo", "--state", str(tmp_path), "--fresh", "--port", "61234")
     assert done.returncode == 1
     assert (tmp_path / "thesis.tex").exists()
 
 
-def test_status_of_nothing_is_one_line_of_json(root: Path, tmp_path: Path) -> None:
+def test_status_without_a_demo_is_one_line_of_json(root: Path, tmp_path: Path) -> None:
     done = run(root, "status", "--json", "--state", str(tmp_path))
     assert done.returncode == 3
     assert json.loads(done.stdout) == {"url": None, "services": {}}
 
 
-def test_logs_of_an_unknown_service_names_those_there_are(root: Path, tmp_path: Path) -> None:
+def test_logs_of_an_unknown_service_lists_the_known_ones(root: Path, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "web.log").write_text("hello\n")
     assert run(root, "logs", "web", "--state", str(tmp_path)).stdout == "hello\n"
@@ -132,7 +132,7 @@ def test_logs_of_an_unknown_service_names_those_there_are(root: Path, tmp_path: 
     assert "web" in done.stderr
 
 
-def test_logs_without_a_name_are_the_names_and_the_hint_names_the_folder(root: Path, tmp_path: Path) -> None:
+def test_logs_without_a_name_lists_the_services(root: Path, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     for name in ("web", "edge"):
         (tmp_path / "logs" / f"{name}.log").write_text("x")
@@ -142,18 +142,18 @@ def test_logs_without_a_name_are_the_names_and_the_hint_names_the_folder(root: P
     assert logs_hint(root / ".gpupool" / "demo") == "./run logs NAME"
 
 
-def test_the_command_line_runs_with_nothing_to_install(root: Path) -> None:
+def test_the_command_line_runs_without_installation(root: Path) -> None:
     answer = run(root, "gpupool", "--help")
     assert answer.returncode == 0 and "One shared pool of GPUs" in answer.stdout
 
 
-def test_an_unknown_benchmark_is_answered_with_those_there_are(root: Path) -> None:
+def test_an_unknown_benchmark_is_rejected(root: Path) -> None:
     done = run(root, "bench", "speed")
     assert done.returncode == 1
     assert "'speed' is no benchmark" in done.stderr
 
 
-def test_a_service_killed_with_sigkill_is_started_again(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_service_killed_with_sigkill_is_restarted(supervisor: Supervisor, tmp_path: Path) -> None:
     sleeper = supervisor.add(service(tmp_path, "sleeper", "sleep", "600"))
     first = sleeper.process.pid
     os.kill(first, signal.SIGKILL)
@@ -167,7 +167,7 @@ def test_a_service_killed_with_sigkill_is_started_again(supervisor: Supervisor, 
     assert (recorded["state"], recorded["pid"], recorded["restarts"]) == ("running", sleeper.process.pid, 1)
 
 
-def test_what_a_killed_service_left_behind_is_ended_before_it_starts_again(
+def test_children_of_a_killed_service_are_ended_before_its_restart(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
     script = f"sleep 600 & echo $! > {tmp_path}/child; wait"
@@ -180,7 +180,9 @@ def test_what_a_killed_service_left_behind_is_ended_before_it_starts_again(
     wait_for(lambda: process_start(child) is None)
 
 
-def test_a_service_that_cannot_start_is_tried_ever_slower(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_service_that_cannot_start_is_retried_with_growing_pauses(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
     broken = supervisor.add(service(tmp_path, "broken", "false"))
     pauses = []
 
@@ -194,9 +196,7 @@ def test_a_service_that_cannot_start_is_tried_ever_slower(supervisor: Supervisor
     assert pauses[0] < pauses[-1]
 
 
-def test_a_service_that_had_come_up_is_started_again_at_once_however_often_it_is_killed(
-    supervisor: Supervisor, tmp_path: Path
-) -> None:
+def test_a_steady_service_is_always_restarted_at_once(supervisor: Supervisor, tmp_path: Path) -> None:
     store = supervisor.add(service(tmp_path, "store", "sleep", "600", steady_seconds=0.2))
     for _ in range(3):
         wait_for(
@@ -208,32 +208,32 @@ def test_a_service_that_had_come_up_is_started_again_at_once_however_often_it_is
         assert store.pause == 0.1
 
 
-def test_a_one_off_is_done_when_it_succeeds(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_one_time_service_is_done_when_it_succeeds(supervisor: Supervisor, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     once = supervisor.add(service(tmp_path, "once", "true", once=True, on_success=mark.touch))
     wait_for(lambda: supervisor.check() is None and once.state == "done")
     assert mark.exists()
 
 
-def test_leftovers_of_a_killed_supervisor_are_ended_and_strangers_are_not(tmp_path: Path) -> None:
-    ours, stranger = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+def test_leftovers_of_a_killed_supervisor_are_ended_but_no_other_process(tmp_path: Path) -> None:
+    leftover, stranger = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
     try:
         entries = {
-            "web": {"pid": ours.pid, "began": process_start(ours.pid)},
-            # The number of a process that ended is given to another one some day.
+            "web": {"pid": leftover.pid, "began": process_start(leftover.pid)},
+            # a reused pid: the recorded start time differs
             "edge": {"pid": stranger.pid, "began": "1"},
         }
         (tmp_path / "services.json").write_text(json.dumps({"url": "", "services": entries}))
         end_leftovers(tmp_path)
-        assert ours.wait(5) != 0
+        assert leftover.wait(5) != 0
         assert stranger.poll() is None
     finally:
-        for process in (ours, stranger):
+        for process in (leftover, stranger):
             process.kill()
             process.wait()
 
 
-def test_an_agent_learns_none_of_the_servers_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agents_environment_contains_no_secret_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     env = agent_environment()
     assert not [
@@ -241,13 +241,13 @@ def test_an_agent_learns_none_of_the_servers_secrets(monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_throw_away_services_of_a_killed_owner_are_swept(
+def test_throw_away_services_of_a_killed_owner_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(throw_away.tempfile, "tempdir", str(tmp_path))
     left, used = tmp_path / "gpupool-test-left", tmp_path / "gpupool-test-used"
-    for place in (left, used):
-        place.mkdir()
+    for folder in (left, used):
+        folder.mkdir()
     server = subprocess.Popen(["sleep", "600"])
     (left / "owner").write_text("1 not-its-start")
     (left / "postgres.pid").write_text(f"{server.pid} {process_start(server.pid)}")
@@ -260,19 +260,21 @@ def test_throw_away_services_of_a_killed_owner_are_swept(
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """A folder with a short name: the path of a unix socket in it may not pass 107 bytes."""
+    """Return a folder with a short name: the path of a unix socket in it must not exceed 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="gpt-") as folder:
         yield Path(folder)
 
 
-def test_an_ended_command_takes_its_throw_away_services_with_it(root: Path, short_folder: Path) -> None:
+def test_throw_away_services_end_with_their_command(root: Path, short_folder: Path) -> None:
     env = {name: value for name, value in os.environ.items() if not name.endswith("_URL")} | {
         "TMPDIR": str(short_folder)
     }
     command = [sys.executable, str(root / "run"), "services", "--", "sh", "-c", "echo up; exec sleep 600"]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None and started.stdout.readline() == "up\n"
-        servers = [int(place.read_text().split()[0]) for place in short_folder.glob("gpupool-test-*/*.pid")]
+        servers = [
+            int(pid_file.read_text().split()[0]) for pid_file in short_folder.glob("gpupool-test-*/*.pid")
+        ]
         assert len(servers) == 2
         started.terminate()
         assert started.wait(30) == 143
@@ -280,7 +282,7 @@ def test_an_ended_command_takes_its_throw_away_services_with_it(root: Path, shor
     assert not [pid for pid in servers if process_start(pid)]
 
 
-def test_the_locks_name_no_index_and_no_address(root: Path) -> None:
+def test_lock_files_contain_no_index_and_no_address(root: Path) -> None:
     for lock in (root / "requirements").glob("*.txt"):
         text = lock.read_text()
         assert "://" not in text, lock
@@ -288,7 +290,7 @@ def test_the_locks_name_no_index_and_no_address(root: Path) -> None:
         assert "--hash=sha256:" in text, lock
 
 
-def test_ci_may_skip_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_programs_are_an_error_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
     monkeypatch.setattr(environment, "TEST_PROGRAMS", {"no-such-package": ("no-such-program",)})
     monkeypatch.setattr(environment, "install_system_packages", lambda packages, why: False)

@@ -1,4 +1,4 @@
-"""A whole demo, started as people start it: whatever is killed comes back, and Ctrl-C leaves nothing behind."""
+"""Test a whole demo: killed services return, and Ctrl-C leaves no process behind."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
             found.stop()
 
 
-def test_the_demo_says_where_it_is_and_who_can_sign_in(demo: Demo) -> None:
-    said = demo.output.read_text()
-    assert f"gpupool is ready: {demo.url}" in said
+def test_the_demo_prints_its_address_and_accounts(demo: Demo) -> None:
+    output = demo.output.read_text()
+    assert f"gpupool is ready: {demo.url}" in output
     for role in ("researcher", "lead", "operator", "finance"):
-        assert re.search(rf"^  .*{role}", said, re.M), f"{role} is not in\n{said}"
+        assert re.search(rf"^  .*{role}", output, re.M), f"{role} is not in\n{output}"
     assert (demo.folder / "organisation.json").stat().st_mode & 0o077 == 0
     assert (demo.folder / "secrets.json").stat().st_mode & 0o077 == 0
 
 
-def test_its_status_names_every_service(demo: Demo) -> None:
+def test_the_status_lists_every_service(demo: Demo) -> None:
     found = demo.status()
     assert found["url"] == demo.url
     assert {"postgres", "valkey", "web", "edge", "engine", "worker", "beat"} <= set(found["services"])
@@ -48,7 +48,7 @@ def test_its_status_names_every_service(demo: Demo) -> None:
     assert all(entry["state"] == "running" for entry in found["services"].values())
 
 
-def test_a_second_one_says_that_the_first_runs(demo: Demo) -> None:
+def test_a_second_demo_reports_the_running_one(demo: Demo) -> None:
     done = subprocess.run(
         [sys.executable, str(demo.root / "run"), "demo", "--state", str(demo.folder)],
         capture_output=True,
@@ -58,7 +58,7 @@ def test_a_second_one_says_that_the_first_runs(demo: Demo) -> None:
     assert f"already runs: {demo.url}" in done.stdout
 
 
-def test_whatever_is_killed_is_back_in_seconds(demo: Demo) -> None:
+def test_every_killed_service_is_back_in_seconds(demo: Demo) -> None:
     demo.wait_for(lambda: demo.answers("/readyz"), 30)
     for name in ("web", "edge", "engine", "worker", "beat", "valkey", "postgres"):
         before = demo.status()["services"][name]["pid"]
@@ -72,7 +72,7 @@ def test_whatever_is_killed_is_back_in_seconds(demo: Demo) -> None:
     demo.wait_for(lambda: demo.answers("/readyz"), 30)
 
 
-def test_ctrl_c_stops_everything_and_a_second_start_is_quick(demo: Demo) -> None:
+def test_ctrl_c_stops_all_processes_and_a_second_start_is_quick(demo: Demo) -> None:
     pids = [entry["pid"] for entry in demo.status()["services"].values()]
     assert demo.stop() == 0
     assert not [pid for pid in pids if process_start(pid)]
@@ -80,7 +80,7 @@ def test_ctrl_c_stops_everything_and_a_second_start_is_quick(demo: Demo) -> None
     again = Demo(demo.root, demo.folder, demo.port)
     try:
         again.wait_ready(60)
-        # The figure to reach is 10 s on an idle machine; the suite shares it with other tests.
+        # The target is 10 s on an idle machine; here other tests use the CPU as well.
         assert time.monotonic() - began < 30
         assert again.answers("/readyz")
     finally:

@@ -1,4 +1,4 @@
-"""The package `tools/`: what it may import, how it ends processes, and which tests it chooses for a change."""
+"""Test the package `tools/`: its imports, the ending of processes, and the choice of tests for a change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.gates import gates
 from tools.testing import LONG_PARTS, SHORT_PARTS, selects_examples
 from tools.verbs import VERBS
 
-STUBBORN = """
+IGNORES_SIGNALS = """
 import signal, subprocess, sys, time
 
 from tools.processes import descendants, end_remaining_descendants, ending_descendants
@@ -29,7 +29,7 @@ print(len(descendants(__import__("os").getpid())))
 
 
 def test_processes_that_ignore_signals_are_killed(root: Path) -> None:
-    command = [sys.executable, "-c", STUBBORN]
+    command = [sys.executable, "-c", IGNORES_SIGNALS]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
@@ -65,7 +65,7 @@ def test_an_old_python_is_replaced_by_a_newer_one(root: Path, tmp_path: Path) ->
     )
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=30)
-    # The program is first tried with "-c", whose output goes nowhere of interest.
+    # The program is first tried with "-c"; that output is irrelevant.
     assert done.stdout.splitlines()[-1] == f"newer {root / 'run'} status --json"
     newer.unlink()
     done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=30)
@@ -73,7 +73,7 @@ def test_an_old_python_is_replaced_by_a_newer_one(root: Path, tmp_path: Path) ->
     assert "Python 3.11 or newer is needed; this is 3.8" in done.stderr
 
 
-def test_help_names_every_verb(root: Path) -> None:
+def test_help_lists_every_verb(root: Path) -> None:
     page = (root / "run").read_text()
     assert not [verb for verb in VERBS if f"./run {verb} " not in page]
 
@@ -83,7 +83,7 @@ def test_pre_commit_runs_every_gate(root: Path) -> None:
     assert not [gate.name for gate in gates() if f"./run check {gate.name}\n" not in text]
 
 
-def test_every_test_is_in_one_part() -> None:
+def test_every_test_belongs_to_exactly_one_part() -> None:
     assert {part.markers for part in (*SHORT_PARTS, *LONG_PARTS)} == {
         "not long and not site",
         "site and not long",
@@ -109,7 +109,7 @@ def test_the_examples_environment_is_made_for_their_tests(arguments: list[str], 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A small repository: two modules, of which one imports the other, a page, and tests."""
+    """Make a small repository: two modules of which one imports the other, a page, and tests."""
     files = {
         "scheduler/__init__.py": "",
         "scheduler/low.py": "",
@@ -144,12 +144,12 @@ def repository(tmp_path: Path) -> Path:
         ("tests/conftest.py", ["tests"]),
     ],
 )
-def test_a_change_chooses_the_tests_it_touches(repository: Path, changed: str, chosen: list[str]) -> None:
+def test_a_change_selects_the_affected_tests(repository: Path, changed: str, chosen: list[str]) -> None:
     found = choose_tests(repository, [changed])
     if chosen == ["tests"]:
         chosen = sorted(str(path.relative_to(repository)) for path in repository.rglob("test_*.py"))
     assert found == [Choice(path, changed) for path in chosen]
 
 
-def test_a_change_of_the_requirements_chooses_all_tests(repository: Path) -> None:
+def test_a_change_of_the_requirements_selects_all_tests(repository: Path) -> None:
     assert choose_tests(repository, ["requirements/base.txt"]) == [Choice("tests", "requirements/base.txt")]

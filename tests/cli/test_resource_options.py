@@ -1,4 +1,4 @@
-"""From the command line: CPU, memory and abilities of GPUs that are asked for, and the log of each member of a gang."""
+"""Test requests of CPU, memory and GPU properties on the command line, and the log of each member of a gang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scheduler.models import Host, Reservation, Run, Workload
 from scheduler.runs import logs
 from tests.cli.conftest import Gpupool
 from tests.cli.test_cli import SignIn
-from tests.cli.test_what_can_be_asked import done
+from tests.cli.test_requests import run_ok
 from tests.world import World
 
 GIB = 1024
@@ -43,9 +43,7 @@ NEEDS = "--cpus 2.5 --memory 64G --min-memory 40 --min-compute-capability 9.0 --
         (ComputeCapabilityType(), "8.99", None),
     ],
 )
-def test_sizes_are_read_as_people_write_them(
-    kind: click.ParamType[int], text: str, value: int | None
-) -> None:
+def test_sizes_are_parsed(kind: click.ParamType[int], text: str, value: int | None) -> None:
     if value is not None:
         assert kind.convert(text, None, None) == value
         return
@@ -53,15 +51,15 @@ def test_sizes_are_read_as_people_write_them(
         kind.convert(text, None, None)
 
 
-def test_notebooks_jobs_and_reservations_say_what_they_need(
+def test_notebooks_jobs_and_reservations_store_their_requirements(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.member)
     Host.objects.filter(name="alpha").update(labels={"rack": "r1"}, cpu_milli=64_000, memory_mib=512 * GIB)
     Host.objects.exclude(name="alpha").update(cpu_milli=32_000, memory_mib=512 * GIB)
-    done(gpupool, f"job run --pool shared --gpus 2 {NEEDS} --name job -- true")
-    done(gpupool, f"notebook launch --pool shared --gpus 2 {NEEDS} --name notebook")
-    done(
+    run_ok(gpupool, f"job run --pool shared --gpus 2 {NEEDS} --name job -- true")
+    run_ok(gpupool, f"notebook launch --pool shared --gpus 2 {NEEDS} --name notebook")
+    run_ok(
         gpupool,
         f"reservation create --pool shared --gpus 2 {NEEDS} --name window --start 'tomorrow 09:00' --for 2h",
     )
@@ -71,7 +69,7 @@ def test_notebooks_jobs_and_reservations_say_what_they_need(
         assert (row.cpu_milli, row.memory_mib, row.min_memory_mib) == (2500, 64 * GIB, 40 * GIB)
         assert (row.min_compute_capability, row.nvlink) == (90, True)
         assert (row.labels_required, row.labels_preferred) == ({"rack": "r1"}, {"site": "north"})
-    shown = done(gpupool, "show job")
+    shown = run_ok(gpupool, "show job")
     assert (
         "2.5 cores and 64 GiB, GPUs of at least 40 GiB, compute capability 9.0 or higher, one NVLink group, rack=r1"
         in shown
@@ -82,12 +80,12 @@ def test_notebooks_jobs_and_reservations_say_what_they_need(
         and "No host has 96 CPU cores beside 2 GPUs: the most that one has is 64 CPU cores" in refused.err
     )
     late = "job run --pool shared --gpus 1 --wanted-by 'tomorrow 00:00' --max-runtime 7d --dry-run -- true"
-    assert "It is wanted by" in done(gpupool, late)
+    assert "It is wanted by" in run_ok(gpupool, late)
 
 
 def test_each_member_of_a_gang_has_a_log(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
     sign_in(served_world.vision.member)
-    done(gpupool, "job run --pool shared --gpus 1 --hosts 2 --name gang -- true")
+    run_ok(gpupool, "job run --pool shared --gpus 1 --hosts 2 --name gang -- true")
     gang = Workload.objects.get()
     for rank, name in enumerate(("alpha", "beta")):
         run = Run.objects.create(
@@ -101,15 +99,15 @@ def test_each_member_of_a_gang_has_a_log(gpupool: Gpupool, sign_in: SignIn, serv
         )
         logs.append_log(run.public_id, 0, f"I am {rank}\n")
     Workload.objects.filter(pk=gang.pk).update(state="ended", outcome="finished", attempt=1)
-    assert done(gpupool, "job logs gang") == "I am 0\n"
-    assert done(gpupool, "job logs gang --rank 1") == "I am 1\n"
-    assert done(gpupool, "job logs gang --rank 1 --follow") == "I am 1\n"
+    assert run_ok(gpupool, "job logs gang") == "I am 0\n"
+    assert run_ok(gpupool, "job logs gang --rank 1") == "I am 1\n"
+    assert run_ok(gpupool, "job logs gang --rank 1 --follow") == "I am 1\n"
     for line in ("job logs gang --rank 2", "job logs gang --rank 2 -f"):
         refused = gpupool(*shlex.split(line))
         assert refused.code == 2 and "--rank 2 of gang; allowed: 0 to 1." in refused.err
 
 
-def test_a_gang_whose_hosts_would_not_reach_each_other_is_warned_of(
+def test_a_gang_on_hosts_without_a_shared_network_gets_a_warning(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.member)
@@ -121,5 +119,5 @@ def test_a_gang_whose_hosts_would_not_reach_each_other_is_warned_of(
         "job run --pool shared --gpus 1 --hosts 2 --array 0-1 --name gangs -- true",
         "reservation create --pool shared --gpus 1 --hosts 2 --start 'tomorrow 09:00' --for 1h --dry-run",
     ):
-        assert words in done(gpupool, line)
-    assert words not in done(gpupool, "job run --pool shared --gpus 1 --dry-run --name one -- true")
+        assert words in run_ok(gpupool, line)
+    assert words not in run_ok(gpupool, "job run --pool shared --gpus 1 --dry-run --name one -- true")

@@ -1,4 +1,4 @@
-"""`./run bench` ends everything that it started, however it ends itself."""
+"""Test that `./run bench` ends all its processes, however it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 
 from tools.processes import descendants, process_start
 
-# As a benchmark with a whole site does, this one starts a process in a session of its own, which starts another.
+# Like a benchmark with a whole site, this one starts a process in its own session, which starts another
+# process.
 BENCHMARK = """
 import pathlib, subprocess, time
 
@@ -41,8 +42,8 @@ class Bench:
         env = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
         self.process = subprocess.Popen(command, env=env, start_new_session=True)
 
-    def watch(self, seconds: float) -> None:
-        """Wait until the benchmark and the processes that it starts run; note all of them."""
+    def record_processes(self, seconds: float) -> None:
+        """Wait until the benchmark and its processes run; record all of them."""
         deadline = time.monotonic() + seconds
         while not self.mark.exists() or self._count("sleep") < 1:
             assert self.process.poll() is None and time.monotonic() < deadline
@@ -60,11 +61,11 @@ class Bench:
             return ""
 
     def alive(self) -> list[str]:
-        """Return the names of the noted processes that still run."""
+        """Return the names of the recorded processes that still run."""
         return [self._name(pid) for pid, start in self.seen.items() if start and process_start(pid) == start]
 
     def kill(self) -> None:
-        """Leave nothing behind, even if the test fails."""
+        """Kill all recorded processes, even if the test failed."""
         self.process.kill()
         self.process.wait()
         for pid, start in self.seen.items():
@@ -74,7 +75,7 @@ class Bench:
 
 @pytest.fixture
 def checkout(root: Path, tmp_path: Path) -> Path:
-    """A copy of the checkout with a folder of benchmarks of its own."""
+    """Return a copy of the checkout with its own folder of benchmarks."""
     copy = tmp_path / "checkout"
     (copy / "benchmarks").mkdir(parents=True)
     shutil.copy(root / "run", copy / "run")
@@ -97,21 +98,23 @@ def benches() -> Iterator[list[Bench]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_a_benchmark_ends_everything(checkout: Path, benches: list[Bench], number: int) -> None:
+def test_a_signal_to_a_benchmark_ends_all_processes(
+    checkout: Path, benches: list[Bench], number: int
+) -> None:
     bench = Bench(checkout, ("valkey",))
     benches.append(bench)
-    bench.watch(60)
+    bench.record_processes(60)
     assert {"sh", "sleep", "valkey-server"} <= {bench._name(pid) for pid in bench.seen}
     bench.process.send_signal(number)
     assert bench.process.wait(90) == 128 + number
     assert bench.alive() == []
 
 
-def test_an_interrupt_of_the_whole_group_ends_everything(checkout: Path, benches: list[Bench]) -> None:
+def test_an_interrupt_of_the_process_group_ends_all_processes(checkout: Path, benches: list[Bench]) -> None:
     bench = Bench(checkout, ("valkey",))
     benches.append(bench)
-    bench.watch(60)
-    for _ in range(2):  # an impatient person
+    bench.record_processes(60)
+    for _ in range(2):  # two interrupts, as from an impatient user
         os.killpg(bench.process.pid, signal.SIGINT)
         time.sleep(0.05)
     assert bench.process.wait(90) == 128 + signal.SIGINT
@@ -121,7 +124,7 @@ def test_an_interrupt_of_the_whole_group_ends_everything(checkout: Path, benches
 def test_the_end_of_a_benchmark_ends_its_processes(checkout: Path, benches: list[Bench]) -> None:
     bench = Bench(checkout, (), "--end")
     benches.append(bench)
-    bench.watch(60)
+    bench.record_processes(60)
     assert bench.process.wait(90) == 0
     assert bench.alive() == []
 
@@ -133,7 +136,7 @@ def test_the_end_of_a_benchmark_ends_its_processes(checkout: Path, benches: list
 def test_a_signal_to_a_benchmark_ends_its_demo(checkout: Path, benches: list[Bench], number: int) -> None:
     bench = Bench(checkout, ("demo",))
     benches.append(bench)
-    bench.watch(200)
+    bench.record_processes(200)
     assert len(bench.seen) > 10
     os.killpg(bench.process.pid, number)
     assert bench.process.wait(120) == 128 + number

@@ -1,4 +1,6 @@
-"""A command that is newer than the portal it speaks to says so in a sentence, and does what the portal can do."""
+"""Test a command line that is newer than its portal: it reports missing features in a sentence and uses the
+others.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from config.http.error_responses import NOT_FOUND_MESSAGE
-from tests.cli.conftest import Answer
+from tests.cli.conftest import CommandResult
 
 HOST = {
     "name": "h3",
@@ -44,9 +46,9 @@ WORK = {
     "command": "true",
     "runs": [{"attempt": 1, "host": "h3", "gpus": ["GPU-a", "GPU-b"]}],
 }
-# What a portal of before had: neither previews nor rules' origins, nor what is free in slices.
+# Answers of an older portal, without previews, origins of rules and free slices.
 MODEL = {"model": "H100", "gpus": 8, "held_gpus": 0, "free_gpus": 8}
-OLD: dict[str, Any] = {
+ANSWERS: dict[str, Any] = {
     "/api/v1/pools/": [{"slug": "shared", "kind": "dynamic", "models": [MODEL]}],
     "/api/v1/hosts/": {"count": 1, "results": [HOST]},
     "/api/v1/hosts/h3/drain/": HOST,
@@ -59,50 +61,50 @@ OLD: dict[str, Any] = {
 }
 
 
-def refused(message: str) -> dict[str, Any]:
+def error_body(message: str) -> dict[str, Any]:
     return {"errors": [{"field": "", "value": None, "message": message}]}
 
 
-class Old(BaseHTTPRequestHandler):
-    """Refuses as a portal does."""
+class OlderPortal(BaseHTTPRequestHandler):
+    """A server that answers as an older portal does."""
 
     def do_GET(self) -> None:
-        body = OLD.get(self.path.partition("?")[0])
-        self.answer(*((404, refused(NOT_FOUND_MESSAGE)) if body is None else (200, body)))
+        body = ANSWERS.get(self.path.partition("?")[0])
+        self.answer(*((404, error_body(NOT_FOUND_MESSAGE)) if body is None else (200, body)))
 
     def answer(self, status: int, body: Any) -> None:
-        told = json.dumps(body).encode()
+        encoded = json.dumps(body).encode()
         self.send_response(status)
-        self.send_header("Content-Length", str(len(told)))
+        self.send_header("Content-Length", str(len(encoded)))
         self.end_headers()
-        self.wfile.write(told)
+        self.wfile.write(encoded)
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         self.answer(
-            405, refused('Method "POST" not allowed.')
+            405, error_body('Method "POST" not allowed.')
         ) if self.path == "/api/v1/health-rules/" else self.do_GET()
 
     def log_message(self, *args: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def old_portal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[[str], Answer]]:
-    """Runs one command line against it."""
+) -> Iterator[Callable[[str], CommandResult]]:
+    """Return a function that runs one command line against the older portal."""
     from cli.main import run
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Old)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), OlderPortal)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("GPUPOOL_URL", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("GPUPOOL_TOKEN", "gpp_x")
 
-    def call(line: str) -> Answer:
+    def call(line: str) -> CommandResult:
         code = run(line.split())
-        said = capsys.readouterr()
-        return Answer(code, said.out, said.err)
+        captured = capsys.readouterr()
+        return CommandResult(code, captured.out, captured.err)
 
     yield call
     server.shutdown()
@@ -110,21 +112,21 @@ def old_portal(
 
 
 @pytest.mark.parametrize(
-    ("line", "lacks"),
+    ("line", "missing_field"),
     [("status", "free_in_parts_gpus"), ("host health h3", "state_reason"), ("health-rule list", "origin")],
 )
-def test_an_answer_without_a_field_is_told_in_a_sentence(
-    old_portal: Callable[[str], Answer], line: str, lacks: str
+def test_a_missing_field_is_reported_in_a_sentence(
+    old_portal: Callable[[str], CommandResult], line: str, missing_field: str
 ) -> None:
     answer = old_portal(line)
     assert answer.code == 5
     assert answer.err == (
-        f"gpupool: The portal is older than this command: its answer lacks {lacks!r}. Update the portal, or use --json.\n"
+        f"gpupool: The portal is older than this command: its answer lacks {missing_field!r}. Update the portal, or use --json.\n"
     )
     assert old_portal(f"{line} --json").code == 0
 
 
-def test_a_call_that_it_does_not_know_is_told_in_a_sentence(old_portal: Callable[[str], Answer]) -> None:
+def test_an_unknown_call_is_reported_in_a_sentence(old_portal: Callable[[str], CommandResult]) -> None:
     for line in ("host drain h3 --preview", "health-rule show 79"):
         answer = old_portal(line)
         assert answer.code == 4, line
@@ -136,20 +138,20 @@ def test_a_call_that_it_does_not_know_is_told_in_a_sentence(old_portal: Callable
     assert answer.code == 5 and "The portal has no such call: it is older than this command" in answer.err
 
 
-def test_who_answers_no_call_at_all_is_no_portal(
-    old_portal: Callable[[str], Answer], monkeypatch: pytest.MonkeyPatch
+def test_a_server_that_knows_no_call_is_reported_as_no_portal(
+    old_portal: Callable[[str], CommandResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def say_nothing(handler: Old) -> None:
+    def answer_empty(handler: OlderPortal) -> None:
         handler.send_response(404)
         handler.send_header("Content-Length", "0")
         handler.end_headers()
 
-    monkeypatch.setattr(Old, "do_GET", say_nothing)
+    monkeypatch.setattr(OlderPortal, "do_GET", answer_empty)
     answer = old_portal("hosts")
     assert answer.code == 5 and "or its address is not that of a portal" in answer.err
 
 
-def test_what_it_can_do_is_done_and_said(old_portal: Callable[[str], Answer]) -> None:
+def test_known_calls_work_with_an_older_portal(old_portal: Callable[[str], CommandResult]) -> None:
     assert old_portal("host drain h3").out == "h3 is draining, well.\n"
     assert "its agent does not speak" in old_portal("hosts").out
     assert "GPU-a, GPU-b" in old_portal(f"show {WORK['id']}").out

@@ -1,4 +1,4 @@
-"""The last fence: a shim by itself, with a lease that is over or can't be read, and no agent."""
+"""Test a shim without an agent, with a lease that has expired or cannot be read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ MakeRun = Callable[..., Path]
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Iterator[MakeRun]:
-    """A run's folder with a shim at work on it; what it left is ended after the test."""
+    """Return a function that makes a run's folder and starts a shim on it; remaining processes are killed
+    after the test.
+    """
     made: list[Path] = []
     state = StateFolder(tmp_path / "state")
     state.install_tools()
@@ -54,73 +56,73 @@ def make_run(tmp_path: Path) -> Iterator[MakeRun]:
 
     yield make
     for folder in made:
-        who = read_json(folder / "shim.json") or {}
-        if who and processes.is_alive(who["pid"], who["start_ticks"]):
+        shim = read_json(folder / "shim.json") or {}
+        if shim and processes.is_alive(shim["pid"], shim["start_ticks"]):
             for pid in [
-                who["pid"],
-                *(each.pid for each in processes.descendants(processes.scan(), who["pid"])),
+                shim["pid"],
+                *(each.pid for each in processes.descendants(processes.scan(), shim["pid"])),
             ]:
-                with contextlib.suppress(
-                    ProcessLookupError
-                ):  # it may be about to end, and its guard waits for it
+                with contextlib.suppress(ProcessLookupError):  # the process may end in between
                     os.kill(pid, signal.SIGKILL)
 
 
-def begun(folder: Path, seconds: float = 15.0) -> None:
-    """Wait until its workload has begun."""
+def wait_for_start(folder: Path, seconds: float = 15.0) -> None:
+    """Wait until the workload has started."""
     until = time.monotonic() + seconds
     while "started_at" not in (read_json(folder / "shim.json") or {}):
         assert time.monotonic() < until and read_json(folder / "exit.json") is None
         time.sleep(0.02)
 
 
-def end_of(folder: Path, seconds: float = 15.0) -> dict[str, Any]:
-    """How it ended."""
+def wait_for_end(folder: Path, seconds: float = 15.0) -> dict[str, Any]:
+    """Wait for the end of the run and return its exit record."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if (ended := read_json(folder / "exit.json")) is not None:
             return dict(ended)
         time.sleep(0.02)
-    raise AssertionError(f"it did not end in {seconds} s: {(folder / 'shim.json').read_text()}")
+    raise AssertionError(f"the run did not end in {seconds} s: {(folder / 'shim.json').read_text()}")
 
 
 @pytest.mark.parametrize("lease", [-1000.0, None], ids=["over", "missing"])
-def test_nothing_begins_when_the_lease_is_over(make_run: MakeRun, lease: float | None) -> None:
-    """The agent, or the whole machine, may have slept between its own look at the lease and the first step of the shim."""
+def test_a_workload_does_not_start_without_a_valid_lease(make_run: MakeRun, lease: float | None) -> None:
+    """The agent or the machine may have been suspended between the agent's check of the lease and the start
+    of the shim.
+    """
     folder = make_run("sleep 20", None if lease is None else boottime() + lease)
-    ended = end_of(folder)
+    ended = wait_for_end(folder)
     assert (ended["outcome"], ended["exit_code"]) == ("lease_lost", None)
     assert "started_at" not in (read_json(folder / "shim.json") or {})
 
 
-def test_nothing_begins_that_was_stopped_in_between(make_run: MakeRun) -> None:
+def test_a_workload_stopped_before_its_start_does_not_start(make_run: MakeRun) -> None:
     stop = {"stop": {"outcome": "cancelled", "grace_seconds": 1.0, "whatever": False}}
     folder = make_run("sleep 20", boottime() + 60, stop)
-    assert end_of(folder)["outcome"] == "cancelled"
+    assert wait_for_end(folder)["outcome"] == "cancelled"
     assert "started_at" not in (read_json(folder / "shim.json") or {})
 
 
 @pytest.mark.parametrize("how", ["removed", "damaged"])
-def test_a_lease_that_can_not_be_read_any_more_ends_when_it_would_have(make_run: MakeRun, how: str) -> None:
+def test_an_unreadable_lease_expires_at_its_last_known_time(make_run: MakeRun, how: str) -> None:
     until = boottime() + 5.0
     folder = make_run("sleep 60", until)
-    begun(folder)
+    wait_for_start(folder)
     if how == "removed":
         (folder / "lease").unlink()
     else:
         (folder / "lease").write_text("?")
-    assert end_of(folder)["outcome"] == "lease_lost"
-    assert boottime() >= until, "not before its lease"
+    assert wait_for_end(folder)["outcome"] == "lease_lost"
+    assert boottime() >= until, "the run must not end before its lease expires"
 
 
-def test_a_lease_that_can_be_read_again_counts_again(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_restored_lease_is_used_again(make_run: MakeRun, tmp_path: Path) -> None:
     until = boottime() + 5.0
     folder = make_run(f"until [ -e {tmp_path}/go ]; do sleep 0.1; done", until)
-    begun(folder)
+    wait_for_start(folder)
     (folder / "lease").unlink()
-    time.sleep(1.5)  # it is looked at each second
+    time.sleep(1.5)  # the shim checks the lease each second
     (folder / "lease").write_text(f"{boottime() + 60:020.3f}")
     while boottime() < until + 1.0:
         time.sleep(0.1)
     (tmp_path / "go").touch()
-    assert end_of(folder)["outcome"] == "finished"
+    assert wait_for_end(folder)["outcome"] == "finished"

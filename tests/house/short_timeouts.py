@@ -1,0 +1,19 @@
+"""The web process with shorter timeouts for slow clients."""
+
+from __future__ import annotations
+
+from config.asgi import application as production_application
+from config.http.body_limit import BodyLimitMiddleware
+from config.http.slow_header_guard import HeaderTimeoutProtocol
+
+TIMEOUT_SECONDS = 1.5
+
+application = BodyLimitMiddleware(
+    production_application.app, production_application.most, patience=TIMEOUT_SECONDS
+)
+
+
+class ShortHeaderTimeoutProtocol(HeaderTimeoutProtocol):
+    """A protocol with a shorter header timeout."""
+
+    seconds = TIMEOUT_SECONDS
