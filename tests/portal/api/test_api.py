@@ -52,9 +52,9 @@ def test_a_job_is_submitted_read_explained_extended_and_cancelled(
     today_world: World, client_of: Client
 ) -> None:
     client = client_of(today_world.vision.member)
-    made = submit(client)
-    assert made.status_code == 201, made.json()
-    body = made.json()
+    response = submit(client)
+    assert response.status_code == 201, response.json()
+    body = response.json()
     assert (body["state"], body["project"], body["priority"], body["units"]) == (
         "queued",
         "vision/vision-main",
@@ -67,8 +67,11 @@ def test_a_job_is_submitted_read_explained_extended_and_cancelled(
     assert client.post(f"{place}extend/", {"seconds": 3600}).json()["max_runtime_seconds"] == 7200
     assert client.get("/api/v1/queue/").json()["count"] == 1
     assert client.post(f"{place}cancel/", {"why": "mistake"}).json()["outcome"] == "cancelled"
-    again = client.post(f"{place}cancel/", {})
-    assert again.status_code == 409 and "already ended" in again.json()["errors"][0]["message"]
+    second_response = client.post(f"{place}cancel/", {})
+    assert (
+        second_response.status_code == 409
+        and "already ended" in second_response.json()["errors"][0]["message"]
+    )
     assert client.post(f"{place}relaunch/", {"units": 1}).json()["units"] == 1
     assert AuditEvent.objects.get(verb="cancel_workload").via == "api"
 
@@ -79,7 +82,7 @@ def test_numbers_of_a_reason_contain_no_primary_keys(today_world: World, client_
     The sentence uses names that the user may see.
     """
     client = client_of(today_world.vision.member)
-    made = submit(client).json()
+    created = submit(client).json()
     numbers = {
         "need": 2,
         "workloads": 3,
@@ -88,13 +91,13 @@ def test_numbers_of_a_reason_contain_no_primary_keys(today_world: World, client_
         "reservation": 9_000_003,
         "model": H100,
     }
-    Workload.objects.filter(public_id=made["id"]).update(
+    Workload.objects.filter(public_id=created["id"]).update(
         reason_code="waits_for_units", reason_numbers=numbers
     )
-    told = client.get(f"/api/v1/workloads/{made['id']}/why/").json()
-    assert told["numbers"] == {"need": 2, "workloads": 3, "model": H100, "wanted": [H100], "profile": ""}
+    body = client.get(f"/api/v1/workloads/{created['id']}/why/").json()
+    assert body["numbers"] == {"need": 2, "workloads": 3, "model": H100, "wanted": [H100], "profile": ""}
     Decision.objects.create(
-        workload=Workload.objects.get(public_id=made["id"]),
+        workload=Workload.objects.get(public_id=created["id"]),
         kind="evicted",
         code="evicted_for_guarantee",
         numbers=numbers | {"for_workload": 9_000_004, "lost": 7},
@@ -102,20 +105,20 @@ def test_numbers_of_a_reason_contain_no_primary_keys(today_world: World, client_
         epoch=1,
     )
     for path in ("why/", ""):
-        assert "900000" not in client.get(f"/api/v1/workloads/{made['id']}/{path}").content.decode()
+        assert "900000" not in client.get(f"/api/v1/workloads/{created['id']}/{path}").content.decode()
 
 
 def test_ended_and_stopping_work_shows_why_it_ends_and_not_why_it_started(
     today_world: World, client_of: Client
 ) -> None:
     client = client_of(today_world.vision.member)
-    made = submit(client).json()
-    rows = Workload.objects.filter(public_id=made["id"])
+    created = submit(client).json()
+    rows = Workload.objects.filter(public_id=created["id"])
     rows.update(reason_code="free_within_guarantee", state="stopping", stop_requested="time_limit", attempt=1)
-    place = f"/api/v1/workloads/{made['id']}/"
+    place = f"/api/v1/workloads/{created['id']}/"
     for answer in (client.get(place), client.get("/api/v1/workloads/")):
-        told = answer.json()
-        assert (told if "reason" in told else told["results"][0])[
+        body = answer.json()
+        assert (body if "reason" in body else body["results"][0])[
             "reason"
         ] == "It reached its longest runtime."
     assert client.get(f"{place}why/").json()["sentence"] == "It reached its longest runtime."
@@ -142,11 +145,11 @@ def test_a_job_depends_on_a_whole_array_and_shows_it(today_world: World, client_
     sweep = client.post(
         "/api/v1/arrays/", json.dumps(JOB | {"array": "0-3"}), content_type="application/json"
     ).json()
-    made = submit(client, after=[{"array": sweep["id"], "condition": "ok"}])
-    assert made.status_code == 201
-    told = client.get(f"/api/v1/workloads/{made.json()['id']}/").json()["after"]
-    assert told == [{"workload": None, "array": sweep["id"], "condition": "ok", "settled_at": None}]
-    for wrong in ({}, {"array": sweep["id"], "workload": made.json()["id"]}):
+    response = submit(client, after=[{"array": sweep["id"], "condition": "ok"}])
+    assert response.status_code == 201
+    body = client.get(f"/api/v1/workloads/{response.json()['id']}/").json()["after"]
+    assert body == [{"workload": None, "array": sweep["id"], "condition": "ok", "settled_at": None}]
+    for wrong in ({}, {"array": sweep["id"], "workload": response.json()["id"]}):
         refused = submit(client, after=[{**wrong, "condition": "ok"}])
         assert refused.status_code == 400 and "allowed" in refused.json()["errors"][0]["message"]
     other = client_of(today_world.language.member)
@@ -177,9 +180,9 @@ def test_a_notebook_is_launched_and_cannot_be_opened_before_it_runs(
     today_world: World, client_of: Client
 ) -> None:
     client = client_of(today_world.vision.member)
-    made = client.post("/api/v1/notebooks/", {"project": "vision-main", "pool": "shared"})
-    assert made.status_code == 201
-    opened = client.post(f"/api/v1/workloads/{made.json()['id']}/open/", {})
+    response = client.post("/api/v1/notebooks/", {"project": "vision-main", "pool": "shared"})
+    assert response.status_code == 201
+    opened = client.post(f"/api/v1/workloads/{response.json()['id']}/open/", {})
     assert opened.status_code == 409
     assert client.get("/api/v1/notebooks/").json()["count"] == 1
     assert client.get("/api/v1/jobs/").json()["count"] == 0
@@ -189,9 +192,9 @@ def test_a_notebook_is_launched_and_cannot_be_opened_before_it_runs(
 def test_objects_that_the_user_may_not_see_are_not_found(
     today_world: World, client_of: Client, who: str
 ) -> None:
-    made = submit(client_of(today_world.vision.member)).json()
+    created = submit(client_of(today_world.vision.member)).json()
     client = client_of(today_world.people[who])
-    place = f"/api/v1/workloads/{made['id']}/"
+    place = f"/api/v1/workloads/{created['id']}/"
     for path in ("", "why/", "logs/"):
         assert client.get(place + path).status_code == 404
     for path in ("cancel/", "extend/", "keep/", "relaunch/", "open/"):
@@ -207,8 +210,8 @@ def test_objects_that_the_user_may_not_see_are_not_found(
 def test_changing_a_visible_object_without_permission_is_forbidden(
     today_world: World, client_of: Client, who: str
 ) -> None:
-    made = submit(client_of(today_world.vision.member)).json()
-    answer = client_of(today_world.people[who]).post(f"/api/v1/workloads/{made['id']}/cancel/", {})
+    created = submit(client_of(today_world.vision.member)).json()
+    answer = client_of(today_world.people[who]).post(f"/api/v1/workloads/{created['id']}/cancel/", {})
     assert answer.status_code == 403
     assert "owner" in answer.json()["errors"][0]["message"]
 
@@ -251,9 +254,9 @@ def test_an_invalid_field_is_named_with_its_value_and_what_is_allowed(
 ) -> None:
     answer = submit(client_of(today_world.vision.member), **changes)
     assert answer.status_code == 400, answer.content
-    told = answer.json()["errors"]
-    assert [each["field"].split(".")[0] for each in told] == [field]
-    assert field in told[0]["message"]
+    body = answer.json()["errors"]
+    assert [each["field"].split(".")[0] for each in body] == [field]
+    assert field in body[0]["message"]
     assert not Workload.objects.exists()
 
 
@@ -265,8 +268,8 @@ def test_too_many_dependencies_are_refused_before_any_is_looked_up(
     with django_assert_max_num_queries(15):
         answer = submit(client, after=[{"workload": first}] * 1000)
     assert answer.status_code == 400
-    told = answer.json()["errors"][0]
-    assert told["field"] == "after" and "20" in told["message"]
+    body = answer.json()["errors"][0]
+    assert body["field"] == "after" and "20" in body["message"]
 
 
 @pytest.mark.parametrize(
@@ -338,7 +341,7 @@ def test_a_small_reservation_is_confirmed_and_a_large_one_waits(
 ) -> None:
     client = client_of(today_world.vision.member)
     start = datetime.now(UTC) + timedelta(days=1)
-    wish = {
+    fields = {
         "project": "vision/vision-main",
         "pool": "shared",
         "name": "Review",
@@ -348,24 +351,24 @@ def test_a_small_reservation_is_confirmed_and_a_large_one_waits(
         "end": (start + timedelta(hours=8)).isoformat(),
     }
     preview = client.post(
-        "/api/v1/reservations/preview/", {k: v for k, v in wish.items() if k != "name"}
+        "/api/v1/reservations/preview/", {k: v for k, v in fields.items() if k != "name"}
     ).json()
     assert (preview["fits"], preview["needs_approval"]) == (True, False)
-    made = client.post("/api/v1/reservations/", wish)
-    assert made.status_code == 201 and made.json()["reservation"]["state"] == "confirmed"
-    waiting = client.post("/api/v1/reservations/", wish | {"units": 6})
+    response = client.post("/api/v1/reservations/", fields)
+    assert response.status_code == 201 and response.json()["reservation"]["state"] == "confirmed"
+    waiting = client.post("/api/v1/reservations/", fields | {"units": 6})
     assert waiting.status_code == 202, waiting.json()
     submission = waiting.json()["submission"]
     operator = client_of(today_world.operator)
     effect = operator.get(f"/api/v1/approvals/{submission['id']}/effect/").json()
     assert effect["fits"] and effect["overlapping"][0]["name"] == "Review"
     assert client.post(f"/api/v1/approvals/{submission['id']}/approve/", {}).status_code == 403
-    done = operator.post(f"/api/v1/approvals/{submission['id']}/approve/", {"comment": "good"})
-    assert done.json()["decision"]["by"] == "operator"
-    full = client.post("/api/v1/reservations/", wish | {"units": 4})
+    answer = operator.post(f"/api/v1/approvals/{submission['id']}/approve/", {"comment": "good"})
+    assert answer.json()["decision"]["by"] == "operator"
+    full = client.post("/api/v1/reservations/", fields | {"units": 4})
     assert full.status_code == 409
     assert full.json()["code"] in ("window_full", "window_eats_guarantees") and full.json()["windows"]
-    place = f"/api/v1/reservations/{made.json()['reservation']['id']}/"
+    place = f"/api/v1/reservations/{response.json()['reservation']['id']}/"
     assert client_of(today_world.language.member).get(place).status_code == 404
     assert client.post(f"{place}cancel/", {}).json()["state"] == "cancelled"
 
@@ -399,7 +402,7 @@ def test_the_next_reservation_is_listed_first_and_past_ones_last(
     ],
 )
 def test_impossible_times_are_refused(today_world: World, client_of: Client, start: Any, end: Any) -> None:
-    wish = {
+    fields = {
         "project": "vision/vision-main",
         "pool": "shared",
         "name": "x",
@@ -407,17 +410,17 @@ def test_impossible_times_are_refused(today_world: World, client_of: Client, sta
         "start": start,
         "end": end,
     }
-    answer = client_of(today_world.vision.member).post("/api/v1/reservations/", wish)
+    answer = client_of(today_world.vision.member).post("/api/v1/reservations/", fields)
     assert answer.status_code == 400, answer.content
     assert not Reservation.objects.exists() and not Submission.objects.exists()
 
 
 def test_a_quota_is_requested_and_declined_with_a_reason(today_world: World, client_of: Client) -> None:
     lead, operator = client_of(today_world.vision.lead), client_of(today_world.operator)
-    wish = {"team": "vision", "pool": "shared", "model": H100, "guaranteed_gpus": 9, "why": "deadline"}
-    made = lead.post("/api/v1/quotas/requests/", wish)
-    assert made.status_code == 202
-    place = f"/api/v1/approvals/{made.json()['id']}/"
+    fields = {"team": "vision", "pool": "shared", "model": H100, "guaranteed_gpus": 9, "why": "deadline"}
+    response = lead.post("/api/v1/quotas/requests/", fields)
+    assert response.status_code == 202
+    place = f"/api/v1/approvals/{response.json()['id']}/"
     assert operator.post(f"{place}decline/", {}).status_code == 400
     assert operator.post(f"{place}decline/", {"comment": "not this month"}).json()["state"] == "declined"
     assert client_of(today_world.vision.member).get(place).status_code == 404
@@ -433,8 +436,8 @@ def test_an_operator_manages_hosts_and_others_only_see_them(today_world: World, 
     assert operator.post("/api/v1/hosts/alpha/cordon/", {"why": "a fan"}).json()["admin_state"] == "cordoned"
     assert operator.post("/api/v1/hosts/alpha/cordon/", {}).status_code == 409
     assert operator.post("/api/v1/hosts/alpha/return/", {}).json()["admin_state"] == "in_service"
-    made = operator.post("/api/v1/hosts/", {"pool": "shared", "name": "gpu-9"})
-    assert made.status_code == 201 and made.json()["token"]
+    response = operator.post("/api/v1/hosts/", {"pool": "shared", "name": "gpu-9"})
+    assert response.status_code == 201 and response.json()["token"]
     pools = {pool["slug"]: pool for pool in member.get("/api/v1/pools/").json()}
     assert set(pools) == {"shared"}
     assert {model["model"]: model["gpus"] for model in pools["shared"]["models"]}[H100] == 16
@@ -442,13 +445,15 @@ def test_an_operator_manages_hosts_and_others_only_see_them(today_world: World, 
 
 def test_tokens_are_created_listed_and_revoked(today_world: World, client_of: Client) -> None:
     client = client_of(today_world.vision.member)
-    made = client.post("/api/v1/tokens/", {"name": "laptop"}).json()
-    assert made["token"].startswith("gpp_")
-    assert made["token"] not in client.get("/api/v1/tokens/").content.decode()
-    assert client_of(today_world.operator).post(f"/api/v1/tokens/{made['id']}/revoke/", {}).status_code == 404
-    assert client.post(f"/api/v1/tokens/{made['id']}/revoke/", {}).json()["revoked_at"]
+    created = client.post("/api/v1/tokens/", {"name": "laptop"}).json()
+    assert created["token"].startswith("gpp_")
+    assert created["token"] not in client.get("/api/v1/tokens/").content.decode()
+    assert (
+        client_of(today_world.operator).post(f"/api/v1/tokens/{created['id']}/revoke/", {}).status_code == 404
+    )
+    assert client.post(f"/api/v1/tokens/{created['id']}/revoke/", {}).json()["revoked_at"]
     gone = APIClient()
-    gone.credentials(HTTP_AUTHORIZATION=f"Bearer {made['token']}")
+    gone.credentials(HTTP_AUTHORIZATION=f"Bearer {created['token']}")
     assert gone.get("/api/v1/me/").status_code == 401
     assert ApiToken.objects.get(name="test", user=today_world.vision.member).last_used_at is not None
 
@@ -464,10 +469,10 @@ def test_prices_statements_and_budgets_are_limited_to_finance_and_auditors(
         "valid_from": (datetime.now(UTC) + timedelta(hours=1)).isoformat(),
     }
     assert member.post("/api/v1/prices/", price).status_code == 403
-    made = finance.post("/api/v1/prices/", price)
-    assert (made.status_code, made.json()["cost"]) == (201, "1.800000")
-    told = member.get("/api/v1/prices/").json()["results"][0]
-    assert (told["price"], told["cost"]) == ("2.100000", None)
+    response = finance.post("/api/v1/prices/", price)
+    assert (response.status_code, response.json()["cost"]) == (201, "1.800000")
+    body = member.get("/api/v1/prices/").json()["results"][0]
+    assert (body["price"], body["cost"]) == ("2.100000", None)
     assert finance.get("/api/v1/statements/").status_code == 200
     assert member.get("/api/v1/statements/").status_code == 403
     assert member.get("/api/v1/statements/2026-01/").status_code == 404

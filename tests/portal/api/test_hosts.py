@@ -112,26 +112,26 @@ def test_a_preview_shows_which_work_would_lose_its_checkpoint(busy: World, clien
     for name in ("alpha", "beta"):  # its homes are not shared with other hosts
         homes = Storage.objects.create(key=name, listed_at=busy.now)
         Host.objects.filter(name=name).update(storage=homes)
-    told = client_of(busy.operator).post(PREVIEW, {"verb": "drain"}).json()["work"][0]
-    assert told["begins_anew"] and told["words"].endswith("it does not find the checkpoint and begins anew")
+    body = client_of(busy.operator).post(PREVIEW, {"verb": "drain"}).json()["work"][0]
+    assert body["begins_anew"] and body["words"].endswith("it does not find the checkpoint and begins anew")
 
 
 def test_a_preview_is_refused_with_the_same_error_as_its_action(busy: World, client_of: Client) -> None:
     operator = client_of(busy.operator)
     for verb, path in (("return", "return"), ("off", "attest-off")):
         Host.objects.filter(name="alpha").update(last_sync_at=busy.now)
-        tried, done = (
+        response, done = (
             operator.post(PREVIEW, {"verb": verb}),
             operator.post(f"{HOSTS}alpha/{path}/", {"why": "x"}),
         )
-        assert (tried.status_code, tried.json()) == (409, done.json())
+        assert (response.status_code, response.json()) == (409, done.json())
     window = {
         "start": (busy.now + timedelta(hours=1)).isoformat(),
         "end": (busy.now + timedelta(hours=2)).isoformat(),
     }
     assert operator.post(f"{HOSTS}alpha/maintenance/", {**window, "why": "x"}).status_code == 201
-    tried = operator.post(PREVIEW, {"verb": "maintenance", **window})
-    assert (tried.status_code, tried.json()) == (
+    response = operator.post(PREVIEW, {"verb": "maintenance", **window})
+    assert (response.status_code, response.json()) == (
         409,
         operator.post(f"{HOSTS}alpha/maintenance/", {**window, "why": "x"}).json(),
     )
@@ -144,16 +144,16 @@ def test_a_preview_is_refused_with_the_same_error_as_its_action(busy: World, cli
 
 def test_an_action_returns_the_new_state_and_the_remaining_work(busy: World, client_of: Client) -> None:
     operator = client_of(busy.operator)
-    done = operator.post(f"{HOSTS}alpha/drain/", {"why": "fans"}).json()
+    body = operator.post(f"{HOSTS}alpha/drain/", {"why": "fans"}).json()
     assert (
-        done["said"] == "alpha is draining: nothing new starts on it." and done["admin_state"] == "draining"
+        body["said"] == "alpha is draining: nothing new starts on it." and body["admin_state"] == "draining"
     )
-    assert [(row["name"], row["happens"]) for row in done["still_there"]] == [
+    assert [(row["name"], row["happens"]) for row in body["still_there"]] == [
         ("storm", "leaves"),
         ("desk", "runs_to_end"),
     ]
     gone_by = Workload.objects.get(name="storm").gone_by
-    assert gone_by and parse_datetime(done["still_there"][0]["by"]) == gone_by
+    assert gone_by and parse_datetime(body["still_there"][0]["by"]) == gone_by
     Run.objects.update(ended_at=busy.now)
     assert operator.post(f"{HOSTS}alpha/cordon/", {}).json()["still_there"] == []
     back = operator.post(f"{HOSTS}alpha/return/", {}).json()
@@ -166,9 +166,9 @@ def test_announced_maintenance_is_returned_with_its_id_and_its_effect(busy: Worl
         "start": (busy.now + timedelta(days=1)).isoformat(),
         "end": (busy.now + timedelta(days=2)).isoformat(),
     }
-    made = operator.post(f"{HOSTS}alpha/maintenance/", {**window, "why": "fans"}).json()
-    assert made["id"] == MaintenanceWindow.objects.get().pk
-    assert happens_of(made["work"]) == {"storm": "before", "desk": "before"}
+    created = operator.post(f"{HOSTS}alpha/maintenance/", {**window, "why": "fans"}).json()
+    assert created["id"] == MaintenanceWindow.objects.get().pk
+    assert happens_of(created["work"]) == {"storm": "before", "desk": "before"}
 
 
 def happens_of(work: list[dict[str, Any]]) -> dict[str, str]:
@@ -179,16 +179,16 @@ def test_reservations_that_could_not_be_kept_are_named(today_world: World, clien
     for name in ("one", "two"):
         row = reserve(today_world, today_world.vision, name, hours=4, length=2)
         Reservation.objects.filter(pk=row.pk).update(units=8, state="confirmed")
-    told = client_of(today_world.operator).post(PREVIEW, {"verb": "drain"}).json()
-    assert [row["name"] for row in told["unkept"]] in (["one"], ["two"]), "8 of the 16 GPUs remain"
-    assert told["unkept"][0]["team"] == "vision"
+    body = client_of(today_world.operator).post(PREVIEW, {"verb": "drain"}).json()
+    assert [row["name"] for row in body["unkept"]] in (["one"], ["two"]), "8 of the 16 GPUs remain"
+    assert body["unkept"][0]["team"] == "vision"
 
 
 def test_a_join_token_is_returned_with_its_command_and_expiry(today_world: World, client_of: Client) -> None:
     operator = client_of(today_world.operator)
-    made = operator.post(HOSTS, {"pool": "shared", "name": "gpu-9"}).json()
+    created = operator.post(HOSTS, {"pool": "shared", "name": "gpu-9"}).json()
     again = operator.post(f"{HOSTS}gpu-9/join-token/", {}).json()
-    for answer in (made, again):
+    for answer in (created, again):
         assert f"--host gpu-9 --join-token {answer['token']} && sudo systemctl enable" in answer["command"]
         assert (
             answer["checkout_command"].startswith("./run agent run ")
@@ -282,16 +282,16 @@ def test_an_unknown_host_is_refused_with_the_hosts_that_the_user_may_see(
             ], path
     for number in range(12):
         Host.objects.create(name=f"aa-{number:02d}", pool=today_world.shared, created_at=today_world.now)
-    told = client_of(today_world.operator).get(f"{HOSTS}h9/").json()["errors"][0]["message"]
-    assert "aa-09, and others in the list of hosts." in told and "aa-10" not in told
+    body = client_of(today_world.operator).get(f"{HOSTS}h9/").json()["errors"][0]["message"]
+    assert "aa-09, and others in the list of hosts." in body and "aa-10" not in body
 
 
 def test_the_page_and_the_api_describe_a_drain_in_the_same_words(busy: World, client_of: Client) -> None:
     """Both use one function and one table of texts."""
     found = host_effects.host_verb_effect(busy.hosts["alpha"], "drain", busy.now)
-    told = client_of(busy.operator).post(PREVIEW, {"verb": "drain"}).json()
+    body = client_of(busy.operator).post(PREVIEW, {"verb": "drain"}).json()
     assert [(row.workload.name, row.words) for row in found.work] == [
-        (row["name"], row["words"]) for row in told["work"]
+        (row["name"], row["words"]) for row in body["work"]
     ]
 
 
@@ -382,17 +382,17 @@ def test_a_host_has_the_same_fields_as_its_page(today_world: World, client_of: C
             "boot_id": "",
         },
     )
-    told = client.get(f"{HOSTS}alpha/").json()
-    assert told["agent"]["driver_version"] == "550.54" and told["agent"]["notes"] == ["No limits of cpu."]
-    assert (told["agent"]["network"], told["agent"]["address"], told["agent"]["boot_id"]) == (
+    body = client.get(f"{HOSTS}alpha/").json()
+    assert body["agent"]["driver_version"] == "550.54" and body["agent"]["notes"] == ["No limits of cpu."]
+    assert (body["agent"]["network"], body["agent"]["address"], body["agent"]["boot_id"]) == (
         "host",
         "10.0.0.1",
         "",
     )
     assert (
-        told["refused_agent"]["reason"] == "somebody else" and told["refused_agent"]["quarantined"] is False
+        body["refused_agent"]["reason"] == "somebody else" and body["refused_agent"]["quarantined"] is False
     )
-    assert parse_datetime(told["disk_full_since"]) == today_world.now
+    assert parse_datetime(body["disk_full_since"]) == today_world.now
     assert client_of(today_world.operator).get(f"{HOSTS}alpha/").json()["agent"]["boot_id"] == "boot-1"
     Host.objects.filter(name="alpha").update(simulated=True)
     assert client.get(f"{HOSTS}alpha/").json()["agent"]["driver_version"] == "", (

@@ -47,7 +47,7 @@ def world(db: None) -> Iterator[World]:
 
 
 def submitted(world: World, team: Any, name: str, **also: Any) -> Workload:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": team.member,
         "project": team.project,
         "pool": world.shared,
@@ -58,7 +58,7 @@ def submitted(world: World, team: Any, name: str, **also: Any) -> Workload:
         "max_runtime_seconds": 3600,
         "now": world.now,
     }
-    return launch.submit_job(**(given | also))
+    return launch.submit_job(**(fields | also))
 
 
 def cause_every_reason(world: World) -> None:
@@ -87,17 +87,17 @@ def cause_every_reason(world: World) -> None:
         "start": world.now + timedelta(days=3),
         "end": world.now + timedelta(days=3, hours=4),
     }
-    wish: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": vision.member,
         "project": vision.project,
         "pool": world.shared,
         "now": world.now,
     }
-    small = reservations.request_reservation(**wish, name="small", units=2, models=[H100], **window)
+    small = reservations.request_reservation(**fields, name="small", units=2, models=[H100], **window)
     assert isinstance(small, Reservation)
-    reservations.request_reservation(**wish, name="large", units=8, models=[H100], **window)
+    reservations.request_reservation(**fields, name="large", units=8, models=[H100], **window)
     recurring_reservations.request_series(
-        **wish,
+        **fields,
         name="course",
         units=1,
         models=[H100],

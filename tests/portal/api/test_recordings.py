@@ -23,7 +23,7 @@ from tests.world import H100, World
 
 
 def decided(world: World, name: str, **also: Any) -> Any:
-    made = launch.submit_job(
+    workload = launch.submit_job(
         actor=world.vision.member,
         project=world.vision.project,
         pool=world.shared,
@@ -34,7 +34,7 @@ def decided(world: World, name: str, **also: Any) -> Any:
         **{"units": 1, **also},
     )
     engine.run_cycle("test", world.now, recorder=CycleRecorder())
-    return made
+    return workload
 
 
 @pytest.mark.parametrize("way", ["api", "page"])

@@ -176,26 +176,26 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
 def named(today_world: World) -> dict[str, str]:
     """Create one object of each kind, all of vision, and return their names in URLs."""
     world, now = today_world, today_world.now
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
         "now": now,
     }
-    notebook = launch.launch_notebook(**given, name="secret notebook")
+    notebook = launch.launch_notebook(**fields, name="secret notebook")
     Workload.objects.filter(pk=notebook.pk, state="queued").update(state="running")
-    array = launch.submit_array(**given, name="secret sweep", command="x", units=1, array="0-2%1")
+    array = launch.submit_array(**fields, name="secret sweep", command="x", units=1, array="0-2%1")
     window: dict[str, Any] = {"start": SOON, "end": LATER}
-    held = reservations.request_reservation(**given, name="secret window", units=1, models=[H100], **window)
+    held = reservations.request_reservation(**fields, name="secret window", units=1, models=[H100], **window)
     several: dict[str, Any] = {
         "weekdays": ["mon", "wed"],
         "until": (LATER + timedelta(days=14)).date(),
         **window,
     }
     recurring = recurring_reservations.request_series(
-        **given, name="secret course", units=1, models=[H100], **several
+        **fields, name="secret course", units=1, models=[H100], **several
     )
-    asked = submissions.request_quota_change(
+    submission = submissions.request_quota_change(
         actor=world.vision.lead,
         team=world.vision.team,
         pool=world.shared,
@@ -221,7 +221,7 @@ def named(today_world: World) -> dict[str, str]:
         "reservations": str(held.public_id),
         "arrays": str(array.public_id),
         "series": str(recurring.public_id),
-        "approvals": str(asked.public_id),
+        "approvals": str(submission.public_id),
         "tokens": str(token.pk),
         "hosts": "delta",
         "pools": "vision-only",
@@ -297,9 +297,9 @@ def test_lists_show_nothing_of_vision_to_other_tenants(
     lists = [template for (method, template), _ in TABLE.items() if method == "GET" and "{" not in template]
     for role in ("other team", "stranger"):
         for template in lists:
-            said = ask(role, "GET", template, {}).content.decode()
-            assert "secret" not in said, (role, template)
-            assert "vision" not in said, (role, template)
+            page = ask(role, "GET", template, {}).content.decode()
+            assert "secret" not in page, (role, template)
+            assert "vision" not in page, (role, template)
 
 
 def test_every_endpoint_answers_401_without_authentication(today_world: World, named: dict[str, str]) -> None:

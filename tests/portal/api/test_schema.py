@@ -119,7 +119,7 @@ def crowded(today_world: World) -> dict[str, str]:
     recurring = recurring_reservations.request_series(
         **given, name="course", units=1, models=[H100], **several
     )
-    asked = submissions.request_quota_change(
+    submission = submissions.request_quota_change(
         actor=world.vision.lead,
         team=world.vision.team,
         pool=world.shared,
@@ -132,7 +132,7 @@ def crowded(today_world: World) -> dict[str, str]:
         "reservations": str(held.public_id),
         "arrays": str(array.public_id),
         "series": str(recurring.public_id),
-        "approvals": str(asked.public_id),
+        "approvals": str(submission.public_id),
         "hosts": "alpha",
         "pools": "shared",
         "health-rules": "xid:79",

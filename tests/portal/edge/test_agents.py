@@ -150,9 +150,9 @@ async def test_a_host_whose_credential_expired_renews_it_over_http(
     assert (
         await edge_site.session.post(url, headers={"Authorization": "Bearer x"}, json={"version": 1})
     ).status == 403
-    asked = await (await edge_site.session.post(url, headers=headers, json={"version": 1})).json()
-    signature = base64.b64encode(key.sign(f"gpupool renew {asked['challenge']}".encode())).decode()
-    said = {"version": 1, "challenge": asked["challenge"], "signature": signature}
+    body = await (await edge_site.session.post(url, headers=headers, json={"version": 1})).json()
+    signature = base64.b64encode(key.sign(f"gpupool renew {body['challenge']}".encode())).decode()
+    said = {"version": 1, "challenge": body["challenge"], "signature": signature}
     wrong = await edge_site.session.post(url, headers=headers, json={**said, "signature": "AAAA"})
     assert wrong.status == 403 and "not one made with the key" in (await wrong.json())["reason"]
     given = await (await edge_site.session.post(url, headers=headers, json=said)).json()

@@ -36,12 +36,12 @@ def sign_in(user: User) -> str:
 
 
 async def listen(edge_site: EdgeSite, key: str, topics: str, **headers: str) -> aiohttp.ClientResponse:
-    sent = {
+    fields = {
         "Cookie": f"{settings.SESSION_COOKIE_NAME}={key}",
         "Origin": settings.GPUPOOL_PORTAL_URL,
         **headers,
     }
-    return await edge_site.session.get(f"{edge_site.url}/events", params={"topics": topics}, headers=sent)
+    return await edge_site.session.get(f"{edge_site.url}/events", params={"topics": topics}, headers=fields)
 
 
 async def next_event(answer: aiohttp.ClientResponse, seconds: float = 3.0) -> tuple[str, str]:

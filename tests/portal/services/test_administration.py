@@ -75,9 +75,9 @@ def test_others_create_no_teams_accounts_or_hosts(world: World, who: str) -> Non
     ],
 )
 def test_an_invalid_account_is_refused_by_field(world: World, changes: dict[str, Any], field: str) -> None:
-    given = {"username": "ada", "email": "ada@example.org", "password": GOOD} | changes
+    fields = {"username": "ada", "email": "ada@example.org", "password": GOOD} | changes
     with pytest.raises(Invalid) as refused:
-        accounts.create_user(actor=world.operator, now=world.now, **given)
+        accounts.create_user(actor=world.operator, now=world.now, **fields)
     assert list(refused.value.fields) == [field]
     assert str(changes.get("password", "~")) not in str(refused.value.values)
 
@@ -126,7 +126,7 @@ def test_preferences_accept_known_time_zones_and_themes_only(world: World) -> No
 
 
 def test_the_first_run_setup_works_once(world: World) -> None:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "organisation": "Lab",
         "time_zone": "UTC",
         "currency": "usd",
@@ -136,10 +136,10 @@ def test_the_first_run_setup_works_once(world: World) -> None:
         "now": world.now,
     }
     with pytest.raises(Conflict):
-        accounts.first_run(**given)
+        accounts.first_run(**fields)
     Membership.objects.all().delete()
     User.objects.all().delete()
-    user = accounts.first_run(**given)
+    user = accounts.first_run(**fields)
     assert user.operator and Organisation.objects.get().currency == "USD"
 
 
@@ -198,18 +198,18 @@ def test_maintenance_is_in_the_future_and_ends_after_its_start(world: World) -> 
 
 
 def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": H100,
         "cost": "1.80",
         "price": "2.10",
         "valid_from": world.now,
         "now": world.now,
     }
-    rate_card.set_price(actor=world.finance, **given)
+    rate_card.set_price(actor=world.finance, **fields)
     with pytest.raises(Conflict):
-        rate_card.set_price(actor=world.finance, **given)
+        rate_card.set_price(actor=world.finance, **fields)
     with pytest.raises(NotAllowed):
-        rate_card.set_price(actor=world.operator, **given)
+        rate_card.set_price(actor=world.operator, **fields)
     for field, value in (
         ("cost", "-1"),
         ("cost", "NaN"),
@@ -219,7 +219,7 @@ def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
         ("valid_from", world.now - timedelta(days=1)),
     ):
         with pytest.raises(Invalid) as refused:
-            rate_card.set_price(actor=world.finance, **(given | {field: value}))
+            rate_card.set_price(actor=world.finance, **(fields | {field: value}))
         assert list(refused.value.fields) == [field]
     assert Price.objects.count() == 1
     answer = workload_preview.preview_workload(
@@ -267,9 +267,9 @@ def test_a_budget_is_of_a_team_or_project_for_this_month_or_later(world: World) 
         {"action": "explode"},
         {"measure": "watts"},
     ):
-        given: dict[str, Any] = {"team": world.vision.team, "month": month, "amount": "1"}
+        fields: dict[str, Any] = {"team": world.vision.team, "month": month, "amount": "1"}
         with pytest.raises(Invalid):
-            budgets.set_budget(actor=world.finance, now=world.now, **(given | changes))
+            budgets.set_budget(actor=world.finance, now=world.now, **(fields | changes))
 
 
 def test_an_operator_changes_a_health_rule(world: World) -> None:
@@ -322,13 +322,13 @@ def test_each_rule_keeps_its_original_action_and_can_be_reset_to_it(world: World
     assert {rule.origin for rule in HealthRule.objects.all()} == {"default"}
     assert HealthRule.objects.get(code="xid:109").default == ("quarantine_gpu", 3, 86_400, "people")
     assert HealthRule.objects.get(code="xid:79").default == ("cordon", 1, 3600, "events")
-    given: dict[str, Any] = {"actor": world.operator, "code": "xid:109", "now": world.now}
+    fields: dict[str, Any] = {"actor": world.operator, "code": "xid:109", "now": world.now}
     with pytest.raises(Conflict, match="is as it began"):
-        health.reset_health_rule(**given)
+        health.reset_health_rule(**fields)
     for change in ({"action": "warn"}, {"repeats": 4}, {"window_seconds": 60}, {"counts": "events"}):
-        assert health.set_health_rule(**given, **change).origin == "changed"
+        assert health.set_health_rule(**fields, **change).origin == "changed"
         assert [rule.code for rule in health_rules.health_rules(changed=True)] == ["xid:109"]
-        assert health.reset_health_rule(**given, why="it was wrong").origin == "default"
+        assert health.reset_health_rule(**fields, why="it was wrong").origin == "default"
     kept = AuditEvent.objects.filter(verb="reset_health_rule").latest("pk")
     assert (kept.target_name, kept.why, kept.before, kept.after) == (
         "xid:109",
@@ -357,8 +357,8 @@ def test_the_migration_of_an_older_table_keeps_changes_of_operators(
 
 
 def test_a_rule_can_be_added_for_a_new_code_and_only_such_a_rule_removed(world: World) -> None:
-    given: dict[str, Any] = {"actor": world.operator, "code": "xid:999", "now": world.now}
-    made = health.add_health_rule(**given, meaning="seen twice before a board died", action="warn")
+    fields: dict[str, Any] = {"actor": world.operator, "code": "xid:999", "now": world.now}
+    made = health.add_health_rule(**fields, meaning="seen twice before a board died", action="warn")
     assert (made.origin, made.repeats, made.counts, made.source) == (
         "added",
         1,
@@ -367,9 +367,9 @@ def test_a_rule_can_be_added_for_a_new_code_and_only_such_a_rule_removed(world: 
     )
     assert [rule.code for rule in health_rules.health_rules(changed=True)] == ["xid:999"]
     with pytest.raises(Conflict, match="it has a rule already"):
-        health.add_health_rule(**given, meaning="x", action="warn")
+        health.add_health_rule(**fields, meaning="x", action="warn")
     with pytest.raises(Conflict, match="has no default"):
-        health.reset_health_rule(**given)
+        health.reset_health_rule(**fields)
     for code in (
         "xid",
         "xid:01",
@@ -382,26 +382,26 @@ def test_a_rule_can_be_added_for_a_new_code_and_only_such_a_rule_removed(world: 
         7,
     ):
         with pytest.raises(Invalid, match="code is .*; allowed: xid: and a number"):
-            health.add_health_rule(**given | {"code": code}, meaning="x", action="warn")
+            health.add_health_rule(**fields | {"code": code}, meaning="x", action="warn")
     with pytest.raises(Invalid) as all_of_it:
         health.add_health_rule(
-            **given | {"code": "xid:998"}, meaning="", action="explode", repeats=0, window_seconds=0
+            **fields | {"code": "xid:998"}, meaning="", action="explode", repeats=0, window_seconds=0
         )
     assert set(all_of_it.value.fields) == {"meaning", "action", "repeats", "window_seconds"}
-    health.remove_health_rule(**given)
+    health.remove_health_rule(**fields)
     assert not HealthRule.objects.filter(code="xid:999").exists()
     assert (
         AuditEvent.objects.get(verb="remove_health_rule").before["meaning"]
         == "seen twice before a board died"
     )
     with pytest.raises(Conflict, match="is built in"):
-        health.remove_health_rule(**given | {"code": "xid:79"})
+        health.remove_health_rule(**fields | {"code": "xid:79"})
     assert HealthRule.objects.filter(code="xid:79").exists()
 
 
 @pytest.mark.parametrize("who", ["member", "lead", "finance", "auditor"])
 def test_only_an_operator_changes_health_rules(world: World, who: str) -> None:
-    given: dict[str, Any] = {"actor": world.people[who], "code": "xid:79", "now": world.now}
+    fields: dict[str, Any] = {"actor": world.people[who], "code": "xid:79", "now": world.now}
     for verb, more in (
         (health.set_health_rule, {"action": "note"}),
         (health.reset_health_rule, {}),
@@ -409,7 +409,7 @@ def test_only_an_operator_changes_health_rules(world: World, who: str) -> None:
         (health.add_health_rule, {"code": "xid:999", "meaning": "x", "action": "note"}),
     ):
         with pytest.raises(NotAllowed):
-            verb(**given | more)  # type: ignore[operator]
+            verb(**fields | more)  # type: ignore[operator]
     assert not AuditEvent.objects.filter(verb__contains="health_rule").exists()
 
 
@@ -440,9 +440,13 @@ def test_an_operator_sets_the_capacity_reserved_for_critical_work(world: World) 
     with pytest.raises(Invalid, match="spare_gpus"):
         pools.change_pool(actor=world.operator, pool=world.shared, now=world.now, spare_gpus=-1)
     for units, starts in ((10, True), (12, False)):  # of 16 H100 and 7 A100, in slices too
-        wish = {"units": units // 2, "hosts": 2, "models": [H100], "name": "fit", "command": "true"}
+        fields = {"units": units // 2, "hosts": 2, "models": [H100], "name": "fit", "command": "true"}
         answer = workload_preview.preview_workload(
-            actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now, **wish
+            actor=world.vision.member,
+            project=world.vision.project,
+            pool=world.shared,
+            now=world.now,
+            **fields,
         )
         assert answer["starts_now"] is starts, answer
 

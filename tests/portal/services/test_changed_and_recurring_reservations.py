@@ -33,12 +33,12 @@ def made(world: World, **changes: Any) -> Reservation:
 
 
 def change(world: World, row: Reservation, **changes: Any) -> Submission | Reservation:
-    given: dict[str, Any] = {"actor": world.vision.member, "reservation": row, "now": world.now}
-    return reservations.change_reservation(**(given | changes))
+    fields: dict[str, Any] = {"actor": world.vision.member, "reservation": row, "now": world.now}
+    return reservations.change_reservation(**(fields | changes))
 
 
 def recur(world: World, **changes: Any) -> Submission | Series:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
@@ -51,7 +51,7 @@ def recur(world: World, **changes: Any) -> Submission | Series:
         "until": date(2026, 3, 13),
         "now": world.now,
     }
-    return recurring_reservations.request_series(**(given | changes))
+    return recurring_reservations.request_series(**(fields | changes))
 
 
 # -- changed windows -----------------------------------------------------------------------------------------
@@ -123,15 +123,15 @@ def test_a_change_above_the_threshold_waits_and_is_checked_again_on_approval(wor
     assert isinstance(large, Submission)
     decisions.approve_submission(actor=world.operator, submission=large, now=world.now)
     row = Reservation.objects.get()
-    asked = change(world, row, end=row.end + 2 * HOUR, why="more data")
-    assert isinstance(asked, Submission) and asked.kind == "window_change"
+    submission = change(world, row, end=row.end + 2 * HOUR, why="more data")
+    assert isinstance(submission, Submission) and submission.kind == "window_change"
     end = row.end
     row.refresh_from_db()
     assert row.end == end, "the change holds no units until it is approved"
-    assert effects.approval_effect(asked, world.now)["fits"]
+    assert effects.approval_effect(submission, world.now)["fits"]
     with pytest.raises(Conflict, match="already waits"):
         change(world, row, end=end + HOUR)
-    decisions.approve_submission(actor=world.operator, submission=asked, now=world.now)
+    decisions.approve_submission(actor=world.operator, submission=submission, now=world.now)
     row.refresh_from_db()
     assert row.end == end + 2 * HOUR
     assert isinstance(change(world, row, end=end), Reservation), "a shorter window needs no approval"
@@ -146,16 +146,16 @@ def test_a_move_approved_after_the_start_is_refused_and_does_not_become_an_exten
     decisions.approve_submission(actor=world.operator, submission=large, now=world.now)
     row = Reservation.objects.get()
     window = row.start, row.end
-    asked = change(world, row, start=row.start + HOUR)
-    assert isinstance(asked, Submission)
+    submission = change(world, row, start=row.start + HOUR)
+    assert isinstance(submission, Submission)
     engine.run_cycle("test", row.start)
     now = row.start + late
-    assert not effects.approval_effect(asked, now)["fits"]
+    assert not effects.approval_effect(submission, now)["fits"]
     with pytest.raises((Conflict, Invalid)):
-        decisions.approve_submission(actor=world.operator, submission=asked, now=now)
+        decisions.approve_submission(actor=world.operator, submission=submission, now=now)
     row.refresh_from_db()
-    asked.refresh_from_db()
-    assert (row.start, row.end) == window and asked.state == "waiting", "the request stays undecided"
+    submission.refresh_from_db()
+    assert (row.start, row.end) == window and submission.state == "waiting", "the request stays undecided"
 
 
 def test_a_move_that_loses_the_race_with_its_start_changes_nothing(world: World) -> None:
@@ -210,7 +210,7 @@ def test_a_preview_returns_the_total_cost_and_creates_nothing(world: World) -> N
     Price.objects.create(
         model=H100, cost_per_gpu_hour="1", price_per_gpu_hour="2", valid_from=world.now, created_at=world.now
     )
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
@@ -222,7 +222,7 @@ def test_a_preview_returns_the_total_cost_and_creates_nothing(world: World) -> N
         "until": date(2026, 3, 13),
         "now": world.now,
     }
-    answer = recurring_reservations.preview_series(**given)
+    answer = recurring_reservations.preview_series(**fields)
     assert (answer["fits"], answer["occurrences"], answer["gpus"]) == (True, 4, 2)
     assert answer["price"] == 4 * 9 * 2 * 2 and answer["price_per_hour"] == 4
     assert not Series.objects.exists()
@@ -261,15 +261,15 @@ def test_if_one_occurrence_does_not_fit_none_is_confirmed_and_it_is_named(world:
 
 
 def test_a_large_series_waits_and_is_confirmed_as_a_whole_on_approval(world: World) -> None:
-    asked = recur(world, units=8)
-    assert isinstance(asked, Submission) and asked.kind == "series"
+    submission = recur(world, units=8)
+    assert isinstance(submission, Submission) and submission.kind == "series"
     assert not Reservation.objects.exists()
-    effect = effects.approval_effect(asked, world.now)
+    effect = effects.approval_effect(submission, world.now)
     assert effect["fits"] and effect["sentence"].startswith("All 9 occurrences fit")
-    decisions.approve_submission(actor=world.operator, submission=asked, now=world.now)
+    decisions.approve_submission(actor=world.operator, submission=submission, now=world.now)
     assert Series.objects.get().occurrences.filter(owner=world.vision.member).count() == 9
-    asked.refresh_from_db()
-    assert asked.reservation is not None
+    submission.refresh_from_db()
+    assert submission.reservation is not None
 
 
 @pytest.mark.parametrize(

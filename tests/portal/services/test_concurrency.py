@@ -120,7 +120,7 @@ def test_two_concurrent_reservations_for_the_last_gpus_are_not_both_confirmed(co
 def changeable(world: World, **changes: Any) -> Reservation:
     """A reservation of vision, so large that an extension needs approval."""
     start = world.now + timedelta(days=1)
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "owner": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
@@ -131,7 +131,7 @@ def changeable(world: World, **changes: Any) -> Reservation:
         "end": start + timedelta(hours=4),
         "now": world.now,
     }
-    row, answer = engine.confirm_reservation(**(given | changes))
+    row, answer = engine.confirm_reservation(**(fields | changes))
     assert row is not None, answer
     return row
 

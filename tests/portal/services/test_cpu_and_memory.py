@@ -42,7 +42,7 @@ def sized(world: World) -> World:
 
 
 def submit(world: World, **changes: Any) -> Workload:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
@@ -53,7 +53,7 @@ def submit(world: World, **changes: Any) -> Workload:
         "max_runtime_seconds": 3600,
         "now": world.now,
     }
-    return launch.submit_job(**(given | changes))
+    return launch.submit_job(**(fields | changes))
 
 
 def test_requested_sizes_are_reserved_by_the_planner_and_sent_to_the_agent(sized: World) -> None:
@@ -69,22 +69,22 @@ def test_requested_sizes_are_reserved_by_the_planner_and_sent_to_the_agent(sized
 
 
 def test_notebooks_and_relaunched_workloads_keep_the_sizes(sized: World) -> None:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "cpu_milli": 4_000,
         "memory_mib": 32 * GIB,
         "min_compute_capability": 90,
         "nvlink": True,
     }
-    made = launch.launch_notebook(
-        actor=sized.vision.member, project=sized.vision.project, pool=sized.shared, now=sized.now, **given
+    workload = launch.launch_notebook(
+        actor=sized.vision.member, project=sized.vision.project, pool=sized.shared, now=sized.now, **fields
     )
-    copy = launch.relaunch_workload(actor=sized.vision.member, workload=made, now=sized.now)
+    copy = launch.relaunch_workload(actor=sized.vision.member, workload=workload, now=sized.now)
     for each in (
-        made,
+        workload,
         copy,
-        launch.relaunch_workload(actor=sized.vision.member, workload=submit(sized, **given), now=sized.now),
+        launch.relaunch_workload(actor=sized.vision.member, workload=submit(sized, **fields), now=sized.now),
     ):
-        assert {name: getattr(each, name) for name in given} == given
+        assert {name: getattr(each, name) for name in fields} == fields
 
 
 @pytest.mark.parametrize(
@@ -152,17 +152,18 @@ def test_cpu_is_not_blamed_for_other_missing_resources(sized: World) -> None:
 
 
 def test_the_reason_is_a_sentence_even_without_the_largest_sizes() -> None:
-    said = reason_texts.reason_sentence(
+    sentence = reason_texts.reason_sentence(
         "too_big_for_any_host", {"units": 1, "largest": 8, "hosts": 1, "hosts_with_labels": 2}
     )
     assert (
-        said == "No host has the CPU, the memory or the NVLink that it asks for beside 1 GPU. Ask for less."
+        sentence
+        == "No host has the CPU, the memory or the NVLink that it asks for beside 1 GPU. Ask for less."
     )
 
 
 def test_a_reservation_is_placed_on_hosts_with_the_requested_sizes(sized: World) -> None:
     start = sized.now + timedelta(hours=1)
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": sized.vision.member,
         "project": sized.vision.project,
         "pool": sized.shared,
@@ -175,11 +176,18 @@ def test_a_reservation_is_placed_on_hosts_with_the_requested_sizes(sized: World)
         "memory_mib": 600 * GIB,
     }
     with pytest.raises(Conflict) as refused:
-        reservations.request_reservation(**given, cpu_milli=33_000)
+        reservations.request_reservation(**fields, cpu_milli=33_000)
     assert refused.value.field == "memory_mib" and "together beside 1 GPU" in refused.value.message
-    made = reservations.request_reservation(**given, cpu_milli=32_000)
-    assert isinstance(made, Reservation) and (made.cpu_milli, made.memory_mib) == (32_000, 600 * GIB)
-    page = signed_in(sized.vision.member).get(reverse("reservation", args=[made.public_id])).content.decode()
+    reservation = reservations.request_reservation(**fields, cpu_milli=32_000)
+    assert isinstance(reservation, Reservation) and (reservation.cpu_milli, reservation.memory_mib) == (
+        32_000,
+        600 * GIB,
+    )
+    page = (
+        signed_in(sized.vision.member)
+        .get(reverse("reservation", args=[reservation.public_id]))
+        .content.decode()
+    )
     assert "32 CPU cores and 600 GiB of memory" in page
 
 
@@ -187,7 +195,7 @@ def test_an_approved_reservation_has_the_requested_sizes(sized: World) -> None:
     Pool.objects.update(approval_above_gpus=0)
     sized.shared.refresh_from_db()
     start = sized.now + timedelta(hours=1)
-    asked = reservations.request_reservation(
+    submission = reservations.request_reservation(
         actor=sized.vision.member,
         project=sized.vision.project,
         pool=sized.shared,
@@ -200,14 +208,14 @@ def test_an_approved_reservation_has_the_requested_sizes(sized: World) -> None:
         cpu_milli=8_000,
         memory_mib=64 * GIB,
     )
-    assert isinstance(asked, Submission)
+    assert isinstance(submission, Submission)
     assert (
         "1 × H100 80GB on hosts with 8 CPU cores and 64 GiB of memory, "
-        in request_texts.submission_summary(asked.kind, asked.payload)
+        in request_texts.submission_summary(submission.kind, submission.payload)
     )
-    wide = request_texts.submission_summary(asked.kind, asked.payload | {"hosts": 2})
+    wide = request_texts.submission_summary(submission.kind, submission.payload | {"hosts": 2})
     assert "2 hosts × 1 H100 80GB on hosts with 8 CPU cores" in wide
-    decisions.approve_submission(actor=sized.operator, submission=asked, now=sized.now)
+    decisions.approve_submission(actor=sized.operator, submission=submission, now=sized.now)
     row = Reservation.objects.get()
     assert (row.cpu_milli, row.memory_mib) == (8_000, 64 * GIB)
 
@@ -246,9 +254,9 @@ def test_the_form_accepts_and_shows_sizes_and_names_those_of_the_hosts(sized: Wo
             "min_memory": "40",
             "min_capability": "9.0",
         }
-    said = client.get(reverse("ask")).content.decode()
-    assert "Hosts of Shared have 16 to 64 CPU cores and 128 to 1,024 GiB of memory." in said
-    assert "Hosts of Vision only have 8 CPU cores and 64 GiB of memory." in said
+    text = client.get(reverse("ask")).content.decode()
+    assert "Hosts of Shared have 16 to 64 CPU cores and 128 to 1,024 GiB of memory." in text
+    assert "Hosts of Vision only have 8 CPU cores and 64 GiB of memory." in text
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "0.0001", "1e9", "nan", "1e999999999", "many"])
@@ -288,9 +296,9 @@ def test_the_api_accepts_returns_and_limits_the_sizes(sized: World) -> None:
         "cpu_milli": 8_000,
         "memory_mib": 64 * GIB,
     }
-    made = client.post("/api/v1/jobs/", body, format="json")
-    assert made.status_code == 201
-    assert (made.json()["cpu_milli"], made.json()["memory_mib"]) == (8_000, 64 * GIB)
+    response = client.post("/api/v1/jobs/", body, format="json")
+    assert response.status_code == 201
+    assert (response.json()["cpu_milli"], response.json()["memory_mib"]) == (8_000, 64 * GIB)
     notebook = {
         "project": "vision/vision-main",
         "pool": "shared",

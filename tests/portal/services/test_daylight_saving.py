@@ -96,7 +96,7 @@ def test_a_night_across_the_change_is_as_long_as_local_time_says(day: date, hour
 def test_a_clock_change_is_noted_in_the_preview_and_stored(world: World) -> None:
     Pool.objects.update(reservation_horizon_seconds=300 * 86_400)
     world.shared.refresh_from_db()
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
@@ -109,15 +109,15 @@ def test_a_clock_change_is_noted_in_the_preview_and_stored(world: World) -> None
         "time_zone": "Europe/Berlin",
         "now": world.now,
     }
-    told = recurring_reservations.preview_series(**given)["clock_changes"]
+    told = recurring_reservations.preview_series(**fields)["clock_changes"]
     assert len(told) == 1 and "02:30 does not exist" in told[0]
-    made = recurring_reservations.request_series(**given, name="night")
-    assert isinstance(made, Series) and recurring_reservations.clock_changes_of(made) == told
-    first = made.occurrences.order_by("start")[0]
+    series = recurring_reservations.request_series(**fields, name="night")
+    assert isinstance(series, Series) and recurring_reservations.clock_changes_of(series) == told
+    first = series.occurrences.order_by("start")[0]
     page = signed_in(world.vision.member).get(reverse("reservation", args=[first.public_id])).content.decode()
     assert told[0] in page
     whole_day = {
-        **given,
+        **fields,
         "start": datetime(2026, 10, 25, tzinfo=BERLIN),
         "end": datetime(2026, 10, 26, tzinfo=BERLIN),
     }

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 
 def job(world: World, name: str = "train", **changes: Any) -> Workload:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
@@ -32,11 +32,11 @@ def job(world: World, name: str = "train", **changes: Any) -> Workload:
         "max_runtime_seconds": 3600,
         "now": world.now,
     }
-    return launch.submit_job(**(given | changes))
+    return launch.submit_job(**(fields | changes))
 
 
 def array(world: World, text: str, **changes: Any) -> JobArray:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
@@ -47,7 +47,7 @@ def array(world: World, text: str, **changes: Any) -> JobArray:
         "max_runtime_seconds": 3600,
         "now": world.now,
     }
-    return launch.submit_array(**(given | changes), array=text)
+    return launch.submit_array(**(fields | changes), array=text)
 
 
 def end(workload: Workload, outcome: str = "finished") -> None:
@@ -164,22 +164,22 @@ def test_dependencies_add_no_query_to_the_snapshot(world: World, django_assert_m
 
 
 def test_an_array_runs_as_many_tasks_at_once_as_its_limit_allows(world: World) -> None:
-    made = array(world, "0-5%2")
-    names = list(made.tasks.order_by("array_index").values_list("name", flat=True))
+    job_array = array(world, "0-5%2")
+    names = list(job_array.tasks.order_by("array_index").values_list("name", flat=True))
     assert names == [f"sweep[{n}]" for n in range(6)]
     cycle(world)
     assert list(
-        made.tasks.filter(state="placed").values_list("array_index", flat=True).order_by("array_index")
+        job_array.tasks.filter(state="placed").values_list("array_index", flat=True).order_by("array_index")
     ) == [
         0,
         1,
     ]
-    assert set(made.tasks.filter(state="queued").values_list("reason_code", flat=True)) == {
+    assert set(job_array.tasks.filter(state="queued").values_list("reason_code", flat=True)) == {
         ReasonCode.ARRAY_LIMIT
     }
-    end(made.tasks.get(array_index=1), "failed")
+    end(job_array.tasks.get(array_index=1), "failed")
     cycle(world)
-    assert set(made.tasks.filter(state="placed").values_list("array_index", flat=True)) == {0, 2}
+    assert set(job_array.tasks.filter(state="placed").values_list("array_index", flat=True)) == {0, 2}
 
 
 def test_each_task_knows_its_index(world: World) -> None:
@@ -193,30 +193,30 @@ def test_each_task_knows_its_index(world: World) -> None:
 
 
 def test_an_array_is_represented_by_a_task_that_has_not_ended(world: World) -> None:
-    made = array(world, "0-2%1")
-    assert [row.array_index for row in job_arrays.first_open_task_only(made.tasks.all())] == [0]
-    end(made.tasks.get(array_index=0), "finished")
-    assert [row.array_index for row in job_arrays.first_open_task_only(made.tasks.all())] == [1]
+    job_array = array(world, "0-2%1")
+    assert [row.array_index for row in job_arrays.first_open_task_only(job_array.tasks.all())] == [0]
+    end(job_array.tasks.get(array_index=0), "finished")
+    assert [row.array_index for row in job_arrays.first_open_task_only(job_array.tasks.all())] == [1]
 
 
 def test_an_array_is_cancelled_as_a_whole(world: World) -> None:
-    made = array(world, "0-9%4", models=[H100])
+    job_array = array(world, "0-9%4", models=[H100])
     cycle(world)
     with pytest.raises(NotAllowed):
-        workload_changes.cancel_array(actor=world.language.lead, array=made, now=world.now)
-    assert workload_changes.cancel_array(actor=world.vision.member, array=made, now=world.now) == 10
-    assert made.tasks.filter(state="ended", outcome="cancelled").count() == 6
-    assert made.tasks.filter(state="stopping").count() == 4
+        workload_changes.cancel_array(actor=world.language.lead, array=job_array, now=world.now)
+    assert workload_changes.cancel_array(actor=world.vision.member, array=job_array, now=world.now) == 10
+    assert job_array.tasks.filter(state="ended", outcome="cancelled").count() == 6
+    assert job_array.tasks.filter(state="stopping").count() == 4
     with pytest.raises(Conflict):
-        workload_changes.cancel_array(actor=world.vision.member, array=made, now=world.now)
+        workload_changes.cancel_array(actor=world.vision.member, array=job_array, now=world.now)
 
 
 def test_the_tasks_of_an_array_share_their_dependencies(world: World) -> None:
     first = job(world)
-    made = array(world, "0-3", after=[("ok", first)])
+    job_array = array(world, "0-3", after=[("ok", first)])
     end(first, "failed")
     dependency_release.release_dependents(world.now)
-    assert set(made.tasks.values_list("outcome", flat=True)) == {ReasonCode.DEPENDENCY_NEVER_MET}
+    assert set(job_array.tasks.values_list("outcome", flat=True)) == {ReasonCode.DEPENDENCY_NEVER_MET}
 
 
 @pytest.mark.parametrize(
@@ -364,8 +364,8 @@ def test_an_array_that_ended_differently_is_refused_as_a_dependency(world: World
     with pytest.raises(Invalid, match="after names sweep, in which some tasks did not end as required"):
         job(world, "collect", after=[("ok", sweep)])
     Workload.objects.filter(array=sweep, state="queued").update(state="ended", outcome="finished")
-    done = job(world, "clean", after=[("not_ok", sweep)])
-    assert done.waits_for_arrays == [] and Dependency.objects.get().settled_at == world.now
+    workload = job(world, "clean", after=[("not_ok", sweep)])
+    assert workload.waits_for_arrays == [] and Dependency.objects.get().settled_at == world.now
 
 
 def test_dependencies_on_arrays_cost_a_cycle_a_fixed_number_of_queries(

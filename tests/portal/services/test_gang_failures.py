@@ -32,8 +32,8 @@ def test_the_notice_names_the_drained_host_and_is_sent_once(world: World, rank: 
         assert services.quarantine_gpu(Gpu.objects.get(host=ill, index=0), reason="xid:79", now=at)
     for seconds in (1, 30):
         delivery.write_notices(at + seconds * SECOND)
-    told = Notification.objects.get(user=workload.owner, kind="has_to_move")
-    assert (told.numbers["host"], told.numbers["words"]) == (ill.name, "a fan" if whole else "xid:79")
+    notice = Notification.objects.get(user=workload.owner, kind="has_to_move")
+    assert (notice.numbers["host"], notice.numbers["words"]) == (ill.name, "a fan" if whole else "xid:79")
 
 
 def test_the_page_shows_why_the_attempt_ended_and_not_how_its_first_member_was_stopped(

@@ -29,7 +29,7 @@ def report(world: World, **addresses: str | None) -> None:
 
 
 def warning_for(world: World, **changes: Any) -> str:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
@@ -41,7 +41,7 @@ def warning_for(world: World, **changes: Any) -> str:
         "max_runtime_seconds": 3600,
         "now": world.now,
     }
-    return " ".join(workload_preview.preview_workload(**(given | changes))["warnings"])
+    return " ".join(workload_preview.preview_workload(**(fields | changes))["warnings"])
 
 
 def test_only_hosts_that_could_serve_the_request_count_and_only_for_several_hosts(world: World) -> None:
@@ -95,8 +95,8 @@ def test_the_warning_is_shown_in_every_form_and_on_submission(world: World) -> N
     assert (
         "do not let a job's hosts reach" in api.post("/api/v1/jobs/", body, format="json").json()["warning"]
     )
-    made = api.post("/api/v1/arrays/", body | {"array": "0-1"}, format="json").json()
-    assert "do not let a job's hosts reach" in made["warning"] and JobArray.objects.count() == 1
+    created = api.post("/api/v1/arrays/", body | {"array": "0-1"}, format="json").json()
+    assert "do not let a job's hosts reach" in created["warning"] and JobArray.objects.count() == 1
     start = world.now + timedelta(hours=1)
     told = reservation_preview.preview_reservation(
         actor=world.vision.member,

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 
 def submit(world: World, **changes: Any) -> Workload:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
@@ -32,7 +32,7 @@ def submit(world: World, **changes: Any) -> Workload:
         "max_runtime_seconds": 3600,
         "now": world.now,
     }
-    return launch.submit_job(**(given | changes))
+    return launch.submit_job(**(fields | changes))
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_a_request_that_needs_more_quota_is_accepted_with_a_warning_to_its_autho
     Quota.objects.filter(team=world.vision.team, model=H100).update(
         guaranteed_slots=2 * 840, borrow_limit_slots=840
     )
-    made = submit(world, units=4)
-    said = impossible_starts.submission_warning(made, world.vision.member, world.now)
+    workload = submit(world, units=4)
+    said = impossible_starts.submission_warning(workload, world.vision.member, world.now)
     assert "Its team may hold 3 GPUs of H100 80GB at most, and this needs 4 GPUs: it does not start" in said
     client = signed_in(world.vision.member)
     data = ask_data(world, kind="job", name="big", command="true", count="4", preemptible="on")
@@ -129,9 +129,9 @@ def test_the_form_shows_the_warning_before_submission(world: World) -> None:
 def test_the_why_page_shows_no_record_and_no_competitors_if_nothing_could_start_it(
     world: World,
 ) -> None:
-    made = queue_job(world, world.vision, "hopeless", units=9)
+    workload = queue_job(world, world.vision, "hopeless", units=9)
     engine.run_cycle("test", world.now)
-    page = signed_in(world.vision.member).get(reverse("why", args=[made.public_id])).content.decode()
+    page = signed_in(world.vision.member).get(reverse("why", args=[workload.public_id])).content.decode()
     assert "never, as it is asked for" in page and "No host is big enough" in page
     for absent in ("Why them", "Who gets how much", "expected start", "past starts"):
         assert absent not in page, absent

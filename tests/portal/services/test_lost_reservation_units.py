@@ -30,14 +30,14 @@ def test_the_owner_of_a_used_reservation_is_told_at_once_of_lost_gpus_and_of_the
 ) -> None:
     units = [*units_of(world.hosts["alpha"])[:2], *units_of(world.hosts["beta"])[:2]]
     since = world.now - timedelta(minutes=5)
-    made = reservation(world, world.vision, units, since, world.now + timedelta(hours=5))
-    held = hold(workload(world, world.vision, reservation=made), units[2], since, reservation=made)
+    booked = reservation(world, world.vision, units, since, world.now + timedelta(hours=5))
+    held = hold(workload(world, world.vision, reservation=booked), units[2], since, reservation=booked)
     Host.objects.filter(name="alpha").update(admin_state="cordoned")
     for minutes in (0, 1, 10):
         reservation_windows.sweep_reservations(world.now + timedelta(minutes=minutes))
         delivery.write_notices(world.now + timedelta(minutes=minutes, seconds=5))
     assert (
-        BoundUnit.objects.filter(reservation=made, period__contains=world.now + timedelta(hours=1)).count()
+        BoundUnit.objects.filter(reservation=booked, period__contains=world.now + timedelta(hours=1)).count()
         == 4
     )
     assert reservation_notices(world) == [

@@ -62,12 +62,12 @@ def run_of(workload: Workload, world: World, **fields: Any) -> Run:
 
 @pytest.mark.django_db
 def test_a_start_a_resume_and_an_end_are_notified_once(world: World) -> None:
-    made = job(world)
-    run_of(made, world, running_at=world.now)
+    workload = job(world)
+    run_of(workload, world, running_at=world.now)
     delivery.write_notices(world.now + MINUTE)
-    run_of(made, world, attempt=2, generation=10_000, running_at=world.now + 2 * MINUTE)
-    Workload.objects.filter(pk=made.pk).update(ended_at=world.now + 3 * MINUTE, outcome="finished")
-    Workload.objects.filter(pk=made.pk, state="queued").update(state="ended")
+    run_of(workload, world, attempt=2, generation=10_000, running_at=world.now + 2 * MINUTE)
+    Workload.objects.filter(pk=workload.pk).update(ended_at=world.now + 3 * MINUTE, outcome="finished")
+    Workload.objects.filter(pk=workload.pk, state="queued").update(state="ended")
     delivery.write_notices(world.now + 4 * MINUTE)
     for later in range(5, 8):
         assert delivery.write_notices(world.now + later * MINUTE) == 0
@@ -78,39 +78,46 @@ def test_a_start_a_resume_and_an_end_are_notified_once(world: World) -> None:
 @pytest.mark.django_db
 def test_an_event_during_an_outage_of_the_sweep_is_notified_later(world: World) -> None:
     delivery.write_notices(world.now)
-    made = job(world)
-    run_of(made, world, running_at=world.now + MINUTE)
+    workload = job(world)
+    run_of(workload, world, running_at=world.now + MINUTE)
     delivery.write_notices(world.now + timedelta(hours=30))
     assert kinds(world.vision.member) == ["started"]
 
 
 @pytest.mark.django_db
 def test_simulated_history_creates_no_notifications(world: World) -> None:
-    made = job(world)
-    Workload.objects.filter(pk=made.pk).update(simulated=True)
-    run_of(made, world, running_at=world.now)
+    workload = job(world)
+    Workload.objects.filter(pk=workload.pk).update(simulated=True)
+    run_of(workload, world, running_at=world.now)
     assert delivery.write_notices(world.now + MINUTE) == 0
 
 
 @pytest.mark.django_db
 def test_the_owner_is_notified_of_an_eviction_with_its_reason(world: World) -> None:
-    made = job(world)
+    workload = job(world)
     numbers = {"team": world.language.team.pk, "workload": 0}
     Decision.objects.create(
-        workload=made, kind="evicted", code="evicted_for_guarantee", numbers=numbers, epoch=1, at=world.now
+        workload=workload,
+        kind="evicted",
+        code="evicted_for_guarantee",
+        numbers=numbers,
+        epoch=1,
+        at=world.now,
     )
     delivery.write_notices(world.now + MINUTE)
     assert kinds(world.vision.member) == ["preemption_notice"]
     # A team may know with whom it shares the pool, but not which work they run.
     other = job(world, actor=world.language.member, project=world.language.project)
-    told = reason_texts.reason_sentence("evicted_for_guarantee", numbers | {"workload": other.pk}, made.owner)
-    assert "borrowed, and Language, to whom they are guaranteed, needs them for its work" in told
+    sentence = reason_texts.reason_sentence(
+        "evicted_for_guarantee", numbers | {"workload": other.pk}, workload.owner
+    )
+    assert "borrowed, and Language, to whom they are guaranteed, needs them for its work" in sentence
     assert "and the team, to whom" in reason_texts.reason_sentence("evicted_for_guarantee", numbers, None)
 
 
 @pytest.mark.django_db
 def test_operators_are_notified_of_waiting_requests_and_authors_of_decisions(world: World) -> None:
-    asked = submissions.request_quota_change(
+    submission = submissions.request_quota_change(
         actor=world.vision.lead,
         team=world.vision.team,
         pool=world.shared,
@@ -122,7 +129,7 @@ def test_operators_are_notified_of_waiting_requests_and_authors_of_decisions(wor
     assert kinds(world.operator) == ["approval_wanted"]
     changes = {"guaranteed_gpus": 10}
     decisions.approve_submission(
-        actor=world.operator, submission=asked, changes=changes, now=world.now + MINUTE
+        actor=world.operator, submission=submission, changes=changes, now=world.now + MINUTE
     )
     declined = submissions.request_membership(
         actor=world.stranger, team=world.vision.team, now=world.now + MINUTE
@@ -138,7 +145,7 @@ def test_operators_are_notified_of_waiting_requests_and_authors_of_decisions(wor
 @pytest.mark.django_db
 def test_a_reservation_is_announced_fifteen_minutes_before_its_start(world: World) -> None:
     start = world.now + timedelta(hours=1)
-    made = reservations.request_reservation(
+    reservation = reservations.request_reservation(
         actor=world.vision.member,
         project=world.vision.project,
         pool=world.shared,
@@ -149,7 +156,7 @@ def test_a_reservation_is_announced_fifteen_minutes_before_its_start(world: Worl
         end=start + timedelta(hours=1),
         now=world.now,
     )
-    assert not isinstance(made, Submission)
+    assert not isinstance(reservation, Submission)
     delivery.write_notices(world.now + 30 * MINUTE)
     assert kinds(world.vision.member) == []
     delivery.write_notices(world.now + 46 * MINUTE)
@@ -159,9 +166,9 @@ def test_a_reservation_is_announced_fifteen_minutes_before_its_start(world: Worl
 
 @pytest.mark.django_db
 def test_an_expected_start_that_moves_a_lot_is_notified(world: World) -> None:
-    made = job(world)
+    workload = job(world)
     for expected, told in ((60, 0), (70, 0), (180, 1), (185, 1), (60, 2)):
-        Workload.objects.filter(pk=made.pk).update(expected_start=world.now + expected * MINUTE)
+        Workload.objects.filter(pk=workload.pk).update(expected_start=world.now + expected * MINUTE)
         delivery.write_notices(world.now)
         assert len(kinds(world.vision.member)) == told, expected
 
@@ -233,12 +240,12 @@ def test_a_host_attested_off_is_reported_as_off_and_as_silent_once(world: World)
     hosts.attest_off(actor=world.operator, host=alpha, why="psu burnt", now=world.now + 2 * MINUTE)
     hosts.cordon_host(actor=world.operator, host=alpha, why="the psu", now=world.now + 3 * MINUTE)
     delivery.write_notices(world.now + 4 * MINUTE)
-    told = [
+    notices = [
         notice_texts.notice_sentence(row.kind, row.numbers)
         for row in Notification.objects.filter(user=world.operator, kind="host_trouble").order_by("pk")
     ]
-    assert told[-1] == "alpha counts as off since 2 Mar 2026 09:02 (by operator: psu burnt)."
-    assert len(told) == 2 and "fell silent" in told[0]
+    assert notices[-1] == "alpha counts as off since 2 Mar 2026 09:02 (by operator: psu burnt)."
+    assert len(notices) == 2 and "fell silent" in notices[0]
 
 
 @pytest.mark.django_db
@@ -255,12 +262,12 @@ def test_the_operator_who_attested_a_host_off_is_named_to_operators_only(world: 
         reason=f"seen powered off by {world.operator.username}: the fuse: burnt",
     )
     delivery.write_notices(world.now + MINUTE)
-    told = {
+    notice_of = {
         row.user_id: (notice_texts.notice_sentence(row.kind, row.numbers), row.numbers)
         for row in Notification.objects.filter(kind="host_trouble")
     }
-    assert told[world.operator.pk][0].endswith("(by Olga Perez: the fuse: burnt).")
-    sentence, numbers = told[world.vision.member.pk]
+    assert notice_of[world.operator.pk][0].endswith("(by Olga Perez: the fuse: burnt).")
+    sentence, numbers = notice_of[world.vision.member.pk]
     assert sentence.endswith("(by an operator: the fuse: burnt).")
     assert world.operator.username not in {str(value) for value in numbers.values()} and "Olga" not in str(
         numbers
@@ -270,10 +277,10 @@ def test_the_operator_who_attested_a_host_off_is_named_to_operators_only(world: 
 @pytest.mark.django_db
 def test_a_hardware_event_is_notified_to_operators_and_to_owners_of_moved_work(world: World) -> None:
     """XID 79 cordons the host but leaves its repair state "well". A warning only creates a notification."""
-    alpha, made = world.hosts["alpha"], job(world, preemptible=True)
+    alpha, workload = world.hosts["alpha"], job(world, preemptible=True)
     meaning = HealthRule.objects.get(code="xid:79").meaning
-    run_of(made, world, running_at=world.now)
-    Workload.objects.filter(pk=made.pk, state="queued").update(state="running", attempt=1)
+    run_of(workload, world, running_at=world.now)
+    Workload.objects.filter(pk=workload.pk, state="queued").update(state="running", attempt=1)
     gpu = alpha.gpus.order_by("index").first()
     for number, code in enumerate(("xid:79", "xid:45", "xid:45", "xid:13")):
         HealthEvent.objects.create(
@@ -290,9 +297,9 @@ def test_a_hardware_event_is_notified_to_operators_and_to_owners_of_moved_work(w
     assert kinds(world.operator) == ["hardware_event", "hardware_event"], (
         'one notice per GPU, kind of event and hour; none for the action "note"'
     )
-    told = Notification.objects.filter(user=world.operator).order_by("pk").first()
-    assert told is not None
-    sentence = notice_texts.notice_sentence(told.kind, told.numbers, world.operator)
+    notice = Notification.objects.filter(user=world.operator).order_by("pk").first()
+    assert notice is not None
+    sentence = notice_texts.notice_sentence(notice.kind, notice.numbers, world.operator)
     assert (
         sentence
         == f"alpha, GPU 0: {meaning} (xid:79). The host was cordoned, and work that can go leaves it."
@@ -300,7 +307,7 @@ def test_a_hardware_event_is_notified_to_operators_and_to_owners_of_moved_work(w
     assert kinds(world.vision.member) == ["started", "has_to_move"]
     moved = Notification.objects.get(user=world.vision.member, kind="has_to_move")
     assert notice_texts.notice_sentence(moved.kind, moved.numbers, world.vision.member) == (
-        f"{made.name} leaves alpha. GPU 0 of alpha failed (XID 79, {meaning}). By the table of hardware events the host takes "
+        f"{workload.name} leaves alpha. GPU 0 of alpha failed (XID 79, {meaning}). By the table of hardware events the host takes "
         "nothing new, and work that can move leaves it. It is queued again with its place kept."
     )
     assert kinds(world.language.member) == []
@@ -308,9 +315,9 @@ def test_a_hardware_event_is_notified_to_operators_and_to_owners_of_moved_work(w
 
 @pytest.mark.django_db
 def test_a_drain_by_hand_is_notified_with_the_reason_of_the_operator(world: World) -> None:
-    made = job(world, preemptible=True)
-    run_of(made, world, running_at=world.now)
-    Workload.objects.filter(pk=made.pk, state="queued").update(state="running", attempt=1)
+    workload = job(world, preemptible=True)
+    run_of(workload, world, running_at=world.now)
+    Workload.objects.filter(pk=workload.pk, state="queued").update(state="running", attempt=1)
     engine.drain_host(world.hosts["alpha"], reason="new fans", now=world.now + MINUTE)
     delivery.write_notices(world.now + 2 * MINUTE)
     moved = Notification.objects.get(user=world.vision.member, kind="has_to_move")
@@ -334,8 +341,8 @@ def test_a_notification_and_a_reason_name_a_budget_of_gpu_hours(world: World) ->
     budget = Budget.objects.create(team=world.vision.team, month=month, measure="gpu_hours", amount=100)
     BudgetAlert.objects.create(budget=budget, percent=80, spent=81, at=world.now)
     delivery.write_notices(world.now + MINUTE)
-    told = Notification.objects.get(user=world.finance, kind="budget_reached")
-    assert notice_texts.notice_sentence(told.kind, told.numbers).endswith(
+    notice = Notification.objects.get(user=world.finance, kind="budget_reached")
+    assert notice_texts.notice_sentence(notice.kind, notice.numbers).endswith(
         "has used 80 % of its budget of GPU-hours."
     )
     numbers = {"limit": "100.00", "spent": "101.50", "month": str(month), "measure": "gpu_hours"}
@@ -349,7 +356,7 @@ def test_a_notification_and_a_reason_name_a_budget_of_gpu_hours(world: World) ->
 
 @pytest.mark.django_db
 def test_a_reservation_without_gpus_is_notified_once_to_its_owner_and_to_operators(world: World) -> None:
-    made = Reservation.objects.create(
+    reservation = Reservation.objects.create(
         pool=world.shared,
         project=world.vision.project,
         owner=world.vision.member,
@@ -366,8 +373,8 @@ def test_a_reservation_without_gpus_is_notified_once_to_its_owner_and_to_operato
     delivery.write_notices(world.now + 2 * MINUTE)
     assert kinds(world.vision.member) == kinds(world.operator) == ["reservation_waits"]
     assert kinds(world.vision.lead) == kinds(world.stranger) == []
-    said = reason_texts.reason_sentence(made.reason_code, made.reason_numbers)
-    assert "needs 8; 5 of 16" in said and "3 are out of service" in said
+    sentence = reason_texts.reason_sentence(reservation.reason_code, reservation.reason_numbers)
+    assert "needs 8; 5 of 16" in sentence and "3 are out of service" in sentence
 
 
 # -- idle notebooks ------------------------------------------------------------------------------------------
@@ -376,8 +383,8 @@ START = datetime.fromisoformat("2026-03-02T09:00:00+00:00")
 
 
 def activity(**changes: Any) -> NotebookActivity:
-    given: dict[str, Any] = {"busy_kernels": 0, "last": START, "gpu_idle_since": START}
-    return NotebookActivity(**(given | changes))
+    fields: dict[str, Any] = {"busy_kernels": 0, "last": START, "gpu_idle_since": START}
+    return NotebookActivity(**(fields | changes))
 
 
 @pytest.mark.parametrize(
@@ -412,20 +419,20 @@ def test_a_notebook_is_warned_and_stopped_only_if_every_signal_is_idle(
 
 
 def running_notebook(world: World) -> Run:
-    made = launch.launch_notebook(
+    workload = launch.launch_notebook(
         actor=world.vision.member, project=world.vision.project, pool=world.shared, name="nb", now=world.now
     )
-    Workload.objects.filter(pk=made.pk, state="queued").update(
+    Workload.objects.filter(pk=workload.pk, state="queued").update(
         state="running", started_at=world.now, attempt=1
     )
     run = run_of(
-        made, world, running_at=world.now, ready_at=world.now, activity={"busy": 0, "connections": 0}
+        workload, world, running_at=world.now, ready_at=world.now, activity={"busy": 0, "connections": 0}
     )
     unit = units_of(world.hosts["alpha"])[0]
     Allocation.objects.create(
         run=run,
-        workload=made,
-        project=made.project,
+        workload=workload,
+        project=workload.project,
         unit=unit,
         slots=unit.slots,
         period=(world.now, None),
@@ -573,7 +580,7 @@ def test_a_slice_is_idle_by_its_activity_or_if_it_runs_idle_kernels_only(
 
 def submit_sweep(world: World, tasks: int) -> list[Workload]:
     """Submit an array and return its tasks in the order of their indices."""
-    made = launch.submit_array(
+    job_array = launch.submit_array(
         actor=world.vision.member,
         project=world.vision.project,
         pool=world.shared,
@@ -585,7 +592,7 @@ def submit_sweep(world: World, tasks: int) -> list[Workload]:
         array=f"0-{tasks - 1}",
         now=world.now,
     )
-    return list(made.tasks.order_by("array_index"))
+    return list(job_array.tasks.order_by("array_index"))
 
 
 def end_task(task: Workload, at: datetime, outcome: str, **numbers: Any) -> None:

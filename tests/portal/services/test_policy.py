@@ -58,13 +58,13 @@ def test_the_superuser_flag_grants_nothing(world: World) -> None:
 @pytest.mark.django_db
 def test_a_user_who_leaves_a_team_loses_access_to_its_work(world: World) -> None:
     member = world.vision.member
-    made = launch.launch_notebook(
+    workload = launch.launch_notebook(
         actor=member, project=world.vision.project, pool=world.shared, now=world.now
     )
-    assert policy.may(member, "workload.open", made)
+    assert policy.may(member, "workload.open", workload)
     Membership.objects.filter(user=member).delete()
-    assert not policy.may(member, "workload.open", made)
-    assert not policy.may(member, "workload.change", made)
+    assert not policy.may(member, "workload.open", workload)
+    assert not policy.may(member, "workload.change", workload)
     assert not policy.visible_workloads(member).exists()
 
 

@@ -24,7 +24,7 @@ HOUR = timedelta(hours=1)
 
 
 def preview(world: World, **changes: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
@@ -35,34 +35,36 @@ def preview(world: World, **changes: Any) -> dict[str, Any]:
         "max_runtime_seconds": 4 * 3600,
         "now": world.now,
     }
-    return workload_preview.preview_workload(**(given | changes))
+    return workload_preview.preview_workload(**(fields | changes))
 
 
 def test_a_preferred_label_and_spreading_reach_the_planner(world: World) -> None:
     Host.objects.filter(name="beta").update(labels={"rack": "r2"})
-    made = job(world, labels_preferred={"rack": "r2"}, spread=True)
+    workload = job(world, labels_preferred={"rack": "r2"}, spread=True)
     asked = next(
-        q.ask for q in snapshot.take_snapshot([world.shared.pk], world.now).queued if q.id == made.pk
+        q.ask for q in snapshot.take_snapshot([world.shared.pk], world.now).queued if q.id == workload.pk
     )
     assert (asked.labels_preferred, asked.spread) == (frozenset({("rack", "r2")}), True)
     engine.run_cycle("test", world.now)
-    assert made.runs.get().host.name == "beta"
+    assert workload.runs.get().host.name == "beta"
 
 
 def test_models_are_tried_in_the_given_order(world: World) -> None:
     job(world, units=8, hosts=2)
-    made = job(world, "second", models=[H100, A100])
+    workload = job(world, "second", models=[H100, A100])
     engine.run_cycle("test", world.now)
-    assert made.runs.get().host.name == "gamma"
+    assert workload.runs.get().host.name == "gamma"
 
 
 def test_a_wanted_by_time_that_looks_missed_is_warned_of_and_reserves_nothing(world: World) -> None:
     assert preview(world, wanted_by=world.now + 9 * HOUR)["wish"] == ""
     assert "expected to be done" in preview(world, wanted_by=world.now + HOUR)["wish"]
-    made = job(world, wanted_by=world.now + HOUR)
-    assert made.wanted_by == world.now + HOUR
-    Workload.objects.filter(pk=made.pk).update(expected_start=world.now + 2 * HOUR, predicted_seconds=3600)
-    page = signed_in(world.vision.member).get(reverse("job", args=[made.public_id])).content.decode()
+    workload = job(world, wanted_by=world.now + HOUR)
+    assert workload.wanted_by == world.now + HOUR
+    Workload.objects.filter(pk=workload.pk).update(
+        expected_start=world.now + 2 * HOUR, predicted_seconds=3600
+    )
+    page = signed_in(world.vision.member).get(reverse("job", args=[workload.public_id])).content.decode()
     assert "Wanted by" in page and "It is wanted by" in page
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 
 def reserve(world: World, **changes: Any) -> Submission | Reservation:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
@@ -32,11 +32,11 @@ def reserve(world: World, **changes: Any) -> Submission | Reservation:
         "end": world.now + timedelta(days=1, hours=8),
         "now": world.now,
     }
-    return reservations.request_reservation(**(given | changes))
+    return reservations.request_reservation(**(fields | changes))
 
 
 def request_quota(world: World, gpus: int = 9, **changes: Any) -> Submission:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.lead,
         "team": world.vision.team,
         "pool": world.shared,
@@ -45,32 +45,32 @@ def request_quota(world: World, gpus: int = 9, **changes: Any) -> Submission:
         "why": "a deadline",
         "now": world.now,
     }
-    return submissions.request_quota_change(**(given | changes))
+    return submissions.request_quota_change(**(fields | changes))
 
 
 def test_a_small_reservation_is_confirmed_at_once(world: World) -> None:
-    made = reserve(world)
-    assert isinstance(made, Reservation)
-    assert (made.state, made.units, made.owner) == ("confirmed", 2, world.vision.member)
+    reservation = reserve(world)
+    assert isinstance(reservation, Reservation)
+    assert (reservation.state, reservation.units, reservation.owner) == ("confirmed", 2, world.vision.member)
     assert AuditEvent.objects.get().verb == "request_reservation"
 
 
 def test_a_large_reservation_waits_for_approval_and_holds_no_units(world: World) -> None:
-    made = reserve(world, units=8)
-    assert isinstance(made, Submission)
-    assert (made.state, made.kind, made.payload["units"]) == ("waiting", "reservation", 8)
+    submission = reserve(world, units=8)
+    assert isinstance(submission, Submission)
+    assert (submission.state, submission.kind, submission.payload["units"]) == ("waiting", "reservation", 8)
     assert not Reservation.objects.exists()
 
 
 def test_an_approved_reservation_is_in_the_calendar_of_its_author(world: World) -> None:
-    made = reserve(world, units=8)
-    assert isinstance(made, Submission)
-    effect = effects.approval_effect(made, world.now)
+    submission = reserve(world, units=8)
+    assert isinstance(submission, Submission)
+    effect = effects.approval_effect(submission, world.now)
     assert effect["fits"]
-    decisions.approve_submission(actor=world.operator, submission=made, now=world.now, comment="fine")
-    made.refresh_from_db()
-    assert made.reservation is not None
-    assert (made.reservation.owner, made.reservation.units, made.state) == (
+    decisions.approve_submission(actor=world.operator, submission=submission, now=world.now, comment="fine")
+    submission.refresh_from_db()
+    assert submission.reservation is not None
+    assert (submission.reservation.owner, submission.reservation.units, submission.state) == (
         world.vision.member,
         8,
         "approved",
@@ -106,10 +106,12 @@ def test_a_conflicting_request_is_refused_with_the_first_window_that_fits(world:
 
 
 def test_the_second_of_two_concurrent_decisions_is_refused(world: World) -> None:
-    made = reserve(world, units=8)
-    assert isinstance(made, Submission)
-    stale = Submission.objects.get(pk=made.pk)
-    decisions.decline_submission(actor=world.operator, submission=made, comment="not now", now=world.now)
+    submission = reserve(world, units=8)
+    assert isinstance(submission, Submission)
+    stale = Submission.objects.get(pk=submission.pk)
+    decisions.decline_submission(
+        actor=world.operator, submission=submission, comment="not now", now=world.now
+    )
     with pytest.raises(Conflict, match="already declined, by operator"):
         decisions.approve_submission(actor=world.operator, submission=stale, now=world.now)
     assert not Reservation.objects.exists()
@@ -119,12 +121,14 @@ def test_the_second_of_two_concurrent_decisions_is_refused(world: World) -> None
     "who", ["member", "lead", "team mate", "other team", "finance", "auditor", "stranger"]
 )
 def test_only_an_operator_decides(world: World, who: str) -> None:
-    made = reserve(world, units=8)
-    assert isinstance(made, Submission)
+    submission = reserve(world, units=8)
+    assert isinstance(submission, Submission)
     with pytest.raises(NotAllowed):
-        decisions.approve_submission(actor=world.people[who], submission=made, now=world.now)
+        decisions.approve_submission(actor=world.people[who], submission=submission, now=world.now)
     with pytest.raises(NotAllowed):
-        decisions.decline_submission(actor=world.people[who], submission=made, comment="no", now=world.now)
+        decisions.decline_submission(
+            actor=world.people[who], submission=submission, comment="no", now=world.now
+        )
 
 
 @pytest.mark.parametrize(
@@ -184,22 +188,24 @@ def test_a_preview_creates_nothing(world: World) -> None:
 
 
 def test_the_owner_can_shorten_and_cancel_a_reservation(world: World) -> None:
-    made = reserve(world)
-    assert isinstance(made, Reservation)
-    end = made.start + timedelta(hours=2)
-    reservations.shorten_reservation(actor=world.vision.member, reservation=made, end=end, now=world.now)
-    made.refresh_from_db()
-    assert made.end == end
+    reservation = reserve(world)
+    assert isinstance(reservation, Reservation)
+    end = reservation.start + timedelta(hours=2)
+    reservations.shorten_reservation(
+        actor=world.vision.member, reservation=reservation, end=end, now=world.now
+    )
+    reservation.refresh_from_db()
+    assert reservation.end == end
     with pytest.raises(NotAllowed):
-        reservations.cancel_reservation(actor=world.language.lead, reservation=made, now=world.now)
-    reservations.cancel_reservation(actor=world.vision.member, reservation=made, now=world.now)
+        reservations.cancel_reservation(actor=world.language.lead, reservation=reservation, now=world.now)
+    reservations.cancel_reservation(actor=world.vision.member, reservation=reservation, now=world.now)
     with pytest.raises(Conflict, match="nothing to cancel"):
-        reservations.cancel_reservation(actor=world.vision.member, reservation=made, now=world.now)
+        reservations.cancel_reservation(actor=world.vision.member, reservation=reservation, now=world.now)
 
 
 def test_a_lead_requests_a_quota_and_an_operator_changes_and_approves_it(world: World) -> None:
-    made = request_quota(world, 12)
-    effect = effects.approval_effect(made, world.now)
+    submission = request_quota(world, 12)
+    effect = effects.approval_effect(submission, world.now)
     assert not effect["fits"]
     assert (effect["capacity_gpus"], effect["guaranteed_before_gpus"], effect["team_before_gpus"]) == (
         16,
@@ -207,7 +213,7 @@ def test_a_lead_requests_a_quota_and_an_operator_changes_and_approves_it(world: 
         8,
     )
     decisions.approve_submission(
-        actor=world.operator, submission=made, now=world.now, changes={"guaranteed_gpus": 10}
+        actor=world.operator, submission=submission, now=world.now, changes={"guaranteed_gpus": 10}
     )
     quota = Quota.objects.get(team=world.vision.team, pool=world.shared, model=H100)
     assert quota.guaranteed_slots == 10 * SLOTS_PER_GPU
@@ -219,11 +225,11 @@ def test_a_lead_requests_a_quota_and_an_operator_changes_and_approves_it(world: 
 
 
 def test_the_guarantees_of_all_teams_never_exceed_the_pool(world: World) -> None:
-    made = request_quota(world, 11)
+    submission = request_quota(world, 11)
     with pytest.raises(Conflict, match="up to 10"):
-        decisions.approve_submission(actor=world.operator, submission=made, now=world.now)
-    made.refresh_from_db()
-    assert made.state == "waiting"
+        decisions.approve_submission(actor=world.operator, submission=submission, now=world.now)
+    submission.refresh_from_db()
+    assert submission.state == "waiting"
     assert (
         Quota.objects.get(team=world.vision.team, pool=world.shared, model=H100).guaranteed_slots
         == 8 * SLOTS_PER_GPU
@@ -237,10 +243,10 @@ def test_only_a_lead_or_an_operator_requests_a_quota(world: World, who: str) -> 
 
 
 def test_the_same_quota_cannot_be_requested_twice_while_it_waits(world: World) -> None:
-    made = request_quota(world)
+    submission = request_quota(world)
     with pytest.raises(Conflict, match="already waits"):
         request_quota(world, 10)
-    decisions.withdraw_submission(actor=world.vision.lead, submission=made, now=world.now)
+    decisions.withdraw_submission(actor=world.vision.lead, submission=submission, now=world.now)
     assert request_quota(world, 10).state == "waiting"
 
 
@@ -251,11 +257,13 @@ def test_the_same_quota_cannot_be_requested_twice_while_it_waits(world: World) -
 def test_an_approver_changes_only_the_fields_that_may_be_changed(
     world: World, changes: dict[str, Any]
 ) -> None:
-    made = request_quota(world)
+    submission = request_quota(world)
     with pytest.raises(Invalid):
-        decisions.approve_submission(actor=world.operator, submission=made, now=world.now, changes=changes)
-    made.refresh_from_db()
-    assert made.state == "waiting"
+        decisions.approve_submission(
+            actor=world.operator, submission=submission, now=world.now, changes=changes
+        )
+    submission.refresh_from_db()
+    assert submission.state == "waiting"
 
 
 def test_declining_needs_a_reason(world: World) -> None:
@@ -266,8 +274,8 @@ def test_declining_needs_a_reason(world: World) -> None:
 
 
 def test_a_stranger_requests_membership_and_the_lead_decides(world: World) -> None:
-    made = submissions.request_membership(actor=world.stranger, team=world.vision.team, now=world.now)
-    decisions.approve_submission(actor=world.vision.lead, submission=made, now=world.now)
+    submission = submissions.request_membership(actor=world.stranger, team=world.vision.team, now=world.now)
+    decisions.approve_submission(actor=world.vision.lead, submission=submission, now=world.now)
     assert Membership.objects.get(user=world.stranger).team == world.vision.team
 
 
@@ -276,11 +284,11 @@ def test_a_request_beyond_the_guarantee_is_refused_unless_put_to_an_operator(wor
     with pytest.raises(Conflict) as refused:
         reserve(world, units=6, hosts=2)
     assert refused.value.code == "window_eats_guarantees"
-    asked = reserve(world, units=6, hosts=2, may_exceed_guarantee=True)
-    assert isinstance(asked, Submission)
+    submission = reserve(world, units=6, hosts=2, may_exceed_guarantee=True)
+    assert isinstance(submission, Submission)
     with pytest.raises(Conflict):
-        decisions.approve_submission(actor=world.operator, submission=asked, now=world.now)
+        decisions.approve_submission(actor=world.operator, submission=submission, now=world.now)
     decisions.approve_submission(
-        actor=world.operator, submission=asked, changes={"may_exceed_guarantee": True}, now=world.now
+        actor=world.operator, submission=submission, changes={"may_exceed_guarantee": True}, now=world.now
     )
     assert Reservation.objects.get().may_exceed_guarantee

@@ -58,17 +58,21 @@ def test_every_reason_is_a_sentence_with_or_without_its_numbers(
     code: ReasonCode, numbers: dict[str, object]
 ) -> None:
     assert code.value in reason_texts.REASONS
-    said = reason_texts.reason_sentence(code.value, numbers)
-    assert said[0].isupper() or said[0].isdigit()
-    assert said.endswith(".")
+    sentence = reason_texts.reason_sentence(code.value, numbers)
+    assert sentence[0].isupper() or sentence[0].isdigit()
+    assert sentence.endswith(".")
     assert (
-        "None" not in said and "  " not in said and "{" not in said and " ." not in said and "()" not in said
-    ), said
+        "None" not in sentence
+        and "  " not in sentence
+        and "{" not in sentence
+        and " ." not in sentence
+        and "()" not in sentence
+    ), sentence
 
 
 def test_a_reason_without_a_model_does_not_repeat_gpus() -> None:
-    said = reason_texts.reason_sentence("over_quota", {"held": 8400, "limit": 8400, "need": 840})
-    assert said.startswith("Its team holds 10 GPUs and may hold 10 GPUs; this needs 1 GPU.")
+    sentence = reason_texts.reason_sentence("over_quota", {"held": 8400, "limit": 8400, "need": 840})
+    assert sentence.startswith("Its team holds 10 GPUs and may hold 10 GPUs; this needs 1 GPU.")
     assert all(
         "GPUs of GPUs" not in reason_texts.reason_sentence(code, {"held": 8400, "need": 840})
         for code in reason_texts.REASONS
@@ -76,18 +80,18 @@ def test_a_reason_without_a_model_does_not_repeat_gpus() -> None:
 
 
 def test_sentences_contain_the_numbers() -> None:
-    said = reason_texts.reason_sentence(
+    sentence = reason_texts.reason_sentence(
         "over_quota", {"held": 6720, "limit": 6720, "need": 1680, "model": H100, "may_borrow": True}
     )
-    assert "8 GPUs" in said and "2 GPUs" in said and "H100 80GB" in said
-    said = reason_texts.reason_sentence("too_big_for_any_host", {"units": 10, "largest": 8, "hosts": 1})
-    assert "10 GPUs on one host, the largest has 8" in said
+    assert "8 GPUs" in sentence and "2 GPUs" in sentence and "H100 80GB" in sentence
+    sentence = reason_texts.reason_sentence("too_big_for_any_host", {"units": 10, "largest": 8, "hosts": 1})
+    assert "10 GPUs on one host, the largest has 8" in sentence
     assert "exit code 2" in reason_texts.reason_sentence("failed", {"exit_code": 2})
 
 
 @pytest.mark.django_db
 def test_names_appear_only_for_viewers_who_may_see_them(world: World) -> None:
-    made = launch.submit_job(
+    workload = launch.submit_job(
         actor=world.vision.member,
         project=world.vision.project,
         pool=world.shared,
@@ -96,15 +100,15 @@ def test_names_appear_only_for_viewers_who_may_see_them(world: World) -> None:
         units=1,
         now=world.now,
     )
-    numbers = {"team": world.vision.team.pk, "workload": made.pk}
+    numbers = {"team": world.vision.team.pk, "workload": workload.pk}
     assert "hush hush" in reason_texts.reason_sentence("evicted_for_guarantee", numbers, world.vision.lead)
     assert "Vision" in reason_texts.reason_sentence("evicted_for_guarantee", numbers, world.auditor)
     # A team that shares a pool may know whose guarantee reclaimed the GPUs, but not for which work.
     for viewer in (world.language.member, world.stranger):
-        said = reason_texts.reason_sentence("evicted_for_guarantee", numbers, viewer)
-        assert "Vision" in said and "hush" not in said
-    said = reason_texts.reason_sentence("evicted_for_guarantee", numbers, None)
-    assert "hush" not in said and "Vision" not in said
+        sentence = reason_texts.reason_sentence("evicted_for_guarantee", numbers, viewer)
+        assert "Vision" in sentence and "hush" not in sentence
+    sentence = reason_texts.reason_sentence("evicted_for_guarantee", numbers, None)
+    assert "hush" not in sentence and "Vision" not in sentence
 
 
 @pytest.mark.parametrize("kind", list(notice_texts.NOTICE_SENTENCES))
@@ -127,8 +131,8 @@ def test_every_notification_is_a_sentence(kind: str) -> None:
         "trouble": "it fell silent",
         "percent": 80,
     }
-    said = notice_texts.notice_sentence(kind, numbers)
-    assert "None" not in said and len(said) > 10
+    sentence = notice_texts.notice_sentence(kind, numbers)
+    assert "None" not in sentence and len(sentence) > 10
 
 
 def test_durations_and_amounts_are_formatted_for_people() -> None:
@@ -150,7 +154,7 @@ def test_durations_and_amounts_are_formatted_for_people() -> None:
 
 def test_the_equivalent_cli_command_and_api_call_are_shown() -> None:
     start = datetime(2026, 3, 2, 9, tzinfo=UTC)
-    given = {
+    fields = {
         "project": "vision/main",
         "pool": "shared",
         "units": 2,
@@ -159,7 +163,7 @@ def test_the_equivalent_cli_command_and_api_call_are_shown() -> None:
         "why": "it's due",
         "nvlink": False,
     }
-    line = equivalent_commands.cli_command("request_reservation", given)
+    line = equivalent_commands.cli_command("request_reservation", fields)
     assert shlex.split(line) == [
         "gpupool",
         "reservation",
@@ -177,7 +181,7 @@ def test_the_equivalent_cli_command_and_api_call_are_shown() -> None:
         "--why",
         "it's due",
     ]
-    call = equivalent_commands.curl_command("request_reservation", given, base="http://localhost:8000")
+    call = equivalent_commands.curl_command("request_reservation", fields, base="http://localhost:8000")
     assert (
         "http://localhost:8000/api/v1/reservations/" in call
         and '"units": 2' in call

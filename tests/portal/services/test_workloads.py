@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 
 def job(world: World, **changes: Any) -> Workload:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
@@ -32,23 +32,28 @@ def job(world: World, **changes: Any) -> Workload:
         "now": world.now,
         "max_runtime_seconds": 3600,
     }
-    return launch.submit_job(**(given | changes))
+    return launch.submit_job(**(fields | changes))
 
 
 def notebook(world: World, **changes: Any) -> Workload:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
         "now": world.now,
     }
-    return launch.launch_notebook(**(given | changes))
+    return launch.launch_notebook(**(fields | changes))
 
 
 def test_a_job_waits_in_the_queue_of_its_pool_and_its_author_is_recorded(world: World) -> None:
-    made = job(world, priority="high", environment={"SEED": "7"})
-    assert (made.state, made.units, made.models_wanted, made.priority) == ("queued", 2, [H100], 2)
-    assert made.owner == world.vision.member
+    workload = job(world, priority="high", environment={"SEED": "7"})
+    assert (workload.state, workload.units, workload.models_wanted, workload.priority) == (
+        "queued",
+        2,
+        [H100],
+        2,
+    )
+    assert workload.owner == world.vision.member
     event = AuditEvent.objects.get()
     assert (event.verb, event.actor, event.team, event.via) == (
         "submit_job",
@@ -63,15 +68,15 @@ def test_a_notebook_takes_missing_fields_from_its_template(world: World) -> None
     template = Template.objects.create(
         slug="small", name="Small", kind="notebook", type="interactive", units=1, max_runtime_seconds=7200
     )
-    made = notebook(world, template=template)
-    assert (made.kind, made.units, made.max_runtime_seconds, made.type) == (
+    workload = notebook(world, template=template)
+    assert (workload.kind, workload.units, workload.max_runtime_seconds, workload.type) == (
         "notebook",
         1,
         7200,
         "interactive",
     )
-    assert not made.preemptible
-    assert WorkspaceOrigin.objects.get(workload=made).label
+    assert not workload.preemptible
+    assert WorkspaceOrigin.objects.get(workload=workload).label
 
 
 @pytest.mark.parametrize("who", ["other team", "stranger", "operator", "finance", "auditor"])
@@ -159,48 +164,52 @@ def test_slices_can_be_requested_where_the_pool_has_them(world: World) -> None:
 
 def test_the_owner_a_lead_and_an_operator_may_cancel_and_others_may_not(world: World) -> None:
     for who in ("member", "lead", "operator"):
-        made = job(world)
+        workload = job(world)
         workload_changes.cancel_workload(
-            actor=world.people[who], workload=made, now=world.now, why="not needed"
+            actor=world.people[who], workload=workload, now=world.now, why="not needed"
         )
-        made.refresh_from_db()
-        assert (made.state, made.outcome) == ("ended", "cancelled")
-    made = job(world)
+        workload.refresh_from_db()
+        assert (workload.state, workload.outcome) == ("ended", "cancelled")
+    workload = job(world)
     for who in ("team mate", "other team", "stranger", "finance", "auditor"):
         with pytest.raises(NotAllowed):
-            workload_changes.cancel_workload(actor=world.people[who], workload=made, now=world.now)
+            workload_changes.cancel_workload(actor=world.people[who], workload=workload, now=world.now)
     assert AuditEvent.objects.filter(verb="cancel_workload", why="not needed").count() == 3
 
 
 def test_ended_work_cannot_be_cancelled_again(world: World) -> None:
-    made = job(world)
-    workload_changes.cancel_workload(actor=world.vision.member, workload=made, now=world.now)
+    workload = job(world)
+    workload_changes.cancel_workload(actor=world.vision.member, workload=workload, now=world.now)
     with pytest.raises(Conflict, match="already ended"):
-        workload_changes.cancel_workload(actor=world.vision.member, workload=made, now=world.now)
+        workload_changes.cancel_workload(actor=world.vision.member, workload=workload, now=world.now)
 
 
 def test_an_extension_stays_within_the_longest_runtime_of_the_pool(world: World) -> None:
-    made = job(world)
-    workload_changes.extend_workload(actor=world.vision.member, workload=made, seconds=3600, now=world.now)
-    made.refresh_from_db()
-    assert made.max_runtime_seconds == 7200
+    workload = job(world)
+    workload_changes.extend_workload(
+        actor=world.vision.member, workload=workload, seconds=3600, now=world.now
+    )
+    workload.refresh_from_db()
+    assert workload.max_runtime_seconds == 7200
     with pytest.raises(Invalid, match="allowed"):
         workload_changes.extend_workload(
-            actor=world.vision.member, workload=made, seconds=10**8, now=world.now
+            actor=world.vision.member, workload=workload, seconds=10**8, now=world.now
         )
 
 
 def test_the_second_of_two_concurrent_extensions_is_refused_as_too_long(world: World) -> None:
-    made = job(world)
-    as_seen_before = Workload.objects.get(pk=made.pk)
-    room = world.shared.longest_runtime_seconds - made.max_runtime_seconds
-    workload_changes.extend_workload(actor=world.vision.member, workload=made, seconds=room, now=world.now)
+    workload = job(world)
+    as_seen_before = Workload.objects.get(pk=workload.pk)
+    room = world.shared.longest_runtime_seconds - workload.max_runtime_seconds
+    workload_changes.extend_workload(
+        actor=world.vision.member, workload=workload, seconds=room, now=world.now
+    )
     with pytest.raises(Conflict, match="was extended just now"):
         workload_changes.extend_workload(
             actor=world.vision.lead, workload=as_seen_before, seconds=room, now=world.now
         )
-    made.refresh_from_db()
-    assert made.max_runtime_seconds == world.shared.longest_runtime_seconds
+    workload.refresh_from_db()
+    assert workload.max_runtime_seconds == world.shared.longest_runtime_seconds
 
 
 def test_a_notebook_can_be_kept_from_idle_stop_and_a_job_cannot(world: World) -> None:
@@ -208,40 +217,48 @@ def test_a_notebook_can_be_kept_from_idle_stop_and_a_job_cannot(world: World) ->
         workload_changes.keep_workload(
             actor=world.vision.member, workload=job(world), seconds=3600, now=world.now
         )
-    made = notebook(world)
-    workload_changes.keep_workload(actor=world.vision.member, workload=made, seconds=3600, now=world.now)
-    made.refresh_from_db()
-    assert made.keep_until == world.now + timedelta(hours=1)
+    workload = notebook(world)
+    workload_changes.keep_workload(actor=world.vision.member, workload=workload, seconds=3600, now=world.now)
+    workload.refresh_from_db()
+    assert workload.keep_until == world.now + timedelta(hours=1)
 
 
 def test_a_relaunch_copies_everything_but_its_changes(world: World) -> None:
-    made = job(world, nvlink=True)
-    again = launch.relaunch_workload(actor=world.vision.members[1], workload=made, now=world.now, units=1)
-    assert (again.command, again.nvlink, again.units) == (made.command, True, 1)
+    workload = job(world, nvlink=True)
+    again = launch.relaunch_workload(actor=world.vision.members[1], workload=workload, now=world.now, units=1)
+    assert (again.command, again.nvlink, again.units) == (workload.command, True, 1)
     assert again.owner == world.vision.members[1]
 
 
 def test_values_of_environment_variables_are_copied_for_their_owner_only(world: World) -> None:
-    made, mate = job(world, environment={"TOKEN": "s3cret"}), world.vision.members[1]
-    again = launch.relaunch_workload(actor=world.vision.member, workload=made, now=world.now)
+    workload, mate = job(world, environment={"TOKEN": "s3cret"}), world.vision.members[1]
+    again = launch.relaunch_workload(actor=world.vision.member, workload=workload, now=world.now)
     assert again.environment == {"TOKEN": "s3cret"}
     with pytest.raises(Invalid) as refused:
-        launch.relaunch_workload(actor=mate, workload=made, now=world.now)
+        launch.relaunch_workload(actor=mate, workload=workload, now=world.now)
     assert "TOKEN" in refused.value.message and "s3cret" not in refused.value.message
-    own = launch.relaunch_workload(actor=mate, workload=made, now=world.now, environment={"TOKEN": "mine"})
+    own = launch.relaunch_workload(
+        actor=mate, workload=workload, now=world.now, environment={"TOKEN": "mine"}
+    )
     assert own.environment == {"TOKEN": "mine"}
 
 
 def test_only_its_owner_opens_a_running_notebook_and_the_code_expires_after_a_minute(world: World) -> None:
-    made = notebook(world)
+    workload = notebook(world)
     with pytest.raises(Conflict, match="while it runs"):
-        workspaces.open_workspace(actor=world.vision.member, workload=made, session_key="s", now=world.now)
-    Workload.objects.filter(pk=made.pk, state="queued").update(state="running")
-    made.refresh_from_db()
+        workspaces.open_workspace(
+            actor=world.vision.member, workload=workload, session_key="s", now=world.now
+        )
+    Workload.objects.filter(pk=workload.pk, state="queued").update(state="running")
+    workload.refresh_from_db()
     for who in ("team mate", "lead", "operator", "stranger"):
         with pytest.raises(NotAllowed):
-            workspaces.open_workspace(actor=world.people[who], workload=made, session_key="s", now=world.now)
-    url = workspaces.open_workspace(actor=world.vision.member, workload=made, session_key="s", now=world.now)
+            workspaces.open_workspace(
+                actor=world.people[who], workload=workload, session_key="s", now=world.now
+            )
+    url = workspaces.open_workspace(
+        actor=world.vision.member, workload=workload, session_key="s", now=world.now
+    )
     assert settings.GPUPOOL_NOTEBOOK_DOMAIN in url
     code = EntryCode.objects.get()
     assert code.expires_at == world.now + timedelta(minutes=1)
@@ -275,11 +292,11 @@ def test_an_invalid_value_is_quoted_safely_in_the_error(world: World) -> None:
 
 def test_a_notebook_is_not_extended_into_units_promised_to_a_reservation(world: World) -> None:
     hosts = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
-    made = notebook(world, units=2, models=[H100], max_runtime_seconds=3600)
+    workload = notebook(world, units=2, models=[H100], max_runtime_seconds=3600)
     engine.run_cycle("test", world.now)
     for agent in hosts * 2:
         agent.sync(world.now)
-    held = Allocation.objects.filter(workload=made).count()
+    held = Allocation.objects.filter(workload=workload).count()
     assert held == 2
     start = world.now + timedelta(hours=2)
     booked, answer = engine_services.confirm_reservation(
@@ -296,16 +313,16 @@ def test_a_notebook_is_not_extended_into_units_promised_to_a_reservation(world: 
         models_wanted=[H100],
     )
     assert booked is not None, answer
-    made.refresh_from_db()
-    extend: dict[str, Any] = {"actor": world.vision.member, "workload": made}
+    workload.refresh_from_db()
+    extend: dict[str, Any] = {"actor": world.vision.member, "workload": workload}
     with pytest.raises(Conflict) as refused:
         workload_changes.extend_workload(**extend, seconds=3 * 3600, now=world.now)
     assert (refused.value.code, refused.value.field) == ("more_time_blocked", "seconds")
     assert "1 reservation counts on them from" in refused.value.message
     assert "It can be extended until" in refused.value.message
     assert refused.value.numbers["latest"] == int(start.timestamp())
-    made.refresh_from_db()
-    assert made.max_runtime_seconds == 3600
+    workload.refresh_from_db()
+    assert workload.max_runtime_seconds == 3600
     workload_changes.extend_workload(**extend, seconds=3600, now=world.now)
     with pytest.raises(Conflict, match="can't be extended at all"):
         workload_changes.extend_workload(**extend, seconds=3600, now=world.now)

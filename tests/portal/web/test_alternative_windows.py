@@ -31,12 +31,12 @@ def waiting(world: World, **also: Any) -> Workload:
     """
     job(world, world.vision, 8, world.now, name="runs", preemptible=False)
     engine.run_cycle("test", world.now)
-    given = {"preemptible": False, "max_runtime_seconds": 2 * 3600, **also}
-    made = job(world, world.vision, 4, world.now + MINUTE, name="mine", **given)
+    fields = {"preemptible": False, "max_runtime_seconds": 2 * 3600, **also}
+    workload = job(world, world.vision, 4, world.now + MINUTE, name="mine", **fields)
     engine.run_cycle("test", world.now + MINUTE)
-    made.refresh_from_db()
-    assert made.state == "queued", made.reason_code
-    return made
+    workload.refresh_from_db()
+    assert workload.state == "queued", workload.reason_code
+    return workload
 
 
 def api(world: World, now: datetime, who: User | None = None) -> APIClient:
@@ -60,9 +60,9 @@ def test_every_window_that_the_api_offers_can_be_reserved(world: World) -> None:
                 and end - start == 2 * HOUR
                 and start >= now + 5 * MINUTE
             )
-            made = client.post("/api/v1/reservations/", each["request"], format="json")
-            assert made.status_code == 201, made.content
-            row = Reservation.objects.get(public_id=made.json()["reservation"]["id"])
+            response = client.post("/api/v1/reservations/", each["request"], format="json")
+            assert response.status_code == 201, response.content
+            row = Reservation.objects.get(public_id=response.json()["reservation"]["id"])
             assert (row.start, row.end, row.units, row.models_wanted) == (
                 start,
                 end,
@@ -114,7 +114,7 @@ def test_offered_windows_respect_the_cap_per_user(world: World) -> None:
     Pool.objects.update(most_gpus_per_user=4)
     world.shared.refresh_from_db()
     ends = world.now + 30 * HOUR
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
@@ -125,7 +125,7 @@ def test_offered_windows_respect_the_cap_per_user(world: World) -> None:
         "end": ends,
         "now": now,
     }
-    reservations.request_reservation(**given)
+    reservations.request_reservation(**fields)
     with time_machine.travel(now, tick=False):
         client = api(world, now)
         offered = client.get(f"/api/v1/workloads/{mine.public_id}/windows/").json()
@@ -146,7 +146,7 @@ def test_offered_windows_respect_a_budget_that_stops_borrowing(world: World) -> 
     mine, now, opens = waiting(world), world.now + 2 * MINUTE, world.now + 20 * HOUR
     Pool.objects.update(approval_above_gpus=8)
     world.shared.refresh_from_db()
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.lead,
         "project": world.vision.project,
         "pool": world.shared,
@@ -157,7 +157,7 @@ def test_offered_windows_respect_a_budget_that_stops_borrowing(world: World) -> 
         "end": world.now + 40 * HOUR,
         "now": now,
     }
-    reservations.request_reservation(**given)
+    reservations.request_reservation(**fields)
     services.close_budget_gate(
         action="stop_borrowing", team=world.vision.team, numbers={"spent": "5"}, until=opens, now=now
     )
@@ -172,7 +172,7 @@ def test_offered_windows_respect_a_budget_that_stops_borrowing(world: World) -> 
 
 def test_a_reservation_shows_its_required_and_preferred_labels(world: World) -> None:
     start = world.now + HOUR
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
@@ -188,18 +188,28 @@ def test_a_reservation_shows_its_required_and_preferred_labels(world: World) -> 
         "spread": True,
         "nvlink": True,
     }
-    made = reservations.request_reservation(**given)
-    assert isinstance(made, Reservation)
-    assert (made.labels_preferred, made.spread, made.nvlink) == ({"rack": "r9"}, True, True)
-    page = signed_in(world.vision.member).get(reverse("reservation", args=[made.public_id])).content.decode()
+    reservation = reservations.request_reservation(**fields)
+    assert isinstance(reservation, Reservation)
+    assert (reservation.labels_preferred, reservation.spread, reservation.nvlink) == (
+        {"rack": "r9"},
+        True,
+        True,
+    )
+    page = (
+        signed_in(world.vision.member)
+        .get(reverse("reservation", args=[reservation.public_id]))
+        .content.decode()
+    )
     assert "rack=r9, spread over hosts" in page
     Pool.objects.update(approval_above_gpus=0)
-    given["pool"].refresh_from_db()
-    asked = reservations.request_reservation(**{**given, "start": start + 2 * HOUR, "end": start + 3 * HOUR})
+    fields["pool"].refresh_from_db()
+    second = reservations.request_reservation(
+        **{**fields, "start": start + 2 * HOUR, "end": start + 3 * HOUR}
+    )
     assert (
-        isinstance(asked, Submission)
-        and asked.payload["spread"]
-        and asked.payload["labels_preferred"] == {"rack": "r9"}
+        isinstance(second, Submission)
+        and second.payload["spread"]
+        and second.payload["labels_preferred"] == {"rack": "r9"}
     )
 
 

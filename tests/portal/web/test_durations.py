@@ -57,13 +57,13 @@ def test_the_form_of_a_pool_shows_and_accepts_units(world: World) -> None:
     client, address = signed_in(world.operator), reverse("pool", args=["shared"])
     page = client.get(address).content.decode()
     assert 'value="30 s"' in page and 'value="14 d"' in page and 'value="10 min"' in page
-    given = {
+    fields = {
         "stray_action": "report",
         "diagnostic_tool": "auto",
         "diagnostic_seconds": "20 min",
         "diagnose_every_hours": "0",
     }
-    assert client.post(address, given).status_code == 302
+    assert client.post(address, fields).status_code == 302
     assert Pool.objects.get(slug="shared").diagnostic_seconds == 1200
-    bad = client.post(address, given | {"diagnostic_seconds": "soon"})
+    bad = client.post(address, fields | {"diagnostic_seconds": "soon"})
     assert bad.status_code == 400 and "allowed: such as 90 s, 15 min" in bad.content.decode()

@@ -56,8 +56,10 @@ def test_an_operator_sees_affected_work_and_its_deadline_before_the_change(
     page = client.get(ADDRESS, {"choose": "1", "n-3g.40gb": "1", "n-1g.10gb": "4"}).content.decode()
     assert "What it touches" in page and "storm" in page and "Gone at the latest" in page
     assert "1x3g.40gb+4x1g.10gb" in page and GeometryChange.objects.count() == 0
-    done = client.post(ADDRESS, {"geometry": "1x3g.40gb+4x1g.10gb", "why": "small notebooks"}, follow=True)
-    assert "takes nothing new" in done.content.decode()
+    response = client.post(
+        ADDRESS, {"geometry": "1x3g.40gb+4x1g.10gb", "why": "small notebooks"}, follow=True
+    )
+    assert "takes nothing new" in response.content.decode()
     row = GeometryChange.objects.get()
     assert (row.state, sorted(row.profiles)) == ("draining", ["1g.10gb"] * 4 + ["3g.40gb"])
     assert "becomes 1x3g.40gb+4x1g.10gb once nothing holds it" in host_page(world)
@@ -68,9 +70,9 @@ def test_an_operator_sees_affected_work_and_its_deadline_before_the_change(
 def test_a_change_is_withdrawn_from_the_page_of_the_host(world: World, alpha: FakeAgent) -> None:
     client = signed_in(world.operator)
     client.post(ADDRESS, {"geometry": "2x3g.40gb"})
-    given = {"verb": "withdraw-geometry", "gpu": "1"}
-    said = client.post(reverse("host-repair", args=["alpha"]), given, follow=True).content.decode()
-    assert "GPU 1 stays as it is" in said and gpu(world).repair_state == "well"
+    fields = {"verb": "withdraw-geometry", "gpu": "1"}
+    page = client.post(reverse("host-repair", args=["alpha"]), fields, follow=True).content.decode()
+    assert "GPU 1 stays as it is" in page and gpu(world).repair_state == "well"
     assert AuditEvent.objects.filter(verb="withdraw_geometry").exists()
 
 
@@ -146,8 +148,12 @@ def test_the_api_shows_previews_applies_and_withdraws_changes(world: World, alph
         "unkept": [],
         "free_by": None,
     }
-    made = client.post("/api/v1/hosts/alpha/geometry/", body, content_type="application/json")
-    assert (made.status_code, made.json()["state"], made.json()["before"]) == (202, "draining", "whole")
+    response = client.post("/api/v1/hosts/alpha/geometry/", body, content_type="application/json")
+    assert (response.status_code, response.json()["state"], response.json()["before"]) == (
+        202,
+        "draining",
+        "whole",
+    )
     taken = client.post("/api/v1/hosts/alpha/geometry/withdraw/", {"gpu": 1}, content_type="application/json")
     assert taken.json()["state"] == "withdrawn"
     assert client.get("/api/v1/hosts/alpha/geometry/").json()[1]["last_change"]["state"] == "withdrawn"

@@ -46,10 +46,10 @@ def test_a_change_is_shown_with_both_states_its_author_and_reason(world: World) 
     engine.record_host_change(world.hosts["alpha"], "its agent speaks", world.now - timedelta(hours=1))
     client.post(reverse("host-cordon", args=["alpha"]), {"why": "looking at fans"})
     client.post(reverse("host-return", args=["alpha"]), {"why": "fans replaced"})
-    told = events_of(world.operator)
-    assert f"In service: In service → Cordoned by {name}: looking at fans" in told
-    assert f"In service: Cordoned → In service by {name}: fans replaced" in told
-    assert told.index("fans replaced") < told.index("looking at fans")
+    events = events_of(world.operator)
+    assert f"In service: In service → Cordoned by {name}: looking at fans" in events
+    assert f"In service: Cordoned → In service by {name}: fans replaced" in events
+    assert events.index("fans replaced") < events.index("looking at fans")
     for_others = events_of(world.vision.member)
     assert "by an operator: fans replaced" in for_others and name not in for_others
 
@@ -67,9 +67,9 @@ def test_changes_by_the_health_rules_are_marked_as_such(world: World) -> None:
         received_at=now,
     )
     apply_rules_to_events(now)
-    told = events_of(world.operator)
-    assert "In service: In service → Cordoned by the health rules" in told
-    assert re.search(r"GPU 1: Quarantined by the health rules", told)
+    events = events_of(world.operator)
+    assert "In service: In service → Cordoned by the health rules" in events
+    assert re.search(r"GPU 1: Quarantined by the health rules", events)
 
 
 def test_a_returned_gpu_is_shown_with_its_previous_state(world: World) -> None:
@@ -84,9 +84,9 @@ def test_announced_maintenance_and_a_join_token_are_events(world: World) -> None
     window = {"start": "2126-05-02T08:00", "end": "2126-05-02T12:00", "why": "new fans"}
     client.post(reverse("host-maintenance", args=["alpha"]), window)
     client.post(reverse("host", args=["alpha"]), {"verb": "token"})
-    told = events_of(world.operator)
-    assert "Maintenance announced: Thu 2 May 08:00 to 12:00 by" in told and ": new fans" in told
-    assert "A join token was made" in told
+    events = events_of(world.operator)
+    assert "Maintenance announced: Thu 2 May 08:00 to 12:00 by" in events and ": new fans" in events
+    assert "A join token was made" in events
 
 
 def test_a_revoked_credential_is_shown_at_once_with_author_and_reason(world: World) -> None:
@@ -94,8 +94,8 @@ def test_a_revoked_credential_is_shown_at_once_with_author_and_reason(world: Wor
     client, address = signed_in(world.operator), reverse("host-revoke", args=["alpha"])
     assert "What it touches" in client.get(address).content.decode()
     assert "credential revoked" not in page_of(world.operator)
-    done = client.post(address, {"why": "its disk left the house"}, follow=True).content.decode()
-    assert "alpha is cut off: its credential is revoked." in done
+    page = client.post(address, {"why": "its disk left the house"}, follow=True).content.decode()
+    assert "alpha is cut off: its credential is revoked." in page
     shown = page_of(world.operator)
     name = world.operator.get_full_name() or world.operator.username
     assert re.search(rf"credential was revoked (now|\d+ s ago) by {name}: its disk left the house\.", shown)
@@ -170,5 +170,5 @@ def test_an_old_attestation_names_its_author_to_operators_only(world: World) -> 
         reason="seen powered off by hannah: the fuse",
     )
     assert "seen powered off by hannah: the fuse" in events_of(world.operator)
-    told = events_of(world.vision.member)
-    assert "seen powered off by an operator: the fuse" in told and "hannah" not in told
+    events = events_of(world.vision.member)
+    assert "seen powered off by an operator: the fuse" in events and "hannah" not in events

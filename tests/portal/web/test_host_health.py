@@ -49,8 +49,8 @@ def page(world: World, who: str = "operator", host: str = "alpha") -> str:
 
 def submit_repair(world: World, verb: str, **more: object) -> str:
     client = signed_in(world.people["operator"])
-    given = {"verb": verb, **{name: str(value) for name, value in more.items()}}
-    return client.post(reverse("host-repair", args=["alpha"]), given, follow=True).content.decode()
+    fields = {"verb": verb, **{name: str(value) for name, value in more.items()}}
+    return client.post(reverse("host-repair", args=["alpha"]), fields, follow=True).content.decode()
 
 
 def notices_for(world: World, who: str) -> list[str]:
@@ -175,13 +175,13 @@ def test_operators_are_notified_once_of_each_stray_process_and_in_one_notice_of_
 ) -> None:
     first, second = (unit.gpu.uuid for unit in units_of(world.hosts["alpha"])[:2])
     one = StraySeen(first, 4242, 7, "ada", "miner", 900)
-    (said,) = new_notices_for_strays(world, 0, one)
-    assert said == (
+    (notice,) = new_notices_for_strays(world, 0, one)
+    assert notice == (
         "alpha, GPU 0: miner (pid 4242, user ada, 900 MiB) belongs to no workload. Nothing was done; have a look."
     )
     assert new_notices_for_strays(world, 60) == [], "the process has ended"
-    (said,) = new_notices_for_strays(world, 180, replace(one, pid=4300, started=9))
-    assert "pid 4300" in said, "another process on the same GPU within the hour"
+    (notice,) = new_notices_for_strays(world, 180, replace(one, pid=4300, started=9))
+    assert "pid 4300" in notice, "another process on the same GPU within the hour"
     assert new_notices_for_strays(world, 240, one, replace(one, gpu=second)) == [], (
         "the first process is back, on two GPUs"
     )
@@ -197,8 +197,12 @@ def test_operators_are_notified_once_of_each_stray_process_and_in_one_notice_of_
 
 def test_the_notice_says_if_the_pool_ends_stray_processes(world: World) -> None:
     Pool.objects.update(stray_action="end")
-    (said,) = new_notices_for_strays(world, 0, StraySeen(units_of(world.hosts["alpha"])[0].gpu.uuid, 4242, 7))
-    assert said.endswith("By the pool's policy it is ended if it stays; the host's page says so, or why not.")
+    (notice,) = new_notices_for_strays(
+        world, 0, StraySeen(units_of(world.hosts["alpha"])[0].gpu.uuid, 4242, 7)
+    )
+    assert notice.endswith(
+        "By the pool's policy it is ended if it stays; the host's page says so, or why not."
+    )
 
 
 def test_many_stray_processes_are_summarised_every_ten_minutes(world: World) -> None:
@@ -249,7 +253,7 @@ def test_a_pool_with_warnings_notifies_the_owner_of_a_stray_process(world: World
 
 
 def test_the_repair_policy_of_a_pool_is_set_on_its_page(world: World) -> None:
-    given = {
+    fields = {
         "stray_action": "end",
         "diagnostic_tool": "own",
         "diagnostic_seconds": "300",
@@ -257,12 +261,12 @@ def test_the_repair_policy_of_a_pool_is_set_on_its_page(world: World) -> None:
         "diagnose_after_quarantine": "on",
     }
     client, address = signed_in(world.people["operator"]), reverse("pool", args=["shared"])
-    assert client.post(address, given).status_code == 302
+    assert client.post(address, fields).status_code == 302
     pool = Pool.objects.get(slug="shared")
     assert (pool.stray_action, pool.diagnostic_tool, pool.diagnostic_seconds) == ("end", "own", 300)
-    bad = client.post(address, given | {"diagnostic_seconds": "1"})
+    bad = client.post(address, fields | {"diagnostic_seconds": "1"})
     assert bad.status_code == 400 and "30 to 14,400 seconds" in bad.content.decode()
-    assert signed_in(world.vision.member).post(address, given).status_code == 403
+    assert signed_in(world.vision.member).post(address, fields).status_code == 403
 
 
 def test_idle_free_slices_share_one_row(world: World) -> None:
@@ -326,9 +330,9 @@ def test_a_pool_accepts_only_diagnostics_that_its_hosts_report(world: World) -> 
     Host.objects.filter(name="alpha").update(hardware={"reported": {"diagnostics": ["burn"]}})
     client, address = signed_in(world.people["operator"]), reverse("pool", args=["shared"])
     assert "burn, on 1 of 3 hosts" in client.get(address).content.decode()
-    given = {"stray_action": "report", "diagnostic_seconds": "5 min", "diagnose_every_hours": "0"}
-    assert client.post(address, given | {"diagnostic_tool": "rm -rf /"}).status_code == 400
-    assert client.post(address, given | {"diagnostic_tool": "burn"}).status_code == 302
+    fields = {"stray_action": "report", "diagnostic_seconds": "5 min", "diagnose_every_hours": "0"}
+    assert client.post(address, fields | {"diagnostic_tool": "rm -rf /"}).status_code == 400
+    assert client.post(address, fields | {"diagnostic_tool": "burn"}).status_code == 302
     assert Pool.objects.get(slug="shared").diagnostic_tool == "burn"
     api = "/api/v1/pools/shared/repair-policy/"
     refused = client.put(api, {"diagnostic_tool": "; reboot"}, content_type="application/json")
@@ -347,24 +351,24 @@ def test_owners_are_notified_of_maintenance_and_of_its_cancellation(world: World
     run_job(world, world.vision, "storm", host="alpha", gpus=[0])
     run_job(world, world.language, "elsewhere", host="beta", gpus=[0])
     start = world.now + timedelta(hours=1)
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.people["operator"],
         "host": world.hosts["alpha"],
         "now": world.now,
     }
-    window = host_verbs.set_maintenance(**given, start=start, end=start + timedelta(hours=2), why="new fans")
+    window = host_verbs.set_maintenance(**fields, start=start, end=start + timedelta(hours=2), why="new fans")
     delivery.write_notices(world.now + timedelta(seconds=5))
-    (said,) = notices_for(world, "member")
-    assert said.startswith("alpha is away from") and "new fans. storm is moved off it before that" in said
+    (notice,) = notices_for(world, "member")
+    assert notice.startswith("alpha is away from") and "new fans. storm is moved off it before that" in notice
     assert not [each for each in notices_for(world, "other team") if "away" in each]
-    host_verbs.cancel_maintenance(**given | {"now": world.now + timedelta(minutes=1)}, window=window.pk)
+    host_verbs.cancel_maintenance(**fields | {"now": world.now + timedelta(minutes=1)}, window=window.pk)
     assert not MaintenanceWindow.objects.exists()
     delivery.write_notices(world.now + timedelta(minutes=2))
     assert "is taken back: storm stays where it is" in notices_for(world, "member")[-1]
 
 
 def test_a_reservation_leaves_a_cordoned_host_and_its_owner_is_notified(world: World) -> None:
-    made = reservation(
+    booked = reservation(
         world,
         world.vision,
         units_of(world.hosts["alpha"])[:2],
@@ -374,9 +378,9 @@ def test_a_reservation_leaves_a_cordoned_host_and_its_owner_is_notified(world: W
     Host.objects.filter(name="alpha").update(admin_state="cordoned")
     reservation_windows.sweep_reservations(world.now)
     assert not BoundUnit.objects.filter(
-        reservation=made, period__contains=world.now + timedelta(seconds=1)
+        reservation=booked, period__contains=world.now + timedelta(seconds=1)
     ).exists()
-    row = Reservation.objects.get(pk=made.pk)
+    row = Reservation.objects.get(pk=booked.pk)
     assert (row.moved_from, row.moved_at) == ("alpha", world.now)
     delivery.write_notices(world.now + timedelta(seconds=5))
     assert (
@@ -478,8 +482,8 @@ def test_returning_a_host_shows_every_reason_and_the_fleet_shows_it_as_a_sentenc
         alpha.pk, Health("79", gpu.uuid, "nvml", "xid:79", now.timestamp(), "gone, pid=4711"), now
     )
     rules.apply_rules_to_events(now)
-    asked = signed_in(world.operator).get(reverse("host-return", args=["alpha"])).content.decode()
-    assert "It was closed for: looking at fans; the GPU has fallen off the bus (xid:79): gone." in asked
+    text = signed_in(world.operator).get(reverse("host-return", args=["alpha"])).content.decode()
+    assert "It was closed for: looking at fans; the GPU has fallen off the bus (xid:79): gone." in text
     fleet = signed_in(world.operator).get(reverse("fleet")).content.decode()
     assert "the GPU has fallen off the bus (xid:79) in the last 24 h" in fleet and "4711" not in fleet
 
@@ -489,8 +493,8 @@ def test_draining_a_host_shows_which_work_would_lose_its_checkpoint(world: World
     for name in ("alpha", "beta", "gamma"):
         homes = Storage.objects.create(key=name, listed_at=world.now)
         Host.objects.filter(pk=world.hosts[name].pk).update(storage=homes)
-    asked = signed_in(world.operator).get(reverse("host-drain", args=["alpha"])).content.decode()
-    assert "in another home folder: it does not find the checkpoint and begins anew" in asked
+    text = signed_in(world.operator).get(reverse("host-drain", args=["alpha"])).content.decode()
+    assert "in another home folder: it does not find the checkpoint and begins anew" in text
     Host.objects.update(storage=Storage.objects.first())
     assert (
         "another home folder"

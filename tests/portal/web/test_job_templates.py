@@ -20,7 +20,7 @@ def signed_in(world: World) -> Client:
 
 
 def cluster(world: World, **changes: object) -> object:
-    wish: dict[str, object] = {
+    fields: dict[str, object] = {
         "name": "Ray cluster",
         "kind": "job",
         "type": "training",
@@ -29,7 +29,7 @@ def cluster(world: World, **changes: object) -> object:
         "command": "bash ray_cluster.sh",
         "max_runtime_seconds": 7200,
     }
-    return templates.save_template(actor=world.operator, now=world.now, **{**wish, **changes})  # type: ignore[arg-type]
+    return templates.save_template(actor=world.operator, now=world.now, **{**fields, **changes})  # type: ignore[arg-type]
 
 
 def test_a_template_for_two_hosts_fills_in_the_form(world: World) -> None:

@@ -125,7 +125,7 @@ def test_maintenance_is_announced_and_a_window_that_ends_before_it_starts_is_ref
 
 def test_a_reservation_without_gpus_shows_why_to_its_owner_and_to_operators(world: World) -> None:
     now = timezone.now()
-    made = Reservation.objects.create(
+    reservation = Reservation.objects.create(
         pool=world.shared,
         project=world.vision.project,
         owner=world.vision.member,
@@ -138,7 +138,7 @@ def test_a_reservation_without_gpus_shows_why_to_its_owner_and_to_operators(worl
         reason_code="reserved_units_missing",
         reason_numbers={"need": 8, "free": 5, "total": 16},
     )
-    page = signed_in(world.vision.member).get(reverse("reservation", args=[made.public_id]))
+    page = signed_in(world.vision.member).get(reverse("reservation", args=[reservation.public_id]))
     assert "needs 8; 5 of 16" in page.content.decode()
     home = signed_in(world.operator).get(reverse("home"))
     assert "needs 8; 5 of 16" in home.content.decode()
@@ -186,8 +186,10 @@ def test_a_new_host_gets_one_command_with_a_token(world: World) -> None:
         agent_api.join(JoinRequest(1, token, "gpu-09", "an instance", "a boot"), timezone.now()).host
         == "gpu-09"
     )
-    again = client.post(reverse("host-add"), {"pool": "shared", "name": "gpu-09", "labels": "rack"})
-    assert again.status_code == 400 and "allowed: name=value pairs" in again.content.decode()
+    second_response = client.post(reverse("host-add"), {"pool": "shared", "name": "gpu-09", "labels": "rack"})
+    assert (
+        second_response.status_code == 400 and "allowed: name=value pairs" in second_response.content.decode()
+    )
 
 
 def test_rejoining_a_simulated_host_shows_how_it_was_simulated(world: World) -> None:
@@ -213,7 +215,7 @@ def test_rejoining_a_simulated_host_shows_how_it_was_simulated(world: World) -> 
 
 def large_reservation(world: World, start: datetime | None = None) -> Submission:
     start = start or world.now + timedelta(days=400)
-    made = reservations.request_reservation(
+    reservation = reservations.request_reservation(
         actor=world.vision.member,
         project=world.vision.project,
         pool=world.shared,
@@ -225,8 +227,8 @@ def large_reservation(world: World, start: datetime | None = None) -> Submission
         now=start - timedelta(days=2),
         why="A deadline",
     )
-    assert isinstance(made, Submission)
-    return made
+    assert isinstance(reservation, Submission)
+    return reservation
 
 
 def test_a_lead_requests_a_quota_and_an_operator_approves_a_changed_one(world: World) -> None:
@@ -406,8 +408,8 @@ def test_an_unknown_filter_of_kinds_is_refused_and_not_answered_with_an_empty_li
 
 def test_several_submissions_are_decided_only_by_a_known_action(world: World) -> None:
     row = large_reservation(world)
-    given = {"submission": str(row.public_id), "verb": "aprove", "comment": "a slip of the hand"}
-    page = signed_in(world.operator).post(reverse("submissions-decide"), given, follow=True).content.decode()
+    fields = {"submission": str(row.public_id), "verb": "aprove", "comment": "a slip of the hand"}
+    page = signed_in(world.operator).post(reverse("submissions-decide"), fields, follow=True).content.decode()
     assert "allowed: approve, decline" in page
     row.refresh_from_db()
     assert row.state == "waiting"

@@ -175,15 +175,15 @@ def test_health_rules_are_filtered_by_text_and_action_and_a_saved_one_stays_visi
     world: World,
 ) -> None:
     client, address = signed_in(world.operator), reverse("health-rules")
-    found = client.get(address, {"find": "xid:79"}).content.decode()
-    assert "<b>xid:79</b>" in found and "<b>xid:48</b>" not in found
+    page = client.get(address, {"find": "xid:79"}).content.decode()
+    assert "<b>xid:79</b>" in page and "<b>xid:48</b>" not in page
     warns = client.get(address, {"does": "warn"}).content.decode()
     assert all(f"<b>{r.code}</b>" in warns for r in HealthRule.objects.filter(action="warn"))
     assert not any(f"<b>{r.code}</b>" in warns for r in HealthRule.objects.exclude(action="warn"))
-    wish = {"code": "xid:79", "action": "warn", "repeats": "2", "window_seconds": "2 h"}
-    done = client.post(f"{address}?does=cordon&find=xid", wish)
-    assert done.headers["Location"] == f"{address}?find=xid&does=cordon&saved=xid%3A79#xid79"
-    assert "Saved." in client.get(done.headers["Location"]).content.decode()
+    fields = {"code": "xid:79", "action": "warn", "repeats": "2", "window_seconds": "2 h"}
+    response = client.post(f"{address}?does=cordon&find=xid", fields)
+    assert response.headers["Location"] == f"{address}?find=xid&does=cordon&saved=xid%3A79#xid79"
+    assert "Saved." in client.get(response.headers["Location"]).content.decode()
     assert "No rule is found so" in client.get(address, {"find": "nothing of this name"}).content.decode()
     for query in ({"does": "nonsense"}, {"find": "x" * 200}):
         assert client.get(address, query).status_code == 200, query
@@ -192,16 +192,16 @@ def test_health_rules_are_filtered_by_text_and_action_and_a_saved_one_stays_visi
 def test_a_health_rule_is_changed_in_its_row_and_errors_are_shown_there(world: World) -> None:
     client, address = signed_in(world.operator), reverse("health-rules")
     assert "1 to 1,000 events, within 1 s to 30 d" in client.get(address).content.decode()
-    wish = {"code": "xid:79", "action": "warn", "repeats": "2", "window_seconds": "2 h"}
-    done = client.post(address, wish)
-    assert done.headers["Location"] == f"{address}?saved=xid%3A79#xid79"
-    assert "Saved." in client.get(done.headers["Location"]).content.decode()
+    fields = {"code": "xid:79", "action": "warn", "repeats": "2", "window_seconds": "2 h"}
+    response = client.post(address, fields)
+    assert response.headers["Location"] == f"{address}?saved=xid%3A79#xid79"
+    assert "Saved." in client.get(response.headers["Location"]).content.decode()
     for field, value, told in (
         ("repeats", "1001", "repeats is 1001; allowed: a whole number from 1 to 1,000."),
         ("window_seconds", "31 d", "within is &#x27;31 d&#x27;; allowed: 1 s to 30 d."),
         ("window_seconds", "soon", "within is &#x27;soon&#x27;; allowed: such as 90 s"),
     ):
-        refused = client.post(address, wish | {field: value})
+        refused = client.post(address, fields | {field: value})
         page = refused.content.decode()
         row = page.partition('id="xid79"')[2].partition("</tr>")[0]
         assert refused.status_code == 400 and told in row and f'value="{value}"' in row
@@ -222,13 +222,15 @@ def test_a_changed_health_rule_shows_its_original_and_can_be_reset(world: World)
     assert "Put back xid:109" not in signed_in(world.vision.member).get(address).content.decode()
     assert client.post(address, {"verb": "reset", "code": "xid:109"}).status_code == 302
     assert HealthRule.objects.get(code="xid:109").origin == "default"
-    again = client.post(address, {"verb": "reset", "code": "xid:109"})
-    assert again.status_code == 400 and "xid:109 is as it began." in again.content.decode()
+    second_response = client.post(address, {"verb": "reset", "code": "xid:109"})
+    assert (
+        second_response.status_code == 400 and "xid:109 is as it began." in second_response.content.decode()
+    )
 
 
 def test_a_health_rule_is_added_and_removed_on_its_page(world: World) -> None:
     client, address = signed_in(world.operator), reverse("health-rules")
-    wish = {
+    fields = {
         "verb": "add",
         "code": "xid:999",
         "meaning": "seen before a board died",
@@ -244,14 +246,14 @@ def test_a_health_rule_is_added_and_removed_on_its_page(world: World) -> None:
         ("action", "explode", "Select a valid choice"),
         ("code", "\0", "Null characters are not allowed"),
     ):
-        refused = client.post(f"{address}?find=xid", wish | {field: value})
+        refused = client.post(f"{address}?find=xid", fields | {field: value})
         panel = refused.content.decode().partition('id="add"')[2]
         assert refused.status_code == 400 and told in panel and "seen before a board died" in panel, field
-    assert client.post(address, wish).headers["Location"] == f"{address}?saved=xid%3A999#xid999"
+    assert client.post(address, fields).headers["Location"] == f"{address}?saved=xid%3A999#xid999"
     assert "Added here." in client.get(address, {"only": "changed"}).content.decode()
     gone = client.post(address, {"verb": "remove", "code": "xid:999"}, follow=True).content.decode()
     assert "xid:999 has no rule any more" in gone and not HealthRule.objects.filter(code="xid:999").exists()
-    assert signed_in(world.vision.member).post(address, wish).status_code == 403
+    assert signed_in(world.vision.member).post(address, fields).status_code == 403
     assert "Add a rule" not in signed_in(world.vision.member).get(address).content.decode()
 
 
@@ -312,8 +314,8 @@ def test_an_unknown_user_name_is_not_found(
     world: World, page: str, form: dict[str, str | None], name: str
 ) -> None:
     url = reverse(page, args=[Team.objects.order_by("pk")[0].slug] if page == "team" else [])
-    sent = {field: name if value is None else value for field, value in form.items()}
-    assert signed_in(world.operator).post(url, sent).status_code == 404
+    fields = {field: name if value is None else value for field, value in form.items()}
+    assert signed_in(world.operator).post(url, fields).status_code == 404
 
 
 def test_users_cannot_change_their_email_address_themselves(world: World) -> None:

@@ -50,11 +50,11 @@ def waiting_job(
     world: World, team: TeamOfWorld, name: str, units: int = 8, minutes: int = 1, **also: object
 ) -> Workload:
     at = world.now + minutes * MINUTE
-    made = job(world, team, units, at, name=name, **also)
+    workload = job(world, team, units, at, name=name, **also)
     engine.run_cycle("test", at)
-    made.refresh_from_db()
-    assert made.state == "queued"
-    return made
+    workload.refresh_from_db()
+    assert workload.state == "queued"
+    return workload
 
 
 def comparison_page(world: World, mine: Workload, theirs: Workload, user: object = None) -> str:
@@ -158,10 +158,10 @@ def test_ended_work_cannot_be_compared(world: World) -> None:
 def add_estimate_history(world: World, waiting: Workload, count: int, ranged: bool = True) -> None:
     """Record `count` estimates that promised one hour for a wait of one and a half."""
     for number in range(count):
-        made = job(world, world.vision, 1, world.now)
+        workload = job(world, world.vision, 1, world.now)
         over = world.now - number * MINUTE
         StartEstimate.objects.create(
-            workload=made,
+            workload=workload,
             pool=world.shared,
             attempt=0,
             told_at=over - 1.5 * HOUR,
@@ -170,7 +170,7 @@ def add_estimate_history(world: World, waiting: Workload, count: int, ranged: bo
             over_at=over,
             started=True,
         )
-        Workload.objects.filter(pk=made.pk).update(state="ended", ended_at=over)
+        Workload.objects.filter(pk=workload.pk).update(state="ended", ended_at=over)
 
 
 def test_an_expected_start_is_a_range_with_its_past_accuracy(world: World) -> None:
@@ -285,9 +285,9 @@ def test_a_preview_offers_a_faster_variant_and_a_button_fills_it_in(world: World
         "type": "training",
         "priority": "normal",
     }
-    asked = client.post(reverse("ask-preview"), data)
-    assert asked.context["preview"]["sooner"], asked.content.decode()
-    for way in asked.context["preview"]["sooner"]:
+    response = client.post(reverse("ask-preview"), data)
+    assert response.context["preview"]["sooner"], response.content.decode()
+    for way in response.context["preview"]["sooner"]:
         wanted = QueryDict(way["value"])
         form = client.post(reverse("ask"), data | {"use_way": way["value"]}).context["form"]
         assert form["target"].value() == wanted["target"]

@@ -87,8 +87,8 @@ def test_an_array_is_one_row_one_card_and_one_page(world: World) -> None:
     assert client.post(reverse("ask"), data).status_code == 302
     whole = JobArray.objects.get()
     for page in ("jobs", "home"):
-        said = client.get(reverse(page)).content.decode()
-        assert said.count("10 tasks: 10 waiting") == 1 and "sweep[1]" not in said, page
+        text = client.get(reverse(page)).content.decode()
+        assert text.count("10 tasks: 10 waiting") == 1 and "sweep[1]" not in text, page
     page = client.get(reverse("array", args=[whole.public_id])).content.decode()
     assert "sweep[9]" in page and "At most 4 at once" in page
     assert client.post(reverse("array-cancel", args=[whole.public_id]), {"confirmed": "1"}).status_code == 302
@@ -110,8 +110,8 @@ def test_a_job_shows_its_dependencies_and_its_dependents(world: World) -> None:
     assert "1 job waits for it to finish and ends with it." in question
     client.post(reverse("workload-cancel", args=[first.public_id]), {"confirmed": "1"})
     dependency_release.release_dependents(timezone.now())
-    said = client.get(reverse("job", args=[second.public_id])).content.decode()
-    assert "It was to run once train had finished" in said and "it ended as cancelled" in said
+    page = client.get(reverse("job", args=[second.public_id])).content.decode()
+    assert "It was to run once train had finished" in page and "it ended as cancelled" in page
 
 
 def test_the_row_of_an_array_sums_the_units_time_and_cost_of_its_tasks(world: World) -> None:
@@ -185,8 +185,8 @@ def test_the_preview_warns_of_a_wanted_by_time_that_looks_missed(world: World) -
         wanted_by=f"{soon:%Y-%m-%dT%H:%M}",
         prefer="rack=r1, disk=fast",
     )
-    said = signed_in(world.vision.member).post(reverse("ask-preview"), data).content.decode()
-    assert "and expected to be done at" in said and "--prefer rack=r1" in said
+    page = signed_in(world.vision.member).post(reverse("ask-preview"), data).content.decode()
+    assert "and expected to be done at" in page and "--prefer rack=r1" in page
     wrong = ask_data(world, kind="job", command="true", prefer="fast")
     assert "is no label" in signed_in(world.vision.member).post(reverse("ask"), wrong).content.decode()
 

@@ -117,9 +117,9 @@ def test_unknown_sizes_are_shown_as_unknown_and_lower_bounds_as_such(world: Worl
     report(
         world, "alpha", home("vision-1", None), home("vision-2", 3_000_000_000, files=1234, complete=False)
     )
-    said = seen_by(world.vision.lead).content.decode()
-    assert "over 3.0 GB" in said and "over 1,234" in said
-    assert "not yet" in said and "unknown" in said
+    page = seen_by(world.vision.lead).content.decode()
+    assert "over 3.0 GB" in page and "over 1,234" in page
+    assert "not yet" in page and "unknown" in page
     rows = {row["home"]: row for row in csv_rows(world.vision.lead)}
     assert (rows["vision-1"]["size_bytes"], rows["vision-1"]["files"]) == ("", "")
     assert (rows["vision-2"]["size_bytes"], rows["vision-2"]["size_complete"]) == ("3000000000", "False")
@@ -168,8 +168,8 @@ def test_hosts_that_report_the_same_environment_share_a_row(homes: World) -> Non
     page = seen_by(homes.vision.member)
     rows = [(e["python"], e["lab"], e["hosts"]["names"]) for e in page.context["environments"]]
     assert rows == [("3.12.4", "4.4.1", "alpha, beta, delta"), ("", "", "gamma")]
-    said = page.content.decode()
-    assert "numpy 2.2.0" in said and "/data/street-views" in said and "does not tell" in said
+    text = page.content.decode()
+    assert "numpy 2.2.0" in text and "/data/street-views" in text and "does not tell" in text
 
 
 def test_a_host_without_jupyterlab_is_marked(world: World) -> None:

@@ -133,14 +133,14 @@ def test_a_notebook_is_launched_from_a_template_in_two_clicks(world: World, temp
 
 
 def test_an_unknown_template_keeps_the_other_fields(world: World, template: Template) -> None:
-    given = {
+    fields = {
         "template": "nonsense",
         "project": world.vision.project.pk,
         "pool": "shared",
         "hours": "2",
         "name": "mine",
     }
-    answer = signed_in(world.vision.member).post(reverse("notebook-launch"), given)
+    answer = signed_in(world.vision.member).post(reverse("notebook-launch"), fields)
     assert answer.status_code == 400
     assert 'value="mine"' in answer.content.decode()
     assert not Workload.objects.exists()
@@ -294,9 +294,9 @@ def test_lists_filter_sort_and_page_by_their_url(world: World) -> None:
     assert "job-00" in first
     assert "job-29" not in first
     assert "job-29" in client.get(reverse("jobs"), {"sort": "name", "page": 2}).content.decode()
-    found = client.get(reverse("jobs"), {"find": "job-17"}).content.decode()
-    assert "job-17" in found
-    assert "job-16" not in found
+    page = client.get(reverse("jobs"), {"find": "job-17"}).content.decode()
+    assert "job-17" in page
+    assert "job-16" not in page
 
 
 def test_the_filter_failed_includes_every_failed_outcome(world: World) -> None:
@@ -304,9 +304,9 @@ def test_the_filter_failed_includes_every_failed_outcome(world: World) -> None:
     failed = ("killed_at_grace", "lease_lost", "out_of_disk", "disk_ran_low", "host_full")
     for code in (*failed, "finished", "cancelled"):
         queue_job(world, world.vision, f"w-{code}", state="ended", outcome=code, ended_at=now)
-    found = signed_in(world.vision.member).get(reverse("jobs"), {"state": "failed"}).content.decode()
-    assert [code for code in failed if f"w-{code}" not in found] == []
-    assert "w-finished" not in found and "w-cancelled" not in found
+    page = signed_in(world.vision.member).get(reverse("jobs"), {"state": "failed"}).content.decode()
+    assert [code for code in failed if f"w-{code}" not in page] == []
+    assert "w-finished" not in page and "w-cancelled" not in page
 
 
 @pytest.mark.parametrize(
@@ -359,13 +359,13 @@ def test_a_faster_variant_links_to_a_filled_in_form(world: World) -> None:
 def test_the_search_finds_only_visible_objects(world: World) -> None:
     queue_job(world, world.vision, "vessel-seg")
     queue_job(world, world.language, "vessel-llm")
-    found = (
+    page = (
         signed_in(world.vision.member)
         .get(reverse("search"), {"q": "vessel"}, headers={"HX-Request": "true"})
         .content.decode()
     )
-    assert "vessel-seg" in found
-    assert "vessel-llm" not in found
+    assert "vessel-seg" in page
+    assert "vessel-llm" not in page
 
 
 def test_pages_use_the_time_zone_of_the_user_then_the_browser_then_the_organisation(world: World) -> None:
@@ -872,8 +872,8 @@ def test_the_shown_api_call_creates_the_same_and_the_command_has_its_options(
     path = "/api/v1/" + words[words.index("-X") + 2].split("/api/v1/")[1]
     answer = client.post(path, words[words.index("-d") + 1], content_type="application/json")
     assert answer.status_code == 201, answer.content
-    made = Reservation.objects.get() if not changes else Workload.objects.get()
-    assert (made.units, made.project, made.name) == (2, world.vision.project, "review")
+    created = Reservation.objects.get() if not changes else Workload.objects.get()
+    assert (created.units, created.project, created.name) == (2, world.vision.project, "review")
     assert json.loads(words[words.index("-d") + 1])["project"] == "vision/vision-main"
     command: object = cli.main.cli
     spoken = shlex.split(same.cli)
