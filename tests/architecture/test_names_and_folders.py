@@ -1,0 +1,32 @@
+"""A name means one thing, and a folder can be overlooked at once."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from pathlib import PurePath
+
+from tests.architecture.sources import modules
+
+# Class names that exist more than once, with the reason. At most ten.
+REPEATED_CLASS_NAMES = {
+    "Command": "Django's name for management commands; also the model of an order to an agent",
+}
+MAX_MODULES_IN_A_FOLDER = 18
+
+
+def test_a_class_name_exists_once_in_the_product() -> None:
+    places = defaultdict(set)
+    for path, tree in modules():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].add(path)
+    repeated = {name: sorted(paths) for name, paths in places.items() if len(paths) > 1}
+    assert repeated.keys() == REPEATED_CLASS_NAMES.keys(), repeated
+    assert len(REPEATED_CLASS_NAMES) <= 10
+
+
+def test_a_folder_has_few_modules_beside_each_other() -> None:
+    folders = Counter(str(PurePath(path).parent) for path, _ in modules() if not path.endswith("__init__.py"))
+    crowded = {folder: count for folder, count in folders.items() if count > MAX_MODULES_IN_A_FOLDER}
+    assert not crowded
