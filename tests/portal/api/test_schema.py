@@ -176,8 +176,8 @@ def test_responses_to_generated_requests_match_the_schema_for_every_role(
         # Django closes its connections at both signals, which would end the transaction of the test.
         monkeypatch.setattr(signal, "send", lambda **named: [])
     tokens = {}
-    for who in ROLES:
-        user = today_world.people[who]
+    for role in ROLES:
+        user = today_world.people[role]
         _, tokens[user.pk] = api_tokens.create_token(actor=user, name="schema", now=datetime.now(UTC))
     loaded = schemathesis.openapi.from_dict(schema)
     loaded.app = get_wsgi_application()

@@ -189,7 +189,7 @@ def test_operators_and_owners_are_notified_of_a_silent_host(world: World) -> Non
 def test_a_disk_that_stays_full_is_notified_once_and_again_only_after_it_had_space(world: World) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
 
-    def minute(number: float, *, full: bool) -> list[str]:
+    def disk_notices_at(number: float, *, full: bool) -> list[str]:
         """Sync the agent, deliver notices, and return every disk notice of the operator so far."""
         at = world.now + number * MINUTE
         agent.inventory = replace(agent.inventory, disk_full=full)
@@ -198,23 +198,28 @@ def test_a_disk_that_stays_full_is_notified_once_and_again_only_after_it_had_spa
         notices = Notification.objects.filter(user=world.operator, kind="disk_is_full").order_by("pk")
         return [notice_texts.notice_sentence(row.kind, row.numbers) for row in notices]
 
-    assert minute(0, full=True) == minute(9.9, full=True) == []
-    first = minute(10.1, full=True)
+    assert disk_notices_at(0, full=True) == disk_notices_at(9.9, full=True) == []
+    first = disk_notices_at(10.1, full=True)
     assert (
         len(first) == 1
         and first[0].startswith("alpha has started nothing new since ")
         and "quota" in first[0]
     )
-    assert minute(11, full=True) == minute(60, full=True) == first
-    assert minute(61, full=False) == minute(62, full=True) == minute(71, full=True) == first
-    assert minute(100, full=True)[:1] == first and len(minute(101, full=True)) == 2, (
+    assert disk_notices_at(11, full=True) == disk_notices_at(60, full=True) == first
+    assert (
+        disk_notices_at(61, full=False)
+        == disk_notices_at(62, full=True)
+        == disk_notices_at(71, full=True)
+        == first
+    )
+    assert disk_notices_at(100, full=True)[:1] == first and len(disk_notices_at(101, full=True)) == 2, (
         "the sweep did not run for half an hour"
     )
     assert (
-        minute(102, full=False)
-        == minute(103, full=True)
-        == minute(108, full=False)
-        == minute(120, full=False)
+        disk_notices_at(102, full=False)
+        == disk_notices_at(103, full=True)
+        == disk_notices_at(108, full=False)
+        == disk_notices_at(120, full=False)
     )
     assert kinds(world.vision.member) == []
 

@@ -43,8 +43,8 @@ from tests.world import MIG, World, units_of
 pytestmark = pytest.mark.django_db
 
 
-def page(world: World, who: str = "operator", host: str = "alpha") -> str:
-    return signed_in(world.people[who]).get(reverse("host", args=[host])).content.decode()
+def page(world: World, role: str = "operator", host: str = "alpha") -> str:
+    return signed_in(world.people[role]).get(reverse("host", args=[host])).content.decode()
 
 
 def submit_repair(world: World, verb: str, **more: object) -> str:
@@ -53,8 +53,8 @@ def submit_repair(world: World, verb: str, **more: object) -> str:
     return client.post(reverse("host-repair", args=["alpha"]), fields, follow=True).content.decode()
 
 
-def notices_for(world: World, who: str) -> list[str]:
-    rows = Notification.objects.filter(user=world.people[who]).order_by("pk")
+def notices_for(world: World, role: str) -> list[str]:
+    rows = Notification.objects.filter(user=world.people[role]).order_by("pk")
     return [notice_texts.notice_sentence(row.kind, row.numbers) for row in rows]
 
 

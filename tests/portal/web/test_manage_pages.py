@@ -72,9 +72,9 @@ def test_a_fleet_without_telemetry_says_so(world: World) -> None:
     assert "no telemetry from 8 of 8 GPUs" in page
 
 
-@pytest.mark.parametrize("who", ["member", "lead", "finance", "auditor", "stranger"])
-def test_only_an_operator_changes_a_host(world: World, who: str) -> None:
-    client = signed_in(world.people[who])
+@pytest.mark.parametrize("role", ["member", "lead", "finance", "auditor", "stranger"])
+def test_only_an_operator_changes_a_host(world: World, role: str) -> None:
+    client = signed_in(world.people[role])
     for verb in ("cordon", "drain", "maintenance"):
         assert client.get(reverse(f"host-{verb}", args=["alpha"])).status_code == 403
         assert client.post(reverse(f"host-{verb}", args=["alpha"]), {"why": "mine"}).status_code == 403

@@ -268,8 +268,8 @@ def test_a_team_mate_who_relaunches_sees_names_of_environment_variables_but_no_v
     job = queue_job(world, world.vision, "trainer", environment={"TOKEN": "s3cret"})
     again = reverse("workload-relaunch", args=[job.public_id])
     assert "TOKEN=s3cret" in signed_in(world.vision.member).get(again, follow=True).content.decode()
-    for who in (world.vision.members[1], world.vision.lead):
-        page = signed_in(who).get(again, follow=True).content.decode()
+    for viewer in (world.vision.members[1], world.vision.lead):
+        page = signed_in(viewer).get(again, follow=True).content.decode()
         assert "TOKEN=" in page
         assert "s3cret" not in page
 
