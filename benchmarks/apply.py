@@ -1,16 +1,16 @@
-"""Measure the database cost of a planning cycle: the snapshot of a large pool, and the commit of a large plan.
+"""Measure the database cost of a planning cycle: the snapshot of a large pool, and the commit of its plan.
 
     ./run bench apply --gpus 10000 --placements 100
 
 - ``seconds``: the whole snapshot and the apply together; the fastest of ``--rounds``.
-- ``queries``: number of SQL queries of both. It depends neither on the size of the pool nor on that of the plan.
+- ``queries``: number of SQL queries of both. It depends on neither the size of the pool nor that of the plan.
 - ``cpu_seconds``: CPU time of this process and of its database connection. Other load on the machine does not
   increase it.
-- ``warm_seconds``: an update of the snapshot that the engine caches between cycles, after ``--placements`` new
-  placements and as many new jobs.
+- ``warm_seconds``: an update of the snapshot that the engine caches between cycles, after ``--placements``
+  new placements and as many new jobs.
 - ``quiet_seconds``: a whole cycle in which nothing has changed.
-- ``recording_seconds``: preparation of the recording, before anything is locked. Writing the recording is part of
-  the apply.
+- ``recording_seconds``: preparation of the recording, before anything is locked. Writing the recording is
+  part of the apply.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
     apply_seconds, cpu = time.perf_counter() - started, cpu + _cpu_seconds() - cpu_before
     if len(applied.accepted) != placements:
         raise SystemExit(
-            f"gpupool: {len(applied.accepted)} of {placements} jobs were placed; rejected: {applied.rejected[:3]}"
+            f"gpupool: {len(applied.accepted)} of {placements} jobs were placed;"
+            f" rejected: {applied.rejected[:3]}"
         )
     return {
         "queries": query_counter.count,
@@ -150,9 +151,7 @@ def _keep(recorder: Any, state: Any, decisions: Any, planned_at: int, now: datet
 
 
 def _cpu_seconds() -> float:
-    """Return the CPU seconds of this process, plus those of its database server process if that is on this
-    machine.
-    """
+    """Return the CPU seconds of this process, plus those of its database server process if that is local."""
     from benchmarks.ingest import _cpu_of_connection
 
     return time.process_time() + (_cpu_of_connection() or 0.0)

@@ -1,5 +1,4 @@
-"""Measure the accuracy of start estimates: expected starts at submission against real starts, on the Philly
-trace.
+"""Measure the accuracy of start estimates: expected against real starts of jobs on the Philly trace.
 
     ./run bench eta --jobs philly.csv --nodes 64
 
@@ -28,7 +27,7 @@ SERVICES: tuple[str, ...] = ()
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Return the errors in seconds of jobs that queued; ``late_share`` started after the upper end of their
+    """Return errors in seconds of jobs that queued; ``late_share`` is the share that started after its
     range.
     """
     parser = argparse.ArgumentParser(prog="eta", description=__doc__)

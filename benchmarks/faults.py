@@ -25,7 +25,7 @@ from typing import Any
 
 from django.core.exceptions import ObjectDoesNotExist
 
-from benchmarks.fault_injection import host_faults, message_faults, workload_faults  # noqa: F401 (registers the faults)
+from benchmarks.fault_injection import host_faults, message_faults, workload_faults  # noqa: F401 (register)
 from benchmarks.fault_injection.job_ledger import BackgroundLoad, JobLedger
 from benchmarks.fault_injection.process_faults import FAULTS, Fault, FaultContext, end_remaining_jobs
 from benchmarks.harness.installation import ConditionTimeout, Installation

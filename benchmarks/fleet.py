@@ -7,11 +7,12 @@
 five seconds. ``./run up`` starts the servers. Two jobs a second are submitted over the API. Two more hosts
 are real agents, each with one job in its sandbox; their memory is measured.
 
-``{"hosts", "sync_p95", "start_p95", "agent_mb", "shim_mb", "errors"}``. ``sync_p95`` is the server time of a sync
-by the edge's own metric, in the measured seconds only. ``start_p95`` is the time from the timestamp of a decision
-to the arrival of its Desired at the agent. Memory is the maximum resident memory (RSS) of the agent's process, and
-of a shim while its job runs, with the private memory of its guard. The proportional share (PSS) of both is reported
-too. Errors are refused and lost connections and frames, HTTP answers of 500 and above, and tracebacks in logs.
+``{"hosts", "sync_p95", "start_p95", "agent_mb", "shim_mb", "errors"}``. ``sync_p95`` is the server time of a
+sync by the edge's own metric, in the measured seconds only. ``start_p95`` is the time from the timestamp of a
+decision to the arrival of its Desired at the agent. Memory is the maximum resident memory (RSS) of the
+agent's process, and of a shim while its job runs, with the private memory of its guard. The proportional
+share (PSS) of both is reported too. Errors are refused and lost connections and frames, HTTP answers of 500
+and above, and tracebacks in logs.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class FleetBenchmark:
     # -- starting and stopping --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start servers, hosts and agents; wait until every host is alive and a job runs on each real host."""
+        """Start servers, hosts and agents; wait for live hosts and a job on each real host."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o711)
         self._start_servers()
@@ -220,7 +221,7 @@ class FleetBenchmark:
         return "is ready" in output
 
     def _organise(self) -> dict[str, str]:
-        """Create a team with a guarantee of all GPUs, one member, and the hosts. Return join tokens by host
+        """Create a team that is guaranteed all GPUs, a member, and the hosts. Return join tokens by host
         name.
         """
         from portal.models import Membership, Organisation, User
@@ -404,7 +405,7 @@ class FleetBenchmark:
             return str(answer.read().decode())
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Return CPU seconds so far: by service with its children, of agents, and of all else on this machine."""
+        """Return CPU seconds so far, by service with its children, of agents, and of all other processes."""
         entries = json.loads((self.folder / "site" / "services.json").read_text())["services"]
         owners = {int(entry["pid"]): name for name, entry in entries.items() if entry["pid"]}
         owners |= {process.pid: "light agents" for process in self.light}
@@ -447,7 +448,7 @@ def _value(metrics: str, name: str) -> float:
 
 
 def _bucket_counts(before: str, after: str) -> list[tuple[float, float]]:
-    """Return the syncs between two scrapes as (upper bound in seconds, number of syncs that took no longer)."""
+    """Return the syncs between two scrapes as (upper bound in seconds, cumulative number of syncs)."""
     mark = 'gpupool_edge_sync_seconds_bucket{le="'
     counts: list[dict[float, float]] = []
     for metrics in (before, after):
@@ -459,7 +460,7 @@ def _bucket_counts(before: str, after: str) -> list[tuple[float, float]]:
 
 
 def _of_buckets(counts: list[tuple[float, float]], share: float) -> float | None:
-    """Return the quantile ``share`` of a histogram, interpolated linearly in its bucket; None without samples."""
+    """Return the quantile ``share`` of a histogram, interpolated in its bucket; None without samples."""
     target, below, low = counts[-1][1] * share, 0.0, 0.0
     for bound, count in counts:
         if count >= target and count > below:

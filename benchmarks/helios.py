@@ -1,5 +1,4 @@
-"""Replay SenseTime Helios (Venus) in simulated time: strict FIFO and SJF, whose results are published, and our
-order.
+"""Replay SenseTime Helios (Venus) in simulated time with strict FIFO and SJF, EASY, and our order.
 
     ./run bench helios --jobs helios_venus_2vc_sept.csv
 
@@ -46,9 +45,7 @@ COLUMNS = (
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Return mean completion, mean wait, p99 and longest wait in seconds, over all jobs and per virtual
-    cluster.
-    """
+    """Return mean completion, and mean, p99 and longest wait (s), in total and per virtual cluster."""
     parser = argparse.ArgumentParser(prog="helios", description=__doc__)
     parser.add_argument("--jobs", metavar="FILE")
     options = parser.parse_args(argv)

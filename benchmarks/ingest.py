@@ -1,4 +1,4 @@
-"""Measure the ingest rate of samples: agents' batches -> stream -> checked, attributed, copied into partitions.
+"""Measure the ingest rate of samples, from agents' batches over the stream into daily partitions.
 
     ./run bench ingest --gpus 10000 --hours 1
 
@@ -90,9 +90,7 @@ def _measure(gpus: int, hours: float) -> dict[str, Any]:
 
 
 def _fleet(gpus: int, now: datetime) -> list[tuple[int, list[str]]]:
-    """Create hosts with their GPUs and units as rows, every second GPU held. Return (host id, uuids) of each
-    host.
-    """
+    """Create hosts with GPUs and units as rows, every second GPU held. Return (host id, uuids) by host."""
     from django.contrib.auth import get_user_model
     from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRange
 

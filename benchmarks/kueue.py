@@ -1,5 +1,4 @@
-"""Run Kueue's own performance tests through our engine in simulated time: admissions per second of decision
-time.
+"""Run Kueue's own performance tests through our engine and report admissions per second of decision time.
 
     ./run bench kueue --size baseline
 
@@ -56,7 +55,7 @@ LIMIT = 60_000  # ms; Kueue's workloads have no limit
 
 @dataclass(frozen=True, slots=True)
 class WorkloadClass:
-    """A workload class of one queue: ``count`` workloads, one every ``every`` ms, each running ``runtime`` ms."""
+    """A workload class of a queue: ``count`` workloads, one every ``every`` ms, with ``runtime`` in ms."""
 
     name: str
     units: int
@@ -183,7 +182,7 @@ class KueueRun:
 
 
 def organisation(cohorts: int, queues: int) -> Snapshot:
-    """Return a pool per cohort, each with one host that has as many GPUs as the queues are guaranteed together."""
+    """Return a pool per cohort, each with one host that has as many GPUs as its queues are guaranteed."""
     policy = PoolPolicy(notice_seconds=0, grace_seconds=0, minimum_runtime_seconds=0)
     pools = range(1, cohorts + 1)
     size = NOMINAL * queues

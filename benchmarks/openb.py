@@ -1,7 +1,6 @@
-"""Run the experiment of "Beware of Fragmentation" (USENIX ATC'23) on the Alibaba openb trace with our
-placement.
+"""Run the experiment of "Beware of Fragmentation" (USENIX ATC'23) on the Alibaba openb trace.
 
-    ./run bench openb --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv --policy ours --seeds 42-51
+    ./run bench openb --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv --seeds 42-51
 
 The cluster starts empty, and no pod ends. Each seed gives one arrival order: the pods of the list shuffled,
 then pods drawn from the list until 1.3 times the cluster's GPUs were requested. A pod is placed when it
@@ -158,8 +157,7 @@ def arrival_order(trace: Trace, seed: int) -> list[int]:
 
 
 def replay(trace: Trace, arrivals: list[int], policy: str, seed: int, learn: bool = False) -> float:
-    """Return the allocation ratio of one pass in percent: the mean over the arrivals at which 100 % had been
-    requested.
+    """Return the allocation ratio of one pass in percent: the mean over the arrivals at 100 % requested.
 
     With ``learn`` the policy starts with the prior ``IMAGINED``. It is rebuilt with the mix of all arrivals
     so far when ``FIRST_LOOK`` pods have arrived, and whenever their number has doubled.

@@ -1,5 +1,4 @@
-"""Measure the server time of every page on a separate demo with its history: four users, each page many
-times.
+"""Measure the server time of every page on a separate demo with its history, with four users.
 
     ./run bench pages --rounds 20
 

@@ -1,5 +1,4 @@
-"""Replay Microsoft Philly, October and November 2017, as one pool in simulated time: FIFO, EASY, and our
-order.
+"""Replay Microsoft Philly (October and November 2017) in simulated time with FIFO, EASY, and our order.
 
     ./run bench philly --jobs philly.csv --nodes 64
 
@@ -33,7 +32,7 @@ WAYS = ("fifo", "easy", "easy_limits", "ours_limits")
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Return mean completion and waits in seconds for each order; ``wall`` is the time of the whole run (s)."""
+    """Return mean completion and waits in seconds for each order; ``wall`` is the time of the run (s)."""
     parser = argparse.ArgumentParser(prog="philly", description=__doc__)
     parser.add_argument("--jobs", metavar="FILE")
     parser.add_argument("--nodes", type=integer_argument(1, 10_000), default=64)
@@ -61,9 +60,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def read(path: Path) -> list[TraceJob]:
-    """Return the jobs of the two months by time of submission. Limits are the runtimes, teams the virtual
-    clusters.
-    """
+    """Return the jobs of both months by submission. Limits are the runtimes, teams the virtual clusters."""
     jobs = []
     teams: dict[str, int] = {}
     with path.open(newline="") as lines:
@@ -92,8 +89,6 @@ def _job(row: dict[str, str], team: int) -> TraceJob:
 
 
 def with_limits(jobs: Sequence[TraceJob], seed: int) -> list[TraceJob]:
-    """Return the same jobs with limits as owners would set them: the runtime times a log-uniform factor from
-    1 to 10.
-    """
+    """Return the jobs with simulated limits: the runtime times a log-uniform factor from 1 to 10."""
     rng = random.Random(seed)
     return [replace(job, limit=max(1, round(job.runtime * LIMIT_FACTOR ** rng.random()))) for job in jobs]

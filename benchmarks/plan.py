@@ -54,8 +54,7 @@ SLICE, SLICES_PER_GPU = "1g.10gb", 7
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Plan ``--rounds`` times and report the fastest; ``violations`` counts the verifier's findings in the
-    plan.
+    """Plan ``--rounds`` times and report the fastest; ``violations`` counts the verifier's findings.
 
     ``seconds`` is a whole cycle from a snapshot without any cached state. ``one_ask_seconds`` is a cycle of
     the incremental planner on the same pool in which a single new request waits.

@@ -1,5 +1,4 @@
-"""Measure a cycle in which one team reclaims borrowed GPUs from another, in the shape of KAI-Scheduler's
-benchmark.
+"""Measure a cycle in which a team reclaims borrowed GPUs, with the workload of KAI-Scheduler's benchmark.
 
     ./run bench reclaim --hosts 1000
 
@@ -44,9 +43,7 @@ GANG = 1
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Plan ``--rounds`` times and report the fastest, in seconds; ``violations`` counts the verifier's
-    findings.
-    """
+    """Return the fastest of ``--rounds`` plans in seconds; ``violations`` counts the verifier's findings."""
     parser = argparse.ArgumentParser(prog="reclaim", description=__doc__)
     parser.add_argument("--hosts", type=_between(10, 10_000), default=1000)
     parser.add_argument("--rounds", type=_between(1, 100), default=3)
@@ -70,9 +67,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def full_pool(hosts: int) -> Snapshot:
-    """Return ``hosts`` hosts full of borrowed 1-GPU jobs of different ages, and a waiting gang for a tenth
-    of them.
-    """
+    """Return hosts full of borrowed 1-GPU jobs of different ages, and a waiting gang for a tenth of them."""
     units = tuple(
         UnitInfo(host * GPUS_PER_HOST + gpu, host, host * GPUS_PER_HOST + gpu, MODEL)
         for host in range(1, hosts + 1)

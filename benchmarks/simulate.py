@@ -34,8 +34,7 @@ PROGRESS_EVERY = 10  # seeds
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Run ``--seeds`` simulations from ``--first`` on, in ``--processes`` processes, each with its own
-    database.
+    """Run ``--seeds`` simulations from ``--first`` on, in ``--processes`` processes with separate databases.
 
     With ``--replay`` run one simulation and print all of its events.
     """
@@ -109,9 +108,7 @@ def _at_once(first: int, seeds: int, processes: int) -> dict[str, Any]:
 
 
 def _databases(count: int) -> list[str]:
-    """Create copies of the empty database of the environment and return their URLs. They vanish with its
-    server.
-    """
+    """Copy the empty database of the environment and return the URLs. The copies vanish with its server."""
     template_url = os.environ["DATABASE_URL"]
     name = conninfo.conninfo_to_dict(template_url)["dbname"]
     copies = [f"{name}_{number}" for number in range(1, count + 1)]

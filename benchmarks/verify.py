@@ -44,9 +44,7 @@ class ExamineResult:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Return the figures; ``violations`` counts the verifier's findings and plans that depend on the order
-    of rows.
-    """
+    """Return the figures; ``violations`` also counts plans that depend on the order of rows."""
     parser = argparse.ArgumentParser(prog="verify", description=__doc__)
     parser.add_argument("--examples", type=_between(1, 10_000_000), default=10_000)
     parser.add_argument("--seed", type=_between(0, 2**31), default=42)

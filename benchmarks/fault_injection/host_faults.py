@@ -1,4 +1,4 @@
-"""Faults of hosts: their network, clocks and disks, and agents with a copied identity."""
+"""Inject faults of hosts: their network, clocks and disks, and agents with a copied identity."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def cut_off_1_s(context: FaultContext) -> float:
 
 
 @fault(
-    "a host cut off for longer than a lease: its work stops within lease + grace, and starts elsewhere after that",
+    "a host cut off for longer than a lease: its work stops within lease + grace, then starts elsewhere",
     20,
 )
 def cut_off_10_s(context: FaultContext) -> float:
@@ -272,7 +272,7 @@ def _with_pid(pid: int) -> subprocess.Popen[bytes]:
 
 
 @fault(
-    "a second agent with a copy of the state folder: rejected and shown, the first agent's work keeps running",
+    "a second agent with a copy of the state folder: rejected and shown, the first agent's work continues",
     15,
 )
 def duplicate_agent(context: FaultContext) -> float:
@@ -441,8 +441,8 @@ def clock_of_the_servers(context: FaultContext) -> float:
 
 
 @fault(
-    "a host's disk is full: running work continues, new work is refused, the host's page shows it, its agent restarts, "
-    "a stop works; all recovers after",
+    "a host's disk is full: running work continues, new work is refused, the host's page shows it,"
+    " its agent restarts, a stop works; all recovers after",
     60,
 )
 def disk_full_on_a_host(context: FaultContext) -> float:

@@ -26,9 +26,14 @@ DRAIN_SECONDS = 90.0
 
 BEGIN_SCRIPT = r"""
 cd "$HOME" && mkdir -p held
-say() { printf '%s %s %s %s %s %s\n' "$1" "$GPUPOOL_WORKLOAD" "$GPUPOOL_ATTEMPT" "$GPUPOOL_RUN" "$EPOCHREALTIME" "$2" >> ledger; }
+say() {
+  printf '%s %s %s %s %s %s\n' "$1" "$GPUPOOL_WORKLOAD" "$GPUPOOL_ATTEMPT" "$GPUPOOL_RUN" \
+    "$EPOCHREALTIME" "$2" >> ledger
+}
 exec 9>>"held/$GPUPOOL_WORKLOAD"; flock -n 9 || say double -
-for unit in ${CUDA_VISIBLE_DEVICES//,/ }; do exec {lock}>>"held/$unit"; flock -n $lock || say overlap "$unit"; done
+for unit in ${CUDA_VISIBLE_DEVICES//,/ }; do
+  exec {lock}>>"held/$unit"; flock -n $lock || say overlap "$unit"
+done
 say start "$CUDA_VISIBLE_DEVICES"
 """
 HEARTBEAT_SCRIPT = "while :; do say beat -; sleep 0.1; done\n"

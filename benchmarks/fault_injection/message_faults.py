@@ -1,5 +1,4 @@
-"""Injects faults into messages: many hosts on one edge, whose frames are lost, duplicated, delayed, reordered
-and replayed.
+"""Inject faults into messages: frames of many hosts are lost, duplicated, delayed, reordered and replayed.
 
 The hosts are light agents (``benchmarks/harness/light_agents.py``). They decide like the real agent, with
 ``agent.runs.reconcile.plan_actions`` and ``agent.host.state.Generations``, and use the installation's own
@@ -258,9 +257,7 @@ class MessageHosts:
         return bool(rows(lambda: Row.objects.filter(pool__slug=POOL, lease_state="silent").count()) >= count)
 
     def end(self) -> None:
-        """Stop the hosts a few at a time: if most hosts vanish at once, the server treats it as a mass
-        outage.
-        """
+        """Stop the hosts in small groups: the server treats the loss of most hosts as a mass outage."""
         remaining = [host.name for host in self.all]
         while remaining:
             group_size = max(1, (len(remaining) + len(self.site.hosts)) // 2 - 1)
@@ -335,7 +332,8 @@ def end_hosts(context: FaultContext) -> None:
 
 
 @fault(
-    f"{FRAMES} frames of {HOSTS} hosts, half of them lost, duplicated, late, reordered or replayed: state converges",
+    f"{FRAMES} frames of {HOSTS} hosts, half of them lost, duplicated, late, reordered or replayed:"
+    " state converges",
     30,
     under_load=False,
     after=end_hosts,

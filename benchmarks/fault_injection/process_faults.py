@@ -1,4 +1,4 @@
-"""Registers faults by name, each with its action and its pass condition; has the faults of killed processes."""
+"""Register faults by name, each with its action and its pass condition, and kill processes as faults."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ class FaultContext:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault. ``do`` injects it and returns the recovery time in seconds; raises ConditionTimeout without
-    recovery.
-    """
+    """A fault. ``do`` injects it and returns the recovery time in seconds, or raises ConditionTimeout."""
 
     name: str
     line: str
@@ -175,9 +173,7 @@ def kill_postgres(context: FaultContext) -> float:
 
 
 def _wait_for_database(context: FaultContext, began: float, seconds: float) -> None:
-    """Wait until the API reads from the database again; raise ConditionTimeout if it took longer than
-    ``seconds``.
-    """
+    """Wait until the API reads from the database again; raise ConditionTimeout after ``seconds``."""
 
     def is_answering() -> bool:
         try:

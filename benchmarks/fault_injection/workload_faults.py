@@ -1,6 +1,4 @@
-"""Faults of workloads, engines and agents: frozen engines, stubborn workloads, notebooks whose agent dies,
-full disks.
-"""
+"""Inject faults of workloads and engines: frozen engines, stubborn workloads, killed agents, full disks."""
 
 from __future__ import annotations
 
@@ -265,7 +263,7 @@ async def _revoke(workload: str) -> float:
 
 
 async def _socket(jupyter: Any, path: str) -> aiohttp.ClientWebSocketResponse:
-    """Open one more socket. Each needs its own connection from the agent, which may have to be opened first."""
+    """Open one more socket; retry, because the agent may have to open another connection first."""
     for _ in range(20):
         try:
             return await jupyter.socket(path)  # type: ignore[no-any-return]
@@ -369,7 +367,8 @@ PREEMPTION_COMMANDS = {
     "acknowledged": f"{WAIT_FOR_NOTICE}; {SAVE_COMMAND}; exit 0",
     "crashed": f"{WAIT_FOR_NOTICE}; exit 3",
     "silent": "trap '' TERM; while :; do sleep 0.1; done",
-    "acknowledged and ran on": f"trap '' TERM; {WAIT_FOR_NOTICE}; {SAVE_COMMAND}; while :; do sleep 0.1; done",
+    "acknowledged and ran on": f"trap '' TERM; {WAIT_FOR_NOTICE}; {SAVE_COMMAND};"
+    " while :; do sleep 0.1; done",
 }
 
 

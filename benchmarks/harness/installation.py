@@ -1,5 +1,5 @@
-"""Run a whole installation for fault injection: the services of `./run up`, with agents as `./run demo`
-starts them.
+"""Run a whole installation for fault injection: services and agents, as `./run up` and `./run demo` start
+them.
 
 Each agent reaches the edge through its own small TCP proxy (a gate). As root each host has its own network
 namespace, connected by a veth pair, so that cutting off a host is like pulling its cable. Otherwise its gate
@@ -60,8 +60,7 @@ def wait_until(condition: Callable[[], Any], seconds: float, description: str, e
 
 
 class EdgeProxies:
-    """One TCP proxy (gate) per host, all in one thread. A closed gate buffers its input and passes nothing
-    on.
+    """One TCP proxy (gate) per host, all in one thread. A closed gate passes no bytes on.
 
     While ``rng`` is set, whole WebSocket frames are dropped, duplicated, delayed or reordered in both
     directions.
@@ -489,7 +488,7 @@ class Installation:
         return int(rows(lambda: Host.objects.filter(lease_state="alive", name__in=names).count()))
 
     def ask(self, method: str, path: str, body: Any = None, seconds: float = 5.0) -> Any:
-        """Send one request of the member to the API and return the answer. Raises OSError while it does not
+        """Send a request of the member to the API and return the answer. Raises OSError if it does not
         answer.
         """
         request = urllib.request.Request(
@@ -612,9 +611,7 @@ def rows(read: Callable[[], Any], seconds: float = 40) -> Any:
 
 
 def processes_of_runs(folder: Path, run: str = "") -> dict[int, str]:
-    """Return the runs by pid of workload processes whose agent's folder is below ``folder``; only ``run`` if
-    given.
-    """
+    """Return the runs of workload processes below ``folder`` by pid; only those of ``run`` if given."""
     run_by_pid: dict[int, str] = {}
     agents_folder = f"{folder}/agents/".encode()
     for entry in os.listdir("/proc"):

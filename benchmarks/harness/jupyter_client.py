@@ -1,6 +1,4 @@
-"""Talk to JupyterLab like a browser, for tests and measurements: kernels and terminals over HTTP and
-WebSocket.
-"""
+"""Connect to JupyterLab like a browser, for tests and measurements, with kernels and terminals."""
 
 from __future__ import annotations
 

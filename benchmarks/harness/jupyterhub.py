@@ -1,6 +1,4 @@
-"""Run JupyterHub in its own environment for comparison, with its simple local spawner and
-configurable-http-proxy.
-"""
+"""Run JupyterHub in its own environment for comparison, with its simple spawner and Node's proxy."""
 
 from __future__ import annotations
 

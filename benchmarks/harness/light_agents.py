@@ -1,5 +1,4 @@
-"""Run many agents in one process for load: ``python -m benchmarks.harness.light_agents``, orders as JSON on
-stdin.
+"""Run many agents in one process for load: ``python -m benchmarks.harness.light_agents``.
 
 Each agent uses the whole wire protocol like the real agent. It makes a key and signs its join token and
 challenges with it. It reports its full state every ``poll_seconds`` and at once after a change. It sends a
@@ -7,10 +6,10 @@ batch of samples every five seconds and keeps it until it is committed. It recon
 Desired. Only the workloads are missing: a run is reported as starting, shortly after as running, and as
 ended after the seconds of its ``sleep``.
 
-The input is ``{"edge", "gpus", "model", "hosts": [{"name", "token"}]}``. A later line ``measure`` resets the
-errors and round trips; any other line, or the end of stdin, ends the process. It prints ``joined`` when
-every agent has joined, and at its end ``{"arrivals": {RUN: seconds since the epoch}, "errors": {DESCRIPTION:
-count}, "round_trips": [seconds from an Observed to its answer]}``.
+The first line of stdin is ``{"edge", "gpus", "model", "hosts": [{"name", "token"}]}``. A line ``measure``
+resets the errors and round trips; any other line, or the end of stdin, ends the process. It prints ``joined``
+when every agent has joined, and at its end ``{"arrivals": {RUN: seconds since the epoch}, "errors":
+{DESCRIPTION: count}, "round_trips": [seconds from an Observed to its answer]}``.
 """
 
 from __future__ import annotations
@@ -198,9 +197,7 @@ class LightAgent:
             await asyncio.sleep(0.05)  # the real agent's shortest interval
 
     def _patience(self) -> float:
-        """Return the seconds until the next report without changes; longer while the last report is not
-        answered.
-        """
+        """Return the seconds until the next unchanged report; longer while the last report is unanswered."""
         return self.poll_seconds * (UNANSWERED_POLLS if self.sequence in self.sent_at else 1.0)
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:

@@ -44,8 +44,9 @@ BATCH = 5_000
 
 @dataclass
 class PoolRows:
-    """The rows from which more workloads are created. Workloads of ``projects`` can start; those of
-    ``blocked_project`` cannot.
+    """The rows from which more workloads are created.
+
+    Workloads of ``projects`` can start; workloads of ``blocked_project`` cannot.
     """
 
     pool: Pool

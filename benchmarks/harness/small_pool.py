@@ -1,6 +1,4 @@
-"""Run a small pool of real processes on the environment's database and Valkey: an edge, an engine and one
-agent.
-"""
+"""Run a small pool of real processes on the environment's stores: an edge, an engine and one agent."""
 
 from __future__ import annotations
 

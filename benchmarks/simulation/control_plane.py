@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
 
@@ -139,9 +140,7 @@ class ControlPlane:
         self.world.timeline.after(seconds * self.world.rng.random(), again)
 
     def commit(self, act: Callable[[], T]) -> T | None:
-        """Run one transaction of the server. At random, the database dies just before the commit, which has
-        no effect then.
-        """
+        """Run one transaction of the server, which at random fails just before its commit."""
         self.world.promises.stale = True
         if not self.world.is_fault_due(0.01):
             return act()  # it has its own transactions, as in production
@@ -168,8 +167,8 @@ class ControlPlane:
         self._task(reservation_windows.sweep_reservations)
 
     def _task(self, *parts: Callable[[datetime], object]) -> None:
-        """Run one task like the clock-checked tasks of production; at random, it is delayed after it has
-        read the clock.
+        """Run a task like the clock-checked tasks of production, at random with a delay after the clock was
+        read.
         """
         clock = self.read()
         if self.commit(lambda: (clock_correction.correct_clock_step(clock),)) is None:
@@ -246,13 +245,11 @@ class ControlPlane:
     def _nudge_hosts(self, ids: Iterable[int]) -> None:
         for machine in self.world.machines:
             if machine.host in set(ids) and self.hints_arrive and not self.world.is_fault_due(0.1):
-                self.world.timeline.after(NUDGE_SECONDS, lambda machine=machine: self.push(machine))  # type: ignore[misc]
+                self.world.timeline.after(NUDGE_SECONDS, partial(self.push, machine))
 
     @contextlib.contextmanager
     def hints(self) -> Iterator[None]:
-        """Route hints through virtual time instead of Redis in this context. A hint sent before its commit
-        is just early.
-        """
+        """Route hints through virtual time instead of Redis. Hints are sent even before their commit."""
         with (
             mock.patch.object(nudge, "engine", self._nudge_engine),
             mock.patch.object(nudge, "hosts", lambda ids: self._nudge_hosts(list(ids))),

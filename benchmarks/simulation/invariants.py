@@ -1,4 +1,4 @@
-"""Checks invariants after every step and at the end: the rows must match the simulated processes."""
+"""Check invariants after every step and at the end: the rows must match the simulated processes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class InvariantChecker:
             state, outcome = states.get(shim.run.id, ("unknown", ""))
             if state in (RunState.ENDED, "unknown"):
                 self.broken(
-                    f"{shim.wanted.command} lives on {shim.machine.name}, and its run is {state} ({outcome}): "
+                    f"{shim.wanted.command} lives on {shim.machine.name},"
+                    f" and its run is {state} ({outcome}): "
                     "its GPUs count as free"
                 )
 

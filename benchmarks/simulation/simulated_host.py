@@ -61,9 +61,7 @@ class SimulatedKill(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class JobHabits:
-    """A workload's behaviour: runtime, exit code, and delays of its save and its exit on request. Seconds;
-    None: never.
-    """
+    """A workload's behaviour: runtime, exit code, and delays of its save and its exit (s; None: never)."""
 
     runs: float
     exit_code: int = 0
@@ -463,7 +461,7 @@ class SimulatedHost:
             self.world.here = before
 
     def written(self) -> None:
-        """Count a write of the agent, and kill it at the planned write; called before and after each write."""
+        """Count a write of the agent and kill it at the planned write. Called before and after each write."""
         if self.writes_until_kill:
             self.writes_until_kill -= 1
             if not self.writes_until_kill:

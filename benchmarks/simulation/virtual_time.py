@@ -67,9 +67,7 @@ class NetworkConditions:
 
 
 class SimulatedNetwork:
-    """The network between the hosts and the edge. Frames have independent delays, so a later frame may
-    arrive first.
-    """
+    """The network between the hosts and the edge. Frames have independent delays and may be reordered."""
 
     def __init__(self, timeline: VirtualTimeline, rng: random.Random, conditions: NetworkConditions) -> None:
         self.timeline, self.rng, self.conditions = timeline, rng, conditions

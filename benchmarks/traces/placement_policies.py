@@ -1,11 +1,10 @@
-"""Choose the best of the places that fit, by the capacity that the choice leaves for the pool's real mix of
-requests.
+"""Choose the best fitting place by the capacity that it leaves for the pool's real mix of requests.
 
 Our rule takes the place with the largest
 
     waste before - waste after - model price - slot price,      ties to the lowest node:
 
-- **Waste** (``waste``): the GPU capacity that is lost when the node is filled with the pool's own mix of requests.
+- **Waste** (``waste``): the GPU capacity lost when the node is filled with the pool's mix of requests.
 - **Model price** (``scarcity``): the cost of taking a scarce model for requests that can use no other.
 - **Slot price** (``scarcity``): the cost of breaking up capacity for requests of several GPUs.
 
@@ -95,8 +94,9 @@ class NodeChoice:
 
 
 class PlacementPolicy(ABC):
-    """A policy that chooses places on nodes. ``choose`` never changes the nodes; ``took`` reports each
-    placement.
+    """A policy that chooses places on nodes.
+
+    ``choose`` never changes the nodes; ``took`` reports each placement.
     """
 
     def __init__(self, nodes: NodeStates, mix: DemandMix) -> None:

@@ -51,9 +51,7 @@ class NodePool:
         self.free = [size] * count
 
     def tightest(self, nodes: int, per_node: int, free: Sequence[int] | None = None) -> list[int] | None:
-        """Return the fitting nodes with the fewest free GPUs, lower numbers first; None if there are too
-        few.
-        """
+        """Return the fitting nodes with the fewest free GPUs, lower numbers first; None if too few fit."""
         free_by_node = self.free if free is None else free
         if nodes == 1:
             best, fewest = -1, self.size + 1
@@ -167,9 +165,7 @@ class _BaselineRun:
         self.queue = remaining
 
     def _reserve(self, head: TraceJob) -> tuple[int, list[int]]:
-        """Return when the head fits by the limits of running jobs, and the spare GPUs of each node at that
-        time.
-        """
+        """Return when the head fits by the limits of running jobs, and the spare GPUs of each node then."""
         free = list(self.nodes.free)
         at = 0
         for end, job_id in self.by_limit:

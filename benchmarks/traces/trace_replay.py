@@ -162,7 +162,7 @@ def check_jobs_fit(jobs: Sequence[TraceJob], nodes: int) -> None:
 
 
 def trace_file(given: str | None, *usual: str) -> Path:
-    """Return the path ``given``, else the usual path under GPUPOOL_TRACES. Raise SystemExit if it is not a
+    """Return the path ``given``, else the path ``usual`` under GPUPOOL_TRACES. Raise SystemExit without a
     file.
     """
     folder = Path(os.environ.get("GPUPOOL_TRACES", Path(__file__).resolve().parents[3] / "shared" / "data"))

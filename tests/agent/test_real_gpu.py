@@ -27,7 +27,7 @@ MIB = 1 << 20
 WRITER = f"""
 import sys, time
 from agent.diagnostics.cuda import CudaDevice
-from agent.diagnostics.gpu_check import allocate_in_pieces
+from agent.diagnostics.builtin_checks import allocate_in_pieces
 from agent.diagnostics.ptx_kernels import PTX_MODULE
 gpu = CudaDevice(PTX_MODULE)
 pieces = allocate_in_pieces(gpu, gpu.memory()[0] - 512 * {MIB})
@@ -41,7 +41,7 @@ time.sleep(600)
 READER = f"""
 import ctypes
 from agent.diagnostics.cuda import CudaDevice
-from agent.diagnostics.gpu_check import allocate_in_pieces
+from agent.diagnostics.builtin_checks import allocate_in_pieces
 from agent.diagnostics.ptx_kernels import PTX_MODULE
 gpu = CudaDevice(PTX_MODULE)
 found = looked = 0

@@ -112,10 +112,10 @@ def test_a_gang_does_not_start_if_one_of_its_gpus_was_taken_after_planning(world
     other = job(world)
     Quota.objects.filter(team=world.vision.team).update(guaranteed_slots=16 * SLOTS_PER_GPU)
     answer, taken = planned(world)
-    mine = [p for p in answer.placements if p.workload == gang.pk]
-    assert len(mine) == 1 and len(mine[0].units) == 16
+    gang_placements = [p for p in answer.placements if p.workload == gang.pk]
+    assert len(gang_placements) == 1 and len(gang_placements[0].units) == 16
     hold(world, other, 1)
-    applied = apply_plan(Plan(answer.epoch, placements=tuple(mine)), taken, world.now)
+    applied = apply_plan(Plan(answer.epoch, placements=tuple(gang_placements)), taken, world.now)
     assert len(applied.rejected) == 1
     gang.refresh_from_db()
     assert gang.state == "queued"
@@ -267,9 +267,9 @@ def test_exactly_one_of_many_concurrent_state_changes_succeeds(world: World) -> 
     workload = job(world)
 
     def end() -> bool:
-        mine = Workload.objects.get(pk=workload.pk)
+        fresh = Workload.objects.get(pk=workload.pk)
         return change_state(
-            mine, "state", old=WorkloadState.QUEUED, new=WorkloadState.ENDED, outcome="cancelled"
+            fresh, "state", old=WorkloadState.QUEUED, new=WorkloadState.ENDED, outcome="cancelled"
         )
 
     assert sorted(race([end] * 6)) == [False] * 5 + [True]  # type: ignore[type-var]

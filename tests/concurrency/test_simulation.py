@@ -75,14 +75,16 @@ def test_the_simulation_finds_a_gpu_that_is_freed_before_its_lease_ends(
 
 @pytest.mark.long
 def test_the_simulation_finds_a_stop_that_is_sent_only_once_and_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: set[str] = set()
-    whole = desired_state.desired_for_host
+    stopped: set[str] = set()
+    original = desired_state.desired_for_host
 
-    def forgetful(*given: Any, **also: Any) -> Desired:
-        answer = whole(*given, **also)
-        wanted = [dataclasses.replace(run, verb="start") if run.run in said else run for run in answer.runs]
-        said.update(run.run for run in answer.runs if run.verb == "stop")
-        return dataclasses.replace(answer, runs=wanted)
+    def forgetful(*args: Any, **kwargs: Any) -> Desired:
+        answer = original(*args, **kwargs)
+        orders = [
+            dataclasses.replace(run, verb="start") if run.run in stopped else run for run in answer.runs
+        ]
+        stopped.update(run.run for run in answer.runs if run.verb == "stop")
+        return dataclasses.replace(answer, runs=orders)
 
     monkeypatch.setattr(desired_state, "desired_for_host", forgetful)
     monkeypatch.setattr(world, "NetworkConditions", lambda: NetworkConditions(lost=0.3))

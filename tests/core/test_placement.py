@@ -1,4 +1,4 @@
-"""The placement rule and its rivals: each against a plain reading of its definition, and all on a made-up cluster."""
+"""Tests of placement policies: each against its definition, and all on a synthetic cluster."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MIX = DemandMix.of(
 def plain_waste(
     waste: ExpectedWaste, mix: DemandMix, klass: int, cpu: int, memory: int, gpus: list[int]
 ) -> int:
-    """The definition, read aloud: one batch after another, one ask after another."""
+    """Compute the waste by its definition, request by request, without vectorisation."""
     total, idle = 0, sum(gpus)
     for batch in mix.batches(waste.batches):
         free, left_cpu, left_memory, asked, offered = sorted(gpus), cpu, memory, 0, 0
@@ -60,7 +60,7 @@ def plain_waste(
     return total
 
 
-def test_the_waste_of_a_node_is_what_batches_of_asks_leave_idle_on_it() -> None:
+def test_the_waste_of_a_node_is_the_amount_that_batches_of_requests_leave_idle() -> None:
     dice = random.Random(1)
     waste = ExpectedWaste(MIX, classes=2, batches=8)
     for _ in range(120):
@@ -71,7 +71,7 @@ def test_the_waste_of_a_node_is_what_batches_of_asks_leave_idle_on_it() -> None:
         assert int(found[0]) == plain_waste(waste, MIX, klass, cpu, memory, gpus)
 
 
-def test_a_state_is_worked_out_once_in_whatever_order_its_gpus_stand() -> None:
+def test_the_waste_of_a_node_is_computed_once_for_any_order_of_its_gpus() -> None:
     waste = ExpectedWaste(MIX, classes=2, batches=4)
     one = waste.of(np.array([0]), np.array([64_000]), np.array([10**6]), np.array([[0, 400, MILLI_PER_GPU]]))
     worked_out = waste.states_computed
@@ -82,7 +82,7 @@ def test_a_state_is_worked_out_once_in_whatever_order_its_gpus_stand() -> None:
     assert waste.states_computed == worked_out
 
 
-def test_the_mix_is_the_same_in_whatever_order_it_was_counted() -> None:
+def test_the_demand_mix_does_not_depend_on_the_order_of_counting() -> None:
     counted = list(zip(MIX.needs, MIX.weights, strict=True))
     again = DemandMix.of([*reversed(counted[1:]), (counted[0][0], 1), (counted[0][0], counted[0][1] - 1)])
     assert again == MIX
@@ -90,7 +90,7 @@ def test_the_mix_is_the_same_in_whatever_order_it_was_counted() -> None:
     assert MIX.batches(3).shape == (3, BATCH_SIZE)
 
 
-def test_a_model_that_some_asks_cannot_do_without_has_a_price_and_the_others_have_none() -> None:
+def test_only_models_that_some_requests_require_have_a_price() -> None:
     prices = ScarcityPrices(MIX, classes=3)
     prices.refresh([4_000, 400_000, 400_000], [0] * len(prices.slot_shapes))
     scarce, wide, free_for_all = (int(p) for p in prices.model_price)
@@ -98,7 +98,7 @@ def test_a_model_that_some_asks_cannot_do_without_has_a_price_and_the_others_hav
     assert free_for_all == 0
 
 
-def test_constrained_demand_spreads_over_the_models_it_may_use_until_they_are_equally_scarce() -> None:
+def test_constrained_demand_spreads_over_its_models_until_they_are_equally_scarce() -> None:
     mix = DemandMix.of(
         [
             (NodeDemand(1, MILLI_PER_GPU, 0, 0, 0b11), 1),
@@ -113,9 +113,9 @@ def test_constrained_demand_spreads_over_the_models_it_may_use_until_they_are_eq
     assert prices._loads(even, sum(even)) == pytest.approx([2_000.0, 2_000.0, 0.0])
 
 
-def test_breaking_up_the_last_room_for_many_gpus_costs_more_than_breaking_up_one_of_many() -> None:
+def test_the_last_slot_for_a_large_request_has_a_higher_price_than_one_of_many() -> None:
     prices = ScarcityPrices(MIX, classes=2)
-    eight = [room[0] for room in prices.slot_shapes].index(8)
+    eight = [shape[0] for shape in prices.slot_shapes].index(8)
     slots = [40] * len(prices.slot_shapes)
     prices.refresh([100_000, 100_000], slots)
     plenty = int(prices.slot_price[eight])
@@ -125,7 +125,7 @@ def test_breaking_up_the_last_room_for_many_gpus_costs_more_than_breaking_up_one
 
 
 def two_nodes() -> NodeStates:
-    """Two nodes of four GPUs, the second without a free GPU of its own but for a quarter of one."""
+    """Return two nodes of four GPUs. On the second only a quarter of one GPU is free."""
     nodes = NodeStates([64_000, 64_000], [10**6, 10**6], [4, 4], [0, 0])
     nodes.take(1, NodeDemand(3, MILLI_PER_GPU, 0, 0), 0)
     nodes.take(1, NodeDemand(1, 750, 0, 0), 3)
@@ -133,11 +133,11 @@ def two_nodes() -> NodeStates:
 
 
 @pytest.mark.parametrize("policy", [BestFit, Fgd])
-def test_best_fit_and_fgd_put_a_share_on_the_gpu_that_is_used_already(policy: type[BestFit | Fgd]) -> None:
+def test_best_fit_and_fgd_put_a_share_on_the_gpu_in_use(policy: type[BestFit | Fgd]) -> None:
     assert policy(two_nodes(), MIX).choose(NodeDemand(1, 250, 1_000, 1_000)) == NodeChoice(1, 3)
 
 
-def test_no_policy_finds_a_place_where_there_is_none() -> None:
+def test_no_policy_places_a_request_that_does_not_fit() -> None:
     for policy in openb.POLICIES:
         nodes = two_nodes()
         chooser = openb.make(policy, nodes, MIX, seed=1)
@@ -147,7 +147,7 @@ def test_no_policy_finds_a_place_where_there_is_none() -> None:
         assert chooser.choose(NodeDemand(4, MILLI_PER_GPU, 0, 0)) == NodeChoice(0)
 
 
-def test_fgd_counts_what_each_common_ask_cannot_use() -> None:
+def test_fgd_counts_the_capacity_that_common_requests_cannot_use() -> None:
     mix = DemandMix.of(
         [
             (NodeDemand(0, 0, 1_000, 0), 1),
@@ -156,12 +156,13 @@ def test_fgd_counts_what_each_common_ask_cannot_use() -> None:
         ]
     )
     fgd = Fgd(NodeStates([64_000], [10**6], [2], [0]), mix)
-    # On 8 CPUs with 1,000 and 300 free: CPU work uses no GPU, two can't use the 300, the last can't use any.
+    # With 8 CPUs, 1,000 and 300 free: CPU work uses no GPU, the second class not the 300, the third class
+    # none.
     found = fgd.fragments(np.array([0]), np.array([8_000]), np.array([[MILLI_PER_GPU, 300]]))
     assert int(found[0]) == 1 * 1_300 + 2 * 300 + 1 * 1_300
 
 
-def test_the_same_asks_in_the_same_order_are_placed_alike_every_time() -> None:
+def test_placement_is_deterministic() -> None:
     def placed() -> list[NodeChoice | None]:
         nodes = NodeStates([64_000] * 6, [500_000] * 6, [8, 4, 8, 2, 4, 1], [0, 1, 1, 0, 1, 0])
         chooser, dice, chosen = BatchFill(nodes, MIX), random.Random(3), []
@@ -179,16 +180,16 @@ def test_the_same_asks_in_the_same_order_are_placed_alike_every_time() -> None:
     assert None in first
 
 
-# -- the experiment, on a cluster and a list of pods that no trace has
+# -- the benchmark, on a synthetic cluster and list of pods
 # --------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def variant(tmp_path_factory: pytest.TempPathFactory) -> openb.Trace:
-    """184 nodes of three models, with sizes and CPU needs of its own, a tenth of the pods tied to models."""
+def synthetic_trace(tmp_path_factory: pytest.TempPathFactory) -> openb.Trace:
+    """Return a trace of 184 nodes of three models. About a tenth of the pods require a model."""
     dice = random.Random(11)
     folder = tmp_path_factory.mktemp("openb")
-    machines = (
+    nodes = (
         [("H100", 8, 128_000, 1_000_000)] * 56
         + [("L40", 4, 64_000, 256_000)] * 48
         + [("T4", 2, 48_000, 192_000)] * 80
@@ -197,10 +198,9 @@ def variant(tmp_path_factory: pytest.TempPathFactory) -> openb.Trace:
         rows = csv.writer(file)
         rows.writerow(("sn", "cpu_milli", "memory_mib", "gpu", "model"))
         rows.writerows(
-            (f"node-{n:03d}", cpu, memory, gpus, model)
-            for n, (model, gpus, cpu, memory) in enumerate(machines)
+            (f"node-{n:03d}", cpu, memory, gpus, model) for n, (model, gpus, cpu, memory) in enumerate(nodes)
         )
-    sorts = [
+    pod_classes = [
         (0, 0, 16_000, 18),
         (1, 330, 4_000, 20),
         (1, 500, 6_000, 12),
@@ -215,7 +215,7 @@ def variant(tmp_path_factory: pytest.TempPathFactory) -> openb.Trace:
         rows = csv.writer(file)
         rows.writerow(("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"))
         for n in range(880):
-            gpus, milli, cpu, _ = dice.choices(sorts, [weight for *_, weight in sorts])[0]
+            gpus, milli, cpu, _ = dice.choices(pod_classes, [weight for *_, weight in pod_classes])[0]
             tied = gpus == 1 and dice.random() < 0.15
             rows.writerow(
                 (
@@ -234,40 +234,42 @@ def mean_ratio(trace: openb.Trace, policy: str) -> float:
     return sum(openb.replay(trace, openb.arrival_order(trace, seed), policy, seed) for seed in (1, 2)) / 2
 
 
-def test_on_a_variant_of_its_own_the_rule_wastes_less_than_its_rivals_and_they_less_than_chance(
-    variant: openb.Trace,
+def test_the_rule_allocates_more_than_other_policies_and_these_more_than_random_placement(
+    synthetic_trace: openb.Trace,
 ) -> None:
-    found = {policy: mean_ratio(variant, policy) for policy in openb.POLICIES}
+    found = {policy: mean_ratio(synthetic_trace, policy) for policy in openb.POLICIES}
     assert found["ours"] > max(found["fgd"], found["bestfit"]) + 0.4, found
     assert found["fgd"] > found["random"], found
     assert found["bestfit"] > found["random"], found
 
 
-def test_a_mix_learned_from_what_came_so_far_does_nearly_as_well_as_one_known_beforehand(
-    variant: openb.Trace,
+def test_a_mix_learned_from_arrivals_is_nearly_as_good_as_a_known_mix(
+    synthetic_trace: openb.Trace,
 ) -> None:
     learned = (
         sum(
-            openb.replay(variant, openb.arrival_order(variant, seed), "ours", seed, learn=True)
+            openb.replay(
+                synthetic_trace, openb.arrival_order(synthetic_trace, seed), "ours", seed, learn=True
+            )
             for seed in (1, 2)
         )
         / 2
     )
-    assert learned > mean_ratio(variant, "ours") - 1.0
-    assert learned > mean_ratio(variant, "bestfit")
+    assert learned > mean_ratio(synthetic_trace, "ours") - 1.0
+    assert learned > mean_ratio(synthetic_trace, "bestfit")
 
 
-def test_every_arrival_order_has_the_whole_list_first_and_stops_short_of_the_limit(
-    variant: openb.Trace,
+def test_an_arrival_order_starts_with_every_pod_and_stops_below_the_limit(
+    synthetic_trace: openb.Trace,
 ) -> None:
-    order = openb.arrival_order(variant, 42)
-    asked = sum(variant.needs[i].total for i in order)
-    assert sorted(order[: len(variant.needs)]) == list(range(len(variant.needs)))
-    assert asked <= openb.ASKED_UP_TO * variant.capacity < asked + 8 * MILLI_PER_GPU
-    assert order == openb.arrival_order(variant, 42) != openb.arrival_order(variant, 43)
+    order = openb.arrival_order(synthetic_trace, 42)
+    asked = sum(synthetic_trace.needs[i].total for i in order)
+    assert sorted(order[: len(synthetic_trace.needs)]) == list(range(len(synthetic_trace.needs)))
+    assert asked <= openb.ASKED_UP_TO * synthetic_trace.capacity < asked + 8 * MILLI_PER_GPU
+    assert order == openb.arrival_order(synthetic_trace, 42) != openb.arrival_order(synthetic_trace, 43)
 
 
-def test_a_pod_list_without_models_and_with_columns_missing_is_read(tmp_path: Path) -> None:
+def test_a_pod_list_without_models_is_read(tmp_path: Path) -> None:
     (tmp_path / "nodes.csv").write_text(
         "sn,cpu_milli,memory_mib,gpu,model\nb,2000,20,1,T4\na,1000,10,2,P100\n"
     )
@@ -283,8 +285,8 @@ def test_a_pod_list_without_models_and_with_columns_missing_is_read(tmp_path: Pa
     )
 
 
-def test_the_benchmark_says_what_it_measured(
-    variant: openb.Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_benchmark_reports_its_figures(
+    synthetic_trace: openb.Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "nodes.csv").write_text("sn,cpu_milli,memory_mib,gpu,model\na,96000,1000,4,T4\n")
     (tmp_path / "pods.csv").write_text(

@@ -1,4 +1,4 @@
-"""The placement rule on a pool's state: which hosts and units of a real plan an ask gets, and why."""
+"""Tests of the placement rule in the planner: the hosts and units that a request gets, and the reasons."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def gpus(host: int, count: int, model: str = GPU, groups: int = 1) -> list[UnitI
     ]
 
 
-def waits(number: int, ask: Ask, **more: object) -> QueuedWorkload:
+def waiting(number: int, ask: Ask, **more: object) -> QueuedWorkload:
     return replace(QueuedWorkload(number, 1, 1, 1, 1, ask, NOW - 60, HOUR, HOUR // 2), **more)
 
 
-def runs(number: int, *units: int, cpu: int = 0) -> RunningWorkload:
+def running_on(number: int, *units: int, cpu: int = 0) -> RunningWorkload:
     return RunningWorkload(number, 1, 1, 1, 1, units, NOW - HOUR, NOW + HOUR, NOW + HOUR, cpu_milli=cpu)
 
 
@@ -88,13 +88,13 @@ def pool(
 
 
 def hosts_of(snapshot: Snapshot, workload: int) -> list[int]:
-    """The hosts of a placement."""
+    """Return the hosts on which the plan places the workload."""
     on = {unit.id: unit.host for unit in snapshot.units}
     placed = {p.workload: p.units for p in planner.plan(snapshot, NOW).placements}
     return sorted({on[unit] for unit in placed[workload]})
 
 
-def test_the_short_way_for_alike_units_gives_the_same_waste_as_the_long_one() -> None:
+def test_the_fast_path_for_whole_gpus_computes_the_same_waste() -> None:
     mix = DemandMix.of(
         [
             (NodeDemand(n, MILLI_PER_GPU, n * 6_000, n * 40_000, classes), 9 - n)
@@ -109,50 +109,50 @@ def test_the_short_way_for_alike_units_gives_the_same_waste_as_the_long_one() ->
             (UNLIMITED_AMOUNT, 130_000),
             (17_000, 90_000),
         ):
-            alike, _, _ = waste.of_whole_gpu_nodes(klass, 8, cpu, memory)
+            fast, _, _ = waste.of_whole_gpu_nodes(klass, 8, cpu, memory)
             rows = np.array([[MILLI_PER_GPU] * k + [0] * (8 - k) for k in range(9)])
-            whole = waste.of(np.full(9, klass), np.full(9, cpu), np.full(9, memory), rows)
-            assert alike.tolist() == whole.tolist()
+            general = waste.of(np.full(9, klass), np.full(9, cpu), np.full(9, memory), rows)
+            assert fast.tolist() == general.tolist()
 
 
-def test_one_ask_more_leaves_the_evened_out_mix_as_it_was() -> None:
-    asked = [
+def test_one_more_request_does_not_change_the_rounded_mix() -> None:
+    counts = [
         (NodeDemand(1, MILLI_PER_GPU, 0, 0), 500),
         (NodeDemand(2, MILLI_PER_GPU, 0, 0), 210),
         (NodeDemand(8, MILLI_PER_GPU, 0, 0), 40),
     ]
-    mix = round_weights(DemandMix.of(asked))
-    assert round_weights(DemandMix.of([*asked, (NodeDemand(1, MILLI_PER_GPU, 0, 0), 1)])) == mix
-    assert round_weights(DemandMix.of([*asked, (NodeDemand(8, MILLI_PER_GPU, 0, 0), 60)])) != mix
+    mix = round_weights(DemandMix.of(counts))
+    assert round_weights(DemandMix.of([*counts, (NodeDemand(1, MILLI_PER_GPU, 0, 0), 1)])) == mix
+    assert round_weights(DemandMix.of([*counts, (NodeDemand(8, MILLI_PER_GPU, 0, 0), 60)])) != mix
 
 
-def test_a_single_gpu_leaves_the_hosts_alone_that_the_large_asks_of_this_pool_need() -> None:
+def test_a_small_request_does_not_use_the_hosts_that_large_requests_need() -> None:
     units = [*gpus(1, 8), *gpus(2, 8), *gpus(3, 8)]
-    running = [runs(1, 200, 201, 202, 203, 204), runs(2, 300)]
-    large = [waits(n, Ask(8, cpu_milli=8)) for n in range(50, 60)]
-    snapshot = pool([host(1), host(2), host(3)], units, [waits(9, Ask(1)), *large], running)
+    running = [running_on(1, 200, 201, 202, 203, 204), running_on(2, 300)]
+    large = [waiting(n, Ask(8, cpu_milli=8)) for n in range(50, 60)]
+    snapshot = pool([host(1), host(2), host(3)], units, [waiting(9, Ask(1)), *large], running)
     assert hosts_of(snapshot, 9) != [1]
-    alone = pool([host(1), host(2)], units[:16], [waits(9, Ask(1)), *large], [runs(1, 200)])
+    alone = pool([host(1), host(2)], units[:16], [waiting(9, Ask(1)), *large], [running_on(1, 200)])
     assert hosts_of(alone, 9) == [2]
 
 
-def test_a_host_whose_cpu_is_nearly_gone_takes_what_needs_little_of_it() -> None:
+def test_a_request_with_little_cpu_is_placed_on_a_host_with_little_free_cpu() -> None:
     units = [*gpus(1, 4), *gpus(2, 4)]
-    # Two GPUs are free on each; on host 2 there is CPU for one more ask of the usual size only.
-    running = [runs(1, 100, 101, cpu=16_000), runs(2, 200, 201, cpu=56_000)]
-    usual = [waits(n, Ask(1, cpu_milli=8_000), not_before=NOW + HOUR) for n in range(50, 90)]
-    snapshot = pool([host(1), host(2)], units, [waits(9, Ask(1, cpu_milli=100)), *usual], running)
+    # Two GPUs are free on each host, but host 2 has CPU for only one more usual request.
+    running = [running_on(1, 100, 101, cpu=16_000), running_on(2, 200, 201, cpu=56_000)]
+    usual = [waiting(n, Ask(1, cpu_milli=8_000), not_before=NOW + HOUR) for n in range(50, 90)]
+    snapshot = pool([host(1), host(2)], units, [waiting(9, Ask(1, cpu_milli=100)), *usual], running)
     assert hosts_of(snapshot, 9) == [2]
 
 
-def test_several_gpus_come_from_a_host_that_has_them_in_one_island() -> None:
+def test_several_gpus_come_from_a_host_with_enough_free_in_one_island() -> None:
     units = [*gpus(1, 4, groups=2), *gpus(2, 8, groups=2), *gpus(3, 8, groups=2)]
-    running = [runs(1, 100, 102), runs(2, 201, 202, 205, 206), runs(3, 300, 301, 302, 303)]
-    snapshot = pool([host(1), host(2), host(3)], units, [waits(9, Ask(3))], running)
+    running = [running_on(1, 100, 102), running_on(2, 201, 202, 205, 206), running_on(3, 300, 301, 302, 303)]
+    snapshot = pool([host(1), host(2), host(3)], units, [waiting(9, Ask(3))], running)
     assert hosts_of(snapshot, 9) == [3]
 
 
-def test_a_gang_takes_one_island_before_one_rack_and_one_rack_before_several() -> None:
+def test_a_gang_prefers_one_island_to_one_rack_and_one_rack_to_several() -> None:
     hosts = [
         host(1, rack="a"),
         host(2, rack="a"),
@@ -161,13 +161,13 @@ def test_a_gang_takes_one_island_before_one_rack_and_one_rack_before_several() -
         host(5, rack="c"),
     ]
     units = [unit for h in hosts for unit in gpus(h.id, 4)]
-    assert hosts_of(pool(hosts, units, [waits(9, Ask(4, hosts=2))], []), 9) == [3, 4]
+    assert hosts_of(pool(hosts, units, [waiting(9, Ask(4, hosts=2))], []), 9) == [3, 4]
     without = [replace(h, labels=frozenset(x for x in h.labels if x[0] == "rack")) for h in hosts]
-    assert hosts_of(pool(without, units, [waits(9, Ask(4, hosts=2))], []), 9) == [1, 2]
-    assert hosts_of(pool(without, units, [waits(9, Ask(4, hosts=2))], [runs(1, 100)]), 9) == [4, 5]
+    assert hosts_of(pool(without, units, [waiting(9, Ask(4, hosts=2))], []), 9) == [1, 2]
+    assert hosts_of(pool(without, units, [waiting(9, Ask(4, hosts=2))], [running_on(1, 100)]), 9) == [4, 5]
 
 
-def test_a_gang_that_no_rack_holds_is_spread_over_as_few_as_will_do() -> None:
+def test_a_gang_larger_than_a_rack_uses_as_few_racks_as_possible() -> None:
     racks = "aaabbbbcdddd"
     rows = pool([host(n + 1, rack=r) for n, r in enumerate(racks)], [], [], [])
     state = PoolState(PoolSnapshot(rows, PoolInfo(1, "p", PoolKind.DYNAMIC, None, PoolPolicy())), NOW)
@@ -179,17 +179,17 @@ def test_a_gang_that_no_rack_holds_is_spread_over_as_few_as_will_do() -> None:
     )
 
 
-def test_the_terms_of_a_place_say_why_it_was_chosen() -> None:
+def test_a_placement_reports_the_terms_of_its_choice() -> None:
     units = [*gpus(1, 8), *gpus(2, 8), *gpus(3, 4, model="T4")]
     snapshot = pool(
         [host(1), host(2), host(3)],
         units,
         [
-            waits(9, Ask(1)),
-            *(waits(n, Ask(8)) for n in range(100, 400)),
-            *(waits(n, Ask(1, models=("T4",))) for n in range(500, 900)),
+            waiting(9, Ask(1)),
+            *(waiting(n, Ask(8)) for n in range(100, 400)),
+            *(waiting(n, Ask(1, models=("T4",))) for n in range(500, 900)),
         ],
-        [runs(1, 200, 201, 202)],
+        [running_on(1, 200, 201, 202)],
     )
     state = PoolState(PoolSnapshot(snapshot, snapshot.pools[0]), NOW)
     h100, t4 = (next(i for i, kind in enumerate(state.kinds) if kind.model == model) for model in (GPU, "T4"))
@@ -200,7 +200,7 @@ def test_the_terms_of_a_place_say_why_it_was_chosen() -> None:
     assert broken_up.gain > untouched.gain
     assert untouched.slot_price > broken_up.slot_price == 0
     few = unit_selection.placement_terms(state, Ask(5), h100, [11, 12, 13, 14, 15])
-    assert few.waste_before > few.waste_after == 0  # nothing is left to be wasted
+    assert few.waste_before > few.waste_after == 0  # no idle capacity remains
     assert unit_selection.placement_terms(state, Ask(1), t4, [16]).model_price > 0
     placed = {p.workload: p for p in planner.plan(snapshot, NOW).placements}[9]
     numbers = dict(placed.numbers)
@@ -218,8 +218,10 @@ def test_the_terms_of_a_place_say_why_it_was_chosen() -> None:
 
 def test_the_ranks_of_roomy_hosts_are_the_same_by_the_short_table_and_by_the_full_one() -> None:
     units = [*gpus(1, 8), *gpus(2, 8), *gpus(3, 8)]
-    asks = [waits(n, Ask(1 + n % 4, cpu_milli=4_000 * (1 + n % 4))) for n in range(20, 40)]
-    snapshot = pool([host(1), host(2), host(3)], units, asks, [runs(1, 100), runs(2, 200, 201, 202, 203)])
+    asks = [waiting(n, Ask(1 + n % 4, cpu_milli=4_000 * (1 + n % 4))) for n in range(20, 40)]
+    snapshot = pool(
+        [host(1), host(2), host(3)], units, asks, [running_on(1, 100), running_on(2, 200, 201, 202, 203)]
+    )
     state = PoolState(PoolSnapshot(snapshot, snapshot.pools[0]), NOW)
     rule = unit_selection.ranking_for_profile(state, "")
     counts, roomy = state.free_counts[0], np.full(3, 10**9)
@@ -231,12 +233,13 @@ def test_the_ranks_of_roomy_hosts_are_the_same_by_the_short_table_and_by_the_ful
     assert short[2] != full[2]
 
 
-def test_what_was_worked_out_for_other_pools_changes_no_plan() -> None:
+def test_cached_waste_of_other_pools_does_not_change_a_plan() -> None:
     dice = random.Random(5)
     hosts = [host(n, cpu=dice.choice((32_000, 64_000))) for n in range(1, 9)]
     units = [unit for h in hosts for unit in gpus(h.id, 8)]
     queued = [
-        waits(n, Ask(dice.choice((1, 1, 2, 4)), cpu_milli=dice.choice((2_000, 9_000)))) for n in range(20, 60)
+        waiting(n, Ask(dice.choice((1, 1, 2, 4)), cpu_milli=dice.choice((2_000, 9_000))))
+        for n in range(20, 60)
     ]
     snapshot = pool(hosts, units, queued, [])
     host_ranking.host_waste_tables.cache_clear()
@@ -250,7 +253,7 @@ def test_what_was_worked_out_for_other_pools_changes_no_plan() -> None:
 
 
 @pytest.mark.parametrize("level", [0, 3, RESOURCE_LEVELS])
-def test_a_level_of_cpu_never_promises_more_than_there_is(level: int) -> None:
+def test_rounding_of_free_cpu_never_underestimates_the_waste(level: int) -> None:
     waste = HostWasteTables(
         DemandMix.of(
             [(NodeDemand(1, MILLI_PER_GPU, 4_000, 0), 3), (NodeDemand(2, MILLI_PER_GPU, 10_000, 0), 1)]
@@ -263,13 +266,13 @@ def test_a_level_of_cpu_never_promises_more_than_there_is(level: int) -> None:
     assert (level == RESOURCE_LEVELS) == (scarce.tolist() == ample.tolist())
 
 
-def test_the_planner_and_the_policy_that_is_measured_choose_the_same_hosts() -> None:
+def test_the_planner_and_the_benchmark_choose_the_same_hosts() -> None:
     dice, sizes = random.Random(8), [8, 4, 8, 2, 8, 4, 4, 8, 2, 8] * 3
     model_of = [("A100", GPU)[n % 3 == 0] for n in range(len(sizes))]
     hosts = [host(n + 1) for n in range(len(sizes))]
     units = [unit for n, size in enumerate(sizes) for unit in gpus(n + 1, size, model_of[n])]
     asks = [Ask(dice.choice((1, 1, 1, 2, 2, 4)), models=(dice.choice(("A100", GPU)),)) for _ in range(60)]
-    queued = [waits(n, ask, submitted=NOW - 1000 + n) for n, ask in enumerate(asks, start=1)]
+    queued = [waiting(n, ask, submitted=NOW - 1000 + n) for n, ask in enumerate(asks, start=1)]
     snapshot = pool(hosts, units, queued, [])
     state = PoolState(PoolSnapshot(snapshot, snapshot.pools[0]), NOW)
     nodes = NodeStates(
@@ -278,30 +281,30 @@ def test_the_planner_and_the_policy_that_is_measured_choose_the_same_hosts() -> 
         sizes,
         [("A100", GPU).index(model) for model in model_of],
     )
-    measured = BatchFill(nodes, unit_selection.ranking_for_profile(state, "").mix)
+    benchmarked = BatchFill(nodes, unit_selection.ranking_for_profile(state, "").mix)
     on = {unit.id: unit.host for unit in units}
     planned = {
         p.workload: sorted({on[unit] for unit in p.units}) for p in planner.plan(snapshot, NOW).placements
     }
     for number, ask in enumerate(asks, start=1):
-        place = measured.choose(
+        place = benchmarked.choose(
             NodeDemand(ask.units, MILLI_PER_GPU, 0, 0, 1 << ("A100", GPU).index(ask.models[0]))
         )
         assert place is not None
         assert planned[number] == [place.node + 1], ask
         nodes.take(place.node, NodeDemand(ask.units, MILLI_PER_GPU, 0, 0), 0)
-        measured.took(place.node)
+        benchmarked.took(place.node)
 
 
-def test_of_equally_capable_models_the_one_that_others_cannot_do_without_is_spared() -> None:
+def test_of_equally_capable_models_the_one_that_other_requests_require_is_spared() -> None:
     hosts, units = [host(1), host(2)], [*gpus(1, 4, "A100-PCIE"), *gpus(2, 4, "A100-SXM")]
-    tied = [waits(n, Ask(1, models=("A100-PCIE",)), not_before=NOW + HOUR) for n in range(20, 60)]
-    assert hosts_of(pool(hosts, units, [waits(9, Ask(1)), *tied], []), 9) == [2]
-    other = [waits(n, Ask(1, models=("A100-SXM",)), not_before=NOW + HOUR) for n in range(20, 60)]
-    assert hosts_of(pool(hosts, units, [waits(9, Ask(1)), *other], []), 9) == [1]
-    # A wish is a wish, and the least capable comes first whatever it is worth.
+    tied = [waiting(n, Ask(1, models=("A100-PCIE",)), not_before=NOW + HOUR) for n in range(20, 60)]
+    assert hosts_of(pool(hosts, units, [waiting(9, Ask(1)), *tied], []), 9) == [2]
+    other = [waiting(n, Ask(1, models=("A100-SXM",)), not_before=NOW + HOUR) for n in range(20, 60)]
+    assert hosts_of(pool(hosts, units, [waiting(9, Ask(1)), *other], []), 9) == [1]
+    # The order of models in a request counts first, then the least capable model, then the price.
     assert hosts_of(
-        pool(hosts, units, [waits(9, Ask(1, models=("A100-PCIE", "A100-SXM"))), *tied], []), 9
+        pool(hosts, units, [waiting(9, Ask(1, models=("A100-PCIE", "A100-SXM"))), *tied], []), 9
     ) == [1]
     stronger = [replace(unit, memory_mib=160_000) if unit.host == 2 else unit for unit in units]
-    assert hosts_of(pool(hosts, stronger, [waits(9, Ask(1)), *tied], []), 9) == [1]
+    assert hosts_of(pool(hosts, stronger, [waiting(9, Ask(1)), *tied], []), 9) == [1]

@@ -1,4 +1,4 @@
-"""Each promise with a planted bug that the verifier has to catch: it is what the planner is judged by."""
+"""Tests of the plan verifier: it finds each planted bug in a plan, for every promise."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def units_of(host: int, pool_gpus: int = 8, **more: Any) -> tuple[UnitInfo, ...]
     )
 
 
-def world() -> Snapshot:
-    """Two hosts of 8 GPUs: team 2 borrows all of the second; a reservation binds two units of the first now."""
+def sample_pool() -> Snapshot:
+    """Return two hosts of 8 GPUs. Team 2 borrows the second; a reservation binds two units of the first."""
     return Snapshot(
         epoch=7,
         pools=(
@@ -110,12 +110,12 @@ def world() -> Snapshot:
 
 
 def good_plan() -> Plan:
-    return plan(world(), NOW)
+    return plan(sample_pool(), NOW)
 
 
-def test_the_plan_that_the_bugs_are_planted_in_is_clean_and_has_everything_in_it() -> None:
+def test_the_plan_without_a_bug_breaks_no_promise_and_has_every_kind_of_row() -> None:
     planned = good_plan()
-    assert violations(world(), planned, NOW) == []
+    assert violations(sample_pool(), planned, NOW) == []
     assert planned.placements and planned.evictions and planned.refusals and planned.bindings
 
 
@@ -123,7 +123,7 @@ Bug = Callable[[Snapshot, Plan], tuple[Snapshot, Plan]]
 
 
 def place(workload: int, **change: Any) -> Bug:
-    """A placement of the good plan, changed."""
+    """Change a placement of the good plan."""
 
     def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
         changed = tuple(replace(p, **change) if p.workload == workload else p for p in planned.placements)
@@ -134,7 +134,7 @@ def place(workload: int, **change: Any) -> Bug:
 
 
 def extra(placement: Placement, **change: Any) -> Bug:
-    """Start a workload that the good plan refuses; ``change`` is made to its row first."""
+    """Start a workload that the good plan refuses, after ``change`` of its row in the snapshot."""
 
     def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
         changed, _ = (
@@ -148,7 +148,7 @@ def extra(placement: Placement, **change: Any) -> Bug:
 
 
 def row(table: str, key: int, **change: Any) -> Bug:
-    """The snapshot has another row than the plan was made for."""
+    """Change a row of the snapshot after the plan was made."""
 
     def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
         rows = getattr(snapshot, table)
@@ -190,8 +190,8 @@ def refusal(workload: int, **change: Any) -> Bug:
 
 def both(*bugs: Bug) -> Bug:
     def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-        for one in bugs:
-            snapshot, planned = one(snapshot, planned)
+        for part in bugs:
+            snapshot, planned = part(snapshot, planned)
         return snapshot, planned
 
     return bug
@@ -231,16 +231,19 @@ def maintenance(start: int, end: int) -> Bug:
     )
 
 
-def promised_later(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    """Five of the first host's units are promised in ten minutes, and the plan gives too many of them away."""
+def reserved_later(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    """Reserve five units of the first host from ten minutes from now, which the plan uses."""
     promise = ReservationInfo(
         11, 1, 1, 1, Ask(5, labels=frozenset({("site", "north")})), NOW + 600, NOW + HOUR
     )
     return replace(snapshot, reservations=(*snapshot.reservations, promise)), planned
 
 
-def promised_tomorrow(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    """Both hosts are promised tomorrow, the disk of one is full today; work that stays longer sits down on the other one."""
+def reserved_tomorrow(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    """Reserve both hosts for tomorrow.
+
+    One has a full disk today; the plan starts long firm work on the other.
+    """
     full = replace(snapshot.hosts[1], schedulable=False, closed_code=ReasonCode.HOST_FULL)
     tomorrow = ReservationInfo(11, 1, 1, 1, Ask(8, hosts=2), NOW + 24 * HOUR, NOW + 30 * HOUR)
     stays = queued(1, units=2, max_runtime_seconds=48 * HOUR)
@@ -256,12 +259,12 @@ def promised_tomorrow(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan
     return alone, Plan(7, placements=(started(1, 100, 101, until=NOW + 48 * HOUR),))
 
 
-def spare_gone(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+def spare_used(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     return policy(spare_slots=6 * GPU)(snapshot, planned)
 
 
 def evict_for_priority(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    """Team 2's own waiting work takes team 2's running work of the same priority."""
+    """Evict running work of team 2 for waiting work of team 2 with the same priority."""
     note = Eviction(51, 3, None, ReasonCode.EVICTED_FOR_PRIORITY, NOW + 30, (("x", 1),))
     changed, waits = refusal(3, code=ReasonCode.WAITS_FOR_EVICTION, blockers=(51,))(snapshot, planned)
     rows = tuple(replace(r, priority=Priority.NORMAL) for r in changed.running)
@@ -269,41 +272,43 @@ def evict_for_priority(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Pla
 
 
 def delayed_hold(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    """Low-priority work of the same team sits down on units set aside for the team's normal work, for too long."""
+    """Start low-priority work on units held for normal work of the same team, for too long."""
     changed = replace(snapshot, queued=(*snapshot.queued, queued(7, priority=Priority.LOW)))
     held = refusal(2, held_units=(104,), expected_start=NOW + 60)(changed, planned)[1]
     return changed, replace(held, placements=(*held.placements, started(7, 104)))
 
 
 def not_bound(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    """The reservation that has begun says that units are missing, and there they are."""
+    """Report missing units for a started reservation although they are free."""
     waits = UnboundReservation(9, ReasonCode.RESERVED_UNITS_MISSING, (("need", 2),))
     return snapshot, replace(planned, bindings=(), unbound=(waits,))
 
 
 def two_models() -> Snapshot:
-    """A host of H100, all of them guaranteed to team 1, and a host of A100, all of them guaranteed to team 2."""
+    """Return a host of H100 guaranteed to team 1, and a host of A100 guaranteed to team 2."""
     guaranteed = (
         QuotaInfo(1, 1, "H100", 8 * GPU),
         QuotaInfo(1, 1, "A100", 0),
         QuotaInfo(2, 1, "H100", 0),
         QuotaInfo(2, 1, "A100", 8 * GPU),
     )
-    alone = replace(world(), queued=(), running=(), reservations=(), quotas=guaranteed)
+    alone = replace(sample_pool(), queued=(), running=(), reservations=(), quotas=guaranteed)
     return replace(
         alone, units=(*units_of(1), *units_of(2, model="A100")), pools=alone.pools[:1], hosts=alone.hosts[:2]
     )
 
 
-def bound_to_what_others_are_guaranteed(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+def bound_to_guaranteed_units_of_others(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     either = ReservationInfo(9, 2, 1, 1, Ask(8, models=("H100", "A100")), NOW, NOW + HOUR)
     return replace(two_models(), reservations=(either,)), Plan(
         7, bindings=(ReservationBinding(9, ALL_OF_ONE),)
     )
 
 
-def more_than_is_guaranteed_once_it_begins(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    """Team 1, guaranteed 8, has 8 reserved in an hour, and a job on the other host that nobody can tell to go."""
+def above_the_guarantee_when_the_reservation_starts(
+    snapshot: Snapshot, planned: Plan
+) -> tuple[Snapshot, Plan]:
+    """Start firm work of team 1, which is guaranteed 8 units and has reserved 8 in an hour."""
     guaranteed = (QuotaInfo(1, 1, "H100", 8 * GPU), QuotaInfo(2, 1, "H100", 8 * GPU))
     soon = (ReservationInfo(9, 1, 1, 1, Ask(8), NOW + HOUR, NOW + 2 * HOUR),)
     stays = queued(1, units=8, max_runtime_seconds=5 * HOUR)
@@ -317,25 +322,25 @@ def more_than_is_guaranteed_once_it_begins(snapshot: Snapshot, planned: Plan) ->
     return alone, Plan(7, placements=(started(1, *ALL_OF_ONE, until=NOW + 5 * HOUR),))
 
 
-def nobody_told(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    """A reservation of the whole pool starts in half a minute, and team 2's work is left in peace."""
+def no_eviction_for_a_reservation(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    """Evict no work although a reservation of the whole pool starts in half a minute."""
     soon = ReservationInfo(9, 1, 1, 1, Ask(8, hosts=2), NOW + 30, NOW + HOUR)
     alone = replace(snapshot, reservations=(soon,), queued=())
     return alone, Plan(7)
 
 
-def told_for_nothing(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    """Somebody leaves for the reservation that two free units would serve."""
+def needless_eviction_for_a_reservation(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    """Evict work for a reservation that two free units would serve."""
     note = Eviction(50, None, 9, ReasonCode.EVICTED_FOR_RESERVATION, NOW + 30, (("reservation", 9),))
     waits = UnboundReservation(9, ReasonCode.RESERVED_UNITS_IN_USE, (("need", 2),))
     return snapshot, replace(planned, evictions=(note,), bindings=(), unbound=(waits,))
 
 
-def story(*rows: QueuedWorkload, placed: Placement, waits: int, **more: Any) -> Bug:
-    """On one host of 8 GPUs, or in what ``more`` says, one of these starts and another waits for units."""
+def small_plan(*rows: QueuedWorkload, placed: Placement, waits: int, **more: Any) -> Bug:
+    """Start one workload and make another wait, on a host of 8 GPUs or with the tables in ``more``."""
 
     def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-        told = Snapshot(
+        small = Snapshot(
             7,
             snapshot.pools,
             snapshot.hosts,
@@ -345,7 +350,7 @@ def story(*rows: QueuedWorkload, placed: Placement, waits: int, **more: Any) -> 
             queued=rows,
         )
         refusals = (Refusal(waits, ReasonCode.WAITS_FOR_UNITS, (("need", 8),), 1),) if waits else ()
-        return replace(told, **more), Plan(7, placements=(placed,), refusals=refusals)
+        return replace(small, **more), Plan(7, placements=(placed,), refusals=refusals)
 
     return bug
 
@@ -368,7 +373,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
         ),
         "2 answers",
     ),
-    "an answer for nobody": (
+    "an answer for an unknown workload": (
         lambda s, p: (
             s,
             replace(p, refusals=(*p.refusals, Refusal(99, ReasonCode.WAITS_FOR_UNITS, (("x", 1),)))),
@@ -376,13 +381,13 @@ BUGS: dict[str, tuple[Bug, str]] = {
         "does not wait",
     ),
     "a unit that does not exist": (place(1, units=(100, 999)), "does not exist"),
-    "a unit given twice": (extra(started(3, 102, 103, 104, 105)), "given to 2"),
+    "a unit allocated twice": (extra(started(3, 102, 103, 104, 105)), "given to 2"),
     "a unit that is held": (place(1, units=(200, 201)), "still held"),
     "a unit kept for another": (
         row("queued", 2, earmarked_units=tuple(range(100, 108))),
         "kept for workload 2",
     ),
-    "a part of a gang": (place(1, units=(102,)), "asked for 1 x 2"),
+    "a placement of a part of a gang": (place(1, units=(102,)), "asked for 1 x 2"),
     "the wrong profile": (row("queued", 1, ask=Ask(2, profile="1g.10gb")), "did not ask for"),
     "the wrong model": (row("queued", 1, ask=Ask(2, models=("A100",))), "did not ask for"),
     "too little memory": (row("queued", 1, ask=Ask(2, min_memory_mib=90_000)), "did not ask for"),
@@ -395,7 +400,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "a closed host": (row("hosts", 1, schedulable=False), "takes no work"),
     "a host under maintenance": (maintenance(NOW - 60, NOW + 60), "takes no work"),
     "a run into maintenance": (maintenance(NOW + 60, NOW + 120), "maintenance of host"),
-    "a sick unit": (row("units", 102, healthy=False), "not well"),
+    "an unhealthy unit": (row("units", 102, healthy=False), "not well"),
     "no NVLink": (
         both(row("queued", 1, ask=Ask(2, nvlink=True)), row("units", 102, nvlink_group=5)),
         "NVLink",
@@ -406,12 +411,12 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "a closed gate": (row("queued", 1, gate=ReasonCode.DEPENDENCY), "behind the gate"),
     "a back-off not over": (row("queued", 1, not_before=NOW + 5), "back-off"),
     "too long a run": (policy(longest_runtime_seconds=60), "longer than the pool allows"),
-    "a stranger in a static pool": (row("queued", 6, team=1), "another team's static pool"),
-    "a stranger on reserved units": (place(1, units=(100, 101)), "stranger"),
-    "a reservation that is not on": (row("queued", 1, reservation=77), "not on"),
-    "a reservation of somebody else": (row("queued", 1, reservation=9, project=2), "somebody else"),
+    "another team in a static pool": (row("queued", 6, team=1), "another team's static pool"),
+    "other work on reserved units": (place(1, units=(100, 101)), "stranger"),
+    "a reservation that does not exist": (row("queued", 1, reservation=77), "not on"),
+    "a reservation of another project": (row("queued", 1, reservation=9, project=2), "somebody else"),
     "outside its reservation": (row("queued", 1, reservation=9), "not inside its reservation"),
-    "a wrong end": (place(1, until=NOW + 99), "has to end"),
+    "a placement with a wrong end": (place(1, until=NOW + 99), "has to end"),
     "a share of two teams": (
         lambda s, p: (replace(s, units=tuple(replace(u, profile="share-1/4", gpu=1) for u in s.units)), p),
         "time-sliced between teams",
@@ -432,7 +437,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
         ),
         "may not borrow",
     ),
-    "borrowed and not said": (
+    "borrowing that the plan does not report": (
         both(
             quotas(QuotaInfo(1, 1, "H100", GPU), QuotaInfo(2, 1, "H100", 0)),
             row("queued", 1, preemptible=True, may_borrow=True),
@@ -443,13 +448,13 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "firm work marked as borrowed": (place(1, borrowed_slots=GPU), "marked as borrowed"),
     "above the workload cap": (policy(max_slots_per_workload=GPU), "the cap is"),
     "above the user cap": (policy(max_slots_per_user=GPU), "user 1 holds"),
-    "spare capacity used": (spare_gone, "its spare is"),
-    "a reservation made impossible": (promised_later, "could be kept before"),
-    "a reservation made impossible that counts on a disk being emptied": (
-        promised_tomorrow,
+    "spare capacity used": (spare_used, "its spare is"),
+    "a reservation made impossible": (reserved_later, "could be kept before"),
+    "a reservation made impossible that needs a host with a full disk": (
+        reserved_tomorrow,
         "could be kept before",
     ),
-    "set-aside units taken": (delayed_hold, "delays workload 2"),
+    "held units used by other work": (delayed_hold, "delays workload 2"),
     "a binding on held units": (bound_elsewhere, "still holds"),
     "a short binding": (bound_short, "units per host"),
     "units bound twice": (bound_twice, "bound to two"),
@@ -458,7 +463,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
         row("reservations", 9, ask=Ask(2, models=("A100",))),
         "bound to units it did not ask for",
     ),
-    "a reservation that waits in silence": (
+    "a reservation that waits without a reason": (
         lambda s, p: (s, replace(p, bindings=())),
         "has begun without units",
     ),
@@ -478,29 +483,32 @@ BUGS: dict[str, tuple[Bug, str]] = {
         ),
         "waits with code",
     ),
-    "an eviction of what does not run": (eviction(workload=1234), "does not run"),
+    "an eviction of work that does not run": (eviction(workload=1234), "does not run"),
     "an eviction without notice": (eviction(stop_at=NOW), "whole notice"),
-    "an eviction of what must stay": (row("running", 50, preemptible=False), "not preemptible"),
+    "an eviction of work that is not preemptible": (row("running", 50, preemptible=False), "not preemptible"),
     "an eviction too early": (row("running", 50, started=NOW - 10), "minimum runtime"),
     "an eviction twice": (
         lambda s, p: (s, replace(p, evictions=(*p.evictions, *p.evictions))),
         "planned twice",
     ),
-    "an eviction of what is leaving": (row("running", 50, stopping=True), "told already"),
-    "an eviction for nobody": (eviction(for_workload=None), "exactly one beneficiary"),
-    "an eviction for two": (eviction(for_reservation=9), "exactly one beneficiary"),
+    "an eviction of stopping work": (row("running", 50, stopping=True), "told already"),
+    "an eviction without a beneficiary": (eviction(for_workload=None), "exactly one beneficiary"),
+    "an eviction for two beneficiaries": (eviction(for_reservation=9), "exactly one beneficiary"),
     "an eviction with a wrong code": (eviction(code=ReasonCode.WAITS_FOR_UNITS), "with code"),
-    "an eviction for what does not wait": (eviction(for_workload=4321), "does not wait in its pool"),
-    "an eviction for what does not wait for it": (
+    "an eviction for a workload that does not wait": (
+        eviction(for_workload=4321),
+        "does not wait in its pool",
+    ),
+    "an eviction for a workload that does not wait for it": (
         refusal(2, code=ReasonCode.WAITS_FOR_UNITS),
         "does not wait for it",
     ),
-    "an eviction back": (row("queued", 2, evicted_by=50), "evicts it back"),
+    "an eviction of the workload that evicted it": (row("queued", 2, evicted_by=50), "evicts it back"),
     "an eviction that frees nothing of use": (
         row("queued", 2, ask=Ask(8, models=("B200",))),
         "frees nothing",
     ),
-    "an eviction of an equal": (evict_for_priority, "priority is not lower"),
+    "an eviction of equal priority": (evict_for_priority, "priority is not lower"),
     "an eviction from a reservation": (row("running", 50, reservation=9), "inside a reservation of another"),
     "an eviction by a borrower": (
         quotas(QuotaInfo(1, 1, "H100", 4 * GPU), QuotaInfo(2, 1, "H100", 2 * GPU)),
@@ -510,7 +518,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
         quotas(QuotaInfo(1, 1, "H100", 12 * GPU), QuotaInfo(2, 1, "H100", 8 * GPU)),
         "borrowed only",
     ),
-    "an eviction for a reservation to come": (
+    "an eviction for a reservation too early": (
         both(row("reservations", 9, start=NOW + HOUR), eviction(for_workload=None, for_reservation=9)),
         "does not start yet",
     ),
@@ -530,22 +538,25 @@ BUGS: dict[str, tuple[Bug, str]] = {
         eviction(code=ReasonCode.EVICTED_FOR_PRIORITY),
         "true is evicted_for_guarantee",
     ),
-    "an eviction of somebody the beneficiary does not name": (
+    "an eviction of a workload that the beneficiary does not name": (
         refusal(2, blockers=(51,)),
         "told to wait for others",
     ),
-    "a reservation that waits while its units lie free": (not_bound, "units lie free for it"),
+    "a reservation that waits while its units are free": (not_bound, "units lie free for it"),
     "a binding to the model that others are guaranteed": (
-        bound_to_what_others_are_guaranteed,
+        bound_to_guaranteed_units_of_others,
         "not to its team's A100",
     ),
-    "firm work beside its own team's reservation": (
-        more_than_is_guaranteed_once_it_begins,
+    "firm work that exceeds the guarantee with its own team's reservation": (
+        above_the_guarantee_when_the_reservation_starts,
         "together more than team 1 is",
     ),
-    "borrowers whom nobody tells": (nobody_told, "nobody is told to leave its units"),
-    "a borrower told to go for a reservation that has enough": (
-        told_for_nothing,
+    "borrowers not evicted for a reservation": (
+        no_eviction_for_a_reservation,
+        "nobody is told to leave its units",
+    ),
+    "an eviction for a reservation that has enough units": (
+        needless_eviction_for_a_reservation,
         "has enough units without it",
     ),
     "a binding to a closed host": (row("hosts", 1, schedulable=False), "which is not in service"),
@@ -558,7 +569,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
         "not for a reservation",
     ),
     "low priority served before high": (
-        story(
+        small_plan(
             queued(1, units=8, priority=Priority.HIGH),
             queued(2, units=8, priority=Priority.LOW),
             placed=started(2, *ALL_OF_ONE),
@@ -566,8 +577,8 @@ BUGS: dict[str, tuple[Bug, str]] = {
         ),
         "which has the higher priority",
     ),
-    "a borrower served before a guarantee": (
-        story(
+    "a borrower served before guaranteed work": (
+        small_plan(
             queued(1, units=8),
             queued(2, team=2, units=8, preemptible=True),
             placed=replace(started(2, *ALL_OF_ONE, borrowed=8 * GPU), code=ReasonCode.FREE_BORROWED),
@@ -575,8 +586,8 @@ BUGS: dict[str, tuple[Bug, str]] = {
         ),
         "within its team's guarantee",
     ),
-    "a borrower that used more served before one that used less": (
-        story(
+    "a borrower with more use served before one with less": (
+        small_plan(
             queued(1, units=8, preemptible=True),
             queued(2, team=2, units=8, preemptible=True),
             placed=replace(started(2, *ALL_OF_ONE, borrowed=8 * GPU), code=ReasonCode.FREE_BORROWED),
@@ -586,8 +597,8 @@ BUGS: dict[str, tuple[Bug, str]] = {
         ),
         "whose team used less",
     ),
-    "the second choice while the first lies free": (
-        story(
+    "the second model while the first is free": (
+        small_plan(
             queued(1, ask=Ask(1, models=("H100", "A100"))),
             placed=started(1, 200),
             waits=0,
@@ -596,8 +607,8 @@ BUGS: dict[str, tuple[Bug, str]] = {
         ),
         "which it prefers, lies free",
     ),
-    "a start where it could not start before": (
-        story(
+    "a start on a host that failed to start it": (
+        small_plan(
             queued(1, avoids=(1,), avoids_until=NOW + HOUR),
             placed=started(1, 100),
             waits=0,
@@ -606,7 +617,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
         "could not start, while it fits elsewhere",
     ),
     "a start away from its checkpoint": (
-        story(
+        small_plan(
             queued(1, checkpoint_storage=7),
             placed=started(1, 100),
             waits=0,
@@ -615,15 +626,15 @@ BUGS: dict[str, tuple[Bug, str]] = {
         ),
         "away from the homes of its checkpoint",
     ),
-    "a full disk that is none": (
+    "a full disk that does not exist": (
         both(
             row("hosts", 1, schedulable=False, closed_code=ReasonCode.HOST_FULL),
             refusal(2, code=ReasonCode.HOST_FULL, numbers=(("full", 1), ("hosts", ["another"]), ("need", 4))),
         ),
         "says host_full, which is not so",
     ),
-    "a slice of an untouched GPU beside one that is in use": (
-        story(
+    "a slice of an unused GPU while slices of a used GPU are free": (
+        small_plan(
             queued(1, ask=Ask(1, profile="1g.10gb")),
             placed=started(1, 1010),
             waits=0,
@@ -633,32 +644,35 @@ BUGS: dict[str, tuple[Bug, str]] = {
         "which was whole",
     ),
     "a start without numbers": (place(1, numbers=()), "starts without numbers"),
-    "a borrowed start that says it is guaranteed": (
+    "a borrowed start reported as guaranteed": (
         place(5, code=ReasonCode.FREE_WITHIN_GUARANTEE),
         "true is free_borrowed",
     ),
-    "a start in a pool that is gone": (row("queued", 1, pool=77), "a pool that is not known"),
-    "numbers that are no JSON": (refusal(3, numbers=(("need", float("nan")),)), "JSON can't carry"),
+    "a start in a deleted pool": (row("queued", 1, pool=77), "a pool that is not known"),
+    "numbers that JSON does not allow": (refusal(3, numbers=(("need", float("nan")),)), "JSON can't carry"),
     "rows out of order": (
         lambda s, p: (s, replace(p, placements=tuple(reversed(p.placements)))),
         "placements are not sorted",
     ),
-    "a wait for an eviction without an end": (refusal(2, expected_start=None), "without an expected start"),
-    "a start expected of what waits for ever": (
+    "a wait for an eviction without an expected start": (
+        refusal(2, expected_start=None),
+        "without an expected start",
+    ),
+    "an expected start of work that can never start": (
         refusal(3, code=ReasonCode.NO_QUOTA, expected_start=NOW + 60),
         "would wait for ever",
     ),
-    "a place in line for who has none": (refusal(4, position=3), "has place 3 in the line"),
+    "a queue position of a gated workload": (refusal(4, position=3), "has place 3 in the line"),
     "a wait for a workload that does not run": (refusal(3, blockers=(1234,)), "does not run in its pool"),
-    "units set aside that do not serve": (
+    "held units that do not serve the workload": (
         refusal(3, held_units=(300,), expected_start=NOW + 60),
         "does not serve",
     ),
-    "work started on units set aside, beyond the start": (
+    "work started on held units that ends too late": (
         refusal(3, held_units=(102,), expected_start=NOW + 60),
         "delays workload 3",
     ),
-    "work expected to run on units set aside, beyond the start": (
+    "work expected to run on held units for too long": (
         both(
             refusal(3, held_units=(200,), expected_start=NOW + 60), lambda s, p: (s, replace(p, evictions=()))
         ),
@@ -669,9 +683,9 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "a refusal without numbers": (refusal(3, numbers=()), "without numbers"),
     "a start expected in the past": (refusal(3, expected_start=NOW - 1), "in the past"),
     "a hidden gate": (refusal(4, code=ReasonCode.WAITS_FOR_UNITS, numbers=(("x", 1),)), "hides its gate"),
-    "a place counted twice": (refusal(2, position=2), "positions in pool"),
-    "a wait for nobody's eviction": (refusal(2, blockers=()), "eviction of nobody"),
-    "free units left": (
+    "a queue position used twice": (refusal(2, position=2), "positions in pool"),
+    "a wait for an eviction without victims": (refusal(2, blockers=()), "eviction of nobody"),
+    "a wait although units are free": (
         lambda s, p: (
             Snapshot(7, s.pools, s.hosts, s.units, s.teams, s.quotas, queued=(queued(1, units=2),)),
             Plan(7, refusals=(Refusal(1, ReasonCode.WAITS_FOR_UNITS, (("x", 1),), 1),)),
@@ -682,16 +696,16 @@ BUGS: dict[str, tuple[Bug, str]] = {
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_the_verifier_catches(name: str) -> None:
-    bug, words = BUGS[name]
-    snapshot, planned = bug(world(), good_plan())
+def test_the_verifier_finds(name: str) -> None:
+    bug, message = BUGS[name]
+    snapshot, planned = bug(sample_pool(), good_plan())
     found = violations(snapshot, planned, NOW)
-    assert any(words in sentence for sentence in found), found
+    assert any(message in sentence for sentence in found), found
 
 
 @pytest.mark.parametrize("code", REASON_CHECKS)
-def test_the_verifier_catches_a_reason_that_is_not_so(code: ReasonCode) -> None:
-    snapshot, planned = refusal(2, code=code, numbers=(("x", 1),))(world(), good_plan())
+def test_the_verifier_finds_a_false_reason(code: ReasonCode) -> None:
+    snapshot, planned = refusal(2, code=code, numbers=(("x", 1),))(sample_pool(), good_plan())
     assert f"refusal of workload 2 says {code}, which is not so" in violations(snapshot, planned, NOW)
 
 
@@ -702,7 +716,7 @@ def test_the_verifier_catches_a_reason_that_is_not_so(code: ReasonCode) -> None:
         ("what_is_borrowed_of_one_model_keeps_no_other_waiting", 2, 3),
     ],
 )
-def test_a_borrower_served_first_is_caught_whatever_else_it_or_the_other_team_asks_for(
+def test_a_borrower_served_before_guaranteed_work_is_found_in_every_queue(
     scenario: str, guaranteed: int, borrower: int
 ) -> None:
     snapshot = Scenario(FOLDER / f"{scenario}.json").snapshot
@@ -723,42 +737,42 @@ def test_a_borrower_served_first_is_caught_whatever_else_it_or_the_other_team_as
 
 
 @pytest.mark.parametrize("promise", PROMISES)
-def test_some_planted_bug_breaks_the_promise_that(promise: str) -> None:
-    assert promise in caught_by_words()
+def test_a_planted_bug_breaks_the_promise(promise: str) -> None:
+    assert promise in promises_broken_by_bugs()
 
 
 @functools.cache
-def caught_by_words() -> set[str]:
-    """The promises that the planted bugs break, each in the words expected of it."""
+def promises_broken_by_bugs() -> set[str]:
+    """Return the promises that the planted bugs break with the expected messages."""
     found = set()
-    for bug, words in [*BUGS.values(), (refusal(2, code=ReasonCode.NO_QUOTA), "not so")]:
-        broken = broken_promises(*bug(world(), good_plan()), NOW)
-        found |= {promise for promise, sentence in broken if words in sentence}
+    for bug, message in [*BUGS.values(), (refusal(2, code=ReasonCode.NO_QUOTA), "not so")]:
+        broken = broken_promises(*bug(sample_pool(), good_plan()), NOW)
+        found |= {promise for promise, sentence in broken if message in sentence}
     return found
 
 
-# -- what is said to who asks for a reservation
+# -- answers to requests for a reservation
 # ------------------------------------------------------------------------------
 
 YES, NO = WindowCheckResult(True), WindowCheckResult(False, ReasonCode.WINDOW_FULL, (("need", 1),))
-STAYS = tuple(replace(r, preemptible=False) for r in world().running)
+NOT_PREEMPTIBLE = tuple(replace(r, preemptible=False) for r in sample_pool().running)
 LATER = NOW + HOUR, NOW + 2 * HOUR
 WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
-    "a yes where work must stay": (
-        replace(world(), running=STAYS, reservations=()),
+    "a yes although running work must stay": (
+        replace(sample_pool(), running=NOT_PREEMPTIBLE, reservations=()),
         9,
         YES,
         "no units are there",
     ),
-    "a yes for what is promised already": (
-        replace(world(), running=(), reservations=(ReservationInfo(10, 1, 1, 1, Ask(8), *LATER),)),
+    "a yes for units that are reserved": (
+        replace(sample_pool(), running=(), reservations=(ReservationInfo(10, 1, 1, 1, Ask(8), *LATER),)),
         9,
         YES,
         "no units are there",
     ),
-    "a yes beside another promise that leaves too little": (
+    "a yes although another reservation leaves too few units": (
         replace(
-            world(),
+            sample_pool(),
             running=(),
             reservations=(
                 ReservationInfo(10, 1, 1, 1, Ask(7), *LATER),
@@ -771,9 +785,10 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
     ),
     "a yes on a full disk that may not be emptied by then": (
         replace(
-            world(),
+            sample_pool(),
             hosts=tuple(
-                replace(host, schedulable=False, closed_code=ReasonCode.HOST_FULL) for host in world().hosts
+                replace(host, schedulable=False, closed_code=ReasonCode.HOST_FULL)
+                for host in sample_pool().hosts
             ),
             running=(),
             reservations=(),
@@ -782,13 +797,13 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
         YES,
         "no units are there",
     ),
-    "a yes that eats what others are guaranteed": (
-        replace(world(), running=(), reservations=()),
+    "a yes that uses the guarantee of others": (
+        replace(sample_pool(), running=(), reservations=()),
         8,
         YES,
         "less than they are guaranteed",
     ),
-    "a yes that eats what others are guaranteed of either model": (
+    "a yes that uses the guarantee of others of either model": (
         replace(
             two_models(),
             quotas=(
@@ -801,9 +816,9 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
         YES,
         "less than they are guaranteed: A100 at",
     ),
-    "a yes that eats what others are guaranteed again by then": (
+    "a yes that uses a guarantee of others that is reset by then": (
         replace(
-            world(),
+            sample_pool(),
             running=(),
             reservations=(),
             quotas=(
@@ -815,21 +830,23 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
         YES,
         "less than they are guaranteed",
     ),
-    "a yes beyond what the team may borrow": (
-        replace(world(), running=(), reservations=(), quotas=(QuotaInfo(2, 1, "H100", 2 * GPU, 5 * GPU),)),
+    "a yes above the borrow limit": (
+        replace(
+            sample_pool(), running=(), reservations=(), quotas=(QuotaInfo(2, 1, "H100", 2 * GPU, 5 * GPU),)
+        ),
         8,
         YES,
         "may not hold so much",
     ),
-    "a no without a reason": (world(), 1, WindowCheckResult(False), "a no with code"),
+    "a no without a reason": (sample_pool(), 1, WindowCheckResult(False), "a no with code"),
     "a window in the past": (
-        world(),
+        sample_pool(),
         1,
         replace(NO, first_windows=(ReservationWindow(NOW - HOUR, NOW),)),
         "over or has another length",
     ),
     "a window of another length": (
-        world(),
+        sample_pool(),
         1,
         replace(NO, first_windows=(ReservationWindow(NOW, NOW + 2 * HOUR),)),
         "over or has another length",
@@ -838,22 +855,22 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG_ANSWERS)
-def test_the_verifier_catches_a_wrong_answer(name: str) -> None:
-    """To team 2, which is guaranteed 2 of the 16 GPUs; the other team is guaranteed 12."""
-    snapshot, units, answer, words = WRONG_ANSWERS[name]
+def test_the_verifier_finds_a_wrong_answer(name: str) -> None:
+    """The answer is for team 2, which is guaranteed 2 of the 16 GPUs; team 1 is guaranteed 12."""
+    snapshot, units, answer, message = WRONG_ANSWERS[name]
     found = window_violations(snapshot, Ask(units), 2, 1, *LATER, answer, NOW)
-    assert any(words in sentence for sentence in found), found
+    assert any(message in sentence for sentence in found), found
 
 
-def test_free_slices_kept_for_whom_others_leave_do_not_count_as_left_beside_those_in_use() -> None:
+def test_free_slices_earmarked_for_another_workload_do_not_count_as_free() -> None:
     sliced = tuple(
         UnitInfo(unit, 1, unit // 10, "H100", "1g.10gb", GPU // 7, 10_000, 90)
         for unit in (1000, 1001, 1002, *range(1010, 1015))
     )
     four = Ask(4, profile="1g.10gb")
     snapshot = replace(
-        world(),
-        pools=world().pools[:1],
+        sample_pool(),
+        pools=sample_pool().pools[:1],
         hosts=(HostInfo(1, "one", 1),),
         units=sliced,
         quotas=(QuotaInfo(1, 1, "H100", GPU), QuotaInfo(2, 1, "H100", 0, borrow_limit=0)),

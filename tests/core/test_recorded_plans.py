@@ -72,9 +72,8 @@ def differences(expected: Rows, present: Rows) -> list[str]:
         for subject in sorted({*before, *after}):
             old, new = before.get(subject), after.get(subject)
             if old is None or new is None:
-                lines_found.append(
-                    f"{table} of {subject}: {'recorded' if new is None else 'now'} only: {json.dumps(old or new)}"
-                )
+                only_in = "recorded" if new is None else "now"
+                lines_found.append(f"{table} of {subject}: {only_in} only: {json.dumps(old or new)}")
             elif old != new:
                 columns = [name for name in {**old, **new} if old.get(name) != new.get(name)]
                 changes = [

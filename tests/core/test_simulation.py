@@ -1,4 +1,4 @@
-"""The engine in simulated time: what is told adds up, and no plan on the way breaks a promise."""
+"""Tests of the simulation: its events are consistent, and no plan in it breaks a promise."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HOUR, DAY, GPU = 3600, 86_400, SLOTS_PER_GPU
 
 
 def organisation(**rows: Any) -> Snapshot:
-    """Two hosts of 4 GPUs; red and blue are guaranteed 4 each."""
+    """Return two hosts of 4 GPUs; red and blue are guaranteed 4 GPUs each."""
     values: dict[str, Any] = {
         "pools": (PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(half_life_seconds=DAY)),),
         "hosts": (HostInfo(1, "h1", 1), HostInfo(2, "h2", 1)),
@@ -63,7 +63,7 @@ def arrival(
     return WorkloadArrival(at, queued, runtime, checkpoint)
 
 
-def told(
+def simulate(
     snapshot: Snapshot, arrivals: list[WorkloadArrival], until: int = DAY, **more: Any
 ) -> list[SimulationEvent]:
     events: list[SimulationEvent] = []
@@ -76,29 +76,29 @@ def of(events: list[SimulationEvent], workload: int) -> list[tuple[int, str]]:
 
 
 def test_a_workload_is_queued_placed_and_ended() -> None:
-    assert of(told(organisation(), [arrival(1, 100)]), 1) == [
+    assert of(simulate(organisation(), [arrival(1, 100)]), 1) == [
         (100, "queued"),
         (100, "placed"),
         (3700, "ended"),
     ]
 
 
-def test_the_longest_runtime_ends_what_takes_longer() -> None:
-    events = told(organisation(), [arrival(1, 0, runtime=5 * HOUR, limit=HOUR)])
+def test_work_ends_at_its_maximum_runtime() -> None:
+    events = simulate(organisation(), [arrival(1, 0, runtime=5 * HOUR, limit=HOUR)])
     assert [(e.at, e.code) for e in events if e.kind is SimulationEventKind.ENDED] == [
         (HOUR, ReasonCode.TIME_LIMIT)
     ]
 
 
-def test_what_is_evicted_gets_its_notice_and_goes_on_from_its_checkpoint() -> None:
-    """Red borrows all; after an hour blue wants its half back.
+def test_evicted_work_gets_its_notice_and_continues_from_its_checkpoint() -> None:
+    """Red borrows all units. After an hour blue reclaims its guarantee.
 
-    Red has an hour of work saved and needs one more.
+    Red has saved one hour of its work and needs one more.
     """
     red = arrival(1, 0, units=4, runtime=2 * HOUR, preemptible=True, checkpoint_seconds=600)
     more_red = arrival(2, 0, units=4, runtime=9 * HOUR, preemptible=True, checkpoint_seconds=600)
     blue = arrival(3, HOUR, team=2, units=4)
-    events = told(organisation(), [red, more_red, blue])
+    events = simulate(organisation(), [red, more_red, blue])
     evicted = next(e for e in events if e.kind is SimulationEventKind.EVICTED)
     assert (evicted.at, evicted.for_workload, evicted.code) == (HOUR, 3, ReasonCode.EVICTED_FOR_GUARANTEE)
     stopped = next(e for e in events if e.kind is SimulationEventKind.STOPPED)
@@ -114,25 +114,22 @@ def test_what_is_evicted_gets_its_notice_and_goes_on_from_its_checkpoint() -> No
     assert again[2].at - again[1].at == 2 * HOUR - (HOUR + 30)
 
 
-def test_a_small_job_that_saves_often_does_not_make_room_every_time() -> None:
-    """Blue takes a GPU back every hour.
-
-    One of red's eight jobs always loses least, and yet the others take their turn.
-    """
+def test_a_job_with_frequent_checkpoints_is_not_evicted_every_time() -> None:
+    """Blue reclaims a GPU every hour. One of eight jobs of red always loses least."""
     red = [
         arrival(n, 0, runtime=3 * DAY, preemptible=True, checkpoint_seconds=60 if n == 1 else 1800)
         for n in range(1, 9)
     ]
     blue = [arrival(100 + n, n * HOUR + 900, team=2, runtime=1800) for n in range(1, 24)]
-    events = told(organisation(), [*red, *blue])
+    events = simulate(organisation(), [*red, *blue])
     evicted = [e.workload for e in events if e.kind is SimulationEventKind.EVICTED]
     assert len(evicted) == 23
     assert max(evicted.count(n) for n in range(1, 9)) <= 5
 
 
-def test_what_can_not_checkpoint_starts_over() -> None:
+def test_work_without_a_checkpoint_starts_from_the_beginning() -> None:
     red = [arrival(n, 0, units=4, runtime=4 * HOUR, preemptible=True) for n in (1, 2)]
-    events = told(organisation(), [*red, arrival(3, HOUR, team=2, units=4)])
+    events = simulate(organisation(), [*red, arrival(3, HOUR, team=2, units=4)])
     victim = next(
         e.workload
         for e in events
@@ -142,11 +139,11 @@ def test_what_can_not_checkpoint_starts_over() -> None:
     assert second[2] - second[1] == 4 * HOUR
 
 
-def test_a_reservation_is_bound_at_its_start_and_over_at_its_end() -> None:
+def test_a_reservation_is_bound_at_its_start_and_ends_at_its_end() -> None:
     booking = ReservationArrival(0, ReservationInfo(9, 2, 1, 1, Ask(4), 3 * HOUR, 5 * HOUR))
     borrowers = [arrival(n, 0, units=4, runtime=9 * HOUR, preemptible=True) for n in (1, 2)]
     inside = arrival(3, HOUR, team=2, units=4, runtime=9 * HOUR, reservation=9)
-    events = told(organisation(), [*borrowers, inside], reservations=[booking])
+    events = simulate(organisation(), [*borrowers, inside], reservations=[booking])
     assert [(e.at, e.kind.value) for e in events if e.reservation == 9] == [
         (3 * HOUR, "reservation_bound"),
         (5 * HOUR, "reservation_over"),
@@ -155,12 +152,12 @@ def test_a_reservation_is_bound_at_its_start_and_over_at_its_end() -> None:
     assert of(events, 3) == [(HOUR, "queued"), (3 * HOUR, "placed"), (5 * HOUR, "ended")]
 
 
-def test_work_that_runs_already_ends_as_predicted() -> None:
-    there = RunningWorkload(50, 1, 1, 1, 1, (10, 11), -HOUR, 9 * HOUR, 2 * HOUR)
-    assert of(told(organisation(running=(there,)), []), 50) == [(2 * HOUR, "ended")]
+def test_running_work_ends_as_predicted() -> None:
+    running = RunningWorkload(50, 1, 1, 1, 1, (10, 11), -HOUR, 9 * HOUR, 2 * HOUR)
+    assert of(simulate(organisation(running=(running,)), []), 50) == [(2 * HOUR, "ended")]
 
 
-def test_the_simulation_hands_back_the_state_at_its_end() -> None:
+def test_the_simulation_returns_its_final_state() -> None:
     after = run_simulation(
         organisation(),
         [arrival(1, 0, units=4, runtime=10 * HOUR), arrival(2, 1, units=4)],
@@ -177,8 +174,8 @@ def test_the_simulation_hands_back_the_state_at_its_end() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_busy_week_breaks_no_promise_and_loses_no_work(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def checked(standing: IncrementalPlanner, now: int, **more: Any) -> Plan:
-        snapshot = standing.snapshot()
+    def checked(planner: IncrementalPlanner, now: int, **more: Any) -> Plan:
+        snapshot = planner.snapshot()
         explained, planned = plan(snapshot, now), plan(snapshot, now, **more)
         assert violations(snapshot, explained, now) == []
         assert (planned.placements, planned.evictions) == (explained.placements, explained.evictions)
@@ -190,16 +187,14 @@ def test_a_busy_week_breaks_no_promise_and_loses_no_work(seed: int, monkeypatch:
         ReservationArrival(d * DAY, ReservationInfo(d, 2, 1, 1, Ask(3), d * DAY + HOUR, d * DAY + 5 * HOUR))
         for d in range(1, 6)
     ]
-    events = told(organisation(), arrivals, 60 * DAY, reservations=bookings)
+    events = simulate(organisation(), arrivals, 60 * DAY, reservations=bookings)
     assert_units_are_held_once(events)
-    assert_evictions_come_to_an_end(events)
+    assert_evictions_are_bounded(events)
     work: dict[int, int] = defaultdict(int)
     for workload, start, end, code in attempts(events):
         work[workload] += end - start if code != ReasonCode.KILLED_AT_GRACE else 0
-    for (
-        one
-    ) in arrivals:  # nothing is left waiting when there is time enough, and nobody worked less than it takes
-        assert work[one.queued.id] >= one.runtime_seconds
+    for submitted in arrivals:
+        assert work[submitted.queued.id] >= submitted.runtime_seconds, "the workload did not complete"
 
 
 def a_week(seed: int) -> list[WorkloadArrival]:
@@ -221,17 +216,17 @@ def a_week(seed: int) -> list[WorkloadArrival]:
 
 
 def attempts(events: list[SimulationEvent]) -> list[tuple[int, int, int, str]]:
-    """(workload, start, end, code) of every attempt that came to its end."""
+    """Return (workload, start, end, code) of every attempt that ended."""
     started: dict[int, int] = {}
-    found = []
+    ended = []
     for event in events:
         if event.workload is None:
             continue
         if event.kind is SimulationEventKind.PLACED:
             started[event.workload] = event.at
         elif event.kind in (SimulationEventKind.STOPPED, SimulationEventKind.ENDED):
-            found.append((event.workload, started.pop(event.workload), event.at, event.code))
-    return found
+            ended.append((event.workload, started.pop(event.workload), event.at, event.code))
+    return ended
 
 
 def assert_units_are_held_once(events: list[SimulationEvent]) -> None:
@@ -245,8 +240,8 @@ def assert_units_are_held_once(events: list[SimulationEvent]) -> None:
                 assert holder.pop(unit) == event.workload
 
 
-def assert_evictions_come_to_an_end(events: list[SimulationEvent]) -> None:
-    """Nobody makes others go again and again: what went for a workload is enough for it to start."""
+def assert_evictions_are_bounded(events: list[SimulationEvent]) -> None:
+    """Each workload causes at most two rounds of evictions before it starts."""
     rounds: dict[int, set[int]] = defaultdict(set)
     for event in events:
         if event.kind is SimulationEventKind.EVICTED and event.for_workload is not None:

@@ -1,4 +1,4 @@
-"""What viewers ask: what if, what would be sooner, who gets how much, what a drain would touch."""
+"""Tests of previews, alternatives, comparisons of workloads, the fairness table and effects of a drain."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NOW, HOUR, GPU = 1_000_000, 3600, SLOTS_PER_GPU
 
 
 def two_models(**rows: Any) -> Snapshot:
-    """Host 1 has 8 H100, host 2 has 4 A100; six H100 are in use for five hours."""
+    """Return host 1 with 8 H100 and host 2 with 4 A100. Six H100 are in use for five hours."""
     base = Snapshot(
         epoch=1,
         pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy()),),
@@ -68,21 +68,21 @@ def two_models(**rows: Any) -> Snapshot:
     return replace(base, **rows)
 
 
-def waits(workload: int, ask: Ask, team: int = 1, **more: Any) -> QueuedWorkload:
+def waiting(workload: int, ask: Ask, team: int = 1, **more: Any) -> QueuedWorkload:
     return QueuedWorkload(workload, team, 1, 1, 1, ask, NOW, 2 * HOUR, 2 * HOUR, **more)
 
 
-def test_a_preview_says_what_the_plan_would_say_and_leaves_the_queue_alone() -> None:
-    snapshot = two_models(queued=(waits(1, Ask(2, models=("H100",))),))
-    placed = preview(snapshot, waits(2, Ask(2, models=("A100",))), NOW)
+def test_a_preview_equals_the_plan_and_does_not_change_the_queue() -> None:
+    snapshot = two_models(queued=(waiting(1, Ask(2, models=("H100",))),))
+    placed = preview(snapshot, waiting(2, Ask(2, models=("A100",))), NOW)
     assert isinstance(placed, Placement) and placed.units == (20, 21)
-    refused = preview(snapshot, waits(2, Ask(2, models=("H100",))), NOW)
+    refused = preview(snapshot, waiting(2, Ask(2, models=("H100",))), NOW)
     assert isinstance(refused, Refusal) and refused.code == ReasonCode.OVER_QUOTA
     assert [q.id for q in snapshot.queued] == [1]
 
 
-def test_what_would_start_sooner_is_found_by_the_planner() -> None:
-    snapshot = two_models(queued=(waits(1, Ask(4, models=("H100",))),))
+def test_every_alternative_would_start_earlier() -> None:
+    snapshot = two_models(queued=(waiting(1, Ask(4, models=("H100",))),))
     found = earlier_alternatives(snapshot, 1, NOW)
     assert found and all(alternative.starts_now for alternative in found)
     assert found[0].ask == Ask(4, models=("A100",))
@@ -91,29 +91,29 @@ def test_what_would_start_sooner_is_found_by_the_planner() -> None:
         assert isinstance(preview(snapshot, replace(snapshot.queued[0], ask=alternative.ask), NOW), Placement)
 
 
-def test_nothing_is_sooner_than_now_and_nothing_is_known_of_strangers() -> None:
-    assert earlier_alternatives(two_models(queued=(waits(1, Ask(1, models=("H100",))),)), 1, NOW) == []
+def test_placeable_and_unknown_workloads_have_no_alternatives() -> None:
+    assert earlier_alternatives(two_models(queued=(waiting(1, Ask(1, models=("H100",))),)), 1, NOW) == []
     assert earlier_alternatives(two_models(), 99, NOW) == []
 
 
-def test_alternatives_that_start_later_come_with_their_start() -> None:
-    """All H100 are in use: for five hours six of them, for three hours two."""
+def test_alternatives_that_start_later_have_an_expected_start() -> None:
+    """All H100 are in use: six for five hours, two for three hours."""
     short = RunningWorkload(51, 1, 1, 1, 1, (16, 17), NOW - HOUR, NOW + 3 * HOUR, NOW + 3 * HOUR)
     snapshot = two_models(
-        queued=(waits(1, Ask(4, models=("H100",))),), quotas=(QuotaInfo(1, 1, "H100", 8 * GPU),)
+        queued=(waiting(1, Ask(4, models=("H100",))),), quotas=(QuotaInfo(1, 1, "H100", 8 * GPU),)
     )
     found = earlier_alternatives(replace(snapshot, running=(*snapshot.running, short)), 1, NOW)
     assert [(a.ask.units, a.expected_start) for a in found] == [(2, NOW + 3 * HOUR), (1, NOW + 3 * HOUR)]
 
 
-def test_less_time_before_a_reservation_and_a_higher_priority_are_tried_too() -> None:
-    """All of it is reserved in three hours: what is over by then starts now."""
+def test_alternatives_include_a_shorter_runtime_and_a_higher_priority() -> None:
+    """All H100 are reserved from three hours from now. Work that ends before can start now."""
     reserved = ReservationInfo(
         8, 2, 1, 1, Ask(8, models=("H100",)), NOW + 3 * HOUR, NOW + 9 * HOUR, may_exceed_guarantee=True
     )
-    long = replace(waits(1, Ask(2, models=("H100",))), max_runtime_seconds=4 * HOUR, predicted_seconds=HOUR)
+    long = replace(waiting(1, Ask(2, models=("H100",))), max_runtime_seconds=4 * HOUR, predicted_seconds=HOUR)
     snapshot = two_models(queued=(long,), reservations=(reserved,), running=())
-    found = {way.changed: way for way in earlier_alternatives(snapshot, 1, NOW)}
+    found = {alternative.changed: alternative for alternative in earlier_alternatives(snapshot, 1, NOW)}
     assert (
         found[ChangedField.RUNTIME,].max_runtime_seconds == 2 * HOUR
         and found[ChangedField.RUNTIME,].starts_now
@@ -122,48 +122,50 @@ def test_less_time_before_a_reservation_and_a_higher_priority_are_tried_too() ->
         51, 1, 1, 1, 1, (16, 17), NOW - HOUR, NOW + 9 * HOUR, NOW + 9 * HOUR, preemptible=True
     )
     snapshot = two_models(
-        queued=(replace(waits(1, Ask(2, models=("H100",)))),), quotas=(QuotaInfo(1, 1, "H100", 8 * GPU),)
+        queued=(replace(waiting(1, Ask(2, models=("H100",)))),), quotas=(QuotaInfo(1, 1, "H100", 8 * GPU),)
     )
     snapshot = replace(snapshot, running=(*snapshot.running, low))
     assert [
-        way.priority
-        for way in earlier_alternatives(snapshot, 1, NOW, AllowedChanges(Priority.HIGH))
-        if ChangedField.PRIORITY in way.changed
+        alternative.priority
+        for alternative in earlier_alternatives(snapshot, 1, NOW, AllowedChanges(Priority.HIGH))
+        if ChangedField.PRIORITY in alternative.changed
     ] == [2]
     assert not [
-        way for way in earlier_alternatives(snapshot, 1, NOW) if ChangedField.PRIORITY in way.changed
-    ]  # not one that is not allowed
+        alternative
+        for alternative in earlier_alternatives(snapshot, 1, NOW)
+        if ChangedField.PRIORITY in alternative.changed
+    ]  # the change of priority is not allowed
 
 
-def test_in_a_very_full_pool_fewer_ways_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    snapshot = two_models(queued=(waits(1, Ask(4, models=("H100",))),))
-    few = len(earlier_alternatives(snapshot, 1, NOW))
+def test_fewer_alternatives_are_tried_with_a_long_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = two_models(queued=(waiting(1, Ask(4, models=("H100",))),))
+    all_count = len(earlier_alternatives(snapshot, 1, NOW))
     monkeypatch.setattr(alternatives, "MAX_TURNS_EVALUATED", 1)
     monkeypatch.setattr(alternatives, "MIN_CHANGES_TRIED", 1)
-    assert [way.ask for way in earlier_alternatives(snapshot, 1, NOW)] == [
+    assert [alternative.ask for alternative in earlier_alternatives(snapshot, 1, NOW)] == [
         Ask(4, models=("A100",))
-    ] and few > 1
+    ] and all_count > 1
 
 
-def test_a_plan_up_to_a_turn_says_the_same_as_a_whole_one() -> None:
+def test_a_plan_up_to_a_turn_equals_the_full_plan() -> None:
     others = tuple(
-        waits(n, Ask(1 + n % 5, models=("H100",) if n % 3 else ()), team=1 + n % 2) for n in range(1, 30)
+        waiting(n, Ask(1 + n % 5, models=("H100",) if n % 3 else ()), team=1 + n % 2) for n in range(1, 30)
     )
     snapshot = two_models(queued=others, quotas=(*two_models().quotas, QuotaInfo(2, 1, "A100", 2 * GPU)))
     planned = plan(snapshot, NOW)
-    whole = {answer.workload: answer for answer in (*planned.placements, *planned.refusals)}
+    answers = {answer.workload: answer for answer in (*planned.placements, *planned.refusals)}
     for queued in others:
         what_if = alternatives.PoolWhatIf(snapshot, snapshot.pools[0], NOW, queued.team)
-        assert what_if.answer(queued) == whole[queued.id]
+        assert what_if.answer(queued) == answers[queued.id]
         best = what_if.start(what_if.answer_without_other_teams(queued))
-        start = what_if.start(whole[queued.id])
+        start = what_if.start(answers[queued.id])
         assert start is None or (best is not None and best <= start)
 
 
-def test_another_time_is_a_window_that_a_reservation_gets() -> None:
-    """Of eight H100 six are in use for five hours, and two are reserved until the end of the seventh."""
+def test_a_proposed_window_can_be_reserved() -> None:
+    """Of eight H100, six are in use for five hours and two are reserved for seven hours."""
     taken = ReservationInfo(8, 1, 1, 1, Ask(2, models=("H100",)), NOW, NOW + 7 * HOUR, (16, 17))
-    snapshot = two_models(queued=(waits(1, Ask(8, models=("H100",))),), reservations=(taken,))
+    snapshot = two_models(queued=(waiting(1, Ask(8, models=("H100",))),), reservations=(taken,))
     found = reservable_windows(
         snapshot, snapshot.queued[0], ReservationRequester(1), NOW, 2 * HOUR, 24 * HOUR
     )
@@ -172,33 +174,33 @@ def test_another_time_is_a_window_that_a_reservation_gets() -> None:
         assert check_reservation_window(
             snapshot, snapshot.queued[0].ask, 1, 1, window.start, window.end, NOW
         ).fits
-    idle = two_models(queued=(waits(1, Ask(2, models=("H100",))),))
-    free = reservable_windows(idle, waits(1, Ask(2)), ReservationRequester(1), NOW, HOUR, HOUR)
-    assert 0 <= free[0].start - NOW - WINDOW_VALID_SECONDS < 60, "not sooner than it can be asked for"
+    idle = two_models(queued=(waiting(1, Ask(2, models=("H100",))),))
+    free = reservable_windows(idle, waiting(1, Ask(2)), ReservationRequester(1), NOW, HOUR, HOUR)
+    assert 0 <= free[0].start - NOW - WINDOW_VALID_SECONDS < 60, "a proposal leaves time to request it"
     assert (
         reservable_windows(
-            snapshot, waits(2, Ask(9, models=("H100",))), ReservationRequester(1), NOW, HOUR, 24 * HOUR
+            snapshot, waiting(2, Ask(9, models=("H100",))), ReservationRequester(1), NOW, HOUR, 24 * HOUR
         )
         == ()
     )
-    without_quota = waits(2, Ask(1, models=("A100",)), team=2)
+    without_quota = waiting(2, Ask(1, models=("A100",)), team=2)
     assert reservable_windows(snapshot, without_quota, ReservationRequester(2), NOW, HOUR, 24 * HOUR) == ()
 
 
-def test_another_time_is_one_that_this_person_would_be_given() -> None:
-    """By the same rule as the window that is then asked for: what one person may hold, and from when on the team borrows again."""
+def test_a_proposed_window_respects_the_limits_of_the_user_and_team() -> None:
+    """Proposals respect the cap on users and the time from which a team may borrow."""
     capped = (PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(max_slots_per_user=4 * GPU)),)
     mine = ReservationInfo(8, 1, 1, 1, Ask(2, models=("H100",)), NOW, NOW + 7 * HOUR, (10, 11), user=5)
     snapshot = two_models(
-        pools=capped, queued=(waits(1, Ask(3, models=("H100",))),), reservations=(mine,), running=()
+        pools=capped, queued=(waiting(1, Ask(3, models=("H100",))),), reservations=(mine,), running=()
     )
     quotas = (QuotaInfo(1, 1, "H100", 2 * GPU), QuotaInfo(2, 1, "H100", 0))
-    for quota, whose in (
+    for quota, requester in (
         (snapshot.quotas, ReservationRequester(1, user=5)),
         (quotas, ReservationRequester(1, borrows_again_from=NOW + 8 * HOUR)),
     ):
         taken = replace(snapshot, quotas=quota)
-        found = reservable_windows(taken, taken.queued[0], whose, NOW, 2 * HOUR, 24 * HOUR)
+        found = reservable_windows(taken, taken.queued[0], requester, NOW, 2 * HOUR, 24 * HOUR)
         assert found and found[0].start >= NOW + 7 * HOUR
         assert (
             reservable_windows(taken, taken.queued[0], ReservationRequester(1), NOW, 2 * HOUR, 24 * HOUR)[
@@ -215,59 +217,70 @@ def test_another_time_is_one_that_this_person_would_be_given() -> None:
                 at.start,
                 at.end,
                 NOW,
-                user=whose.user,
-                borrows_again_from=whose.borrows_again_from,
+                user=requester.user,
+                borrows_again_from=requester.borrows_again_from,
             ).fits
 
 
-def deciding(mine: QueuedWorkload, theirs: QueuedWorkload, **rows: Any) -> TurnCriterion:
-    """What puts ``theirs`` before ``mine``."""
-    before = turns_in_pool(two_models(queued=(mine, theirs), **rows), 1, NOW).before(mine.id)
-    return {turn.queued.id: part for turn, part in before}[theirs.id]
+def deciding_criterion(mine: QueuedWorkload, other: QueuedWorkload, **rows: Any) -> TurnCriterion:
+    """Return the criterion that puts ``other`` before ``mine``."""
+    before = turns_in_pool(two_models(queued=(mine, other), **rows), 1, NOW).before(mine.id)
+    return {turn.queued.id: criterion for turn, criterion in before}[other.id]
 
 
-def test_the_part_of_the_order_that_decides_is_named() -> None:
+def test_the_criterion_that_decides_the_order_is_reported() -> None:
     ask, many = Ask(1, models=("H100",)), Ask(8, models=("H100",))
     quotas = (QuotaInfo(1, 1, "H100", 7 * GPU), QuotaInfo(2, 1, "H100", 0))
-    assert deciding(waits(1, ask, team=2), waits(2, ask), quotas=quotas) is TurnCriterion.WITHIN_GUARANTEE
-    assert deciding(waits(1, ask, team=2), waits(2, many), quotas=quotas) is TurnCriterion.BELOW_GUARANTEE
+    assert (
+        deciding_criterion(waiting(1, ask, team=2), waiting(2, ask), quotas=quotas)
+        is TurnCriterion.WITHIN_GUARANTEE
+    )
+    assert (
+        deciding_criterion(waiting(1, ask, team=2), waiting(2, many), quotas=quotas)
+        is TurnCriterion.BELOW_GUARANTEE
+    )
     none = (QuotaInfo(1, 1, "H100", 0), QuotaInfo(2, 1, "H100", 0))
     used = (DecayedUseInfo(1, 1, 300.0), DecayedUseInfo(2, 1, 900.0))
     assert (
-        deciding(waits(1, ask, team=2), waits(2, ask), quotas=none, decayed_use=used)
+        deciding_criterion(waiting(1, ask, team=2), waiting(2, ask), quotas=none, decayed_use=used)
         is TurnCriterion.FAIR_SHARE
     )
-    assert deciding(waits(1, ask), waits(2, ask, priority=Priority.HIGH)) is TurnCriterion.PRIORITY
-    old = replace(waits(2, ask), submitted=NOW - 30 * HOUR)
-    assert deciding(waits(1, ask), old) is TurnCriterion.AGED
-    short = replace(waits(2, ask), predicted_seconds=60)
-    assert deciding(waits(1, ask), short) is TurnCriterion.PLACE
-    assert deciding(waits(2, ask), waits(1, ask)) is TurnCriterion.NUMBER
+    assert (
+        deciding_criterion(waiting(1, ask), waiting(2, ask, priority=Priority.HIGH)) is TurnCriterion.PRIORITY
+    )
+    old = replace(waiting(2, ask), submitted=NOW - 30 * HOUR)
+    assert deciding_criterion(waiting(1, ask), old) is TurnCriterion.AGED
+    short = replace(waiting(2, ask), predicted_seconds=60)
+    assert deciding_criterion(waiting(1, ask), short) is TurnCriterion.PLACE
+    assert deciding_criterion(waiting(2, ask), waiting(1, ask)) is TurnCriterion.NUMBER
     inside = ReservationInfo(8, 2, 1, 1, ask, NOW - HOUR, NOW + 9 * HOUR, units=(16,))
-    booked = waits(2, ask, team=2, reservation=8)
-    assert deciding(waits(1, ask), booked, reservations=(inside,)) is TurnCriterion.RESERVATION
+    reserved_work = waiting(2, ask, team=2, reservation=8)
+    assert (
+        deciding_criterion(waiting(1, ask), reserved_work, reservations=(inside,))
+        is TurnCriterion.RESERVATION
+    )
 
 
-def test_who_stood_behind_its_own_team_is_told_so() -> None:
-    """Its place is the better one, but its team's turn went to a team mate of higher priority with a worse one."""
+def test_a_workload_behind_its_own_team_has_that_reason() -> None:
+    """The workload has the better place, but a team mate of higher priority has the turn of its team."""
     ask = Ask(1, models=("H100",))
     none = (QuotaInfo(1, 1, "H100", 0), QuotaInfo(2, 1, "H100", 0))
-    mate = replace(waits(3, ask, team=2, priority=Priority.HIGH), submitted=NOW + 5)
-    mine = replace(waits(1, ask, team=2), submitted=NOW - 3 * HOUR)
+    mate = replace(waiting(3, ask, team=2, priority=Priority.HIGH), submitted=NOW + 5)
+    mine = replace(waiting(1, ask, team=2), submitted=NOW - 3 * HOUR)
     before = turns_in_pool(
-        two_models(queued=(mine, waits(2, ask), mate), quotas=none, running=()), 1, NOW
+        two_models(queued=(mine, waiting(2, ask), mate), quotas=none, running=()), 1, NOW
     ).before(1)
-    assert [(turn.queued.id, part) for turn, part in before] == [
+    assert [(turn.queued.id, criterion) for turn, criterion in before] == [
         (2, TurnCriterion.OWN_TEAM),
         (3, TurnCriterion.PRIORITY),
     ]
 
 
-def test_what_runs_is_compared_as_if_it_waited_again() -> None:
-    mine = replace(waits(1, Ask(4, models=("H100",)), team=2), submitted=NOW - 2 * HOUR)
+def test_a_running_workload_is_compared_as_if_it_were_waiting() -> None:
+    mine = replace(waiting(1, Ask(4, models=("H100",)), team=2), submitted=NOW - 2 * HOUR)
     quotas = (QuotaInfo(1, 1, "H100", 8 * GPU), QuotaInfo(2, 1, "H100", 0))
-    said = compare_workloads(two_models(queued=(mine,), quotas=quotas), 1, 50, NOW, NOW - 2 * HOUR)
-    assert said is not None and (said.basis, said.criterion) == (
+    comparison = compare_workloads(two_models(queued=(mine,), quotas=quotas), 1, 50, NOW, NOW - 2 * HOUR)
+    assert comparison is not None and (comparison.basis, comparison.criterion) == (
         ComparisonBasis.ORDER,
         TurnCriterion.WITHIN_GUARANTEE,
     )
@@ -275,36 +288,39 @@ def test_what_runs_is_compared_as_if_it_waited_again() -> None:
         two_models(queued=(replace(mine, submitted=NOW),), quotas=quotas), 1, 50, NOW, NOW - 2 * HOUR
     )
     assert early is not None and early.basis is ComparisonBasis.THERE_FIRST
-    assert compare_workloads(two_models(), 1, 50, NOW, NOW) is None  # it does not wait
+    assert compare_workloads(two_models(), 1, 50, NOW, NOW) is None  # the workload does not wait
     assert compare_workloads(two_models(queued=(mine,)), 1, 77, NOW, NOW) is None
 
 
-def test_without_the_other_it_would_start_or_still_not() -> None:
+def test_a_comparison_has_the_answer_without_the_other_workload() -> None:
     quotas = (QuotaInfo(1, 1, "H100", 8 * GPU),)
-    fits = waits(1, Ask(8, models=("H100",)))
-    said = compare_workloads(two_models(queued=(fits,), quotas=quotas), 1, 50, NOW, NOW)
-    assert said is not None and isinstance(said.answer_without_other, Placement)
-    never = waits(1, Ask(9, models=("H100",)))
-    said = compare_workloads(two_models(queued=(never,), quotas=quotas), 1, 50, NOW, NOW)
+    fits = waiting(1, Ask(8, models=("H100",)))
+    comparison = compare_workloads(two_models(queued=(fits,), quotas=quotas), 1, 50, NOW, NOW)
+    assert comparison is not None and isinstance(comparison.answer_without_other, Placement)
+    impossible = waiting(1, Ask(9, models=("H100",)))
+    comparison = compare_workloads(two_models(queued=(impossible,), quotas=quotas), 1, 50, NOW, NOW)
     assert (
-        said is not None
-        and isinstance(said.answer_without_other, Refusal)
-        and said.answer_without_other.code == ReasonCode.TOO_BIG_FOR_ANY_HOST
+        comparison is not None
+        and isinstance(comparison.answer_without_other, Refusal)
+        and comparison.answer_without_other.code == ReasonCode.TOO_BIG_FOR_ANY_HOST
     )
 
 
-def test_a_smaller_one_may_go_first_because_it_fits() -> None:
-    big, small = waits(1, Ask(8, models=("H100",))), waits(2, Ask(1, models=("H100",)), priority=Priority.LOW)
-    said = compare_workloads(
+def test_a_smaller_workload_may_start_first_because_it_fits() -> None:
+    big, small = (
+        waiting(1, Ask(8, models=("H100",))),
+        waiting(2, Ask(1, models=("H100",)), priority=Priority.LOW),
+    )
+    comparison = compare_workloads(
         two_models(queued=(big, small), quotas=(QuotaInfo(1, 1, "H100", 8 * GPU),)), 1, 2, NOW, NOW
     )
-    assert said is not None and (said.basis, said.criterion) == (ComparisonBasis.FIT, None)
+    assert comparison is not None and (comparison.basis, comparison.criterion) == (ComparisonBasis.FIT, None)
 
 
-def test_the_fairness_table_adds_up() -> None:
+def test_the_fairness_table_is_consistent() -> None:
     snapshot = two_models(
         decayed_use=(DecayedUseInfo(1, 1, 300.0), DecayedUseInfo(2, 1, 100.0)),
-        queued=(waits(1, Ask(2), team=2), waits(2, Ask(1, profile="none"), team=2)),
+        queued=(waiting(1, Ask(2), team=2), waiting(2, Ask(1, profile="none"), team=2)),
         running=(
             RunningWorkload(50, 2, 1, 1, 1, (10, 11), NOW - HOUR, NOW + HOUR, NOW + HOUR, preemptible=True),
         ),
@@ -316,7 +332,7 @@ def test_the_fairness_table_adds_up() -> None:
     assert (red.fair_share, blue.fair_share) == (0.75, 0.25)
 
 
-def test_a_drain_shows_who_has_to_move_and_where_they_would_fit() -> None:
+def test_a_drain_lists_the_workloads_to_move_and_their_new_placements() -> None:
     snapshot = two_models(
         hosts=(HostRow(1, "h1", 1), HostRow(2, "h2", 1), HostRow(3, "h3", 1)),
         units=(*two_models().units, *(UnitInfo(30 + g, 3, 30 + g, "H100") for g in range(8))),
@@ -337,16 +353,19 @@ def test_a_drain_shows_who_has_to_move_and_where_they_would_fit() -> None:
     before = plan(snapshot, NOW)
     effect = drain_effect(snapshot, 1, NOW)
     assert [moved.workload for moved in effect.workloads] == [50, 51]
-    assert [moved.placement is not None for moved in effect.workloads] == [False, True]  # the shorter first
+    assert [moved.placement is not None for moved in effect.workloads] == [
+        False,
+        True,
+    ]  # the shorter workload comes first
     assert effect.reservations == (7,)
     assert effect.broken_reservations == ()
     assert plan(snapshot, NOW) == before
-    nothing = drain_effect(snapshot, 2, NOW)
-    assert [moved.workload for moved in nothing.workloads] == [52]
+    other_host = drain_effect(snapshot, 2, NOW)
+    assert [moved.workload for moved in other_host.workloads] == [52]
 
 
 @pytest.mark.parametrize(
-    ("homes", "to", "anew"),
+    ("homes", "target", "loses_checkpoint"),
     [
         ((1, 2, 1), 3, False),
         ((1, 2, 2), 2, True),
@@ -354,13 +373,13 @@ def test_a_drain_shows_who_has_to_move_and_where_they_would_fit() -> None:
         ((None, 2, 3), 2, False),
     ],
 )
-def test_a_drain_moves_work_to_where_its_checkpoint_will_lie_and_says_where_it_begins_anew(
-    homes: tuple[int | None, ...], to: int, anew: bool
+def test_a_drain_prefers_hosts_with_the_checkpoint_and_reports_its_loss(
+    homes: tuple[int | None, ...], target: int, loses_checkpoint: bool
 ) -> None:
     snapshot = two_models(
         hosts=tuple(
-            HostRow(number, f"h{number}", 1, home_storage=there)
-            for number, there in enumerate(homes, start=1)
+            HostRow(number, f"h{number}", 1, home_storage=storage)
+            for number, storage in enumerate(homes, start=1)
         ),
         units=tuple(
             UnitInfo(10 * host + g, host, 10 * host + g, "H100") for host in (1, 2, 3) for g in range(2)
@@ -373,12 +392,12 @@ def test_a_drain_moves_work_to_where_its_checkpoint_will_lie_and_says_where_it_b
         quotas=(QuotaInfo(1, 1, "H100", 16 * GPU),),
     )
     (moved,) = drain_effect(snapshot, 1, NOW).workloads
-    assert moved.placement is not None and {unit // 10 for unit in moved.placement.units} == {to}
-    assert moved.loses_checkpoint == anew
+    assert moved.placement is not None and {unit // 10 for unit in moved.placement.units} == {target}
+    assert moved.loses_checkpoint == loses_checkpoint
 
 
-def test_a_drain_moves_work_to_where_all_that_it_asked_for_is() -> None:
-    """Not only as many GPUs of the model that it has: its labels, and the other models that would do."""
+def test_a_drain_moves_work_to_a_host_that_satisfies_its_whole_request() -> None:
+    """The labels and the alternative models of the request count, not only the number of GPUs."""
     asked = Ask(2, models=("H100", "A100"), labels=frozenset({("rack", "r1")}))
     snapshot = two_models(
         hosts=(
@@ -402,14 +421,16 @@ def test_a_drain_moves_work_to_where_all_that_it_asked_for_is() -> None:
     assert moved.placement is not None and moved.placement.units == (30, 31)
 
 
-@pytest.mark.parametrize(("homes", "anew"), [((1, 2, 2), True), ((1, 2, 1), False), ((1, 2, None), False)])
-def test_work_that_waits_after_a_drain_begins_anew_where_nobody_else_has_its_homes(
-    homes: tuple[int | None, ...], anew: bool
+@pytest.mark.parametrize(
+    ("homes", "loses_checkpoint"), [((1, 2, 2), True), ((1, 2, 1), False), ((1, 2, None), False)]
+)
+def test_work_that_waits_after_a_drain_loses_a_checkpoint_that_no_other_host_has(
+    homes: tuple[int | None, ...], loses_checkpoint: bool
 ) -> None:
     snapshot = two_models(
         hosts=tuple(
-            HostRow(number, f"h{number}", 1, home_storage=there)
-            for number, there in enumerate(homes, start=1)
+            HostRow(number, f"h{number}", 1, home_storage=storage)
+            for number, storage in enumerate(homes, start=1)
         ),
         units=tuple(
             UnitInfo(10 * host + g, host, 10 * host + g, "H100") for host in (1, 2, 3) for g in range(1)
@@ -421,10 +442,10 @@ def test_work_that_waits_after_a_drain_begins_anew_where_nobody_else_has_its_hom
         quotas=(QuotaInfo(1, 1, "H100", 16 * GPU),),
     )
     (moved,) = drain_effect(snapshot, 1, NOW).workloads
-    assert moved.placement is None and moved.loses_checkpoint == anew
+    assert moved.placement is None and moved.loses_checkpoint == loses_checkpoint
 
 
-def test_a_drain_names_the_reservations_that_it_would_break() -> None:
+def test_a_drain_lists_the_reservations_that_it_would_break() -> None:
     snapshot = two_models(
         running=(), reservations=(ReservationInfo(8, 1, 1, 1, Ask(8), NOW + 2 * HOUR, NOW + 3 * HOUR),)
     )

@@ -229,9 +229,9 @@ def test_ddp_runs_on_two_hosts_and_the_gang_restarts_when_a_member_is_killed(
     kept = Decision.objects.get(workload=workload, kind="restarted")
     assert (kept.code, kept.numbers["rank"], kept.numbers["exit_code"]) == ("failed", 1, 137)
     assert two_hosts.ended(workload, 150).outcome == "finished", "\n".join(two_hosts.logs(attempt=2))
-    for rank, said in enumerate(two_hosts.logs(attempt=2)):
-        assert f"rank {rank} of 2: the ranks, counted from 1, add up to 3\n" in said
-        assert f"rank {rank}: done with loss" in said
+    for rank, output in enumerate(two_hosts.logs(attempt=2)):
+        assert f"rank {rank} of 2: the ranks, counted from 1, add up to 3\n" in output
+        assert f"rank {rank}: done with loss" in output
     assert all(
         run.prepared_at and run.running_at and run.prepared_at <= run.running_at for run in Run.objects.all()
     )
@@ -250,24 +250,26 @@ def test_members_have_the_variables_of_common_launchers_and_end_together(
     done = two_hosts.ended(workload)
     assert (done.outcome, done.attempt, done.outcome_numbers["exit_code"]) == ("failed", 1, 137)
     assert Decision.objects.get(workload=workload, kind="ended").numbers["rank"] == 1
-    two_hosts.until(lambda: all("slots" in said for said in two_hosts.logs()))
+    two_hosts.until(lambda: all("slots" in output for output in two_hosts.logs()))
     ranked = [run.host.name for run in Run.objects.order_by("rank")]
     addresses = [host_networks.address(name) for name in ranked]
-    for rank, said in enumerate(two_hosts.logs()):
-        found = dict(line.split("=", 1) for line in said.splitlines() if "=" in line and "slots" not in line)
-        port = found["MASTER_PORT"]
-        assert (found["MASTER_ADDR"], found["RANK"], found["PET_NODE_RANK"]) == (
+    for rank, output in enumerate(two_hosts.logs()):
+        variables = dict(
+            line.split("=", 1) for line in output.splitlines() if "=" in line and "slots" not in line
+        )
+        port = variables["MASTER_PORT"]
+        assert (variables["MASTER_ADDR"], variables["RANK"], variables["PET_NODE_RANK"]) == (
             addresses[0],
             str(rank),
             str(rank),
         )
-        assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"]) == ("2", "2")
-        assert found["WORLD_SIZE"] == "9", "its owner may set what launchers look for otherwise"
-        assert found["GPUPOOL_HOSTS"] == ",".join(addresses)
-        assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
-        assert f'"worker": ["{addresses[0]}:{port}", "{addresses[1]}:{port}"]' in found["TF_CONFIG"]
-        assert f'"index": {rank}' in found["TF_CONFIG"]
-        assert said.count(" slots=2") == 2
+        assert (variables["PET_NNODES"], variables["PET_NPROC_PER_NODE"]) == ("2", "2")
+        assert variables["WORLD_SIZE"] == "9", "its owner may set what launchers look for otherwise"
+        assert variables["GPUPOOL_HOSTS"] == ",".join(addresses)
+        assert (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
+        assert f'"worker": ["{addresses[0]}:{port}", "{addresses[1]}:{port}"]' in variables["TF_CONFIG"]
+        assert f'"index": {rank}' in variables["TF_CONFIG"]
+        assert output.count(" slots=2") == 2
 
 
 SEES = """
@@ -305,9 +307,9 @@ def test_a_ray_cluster_on_two_hosts_accepts_a_job_through_the_edge_and_sees_its_
     entered = client.ask("GET", f"{link.path}?{link.query}")
     assert entered[0] == 303
     two_hosts.until(lambda: client.nodes() == 2, 120)
-    status, said = client.ask("POST", "/api/jobs/", {"entrypoint": f"{PYTHON} -c {shlex.quote(SEES)}"})
-    assert status == 200, said
-    job = json.loads(said)["submission_id"]
+    status, output = client.ask("POST", "/api/jobs/", {"entrypoint": f"{PYTHON} -c {shlex.quote(SEES)}"})
+    assert status == 200, output
+    job = json.loads(output)["submission_id"]
     two_hosts.until(
         lambda: json.loads(client.ask("GET", f"/api/jobs/{job}")[1])["status"] in ("SUCCEEDED", "FAILED"), 90
     )
@@ -336,12 +338,12 @@ class JobClient:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             self.cookie = (answer.getheader("Set-Cookie") or self.cookie).split(";")[0]
-            said = answer.read().decode()
+            text = answer.read().decode()
         finally:
             connection.close()
-        return answer.status, said if answer.status == 200 else ""
+        return answer.status, text if answer.status == 200 else ""
 
     def nodes(self) -> int:
         """Return the number of live hosts in the Ray cluster."""
-        status, said = self.ask("GET", "/nodes?view=summary")
-        return said.count('"ALIVE"') if status == 200 else 0
+        status, output = self.ask("GET", "/nodes?view=summary")
+        return output.count('"ALIVE"') if status == 200 else 0

@@ -105,9 +105,9 @@ class Person:
         """Assert that the page is accessible, requests only its own hosts and has no error."""
         self.page.wait_for_load_state()
         results = Axe().run(self.page)
-        found = [v for v in results.response["violations"] if v["impact"] in SERIOUS]
-        where = [f"{v['id']}: {[node['target'] for node in v['nodes']][:3]}" for v in found]
-        assert not found, f"{self.page.url}: {where}"
+        violations = [v for v in results.response["violations"] if v["impact"] in SERIOUS]
+        where = [f"{v['id']}: {[node['target'] for node in v['nodes']][:3]}" for v in violations]
+        assert not violations, f"{self.page.url}: {where}"
         assert self.other_hosts == []
         assert self.errors == []
 
@@ -250,7 +250,7 @@ def run_cell(lab: Page, code: str) -> str:
 def terminal(lab: Page) -> None:
     """Assert that a terminal works over a WebSocket through the edge."""
     base = f"{urlsplit(lab.url).scheme}://{urlsplit(lab.url).netloc}"
-    said = lab.evaluate(
+    output = lab.evaluate(
         """async (base) => {
             const xsrf = document.cookie.split('; ').find(c => c.startsWith('_xsrf='));
             const made = await fetch('/api/terminals', {method: 'POST', headers: {'X-XSRFToken': xsrf ? xsrf.slice(6) : ''}});
@@ -270,7 +270,7 @@ def terminal(lab: Page) -> None:
         }""",
         base,
     )
-    assert "first-light" in said
+    assert "first-light" in output
 
 
 def test_1b_saved_files_are_available_in_the_next_notebook(story: Story) -> None:
@@ -419,8 +419,8 @@ def test_3_a_borrower_is_preempted_checkpoints_waits_and_resumes(story: Story) -
     eventually(lambda: borrower()["state"] == "queued", 60, "vessel-sweep made room")
     waiting = borrower()
     assert waiting["checkpoint_at"] is not None and waiting["attempt"] == before["attempt"]
-    mine = me.go(f"/jobs/{before['id']}/")
-    expect(mine.get_by_role("article", name="vessel-sweep")).to_contain_text("Why it waits")
+    job_page = me.go(f"/jobs/{before['id']}/")
+    expect(job_page.get_by_role("article", name="vessel-sweep")).to_contain_text("Why it waits")
     me.check()
     eventually(lambda: claimant()["state"] == "running", 60, "urgent-fold runs")
     why = me.go(f"/workloads/{before['id']}/why/")
@@ -697,10 +697,10 @@ def test_7_a_host_is_drained_after_a_preview_and_a_planted_xid_cordons_its_host(
 
 def host_of_running(page: Page, demo: Demo, name: str) -> str | None:
     """Return the name of the host on which the workload runs, or None while it waits."""
-    found = state_of(page, demo, name)
-    if found.get("state") not in ("running", "notice"):
+    row = state_of(page, demo, name)
+    if row.get("state") not in ("running", "notice"):
         return None
-    runs = page.request.get(f"{demo.url}/api/v1/workloads/{found['id']}/").json()["runs"]
+    runs = page.request.get(f"{demo.url}/api/v1/workloads/{row['id']}/").json()["runs"]
     return str(max(runs, key=lambda run: run["attempt"])["host"])
 
 
@@ -781,13 +781,15 @@ def test_8_the_api_and_the_command_line_work_with_a_token_created_in_the_browser
     body = {"project": "vessel-seg", "pool": "shared", "name": "by-api", "units": 8, "models": ["H100-80GB"]}
     created = api.post("/api/v1/jobs/", data={**body, "command": "sleep 9", "max_runtime_seconds": 600})
     assert created.status == 201, created.text()
-    mine = created.json()["id"]
-    assert mine in [row["id"] for row in api.get("/api/v1/queue/").json()["results"]]
+    job_id = created.json()["id"]
+    assert job_id in [row["id"] for row in api.get("/api/v1/queue/").json()["results"]]
     eventually(
-        lambda: api.get(f"/api/v1/workloads/{mine}/why/").json()["sentence"] != "", 10, "it says why it waits"
+        lambda: api.get(f"/api/v1/workloads/{job_id}/why/").json()["sentence"] != "",
+        10,
+        "it says why it waits",
     )
-    assert api.post(f"/api/v1/workloads/{mine}/cancel/", data={}).status == 200
-    assert api.get(f"/api/v1/workloads/{mine}/").json()["state"] == "ended"
+    assert api.post(f"/api/v1/workloads/{job_id}/cancel/", data={}).status == 200
+    assert api.get(f"/api/v1/workloads/{job_id}/").json()["state"] == "ended"
     schema = api.get("/api/schema/?format=json")
     assert schema.status == 200 and "/api/v1/jobs/" in schema.json()["paths"]
     assert api.get("/api/v1/jobs/", headers={"Authorization": "Bearer gpp_no"}).status == 401

@@ -100,7 +100,10 @@ def workspace_link(run: Run) -> str:
 
 
 async def sign_in(session: aiohttp.ClientSession, run: Run) -> JupyterClient:
-    """Sign in to the notebook with its one-time link. Returns a client with the session."""
+    """Sign in to the notebook with its one-time link. Returns a client with the session.
+
+    Sends the notebook's name as Host, like a browser that resolves *.localhost itself.
+    """
     link = urlsplit(await run_orm(workspace_link, run))
     headers = {"Host": link.netloc, "Origin": f"{link.scheme}://{link.netloc}"}
     jupyter = JupyterClient(session, f"http://127.0.0.1:{link.port}", headers)

@@ -76,11 +76,11 @@ class UpgradedHost:
 
     async def running(self, generation: int, command: str, **fields: object) -> str:
         """Start a run that prints ``begun``, and wait for this line. Returns the run's id."""
-        wanted = job(command, generation=generation, **fields)  # type: ignore[arg-type]
-        await self.edge.want(wanted)
-        await self.edge.until_state(wanted.run, "running")
-        await self.edge.until(lambda: "begun" in self.edge.log(wanted.run))
-        return wanted.run
+        order = job(command, generation=generation, **fields)  # type: ignore[arg-type]
+        await self.edge.want(order)
+        await self.edge.until_state(order.run, "running")
+        await self.edge.until(lambda: "begun" in self.edge.log(order.run))
+        return order.run
 
     def workload_processes(self, run: str) -> set[tuple[int, int]]:
         """Return (pid, start) of the run's shim and of all long-lived processes below it."""

@@ -50,28 +50,28 @@ def one_order_of_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         outer = 1 if SHARED_WORLD.is_open else 0  # then the test itself is a savepoint
         if kind not in LOCK_ORDER or len(connection.savepoint_ids) <= outer:
             return
-        mine = held.setdefault(connection.savepoint_ids[outer], set())
-        new = {(kind, pk) for pk in ids} - mine
-        later = {other for other, _ in mine if LOCK_ORDER.index(other) > LOCK_ORDER.index(kind)}
+        locked = held.setdefault(connection.savepoint_ids[outer], set())
+        new = {(kind, pk) for pk in ids} - locked
+        later = {other for other, _ in locked if LOCK_ORDER.index(other) > LOCK_ORDER.index(kind)}
         if new and later:
             violations.append(f"{kind.__name__} after {', '.join(sorted(model.__name__ for model in later))}")
-        mine |= new
+        locked |= new
 
     lock_rows, lock_leader, lock_states = locks._rows, locks.leader, locks.workload_states
 
     def rows(kind: type[Any], ids: Iterable[int]) -> dict[int, Any]:
-        wanted = set(ids)
-        note(kind, wanted)
-        return lock_rows(kind, wanted)
+        requested = set(ids)
+        note(kind, requested)
+        return lock_rows(kind, requested)
 
     def leader() -> Leader:
         note(Leader, [1])
         return lock_leader()
 
     def workload_states(ids: Iterable[int]) -> dict[int, str]:
-        wanted = set(ids)
-        note(Workload, wanted)
-        return lock_states(wanted)
+        requested = set(ids)
+        note(Workload, requested)
+        return lock_states(requested)
 
     monkeypatch.setattr(locks, "_rows", rows)
     monkeypatch.setattr(locks, "leader", leader)

@@ -130,8 +130,8 @@ def test_a_run_that_ended_after_the_backup_is_lost_and_requeued_without_blaming_
     agent.sync(world.now)
     agent.sync(world.now + SECOND)
     assert Run.objects.get(pk=run.pk).state == "running"
-    why = f"refused: generation {run.generation} was used before"
-    forgot = RunSeen(str(run.public_id), run.generation, "ended", step=why, outcome="start_failed")
+    reason = f"refused: generation {run.generation} was used before"
+    forgot = RunSeen(str(run.public_id), run.generation, "ended", step=reason, outcome="start_failed")
     agent.runs = {str(run.public_id): forgot}
     agent.sync(world.now + 2 * SECOND)
     assert Run.objects.get(pk=run.pk).outcome == "host_lost"

@@ -234,12 +234,12 @@ class Key:
 
 
 def test_a_public_key_is_registered_only_with_a_signature_of_its_private_key(world: World) -> None:
-    mine, stolen = Key(), Key()
+    own_key, other_key = Key(), Key()
     with pytest.raises(AgentRejected, match="private half of public_key"):
-        stolen.join(world, world.now, signs=mine)
+        other_key.join(world, world.now, signs=own_key)
     assert Host.objects.get(name="alpha").public_key == ""
-    mine.join(world, world.now)
-    assert Host.objects.get(name="alpha").public_key == mine.public
+    own_key.join(world, world.now)
+    assert Host.objects.get(name="alpha").public_key == own_key.public
 
 
 @pytest.mark.parametrize("was_there", [False, True], ids=["new host", "host that spoke before"])
@@ -462,29 +462,27 @@ def test_a_failed_job_is_retried_with_growing_delays_up_to_its_limit(world: Worl
 
 
 def test_lost_duplicated_and_reordered_frames_converge_to_the_same_end(world: World) -> None:
-    dice = random.Random(7)
+    rng = random.Random(7)
     agents = agents_of(world, "alpha", "beta")
-    workloads = [
-        job(world, dice.choice(world.teams), dice.choice([1, 2, 4, 8]), world.now) for _ in range(15)
-    ]
+    workloads = [job(world, rng.choice(world.teams), rng.choice([1, 2, 4, 8]), world.now) for _ in range(15)]
     at, late = world.now, []
     for step in range(400):
         at += 2 * SECOND
         for agent in agents:
             for run in agent.running:
-                if dice.random() < 0.2:
-                    agent.end(run, at, outcome=dice.choice(["finished", "finished", "failed"]))
+                if rng.random() < 0.2:
+                    agent.end(run, at, outcome=rng.choice(["finished", "finished", "failed"]))
             frame = agent.observed()
-            fate = dice.random()
+            fate = rng.random()
             if fate < 0.2:
                 late.append((agent, frame))  # arrives later, after newer frames
             elif fate < 0.4:
                 agent_api.sync(agent.host.pk, frame, at)  # the response is lost
             else:
-                for _ in range(dice.choice([1, 1, 2])):
+                for _ in range(rng.choice([1, 1, 2])):
                     agent.sync(at, frame)
-        if late and dice.random() < 0.3:
-            agent, frame = late.pop(dice.randrange(len(late)))
+        if late and rng.random() < 0.3:
+            agent, frame = late.pop(rng.randrange(len(late)))
             agent_api.sync(agent.host.pk, frame, at)
         taken = snapshot.take_snapshot(None, at)
         assert (
@@ -505,10 +503,10 @@ def test_lost_duplicated_and_reordered_frames_converge_to_the_same_end(world: Wo
 
 
 def _attempts_by_workload() -> dict[tuple[int, int], list[int]]:
-    found: dict[tuple[int, int], list[int]] = {}
+    attempts: dict[tuple[int, int], list[int]] = {}
     for run in Run.objects.all():
-        found.setdefault((run.workload_id, run.attempt), []).append(run.pk)
-    return found
+        attempts.setdefault((run.workload_id, run.attempt), []).append(run.pk)
+    return attempts
 
 
 # -- inventory ------------------------------------------------------------------------------------------------------------

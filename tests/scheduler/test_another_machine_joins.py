@@ -106,7 +106,7 @@ def test_an_agent_that_joins_again_keeps_its_runs(world: World) -> None:
     agent_api.join(
         JoinRequest(1, token, host.name, host.agent_instance, host.boot_id), world.now + 101 * SECOND
     )
-    heard = agent.sync(world.now + 102 * SECOND)
-    assert [wanted.run for wanted in heard.runs] == [str(run.public_id)]
+    desired = agent.sync(world.now + 102 * SECOND)
+    assert [wanted.run for wanted in desired.runs] == [str(run.public_id)]
     run.refresh_from_db()
     assert run.state == RunState.RUNNING

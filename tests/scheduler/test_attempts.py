@@ -248,7 +248,7 @@ def test_the_charge_depends_on_the_stop_code_and_not_on_the_outcome(world: World
     for seconds in range(3):
         agent.sync(later + seconds * SECOND)
     held = {a.workload_id: a for a in Allocation.objects.select_related("run")}
-    taken = "checkpointed" if saves else "killed_at_grace"
-    assert {allocation.run.outcome for allocation in held.values()} == {taken}
+    expected_outcome = "checkpointed" if saves else "killed_at_grace"
+    assert {allocation.run.outcome for allocation in held.values()} == {expected_outcome}
     assert held[cancelled.pk].end_code == ReasonCode.CANCELLED, "its owner stopped it: that is no preemption"
     assert held[evicted.pk].end_code == ReasonCode.EVICTED_FOR_GUARANTEE

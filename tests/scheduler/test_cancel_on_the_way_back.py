@@ -82,8 +82,10 @@ def test_a_cancel_is_honoured_while_a_member_of_a_gang_stops_by_itself(world: Wo
     for step in (1, 2):
         for agent in agents:
             agent.sync(world.now + step * SECOND)
-    going = agents[0].running[0]
-    agents[0].runs[going] = replace(agents[0].runs[going], state="stopping")  # for example a slow epilog
+    stopping_run = agents[0].running[0]
+    agents[0].runs[stopping_run] = replace(
+        agents[0].runs[stopping_run], state="stopping"
+    )  # for example a slow epilog
     agents[0].sync(world.now + 3 * SECOND)
     workload.refresh_from_db()
     assert workload.state == "stopping"

@@ -228,14 +228,14 @@ def test_the_desired_state_carries_diagnostics_and_the_observed_state_their_resu
     quarantine_gpu(gpu, reason="xid:48", now=world.now)
     gpu_diagnostics.sweep_diagnostics(world.now)
     desired = agent_api.sync(agent.host.pk, agent.observed(), world.now)
-    (told,) = desired.diagnostics
-    assert (told.gpu, told.tool, told.deadline_seconds, desired.stray_action) == (
+    (order,) = desired.diagnostics
+    assert (order.gpu, order.tool, order.deadline_seconds, desired.stray_action) == (
         gpu.uuid,
         "own",
         90.0,
         "warn",
     )
-    answered = replace(agent.observed(), diagnostics=[DiagnosticSeen(told.diagnostic, "passed", "own")])
+    answered = replace(agent.observed(), diagnostics=[DiagnosticSeen(order.diagnostic, "passed", "own")])
     assert agent_api.sync(agent.host.pk, answered, world.now + timedelta(seconds=5)).diagnostics == []
     gpu.refresh_from_db()
     assert gpu.repair_state == "well"

@@ -57,8 +57,8 @@ def crowded(world: World) -> Workload:
 
 def test_the_first_estimate_of_a_wait_is_kept(world: World) -> None:
     waiting = crowded(world)
-    told = StartEstimate.objects.get(workload=waiting)
-    assert (told.told_at, told.expected_start, told.latest) == (
+    estimate = StartEstimate.objects.get(workload=waiting)
+    assert (estimate.told_at, estimate.expected_start, estimate.latest) == (
         world.now + SECOND,
         waiting.expected_start,
         None,
@@ -68,15 +68,15 @@ def test_the_first_estimate_of_a_wait_is_kept(world: World) -> None:
         services.cancel_workload(runs, now=world.now + HOUR)
     Workload.objects.filter(pk=waiting.pk).update(expected_start=None)
     engine.run_cycle("test", world.now + 2 * HOUR)
-    told.refresh_from_db()
-    assert StartEstimate.objects.count() == 1 and told.expected_start == waiting.expected_start
+    estimate.refresh_from_db()
+    assert StartEstimate.objects.count() == 1 and estimate.expected_start == waiting.expected_start
 
 
 def test_a_placement_closes_the_estimate(world: World) -> None:
     waiting = crowded(world)
     start_estimates.close_placed_estimates([waiting.pk], world.now + 3 * HOUR)
-    told = StartEstimate.objects.get()
-    assert told.started and told.over_at == world.now + 3 * HOUR
+    estimate = StartEstimate.objects.get()
+    assert estimate.started and estimate.over_at == world.now + 3 * HOUR
     Workload.objects.filter(pk=waiting.pk).update(attempt=1)
     start_estimates.record_first_estimates(
         {waiting.pk: int((world.now + 9 * HOUR).timestamp())}, world.now + 4 * HOUR
@@ -113,15 +113,15 @@ def test_a_likely_range_needs_enough_outcomes_of_the_same_pool(world: World) -> 
 def test_an_estimate_with_a_range_is_judged_by_the_end_of_the_range(world: World) -> None:
     past(world, MIN_OUTCOMES, HOUR, 2 * HOUR)
     waiting = crowded(world)
-    told = StartEstimate.objects.get(workload=waiting)
-    assert told.latest is not None and told.latest > told.expected_start
-    late = told.latest + HOUR
+    estimate = StartEstimate.objects.get(workload=waiting)
+    assert estimate.latest is not None and estimate.latest > estimate.expected_start
+    late = estimate.latest + HOUR
     overdue = start_estimates.past_starts_by_pool([world.shared.pk], late)[world.shared.pk]
     assert (overdue.with_range, overdue.started_in_range_count) == (
         1,
         0,
     )  # still waiting and already late
-    start_estimates.close_placed_estimates([waiting.pk], told.latest)
+    start_estimates.close_placed_estimates([waiting.pk], estimate.latest)
     settled = start_estimates.past_starts_by_pool([world.shared.pk], late)[world.shared.pk]
     assert (settled.with_range, settled.started_in_range_count) == (1, 1)
 
@@ -130,8 +130,8 @@ def test_the_record_is_bounded_and_estimates_of_cancelled_work_are_closed(world:
     waiting = crowded(world)
     services.cancel_workload(waiting, now=world.now + MINUTE)
     start_estimates.prune_estimates()
-    left = StartEstimate.objects.get(workload=waiting)
-    assert left.over_at == world.now + MINUTE and not left.started
+    closed = StartEstimate.objects.get(workload=waiting)
+    assert closed.over_at == world.now + MINUTE and not closed.started
     assert (
         start_estimates.past_starts_by_pool([world.shared.pk], world.now + HOUR)[world.shared.pk].errors == ()
     )  # a cancelled wait is no evidence

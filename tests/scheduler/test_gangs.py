@@ -167,12 +167,12 @@ def test_the_other_members_are_stopped_even_if_the_first_was_reported_as_stoppin
     for step in (1, 2):
         for agent in agents:
             agent.sync(world.now + step * SECOND)
-    going = agents[1].running[0]
-    agents[1].runs[going] = replace(
-        agents[1].runs[going], state="stopping"
+    stopping_run = agents[1].running[0]
+    agents[1].runs[stopping_run] = replace(
+        agents[1].runs[stopping_run], state="stopping"
     )  # for example after a short loss of its lease
     agents[1].sync(world.now + 3 * SECOND)
-    agents[1].end(going, world.now + 4 * SECOND, outcome="lease_lost", exit_code=143)
+    agents[1].end(stopping_run, world.now + 4 * SECOND, outcome="lease_lost", exit_code=143)
     agents[1].sync(world.now + 4 * SECOND)
     assert [run.verb for run in agents[0].sync(world.now + 5 * SECOND).runs] == ["stop"]
     agents[0].sync(world.now + 6 * SECOND)
@@ -313,8 +313,8 @@ def restart_on_fresh_host(
     everywhere[fresh.pk] = PromptAgent.of(fresh)
     for agent in everywhere.values():
         agent.sync(at)
-    found = start_again(workload, everywhere, at)
-    return sorted(found, key=lambda agent: agent.host.pk in {agent.host.pk for agent in agents[:1]})
+    agents_by_rank = start_again(workload, everywhere, at)
+    return sorted(agents_by_rank, key=lambda agent: agent.host.pk in {agent.host.pk for agent in agents[:1]})
 
 
 @pytest.mark.parametrize("order", [1, -1])

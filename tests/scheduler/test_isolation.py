@@ -63,11 +63,11 @@ def set_reported(host: Host, **reported: Any) -> None:
         "isolation": "plain",
         "simulated": True,
     }
-    told = dataclasses.asdict(Inventory(**{**values, **reported}))
+    inventory = dataclasses.asdict(Inventory(**{**values, **reported}))
     Host.objects.filter(pk=host.pk).update(
-        isolation=told["isolation"],
-        isolation_level=isolation.isolation_level(told),
-        hardware={"reported": told, "applied": True},
+        isolation=inventory["isolation"],
+        isolation_level=isolation.isolation_level(inventory),
+        hardware={"reported": inventory, "applied": True},
     )
 
 
@@ -78,9 +78,9 @@ def demand(world: World, level: str, at: dt.datetime) -> None:
 def test_work_is_placed_on_hosts_with_the_demanded_isolation(world: World) -> None:
     set_reported(world.hosts["beta"], **USERS)
     demand(world, "team_users", world.now)
-    made = [job(world, world.vision, 4, world.now) for _ in range(2)]
+    workloads = [job(world, world.vision, 4, world.now) for _ in range(2)]
     engine.run_cycle("test", world.now)
-    assert {Run.objects.get(workload=each).host.name for each in made} == {"beta"}
+    assert {Run.objects.get(workload=each).host.name for each in workloads} == {"beta"}
 
 
 def test_gpus_of_hosts_with_too_weak_isolation_are_not_free(world: World) -> None:

@@ -18,7 +18,7 @@ SECOND = dt.timedelta(seconds=1)
 
 def job(world: World, team: TeamOfWorld, units: int, now: dt.datetime, **also: object) -> Workload:
     """Queue a job of the team's member in the shared pool, on H100s."""
-    given: dict[str, object] = {
+    fields: dict[str, object] = {
         "kind": "job",
         "type": "training",
         "name": f"{team.team.slug} x {units}",
@@ -32,7 +32,7 @@ def job(world: World, team: TeamOfWorld, units: int, now: dt.datetime, **also: o
         "command": "train",
         **also,
     }
-    return services.queue_workload(now=now, **given)  # type: ignore[arg-type]
+    return services.queue_workload(now=now, **fields)  # type: ignore[arg-type]
 
 
 def test_a_job_is_placed_started_and_ended(world: World) -> None:

@@ -32,7 +32,7 @@ def test_within_a_request_a_snapshot_of_the_same_pools_and_time_is_read_once(wor
 
 def test_a_reservation_is_checked_against_current_rows_even_within_a_request(world: World) -> None:
     now = timezone.now()
-    wish = {
+    request = {
         "project": world.vision.project,
         "pool": world.shared,
         "start": now + timedelta(hours=1),
@@ -43,11 +43,11 @@ def test_a_reservation_is_checked_against_current_rows_even_within_a_request(wor
         "models_wanted": [H100],
     }
     with share_snapshots():
-        assert services.check_window(**wish).fits
-        row, _ = services.confirm_reservation(owner=world.vision.member, name="first", **wish)
+        assert services.check_window(**request).fits
+        row, _ = services.confirm_reservation(owner=world.vision.member, name="first", **request)
         assert row is not None
-        assert services.check_window(**wish).fits, "the answer is about the moment it began with"
-        second, answer = services.confirm_reservation(owner=world.vision.member, name="second", **wish)
+        assert services.check_window(**request).fits, "the answer is about the moment it began with"
+        second, answer = services.confirm_reservation(owner=world.vision.member, name="second", **request)
         assert (second, answer.fits) == (None, False)
         moved = services.check_change(row, end=now + timedelta(hours=3), now=now)
         assert moved.fits

@@ -84,12 +84,12 @@ def answers(world: World, host: Host) -> dict[str, bool]:
         for each in group.hosts
         for cell in each.cells
     ]
-    mine = [cell for cell in cells if cell.gpu.host_id == host.pk]
+    host_cells = [cell for cell in cells if cell.gpu.host_id == host.pk]
     return {
         "snapshot": row.schedulable,
         "function": schedulable_hosts.is_schedulable(fresh),
         "condition": capacity.free_units(fresh.pool, world.now).filter(gpu__host=fresh).exists(),
-        "fleet": any(not cell.away for cell in mine),
+        "fleet": any(not cell.away for cell in host_cells),
         "page": any(unit["takes_work"] for unit in host_details.host_units(world.operator, fresh, world.now)),
     }
 

@@ -72,8 +72,8 @@ def test_a_reservation_that_cannot_be_bound_shows_the_reason_until_it_is_bound(
         tick(agents, start + seconds * SECOND)
         reservation.refresh_from_db()
         assert reservation.reason_code == ReasonCode.RESERVED_UNITS_MISSING and reservation.reason_at == start
-    told = {"need": 8, "free": 0, "closed": 16, "total": 16, "hosts": 1}
-    assert (reservation.state, reservation.reason_numbers) == ("confirmed", told)
+    numbers = {"need": 8, "free": 0, "closed": 16, "total": 16, "hosts": 1}
+    assert (reservation.state, reservation.reason_numbers) == ("confirmed", numbers)
     services.return_host(world.hosts["beta"], now=start + 6 * SECOND)
     tick(agents, start + 7 * SECOND)
     reservation.refresh_from_db()
@@ -191,10 +191,10 @@ def test_a_reservation_that_lost_its_units_is_not_released_as_a_no_show(
 def test_a_full_window_is_rejected_with_the_first_windows_that_fit(world: World) -> None:
     start, end = world.now + 24 * HOUR, world.now + 28 * HOUR
     first = ask(world, 8, start, end, hosts=2, may_exceed_guarantee=True)
-    made, _ = services.confirm_reservation(owner=world.vision.lead, **first)  # type: ignore[arg-type]
-    assert made is not None
-    made, answer = services.confirm_reservation(owner=world.vision.lead, **first)  # type: ignore[arg-type]
-    assert made is None and answer.code == ReasonCode.WINDOW_FULL
+    reservation, _ = services.confirm_reservation(owner=world.vision.lead, **first)  # type: ignore[arg-type]
+    assert reservation is not None
+    reservation, answer = services.confirm_reservation(owner=world.vision.lead, **first)  # type: ignore[arg-type]
+    assert reservation is None and answer.code == ReasonCode.WINDOW_FULL
     assert answer.first_windows and all(
         w.end <= start.timestamp() or w.start >= end.timestamp() for w in answer.first_windows
     )
@@ -203,9 +203,9 @@ def test_a_full_window_is_rejected_with_the_first_windows_that_fit(world: World)
 
 def test_a_reservation_may_exceed_the_guarantee_only_with_approval(world: World) -> None:
     start, end = world.now + 24 * HOUR, world.now + 28 * HOUR
-    wish = ask(world, 8, start, end, hosts=2)
-    assert services.check_window(**wish).code == ReasonCode.WINDOW_EATS_GUARANTEES  # type: ignore[arg-type]
-    assert services.check_window(**wish, may_exceed_guarantee=True).fits  # type: ignore[arg-type]
+    request = ask(world, 8, start, end, hosts=2)
+    assert services.check_window(**request).code == ReasonCode.WINDOW_EATS_GUARANTEES  # type: ignore[arg-type]
+    assert services.check_window(**request, may_exceed_guarantee=True).fits  # type: ignore[arg-type]
 
 
 def test_a_reservation_can_be_shortened_extended_and_moved_if_the_timeline_allows(
@@ -275,8 +275,8 @@ def test_the_approver_sees_which_workloads_a_reservation_would_evict(
     for seconds in range(3):
         tick(agents, world.now + seconds * SECOND)
     later = world.now + HOUR
-    wish = ask(world, 8, world.now + 2 * HOUR, world.now + 4 * HOUR)
-    victims = services.evicted_by_reservation(**{**wish, "now": later})  # type: ignore[arg-type]
+    request = ask(world, 8, world.now + 2 * HOUR, world.now + 4 * HOUR)
+    victims = services.evicted_by_reservation(**{**request, "now": later})  # type: ignore[arg-type]
     assert len(victims) == 1 and victims[0] in borrowers
     assert Reservation.objects.count() == 0 and Workload.objects.filter(state="running").count() == 2
 
@@ -286,10 +286,10 @@ def test_the_approver_sees_which_workloads_a_reservation_would_evict(
 DAY = 24 * HOUR
 
 
-def close_gate(world: World, action: str, until: dt.datetime, **whose: object) -> None:
+def close_gate(world: World, action: str, until: dt.datetime, **owner: object) -> None:
     numbers = {"spent": "5", "limit": "5", "currency": "EUR"}
-    whose = whose or {"team": world.vision.team}
-    services.close_budget_gate(action=action, numbers=numbers, until=until, now=world.now, **whose)  # type: ignore[arg-type]
+    owner = owner or {"team": world.vision.team}
+    services.close_budget_gate(action=action, numbers=numbers, until=until, now=world.now, **owner)  # type: ignore[arg-type]
 
 
 def first_starts(answer: WindowCheckResult) -> list[dt.datetime]:
@@ -312,12 +312,12 @@ def test_a_recurring_reservation_may_borrow_in_windows_after_the_budget_opens(wo
     opens = world.now + 2 * DAY
     close_gate(world, "stop_borrowing", opens)
     windows = [(opens + days * DAY, opens + days * DAY + HOUR) for days in (-1, 0, 1)]
-    wish = {
+    request = {
         name: what
         for name, what in ask(world, 5, *windows[0], hosts=2).items()
         if name not in ("start", "end")
     }
-    answers = services.check_windows(**wish, windows=windows)  # type: ignore[arg-type]
+    answers = services.check_windows(**request, windows=windows)  # type: ignore[arg-type]
     assert [(answer.code, first_starts(answer)[:1]) for answer in answers] == [
         (ReasonCode.OVER_QUOTA, [opens]),
         ("", []),
@@ -342,24 +342,24 @@ def test_an_active_reservation_can_exceed_the_guarantee_only_after_the_budget_op
 def test_suggested_windows_respect_a_closed_budget(world: World) -> None:
     opens, full = world.now + 2 * DAY, world.now + 3 * DAY
     everything = confirm(world, 8, full, full + 2 * HOUR, hosts=2, may_exceed_guarantee=True)
-    mine = confirm(world, 2, world.now + DAY, world.now + DAY + HOUR)
+    other = confirm(world, 2, world.now + DAY, world.now + DAY + HOUR)
     close_gate(world, "refuse_new", opens)
-    wish = ask(world, 2, full, full + HOUR)
-    once = {name: what for name, what in wish.items() if name not in ("start", "end")}
+    request = ask(world, 2, full, full + HOUR)
+    once = {name: what for name, what in request.items() if name not in ("start", "end")}
     recurring = services.check_windows(**once, windows=[(full, full + HOUR)])  # type: ignore[arg-type]
-    for answer in (services.check_window(**wish), *recurring):  # type: ignore[arg-type]
+    for answer in (services.check_window(**request), *recurring):  # type: ignore[arg-type]
         assert (answer.code, first_starts(answer)) == (ReasonCode.WINDOW_FULL, [opens, everything.end])
-    assert services.check_window(**{**wish, "start": opens, "end": opens + HOUR}).fits  # type: ignore[arg-type]
+    assert services.check_window(**{**request, "start": opens, "end": opens + HOUR}).fits  # type: ignore[arg-type]
     # With its length unchanged it may move anywhere; with twice its length only one hour may lie before the opening.
     for length, soonest in (
         (HOUR, world.now + dt.timedelta(seconds=WINDOW_VALID_SECONDS)),
         (2 * HOUR, opens - HOUR),
     ):
-        answer = services.check_change(mine, start=full, end=full + length, now=world.now)
+        answer = services.check_change(other, start=full, end=full + length, now=world.now)
         assert (answer.code, first_starts(answer)) == (ReasonCode.WINDOW_FULL, [soonest, everything.end])
-        assert services.check_change(mine, start=soonest, end=soonest + length, now=world.now).fits
+        assert services.check_change(other, start=soonest, end=soonest + length, now=world.now).fits
     sooner = opens - HOUR - MINUTE
     assert (
-        services.check_change(mine, start=sooner, end=sooner + 2 * HOUR, now=world.now).code
+        services.check_change(other, start=sooner, end=sooner + 2 * HOUR, now=world.now).code
         == ReasonCode.BUDGET_CLOSED
     )

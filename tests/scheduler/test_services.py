@@ -263,10 +263,10 @@ def test_with_several_obstacles_a_preview_names_the_same_reason_as_the_next_cycl
     )
     first = services.queue_workload(**request)
     preview = services.preview_workload(**request, after=[("ok", first)])
-    waits = services.queue_workload(**request, after=[("ok", first)])
+    waiting = services.queue_workload(**request, after=[("ok", first)])
     engine.run_cycle("test", world.now)
-    waits.refresh_from_db()
-    assert (preview["code"], preview["numbers"]) == (waits.reason_code, waits.reason_numbers)
+    waiting.refresh_from_db()
+    assert (preview["code"], preview["numbers"]) == (waiting.reason_code, waiting.reason_numbers)
     assert preview["code"] == ReasonCode.DEPENDENCY
 
 

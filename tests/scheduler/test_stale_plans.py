@@ -183,8 +183,10 @@ def test_only_the_plan_check_rejects_a_placement_that_is_no_longer_allowed(
     answer, taken = planned(world)
     change(world, workload)
     if change not in (change_pool, move_hosts_to_another_pool):  # these changes affect the whole pool
-        mine = Plan(answer.epoch, placements=tuple(p for p in answer.placements if p.workload == other.pk))
-        assert len(mine.placements) == 1
+        unaffected = Plan(
+            answer.epoch, placements=tuple(p for p in answer.placements if p.workload == other.pk)
+        )
+        assert len(unaffected.placements) == 1
     applied = apply_plan(answer, taken, world.now)
     placed = {p.workload for p in applied.accepted if isinstance(p, Placement)}
     assert workload.pk not in placed and refusals(applied, Placement)[0]

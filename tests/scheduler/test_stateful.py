@@ -418,9 +418,9 @@ class Walk(RuleBasedStateMachine):
         """Run a cycle; its plan must have no violation and be applied completely."""
         self.now += SECOND
         dependency_release.release_dependents(self.now)
-        taken = snapshot.take_snapshot(None, self.now)
-        planned = plan(taken, core_values.epoch_seconds(self.now))
-        assert violations(taken, planned, core_values.epoch_seconds(self.now)) == []
+        current = snapshot.take_snapshot(None, self.now)
+        planned = plan(current, core_values.epoch_seconds(self.now))
+        assert violations(current, planned, core_values.epoch_seconds(self.now)) == []
         open_ = {
             h.pk for h in Host.objects.all() if accepts_work(h.lease_state, h.admin_state, h.repair_state)
         }
@@ -477,11 +477,11 @@ class Walk(RuleBasedStateMachine):
         self.ended_work_stays_ended_and_submission_times_are_kept(seen)
         self.every_queued_workload_has_a_reason(seen)
 
-    def ended_work_stays_ended_and_submission_times_are_kept(self, seen: WalkRows) -> None:
-        for workload in seen.workloads.values():
+    def ended_work_stays_ended_and_submission_times_are_kept(self, rows: WalkRows) -> None:
+        for workload in rows.workloads.values():
             assert workload.state == WorkloadState.ENDED or workload.pk not in self.ended
             assert workload.submitted_at == self.submitted[workload.pk]
-        self.ended |= {w.pk for w in seen.workloads.values() if w.state == WorkloadState.ENDED}
+        self.ended |= {w.pk for w in rows.workloads.values() if w.state == WorkloadState.ENDED}
 
     def every_queued_workload_has_a_reason(self, seen: WalkRows) -> None:
         """Assert that each queued workload has a reason with numbers, and a start time if required."""

@@ -288,9 +288,9 @@ def test_the_edge_checks_the_clock_before_it_stores_a_report(world: World) -> No
         database_calls.AuthenticatedHost(reporting.host.pk, "alpha"), [credential], reporting.observed()
     )
     now = read_clocks().wall
-    heard = [h.last_sync_at for h in Host.objects.all() if h.last_sync_at]
-    assert len(heard) == len(agents)
-    assert max(now - at for at in heard) < 10 * SECOND
+    last_syncs = [h.last_sync_at for h in Host.objects.all() if h.last_sync_at]
+    assert len(last_syncs) == len(agents)
+    assert max(now - at for at in last_syncs) < 10 * SECOND
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ class RandomChanges:
             services.cancel_reservation(reservation, now=self.now)
 
     def gate(self) -> None:
-        whose: dict[str, Any] = self.dice.choice(
+        owner: dict[str, Any] = self.dice.choice(
             ({"team": self.team().team}, {"project": self.team().project})
         )
         action = self.dice.choice(("refuse_new", "stop_borrowing"))
@@ -205,9 +205,9 @@ class RandomChanges:
                 {"limit": str(self.dice.randint(1, 9))},
                 self.now + self.dice.choice((60, 3600)) * SECOND,
             )
-            services.close_budget_gate(action=action, numbers=numbers, until=until, now=self.now, **whose)
+            services.close_budget_gate(action=action, numbers=numbers, until=until, now=self.now, **owner)
         else:
-            services.open_budget_gate(action=action, **whose)
+            services.open_budget_gate(action=action, **owner)
 
     def quota(self) -> None:
         services.change_quota(
@@ -409,17 +409,17 @@ def test_changes_caused_by_time_alone_are_decided_on_time(world: World) -> None:
         now=world.now,
     )
     assert reservation is not None
-    waits = job(world, world.now, project=world.language.project, owner=world.language.member)
-    Workload.objects.filter(pk=waits.pk).update(not_before=world.now + 7 * SECOND)
+    waiting = job(world, world.now, project=world.language.project, owner=world.language.member)
+    Workload.objects.filter(pk=waiting.pk).update(not_before=world.now + 7 * SECOND)
     engine.run_cycle("test", world.now, cache=warm)
     engine.run_cycle("test", world.now + SECOND, cache=warm)
     engine.run_cycle("test", world.now + 5 * SECOND, cache=warm)
     reservation.refresh_from_db()
     assert reservation.state == "active"
     engine.run_cycle("test", world.now + 6 * SECOND, cache=warm)
-    assert Workload.objects.get(pk=waits.pk).state == "queued"
+    assert Workload.objects.get(pk=waiting.pk).state == "queued"
     engine.run_cycle("test", world.now + 7 * SECOND, cache=warm)
-    assert Workload.objects.get(pk=waits.pk).state == "placed"
+    assert Workload.objects.get(pk=waiting.pk).state == "placed"
 
 
 def test_a_rejected_part_of_a_plan_is_planned_again_in_the_next_cycle(

@@ -82,12 +82,12 @@ def test_charging_again_adds_nothing(rates: World) -> None:
 def test_ended_work_is_charged_at_once_and_running_work_at_the_full_hour(rates: World) -> None:
     alpha = units_of(rates.hosts["alpha"])
     over = hold(workload(rates, rates.vision), alpha[0], at(9, 0), at(9, 20), end_code="finished")
-    going = hold(workload(rates, rates.vision), alpha[1], at(9, 0))
+    running = hold(workload(rates, rates.vision), alpha[1], at(9, 0))
     charge_all_gpus(at(9, 30))
     assert Charge.objects.filter(allocation=over).count() == 1
-    assert not Charge.objects.filter(allocation=going).exists()
+    assert not Charge.objects.filter(allocation=running).exists()
     charge_all_gpus(at(10, 2))
-    assert sum(line.slot_seconds for line in Charge.objects.filter(allocation=going)) == 840 * 3600
+    assert sum(line.slot_seconds for line in Charge.objects.filter(allocation=running)) == 840 * 3600
     assert_conserved()
 
 

@@ -37,17 +37,17 @@ def admin_states() -> dict[str, str]:
 
 def test_a_gpu_that_fell_off_the_bus_cordons_its_host_and_preempts_the_work_on_it(world: World) -> None:
     units = units_of(world.hosts["alpha"])
-    ours = workload(world, world.vision)
-    broken = hold(ours, units[0], at(9))
-    beside = hold(workload(world, world.language, preemptible=True), units[1], at(9))
-    staying = hold(workload(world, world.language, kind="notebook"), units[2], at(9))
+    victim = workload(world, world.vision)
+    broken = hold(victim, units[0], at(9))
+    preemptible_hold = hold(workload(world, world.language, preemptible=True), units[1], at(9))
+    notebook_hold = hold(workload(world, world.language, kind="notebook"), units[2], at(9))
     report(world, "alpha", "xid:79")
     assert apply_rules_to_events(at(10)) == 1
     assert admin_states()["alpha"] == "cordoned"
     assert Gpu.objects.get(pk=units[0].gpu_id).repair_state == "quarantined"
     assert Command.objects.filter(run=broken.run, verb="stop", code="gpu_error").exists()
-    assert Command.objects.filter(run=beside.run, verb="notice", code="drained").exists()
-    assert not Command.objects.filter(run=staying.run).exists()
+    assert Command.objects.filter(run=preemptible_hold.run, verb="notice", code="drained").exists()
+    assert not Command.objects.filter(run=notebook_hold.run).exists()
     event = HealthEvent.objects.get()
     assert (event.action_taken, event.handled_at) == ("cordon", at(10))
 
@@ -274,8 +274,8 @@ def test_events_that_programs_can_cause_do_not_use_up_the_limit_for_hardware_fau
     apply_rules_to_events(at(10))
     assert admin_states()["alpha"] == "cordoned" and admin_states()["beta"] == "in_service"
     assert admin_states()["gamma"] == "cordoned"
-    told = dict(HealthEvent.objects.values_list("host__name", "action_taken"))
-    assert told == {"alpha": "cordon", "beta": "held_back", "gamma": "cordon"}
+    actions = dict(HealthEvent.objects.values_list("host__name", "action_taken"))
+    assert actions == {"alpha": "cordon", "beta": "held_back", "gamma": "cordon"}
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 69, 109])
@@ -309,7 +309,7 @@ def test_a_fault_is_added_to_the_reason_of_a_host_that_an_operator_has_closed(
     world: World, close: Any
 ) -> None:
     alpha, units = world.hosts["alpha"], units_of(world.hosts["alpha"])
-    beside = hold(workload(world, world.language, preemptible=True), units[1], at(9))
+    preemptible_hold = hold(workload(world, world.language, preemptible=True), units[1], at(9))
     close(alpha, reason="looking at fans", now=at(8))
     before = Host.objects.get(name="alpha").admin_state
     report(world, "alpha", "xid:79")
@@ -322,7 +322,7 @@ def test_a_fault_is_added_to_the_reason_of_a_host_that_an_operator_has_closed(
         == "the GPU has fallen off the bus (xid:79): planted"
     )
     assert Gpu.objects.get(pk=units[0].gpu_id).repair_state == "quarantined"
-    assert Command.objects.filter(run=beside.run, verb="notice", code="drained").exists()
+    assert Command.objects.filter(run=preemptible_hold.run, verb="notice", code="drained").exists()
     report(world, "alpha", "xid:79", name="again")
     apply_rules_to_events(at(10, 1))
     assert Host.objects.get(name="alpha").state_reason == host.state_reason, "once is enough"

@@ -42,12 +42,12 @@ def rates(committed_world: World) -> World:
 def make_racers_meet_after(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
     """Make each of two racers wait for the other once, after the function."""
     meeting, original = Meeting(2, UNGUARDED), getattr(module, name)
-    met: set[int] = set()
+    seen_threads: set[int] = set()
 
-    def wait_after(*given: Any, **named: Any) -> Any:
-        answer = original(*given, **named)
-        if threading.get_ident() not in met:
-            met.add(threading.get_ident())
+    def wait_after(*args: Any, **kwargs: Any) -> Any:
+        answer = original(*args, **kwargs)
+        if threading.get_ident() not in seen_threads:
+            seen_threads.add(threading.get_ident())
             meeting.wait()
         return answer
 
@@ -91,8 +91,8 @@ def stream(committed_world: World) -> Iterator[World]:
     redis_client.redis_client().delete(SAMPLE_STREAM_KEY)
     for sequence in (1, 2, 3):
         start = at(9) + dt.timedelta(minutes=sequence)
-        one = batch(sequence, units_of(committed_world.hosts["alpha"])[0], start, 6)
-        agent_api.enqueue_batch(committed_world.hosts["alpha"].pk, one, at(10))
+        sample_batch = batch(sequence, units_of(committed_world.hosts["alpha"])[0], start, 6)
+        agent_api.enqueue_batch(committed_world.hosts["alpha"].pk, sample_batch, at(10))
     yield committed_world
     redis_client.redis_client().delete(SAMPLE_STREAM_KEY)
 

@@ -138,9 +138,9 @@ def test_an_unknown_dimension_is_rejected_by_name(world: World) -> None:
 
 
 def test_a_viewers_filter_excludes_other_teams(morning: World) -> None:
-    mine = UsageFilters(at(9), at(13), teams=[morning.vision.team.pk], users=[])
-    assert [group.name for group in usage_by("team", mine).groups] == ["Vision"]
-    assert usage_waterfall(mine).gpu_hours == pytest.approx(4 + 16)  # and the team's static pool
+    own_team = UsageFilters(at(9), at(13), teams=[morning.vision.team.pk], users=[])
+    assert [group.name for group in usage_by("team", own_team).groups] == ["Vision"]
+    assert usage_waterfall(own_team).gpu_hours == pytest.approx(4 + 16)  # and the team's static pool
     nobody = UsageFilters(at(9), at(13), teams=[], users=[])
     assert usage_by("team", nobody).groups == []
 

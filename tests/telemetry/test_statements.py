@@ -130,9 +130,11 @@ def test_a_small_difference_is_detected_in_spite_of_rounding(by: str) -> None:
         ]
         for pool, row in zip(pools, reconciliation.reconciliation_in_cents(pools), strict=True):
             shown = {name: Decimal(row[name]) for name in FIGURES}
-            left = shown["charged"] - shown["margin"] + shown["uncharged"] + shown["idle"] + shown["overhead"]
+            balance = (
+                shown["charged"] - shown["margin"] + shown["uncharged"] + shown["idle"] + shown["overhead"]
+            )
             seen = {"0.000001": "0.01", "-0.000001": "-0.01", "3.004": "3.00"}.get(by, by)
-            assert left - shown["cost"] == (0 if pool.holds else Decimal(seen))
+            assert balance - shown["cost"] == (0 if pool.holds else Decimal(seen))
 
 
 def test_the_charged_amount_is_the_same_in_the_lines_the_tables_and_the_statement(
@@ -163,14 +165,14 @@ def test_the_lines_sum_to_the_total_to_the_cent(busy_march: World) -> None:
     assert sum(line.amount for line in lines) == Decimal(totals["charged"])
     assert sum(line.cost for line in lines) == Decimal(totals["cost"])
     for pool in totals["pools"]:
-        left = (
+        balance = (
             Decimal(pool["charged"])
             - Decimal(pool["margin"])
             + Decimal(pool["uncharged"])
             + Decimal(pool["idle"])
             + Decimal(pool["overhead"])
         )
-        assert left == Decimal(pool["cost"])
+        assert balance == Decimal(pool["cost"])
 
 
 def test_prices_at_cost_make_no_margin(rates: World) -> None:

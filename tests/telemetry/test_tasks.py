@@ -83,8 +83,8 @@ def test_partitions_are_created_ahead_and_dropped_after_the_retention_period(wor
     assert partitions() == {f"telemetry_sample_2026030{day}" for day in (1, 2, 3, 4, 5)}
     assert maintain_partitions(at(10)) == (0, 0)
     Retention.objects.filter(pk=1).update(sample_days=2)
-    made, dropped = maintain_partitions(at(9, day=5))
-    assert (made, dropped) == (3, 2)
+    created, dropped = maintain_partitions(at(9, day=5))
+    assert (created, dropped) == (3, 2)
     assert min(partitions()) == "telemetry_sample_20260303"
 
 

@@ -188,12 +188,12 @@ def test_a_notebook_is_launched_and_cannot_be_opened_before_it_runs(
     assert client.get("/api/v1/jobs/").json()["count"] == 0
 
 
-@pytest.mark.parametrize("who", ["other team", "stranger", "finance"])
+@pytest.mark.parametrize("role", ["other team", "stranger", "finance"])
 def test_objects_that_the_user_may_not_see_are_not_found(
-    today_world: World, client_of: Client, who: str
+    today_world: World, client_of: Client, role: str
 ) -> None:
     created = submit(client_of(today_world.vision.member)).json()
-    client = client_of(today_world.people[who])
+    client = client_of(today_world.people[role])
     place = f"/api/v1/workloads/{created['id']}/"
     for path in ("", "why/", "logs/"):
         assert client.get(place + path).status_code == 404
@@ -206,12 +206,12 @@ def test_objects_that_the_user_may_not_see_are_not_found(
     assert Workload.objects.get().state == "queued"
 
 
-@pytest.mark.parametrize("who", ["team mate", "auditor"])
+@pytest.mark.parametrize("role", ["team mate", "auditor"])
 def test_changing_a_visible_object_without_permission_is_forbidden(
-    today_world: World, client_of: Client, who: str
+    today_world: World, client_of: Client, role: str
 ) -> None:
     created = submit(client_of(today_world.vision.member)).json()
-    answer = client_of(today_world.people[who]).post(f"/api/v1/workloads/{created['id']}/cancel/", {})
+    answer = client_of(today_world.people[role]).post(f"/api/v1/workloads/{created['id']}/cancel/", {})
     assert answer.status_code == 403
     assert "owner" in answer.json()["errors"][0]["message"]
 

@@ -98,14 +98,14 @@ def test_work_that_restarted_has_its_whole_longest_runtime(busy: World, client_o
 def test_a_preview_changes_nothing(busy: World, client_of: Client) -> None:
     operator = client_of(busy.operator)
     before = list(Host.objects.order_by("pk").values()), list(Workload.objects.order_by("pk").values())
-    told = AuditEvent.objects.count()
+    events_before = AuditEvent.objects.count()
     for verb in ("cordon", "drain", "revoke"):
         assert operator.post(PREVIEW, {"verb": verb}).status_code == 200
     assert before == (
         list(Host.objects.order_by("pk").values()),
         list(Workload.objects.order_by("pk").values()),
     )
-    assert AuditEvent.objects.count() == told
+    assert AuditEvent.objects.count() == events_before
 
 
 def test_a_preview_shows_which_work_would_lose_its_checkpoint(busy: World, client_of: Client) -> None:
@@ -212,11 +212,14 @@ def test_a_revoked_host_is_shown_as_revoked_until_it_joins_again(
     assert operator.post(f"{HOSTS}alpha/revoke/", {"why": "its disk left"}).json()["state"] == "revoked"
     Host.objects.filter(name="beta").update(admin_state="draining")
     for client in (operator, member):
-        told = {row["name"]: row for row in client.get(HOSTS).json()["results"]}
-        assert (told["alpha"]["state"], told["alpha"]["revoked_why"]) == ("revoked", "its disk left")
-        assert told["alpha"]["revoked_at"] and told["beta"]["revoked_at"] is None
-        assert (told["beta"]["state"], told["gamma"]["state"]) == ("draining", "ready")
-        assert today_world.operator.username not in str(told["alpha"])
+        hosts_by_name = {row["name"]: row for row in client.get(HOSTS).json()["results"]}
+        assert (hosts_by_name["alpha"]["state"], hosts_by_name["alpha"]["revoked_why"]) == (
+            "revoked",
+            "its disk left",
+        )
+        assert hosts_by_name["alpha"]["revoked_at"] and hosts_by_name["beta"]["revoked_at"] is None
+        assert (hosts_by_name["beta"]["state"], hosts_by_name["gamma"]["state"]) == ("draining", "ready")
+        assert today_world.operator.username not in str(hosts_by_name["alpha"])
     Host.objects.filter(name="alpha").update(lease_state="silent")
     assert member.get(f"{HOSTS}alpha/").json()["state"] == "revoked"
     Host.objects.filter(name="alpha").update(credential_hash="y" * 64)
@@ -342,17 +345,17 @@ def test_a_health_rule_is_changed_in_part_reset_added_and_removed(
 def test_an_invalid_choice_is_refused_with_the_valid_ones(today_world: World, client_of: Client) -> None:
     operator = client_of(today_world.operator)
 
-    def said(answer: Any) -> list[dict[str, Any]]:
+    def messages(answer: Any) -> list[dict[str, Any]]:
         assert answer.status_code == 400
         return list(answer.json()["errors"])
 
     actions = "allowed: note, warn, cordon, drain, quarantine_gpu."
     wrong = {"field": "action", "value": "'melt'", "message": f"action is 'melt'; {actions}"}
-    assert said(operator.put("/api/v1/health-rules/xid:79/", {"action": "melt"})) == [wrong]
-    assert said(operator.get("/api/v1/health-rules/?action=melt")) == [wrong]
-    (verb,) = said(operator.post(PREVIEW, {"verb": ["drain"]}))
+    assert messages(operator.put("/api/v1/health-rules/xid:79/", {"action": "melt"})) == [wrong]
+    assert messages(operator.get("/api/v1/health-rules/?action=melt")) == [wrong]
+    (verb,) = messages(operator.post(PREVIEW, {"verb": ["drain"]}))
     assert verb["message"] == "verb is ['drain']; allowed: cordon, drain, return, off, revoke, maintenance."
-    (field,) = said(operator.post(f"{HOSTS}alpha/join-token/", {"why": "new"}))
+    (field,) = messages(operator.post(f"{HOSTS}alpha/join-token/", {"why": "new"}))
     assert field["message"] == "why is 'new': is not a field of this request; allowed: none."
 
 
@@ -441,14 +444,14 @@ def test_only_operators_and_auditors_see_whose_process_an_event_is_about(
             received_at=today_world.now,
         )
 
-    def told(user: User) -> dict[str, str]:
+    def details_by_code(user: User) -> dict[str, str]:
         found = client_of(user).get(f"{HOSTS}alpha/{part}/").json()
         return {row["code"]: row["detail"] for row in found["events" if part == "health" else "results"]}
 
     for name in ("operator", "auditor"):
-        assert told(today_world.people[name]) == {"stray:process": who, "stray:ended": ended}
+        assert details_by_code(today_world.people[name]) == {"stray:process": who, "stray:ended": ended}
     for name in ("member", "lead", "finance"):
-        assert told(today_world.people[name]) == {
+        assert details_by_code(today_world.people[name]) == {
             "stray:process": "a process on it belongs to no workload",
             "stray:ended": "",
         }

@@ -128,7 +128,7 @@ def test_no_response_shows_a_primary_key_to_any_role(world: World, monkeypatch: 
         monkeypatch.setattr(throttle, "rate", "1000000/min")
     cause_every_reason(world)
     assert Decision.objects.filter(kind="evicted").exists(), "the scenario causes no eviction"
-    asked = [template for (method, template), _ in TABLE.items() if method == "GET" and "{" not in template]
+    lists = [template for (method, template), _ in TABLE.items() if method == "GET" and "{" not in template]
     work = [
         f"workloads/{row.public_id}/{part}"
         for row in Workload.objects.order_by("pk")
@@ -145,14 +145,16 @@ def test_no_response_shows_a_primary_key_to_any_role(world: World, monkeypatch: 
     for role in ROLES:
         client = APIClient()
         client.force_authenticate(world.people[role])
-        for template in [*asked, *work]:
+        for template in [*lists, *work]:
             answer = client.get(f"/api/v1/{template}")
             answered += answer.status_code == 200
             found += [f"{role}: {template}: {each}" for each in row_ids_in(answer, template)]
         for template, body in previews:
             team = "language" if role == "other team" else "vision"
-            given = body | {"project": f"{team}/{team}-main"}
-            answer = client.post(f"/api/v1/{template}", json.dumps(given), content_type="application/json")
+            request_body = body | {"project": f"{team}/{team}-main"}
+            answer = client.post(
+                f"/api/v1/{template}", json.dumps(request_body), content_type="application/json"
+            )
             found += [f"{role}: {template}: {each}" for each in row_ids_in(answer, template)]
     assert answered > 200
     assert not found, "\n".join(found[:40])

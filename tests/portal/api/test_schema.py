@@ -71,12 +71,14 @@ def test_every_operation_documents_its_error_responses(schema: dict[str, Any]) -
 
 def test_the_documentation_lists_every_endpoint_and_no_other(schema: dict[str, Any]) -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "api.md").read_text()
-    told = set(re.findall(r"^\| (GET|POST|PUT|PATCH|DELETE) \| `([^`]+)` \| (.+?) \|$", text, re.MULTILINE))
+    documented = set(
+        re.findall(r"^\| (GET|POST|PUT|PATCH|DELETE) \| `([^`]+)` \| (.+?) \|$", text, re.MULTILINE)
+    )
     real = {
         (method, path, operation["description"].splitlines()[0])
         for method, path, operation in operations(schema)
     }
-    assert told == real, f"missing: {sorted(real - told)}; gone: {sorted(told - real)}"
+    assert documented == real, f"missing: {sorted(real - documented)}; gone: {sorted(documented - real)}"
 
 
 @pytest.mark.django_db
@@ -101,23 +103,23 @@ def crowded(today_world: World) -> dict[str, str]:
     Price.objects.create(
         model=H100, cost_per_gpu_hour="1.5", price_per_gpu_hour="2", valid_from=now, created_at=now
     )
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
         "pool": world.shared,
         "now": now,
     }
-    job = launch.submit_job(**given, name="train", command="x", units=2)
+    job = launch.submit_job(**fields, name="train", command="x", units=2)
     window: dict[str, Any] = {"start": now + timedelta(days=1), "end": now + timedelta(days=2)}
-    held = reservations.request_reservation(**given, name="held", units=1, models=[H100], **window)
-    array = launch.submit_array(**given, name="sweep", command="x", units=1, array="0-2%1")
+    held = reservations.request_reservation(**fields, name="held", units=1, models=[H100], **window)
+    array = launch.submit_array(**fields, name="sweep", command="x", units=1, array="0-2%1")
     several: dict[str, Any] = {
         "weekdays": ["mon", "wed"],
         "until": (now + timedelta(days=14)).date(),
         **window,
     }
     recurring = recurring_reservations.request_series(
-        **given, name="course", units=1, models=[H100], **several
+        **fields, name="course", units=1, models=[H100], **several
     )
     submission = submissions.request_quota_change(
         actor=world.vision.lead,
@@ -174,8 +176,8 @@ def test_responses_to_generated_requests_match_the_schema_for_every_role(
         # Django closes its connections at both signals, which would end the transaction of the test.
         monkeypatch.setattr(signal, "send", lambda **named: [])
     tokens = {}
-    for who in ROLES:
-        user = today_world.people[who]
+    for role in ROLES:
+        user = today_world.people[role]
         _, tokens[user.pk] = api_tokens.create_token(actor=user, name="schema", now=datetime.now(UTC))
     loaded = schemathesis.openapi.from_dict(schema)
     loaded.app = get_wsgi_application()

@@ -228,9 +228,9 @@ async def _forward(reader: asyncio.StreamReader, edge: aiohttp.ClientWebSocketRe
 async def agent(edge_site: EdgeSite) -> AsyncIterator[SmallAgent]:
     """An agent of host alpha that is not connected yet."""
     host = edge_site.world.hosts["alpha"]
-    made = SmallAgent(edge_site, host, await run_orm(give_credential, host))
-    yield made
-    await made.close()
+    new_agent = SmallAgent(edge_site, host, await run_orm(give_credential, host))
+    yield new_agent
+    await new_agent.close()
 
 
 # -- a notebook behind the agent -----------------------------------------------------------------------------

@@ -120,18 +120,18 @@ async def test_a_host_with_a_key_renews_its_credential_on_the_open_connection(
     await run_orm(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon, public_key=public)
     await agent.connect()
     await agent.say(observed())
-    asked = await agent.hear()
-    assert asked.challenge and not asked.credential
-    signature = base64.b64encode(key.sign(f"gpupool renew {asked.challenge}".encode())).decode()
-    await agent.say(protocol.Proof(asked.challenge, signature))
-    given = await agent.hear()
-    assert given.credential and given.credential_expires_at > soon.timestamp()
+    challenge = await agent.hear()
+    assert challenge.challenge and not challenge.credential
+    signature = base64.b64encode(key.sign(f"gpupool renew {challenge.challenge}".encode())).decode()
+    await agent.say(protocol.Proof(challenge.challenge, signature))
+    renewed = await agent.hear()
+    assert renewed.credential and renewed.credential_expires_at > soon.timestamp()
     await agent.close()
-    later = SmallAgent(agent.edge_site, agent.host, given.credential)
+    later = SmallAgent(agent.edge_site, agent.host, renewed.credential)
     await later.connect()
     await later.say(observed(2))
     assert isinstance(await later.hear(), protocol.Desired)
-    await later.say(protocol.Proof(asked.challenge, signature))
+    await later.say(protocol.Proof(challenge.challenge, signature))
     assert "not of this host's last credential" in (await later.hear_refusal()).reason
     await later.close()
 
@@ -152,11 +152,11 @@ async def test_a_host_whose_credential_expired_renews_it_over_http(
     ).status == 403
     body = await (await edge_site.session.post(url, headers=headers, json={"version": 1})).json()
     signature = base64.b64encode(key.sign(f"gpupool renew {body['challenge']}".encode())).decode()
-    said = {"version": 1, "challenge": body["challenge"], "signature": signature}
-    wrong = await edge_site.session.post(url, headers=headers, json={**said, "signature": "AAAA"})
+    proof = {"version": 1, "challenge": body["challenge"], "signature": signature}
+    wrong = await edge_site.session.post(url, headers=headers, json={**proof, "signature": "AAAA"})
     assert wrong.status == 403 and "not one made with the key" in (await wrong.json())["reason"]
-    given = await (await edge_site.session.post(url, headers=headers, json=said)).json()
-    again = SmallAgent(edge_site, agent.host, given["credential"])
+    renewed = await (await edge_site.session.post(url, headers=headers, json=proof)).json()
+    again = SmallAgent(edge_site, agent.host, renewed["credential"])
     await again.connect()
     await again.say(observed())
     assert isinstance(await again.hear(), protocol.Desired)
@@ -227,10 +227,10 @@ async def test_a_second_agent_of_a_host_is_refused_while_the_first_is_connected(
     listening = asyncio.create_task(agent.hear(seconds=30))  # answers pings meanwhile
     second = SmallAgent(edge_site, agent.host, agent.credential)
     await second.connect()
-    said = (await second.hear_refusal()).reason
-    assert "another agent is connected as alpha" in said
+    refusal = (await second.hear_refusal()).reason
+    assert "another agent is connected as alpha" in refusal
     shown = (await run_orm(Host.objects.get, pk=agent.host.pk)).refused_agent
-    assert shown is not None and shown["reason"] == said
+    assert shown is not None and shown["reason"] == refusal
     await second.close()
     await asyncio.to_thread(nudge, edge_site, agent.host)
     assert isinstance(await listening, protocol.Desired)

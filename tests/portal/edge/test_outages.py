@@ -198,9 +198,9 @@ async def test_the_process_reports_errors_serves_and_stops_in_time(
             async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
                 assert answer.status == 404
         second = await asyncio.to_thread(start)
-        said = (await asyncio.to_thread(second.communicate))[0]
+        output = (await asyncio.to_thread(second.communicate))[0]
         assert second.returncode == 1
-        assert f"cannot listen on 127.0.0.1:{port}" in said
+        assert f"cannot listen on 127.0.0.1:{port}" in output
         wrong = await asyncio.to_thread(start, "--port", "70000")
         assert "'70000' is not a port; allowed: 1 to 65535" in (await asyncio.to_thread(wrong.communicate))[0]
     finally:

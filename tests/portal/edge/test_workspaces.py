@@ -588,12 +588,12 @@ async def send_slowly(edge_site: EdgeSite, head: str, every: float = 0.1) -> tup
     try:
         writer.write(head.replace("\n", "\r\n").encode())
         began = time.monotonic()
-        said = asyncio.ensure_future(reader.readline())
-        while not said.done():
+        first_line = asyncio.ensure_future(reader.readline())
+        while not first_line.done():
             assert time.monotonic() - began < 20, "the edge still waits for the rest"
             writer.write(b" ")
-            await asyncio.wait([said], timeout=every)
-        return time.monotonic() - began, said.result().decode()
+            await asyncio.wait([first_line], timeout=every)
+        return time.monotonic() - began, first_line.result().decode()
     finally:
         writer.transport.abort()
 
@@ -622,8 +622,8 @@ async def test_a_slow_body_of_a_join_request_times_out(
 ) -> None:
     monkeypatch.setattr(http_requests, "BODY_TIMEOUT_SECONDS", 1.0)
     head = f"POST /agent/v1/join HTTP/1.1\nHost: 127.0.0.1:{edge_site.port}\nContent-Length: 60000\n\n{{"
-    took, said = await send_slowly(edge_site, head)
-    assert said.startswith("HTTP/1.1 408 ") and took < 5
+    took, first_line = await send_slowly(edge_site, head)
+    assert first_line.startswith("HTTP/1.1 408 ") and took < 5
 
 
 @pytest.fixture
@@ -632,10 +632,10 @@ def short_header_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_slow_request_headers_time_out(short_header_timeout: None, edge_site: EdgeSite) -> None:
-    took, said = await send_slowly(
+    took, first_line = await send_slowly(
         edge_site, f"GET /healthz HTTP/1.1\nHost: 127.0.0.1:{edge_site.port}\nX-Slow: "
     )
-    assert said == "" and took < 5
+    assert first_line == "" and took < 5
 
 
 async def test_activity_is_recorded_for_the_idle_rule(notebook: Notebook) -> None:

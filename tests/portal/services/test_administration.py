@@ -48,9 +48,9 @@ def test_an_operator_creates_teams_accounts_and_members(world: World) -> None:
         teams.create_team(actor=world.operator, name="Speech  & Sound", now=world.now)
 
 
-@pytest.mark.parametrize("who", ["member", "lead", "finance", "auditor", "stranger"])
-def test_others_create_no_teams_accounts_or_hosts(world: World, who: str) -> None:
-    actor = world.people[who]
+@pytest.mark.parametrize("role", ["member", "lead", "finance", "auditor", "stranger"])
+def test_others_create_no_teams_accounts_or_hosts(world: World, role: str) -> None:
+    actor = world.people[role]
     with pytest.raises(NotAllowed):
         teams.create_team(actor=actor, name="Mine", now=world.now)
     with pytest.raises(NotAllowed):
@@ -399,9 +399,9 @@ def test_a_rule_can_be_added_for_a_new_code_and_only_such_a_rule_removed(world: 
     assert HealthRule.objects.filter(code="xid:79").exists()
 
 
-@pytest.mark.parametrize("who", ["member", "lead", "finance", "auditor"])
-def test_only_an_operator_changes_health_rules(world: World, who: str) -> None:
-    fields: dict[str, Any] = {"actor": world.people[who], "code": "xid:79", "now": world.now}
+@pytest.mark.parametrize("role", ["member", "lead", "finance", "auditor"])
+def test_only_an_operator_changes_health_rules(world: World, role: str) -> None:
+    fields: dict[str, Any] = {"actor": world.people[role], "code": "xid:79", "now": world.now}
     for verb, more in (
         (health.set_health_rule, {"action": "note"}),
         (health.reset_health_rule, {}),

@@ -26,7 +26,7 @@ HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 
 
-def made(world: World, **changes: Any) -> Reservation:
+def confirmed_reservation(world: World, **changes: Any) -> Reservation:
     row = reserve(world, **changes)
     assert isinstance(row, Reservation)
     return row
@@ -58,7 +58,7 @@ def recur(world: World, **changes: Any) -> Submission | Series:
 
 
 def test_a_reservation_can_be_moved_extended_and_shortened(world: World) -> None:
-    row = made(world)
+    row = confirmed_reservation(world)
     start, length = row.start, row.end - row.start
     change(world, row, start=start + HOUR)
     assert (row.start, row.end) == (start + HOUR, start + HOUR + length)
@@ -77,7 +77,7 @@ def test_a_reservation_can_be_moved_extended_and_shortened(world: World) -> None
 def test_a_change_that_does_not_fit_is_refused_with_the_first_window_and_changes_nothing(
     world: World,
 ) -> None:
-    row = made(world, units=4)
+    row = confirmed_reservation(world, units=4)
     blocker = reserve(
         world, units=8, hosts=2, may_exceed_guarantee=True, start=row.end, end=row.end + 2 * HOUR
     )
@@ -94,7 +94,7 @@ def test_a_change_that_does_not_fit_is_refused_with_the_first_window_and_changes
 
 
 def test_an_active_reservation_keeps_its_units_or_is_refused_with_the_next_window(world: World) -> None:
-    row = made(world, units=4, start=world.now, end=world.now + 4 * HOUR)
+    row = confirmed_reservation(world, units=4, start=world.now, end=world.now + 4 * HOUR)
     engine.run_cycle("test", world.now)
     row.refresh_from_db()
     bound = set(BoundUnit.objects.filter(reservation=row).values_list("unit", flat=True))
@@ -159,7 +159,7 @@ def test_a_move_approved_after_the_start_is_refused_and_does_not_become_an_exten
 
 
 def test_a_move_that_loses_the_race_with_its_start_changes_nothing(world: World) -> None:
-    row = made(world, units=4, start=world.now + HOUR, end=world.now + 3 * HOUR)
+    row = confirmed_reservation(world, units=4, start=world.now + HOUR, end=world.now + 3 * HOUR)
     window = row.start, row.end
     stale = Reservation.objects.get(pk=row.pk)
     engine.run_cycle("test", row.start)
@@ -170,7 +170,7 @@ def test_a_move_that_loses_the_race_with_its_start_changes_nothing(world: World)
 
 
 def test_only_permitted_users_change_it_and_invalid_windows_are_named(world: World) -> None:
-    row = made(world)
+    row = confirmed_reservation(world)
     with pytest.raises(NotAllowed):
         change(world, row, actor=world.language.lead, end=row.end + HOUR)
     for wrong, field in (
@@ -314,19 +314,19 @@ def close_the_budget(world: World, until: datetime) -> None:
 def test_a_closed_budget_accepts_no_new_reservation_until_it_opens_again(world: World) -> None:
     close_the_budget(world, world.now + 2 * DAY)
     with pytest.raises(Conflict, match="budget is used up") as refused:
-        made(world)
+        confirmed_reservation(world)
     assert refused.value.code == "budget_closed"
     with pytest.raises(Conflict, match="budget is used up"):
         recur(world)
     with pytest.raises(Conflict, match="budget is used up"):
         reserve(world, units=8)
     assert not Reservation.objects.exists() and not Submission.objects.exists()
-    made(world, start=world.now + 2 * DAY, end=world.now + 2 * DAY + HOUR)
+    confirmed_reservation(world, start=world.now + 2 * DAY, end=world.now + 2 * DAY + HOUR)
 
 
 def test_a_closed_budget_lets_a_reservation_move_and_shrink_but_not_grow(world: World) -> None:
-    row = made(world)
-    tomorrow = made(world, start=world.now + 3 * DAY, end=world.now + 3 * DAY + 2 * HOUR)
+    row = confirmed_reservation(world)
+    tomorrow = confirmed_reservation(world, start=world.now + 3 * DAY, end=world.now + 3 * DAY + 2 * HOUR)
     close_the_budget(world, world.now + 2 * DAY)
     change(world, row, start=row.start + HOUR)
     with pytest.raises(Conflict, match="budget is used up"):
@@ -337,7 +337,7 @@ def test_a_closed_budget_lets_a_reservation_move_and_shrink_but_not_grow(world: 
 
 
 def test_an_active_reservation_is_not_extended_on_a_closed_budget(world: World) -> None:
-    row = made(world, units=4, start=world.now, end=world.now + 4 * HOUR)
+    row = confirmed_reservation(world, units=4, start=world.now, end=world.now + 4 * HOUR)
     engine.run_cycle("test", world.now)
     row.refresh_from_db()
     close_the_budget(world, world.now + 2 * DAY)
@@ -358,7 +358,7 @@ def test_a_waiting_request_is_refused_on_approval_once_the_budget_is_closed(worl
 def test_reservations_of_one_user_are_limited_to_the_cap_per_user(world: World) -> None:
     Pool.objects.filter(pk=world.shared.pk).update(most_gpus_per_user=2)
     world.shared.refresh_from_db()
-    made(world, units=2)
+    confirmed_reservation(world, units=2)
     with pytest.raises(Conflict, match="One person may hold at most 2 GPUs") as refused:
-        made(world, units=2)
+        confirmed_reservation(world, units=2)
     assert refused.value.code == "over_user_cap"

@@ -59,11 +59,11 @@ def waiting_quota(world: World, team: Any, gpus: int) -> Submission:
 
 
 def test_a_submission_is_decided_once(committed: World) -> None:
-    asked = waiting_quota(committed, committed.vision, 9)
+    submission = waiting_quota(committed, committed.vision, 9)
     operators = [committed.operator, *(User.objects.create_user(f"op{n}", operator=True) for n in range(3))]
 
     def decide(number: int) -> Callable[[], Any]:
-        mine = Submission.objects.get(pk=asked.pk)
+        mine = Submission.objects.get(pk=submission.pk)
         verb: Any = decisions.approve_submission if number % 2 else decisions.decline_submission
         return lambda: verb(actor=operators[number], submission=mine, comment="mine", now=committed.now)
 
@@ -75,13 +75,16 @@ def test_a_submission_is_decided_once(committed: World) -> None:
 
 def test_two_quotas_approved_concurrently_do_not_exceed_the_pool(committed: World) -> None:
     # 14 of 16 are guaranteed: either team may have 2 more, but not both.
-    asked = [waiting_quota(committed, committed.vision, 10), waiting_quota(committed, committed.language, 6)]
+    requests = [
+        waiting_quota(committed, committed.vision, 10),
+        waiting_quota(committed, committed.language, 6),
+    ]
     raised = run_concurrently(
         *(
             functools.partial(
                 decisions.approve_submission, actor=committed.operator, submission=mine, now=committed.now
             )
-            for mine in asked
+            for mine in requests
         )
     )
     assert sum(problem is None for problem in raised) == 1

@@ -88,7 +88,7 @@ def test_notebooks_and_relaunched_workloads_keep_the_sizes(sized: World) -> None
 
 
 @pytest.mark.parametrize(
-    ("asked", "field", "words"),
+    ("request_fields", "field", "words"),
     [
         (
             {"cpu_milli": 96_000},
@@ -127,10 +127,10 @@ def test_notebooks_and_relaunched_workloads_keep_the_sizes(sized: World) -> None
     ],
 )
 def test_too_much_is_refused_at_its_field_with_what_is_available(
-    sized: World, asked: dict[str, Any], field: str, words: str
+    sized: World, request_fields: dict[str, Any], field: str, words: str
 ) -> None:
     with pytest.raises(Invalid) as refused:
-        submit(sized, **asked)
+        submit(sized, **request_fields)
     assert list(refused.value.fields) == [field] and words in refused.value.fields[field]
     assert not Workload.objects.exists()
 

@@ -109,13 +109,13 @@ def test_a_clock_change_is_noted_in_the_preview_and_stored(world: World) -> None
         "time_zone": "Europe/Berlin",
         "now": world.now,
     }
-    told = recurring_reservations.preview_series(**fields)["clock_changes"]
-    assert len(told) == 1 and "02:30 does not exist" in told[0]
+    clock_changes = recurring_reservations.preview_series(**fields)["clock_changes"]
+    assert len(clock_changes) == 1 and "02:30 does not exist" in clock_changes[0]
     series = recurring_reservations.request_series(**fields, name="night")
-    assert isinstance(series, Series) and recurring_reservations.clock_changes_of(series) == told
+    assert isinstance(series, Series) and recurring_reservations.clock_changes_of(series) == clock_changes
     first = series.occurrences.order_by("start")[0]
     page = signed_in(world.vision.member).get(reverse("reservation", args=[first.public_id])).content.decode()
-    assert told[0] in page
+    assert clock_changes[0] in page
     whole_day = {
         **fields,
         "start": datetime(2026, 10, 25, tzinfo=BERLIN),

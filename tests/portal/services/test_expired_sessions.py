@@ -23,9 +23,9 @@ def test_expired_sessions_and_entries_are_deleted_and_used_ones_are_kept(world: 
     cookie = timedelta(seconds=settings.SESSION_COOKIE_AGE)
     minute = timedelta(minutes=1)
     for name, ends in (("gone", world.now - minute), ("kept", world.now + minute)):
-        whose = {"user": world.vision.member, "workload": notebook}
-        EntryCode.objects.create(code_hash=name, created_at=ends - minute, expires_at=ends, **whose)
-        WorkspaceSession.objects.create(token_hash=name, created_at=ends - cookie, **whose)
+        owner_fields = {"user": world.vision.member, "workload": notebook}
+        EntryCode.objects.create(code_hash=name, created_at=ends - minute, expires_at=ends, **owner_fields)
+        WorkspaceSession.objects.create(token_hash=name, created_at=ends - cookie, **owner_fields)
         Session.objects.create(session_key=name, session_data="", expire_date=ends)
 
     assert expired_sessions.delete_expired_sessions(world.now) == 3

@@ -94,11 +94,11 @@ def test_the_page_makes_the_same_number_of_queries_for_any_number_of_attempts(wo
     for agent in agents:
         agent.end(agent.running[0], at, outcome="failed", exit_code=1)
         agent.sync(at)
-    asked = []
+    query_counts = []
     for attempt in (2, 3, 4):
         with CaptureQueriesContext(connection) as queries:
             assert len(attempts.attempt_rows(WorkloadDetails(workload), world.vision.member)) == attempt - 1
-        asked.append(len(queries))
+        query_counts.append(len(queries))
         for run in Run.objects.filter(workload=workload, attempt=1):
             run.pk, run.public_id, run.attempt, run.generation = (
                 None,
@@ -107,4 +107,4 @@ def test_the_page_makes_the_same_number_of_queries_for_any_number_of_attempts(wo
                 run.generation + 100 * attempt,
             )
             run.save()
-    assert len(set(asked)) == 1, asked
+    assert len(set(query_counts)) == 1, query_counts

@@ -50,8 +50,8 @@ def test_only_hosts_that_could_serve_the_request_count_and_only_for_several_host
     assert "docs/gangs.md" in warning_for(world)
     assert warning_for(world, hosts=1) == ""
     assert warning_for(world, models=[A100], hosts=1) == ""
-    said = warning_for(world, models=[])
-    assert "2 of the 3 hosts of Shared" in said and ": alpha, beta. Where it gets one of them" in said
+    warning = warning_for(world, models=[])
+    assert "2 of the 3 hosts of Shared" in warning and ": alpha, beta. Where it gets one of them" in warning
     assert "The hosts of Shared" in warning_for(world, models=[], min_memory_mib=80_000)
     assert "The hosts of Shared" in warning_for(world, models=[], min_compute_capability=90)
     Host.objects.filter(name__in=("gamma", "alpha")).update(labels={"net": "yes"})
@@ -98,7 +98,7 @@ def test_the_warning_is_shown_in_every_form_and_on_submission(world: World) -> N
     created = api.post("/api/v1/arrays/", body | {"array": "0-1"}, format="json").json()
     assert "do not let a job's hosts reach" in created["warning"] and JobArray.objects.count() == 1
     start = world.now + timedelta(hours=1)
-    told = reservation_preview.preview_reservation(
+    preview = reservation_preview.preview_reservation(
         actor=world.vision.member,
         project=world.vision.project,
         pool=world.shared,
@@ -109,4 +109,4 @@ def test_the_warning_is_shown_in_every_form_and_on_submission(world: World) -> N
         end=start + timedelta(hours=1),
         now=world.now,
     )
-    assert "do not let a job's hosts reach" in told["warnings"][0]
+    assert "do not let a job's hosts reach" in preview["warnings"][0]

@@ -68,10 +68,10 @@ def test_a_gang_is_opened_by_its_owner_once_its_first_host_is_ready(world: World
 
 
 def test_the_page_says_which_member_ended_first() -> None:
-    said = reason_texts.decision_sentence(
+    sentence = reason_texts.decision_sentence(
         "restarted", "failed", {"rank": 1, "host": "gpu-07", "exit_code": 137}
     )
-    assert said == "Its part 1 on gpu-07 was the first to end. It failed with exit code 137."
+    assert sentence == "Its part 1 on gpu-07 was the first to end. It failed with exit code 137."
     assert reason_texts.decision_sentence(
         "refused", "failed", {"exit_code": 1}
     ) == reason_texts.reason_sentence("failed", {"exit_code": 1})

@@ -36,7 +36,7 @@ def submit(world: World, **changes: Any) -> Workload:
 
 
 @pytest.mark.parametrize(
-    ("asked", "field", "words"),
+    ("request_fields", "field", "words"),
     [
         ({"units": 9}, "units", "it asks for 9 GPUs on one host, the largest has 8"),
         (
@@ -49,10 +49,10 @@ def submit(world: World, **changes: Any) -> Workload:
     ],
 )
 def test_it_is_refused_at_the_field_that_has_to_change(
-    world: World, asked: dict[str, Any], field: str, words: str
+    world: World, request_fields: dict[str, Any], field: str, words: str
 ) -> None:
     with pytest.raises(Invalid) as refused:
-        submit(world, **asked)
+        submit(world, **request_fields)
     assert words in refused.value.fields[field]
     with pytest.raises(Invalid):
         launch.submit_array(
@@ -66,7 +66,7 @@ def test_it_is_refused_at_the_field_that_has_to_change(
                 "models": [H100],
                 "now": world.now,
                 "array": "0-3",
-                **asked,
+                **request_fields,
             }
         )
     assert not Workload.objects.exists() and not JobArray.objects.exists()
@@ -93,8 +93,10 @@ def test_a_request_that_needs_more_quota_is_accepted_with_a_warning_to_its_autho
         guaranteed_slots=2 * 840, borrow_limit_slots=840
     )
     workload = submit(world, units=4)
-    said = impossible_starts.submission_warning(workload, world.vision.member, world.now)
-    assert "Its team may hold 3 GPUs of H100 80GB at most, and this needs 4 GPUs: it does not start" in said
+    warning = impossible_starts.submission_warning(workload, world.vision.member, world.now)
+    assert (
+        "Its team may hold 3 GPUs of H100 80GB at most, and this needs 4 GPUs: it does not start" in warning
+    )
     client = signed_in(world.vision.member)
     data = ask_data(world, kind="job", name="big", command="true", count="4", preemptible="on")
     preview = client.post(reverse("ask-preview"), data).content.decode()

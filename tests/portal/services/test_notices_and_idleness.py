@@ -39,15 +39,15 @@ def kinds(user: Any) -> list[str]:
 
 
 def job(world: World, **changes: Any) -> Workload:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": "train",
         "command": "x",
         "units": 1,
         "models": [H100],
         "max_runtime_seconds": 3600,
     }
-    given |= {"actor": world.vision.member, "project": world.vision.project, "pool": world.shared}
-    return launch.submit_job(now=world.now, **(given | changes))
+    fields |= {"actor": world.vision.member, "project": world.vision.project, "pool": world.shared}
+    return launch.submit_job(now=world.now, **(fields | changes))
 
 
 def run_of(workload: Workload, world: World, **fields: Any) -> Run:
@@ -167,10 +167,10 @@ def test_a_reservation_is_announced_fifteen_minutes_before_its_start(world: Worl
 @pytest.mark.django_db
 def test_an_expected_start_that_moves_a_lot_is_notified(world: World) -> None:
     workload = job(world)
-    for expected, told in ((60, 0), (70, 0), (180, 1), (185, 1), (60, 2)):
+    for expected, notices in ((60, 0), (70, 0), (180, 1), (185, 1), (60, 2)):
         Workload.objects.filter(pk=workload.pk).update(expected_start=world.now + expected * MINUTE)
         delivery.write_notices(world.now)
-        assert len(kinds(world.vision.member)) == told, expected
+        assert len(kinds(world.vision.member)) == notices, expected
 
 
 @pytest.mark.django_db
@@ -189,32 +189,37 @@ def test_operators_and_owners_are_notified_of_a_silent_host(world: World) -> Non
 def test_a_disk_that_stays_full_is_notified_once_and_again_only_after_it_had_space(world: World) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
 
-    def minute(number: float, *, full: bool) -> list[str]:
+    def disk_notices_at(number: float, *, full: bool) -> list[str]:
         """Sync the agent, deliver notices, and return every disk notice of the operator so far."""
         at = world.now + number * MINUTE
         agent.inventory = replace(agent.inventory, disk_full=full)
         agent.sync(at)
         delivery.write_notices(at)
-        told = Notification.objects.filter(user=world.operator, kind="disk_is_full").order_by("pk")
-        return [notice_texts.notice_sentence(row.kind, row.numbers) for row in told]
+        notices = Notification.objects.filter(user=world.operator, kind="disk_is_full").order_by("pk")
+        return [notice_texts.notice_sentence(row.kind, row.numbers) for row in notices]
 
-    assert minute(0, full=True) == minute(9.9, full=True) == []
-    first = minute(10.1, full=True)
+    assert disk_notices_at(0, full=True) == disk_notices_at(9.9, full=True) == []
+    first = disk_notices_at(10.1, full=True)
     assert (
         len(first) == 1
         and first[0].startswith("alpha has started nothing new since ")
         and "quota" in first[0]
     )
-    assert minute(11, full=True) == minute(60, full=True) == first
-    assert minute(61, full=False) == minute(62, full=True) == minute(71, full=True) == first
-    assert minute(100, full=True)[:1] == first and len(minute(101, full=True)) == 2, (
+    assert disk_notices_at(11, full=True) == disk_notices_at(60, full=True) == first
+    assert (
+        disk_notices_at(61, full=False)
+        == disk_notices_at(62, full=True)
+        == disk_notices_at(71, full=True)
+        == first
+    )
+    assert disk_notices_at(100, full=True)[:1] == first and len(disk_notices_at(101, full=True)) == 2, (
         "the sweep did not run for half an hour"
     )
     assert (
-        minute(102, full=False)
-        == minute(103, full=True)
-        == minute(108, full=False)
-        == minute(120, full=False)
+        disk_notices_at(102, full=False)
+        == disk_notices_at(103, full=True)
+        == disk_notices_at(108, full=False)
+        == disk_notices_at(120, full=False)
     )
     assert kinds(world.vision.member) == []
 
@@ -502,9 +507,9 @@ def test_a_gpu_without_samples_does_not_count_as_idle(world: World) -> None:
 
 
 def record_edge_activity(run: Run, **use: Any) -> None:
-    told = {"sockets": 0, "last_request": None, "last_input": None} | use
+    stored = {"sockets": 0, "last_request": None, "last_input": None} | use
     nudge.redis_connection().set(
-        f"{idle_notebooks.WORKSPACE_KEY_PREFIX}{run.public_id}", json.dumps(told), ex=60
+        f"{idle_notebooks.WORKSPACE_KEY_PREFIX}{run.public_id}", json.dumps(stored), ex=60
     )
 
 
@@ -513,8 +518,8 @@ def test_an_open_page_keeps_a_gpu_only_while_its_user_is_active(world: World) ->
     run = running_notebook(world)
     later = world.now + 100 * MINUTE
     sample(run, world.now + 60 * MINUTE, 0.0)
-    said = {"busy": 0, "connections": 2, "last_message": None, "last_activity": later.timestamp()}
-    Run.objects.filter(pk=run.pk).update(activity=said)
+    reported = {"busy": 0, "connections": 2, "last_message": None, "last_activity": later.timestamp()}
+    Run.objects.filter(pk=run.pk).update(activity=reported)
     record_edge_activity(
         run, sockets=2, last_request=later.timestamp(), last_input=(later - 50 * MINUTE).timestamp()
     )
@@ -523,7 +528,7 @@ def test_an_open_page_keeps_a_gpu_only_while_its_user_is_active(world: World) ->
         run, sockets=2, last_request=later.timestamp(), last_input=(later - 56 * MINUTE).timestamp()
     )
     assert idle_notebooks.stop_idle_notebooks(later)["warn"] == 1
-    Run.objects.filter(pk=run.pk).update(activity=said | {"last_message": (later - MINUTE).timestamp()})
+    Run.objects.filter(pk=run.pk).update(activity=reported | {"last_message": (later - MINUTE).timestamp()})
     assert idle_notebooks.stop_idle_notebooks(later)["busy"] == 1, (
         "kernel output counts as activity, whoever started it"
     )
@@ -531,25 +536,25 @@ def test_an_open_page_keeps_a_gpu_only_while_its_user_is_active(world: World) ->
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
-    "seen_by", ["agent alone", "edge that knows no input", "agent that tells no messages"]
+    "seen_by", ["agent alone", "edge without input times", "agent without message times"]
 )
 def test_a_notebook_counts_as_busy_if_little_is_known_of_its_user(world: World, seen_by: str) -> None:
     run = running_notebook(world)
     later = world.now + 100 * MINUTE
     sample(run, world.now + 60 * MINUTE, 0.0)
-    said: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "busy": 0,
         "connections": 0,
         "last_message": None,
         "last_activity": later.timestamp(),
     }
     if seen_by == "agent alone":
-        said["connections"] = 1
-    elif seen_by == "edge that knows no input":
+        reported["connections"] = 1
+    elif seen_by == "edge without input times":
         record_edge_activity(run, sockets=1)
     else:
-        del said["last_message"]
-    Run.objects.filter(pk=run.pk).update(activity=said)
+        del reported["last_message"]
+    Run.objects.filter(pk=run.pk).update(activity=reported)
     assert idle_notebooks.stop_idle_notebooks(later)["busy"] == 1
 
 
@@ -573,8 +578,8 @@ def test_a_slice_is_idle_by_its_activity_or_if_it_runs_idle_kernels_only(
     later = world.now + 100 * MINUTE
     sample(run, later - 10 * MINUTE, None, **reading)
     moment = None if background is None else (world.now + background * MINUTE).timestamp()
-    told = {"busy": 0, "connections": 0, "last_message": None, "last_background": moment}
-    Run.objects.filter(pk=run.pk).update(activity=told)
+    reported = {"busy": 0, "connections": 0, "last_message": None, "last_background": moment}
+    Run.objects.filter(pk=run.pk).update(activity=reported)
     assert idle_notebooks.stop_idle_notebooks(later)[verdict] == 1
 
 
@@ -651,7 +656,7 @@ def test_evicted_tasks_of_an_array_are_notified_together(world: World) -> None:
             at=world.now,
         )
     delivery.write_notices(world.now + MINUTE)
-    assert [said.partition(".")[0] for said in sentences_for(world.vision.member)] == [
+    assert [sentence.partition(".")[0] for sentence in sentences_for(world.vision.member)] == [
         "sweep, or a part of it, has to make room"
     ]
 
@@ -664,4 +669,4 @@ def test_a_start_that_moves_is_notified_once_for_an_array(world: World) -> None:
     delivery.write_notices(world.now)
     of_all.update(expected_start=world.now + timedelta(hours=9))
     delivery.write_notices(world.now + MINUTE)
-    assert [said.partition(" is now")[0] for said in sentences_for(world.vision.member)] == ["sweep"]
+    assert [sentence.partition(" is now")[0] for sentence in sentences_for(world.vision.member)] == ["sweep"]

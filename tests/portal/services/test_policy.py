@@ -78,5 +78,5 @@ def test_a_visitor_sees_nothing(world: World) -> None:
 
 def test_every_action_is_documented_with_its_sentence() -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "permissions.md").read_text()
-    told = dict(re.findall(r"^\| `([a-z_.]+)` \| (.+) \|$", text, re.MULTILINE))
-    assert told == {name: sentence for name, (_, sentence) in policy.ACTIONS.items()}
+    documented = dict(re.findall(r"^\| `([a-z_.]+)` \| (.+) \|$", text, re.MULTILINE))
+    assert documented == {name: sentence for name, (_, sentence) in policy.ACTIONS.items()}

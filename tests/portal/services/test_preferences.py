@@ -41,10 +41,10 @@ def preview(world: World, **changes: Any) -> dict[str, Any]:
 def test_a_preferred_label_and_spreading_reach_the_planner(world: World) -> None:
     Host.objects.filter(name="beta").update(labels={"rack": "r2"})
     workload = job(world, labels_preferred={"rack": "r2"}, spread=True)
-    asked = next(
+    request = next(
         q.ask for q in snapshot.take_snapshot([world.shared.pk], world.now).queued if q.id == workload.pk
     )
-    assert (asked.labels_preferred, asked.spread) == (frozenset({("rack", "r2")}), True)
+    assert (request.labels_preferred, request.spread) == (frozenset({("rack", "r2")}), True)
     engine.run_cycle("test", world.now)
     assert workload.runs.get().host.name == "beta"
 

@@ -118,16 +118,16 @@ def test_the_second_of_two_concurrent_decisions_is_refused(world: World) -> None
 
 
 @pytest.mark.parametrize(
-    "who", ["member", "lead", "team mate", "other team", "finance", "auditor", "stranger"]
+    "role", ["member", "lead", "team mate", "other team", "finance", "auditor", "stranger"]
 )
-def test_only_an_operator_decides(world: World, who: str) -> None:
+def test_only_an_operator_decides(world: World, role: str) -> None:
     submission = reserve(world, units=8)
     assert isinstance(submission, Submission)
     with pytest.raises(NotAllowed):
-        decisions.approve_submission(actor=world.people[who], submission=submission, now=world.now)
+        decisions.approve_submission(actor=world.people[role], submission=submission, now=world.now)
     with pytest.raises(NotAllowed):
         decisions.decline_submission(
-            actor=world.people[who], submission=submission, comment="no", now=world.now
+            actor=world.people[role], submission=submission, comment="no", now=world.now
         )
 
 
@@ -236,10 +236,10 @@ def test_the_guarantees_of_all_teams_never_exceed_the_pool(world: World) -> None
     )
 
 
-@pytest.mark.parametrize("who", ["member", "other team", "finance", "auditor", "stranger"])
-def test_only_a_lead_or_an_operator_requests_a_quota(world: World, who: str) -> None:
+@pytest.mark.parametrize("role", ["member", "other team", "finance", "auditor", "stranger"])
+def test_only_a_lead_or_an_operator_requests_a_quota(world: World, role: str) -> None:
     with pytest.raises(NotAllowed):
-        request_quota(world, actor=world.people[who])
+        request_quota(world, actor=world.people[role])
 
 
 def test_the_same_quota_cannot_be_requested_twice_while_it_waits(world: World) -> None:

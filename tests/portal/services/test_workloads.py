@@ -79,10 +79,10 @@ def test_a_notebook_takes_missing_fields_from_its_template(world: World) -> None
     assert WorkspaceOrigin.objects.get(workload=workload).label
 
 
-@pytest.mark.parametrize("who", ["other team", "stranger", "operator", "finance", "auditor"])
-def test_only_members_of_its_team_start_work_in_a_project(world: World, who: str) -> None:
+@pytest.mark.parametrize("role", ["other team", "stranger", "operator", "finance", "auditor"])
+def test_only_members_of_its_team_start_work_in_a_project(world: World, role: str) -> None:
     with pytest.raises(NotAllowed):
-        job(world, actor=world.people[who])
+        job(world, actor=world.people[role])
     assert not Workload.objects.exists()
     assert not AuditEvent.objects.exists()
 
@@ -163,17 +163,17 @@ def test_slices_can_be_requested_where_the_pool_has_them(world: World) -> None:
 
 
 def test_the_owner_a_lead_and_an_operator_may_cancel_and_others_may_not(world: World) -> None:
-    for who in ("member", "lead", "operator"):
+    for role in ("member", "lead", "operator"):
         workload = job(world)
         workload_changes.cancel_workload(
-            actor=world.people[who], workload=workload, now=world.now, why="not needed"
+            actor=world.people[role], workload=workload, now=world.now, why="not needed"
         )
         workload.refresh_from_db()
         assert (workload.state, workload.outcome) == ("ended", "cancelled")
     workload = job(world)
-    for who in ("team mate", "other team", "stranger", "finance", "auditor"):
+    for role in ("team mate", "other team", "stranger", "finance", "auditor"):
         with pytest.raises(NotAllowed):
-            workload_changes.cancel_workload(actor=world.people[who], workload=workload, now=world.now)
+            workload_changes.cancel_workload(actor=world.people[role], workload=workload, now=world.now)
     assert AuditEvent.objects.filter(verb="cancel_workload", why="not needed").count() == 3
 
 
@@ -251,10 +251,10 @@ def test_only_its_owner_opens_a_running_notebook_and_the_code_expires_after_a_mi
         )
     Workload.objects.filter(pk=workload.pk, state="queued").update(state="running")
     workload.refresh_from_db()
-    for who in ("team mate", "lead", "operator", "stranger"):
+    for role in ("team mate", "lead", "operator", "stranger"):
         with pytest.raises(NotAllowed):
             workspaces.open_workspace(
-                actor=world.people[who], workload=workload, session_key="s", now=world.now
+                actor=world.people[role], workload=workload, session_key="s", now=world.now
             )
     url = workspaces.open_workspace(
         actor=world.vision.member, workload=workload, session_key="s", now=world.now

@@ -26,7 +26,7 @@ def client(world: World) -> Client:
     return browser
 
 
-def told(world: World) -> list[str]:
+def audited_verbs(world: World) -> list[str]:
     events = AuditEvent.objects.filter(actor=world.vision.member).order_by("pk")
     assert {event.target for event in events} <= {f"user:{world.vision.member.pk}"}
     return [event.verb for event in events]
@@ -35,9 +35,9 @@ def told(world: World) -> list[str]:
 def test_a_password_change_is_audited_without_the_password(world: World, client: Client) -> None:
     form = {"oldpassword": "wrong", "password1": NEW, "password2": NEW}
     client.post(reverse("account_change_password"), form)
-    assert told(world) == []
+    assert audited_verbs(world) == []
     client.post(reverse("account_change_password"), form | {"oldpassword": PASSWORD})
-    assert told(world) == ["set_password"]
+    assert audited_verbs(world) == ["set_password"]
     event = AuditEvent.objects.get()
     assert (event.before, event.after) == (None, None)
     world.vision.member.refresh_from_db()
@@ -54,10 +54,10 @@ def test_second_factor_changes_are_audited(
     with django_capture_on_commit_callbacks(execute=True):  # type: ignore[operator]
         client.post(reverse("mfa_activate_totp"), {"code": code})
     assert Authenticator.objects.filter(user=world.vision.member, type="totp").exists()
-    assert told(world) == ["turn_on_second_factor"]
+    assert audited_verbs(world) == ["turn_on_second_factor"]
     with django_capture_on_commit_callbacks(execute=True):  # type: ignore[operator]
         client.post(reverse("mfa_generate_recovery_codes"))
     with django_capture_on_commit_callbacks(execute=True):  # type: ignore[operator]
         client.post(reverse("mfa_deactivate_totp"))
-    assert told(world) == ["turn_on_second_factor", "make_recovery_codes", "turn_off_second_factor"]
+    assert audited_verbs(world) == ["turn_on_second_factor", "make_recovery_codes", "turn_off_second_factor"]
     assert not Authenticator.objects.filter(user=world.vision.member).exists()

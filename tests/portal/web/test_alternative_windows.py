@@ -39,8 +39,8 @@ def waiting(world: World, **also: Any) -> Workload:
     return workload
 
 
-def api(world: World, now: datetime, who: User | None = None) -> APIClient:
-    _, text = api_tokens.create_token(actor=who or world.vision.member, name="test", now=now)
+def api(world: World, now: datetime, user: User | None = None) -> APIClient:
+    _, text = api_tokens.create_token(actor=user or world.vision.member, name="test", now=now)
     client = APIClient()
     client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
     return client

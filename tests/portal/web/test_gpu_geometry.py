@@ -88,14 +88,14 @@ def test_a_failed_change_is_shown_with_its_reason_and_can_be_retried(world: Worl
     assert "Why it failed" in page and "Try again below" in page
     assert client.post(ADDRESS, {"geometry": "2x3g.40gb"}).status_code == 302
     delivery.write_notices(world.now)
-    (told,) = Notification.objects.filter(user=world.operator)
-    assert notice_texts.notice_sentence(told.kind, told.numbers) == (
+    (notice,) = Notification.objects.filter(user=world.operator)
+    assert notice_texts.notice_sentence(notice.kind, notice.numbers) == (
         "GPU 1 of alpha could not become 2x3g.40gb: a process still uses the GPU. It is in service as it was."
     )
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("geometry", "message"),
     [
         ("3x3g.40gb", "3 times 3g.40gb is asked for, and 2 of it fit"),
         ("1x9g.90gb", "9g.90gb is no profile of it; allowed: 1g.10gb"),
@@ -107,15 +107,15 @@ def test_a_failed_change_is_shown_with_its_reason_and_can_be_retried(world: Worl
     ],
 )
 def test_an_impossible_geometry_is_refused_by_the_page_and_the_api(
-    world: World, alpha: FakeAgent, asked: str, said: str
+    world: World, alpha: FakeAgent, geometry: str, message: str
 ) -> None:
     client = signed_in(world.operator)
-    page = client.get(ADDRESS, {"geometry": asked})
-    assert page.status_code == 200 and said in page.content.decode().replace("&#x27;", "'")
-    body = {"gpu": 1, "geometry": asked[:300]}
+    page = client.get(ADDRESS, {"geometry": geometry})
+    assert page.status_code == 200 and message in page.content.decode().replace("&#x27;", "'")
+    body = {"gpu": 1, "geometry": geometry[:300]}
     for address in ("geometry/", "geometry/preview/"):
         answer = client.post(f"/api/v1/hosts/alpha/{address}", body, content_type="application/json")
-        assert answer.status_code in (400, 409) and said in answer.content.decode()
+        assert answer.status_code in (400, 409) and message in answer.content.decode()
     assert GeometryChange.objects.count() == 0
 
 

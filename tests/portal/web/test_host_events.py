@@ -112,10 +112,10 @@ def test_a_revoked_credential_is_shown_at_once_with_author_and_reason(world: Wor
 def test_no_page_shows_free_gpus_on_a_host_with_a_full_disk_or_weak_isolation(
     world: World,
 ) -> None:
-    for told in ({"disk_full": True}, {"disk_full": False, "isolation_level": "none"}):
-        Host.objects.filter(name="alpha").update(**told)
+    for reported in ({"disk_full": True}, {"disk_full": False, "isolation_level": "none"}):
+        Host.objects.filter(name="alpha").update(**reported)
         Pool.objects.filter(hosts__name="alpha").update(
-            isolation="sandbox" if "isolation_level" in told else "none"
+            isolation="sandbox" if "isolation_level" in reported else "none"
         )
         gpus = page_of(world.operator).partition("GPU Held by")[2].partition("Health")[0]
         assert "not held" in gpus and "free" not in gpus
@@ -126,7 +126,7 @@ def test_no_page_shows_free_gpus_on_a_host_with_a_full_disk_or_weak_isolation(
             for each in gpu_overview.attention_list(world.operator, groups, timezone.now())
             if each["host"] == "alpha"
         ]
-        assert ("its disk is full: nothing new starts there" in told_of) is told.get("disk_full", False)
+        assert ("its disk is full: nothing new starts there" in told_of) is reported.get("disk_full", False)
 
 
 def test_a_gpu_of_a_cordoned_host_is_not_shown_as_free(world: World) -> None:
@@ -142,10 +142,10 @@ def test_a_host_that_has_not_joined_is_listed_on_the_fleet_page(world: World) ->
     now = timezone.now()
     engine.add_host(pool=Pool.objects.get(hosts__name="alpha"), name="typo-host", now=now)
     waited_for = {"host": "typo-host", "kind": "info", "words": "has not joined yet", "at": now}
-    for viewer, told in ((world.operator, True), (world.vision.member, False)):
+    for viewer, is_shown in ((world.operator, True), (world.vision.member, False)):
         assert (
             waited_for in gpu_overview.attention_list(viewer, gpu_overview.fleet_overview(viewer, now), now)
-        ) is told
+        ) is is_shown
 
 
 def test_a_fleet_counts_split_gpus_separately(world: World) -> None:

@@ -43,8 +43,8 @@ from tests.world import MIG, World, units_of
 pytestmark = pytest.mark.django_db
 
 
-def page(world: World, who: str = "operator", host: str = "alpha") -> str:
-    return signed_in(world.people[who]).get(reverse("host", args=[host])).content.decode()
+def page(world: World, role: str = "operator", host: str = "alpha") -> str:
+    return signed_in(world.people[role]).get(reverse("host", args=[host])).content.decode()
 
 
 def submit_repair(world: World, verb: str, **more: object) -> str:
@@ -53,8 +53,8 @@ def submit_repair(world: World, verb: str, **more: object) -> str:
     return client.post(reverse("host-repair", args=["alpha"]), fields, follow=True).content.decode()
 
 
-def notices_for(world: World, who: str) -> list[str]:
-    rows = Notification.objects.filter(user=world.people[who]).order_by("pk")
+def notices_for(world: World, role: str) -> list[str]:
+    rows = Notification.objects.filter(user=world.people[role]).order_by("pk")
     return [notice_texts.notice_sentence(row.kind, row.numbers) for row in rows]
 
 
@@ -125,8 +125,10 @@ def test_a_simulated_diagnostic_is_marked_as_simulated(world: World) -> None:
 
 
 def test_an_unknown_action_is_refused_with_what_is_allowed(world: World) -> None:
-    told = submit_repair(world, "explode", gpu=1)
-    assert "allowed: diagnose, diagnose-all, return, out, forget, withdraw-geometry, cancel-window" in told
+    page_text = submit_repair(world, "explode", gpu=1)
+    assert (
+        "allowed: diagnose, diagnose-all, return, out, forget, withdraw-geometry, cancel-window" in page_text
+    )
     assert "gpu is &#x27;99&#x27;; allowed: 0" in submit_repair(world, "diagnose", gpu=99)
 
 
@@ -212,12 +214,12 @@ def test_many_stray_processes_are_summarised_every_ten_minutes(world: World) -> 
         new_notices_for_strays(world, 10 * number, StraySeen(uuid, 100 + number, 7))
         for number in range(stray_processes.MAX_STRAY_NOTICES_PER_HOUR + 3)
     ]
-    assert [len(said) for said in coming] == [1] * stray_processes.MAX_STRAY_NOTICES_PER_HOUR + [0, 0, 0]
+    assert [len(notice) for notice in coming] == [1] * stray_processes.MAX_STRAY_NOTICES_PER_HOUR + [0, 0, 0]
     (late,) = new_notices_for_strays(world, 600)
     assert all(f"pid {105 + number}" in late for number in range(3)) and "pid 104" not in late
     assert new_notices_for_strays(world, 610) == []
-    (said,) = new_notices_for_strays(world, 3600, StraySeen(uuid, 200, 7))
-    assert "pid 200" in said, "a new hour begins"
+    (notice,) = new_notices_for_strays(world, 3600, StraySeen(uuid, 200, 7))
+    assert "pid 200" in notice, "a new hour begins"
 
 
 def test_a_stray_process_that_is_only_noted_causes_no_notice(world: World) -> None:
@@ -248,8 +250,8 @@ def test_a_pool_with_warnings_notifies_the_owner_of_a_stray_process(world: World
     Pool.objects.update(stray_action="warn")
     record_stray_processes(world.hosts["alpha"].pk, [StraySeen(uuid, 2, 8, name, "train", 900)], world.now)
     delivery.write_notices(world.now + timedelta(seconds=10))
-    (said,) = [each for each in notices_for(world, "member") if "pid 2" in each]
-    assert "Your process train (pid 2) uses GPU 0 of alpha outside the pool" in said
+    (notice,) = [each for each in notices_for(world, "member") if "pid 2" in each]
+    assert "Your process train (pid 2) uses GPU 0 of alpha outside the pool" in notice
 
 
 def test_the_repair_policy_of_a_pool_is_set_on_its_page(world: World) -> None:
@@ -411,7 +413,7 @@ def test_an_event_is_shown_as_a_sentence_with_its_code(world: World) -> None:
     assert f'{words} <span class="faint">xid:79</span> on GPU 3' in " ".join(shown.split())
     assert Host.objects.get(pk=host.pk).state_reason == f"{meaning} (xid:79)"
     delivery.write_notices(world.now + timedelta(seconds=5))
-    assert any(f"{meaning} (xid:79)" in said for said in notices_for(world, "operator"))
+    assert any(f"{meaning} (xid:79)" in notice for notice in notices_for(world, "operator"))
 
 
 def test_the_page_shows_gpu_interconnects_and_the_address_of_workloads(world: World) -> None:
@@ -433,8 +435,10 @@ def test_the_page_shows_gpu_interconnects_and_the_address_of_workloads(world: Wo
     agent.sync(world.now)
     shown = page(world)
     assert "NVLink: all" in shown and "10.0.0.7" in shown
-    told = "18 NVLinks up, PCIe x16 of x16, up to generation 5<br>GPU 0 to 3: NUMA node 0<br>GPU 4 to 7: NUMA node 1"
-    assert f"<dt>Each GPU</dt> <dd> {told} </dd>" in " ".join(shown.split()), "common values are shown once"
+    interconnects = "18 NVLinks up, PCIe x16 of x16, up to generation 5<br>GPU 0 to 3: NUMA node 0<br>GPU 4 to 7: NUMA node 1"
+    assert f"<dt>Each GPU</dt> <dd> {interconnects} </dd>" in " ".join(shown.split()), (
+        "common values are shown once"
+    )
 
 
 def test_the_attestation_form_refuses_a_host_that_is_alive(world: World) -> None:

@@ -170,9 +170,9 @@ def test_finance_closes_the_month_once_and_its_download_does_not_change(
     assert client.post(reverse("month-close", args=[MONTH]), {"why": "again"}).status_code == 400
 
 
-@pytest.mark.parametrize("who", ["member", "lead", "operator", "auditor", "stranger"])
-def test_only_finance_closes_a_month_or_sets_a_price(world: World, charged: Workload, who: str) -> None:
-    client = signed_in(world.people[who])
+@pytest.mark.parametrize("role", ["member", "lead", "operator", "auditor", "stranger"])
+def test_only_finance_closes_a_month_or_sets_a_price(world: World, charged: Workload, role: str) -> None:
+    client = signed_in(world.people[role])
     assert client.post(reverse("month-close", args=[MONTH]), {}).status_code == 403
     price = {"pool": "", "model": H100, "cost": "1", "price": "1", "valid_from": "2126-01-01T00:00"}
     assert client.post(reverse("rate-card"), price).status_code == 403
@@ -234,9 +234,9 @@ def test_utilisation_ends_now_and_shows_waits_in_human_units(world: World) -> No
     assert not re.search(r"\bp(50|95)\b", page)
 
 
-@pytest.mark.parametrize("who", ["member", "operator", "finance", "stranger"])
-def test_every_role_may_read_the_utilisation_pages(world: World, charged: Workload, who: str) -> None:
-    page = signed_in(world.people[who]).get(reverse("utilisation"), PERIOD)
+@pytest.mark.parametrize("role", ["member", "operator", "finance", "stranger"])
+def test_every_role_may_read_the_utilisation_pages(world: World, charged: Workload, role: str) -> None:
+    page = signed_in(world.people[role]).get(reverse("utilisation"), PERIOD)
     assert page.status_code == 200
     assert "Where the GPU-hours go" in page.content.decode()
 
@@ -291,12 +291,12 @@ def test_an_invalid_period_is_refused_with_what_is_allowed(world: World, query: 
 
 
 @pytest.mark.parametrize(
-    ("who", "sees"), [("member", False), ("lead", False), ("finance", True), ("auditor", True)]
+    ("role", "sees"), [("member", False), ("lead", False), ("finance", True), ("auditor", True)]
 )
 def test_the_cost_of_gpus_is_shown_only_to_roles_that_see_everything(
-    world: World, charged: Workload, who: str, sees: bool
+    world: World, charged: Workload, role: str, sees: bool
 ) -> None:
-    client = signed_in(world.people[who])
+    client = signed_in(world.people[role])
     card = client.get(reverse("rate-card")).content.decode()
     assert ">2.50<" in card and (">2.03<" in card) is sees
     lines = {

@@ -72,9 +72,9 @@ def test_a_fleet_without_telemetry_says_so(world: World) -> None:
     assert "no telemetry from 8 of 8 GPUs" in page
 
 
-@pytest.mark.parametrize("who", ["member", "lead", "finance", "auditor", "stranger"])
-def test_only_an_operator_changes_a_host(world: World, who: str) -> None:
-    client = signed_in(world.people[who])
+@pytest.mark.parametrize("role", ["member", "lead", "finance", "auditor", "stranger"])
+def test_only_an_operator_changes_a_host(world: World, role: str) -> None:
+    client = signed_in(world.people[role])
     for verb in ("cordon", "drain", "maintenance"):
         assert client.get(reverse(f"host-{verb}", args=["alpha"])).status_code == 403
         assert client.post(reverse(f"host-{verb}", args=["alpha"]), {"why": "mine"}).status_code == 403
@@ -178,9 +178,9 @@ def test_a_new_host_gets_one_command_with_a_token(world: World) -> None:
     )
     assert page.status_code == 200
     assert "--join-token" in page.content.decode()
-    made = Host.objects.get(name="gpu-09")
-    assert made.labels == {"rack": "r7", "site": "north"}
-    assert made.state_changes.get().lease_state == "joining", "its time is accounted for from the start"
+    host = Host.objects.get(name="gpu-09")
+    assert host.labels == {"rack": "r7", "site": "north"}
+    assert host.state_changes.get().lease_state == "joining", "its time is accounted for from the start"
     token = page.content.decode().partition("--join-token ")[2].split()[0].partition("<")[0]
     assert (
         agent_api.join(JoinRequest(1, token, "gpu-09", "an instance", "a boot"), timezone.now()).host
@@ -233,14 +233,14 @@ def large_reservation(world: World, start: datetime | None = None) -> Submission
 
 def test_a_lead_requests_a_quota_and_an_operator_approves_a_changed_one(world: World) -> None:
     lead, operator = signed_in(world.language.lead), signed_in(world.operator)
-    asked = {
+    fields = {
         "pool": "shared",
         "model": H100,
         "guaranteed_gpus": 6,
         "borrow_limit_gpus": "",
         "why": "New model",
     }
-    assert lead.post(reverse("quota-change", args=["language"]), asked).status_code == 302
+    assert lead.post(reverse("quota-change", args=["language"]), fields).status_code == 302
     row = Submission.objects.get()
     page = operator.get(reverse("approvals")).content.decode()
     assert "Guaranteed now" in page and "New model" in page
@@ -257,21 +257,21 @@ def test_a_lead_is_warned_before_requesting_more_than_is_available(world: World)
     lead, operator = signed_in(world.language.lead), signed_in(world.operator)
     url = reverse("quota-change", args=["language"])
     assert "Can have at most" in lead.get(url).content.decode()
-    asked = {
+    fields = {
         "pool": "shared",
         "model": H100,
         "guaranteed_gpus": 14,
         "borrow_limit_gpus": "",
         "why": "New model",
     }
-    page = lead.post(url, asked).content.decode()
+    page = lead.post(url, fields).content.decode()
     words = (
         "14 × H100 80GB is 8 more than there is: Shared has 16, and other teams are guaranteed 10 of them. "
         "Language can be guaranteed up to 6."
     )
     assert words in page and "New model" in page
     assert not Submission.objects.exists()
-    assert lead.post(url, asked | {"anyway": "1"}).status_code == 302
+    assert lead.post(url, fields | {"anyway": "1"}).status_code == 302
     page = operator.get(reverse("approvals")).content.decode()
     assert words in page
     assert "8 too many" in page

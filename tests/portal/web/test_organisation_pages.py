@@ -196,7 +196,7 @@ def test_a_health_rule_is_changed_in_its_row_and_errors_are_shown_there(world: W
     response = client.post(address, fields)
     assert response.headers["Location"] == f"{address}?saved=xid%3A79#xid79"
     assert "Saved." in client.get(response.headers["Location"]).content.decode()
-    for field, value, told in (
+    for field, value, message in (
         ("repeats", "1001", "repeats is 1001; allowed: a whole number from 1 to 1,000."),
         ("window_seconds", "31 d", "within is &#x27;31 d&#x27;; allowed: 1 s to 30 d."),
         ("window_seconds", "soon", "within is &#x27;soon&#x27;; allowed: such as 90 s"),
@@ -204,7 +204,7 @@ def test_a_health_rule_is_changed_in_its_row_and_errors_are_shown_there(world: W
         refused = client.post(address, fields | {field: value})
         page = refused.content.decode()
         row = page.partition('id="xid79"')[2].partition("</tr>")[0]
-        assert refused.status_code == 400 and told in row and f'value="{value}"' in row
+        assert refused.status_code == 400 and message in row and f'value="{value}"' in row
     rule = HealthRule.objects.get(code="xid:79")
     assert (rule.action, rule.repeats, rule.window_seconds) == ("warn", 2, 7200)
 
@@ -239,7 +239,7 @@ def test_a_health_rule_is_added_and_removed_on_its_page(world: World) -> None:
         "window_seconds": "1 h",
         "counts": "events",
     }
-    for field, value, told in (
+    for field, value, message in (
         ("code", "XID9", "code is &#x27;XID9&#x27;; allowed: xid: and a number"),
         ("code", "xid:79", "it has a rule already"),
         ("repeats", "0", "repeats is 0; allowed: a whole number from 1 to 1,000"),
@@ -248,7 +248,7 @@ def test_a_health_rule_is_added_and_removed_on_its_page(world: World) -> None:
     ):
         refused = client.post(f"{address}?find=xid", fields | {field: value})
         panel = refused.content.decode().partition('id="add"')[2]
-        assert refused.status_code == 400 and told in panel and "seen before a board died" in panel, field
+        assert refused.status_code == 400 and message in panel and "seen before a board died" in panel, field
     assert client.post(address, fields).headers["Location"] == f"{address}?saved=xid%3A999#xid999"
     assert "Added here." in client.get(address, {"only": "changed"}).content.decode()
     gone = client.post(address, {"verb": "remove", "code": "xid:999"}, follow=True).content.decode()

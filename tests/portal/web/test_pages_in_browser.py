@@ -132,10 +132,10 @@ def test_a_message_disappears_when_the_state_it_is_about_has_ended(
     with page.expect_navigation():
         page.locator("#confirm").get_by_role("button", name="Cancel").last.click()
     expect(page.locator(".messages")).to_contain_text("mri-foundation")
-    said = page.locator(".messages .note")
-    expect(said).to_have_count(1)
+    message = page.locator(".messages .note")
+    expect(message).to_have_count(1)
     Workload.objects.filter(pk=job.pk).update(state="queued", outcome="", ended_at=None)
-    expect(said).to_have_count(0, timeout=20_000)
+    expect(message).to_have_count(0, timeout=20_000)
 
 
 def test_a_growing_log_stays_at_its_end_until_the_user_scrolls_back(

@@ -121,20 +121,20 @@ def test_a_request_is_accepted_although_its_preview_is_refused(
 
 
 def test_an_answer_is_cached_for_some_seconds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    planned_pools: list[int] = []
     plain = explanations.fairness_rows
 
     def counted_fairness_rows(pool: Pool, now: datetime) -> list[FairnessRow]:
-        asked.append(pool.pk)
+        planned_pools.append(pool.pk)
         return plain(pool, now)
 
     monkeypatch.setattr(explanations, "fairness_rows", counted_fairness_rows)
     rows = [wait_explanation.fair_share_rows(world.shared, (), world.now) for _ in range(3)]
-    assert len(asked) == 1 and rows[0] == rows[2]
+    assert len(planned_pools) == 1 and rows[0] == rows[2]
     wait_explanation.fair_share_rows(
         world.shared, (), world.now + timedelta(seconds=answer_cache.ANSWER_CACHE_SECONDS)
     )
-    assert len(asked) == 2
+    assert len(planned_pools) == 2
 
 
 def test_questions_are_answered_while_the_cache_is_down(

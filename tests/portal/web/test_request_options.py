@@ -75,8 +75,8 @@ def test_a_changed_window_is_confirmed_or_waits_for_approval(world: World) -> No
     shown["end"] = f"{later + dt.timedelta(hours=1):%Y-%m-%dT%H:%M}"
     assert client.post(address, shown).status_code == 302
     assert "waits for approval; until then it stays as it is" in client.get(address).content.decode()
-    asked = Submission.objects.get(kind="window_change")
-    desk = signed_in(world.operator).get(reverse("submission", args=[asked.public_id])).content.decode()
+    submission = Submission.objects.get(kind="window_change")
+    desk = signed_in(world.operator).get(reverse("submission", args=[submission.public_id])).content.decode()
     assert "Another window for review" in desk and "becomes" in desk
 
 
@@ -218,12 +218,12 @@ def test_work_on_borrowed_gpus_is_marked_on_every_page_that_shows_it(world: Worl
     fixed = run_job(world, world.robotics, "lab", host="alpha", gpus=[6], kind="notebook")
     pages = [reverse("home"), reverse("jobs"), reverse("job", args=[job.public_id])]
     Workload.objects.filter(pk=fixed.pk).update(owner=world.robotics.lead)
-    said = "holds 3 × H100 80GB, 1 of them borrowed: it is guaranteed 2"
+    mark = "holds 3 × H100 80GB, 1 of them borrowed: it is guaranteed 2"
     for page in pages:
-        assert said in client.get(page).content.decode(), page
+        assert mark in client.get(page).content.decode(), page
     assert "What is borrowed may be called back" in client.get(pages[0]).content.decode()
     notebook = client.get(reverse("notebook", args=[fixed.public_id])).content.decode()
-    assert said not in notebook, "work that is not preemptible cannot be reclaimed"
+    assert mark not in notebook, "work that is not preemptible cannot be reclaimed"
     Workload.objects.filter(pk=job.pk).update(preemptible=False)
     for page in pages:
-        assert said not in client.get(page).content.decode(), page
+        assert mark not in client.get(page).content.decode(), page

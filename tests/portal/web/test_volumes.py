@@ -30,14 +30,14 @@ def report(world: World, host: str, *homes: HomeSeen, storage: str = "", environ
     """Report homes and the environment through the sync of the host's agent."""
     agent = FakeAgent.of(Host.objects.get(name=host))
     agent.inventory = replace(agent.inventory, environment=environment)
-    told = HomesSeen(
+    homes_seen = HomesSeen(
         storage=storage or host,
         listed_at=world.now.timestamp(),
         homes=list(homes),
         total_bytes=10**12,
         free_bytes=4 * 10**11,
     )
-    agent.sync(world.now, replace(agent.observed(), homes=told))
+    agent.sync(world.now, replace(agent.observed(), homes=homes_seen))
 
 
 def home(user: str, size: int | None = 2_500_000_000, **also: Any) -> HomeSeen:
@@ -103,9 +103,9 @@ def test_operators_and_auditors_see_all_homes_and_finance_only_its_own(homes: Wo
 def test_another_tenant_sees_no_home_host_or_path_of_vision(homes: World) -> None:
     report(homes, "delta", environment=replace(OFFERED, exposed=["/data/vision-secret"]))
     for stranger in (homes.stranger, homes.language.member):
-        said = seen_by(stranger).content.decode() + "".join(map(str, csv_rows(stranger)))
-        assert "vision-" not in said
-        assert "delta" not in said
+        shown = seen_by(stranger).content.decode() + "".join(map(str, csv_rows(stranger)))
+        assert "vision-" not in shown
+        assert "delta" not in shown
 
 
 def csv_rows(user: User) -> list[dict[str, str]]:

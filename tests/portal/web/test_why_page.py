@@ -68,7 +68,7 @@ def test_requeued_work_shows_why_it_waits_and_why_it_moved(world: World) -> None
 
 
 @pytest.mark.parametrize(
-    ("asked", "needs"),
+    ("request_fields", "needs"),
     [
         ({}, "It needs 4 H100 80GB; 2 are free now."),
         ({"models_wanted": []}, "It needs 4 GPUs of any model; 2 that it may have are free now."),
@@ -81,13 +81,18 @@ def test_requeued_work_shows_why_it_waits_and_why_it_moved(world: World) -> None
     ],
 )
 def test_the_request_is_shown_with_all_accepted_models(
-    world: World, asked: dict[str, Any], needs: str
+    world: World, request_fields: dict[str, Any], needs: str
 ) -> None:
     work = queue_job(world, world.vision, "big", units=4)
-    units = {"hosts": asked.get("hosts", 1), "units": asked.get("units", 4)}
+    units = {"hosts": request_fields.get("hosts", 1), "units": request_fields.get("units", 4)}
     numbers = {"free": 2, "model": H100, "need": 4, **units}
     Workload.objects.filter(pk=work.pk).update(
-        **{"models_wanted": [H100], "reason_code": "waits_for_units", "reason_numbers": numbers, **asked}
+        **{
+            "models_wanted": [H100],
+            "reason_code": "waits_for_units",
+            "reason_numbers": numbers,
+            **request_fields,
+        }
     )
     assert needs in page_of(world, work)
     assert needs.encode() in b"".join(signed_in(world.vision.member).get(reverse("queue") + "?format=csv"))

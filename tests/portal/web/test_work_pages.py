@@ -268,8 +268,8 @@ def test_a_team_mate_who_relaunches_sees_names_of_environment_variables_but_no_v
     job = queue_job(world, world.vision, "trainer", environment={"TOKEN": "s3cret"})
     again = reverse("workload-relaunch", args=[job.public_id])
     assert "TOKEN=s3cret" in signed_in(world.vision.member).get(again, follow=True).content.decode()
-    for who in (world.vision.members[1], world.vision.lead):
-        page = signed_in(who).get(again, follow=True).content.decode()
+    for viewer in (world.vision.members[1], world.vision.lead):
+        page = signed_in(viewer).get(again, follow=True).content.decode()
         assert "TOKEN=" in page
         assert "s3cret" not in page
 
@@ -577,9 +577,9 @@ def test_stopping_a_ready_notebook_marks_no_startup_step_as_failed(world: World)
         assert [step["state"] for step in workload_card.startup_steps(piece)] == states
 
 
-@pytest.mark.parametrize(("runs", "said"), [(True, "Per hour now"), (False, "Per hour, once it runs")])
+@pytest.mark.parametrize(("runs", "label"), [(True, "Per hour now"), (False, "Per hour, once it runs")])
 def test_the_cost_tab_shows_future_cost_only_for_work_that_has_not_ended(
-    world: World, runs: bool, said: str
+    world: World, runs: bool, label: str
 ) -> None:
     job = make_waiting(world, world.vision, "costs")
     if runs:
@@ -590,7 +590,7 @@ def test_the_cost_tab_shows_future_cost_only_for_work_that_has_not_ended(
     )
     owner = signed_in(world.vision.member)
     page = owner.get(reverse("job", args=[job.public_id]) + "?tab=cost").content.decode()
-    assert said in page and "At most" in page and "So far" in page
+    assert label in page and "At most" in page and "So far" in page
     Allocation.objects.filter(workload=job).update(period=DateTimeTZRange(job.started_at, timezone.now()))
     Workload.objects.filter(pk=job.pk).update(state="ended", outcome="finished", ended_at=timezone.now())
     page = owner.get(reverse("job", args=[job.public_id]) + "?tab=cost").content.decode()
@@ -880,8 +880,8 @@ def test_the_shown_api_call_creates_the_same_and_the_command_has_its_options(
     for word in spoken[1:3]:
         command = command.commands[word]  # type: ignore[attr-defined]
     known = {option for parameter in command.params for option in parameter.opts + parameter.secondary_opts}  # type: ignore[attr-defined]
-    given = spoken[3 : spoken.index("--")] if "--" in spoken else spoken[3:]
-    assert {word for word in given if word.startswith("--")} <= known
+    options = spoken[3 : spoken.index("--")] if "--" in spoken else spoken[3:]
+    assert {word for word in options if word.startswith("--")} <= known
 
 
 def test_a_full_window_is_shown_with_a_button_for_its_fix(world: World) -> None:
@@ -1017,11 +1017,11 @@ def test_finance_sees_the_cost_of_the_month_by_team_first_and_no_work(world: Wor
 
 def test_a_request_beyond_the_guarantee_can_be_put_to_an_operator_from_the_form(world: World) -> None:
     client = signed_in(world.language.member)  # guaranteed 4 of the 16
-    asked = ask_data(world, count="8", project=str(world.language.project.pk))
-    refused = client.post(reverse("ask"), asked)
+    fields = ask_data(world, count="8", project=str(world.language.project.pk))
+    refused = client.post(reverse("ask"), fields)
     assert refused.status_code == 400
     assert "Ask an operator to let it use what other teams are guaranteed" in refused.content.decode()
-    answer = client.post(reverse("ask"), asked | {"may_exceed_guarantee": "on"})
+    answer = client.post(reverse("ask"), fields | {"may_exceed_guarantee": "on"})
     assert answer.status_code == 302, re.findall(r'class="error".*?</p>', answer.content.decode(), re.S)
     assert Submission.objects.get().payload["units"] == 8  # it waits: a request is no permission
     assert not Reservation.objects.exists()

@@ -72,14 +72,14 @@ def much_more(world: World) -> None:
         reserve(world, world.vision, f"work-review-{number}", hours=24 + number, length=2)
 
 
-def queries_of(world: World, url: str, given: dict[str, str]) -> int:
+def queries_of(world: World, url: str, parameters: dict[str, str]) -> int:
     """Return the number of queries of the second visit. The first visit fills the caches."""
     client = signed_in(world.vision.member)
-    client.get(url, given)
+    client.get(url, parameters)
     with CaptureQueriesContext(
         connection,
     ) as asked:
-        assert client.get(url, given).status_code == 200
+        assert client.get(url, parameters).status_code == 200
     return len(asked)
 
 
