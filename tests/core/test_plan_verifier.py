@@ -712,8 +712,8 @@ def test_the_verifier_finds_a_false_reason(code: ReasonCode) -> None:
 @pytest.mark.parametrize(
     ("scenario", "guaranteed", "borrower"),
     [
-        ("what_would_be_borrowed_waits_for_those_guaranteed_it", 2, 1),
-        ("what_is_borrowed_of_one_model_keeps_no_other_waiting", 2, 3),
+        ("borrowers_of_a_model_wait_for_its_guaranteed_work", 2, 1),
+        ("borrowing_one_model_does_not_delay_guaranteed_work_of_another", 2, 3),
     ],
 )
 def test_a_borrower_served_before_guaranteed_work_is_found_in_every_queue(
