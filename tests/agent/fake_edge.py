@@ -69,8 +69,8 @@ class FakeEdge:
     keys_count: bool = True  # False: the edge has also lost the hosts' keys
     sync_sockets: set[web.WebSocketResponse] = field(default_factory=set)
     idle_streams: list[web.WebSocketResponse] = field(default_factory=list)
-    strangers_at_the_line: int = 0  # rejected agents with an unknown credential
-    strangers_at_a_stream: int = 0
+    rejected_sync_connections: int = 0  # rejected agents with an unknown credential
+    rejected_streams: int = 0
     url: str = ""
     _runner: web.AppRunner | None = None
     _answers: int = 0
@@ -209,7 +209,7 @@ class FakeEdge:
 
     async def _sync(self, request: web.Request) -> web.StreamResponse:
         if not self._known(request):
-            self.strangers_at_the_line += 1
+            self.rejected_sync_connections += 1
             return web.json_response({"error": "unknown credential"}, status=401)
         socket = web.WebSocketResponse(max_msg_size=16 << 20)
         await socket.prepare(request)
@@ -248,7 +248,7 @@ class FakeEdge:
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         if not self._known(request):
-            self.strangers_at_a_stream += 1
+            self.rejected_streams += 1
             return web.json_response({"error": "unknown credential"}, status=401)
         socket = web.WebSocketResponse(max_msg_size=16 << 20)
         await socket.prepare(request)

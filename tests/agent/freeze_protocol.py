@@ -22,30 +22,30 @@ PATHS = ("SYNC_PATH", "STREAM_PATH", "JOIN_PATH", "RENEW_PATH", "STREAM_KEY_HEAD
 Table = dict[str, dict[str, dict[str, Any]]]
 
 
-def frames(protocol: Any) -> dict[str, type]:
+def wire_types(protocol: Any) -> dict[str, type]:
     """Return every wire type by the name of its stored file: frames by kind, bodies by type name."""
     bodies = {name: getattr(protocol, name) for name in BODIES if hasattr(protocol, name)}
     return {**protocol.FRAMES_UP, **protocol.FRAMES_DOWN, **bodies}
 
 
-def named(hint: Any) -> str:
+def type_name(hint: Any) -> str:
     """Return the table's name of a type: str, int, float, bool, any, TYPE, list[...], dict[...], or one of
     these with "| null".
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " | ".join([*(named(each) for each in args if each is not type(None)), "null"])
+        return " | ".join([*(type_name(each) for each in args if each is not type(None)), "null"])
     if origin is list:
-        return f"list[{named(args[0])}]"
+        return f"list[{type_name(args[0])}]"
     if origin is dict:
-        return f"dict[{named(args[1])}]"
+        return f"dict[{type_name(args[1])}]"
     return "any" if hint is Any else str(hint.__name__)
 
 
-def table(protocol: Any) -> Table:
+def fields_by_type(protocol: Any) -> Table:
     """Return the fields by type and name: the type of each field, and its default if it has one."""
     found: Table = {}
-    waiting = list(frames(protocol).values())
+    waiting = list(wire_types(protocol).values())
     while waiting:
         kind = waiting.pop(0)
         if kind.__name__ in found:
@@ -53,7 +53,7 @@ def table(protocol: Any) -> Table:
         hints = typing.get_type_hints(kind)
         found[kind.__name__] = {}
         for entry in dataclasses.fields(kind):
-            about: dict[str, Any] = {"type": named(hints[entry.name])}
+            about: dict[str, Any] = {"type": type_name(hints[entry.name])}
             if entry.default is not dataclasses.MISSING:
                 about["default"] = entry.default
             elif entry.default_factory is not dataclasses.MISSING:
@@ -69,7 +69,7 @@ def _dataclasses_in(hint: Any) -> list[type]:
     return [found for each in typing.get_args(hint) for found in _dataclasses_in(each)]
 
 
-class Example:
+class ExampleValues:
     """Makes example values of a type in which every field is set and no two values are equal."""
 
     def __init__(self, kept: Table) -> None:
@@ -101,13 +101,13 @@ KINDS = ("observed", "samples", "log", "health", "proof", "desired", "refused", 
 VERSION = 1
 
 
-def wrong(kept: Table, kind: str, value: Any, where: str) -> list[str]:
+def read_errors(kept: Table, kind: str, value: Any, where: str) -> list[str]:
     """Return the parts of `value` that a reader with only this table cannot read.
 
     It requires every field that it knows.
     """
     if kind.endswith(" | null"):
-        return [] if value is None else wrong(kept, kind.removesuffix(" | null"), value, where)
+        return [] if value is None else read_errors(kept, kind.removesuffix(" | null"), value, where)
     if kind == "any":
         return []
     if kind in PLAIN:
@@ -122,30 +122,30 @@ def wrong(kept: Table, kind: str, value: Any, where: str) -> list[str]:
         if not isinstance(value, shape):
             return [f"{where}: {value!r} is not {kind}"]
         inside = list(value.values()) if isinstance(value, dict) else value
-        return [problem for each in inside for problem in wrong(kept, kind[5:-1], each, f"{where}[]")]
+        return [problem for each in inside for problem in read_errors(kept, kind[5:-1], each, f"{where}[]")]
     if not isinstance(value, dict):
         return [f"{where}: {value!r} is not {kind}"]
     found: list[str] = []
     for name, about in kept[kind].items():
         found += (
-            wrong(kept, about["type"], value[name], f"{where}.{name}")
+            read_errors(kept, about["type"], value[name], f"{where}.{name}")
             if name in value
-            else [f"{where}.{name}: not said"]
+            else [f"{where}.{name}: missing"]
         )
     return found
 
 
-def least(kept: Table, kind: str, value: Any) -> Any:
+def without_defaults(kept: Table, kind: str, value: Any) -> Any:
     """Return `value` without the fields that have a default, as the tersest peer of this version would send
     it.
     """
     kind = kind.removesuffix(" | null")
     if kind.startswith("list["):
-        return [least(kept, kind[5:-1], each) for each in value]
+        return [without_defaults(kept, kind[5:-1], each) for each in value]
     if kind not in kept:
         return value
     return {
-        name: least(kept, about["type"], value[name])
+        name: without_defaults(kept, about["type"], value[name])
         for name, about in kept[kind].items()
         if "default" not in about or name == "kind"
     }
@@ -172,7 +172,7 @@ def differences(before: Any, now: Any, where: str) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class FrozenProtocol:
     """A protocol version stored in a folder."""
 
     folder: Path
@@ -210,10 +210,12 @@ class Kept:
             ]
         for name, kind in self.names.items():
             try:
-                found += self._reads(protocol, name, kind) + self._writes(protocol, name, kind)
+                found += self._read_problems(protocol, name, kind) + self._write_problems(
+                    protocol, name, kind
+                )
             except (ValueError, TypeError, AttributeError) as problem:
                 found.append(f"{name}: {problem}")
-        return found + self._unsaid(protocol)
+        return found + self._default_problems(protocol)
 
     def _read(self, protocol: Any, name: str, data: Any) -> Any:
         for table_of in (protocol.FRAMES_UP, protocol.FRAMES_DOWN):
@@ -221,18 +223,18 @@ class Kept:
                 return protocol.decode(json.dumps(data), table_of)
         return protocol.parse(getattr(protocol, name), data)
 
-    def _reads(self, protocol: Any, name: str, kind: str) -> list[str]:
+    def _read_problems(self, protocol: Any, name: str, kind: str) -> list[str]:
         """Check that stored texts, complete or without defaults, are still read with the same values."""
-        said = json.loads(self.text(name))
-        found = differences(said, dataclasses.asdict(self._read(protocol, name, said)), name)
-        short = least(self.fields, kind, said)
+        stored = json.loads(self.text(name))
+        found = differences(stored, dataclasses.asdict(self._read(protocol, name, stored)), name)
+        short = without_defaults(self.fields, kind, stored)
         return found + differences(
             short, dataclasses.asdict(self._read(protocol, name, short)), f"{name} (least)"
         )
 
-    def _unsaid(self, protocol: Any) -> list[str]:
+    def _default_problems(self, protocol: Any) -> list[str]:
         """Check that defaults of left-out fields are unchanged."""
-        now = table(protocol)
+        now = fields_by_type(protocol)
         return [
             f"{kind}.{name}: {about['default']!r} became {now[kind][name].get('default', 'required')!r}"
             for kind, entries in self.fields.items()
@@ -242,24 +244,24 @@ class Kept:
             and about["default"] != now[kind][name].get("default", "required")
         ]
 
-    def _writes(self, protocol: Any, name: str, kind: str) -> list[str]:
+    def _write_problems(self, protocol: Any, name: str, kind: str) -> list[str]:
         """Check that a reader of only this version can read texts written today, complete or without
         defaults.
         """
-        now = table(protocol)
-        today = frames(protocol)[name].__name__
-        full = Example(now).of(today, name)
+        now = fields_by_type(protocol)
+        today = wire_types(protocol)[name].__name__
+        full = ExampleValues(now).of(today, name)
         found: list[str] = []
-        for value in (full, least(now, today, full)):
+        for value in (full, without_defaults(now, today, full)):
             written = json.loads(protocol.encode(self._read(protocol, name, value)))
-            found += wrong(self.fields, kind, written, f"{name} as written")
+            found += read_errors(self.fields, kind, written, f"{name} as written")
         return found
 
     def unknown(self, protocol: Any) -> list[str]:
         """Return the fields and frames of `protocol` that are not stored yet."""
         fields = self.fields
-        found = [f"the frame {name}" for name in frames(protocol) if name not in self.names]
-        for kind, entries in table(protocol).items():
+        found = [f"the frame {name}" for name in wire_types(protocol) if name not in self.names]
+        for kind, entries in fields_by_type(protocol).items():
             found += [f"{kind}.{name}" for name in entries if name not in fields.get(kind, {})]
         return found
 
@@ -271,12 +273,12 @@ class Kept:
             else {"types": {}, "frames": {}, "up": [], "down": []}
         )
         self.folder.mkdir(parents=True, exist_ok=True)
-        now = table(protocol)
+        now = fields_by_type(protocol)
         for kind, entries in now.items():
             kept["types"].setdefault(kind, {})
             for name, about in entries.items():
                 kept["types"][kind].setdefault(name, about)
-        kept["frames"] = {name: kind.__name__ for name, kind in frames(protocol).items()} | kept["frames"]
+        kept["frames"] = {name: kind.__name__ for name, kind in wire_types(protocol).items()} | kept["frames"]
         kept["paths"] = {name: getattr(protocol, name) for name in PATHS} | kept.get("paths", {})
         kept["up"] = [*kept["up"], *(kind for kind in protocol.FRAMES_UP if kind not in kept["up"])]
         kept["down"] = [*kept["down"], *(kind for kind in protocol.FRAMES_DOWN if kind not in kept["down"])]
@@ -284,13 +286,13 @@ class Kept:
         for name, kind in kept["frames"].items():
             path = self.folder / f"{name}.json"
             before = json.loads(path.read_text()) if path.exists() else {}
-            _write(path, _with_new(before, Example(kept["types"]).of(kind, name)))
+            _write(path, merge_example(before, ExampleValues(kept["types"]).of(kind, name)))
 
 
-def _with_new(before: Any, example: Any) -> Any:
+def merge_example(before: Any, example: Any) -> Any:
     """Return `before` with the additional entries of `example`."""
     if isinstance(before, dict) and isinstance(example, dict) and before:
-        whole = {name: _with_new(value, example.get(name)) for name, value in before.items()}
+        whole = {name: merge_example(value, example.get(name)) for name, value in before.items()}
         # A dictionary whose keys are data stays unchanged, because its example has other keys each time.
         return (
             whole
@@ -298,7 +300,7 @@ def _with_new(before: Any, example: Any) -> Any:
             else {**whole, **{n: v for n, v in example.items() if n not in whole}}
         )
     if isinstance(before, list) and isinstance(example, list) and before and example:
-        return [_with_new(each, example[0]) for each in before]
+        return [merge_example(each, example[0]) for each in before]
     return example if before in ({}, None) else before
 
 
@@ -310,7 +312,7 @@ def main(arguments: list[str]) -> int:
     """Print or store the new parts of the current protocol."""
     from agent import protocol
 
-    kept = Kept(FOLDER / f"v{protocol.VERSION}")
+    kept = FrozenProtocol(FOLDER / f"v{protocol.VERSION}")
     if "--add" in arguments:
         kept.add(protocol)
     new = kept.unknown(protocol)

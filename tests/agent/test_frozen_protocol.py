@@ -13,9 +13,9 @@ import pytest
 from agent import protocol
 from tests.agent.conftest import MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
-from tests.agent.freeze_protocol import FOLDER, Kept, frames
+from tests.agent.freeze_protocol import FOLDER, FrozenProtocol, wire_types
 
-VERSIONS = [Kept(path) for path in sorted(FOLDER.glob("v*"))]
+VERSIONS = [FrozenProtocol(path) for path in sorted(FOLDER.glob("v*"))]
 SOURCE = Path(protocol.__file__).read_text()
 
 
@@ -31,22 +31,22 @@ def changed(*changes: tuple[str, str]) -> types.ModuleType:
     return module
 
 
-@pytest.mark.parametrize("kept", VERSIONS, ids=lambda kept: kept.folder.name)
-def test_a_released_version_can_still_be_read_and_written(kept: Kept) -> None:
-    assert kept.problems(protocol) == []
+@pytest.mark.parametrize("frozen", VERSIONS, ids=lambda frozen: frozen.folder.name)
+def test_a_released_version_can_still_be_read_and_written(frozen: FrozenProtocol) -> None:
+    assert frozen.problems(protocol) == []
 
 
 def test_fields_added_within_a_version_are_frozen() -> None:
-    new = Kept(FOLDER / f"v{protocol.VERSION}").unknown(protocol)
+    new = FrozenProtocol(FOLDER / f"v{protocol.VERSION}").unknown(protocol)
     assert not new, f"{', '.join(new)}: not frozen yet; run: python -m tests.agent.freeze_protocol --add"
 
 
 def test_every_frame_and_body_is_frozen_with_all_fields_set() -> None:
-    kept = Kept(FOLDER / "v1")
-    assert set(kept.names) == set(frames(protocol)) and len(kept.names) == 12
-    for name, kind in kept.names.items():
-        said = json.loads(kept.text(name))
-        assert set(said) == set(kept.fields[kind]) and None not in said.values()
+    frozen = FrozenProtocol(FOLDER / "v1")
+    assert set(frozen.names) == set(wire_types(protocol)) and len(frozen.names) == 12
+    for name, kind in frozen.names.items():
+        stored = json.loads(frozen.text(name))
+        assert set(stored) == set(frozen.fields[kind]) and None not in stored.values()
 
 
 # Description of a change: the lines before and after, and the expected finding.
@@ -94,25 +94,25 @@ BREAKING: dict[str, tuple[list[tuple[str, str]], str]] = {
 @pytest.mark.parametrize("change", BREAKING)
 def test_a_change_that_breaks_an_older_peer_is_found(change: str) -> None:
     changes, words = BREAKING[change]
-    found = Kept(FOLDER / "v1").problems(changed(*changes))
+    found = FrozenProtocol(FOLDER / "v1").problems(changed(*changes))
     assert any(words in problem for problem in found), found
 
 
 def test_an_optional_new_field_is_compatible() -> None:
-    kept = Kept(FOLDER / "v1")
+    frozen = FrozenProtocol(FOLDER / "v1")
     added = changed(("    spooled_batches: int = 0\n", '    spooled_batches: int = 0\n    mood: str = ""\n'))
-    assert kept.problems(added) == []
-    assert kept.unknown(added) == ["Observed.mood"]
+    assert frozen.problems(added) == []
+    assert frozen.unknown(added) == ["Observed.mood"]
 
 
 def test_freezing_new_fields_keeps_frozen_ones_unchanged(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "v1")
-    kept.add(protocol)
-    before = {path.name: json.loads(path.read_text()) for path in kept.folder.iterdir()}
+    frozen = FrozenProtocol(tmp_path / "v1")
+    frozen.add(protocol)
+    before = {path.name: json.loads(path.read_text()) for path in frozen.folder.iterdir()}
     added = changed(("    spooled_batches: int = 0\n", '    spooled_batches: int = 0\n    mood: str = ""\n'))
-    kept.add(added)
-    assert kept.unknown(added) == [] and kept.problems(added) == []
-    after = {path.name: json.loads(path.read_text()) for path in kept.folder.iterdir()}
+    frozen.add(added)
+    assert frozen.unknown(added) == [] and frozen.problems(added) == []
+    after = {path.name: json.loads(path.read_text()) for path in frozen.folder.iterdir()}
     assert after["observed.json"].pop("mood")
     assert after["fields.json"]["types"]["Observed"].pop("mood")
     assert after == before
@@ -122,7 +122,7 @@ def test_freezing_new_fields_keeps_frozen_ones_unchanged(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["observed", "desired", "JoinRequest"])
 def test_another_version_is_rejected_with_a_message(name: str, version: object) -> None:
     with pytest.raises(protocol.UnsupportedVersionError, match="version: .*; allowed: 1"):
-        kind = frames(protocol)[name]
+        kind = wire_types(protocol)[name]
         protocol.parse(kind, {"version": version, "kind": name, "all": "else is new"})
 
 

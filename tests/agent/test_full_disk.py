@@ -107,8 +107,8 @@ async def test_a_full_disk_rejects_new_work_and_ends_no_running_workload(
 async def test_a_log_marks_where_output_was_lost_to_a_full_disk(
     edge: FakeEdge, agent: AgentProcess, disk: Path, tmp_path: Path
 ) -> None:
-    rounds, log = tmp_path / "rounds", agent.state / "runs" / "run-1" / "log"
-    loud = f"echo begun; while :; do head -c 9000 /dev/zero | tr '\\0' x; echo; echo >> {rounds}; sleep 0.05; done"
+    progress, log = tmp_path / "rounds", agent.state / "runs" / "run-1" / "log"
+    loud = f"echo begun; while :; do head -c 9000 /dev/zero | tr '\\0' x; echo; echo >> {progress}; sleep 0.05; done"
     run = await start_running(edge, loud)
     edge.commits = False  # a stored batch of samples could free space when it is deleted
 
@@ -117,14 +117,14 @@ async def test_a_log_marks_where_output_was_lost_to_a_full_disk(
 
     while True:
         fill_disk(disk)
-        before, until = written(), rounds.stat().st_size + 5
-        await edge.until(lambda until=until: rounds.stat().st_size >= until)  # type: ignore[misc]
+        before, until = written(), progress.stat().st_size + 5
+        await edge.until(lambda until=until: progress.stat().st_size >= until)  # type: ignore[misc]
         if written() == before:
             break
     (disk / "fill").unlink()
     await edge.until(lambda: "bytes are missing here: they could not be written]\n" in edge.log(run))
-    told = int(edge.log(run).partition(" bytes are missing")[0].rpartition("[")[2])
-    assert told >= 4 * 9001
+    lost_bytes = int(edge.log(run).partition(" bytes are missing")[0].rpartition("[")[2])
+    assert lost_bytes >= 4 * 9001
     assert edge.log(run).count("bytes are missing") == 1, "the gap is reported once"
 
 
@@ -173,10 +173,10 @@ async def test_a_full_disk_stays_full_until_free_space_is_well_above_the_thresho
             file.write(bytes(1 << 16))
     await edge.until(lambda: is_full(edge))
     os.truncate(reserve, 7 << 20)  # above the threshold, but not by much
-    heard = len(edge.observed)
-    await edge.until(lambda: len(edge.observed) > heard + 3)
+    reports = len(edge.observed)
+    await edge.until(lambda: len(edge.observed) > reports + 3)
     assert shutil.disk_usage(disk).free >= MIN_FREE_BYTES
-    assert all(seen.inventory.disk_full for seen in edge.observed[heard:])
+    assert all(seen.inventory.disk_full for seen in edge.observed[reports:])
     await edge.want(job("exit 0"))
     assert (await edge.until_state("run-1", "ended")).host_full
     reserve.unlink()
@@ -299,15 +299,15 @@ async def test_a_workload_over_the_limit_of_temporary_files_is_stopped(
     assert not ended.host_full, "the run exceeded its own limit"
     assert (await edge.until_state(neighbour, "running")).outcome == ""
     await agent.kill()
-    heard = len(edge.observed)
+    reports = len(edge.observed)
     await agent.start()
-    assert [seen.step for seen in edge.observed[heard].runs if seen.run == run] == [ended.step], (
+    assert [seen.step for seen in edge.observed[reports].runs if seen.run == run] == [ended.step], (
         "the next agent reports the same reason"
     )
 
 
 @pytest.mark.parametrize(
-    ("taken", "lacking", "goes"),
+    ("used", "missing", "stopped_run"),
     [
         ({"a": 3, "b": 5}, 3, "b"),
         ({"a": 3, "b": 5}, -1, ""),  # the disk has free space
@@ -322,13 +322,13 @@ async def test_a_workload_over_the_limit_of_temporary_files_is_stopped(
     ],
 )
 def test_the_run_that_took_most_is_stopped_when_the_disk_runs_low(
-    taken: dict[str, int], lacking: int, goes: str
+    used: dict[str, int], missing: int, stopped_run: str
 ) -> None:
-    assert run_to_stop(taken, {}, lacking, 2) == goes
+    assert run_to_stop(used, {}, missing, 2) == stopped_run
 
 
 @pytest.mark.parametrize(
-    ("before", "taken", "goes"),
+    ("before", "used", "stopped_run"),
     [
         ({"idle": 50, "filler": 45}, {"idle": 50, "filler": 49}, "filler"),
         ({"idle": 50}, {"idle": 50, "filler": 9}, "filler"),  # filler started after the first snapshot
@@ -342,15 +342,15 @@ def test_the_run_that_took_most_is_stopped_when_the_disk_runs_low(
     ],
 )
 def test_the_run_that_grew_is_stopped_and_not_the_large_idle_run(
-    before: dict[str, int], taken: dict[str, int], goes: str
+    before: dict[str, int], used: dict[str, int], stopped_run: str
 ) -> None:
-    assert run_to_stop(taken, before, 3, 2) == goes
+    assert run_to_stop(used, before, 3, 2) == stopped_run
 
 
 def test_an_uncounted_run_is_stopped_if_counted_runs_do_not_explain_the_loss() -> None:
-    taken = {"honest": 3, "hidden": UNKNOWN_USAGE}
-    assert run_to_stop(taken, {}, 3, 2, gone=5) == "honest"
-    assert run_to_stop(taken, {}, 3, 2, gone=50) == "hidden", "no counted run explains the loss"
+    used = {"honest": 3, "hidden": UNKNOWN_USAGE}
+    assert run_to_stop(used, {}, 3, 2, gone=5) == "honest"
+    assert run_to_stop(used, {}, 3, 2, gone=50) == "hidden", "no counted run explains the loss"
     assert run_to_stop({"honest": 3}, {}, 3, 2, gone=50) == "honest"
     before = {"slow": UNKNOWN_USAGE, "filler": 1}
     assert run_to_stop({"slow": 900, "filler": 9}, before, 3, 2, gone=9) == "filler", (

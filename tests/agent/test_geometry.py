@@ -143,13 +143,13 @@ async def test_a_reshape_of_an_unknown_gpu_fails(agent: AgentProcess, edge: Fake
 
 
 async def test_jobs_on_other_gpus_continue_during_a_reshape(agent: AgentProcess, edge: FakeEdge) -> None:
-    await edge.want(job("sleep 60", run="beside", units=agent.units[1:2]))
-    await edge.until(lambda: state(edge, "beside") == "running")
+    await edge.want(job("sleep 60", run="other-gpu", units=agent.units[1:2]))
+    await edge.until(lambda: state(edge, "other-gpu") == "running")
     await split(edge, "c1", 0, HALVES)
     await wait_for_change(edge, "c1", "done")
-    assert state(edge, "beside") == "running"
-    await edge.change("beside", verb="stop")
-    await edge.until(lambda: state(edge, "beside") == "ended")
+    assert state(edge, "other-gpu") == "running"
+    await edge.change("other-gpu", verb="stop")
+    await edge.until(lambda: state(edge, "other-gpu") == "ended")
 
 
 # Unit tests of the reshaping rule on a board that rejects in the middle

@@ -35,14 +35,14 @@ class HookOutput:
 
 @pytest.fixture
 def hook_output(tmp_path: Path) -> HookOutput:
-    return HookOutput(tmp_path / "told")
+    return HookOutput(tmp_path / "hook-output")
 
 
 @pytest.fixture
 def start_with_hooks(make_agent: MakeAgent, tmp_path: Path, hook_output: HookOutput) -> StartWithHooks:
     """Return a function that starts an agent with hooks given as shell lines.
 
-    Hooks write to the file $TOLD.
+    Hooks write to the file $HOOK_OUTPUT.
     """
 
     async def make(*, prolog: str = "", epilog: str = "", seconds: float = 20.0, **more: str) -> AgentProcess:
@@ -58,14 +58,15 @@ def start_with_hooks(make_agent: MakeAgent, tmp_path: Path, hook_output: HookOut
     return make
 
 
-WRITE_OUTCOME = 'echo "$GPUPOOL_HOOK $GPUPOOL_RUN $GPUPOOL_OUTCOME $GPUPOOL_EXIT_CODE" >> $TOLD'
+WRITE_OUTCOME = 'echo "$GPUPOOL_HOOK $GPUPOOL_RUN $GPUPOOL_OUTCOME $GPUPOOL_EXIT_CODE" >> $HOOK_OUTPUT'
 
 
 async def test_hooks_run_before_and_after_a_job_with_its_environment(
     edge: FakeEdge, start_with_hooks: StartWithHooks, hook_output: HookOutput
 ) -> None:
     agent = await start_with_hooks(
-        prolog="env | sort >> $TOLD; echo - >> $TOLD", epilog="env | sort >> $TOLD; echo - >> $TOLD"
+        prolog="env | sort >> $HOOK_OUTPUT; echo - >> $HOOK_OUTPUT",
+        epilog="env | sort >> $HOOK_OUTPUT; echo - >> $HOOK_OUTPUT",
     )
     unit = agent.units[0]
     await edge.want(
@@ -107,7 +108,7 @@ async def test_hooks_run_before_and_after_a_job_with_its_environment(
 async def test_a_running_prolog_is_reported_as_the_step_of_a_starting_run(
     edge: FakeEdge, start_with_hooks: StartWithHooks, hook_output: HookOutput
 ) -> None:
-    agent = await start_with_hooks(prolog="while [ ! -e $TOLD.go ]; do sleep 0.05; done")
+    agent = await start_with_hooks(prolog="while [ ! -e $HOOK_OUTPUT.go ]; do sleep 0.05; done")
     await edge.want(job("echo begun", units=agent.units[:1]))
 
     def is_in_step() -> bool:
@@ -145,7 +146,7 @@ async def test_a_hanging_prolog_is_killed_with_its_children(
     edge: FakeEdge, start_with_hooks: StartWithHooks, hook_output: HookOutput
 ) -> None:
     agent = await start_with_hooks(
-        prolog="setsid sleep 301 & sleep 302 & echo $! >> $TOLD; wait", seconds=1.0
+        prolog="setsid sleep 301 & sleep 302 & echo $! >> $HOOK_OUTPUT; wait", seconds=1.0
     )
     await edge.want(job("echo begun", units=agent.units[:1]))
     ended = await edge.until_state("run-1", "ended")
@@ -165,7 +166,7 @@ async def test_a_prolog_with_endless_output_is_killed_at_its_deadline(
 async def test_a_job_cancelled_during_its_prolog_never_starts(
     edge: FakeEdge, start_with_hooks: StartWithHooks, hook_output: HookOutput
 ) -> None:
-    agent = await start_with_hooks(prolog="touch $TOLD.begun; sleep 300", epilog=WRITE_OUTCOME)
+    agent = await start_with_hooks(prolog="touch $HOOK_OUTPUT.begun; sleep 300", epilog=WRITE_OUTCOME)
     await edge.want(job(f"echo began >> {hook_output.path}", units=agent.units[:1]))
     await edge.until(lambda: Path(f"{hook_output.path}.begun").exists())
     await edge.change("run-1", verb="stop", code="cancelled")
@@ -178,7 +179,7 @@ async def test_the_lease_can_expire_during_the_prolog(
     edge: FakeEdge, start_with_hooks: StartWithHooks, hook_output: HookOutput
 ) -> None:
     edge.lease_seconds = 2.0
-    agent = await start_with_hooks(prolog="touch $TOLD.begun; sleep 300", epilog=WRITE_OUTCOME)
+    agent = await start_with_hooks(prolog="touch $HOOK_OUTPUT.begun; sleep 300", epilog=WRITE_OUTCOME)
     await edge.want(job("true", units=agent.units[:1]))
     await edge.until(lambda: Path(f"{hook_output.path}.begun").exists())
     edge.silent = True
@@ -189,7 +190,9 @@ async def test_the_lease_can_expire_during_the_prolog(
 async def test_a_gpu_is_reused_only_after_the_epilog(
     edge: FakeEdge, start_with_hooks: StartWithHooks, hook_output: HookOutput
 ) -> None:
-    agent = await start_with_hooks(epilog="while [ ! -e $TOLD.go ]; do sleep 0.05; done; " + WRITE_OUTCOME)
+    agent = await start_with_hooks(
+        epilog="while [ ! -e $HOOK_OUTPUT.go ]; do sleep 0.05; done; " + WRITE_OUTCOME
+    )
     units = agent.units[:1]
     await edge.want(job("true", units=units))
 
@@ -225,7 +228,7 @@ async def test_a_failed_epilog_is_reported_but_keeps_the_outcome(
 async def test_a_hanging_epilog_is_killed_and_the_run_ends(
     edge: FakeEdge, start_with_hooks: StartWithHooks, hook_output: HookOutput
 ) -> None:
-    agent = await start_with_hooks(epilog="echo $$ >> $TOLD; sleep 300", seconds=1.0)
+    agent = await start_with_hooks(epilog="echo $$ >> $HOOK_OUTPUT; sleep 300", seconds=1.0)
     await edge.want(job("exit 2", units=agent.units[:1]))
     ended = await edge.until_state("run-1", "ended")
     assert (ended.outcome, ended.exit_code) == ("failed", 2)
@@ -292,7 +295,7 @@ async def test_the_epilog_runs_once_after_a_killed_shim(
 async def test_a_shim_killed_during_the_epilog_keeps_outcome_and_deadline(
     edge: FakeEdge, start_with_hooks: StartWithHooks, hook_output: HookOutput
 ) -> None:
-    agent = await start_with_hooks(epilog="echo $$ >> $TOLD; sleep 300", seconds=2.0)
+    agent = await start_with_hooks(epilog="echo $$ >> $HOOK_OUTPUT; sleep 300", seconds=2.0)
     await edge.want(job("exit 5", units=agent.units[:1]))
     await edge.until(lambda: hook_output.lines)
     os.kill(agent.shim("run-1")["pid"], signal.SIGKILL)
@@ -304,10 +307,10 @@ async def test_a_shim_killed_during_the_epilog_keeps_outcome_and_deadline(
 async def test_a_prolog_of_a_killed_shim_is_ended_before_the_epilog(
     edge: FakeEdge, start_with_hooks: StartWithHooks, hook_output: HookOutput
 ) -> None:
-    still_there = (
-        "readlink /proc/$(head -1 $TOLD)/exe >> $TOLD; "  # prints nothing for a dead process, reaped or not
+    still_there = "readlink /proc/$(head -1 $HOOK_OUTPUT)/exe >> $HOOK_OUTPUT; "  # prints nothing for a dead process, reaped or not
+    agent = await start_with_hooks(
+        prolog="echo $$ >> $HOOK_OUTPUT; sleep 300", epilog=still_there + WRITE_OUTCOME
     )
-    agent = await start_with_hooks(prolog="echo $$ >> $TOLD; sleep 300", epilog=still_there + WRITE_OUTCOME)
     await edge.want(job("true", units=agent.units[:1]))
     await edge.until(lambda: hook_output.lines)
     os.kill(agent.shim("run-1")["pid"], signal.SIGKILL)
@@ -329,7 +332,8 @@ async def test_hooks_of_sandboxed_jobs_run_on_the_host_as_the_agents_user(
     edge: FakeEdge, start_with_hooks: StartWithHooks, hook_output: HookOutput
 ) -> None:
     agent = await start_with_hooks(
-        prolog="id -u >> $TOLD; ls $GPUPOOL_HOME/.. >/dev/null && echo host >> $TOLD", launcher="auto"
+        prolog="id -u >> $HOOK_OUTPUT; ls $GPUPOOL_HOME/.. >/dev/null && echo host >> $HOOK_OUTPUT",
+        launcher="auto",
     )
     await edge.want(job("true", units=agent.units[:1], team="blue", team_id="7", team_user=70001))
     assert (await edge.until_state("run-1", "ended")).outcome == "finished"
@@ -361,7 +365,7 @@ def test_a_hook_must_be_a_program_that_others_cannot_change(tmp_path: Path) -> N
 
 
 def test_a_hook_must_not_be_in_a_folder_that_others_can_write(tmp_path: Path) -> None:
-    shared, private = tmp_path / "theirs", tmp_path / "ours"
+    shared, private = tmp_path / "shared", tmp_path / "private"
     for folder in (shared, private):
         folder.mkdir()
         (folder / "hook").write_text("#!/bin/sh\n")
@@ -370,6 +374,6 @@ def test_a_hook_must_not_be_in_a_folder_that_others_can_write(tmp_path: Path) ->
     (shared / "link").symlink_to(private / "hook")
     (private / "link").symlink_to(shared / "hook")
     for path in (shared / "hook", shared / "link", private / "link"):
-        with pytest.raises(UnsafeHookError, match="can be replaced by others: '.*theirs'"):
+        with pytest.raises(UnsafeHookError, match="can be replaced by others: '.*shared'"):
             checked_hook_program(str(path))
     assert checked_hook_program(str(private / "hook")) == private / "hook"

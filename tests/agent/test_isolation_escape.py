@@ -273,7 +273,7 @@ async def test_in_the_hosts_network_only_own_abstract_sockets_are_reachable(
 ) -> None:
     await make_agent("--network", "host", launcher=launcher)
     assert not any("abstract sockets" in note for note in edge.observed[-1].inventory.notes)
-    name = f"gpupool-service-beside-{os.getpid()}"
+    name = f"gpupool-other-service-{os.getpid()}"
     reach = f"import socket; socket.socket(socket.AF_UNIX).connect('\\0{name}')"
     offer = (
         f"import os, socket; s = socket.socket(socket.AF_UNIX); s.bind('\\0{name}-own'); s.listen(); "

@@ -225,7 +225,7 @@ async def test_with_internet_private_networks_are_reachable_only_if_named(
 @contextlib.contextmanager
 def routed_machine(outside: Outside) -> Iterator[Callable[[], bool]]:
     """Set up a machine that reaches the outside through this one; yield a function that tries it."""
-    name, near, far = f"beside-{os.getpid()}", f"gpb{os.getpid() % 100000}a", f"gpb{os.getpid() % 100000}b"
+    name, near, far = f"routed-{os.getpid()}", f"gpb{os.getpid() % 100000}a", f"gpb{os.getpid() % 100000}b"
     ip("netns", "add", name)
     try:
         ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", name)

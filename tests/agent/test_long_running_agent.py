@@ -123,14 +123,14 @@ def test_frequent_hardware_events_are_reported_once_a_second_and_bounded(tmp_pat
     store, now = HealthEventStore(tmp_path / "health"), 1_000_000.0
 
     def report(what: HardwareEvent) -> Health | None:
-        told = store.note(what)
-        if told is not None:
-            store.write(told)
-        return told
+        health = store.note(what)
+        if health is not None:
+            store.write(health)
+        return health
 
     fatal = report(event(0, ts=now, code="xid:79"))
-    told = [report(event(number, ts=now + number / 100)) for number in range(1, 10_000)]
-    assert fatal is not None and sum(each is not None for each in told) == 100
+    health = [report(event(number, ts=now + number / 100)) for number in range(1, 10_000)]
+    assert fatal is not None and sum(each is not None for each in health) == 100
     assert len(list((tmp_path / "health").iterdir())) == MAX_KEPT_PER_CODE + 1
     recent = store.recent(now + 100)
     assert recent[0] == fatal, "frequent events do not displace a rare one"
@@ -176,16 +176,16 @@ async def test_an_event_is_reported_before_the_previous_one_is_on_disk(
         write_json(path, value)
 
     monkeypatch.setattr("agent.gpu.health_events.write_json", slowly)
-    news = ServerReporter(runs.state, runs, *[None] * 3)  # type: ignore[arg-type]
-    monitor = HostMonitor(runs, TwoFailingGpus(), news, sample_seconds=5.0, own_pids=list)  # type: ignore[arg-type]
+    reporter = ServerReporter(runs.state, runs, *[None] * 3)  # type: ignore[arg-type]
+    monitor = HostMonitor(runs, TwoFailingGpus(), reporter, sample_seconds=5.0, own_pids=list)  # type: ignore[arg-type]
     watcher = asyncio.create_task(monitor._watch_events())
     try:
-        said: list[str] = []
+        codes: list[str] = []
         async with asyncio.timeout(20):
-            while len(said) < 2:
+            while len(codes) < 2:
                 await asyncio.sleep(0.02)
-                said += [health.code for health in news.health_due()]
-        assert said == ["xid:79", "xid:48"]
+                codes += [health.code for health in reporter.health_due()]
+        assert codes == ["xid:79", "xid:48"]
     finally:
         disk_is_busy.set()
         watcher.cancel()

@@ -293,8 +293,8 @@ async def test_a_revoked_agent_stops_dialling_streams(edge: FakeEdge, agent: Age
     edge.credentials.clear()
     for socket in [*edge.idle_streams, *edge.sync_sockets]:
         await socket.close()
-    await edge.until(lambda: edge.strangers_at_the_line)
+    await edge.until(lambda: edge.rejected_sync_connections)
     await asyncio.sleep(1.5)  # for requests already in flight
-    attempts = edge.strangers_at_a_stream
+    attempts = edge.rejected_streams
     await asyncio.sleep(2.5)
-    assert edge.strangers_at_a_stream == attempts
+    assert edge.rejected_streams == attempts

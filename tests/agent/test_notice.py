@@ -29,7 +29,7 @@ while ask()[0] == 204:
     time.sleep(0.02)
 status, body = ask()
 assert json.loads(body) == json.load(open(os.environ["GPUPOOL_NOTICE"]))
-print("told", status, json.loads(body)["code"], flush=True)
+print("served", status, json.loads(body)["code"], flush=True)
 while ask()[0] == 200:
     time.sleep(0.02)
 print("withdrawn", flush=True)
@@ -42,7 +42,7 @@ async def poll_notice(edge: FakeEdge, number: int) -> list[str]:
     await edge.until(lambda: "elsewhere" in edge.log(run))
     await asyncio.sleep(1.5)  # a host closes foreign ports to a workload within a second
     await edge.change(run, verb="notice", code="evicted_for_guarantee", stop_at=2e9)
-    await edge.until(lambda: "told" in edge.log(run))
+    await edge.until(lambda: "served" in edge.log(run))
     await edge.change(run, verb="start")
     ended = await edge.until_state(run, "ended")
     assert (ended.outcome, ended.exit_code) == ("finished", 0)
@@ -50,7 +50,7 @@ async def poll_notice(edge: FakeEdge, number: int) -> list[str]:
     return edge.log(run).splitlines()
 
 
-EXPECTED_OUTPUT = ["first 204", "elsewhere 404", "told 200 evicted_for_guarantee", "withdrawn"]
+EXPECTED_OUTPUT = ["first 204", "elsewhere 404", "served 200 evicted_for_guarantee", "withdrawn"]
 
 
 async def test_a_notice_is_served_over_http(edge: FakeEdge, agent: AgentProcess) -> None:

@@ -161,7 +161,7 @@ async def test_a_gpu_is_split_into_instances_and_merged_again(faults: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    ("fault_text", "said"),
+    ("fault_text", "message"),
     [
         ("reshape in use", "MIG mode: a process still uses the GPU"),
         ("reshape needs a reset", "MIG mode: the GPU needs a reset first"),
@@ -170,13 +170,13 @@ async def test_a_gpu_is_split_into_instances_and_merged_again(faults: Path, tmp_
     ],
 )
 async def test_a_reshape_that_the_driver_rejects_leaves_the_gpu_unchanged(
-    faults: Path, tmp_path: Path, fault_text: str, said: str
+    faults: Path, tmp_path: Path, fault_text: str, message: str
 ) -> None:
     reader = NvmlGpuReader()
     await reader.hardware()
     faults.write_text(fault_text)
     outcome = await reshape_gpu(reader, tmp_path, HALVES)
-    assert (outcome.state, outcome.detail) == ("failed", said)
+    assert (outcome.state, outcome.detail) == ("failed", message)
     assert await units(reader) == [("", 0, 840)]
     await reader.close()
 

@@ -27,7 +27,7 @@ from tests.agent.conftest import job
 POLL_SECONDS = 2.0
 
 
-class Host:
+class AgentHost:
     """A host with an agent and one running job; the test sets its clock."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,9 @@ class Host:
         (self.folder / "shim.json").write_text(json.dumps(shim))
         runs.runs[self.wanted.run] = LocalRun(self.folder, persisted_fields(self.wanted), shim=shim)
         monkeypatch.setattr(
-            runs, "_order", lambda run, **said: (run.folder / "order.json").write_text(json.dumps(said))
+            runs,
+            "_order",
+            lambda run, **order_fields: (run.folder / "order.json").write_text(json.dumps(order_fields)),
         )
 
     def hear(self, *runs: RunWanted, at: float, said_at: float | None = None) -> None:
@@ -86,11 +88,11 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    yield Host(tmp_path, monkeypatch)
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentHost]:
+    yield AgentHost(tmp_path, monkeypatch)
 
 
-def test_silence_after_a_frame_without_the_run_does_not_stop_it(host: Host) -> None:
+def test_silence_after_a_frame_without_the_run_does_not_stop_it(host: AgentHost) -> None:
     host.hear(host.wanted, at=1000.0)
     host.hear(at=1001.0)
     for second in range(1002, 1012):
@@ -100,14 +102,14 @@ def test_silence_after_a_frame_without_the_run_does_not_stop_it(host: Host) -> N
     assert host.stop is None
 
 
-def test_old_frames_without_the_run_do_not_stop_it(host: Host) -> None:
+def test_old_frames_without_the_run_do_not_stop_it(host: AgentHost) -> None:
     host.hear(host.wanted, at=1000.0)
     for second in range(1001, 1011):
         host.hear(at=float(second), said_at=990.0)
     assert host.stop is None
 
 
-def test_two_new_frames_without_the_run_stop_it_with_its_grace_period(host: Host) -> None:
+def test_two_new_frames_without_the_run_stop_it_with_its_grace_period(host: AgentHost) -> None:
     host.hear(host.wanted, at=1000.0)
     host.hear(at=1001.0)
     host.hear(at=1001.0 + POLL_SECONDS)
@@ -121,7 +123,7 @@ def test_two_new_frames_without_the_run_stop_it_with_its_grace_period(host: Host
 
 
 def test_a_frame_received_during_a_slow_start_takes_effect_before_the_next(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: AgentHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start may wait for a driver, a disk or a file system; a stop must not wait for all pending starts."""
     began: list[str] = []
@@ -152,7 +154,9 @@ def test_a_frame_received_during_a_slow_start_takes_effect_before_the_next(
     assert began[:2] == ["run-2", "run-4"] and "run-3" not in began, "run-3 is no longer desired"
 
 
-def test_a_stop_does_not_wait_for_writes_of_other_runs(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_does_not_wait_for_writes_of_other_runs(
+    host: AgentHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stopped: list[bool] = []
     refuse = host.agent.runs.refuse
 
@@ -175,7 +179,9 @@ def test_a_stop_does_not_wait_for_writes_of_other_runs(host: Host, monkeypatch: 
     assert stopped == [True]
 
 
-def test_ends_of_other_runs_are_seen_during_a_slow_start(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ends_of_other_runs_are_seen_during_a_slow_start(
+    host: AgentHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     live_agent, run, pending_job = (
         host.agent,
         host.agent.runs.runs[host.wanted.run],
@@ -212,7 +218,7 @@ def test_ends_of_other_runs_are_seen_during_a_slow_start(host: Host, monkeypatch
 
 @pytest.mark.parametrize("by", ["_poll_shims", "_reconcile_with_timeout"])
 def test_an_error_after_the_reconcile_timeout_is_raised_later(
-    host: Host, monkeypatch: pytest.MonkeyPatch, by: str
+    host: AgentHost, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     async def live() -> None:
         release, tried = asyncio.Event(), 0

@@ -143,8 +143,8 @@ def test_the_agent_does_not_downgrade_isolation_unless_asked(
     kept = tmp_path / "launcher"
     assert isolation_downgrade(kept, "auto", "plain", []) == ""
     assert isolation_downgrade(kept, "auto", "bubblewrap", []) == ""
-    said = isolation_downgrade(kept, "auto", "plain", ["No memory for a probe."])
-    assert "were in sandboxes before, and now: No memory for a probe." in said and "--launcher plain" in said
+    note = isolation_downgrade(kept, "auto", "plain", ["No memory for a probe."])
+    assert "were in sandboxes before, and now: No memory for a probe." in note and "--launcher plain" in note
     assert isolation_downgrade(kept, "plain", "plain", []) == ""
     assert isolation_downgrade(kept, "auto", "plain", []) == "", "the operator asked for plain"
 
@@ -573,9 +573,9 @@ def test_the_shim_needs_only_the_standard_library_without_site_packages(tmp_path
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", look], capture_output=True, text=True, check=True
     )
-    ours = {name for name in done.stdout.split() if name.split(".")[0] == "agent"}
+    agent_modules = {name for name in done.stdout.split() if name.split(".")[0] == "agent"}
     modules = {path.stem for path in (Path(__file__).parents[2] / "agent" / "shim").glob("[!_]*.py")}
-    assert ours == {"agent", "agent.shim", *(f"agent.shim.{name}" for name in modules)}, (
+    assert agent_modules == {"agent", "agent.shim", *(f"agent.shim.{name}" for name in modules)}, (
         "the shim imports all its modules at its start"
     )
     big = {"typing", "socket", "dataclasses", "asyncio", "subprocess", "pathlib"}

@@ -144,7 +144,7 @@ def test_an_ended_run_is_kept_until_its_end_is_reported() -> None:
     )
 
 
-class SimulatedHost:
+class ActionHost:
     """A simulated host: performs each action of `plan_actions` at once and records every started run."""
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ def test_shuffled_frames_converge_to_the_last_state_without_double_starts(seed: 
         wanted[f"run-{generation}"] = job("x", generation=generation, units=[unit])
         sent_frames.append(frame(*wanted.values()))
 
-    host = SimulatedHost()
+    host = ActionHost()
     received = [sent for sent in sent_frames for _ in range(rng.choice((0, 1, 1, 2, 3)))]
     for place in range(len(received)):
         other = min(len(received) - 1, place + rng.choice((0, 0, 1, 4)))

@@ -223,10 +223,10 @@ async def test_the_four_reactions_to_a_notice_are_distinguished(
 
 async def test_a_notice_does_not_end_a_job_without_a_handler(edge: FakeEdge, agent: AgentProcess) -> None:
     run = await start_running(
-        edge, agent, "echo begun; while :; do [ -e $GPUPOOL_NOTICE ] && echo told; sleep 0.05; done"
+        edge, agent, "echo begun; while :; do [ -e $GPUPOOL_NOTICE ] && echo noticed; sleep 0.05; done"
     )
     await edge.change(run, verb="notice", code="evicted_for_guarantee")
-    await edge.until(lambda: "told" in edge.log(run))
+    await edge.until(lambda: "noticed" in edge.log(run))
     await edge.change(run, verb="start")
     notice = agent.state / "runs" / run / "in" / "notice"
     await edge.until(lambda: not notice.exists())

@@ -97,7 +97,7 @@ async def test_an_agent_with_a_hanging_part_ends_in_seconds(
 
 
 @pytest.mark.parametrize(
-    "fault", ["RuntimeError('a loop broke')", "ValueError('a fault of ours')", "asyncio.CancelledError"]
+    "fault", ["RuntimeError('a loop failed')", "ValueError('a fault of the agent')", "asyncio.CancelledError"]
 )
 async def test_an_agent_whose_loop_failed_ends_despite_a_hanging_thread(
     edge: FakeEdge, tmp_path: Path, fault: str

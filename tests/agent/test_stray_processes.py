@@ -159,11 +159,11 @@ def test_a_run_on_a_foreign_gpu_is_named_and_stopped_at_the_second_poll(
         (1.0, "its workload is stopped if it stays", {}),
         (2.0, "its workload is stopped", {"run-1": "GPU-1"}),
     )
-    for now, said, stopped in looks:
+    for now, reported, stopped in looks:
         tracker.look([on_gpu(pid)], WorkloadContext({"GPU-2": use}), action="end", now=now)
         assert (tracker.seen[0].run, tracker.seen[0].done, tracker.runs_on_foreign_gpus) == (
             "run-1",
-            said,
+            reported,
             stopped,
         )
     assert processes.read_process(pid) is not None, "the process ends with its run, after the run's notice"
@@ -219,18 +219,21 @@ def test_an_ended_stray_is_reported_once_with_pid_name_user_and_signal(
 ) -> None:
     pid, ignores_term = start(user=PERSON), start(user=PERSON, ignores_term=True)
     tracker, both = StrayTracker(), [on_gpu(pid), on_gpu(ignores_term)]
-    said: list[str] = []
+    reported: list[str] = []
     for now in (1.0, 2.0, 3.0, 4.0 + stray_processes.TERM_GRACE_SECONDS):
         tracker.look(both, WorkloadContext(), action="end", now=now)
-        said += ended_by_gpu(tracker.ended).values()
+        reported += ended_by_gpu(tracker.ended).values()
         assert now < 2.0 or is_gone(pid)
     assert is_gone(ignores_term)
     for now in (20.0, 21.0):
         tracker.look(both, WorkloadContext(), action="end", now=now)
-        said += ended_by_gpu(tracker.ended).values()
-    told = f"pid={pid}, sleep of user {PERSON}, 700 MiB"
-    assert said == [f"{told}, by TERM", f"pid={ignores_term}, sh of user {PERSON}, 700 MiB, by KILL"]
-    assert f"on GPU-1 is sent TERM, as the pool says: {told}" in caplog.text
+        reported += ended_by_gpu(tracker.ended).values()
+    description = f"pid={pid}, sleep of user {PERSON}, 700 MiB"
+    assert reported == [
+        f"{description}, by TERM",
+        f"pid={ignores_term}, sh of user {PERSON}, 700 MiB, by KILL",
+    ]
+    assert f"on GPU-1 is sent TERM, as the pool says: {description}" in caplog.text
     assert len(caplog.records) == 3, "TERM to both, KILL to one"
 
 
@@ -262,11 +265,11 @@ def test_a_stray_that_exits_before_the_signal_is_not_reported_as_ended(start: St
 
 def test_strays_ended_in_one_poll_are_one_event_per_gpu_with_escaped_names() -> None:
     many = [EndedStray(StraySeen("GPU-1", pid, 7, "ada", "a\nb"), "TERM") for pid in range(1, 24)]
-    told = ended_by_gpu([*many, EndedStray(StraySeen("GPU-2", 99, 7), "KILL")])
-    assert told["GPU-1"].startswith("pid=1, a?b of user ada, by TERM; pid=2, ") and told["GPU-1"].endswith(
-        "; and 3 more"
-    )
-    assert told["GPU-2"] == "pid=99, unknown of user unknown, by KILL"
+    description = ended_by_gpu([*many, EndedStray(StraySeen("GPU-2", 99, 7), "KILL")])
+    assert description["GPU-1"].startswith("pid=1, a?b of user ada, by TERM; pid=2, ") and description[
+        "GPU-1"
+    ].endswith("; and 3 more")
+    assert description["GPU-2"] == "pid=99, unknown of user unknown, by KILL"
 
 
 @requires_other_user
