@@ -62,7 +62,7 @@ BREAKING: dict[str, tuple[list[tuple[str, str]], str]] = {
         [("    signature: str  # Ed25519, base64\n", "    signature: int\n")],
         "signature",
     ),
-    "a whole number that may be broken": (
+    "an integer that becomes a float": (
         [("    exit_code: int | None", "    exit_code: float | None")],
         "exit_code",
     ),
@@ -86,7 +86,7 @@ BREAKING: dict[str, tuple[list[tuple[str, str]], str]] = {
         "5.0 became 7.0",
     ),
     "another nested default": ([("_seconds: float = 600.0", "_seconds: float = 60.0")], "600.0 became 60.0"),
-    "a frame that is no more": ([('    "proof": Proof,\n', "")], "proof: not a frame up"),
+    "a removed frame": ([('    "proof": Proof,\n', "")], "proof: not a frame up"),
     "another address": ([('SYNC_PATH = "/agent/v1/sync"', 'SYNC_PATH = "/agent/sync"')], "SYNC_PATH"),
 }
 

@@ -338,7 +338,7 @@ def test_the_run_that_took_most_is_stopped_when_the_disk_runs_low(
             {"idle": 50, "tidy": 90},
             {"idle": 53, "tidy": 10},
             "idle",
-        ),  # what one has removed is no excuse for another
+        ),  # files removed by one run do not offset the growth of another
     ],
 )
 def test_the_run_that_grew_is_stopped_and_not_the_large_idle_run(
@@ -627,7 +627,7 @@ async def test_an_agent_restarts_on_a_full_disk_and_reports_lost_runs(
     lost = await start_running(edge, "echo begun; sleep 300", generation=2)
     (
         agent.state / "runs" / lost / "exit.room"
-    ).unlink()  # nothing is kept for its end: as an earlier version left it
+    ).unlink()  # as with an earlier version: no file reserves space for the exit record
     await agent.kill()
     shim = agent.shim(lost)
     for pid in [shim["pid"], *(each.pid for each in processes.descendants(processes.scan(), shim["pid"]))]:

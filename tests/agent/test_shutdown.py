@@ -65,10 +65,10 @@ INTERRUPTED = """
 import signal
 from agent.cli import main
 from agent.daemon import Agent
-def at_the_last_moment(self):
+def interrupt(self):
     signal.raise_signal(signal.SIGINT)
     return ""
-Agent._startup_summary = at_the_last_moment
+Agent._startup_summary = interrupt
 raise SystemExit(main())
 """
 

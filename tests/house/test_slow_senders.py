@@ -81,7 +81,7 @@ def test_a_header_sent_a_byte_at_a_time_is_disconnected(server: Server) -> None:
     assert answer == b"" and took < short_timeouts.TIMEOUT_SECONDS + 5
     with socket.create_connection(
         ("127.0.0.1", server.port)
-    ) as connection:  # nor is the second one on a connection
+    ) as connection:  # the limit also applies to later requests of a connection
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
         connection.sendall(b"GET /healthz HTTP/1.1\r\nX-Slow: ")
