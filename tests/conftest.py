@@ -114,9 +114,9 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.
     """
     if fixturedef.argname != "_django_db_helper":
         return
-    from tests.world import SHARED_WORLD, is_transactional
+    from tests.world import SHARED_WORLD, is_transactional, uses_shared_world
 
-    wanted = "world" in request.fixturenames and not is_transactional(request)
+    wanted = uses_shared_world(request) and not is_transactional(request)
     with request.getfixturevalue("django_db_blocker").unblock():
         SHARED_WORLD.open() if wanted else SHARED_WORLD.close()
 

@@ -133,6 +133,12 @@ def is_transactional(request: pytest.FixtureRequest) -> bool:
     return marked or bool({"transactional_db", "live_server"} & set(request.fixturenames))
 
 
+def uses_shared_world(request: pytest.FixtureRequest) -> bool:
+    """Return True if the test's fixture ``world`` is the one below, and not one of its own module."""
+    definitions = request.node._fixtureinfo.name2fixturedefs.get("world", ())
+    return any(definition.func.__module__ == __name__ for definition in definitions[-1:])
+
+
 @pytest.fixture
 def world(request: pytest.FixtureRequest, world_transaction: None, db: None) -> World:
     """The organisation on Monday 2 March 2026, 09:00 UTC."""

@@ -374,6 +374,6 @@ def test_a_hook_must_not_be_in_a_folder_that_others_can_write(tmp_path: Path) ->
     (shared / "link").symlink_to(private / "hook")
     (private / "link").symlink_to(shared / "hook")
     for path in (shared / "hook", shared / "link", private / "link"):
-        with pytest.raises(UnsafeHookError, match="can be replaced by others: '.*shared'"):
+        with pytest.raises(UnsafeHookError, match="can be replaced by others: they own '.*shared'"):
             checked_hook_program(str(path))
     assert checked_hook_program(str(private / "hook")) == private / "hook"

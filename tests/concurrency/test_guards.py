@@ -208,8 +208,8 @@ def reserve_all_h100s(world: World) -> Callable[[], Any]:
 def meet_after_the_check(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, patience: float) -> None:
     real, meeting = getattr(module, name), Meeting(2, patience)
 
-    def check_then_meet(**given: Any) -> Any:
-        answer = real(**given)
+    def check_then_meet(*positional: Any, **named: Any) -> Any:
+        answer = real(*positional, **named)
         meeting.wait()
         return answer
 
@@ -219,14 +219,14 @@ def meet_after_the_check(monkeypatch: pytest.MonkeyPatch, module: Any, name: str
 def test_only_the_pool_lock_prevents_that_one_window_is_reserved_twice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meet_after_the_check(monkeypatch, reservations, "check_window", GUARDED)
+    meet_after_the_check(monkeypatch, reservations, "check_window_in_snapshot", GUARDED)
     answers = race([reserve_all_h100s(world)] * 2)
     assert sorted(a[1].fits for a in answers) == [False, True]  # type: ignore[index]
     assert Reservation.objects.count() == 1
     Reservation.objects.all().delete()
 
     monkeypatch.setattr(locks, "pools", lambda ids: {})
-    meet_after_the_check(monkeypatch, reservations, "check_window", UNGUARDED)
+    meet_after_the_check(monkeypatch, reservations, "check_window_in_snapshot", UNGUARDED)
     race([reserve_all_h100s(world)] * 2)
     assert Reservation.objects.count() == 2, "without the lock both are promised the same GPUs"
 

@@ -40,7 +40,13 @@ class Bench:
         self.seen: dict[int, str | None] = {}
         command = [sys.executable, str(checkout / "run"), "bench", "waiting", str(self.mark), *arguments]
         env = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
-        self.process = subprocess.Popen(command, env=env, start_new_session=True)
+        # Under nohup this process ignores SIGHUP, and its children would inherit that.
+        self.process = subprocess.Popen(
+            command,
+            env=env,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        )
 
     def record_processes(self, seconds: float) -> None:
         """Wait until the benchmark and its processes run; record all of them."""

@@ -235,7 +235,7 @@ def test_locking_rows_after_a_clock_correction_raises_clock_stepped(world: World
     _correct_clock(world.now, 100.0)
     before = ClockSample(world.now, "this boot", 100.0)
     with decide_at(before), transaction.atomic():
-        locks.hosts([world.hosts["alpha"].pk])
+        locks.leader()
         _correct_clock(world.now + HOUR, 100.5)
         for lock in (
             locks.leader,
