@@ -123,7 +123,7 @@ class Scenario:
         )
 
     def _units(self, host: int, name: str, row: dict[str, Any]) -> list[UnitInfo]:
-        """Return the units of a host with "gpus" such as "8xH100-80GB" and "profiles" such as {"0": "1g.10gb"}."""
+        """Return the units of a host from "gpus" ("8xH100-80GB") and "profiles" ({"0": "1g.10gb"})."""
         count, model = row["gpus"].split("x", 1)
         units = []
         for gpu in range(int(count)):
