@@ -54,7 +54,7 @@ from agent.server.connection import UNANSWERED_POLLS
 SAMPLE_SECONDS = 5.0
 BATCHES_AHEAD = 100
 BEGIN_SECONDS = 0.2  # from "starting" to "running"
-CONNECTS_PER_SECOND = 8.0  # of one process; not a divisor of the poll interval
+CONNECTS_PER_SECOND = 8.0  # of one process; spreads the polls of its agents
 LOOK_SECONDS = 0.4  # interval of checks for an overdue answer
 CONCURRENT_JOINS = 4
 LONGEST_RETRY_SECONDS = 8.0
