@@ -40,8 +40,10 @@ def main(argv: list[str]) -> dict[str, Any]:
     began = time.perf_counter()
     jobs = with_limits(read(trace_file(options.jobs, "philly", "philly.csv"))[: options.first], options.seed)
     check_jobs_fit(jobs, options.nodes)
-    estimates = AskedEstimates(options.every, options.seed)
-    replay = TraceReplay(jobs, options.nodes, estimates.said, estimates.is_curious, estimates.started)
+    estimates = EstimateSample(options.every, options.seed)
+    replay = TraceReplay(
+        jobs, options.nodes, estimates.record_estimate, estimates.is_sampled, estimates.started
+    )
     started = replay.run()
     results = [(started[workload], estimate) for workload, estimate in estimates.ranges.items()]
     errors = [abs(start - estimate.expected) for start, estimate in results]
@@ -65,7 +67,7 @@ def share(facts: list[bool]) -> float | None:
     return round(sum(facts) / len(facts), 4) if facts else None
 
 
-class AskedEstimates:
+class EstimateSample:
     """The sampled jobs and the estimates that they received."""
 
     def __init__(self, every: int, seed: int) -> None:
@@ -74,13 +76,13 @@ class AskedEstimates:
         self.record = EstimateHistory()
         self.questions = self.unknown = 0
 
-    def is_curious(self, queued: QueuedWorkload) -> bool:
+    def is_sampled(self, queued: QueuedWorkload) -> bool:
         """Return True for one in ``every`` jobs, at random."""
-        is_sampled = self.rng.random() * self.every < 1
-        self.questions += is_sampled
-        return is_sampled
+        sampled = self.rng.random() * self.every < 1
+        self.questions += sampled
+        return sampled
 
-    def said(self, now: int, refusal: Refusal) -> None:
+    def record_estimate(self, now: int, refusal: Refusal) -> None:
         """Record the estimate that a waiting job receives when it is submitted."""
         if refusal.expected_start is None:
             self.unknown += 1

@@ -60,7 +60,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     try:
         site.start()
         figures = {
-            name: break_it(FAULTS[name], site, options.rounds, options.seed, timed=not options.short)
+            name: run_fault(FAULTS[name], site, options.rounds, options.seed, timed=not options.short)
             for name in options.only
         }
     finally:
@@ -74,12 +74,12 @@ def main(argv: list[str]) -> dict[str, Any]:
     }
 
 
-def break_it(fault: Fault, site: Installation, rounds: int, seed: int, timed: bool = True) -> dict[str, Any]:
+def run_fault(fault: Fault, site: Installation, rounds: int, seed: int, timed: bool = True) -> dict[str, Any]:
     """Run ``rounds`` rounds of one fault and return ``{"rounds", "survived", "worst_recovery"}``.
 
     If ``timed``, a round whose recovery takes too long is not survived.
     """
-    print(f"{fault.name}: {fault.line}", flush=True)
+    print(f"{fault.name}: {fault.pass_condition}", flush=True)
     ledger, rng = JobLedger(site), random.Random(f"{seed} {fault.name}")
     problems_by_round: dict[int, list[str]] = {}
     worst: float | None = None
@@ -87,7 +87,7 @@ def break_it(fault: Fault, site: Installation, rounds: int, seed: int, timed: bo
     for number in range(1, rounds + 1):
         ledger.round = number
         recovery, problems = _round(fault, FaultContext(site, ledger, rng), timed)
-        new_problems = [problem for problem in ledger.wrong_now() if problem not in known_problems]
+        new_problems = [problem for problem in ledger.violations_now() if problem not in known_problems]
         known_problems.update(new_problems)
         problems_by_round[number] = [*problems, *new_problems]
         worst = recovery if worst is None or (recovery is not None and recovery > worst) else worst

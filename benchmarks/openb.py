@@ -33,8 +33,8 @@ from scheduler.core.scoring.demand_mix import ANY_CLASS, DemandMix, NodeDemand
 
 SERVICES: tuple[str, ...] = ()
 
-ASKED_UP_TO = 1.3  # times the cluster's GPU
-MEASURED_AT = 100  # percent of the cluster's GPU asked for
+ASKED_UP_TO = 1.3  # times the cluster's GPU capacity
+MEASURED_AT = 100  # requested percentage of the cluster's GPU capacity
 FIRST_LOOK = 16  # arrivals after which a learning policy first updates its mix
 IMAGINED = DemandMix.of(
     (NodeDemand(gpus, 1000, 0, 0), weight) for gpus, weight in ((1, 8), (2, 2), (4, 2), (8, 1))

@@ -1,1 +1,1 @@
-"""The faults that `./run bench faults` injects, and the ledger that checks what must hold."""
+"""Faults that `./run bench faults` injects, and the ledger that checks the invariants."""

@@ -44,12 +44,14 @@ def host_of(context: FaultContext, run: str) -> LocalHost:
     return next(host for host in context.site.hosts if host.name == name)
 
 
-def beating_job(
+def start_heartbeat_job(
     context: FaultContext, host: LocalHost | None = None, extra: str = ""
 ) -> tuple[str, LedgerEntry, LocalHost]:
     """Start a heartbeat job; return its id, its first start, and its host."""
     options: dict[str, Any] = {"labels_required": {"name": host.name}} if host else {}
-    workload = context.ledger.insist(heartbeat_job(extra), MAX_WAIT_SECONDS, to_end_well=False, **options)
+    workload = context.ledger.submit_with_retry(
+        heartbeat_job(extra), MAX_WAIT_SECONDS, to_end_well=False, **options
+    )
     first = context.ledger.wait_started(workload, MAX_WAIT_SECONDS)
     return workload, first, host_of(context, first.run)
 
@@ -72,7 +74,7 @@ def state_of(workload: str) -> tuple[str, str]:
 
 @fault("a host cut off for 1 s: its work keeps running, nothing starts elsewhere", 20)
 def cut_off_1_s(context: FaultContext) -> float:
-    workload, first, host = beating_job(context)
+    workload, first, host = start_heartbeat_job(context)
     with cut_off(context, [host]):
         time.sleep(1)
     return _wait_and_check_survives(context, workload, first, host)
@@ -128,7 +130,7 @@ def check_survives(context: FaultContext, workload: str, first: LedgerEntry, whe
 
 
 def _cut_off_for(context: FaultContext, seconds: float) -> float:
-    workload, first, host = beating_job(context)
+    workload, first, host = start_heartbeat_job(context)
     began, at = time.monotonic(), time.time()
     with cut_off(context, [host]):
         wait_until(
@@ -159,7 +161,7 @@ def _cut_off_for(context: FaultContext, seconds: float) -> float:
 def cut_off_most(context: FaultContext) -> float:
     from scheduler.models import Host, Run
 
-    jobs = [beating_job(context, host) for host in context.site.hosts]
+    jobs = [start_heartbeat_job(context, host) for host in context.site.hosts]
     cut_hosts = context.rng.sample(context.site.hosts, 3)
     names = [host.name for host in cut_hosts]
     with cut_off(context, cut_hosts):
@@ -206,7 +208,7 @@ def disturbed_messages(context: FaultContext) -> float:
 @fault("a reboot: its work is lost and starts again, no process is mistaken for an earlier one", 30)
 def reboot(context: FaultContext) -> float:
     _needs_namespaces(context)
-    workload, first, host = beating_job(context, context.site.hosts[-1])
+    workload, first, host = start_heartbeat_job(context, context.site.hosts[-1])
     began = time.monotonic()
     with context.site.agent_down(host):
         _end_all(context, host)
@@ -234,7 +236,7 @@ def _end_all(context: FaultContext, host: LocalHost) -> None:
 
 @fault("another program gets the pid of a shim: it is not adopted, the work starts again", 30)
 def pid_reuse(context: FaultContext) -> float:
-    workload, first, host = beating_job(context)
+    workload, first, host = start_heartbeat_job(context)
     wait_until(lambda: first.run in shims(context.site.folder), MAX_WAIT_SECONDS, "its shim runs")
     pid = shims(context.site.folder)[first.run]
     with context.site.agent_down(host):
@@ -276,7 +278,7 @@ def _with_pid(pid: int) -> subprocess.Popen[bytes]:
     15,
 )
 def duplicate_agent(context: FaultContext) -> float:
-    workload, first, host = beating_job(context)
+    workload, first, host = start_heartbeat_job(context)
     began, at = time.monotonic(), time.time()
     with copied_agent(context, host):
         wait_until(
@@ -295,7 +297,7 @@ def duplicate_agent(context: FaultContext) -> float:
     15,
 )
 def cloned_host(context: FaultContext) -> float:
-    workload, first, host = beating_job(context)
+    workload, first, host = start_heartbeat_job(context)
     copy = copied_state(host)
     before = _start_of(host)
     with context.site.agent_down(host):
@@ -391,15 +393,15 @@ def _needs_namespaces(context: FaultContext) -> None:
 def clock_of_a_host(context: FaultContext) -> float:
     from scheduler.models import Allocation
 
-    workload, first, host = beating_job(context)
+    workload, first, host = start_heartbeat_job(context)
     for offset in (3600, -3600, 0):
         context.site.clocks.set(host.name, offset)
         time.sleep(LEASE_SECONDS + GRACE_SECONDS + 0.5)
         check_survives(context, workload, first, f" at {offset:+} s")
-    asked = time.time()
+    requested_at = time.time()
     cancel(context, workload)
     wait_until(lambda: state_of(workload)[0] == "ended", MAX_WAIT_SECONDS, "it ends")
-    took = time.time() - asked
+    took = time.time() - requested_at
     period = rows(lambda: Allocation.objects.get(run__public_id=first.run).period)
     errors = (
         abs(period.upper.timestamp() - last_beat(context, first.run)),
@@ -415,7 +417,7 @@ def clock_of_a_host(context: FaultContext) -> float:
     30,
 )
 def clock_of_the_servers(context: FaultContext) -> float:
-    workload, first, _ = beating_job(context)
+    workload, first, _ = start_heartbeat_job(context)
     worst = 0.0
     try:
         for offset in (3600, 0, -3600, 0):
@@ -448,8 +450,8 @@ def clock_of_the_servers(context: FaultContext) -> float:
 def disk_full_on_a_host(context: FaultContext) -> float:
     _needs_namespaces(context)
     host = context.site.hosts[0]
-    workload, first, _ = beating_job(context, host)
-    lost, lost_start, _ = beating_job(context, host)
+    workload, first, _ = start_heartbeat_job(context, host)
+    lost, lost_start, _ = start_heartbeat_job(context, host)
     filler = host.state / "filler"
     _fill(filler)
     try:
@@ -483,7 +485,7 @@ def disk_full_on_a_host(context: FaultContext) -> float:
         MAX_WAIT_SECONDS,
         "the host reports free disk space again",
     )
-    new_job, _, _ = beating_job(context, host)
+    new_job, _, _ = start_heartbeat_job(context, host)
     took = time.monotonic() - began
     cancel(context, new_job)
     return took

@@ -68,7 +68,7 @@ class JobLedger:
         self.site = site
         # Jobs that must finish successfully: id, and the round in which the job was submitted.
         self.acknowledged: dict[str, int] = {}
-        self.others: set[str] = set()  # ids of jobs that a fault or a test ends
+        self.jobs_to_cancel: set[str] = set()  # ids of jobs that a fault or a test ends
         self.refused = 0
         self.round = 0
 
@@ -101,10 +101,10 @@ class JobLedger:
         if to_end_well:
             self.acknowledged[job_id] = self.round
         else:
-            self.others.add(job_id)
+            self.jobs_to_cancel.add(job_id)
         return job_id
 
-    def insist(self, command: str, seconds: float, units: int = 1, **also: Any) -> str:
+    def submit_with_retry(self, command: str, seconds: float, units: int = 1, **also: Any) -> str:
         """Submit a job, and retry until the API accepts it or ``seconds`` are over."""
         deadline = time.monotonic() + seconds
         while True:
@@ -137,13 +137,13 @@ class JobLedger:
 
     def probe(self, since: float, seconds: float) -> float:
         """Return the seconds from ``since`` (monotonic) until a newly submitted job has started."""
-        workload = self.insist(ledger_job(0.2), seconds)
+        workload = self.submit_with_retry(ledger_job(0.2), seconds)
         self.wait_started(workload, max(0.1, seconds - (time.monotonic() - since)))
         return time.monotonic() - since
 
     # -- checks -----------------------------------------------------------------------------------
 
-    def wrong_now(self) -> list[str]:
+    def violations_now(self) -> list[str]:
         """Return violations of the invariants that hold at any time."""
         return [*self._ledger_violations(), *self._row_violations()]
 

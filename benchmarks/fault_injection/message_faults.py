@@ -51,8 +51,8 @@ POOL = "messages"
 class Direction:
     """One direction of one host's connection; survives reconnects."""
 
-    held: list[str] = field(default_factory=list)
-    said: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    delayed: list[str] = field(default_factory=list)
+    sent: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
 
 @dataclass
@@ -69,8 +69,8 @@ class MessageFaults:
 
         Raises ConnectionResetError when the connection breaks.
         """
-        direction.said.append(frame)
-        released, direction.held = direction.held, []
+        direction.sent.append(frame)
+        released, direction.delayed = direction.delayed, []
         if self.rng is None:
             return [*released, frame]
         self.frames += 1
@@ -80,15 +80,15 @@ class MessageFaults:
         draw = self.rng.random()
         self.disturbed += draw < 0.5
         if draw < 0.1:
-            direction.held = released
+            direction.delayed = released
             return []
         if draw < 0.3:
-            direction.held = [*released, frame]
+            direction.delayed = [*released, frame]
             return []
         self.rng.shuffle(released)
         if draw < 0.4:
             return [frame, *released, frame]
-        return [frame, *released, self.rng.choice(direction.said)] if draw < 0.5 else [*released, frame]
+        return [frame, *released, self.rng.choice(direction.sent)] if draw < 0.5 else [*released, frame]
 
 
 class FaultyWire:
@@ -125,7 +125,7 @@ class MessageHost(LightAgent):
         self.newest = 0  # sequence of the newest Observed that the server has handled
         self.is_old = False
         self.heard_at = 0.0
-        self.end_said_after: dict[str, int] = {}
+        self.end_reported_after: dict[str, int] = {}
         self.produced = 0  # sample rows
         self.batch_sent_at: dict[int, float] = {}
 
@@ -135,7 +135,7 @@ class MessageHost(LightAgent):
         async with self.session.ws_connect(*where, **how) as socket:
             yield FaultyWire(socket, self.faults, *self.ways)
 
-    async def keep(self, session: aiohttp.ClientSession, first: float) -> None:
+    async def stay_connected(self, session: aiohttp.ClientSession, first: float) -> None:
         self.session = session
         await asyncio.sleep(first)
         while True:
@@ -143,10 +143,10 @@ class MessageHost(LightAgent):
                 await self._talk(self)  # type: ignore[arg-type]
             await asyncio.sleep(random.uniform(0.05, 0.3))
 
-    def _hear(self, desired: dict[str, Any]) -> None:
+    def _on_desired(self, desired: dict[str, Any]) -> None:
         self.is_old = desired["answers"] < self.newest
         self.newest = max(self.newest, desired["answers"])
-        super()._hear(desired)
+        super()._on_desired(desired)
         if self.faults.rng is not None:
             self.poll_seconds = PACE_SECONDS
 
@@ -167,35 +167,35 @@ class MessageHost(LightAgent):
         ):
             if isinstance(action, StartRun):
                 self.generations.use(action.wanted.generation, action.wanted.unit_uuids)
-                self._begin(action.wanted.run, wanted[action.wanted.run], at)
+                self._start_run(action.wanted.run, wanted[action.wanted.run], at)
             elif isinstance(action, RefuseRun):
                 seen = RunSeen(action.wanted.run, action.wanted.generation, "starting")
                 self.runs[action.wanted.run] = LightRun(seen, 0.0, [], 0.0)
-                self._end(self.runs[action.wanted.run], outcome=action.outcome, exit_code=None)
+                self._end_run(self.runs[action.wanted.run], outcome=action.outcome, exit_code=None)
             elif isinstance(action, StopRun):
-                self._end(self.runs[action.run], outcome=action.outcome, exit_code=None)
+                self._end_run(self.runs[action.run], outcome=action.outcome, exit_code=None)
             elif isinstance(action, ForgetRun):
                 del self.runs[action.run]
 
-    def _patience(self) -> float:
+    def _report_interval(self) -> float:
         return (
             max(UNANSWERED_SECONDS, self.poll_seconds) if self.sequence in self.sent_at else self.poll_seconds
         )
 
     def _held(self, name: str, run: LightRun) -> RunStatus:
-        is_reported = run.seen.state == "ended" and self.sequence > self.end_said_after[name]
+        is_reported = run.seen.state == "ended" and self.sequence > self.end_reported_after[name]
         return RunStatus(
             name, run.seen.state, reported_ended=is_reported, undesired_since=run.undesired_since
         )
 
-    def _end(self, run: LightRun, outcome: str, exit_code: int | None) -> None:
-        super()._end(run, outcome, exit_code)
-        self.end_said_after[run.seen.run] = self.sequence
+    def _end_run(self, run: LightRun, outcome: str, exit_code: int | None) -> None:
+        super()._end_run(run, outcome, exit_code)
+        self.end_reported_after[run.seen.run] = self.sequence
 
     async def _sample(self, socket: Any) -> None:
         """Produce new batches while frames are disturbed; resend each batch until it is committed."""
         while True:
-            if self.faults.rng is not None and len(self.waiting) < BATCHES_WAITING:
+            if self.faults.rng is not None and len(self.uncommitted) < BATCHES_WAITING:
                 self.batches += 1
                 holders = {
                     u: run.seen.run
@@ -206,17 +206,17 @@ class MessageHost(LightAgent):
                 batch = SampleBatch(
                     self.batches, [sample_reading(u, time.time(), holders.get(u)) for u in self.units]
                 )
-                self.waiting[batch.sequence] = batch
+                self.uncommitted[batch.sequence] = batch
                 self.produced += len(batch.rows)
             now = time.monotonic()
             due = [
                 number
-                for number in self.waiting
+                for number in self.uncommitted
                 if now - self.batch_sent_at.get(number, 0.0) > RESENT_SECONDS
             ]
             for number in due[:BATCHES_AT_ONCE]:
                 self.batch_sent_at[number] = now
-                await socket.send_str(encode(self.waiting[number]))
+                await socket.send_str(encode(self.uncommitted[number]))
             await asyncio.sleep(BATCH_SECONDS)
 
 
@@ -244,7 +244,7 @@ class MessageHosts:
         self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         for number, host in enumerate(self.all):
             await host.join(self.session)
-            self.tasks[host.name] = asyncio.create_task(host.keep(self.session, number * 0.05))
+            self.tasks[host.name] = asyncio.create_task(host.stay_connected(self.session, number * 0.05))
 
     def _alive(self) -> int:
         from scheduler.models import Host as Row
@@ -277,13 +277,15 @@ class MessageHosts:
     def unsettled(self) -> str:
         """Return a description of the differences between hosts and server; '' without differences."""
         runs = sum(len(host.runs) for host in self.all)
-        batches = sum(len(host.waiting) for host in self.all)
+        batches = sum(len(host.uncommitted) for host in self.all)
         return f"{runs} runs on hosts, {batches} batches of samples not committed" if runs or batches else ""
 
     def wrong(self) -> list[str]:
         """Return the violations that the hosts themselves detected."""
         violations = [
-            f"{times} times: {what}" for what, times in self.tally.errors.items() if what.startswith("run: ")
+            f"{times} times: {error}"
+            for error, times in self.tally.errors.items()
+            if error.startswith("run: ")
         ]
         dead = [name for name, task in self.tasks.items() if task.done()]
         produced, stored = sum(host.produced for host in self.all), rows(_samples)
@@ -354,7 +356,7 @@ def many_messages(context: FaultContext) -> float:
                 seconds = round(context.rng.uniform(0.2, 3), 1)
                 units = context.rng.choice([1, 1, 2])
                 jobs.append(
-                    context.ledger.insist(
+                    context.ledger.submit_with_retry(
                         f"sleep {seconds}", MAX_WAIT_SECONDS, units, to_end_well=False, pool=POOL
                     )
                 )

@@ -31,7 +31,7 @@ class Fault:
     """A fault. ``do`` injects it and returns the recovery time in seconds, or raises ConditionTimeout."""
 
     name: str
-    line: str
+    pass_condition: str
     seconds: float  # the longest recovery that passes
     do: Callable[[FaultContext], float]
     under_load: bool = True
@@ -43,7 +43,7 @@ FAULTS: dict[str, Fault] = {}
 
 
 def fault(
-    line: str,
+    pass_condition: str,
     seconds: float,
     *,
     under_load: bool = True,
@@ -53,7 +53,7 @@ def fault(
     """Register a function as a fault under its name."""
 
     def register(do: Callable[[FaultContext], float]) -> Callable[[FaultContext], float]:
-        FAULTS[do.__name__] = Fault(do.__name__, line, seconds, do, under_load, cheap, after)
+        FAULTS[do.__name__] = Fault(do.__name__, pass_condition, seconds, do, under_load, cheap, after)
         return do
 
     return register
@@ -119,7 +119,7 @@ def kill_agent(context: FaultContext) -> float:
 
 @fault(f"{KILL_CONDITION}; its workload ends and starts again as another attempt", 15, cheap=True)
 def kill_shim(context: FaultContext) -> float:
-    workload = context.ledger.insist(heartbeat_job(), MAX_WAIT_SECONDS, to_end_well=False)
+    workload = context.ledger.submit_with_retry(heartbeat_job(), MAX_WAIT_SECONDS, to_end_well=False)
     first = context.ledger.wait_started(workload, MAX_WAIT_SECONDS)
     wait_until(lambda: first.run in shims(context.site.folder), MAX_WAIT_SECONDS, "its shim runs")
     time.sleep(context.rng.uniform(0, 0.5))
@@ -155,10 +155,10 @@ def cancel(context: FaultContext, workload: str) -> None:
 
 def end_remaining_jobs(context: FaultContext) -> None:
     """Cancel the jobs that a failed round left running, so that they do not affect the next round."""
-    for workload in sorted(context.ledger.others):
+    for workload in sorted(context.ledger.jobs_to_cancel):
         with contextlib.suppress(OSError):
             context.site.ask("POST", f"workloads/{workload}/cancel/", {})
-    context.ledger.others.clear()
+    context.ledger.jobs_to_cancel.clear()
 
 
 # -- stores --------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from benchmarks.fault_injection.host_faults import beating_job, check_survives, last_beat, state_of
+from benchmarks.fault_injection.host_faults import check_survives, last_beat, start_heartbeat_job, state_of
 from benchmarks.fault_injection.job_ledger import BEGIN_SCRIPT
 from benchmarks.fault_injection.process_faults import (
     MAX_WAIT_SECONDS,
@@ -299,14 +299,14 @@ def many_processes(context: FaultContext) -> float:
 def _killed_at_grace(context: FaultContext, extra: str) -> float:
     from scheduler.models import Run
 
-    workload, first, _ = beating_job(context, also=extra)
+    workload, first, _ = start_heartbeat_job(context, also=extra)
     time.sleep(1)
-    asked = time.time()
+    requested_at = time.time()
     cancel(context, workload)
     wait_until(lambda: state_of(workload)[0] == "ended", MAX_WAIT_SECONDS, "it ends")
     if first.run in processes_of_runs(context.site.folder).values():
         raise ConditionTimeout("its end is reported when no process remains: some remain")
-    took = last_beat(context, first.run) - asked
+    took = last_beat(context, first.run) - requested_at
     outcome = rows(lambda: Run.objects.get(public_id=first.run).outcome)
     if took < GRACE_SECONDS - 1 or outcome != "killed_at_grace":
         raise ConditionTimeout(f"it is killed at the end of its grace period: after {took:.2f} s, {outcome}")
@@ -327,7 +327,7 @@ def unkillable(context: FaultContext) -> float:
         )
     group = FREEZER / f"gpupool-faults-{os.getpid()}"
     group.mkdir(exist_ok=True)
-    workload, first, _ = beating_job(context)
+    workload, first, _ = start_heartbeat_job(context)
     gpu = rows(lambda: Allocation.objects.get(run__public_id=first.run).unit.gpu_id)
     try:
         for pid in processes_of_runs(context.site.folder, first.run):
@@ -383,7 +383,7 @@ def preempted(context: FaultContext) -> float:
     for names in (list(PREEMPTION_COMMANDS)[:2], list(PREEMPTION_COMMANDS)[2:]):
         jobs = {}
         for name in names:
-            workload = context.ledger.insist(
+            workload = context.ledger.submit_with_retry(
                 BEGIN_SCRIPT + PREEMPTION_COMMANDS[name],
                 MAX_WAIT_SECONDS,
                 to_end_well=False,
@@ -443,7 +443,7 @@ def disk_full_of_the_database(context: FaultContext) -> float:
     place = context.site.folder / "site"
     if not os.path.ismount(place):
         raise ConditionTimeout("the database has its own disk: needs root")
-    workload, first, host = beating_job(context)
+    workload, first, host = start_heartbeat_job(context)
     _checkpoint(place)
     filler = place / "filler"
     with contextlib.suppress(OSError), filler.open("wb") as file:

@@ -1,1 +1,1 @@
-"""Installations, pools and clients that benchmarks start or fill."""
+"""Installations, pools and clients that benchmarks start or fill with rows."""

@@ -54,7 +54,7 @@ from agent.server.connection import UNANSWERED_POLLS
 SAMPLE_SECONDS = 5.0
 BATCHES_AHEAD = 100
 BEGIN_SECONDS = 0.2  # from "starting" to "running"
-CONNECTS_PER_SECOND = 8.0  # of one process; not a divisor of the poll interval
+CONNECTS_PER_SECOND = 8.0  # of one process; spreads the polls of its agents
 LOOK_SECONDS = 0.4  # interval of checks for an overdue answer
 CONCURRENT_JOINS = 4
 LONGEST_RETRY_SECONDS = 8.0
@@ -93,7 +93,7 @@ class LightAgent:
         self.instance, self.start, self.boot = (uuid.uuid4().hex for _ in range(3))
         self.units = [f"GPU-{uuid.uuid4()}" for _ in range(gpus)]
         self.runs: dict[str, LightRun] = {}
-        self.waiting: dict[int, SampleBatch] = {}  # sent, not yet committed
+        self.uncommitted: dict[int, SampleBatch] = {}  # sent, not yet committed
         self.batches = 0
         self.sequence = 0
         self.sent_at: dict[int, float] = {}
@@ -114,8 +114,8 @@ class LightAgent:
             starts_before=[self.start],
             strays=[],
         )
-        self.said = asdict(observed)
-        self.inventory = json.dumps(self.said.pop("inventory"), separators=(",", ":"))
+        self.report = asdict(observed)
+        self.inventory = json.dumps(self.report.pop("inventory"), separators=(",", ":"))
 
     async def join(self, session: aiohttp.ClientSession) -> None:
         """Exchange the join token for a credential, with a new key."""
@@ -131,7 +131,7 @@ class LightAgent:
     def _sign(self, text: bytes) -> str:
         return base64.b64encode(self.key.sign(text)).decode()
 
-    async def keep(self, session: aiohttp.ClientSession, first: float) -> None:
+    async def stay_connected(self, session: aiohttp.ClientSession, first: float) -> None:
         """Connect and reconnect for ever; ``first`` is the delay of the first connection in seconds."""
         await asyncio.sleep(first)
         pause = 0.25
@@ -152,7 +152,7 @@ class LightAgent:
             address, headers=headers, heartbeat=15.0, max_msg_size=16 << 20
         ) as socket:
             self.sent_at.clear()
-            self.said["strays"] = []  # reported once on each connection
+            self.report["strays"] = []  # reported once on each connection
             parts = [asyncio.create_task(part(socket)) for part in (self._read, self._send, self._sample)]
             try:
                 done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -167,19 +167,19 @@ class LightAgent:
         while True:
             self.due.clear()
             self.sequence += 1
-            self.said["sequence"] = self.sequence
-            self.said["runs"] = [asdict(run.seen) for run in self.runs.values()]
-            self.said["spooled_batches"] = len(self.waiting)
-            text = json.dumps(self.said, separators=(",", ":"))
+            self.report["sequence"] = self.sequence
+            self.report["runs"] = [asdict(run.seen) for run in self.runs.values()]
+            self.report["spooled_batches"] = len(self.uncommitted)
+            text = json.dumps(self.report, separators=(",", ":"))
             self.sent_at[self.sequence] = time.monotonic()
             await socket.send_str(f'{text[:-1]},"inventory":{self.inventory}}}')
-            self.said["strays"] = None
+            self.report["strays"] = None
             while self.proofs:
                 await socket.send_str(encode(self.proofs.pop()))
             sent_at = asyncio.get_running_loop().time()
             while (
                 not self.due.is_set()
-                and (now := asyncio.get_running_loop().time()) < sent_at + self._patience()
+                and (now := asyncio.get_running_loop().time()) < sent_at + self._report_interval()
             ):
                 self._move_runs()
                 ends = (
@@ -196,7 +196,7 @@ class LightAgent:
                     continue
             await asyncio.sleep(0.05)  # the real agent's shortest interval
 
-    def _patience(self) -> float:
+    def _report_interval(self) -> float:
         """Return the seconds until the next unchanged report; longer while the last report is unanswered."""
         return self.poll_seconds * (UNANSWERED_POLLS if self.sequence in self.sent_at else 1.0)
 
@@ -206,11 +206,11 @@ class LightAgent:
                 continue
             frame = json.loads(message.data)
             if frame["kind"] == "desired":
-                self._hear(frame)
+                self._on_desired(frame)
             else:
                 self.tally.errors[f"{frame['kind']}: {frame.get('reason', '')[:80]}"] += 1
 
-    def _hear(self, desired: dict[str, Any]) -> None:
+    def _on_desired(self, desired: dict[str, Any]) -> None:
         at, now = time.time(), time.monotonic()
         sent = self.sent_at.get(desired["answers"])
         if sent is not None:
@@ -221,8 +221,8 @@ class LightAgent:
                 self.tally.errors["lease: over before the server answered"] += 1
             self.lease_until = sent + desired["lease_seconds"]
         self.poll_seconds = desired["poll_seconds"]
-        for number in [number for number in self.waiting if number <= desired["committed_sequence"]]:
-            del self.waiting[number]
+        for number in [number for number in self.uncommitted if number <= desired["committed_sequence"]]:
+            del self.uncommitted[number]
         self.batches = max(self.batches, desired["committed_sequence"])
         if desired["credential"]:
             self.credential = desired["credential"]
@@ -236,16 +236,16 @@ class LightAgent:
         for name, want in wanted.items():
             run = self.runs.get(name)
             if run is None and want["verb"] == "start":
-                self._begin(name, want, at)
+                self._start_run(name, want, at)
             elif run is not None and want["verb"] == "stop" and run.seen.state != "ended":
-                self._end(run, outcome=want["code"], exit_code=None)
+                self._end_run(run, outcome=want["code"], exit_code=None)
         for name in [name for name in self.runs if name not in wanted]:
             run = self.runs[name]
             run.undesired_since = run.undesired_since or now
             if run.seen.state == "ended" or now - run.undesired_since > 2 * self.poll_seconds:
                 del self.runs[name]
 
-    def _begin(self, name: str, want: dict[str, Any], at: float) -> None:
+    def _start_run(self, name: str, want: dict[str, Any], at: float) -> None:
         if name in self.tally.arrivals:
             self.tally.errors["run: started a second time"] += 1
         self.tally.arrivals[name] = at
@@ -266,9 +266,9 @@ class LightAgent:
                 run.ends_at = now + run.seconds
                 self.due.set()
             elif run.seen.state == "running" and run.ends_at <= now:
-                self._end(run, outcome="finished", exit_code=0)
+                self._end_run(run, outcome="finished", exit_code=0)
 
-    def _end(self, run: LightRun, outcome: str, exit_code: int | None) -> None:
+    def _end_run(self, run: LightRun, outcome: str, exit_code: int | None) -> None:
         run.seen = RunSeen(
             run.seen.run,
             run.seen.generation,
@@ -294,8 +294,8 @@ class LightAgent:
             batch = SampleBatch(
                 self.batches, [sample_reading(unit, now, holders.get(unit)) for unit in self.units]
             )
-            self.waiting[batch.sequence] = batch
-            if len(self.waiting) > BATCHES_AHEAD:
+            self.uncommitted[batch.sequence] = batch
+            if len(self.uncommitted) > BATCHES_AHEAD:
                 self.tally.errors["samples: a hundred batches are not committed"] += 1
             else:
                 await socket.send_str(encode(batch))
@@ -390,7 +390,7 @@ async def main(orders: dict[str, Any]) -> dict[str, Any]:
         await asyncio.gather(*(join(agent) for agent in agents))
         print("joined", flush=True)
         tasks = [
-            asyncio.create_task(agent.keep(session, number / CONNECTS_PER_SECOND))
+            asyncio.create_task(agent.stay_connected(session, number / CONNECTS_PER_SECOND))
             for number, agent in enumerate(agents)
         ]
         end_line = asyncio.create_task(asyncio.to_thread(_listen, tally))

@@ -44,13 +44,13 @@ class SimulatedEngine:
 
     site: ControlPlane
     number: int
-    lives: int = 1
+    generation: int = 1
     frozen_until: float = 0.0
     busy: bool = False
 
     @property
     def holder(self) -> str:
-        return f"engine {self.number}, life {self.lives}"
+        return f"engine {self.number}, generation {self.generation}"
 
     def wake(self) -> None:
         """Run a cycle after a nudge or a sweep: acquire the lease, plan, and schedule the commit."""
@@ -67,17 +67,19 @@ class SimulatedEngine:
         state = dataclasses.replace(snapshot.take_snapshot(None, now), epoch=epoch)
         decisions = plan(state, core_values.epoch_seconds(now))
         for sentence in violations(state, decisions, core_values.epoch_seconds(now)):
-            self.site.world.promises.broken(f"a plan breaks a promise: {sentence}")
-        self.busy, life = True, self.lives
-        timeline.after(self.site.planning_seconds(), lambda: self._commit(decisions, state, clock, life))
+            self.site.world.invariants.broken(f"a plan breaks a promise: {sentence}")
+        self.busy, generation = True, self.generation
+        timeline.after(
+            self.site.planning_seconds(), lambda: self._commit(decisions, state, clock, generation)
+        )
 
-    def _commit(self, decisions: Plan, state: Snapshot, clock: ClockSample, life: int) -> None:
+    def _commit(self, decisions: Plan, state: Snapshot, clock: ClockSample, generation: int) -> None:
         timeline = self.site.world.timeline
-        if life != self.lives:
+        if generation != self.generation:
             return  # it was killed before the commit
         if timeline.now < self.frozen_until:
             timeline.after(
-                self.frozen_until - timeline.now, lambda: self._commit(decisions, state, clock, life)
+                self.frozen_until - timeline.now, lambda: self._commit(decisions, state, clock, generation)
             )
             return
         self.busy = False
@@ -99,7 +101,7 @@ class SimulatedEngine:
 
     def kill(self) -> None:
         """Drop the pending plan; another process replaces this engine."""
-        self.lives, self.busy = self.lives + 1, False
+        self.generation, self.busy = self.generation + 1, False
 
 
 class ControlPlane:
@@ -141,7 +143,7 @@ class ControlPlane:
 
     def commit(self, act: Callable[[], T]) -> T | None:
         """Run one transaction of the server, which at random fails just before its commit."""
-        self.world.promises.stale = True
+        self.world.invariants.stale = True
         if not self.world.is_fault_due(0.01):
             return act()  # it has its own transactions, as in production
         with transaction.atomic():
@@ -203,7 +205,7 @@ class ControlPlane:
             desired = self.commit(lambda: self._sync(machine, frame))
         except edge.AgentConnectionRefused as refusal:
             refused = encode(Refused(str(refusal), refusal.retry))
-            self.world.network.carry(machine.name, lambda: machine.hear(connection, refused))
+            self.world.network.carry(machine.name, lambda: machine.receive(connection, refused))
             return
         if desired is None:
             machine.disconnect()
@@ -223,7 +225,7 @@ class ControlPlane:
 
     def _send(self, machine: SimulatedHost, connection: int, desired: Desired) -> None:
         frame = encode(dataclasses.replace(desired, answers=self.answered[machine.name]))
-        self.world.network.carry(machine.name, lambda: machine.hear(connection, frame))
+        self.world.network.carry(machine.name, lambda: machine.receive(connection, frame))
 
     def lose_edge(self, seconds: float) -> None:
         """Kill the edge, which breaks all connections, and restart it after ``seconds``."""
@@ -295,7 +297,7 @@ class ControlPlane:
             )
         )
         if workload is not None:
-            self.world.promises.accepted.append(workload.pk)
+            self.world.invariants.accepted.append(workload.pk)
         self.world.timeline.record(f"{name}: {hosts} x {columns['units']}")
 
     def cancel(self) -> None:

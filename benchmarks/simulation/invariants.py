@@ -66,9 +66,9 @@ class InvariantChecker:
         attempts: dict[str, set[int]] = defaultdict(set)
         for shim in living:
             attempts[shim.wanted.command].add(shim.wanted.attempt)
-        for words, numbers in attempts.items():
+        for command, numbers in attempts.items():
             if len(numbers) > 1:
-                self.broken(f"{words} runs twice: attempts {sorted(numbers)}")
+                self.broken(f"{command} runs twice: attempts {sorted(numbers)}")
         held = Counter((shim.machine.name, unit) for shim in living for unit in shim.wanted.unit_uuids)
         for (name, unit), count in held.items():
             if count > 1:
@@ -76,12 +76,12 @@ class InvariantChecker:
         for machine in self.world.machines:
             for run, times in machine.starts.items():
                 if times > 1:
-                    words = next(shim.wanted.command for shim in machine.shims if shim.run.id == run)
-                    self.broken(f"{words} was started {times} times by one command on {machine.name}")
+                    command = next(shim.wanted.command for shim in machine.shims if shim.run.id == run)
+                    self.broken(f"{command} was started {times} times by one command on {machine.name}")
 
     def _stops(self, living: list[SimulatedShim]) -> None:
         self.stops_checked_at = now = self.world.timeline.now
-        kept = {shim.run.id: shim for shim in living if shim.kept}
+        kept = {shim.run.id: shim for shim in living if shim.shim_alive}
         stops = Command.objects.filter(verb=Command.Verb.STOP, done_at__isnull=True, run__public_id__in=kept)
         for public_id in stops.values_list("run__public_id", flat=True).order_by("pk"):
             shim = kept[str(public_id)]
@@ -93,7 +93,7 @@ class InvariantChecker:
     def _leases(self, living: list[SimulatedShim]) -> None:
         for shim in living:
             if (
-                shim.kept
+                shim.shim_alive
                 and shim.kill_at is not None
                 and shim.machine.boottime() > shim.kill_at + LEASE_OVERRUN_SECONDS
             ):
@@ -126,6 +126,6 @@ class InvariantChecker:
             "workloads have units kept for them": Workload.objects.exclude(earmarked_units=[]).count(),
             "hosts are not trusted": Host.objects.exclude(lease_state=LeaseState.ALIVE).count(),
         }
-        for what, count in left.items():
+        for description, count in left.items():
             if count:
-                yield f"in the end {count} {what}"
+                yield f"in the end {count} {description}"

@@ -81,8 +81,8 @@ class SimulatedShim:
     locks: list[int]  # inherited descriptors of lock files
     alive_file: int
     started: float | None = None  # machine's boottime
-    kept: bool = True  # the shim itself is alive
-    lives: bool = True  # the workload has processes, or may still start
+    shim_alive: bool = True  # the shim itself is alive
+    workload_alive: bool = True  # the workload has processes, or may still start
     noticed_at: float | None = None
     saved: bool = False
     cause: str = ""
@@ -95,7 +95,7 @@ class SimulatedShim:
 
     def tick(self) -> None:
         """Check its files and clocks once, and act on them."""
-        if not self.kept:
+        if not self.shim_alive:
             return
         now, folder = self.machine.boottime(), self.run.folder
         order = read_json(folder / "order.json") or {}
@@ -171,20 +171,20 @@ class SimulatedShim:
     def _write_end(self, outcome: str, code: int | None) -> None:
         ended = {"exit_code": code, "ended_at": self.machine.wall(), "error": "", "killed": self.killed}
         self._write("exit.json", {"outcome": outcome, **ended})
-        self.kept = False
+        self.shim_alive = False
         self.vanish()
 
     def vanish(self) -> None:
         """End all processes, which frees their locks."""
-        if self.lives:
-            self.lives = False
+        if self.workload_alive:
+            self.workload_alive = False
             for descriptor in self.locks:
                 os.close(descriptor)
         self.lose_shim()
 
     def lose_shim(self) -> None:
         """End the shim; the workload may keep running."""
-        self.kept = False
+        self.shim_alive = False
         if self.alive_file >= 0:
             os.close(self.alive_file)
             self.alive_file = -1
@@ -210,9 +210,9 @@ class SimulatedRuns(RunManager):
         fcntl.flock(alive, fcntl.LOCK_EX)
         self.machine.spawn(run, wanted, [os.dup(each) for each in held.descriptors], alive)
 
-    def _order(self, run: LocalRun, **said: Any) -> None:
+    def _order(self, run: LocalRun, **fields: Any) -> None:
         agent.host.durable_files.write_json(
-            run.folder / "order.json", {**(read_json(run.folder / "order.json") or {}), **said}
+            run.folder / "order.json", {**(read_json(run.folder / "order.json") or {}), **fields}
         )
 
     def call_homes(self, call: Callable[[], T], seconds: float = 0.0) -> T:
@@ -222,14 +222,16 @@ class SimulatedRuns(RunManager):
         return call()
 
 
-class SimulatedLost(OrphanedRuns):
+class SimulatedOrphanedRuns(OrphanedRuns):
     """The real search for orphaned runs, among the simulated processes."""
 
     machine: SimulatedHost
 
     def _kill_rest(self, run: LocalRun) -> bool:
         shims = [
-            shim for shim in self.machine.shims if shim.run.about["mark"] == run.about["mark"] and shim.lives
+            shim
+            for shim in self.machine.shims
+            if shim.run.about["mark"] == run.about["mark"] and shim.workload_alive
         ]
         for shim in shims:
             shim.vanish()
@@ -258,7 +260,7 @@ class SimulatedHost:
     connections: int = 0
     sequence: int = 0
     sent_at: dict[int, float] = field(default_factory=dict)
-    next_observed: float = 0.0
+    next_report_at: float = 0.0
     starts: dict[str, int] = field(default_factory=dict)  # number of starts by run
 
     @property
@@ -293,7 +295,7 @@ class SimulatedHost:
             return
         self.alive(self._begin)
         if self.agent is not None:
-            self._every(RECONCILE_SECONDS, self.agents, self.look)
+            self._every(RECONCILE_SECONDS, self.agents, self.step)
             self.connect(self.agents)
 
     def _begin(self) -> None:
@@ -310,7 +312,7 @@ class SimulatedHost:
             cgroups=Cgroups(Path(os.devnull)),
         )
         runs.machine = self
-        runs.lost = orphaned_runs = SimulatedLost(state.tools, runs.cgroups)
+        runs.lost = orphaned_runs = SimulatedOrphanedRuns(state.tools, runs.cgroups)
         orphaned_runs.machine = self
         options = AgentOptions("http://edge", "", self.name, 5.0, False)
         self.agent = Agent(options, state, PlainLauncher(), gpu_reader, hardware, runs, [])
@@ -351,7 +353,7 @@ class SimulatedHost:
         self.connections += 1
         self.connection = self.connections
         self.sent_at.clear()
-        self.next_observed = 0.0
+        self.next_report_at = 0.0
         with self.inside():
             self.agent.on_connect()
 
@@ -364,7 +366,7 @@ class SimulatedHost:
             number = self.agents
             self.world.timeline.after(RETRY_SECONDS * self.world.rng.random(), lambda: self.connect(number))
 
-    def look(self) -> None:
+    def step(self) -> None:
         """Run the agent's loops between frames, and send a report if one is due."""
         assert self.agent is not None
         if self.agent.runs.look():
@@ -372,11 +374,11 @@ class SimulatedHost:
         if self.agent.runs.has_starts_awaiting_units or self.agent._has_undesired_runs():
             self.world.wait(self.agent._reconcile())
         now = self.boottime()
-        if self.connection and (self.agent.reporter.take_change() or now >= self.next_observed):
-            self.next_observed = now + self.agent.poll_seconds
-            self.say()
+        if self.connection and (self.agent.reporter.take_change() or now >= self.next_report_at):
+            self.next_report_at = now + self.agent.poll_seconds
+            self.send_report()
 
-    def say(self) -> None:
+    def send_report(self) -> None:
         """Send a full report."""
         assert self.agent is not None
         self.sequence += 1
@@ -386,7 +388,7 @@ class SimulatedHost:
         self.agent.reporter.on_observed_sent(observed)
         self.world.network.carry(self.name, lambda: self.world.site.receive(self, connection, text))
 
-    def hear(self, connection: int, text: str) -> None:
+    def receive(self, connection: int, text: str) -> None:
         """Handle a frame from the edge."""
         if self.agent is None or connection != self.connection:
             return  # sent on an earlier connection
@@ -412,14 +414,14 @@ class SimulatedHost:
         def tick() -> None:
             with self.inside():
                 shim.tick()
-            if shim.kept:
+            if shim.shim_alive:
                 self.world.timeline.after(SHIM_TICK_SECONDS, tick)
 
         self.world.timeline.after(self.world.rng.uniform(0.02, 0.4), tick)
 
     def note_started(self, shim: SimulatedShim) -> None:
         """Record the start of a workload."""
-        self.world.promises.stale = True
+        self.world.invariants.stale = True
         self.starts[shim.run.id] = self.starts.get(shim.run.id, 0) + 1
         self.world.timeline.record(
             f"{self.name}: {shim.wanted.command} starts, attempt {shim.wanted.attempt}"
@@ -428,7 +430,7 @@ class SimulatedHost:
     @property
     def living(self) -> list[SimulatedShim]:
         """Return the shims whose workload has processes."""
-        return [shim for shim in self.shims if shim.lives and shim.started is not None]
+        return [shim for shim in self.shims if shim.workload_alive and shim.started is not None]
 
     def reboot(self) -> None:
         """End all processes and start the agent again after a delay."""
@@ -441,7 +443,7 @@ class SimulatedHost:
 
     def is_alive(self, pid: int, _: int) -> bool:
         """Return True if the shim with this pid is alive."""
-        return any(shim.kept and shim.pid == pid for shim in self.shims)
+        return any(shim.shim_alive and shim.pid == pid for shim in self.shims)
 
     def switch_off(self) -> None:
         """End all processes after the simulation."""
@@ -454,11 +456,11 @@ class SimulatedHost:
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
         """Let the agent's code in this context use this host's clocks, processes and boot id."""
-        before, self.world.here = self.world.here, self
+        before, self.world.current_host = self.world.current_host, self
         try:
             yield
         finally:
-            self.world.here = before
+            self.world.current_host = before
 
     def written(self) -> None:
         """Count a write of the agent and kill it at the planned write. Called before and after each write."""
@@ -480,8 +482,8 @@ def simulated_machines(world: SimulatedWorld) -> Iterator[None]:
     """Let the agent's modules get times, processes and files from the current host, in this context."""
 
     def here() -> SimulatedHost:
-        assert world.here is not None, "the agent runs only inside a simulated host"
-        return world.here
+        assert world.current_host is not None, "the agent runs only inside a simulated host"
+        return world.current_host
 
     def write_json(path: Path, value: Any) -> None:
         here().written()

@@ -71,8 +71,8 @@ Watch = Callable[["SimulatedWorld"], bool]
 class SimulatedWorld:
     """The whole simulated state, and its only source of randomness."""
 
-    def __init__(self, seed: int, folder: Path, loop: asyncio.AbstractEventLoop, enough: Watch) -> None:
-        self.seed, self.loop, self.enough = seed, loop, enough
+    def __init__(self, seed: int, folder: Path, loop: asyncio.AbstractEventLoop, should_stop: Watch) -> None:
+        self.seed, self.loop, self.should_stop = seed, loop, should_stop
         self.rng = random.Random(seed)
         self.epoch = START.timestamp()
         self.timeline = VirtualTimeline()
@@ -80,10 +80,10 @@ class SimulatedWorld:
         self.habits: dict[str, JobHabits] = {}
         self.homes = folder / "homes"
         self.homes.mkdir()
-        self.here: SimulatedHost | None = None
+        self.current_host: SimulatedHost | None = None
         self.faults_disabled = False
         self.model = MODEL
-        self.promises = InvariantChecker(self)
+        self.invariants = InvariantChecker(self)
         self.site = ControlPlane(self)
         self.machines = [
             SimulatedHost(self, f"host-{number}", [MODEL] * GPUS_PER_HOST, {}, folder / f"host-{number}")
@@ -112,13 +112,13 @@ class SimulatedWorld:
                 with contextlib.suppress(StopSimulation):
                     self._run_phases()
             except PROGRAM_ERRORS:
-                self.promises.broken(f"it raised an exception: {traceback.format_exc(limit=-6)}")
+                self.invariants.broken(f"it raised an exception: {traceback.format_exc(limit=-6)}")
             finally:
                 for machine in self.machines:
                     machine.switch_off()
         timeline = self.timeline
         return SimulationResult(
-            self.seed, timeline.steps, timeline.digest, self.promises.found, timeline.story
+            self.seed, timeline.steps, timeline.digest, self.invariants.found, timeline.story
         )
 
     def _create_rows(self) -> None:
@@ -171,13 +171,13 @@ class SimulatedWorld:
         self.site.release_everything()
         deadline = timeline.now + EMPTY_SECONDS
         # Stop early when nothing remains, since nothing new can start.
-        while timeline.now < deadline and any(self.promises.left()):
+        while timeline.now < deadline and any(self.invariants.left()):
             timeline.run(timeline.now + 1.0, self._check)
-        self.promises.check_final()
+        self.invariants.check_final()
 
     def _check(self) -> None:
-        self.promises.check()
-        if self.enough(self):
+        self.invariants.check()
+        if self.should_stop(self):
             raise StopSimulation
 
     def _plan_users(self) -> None:
@@ -255,7 +255,7 @@ class SimulatedWorld:
 
     def kill_a_shim(self) -> None:
         """Kill a shim; its workload keeps running without it."""
-        shims = [shim for machine in self.machines for shim in machine.living if shim.kept]
+        shims = [shim for machine in self.machines for shim in machine.living if shim.shim_alive]
         if shims:
             shim = self.rng.choice(shims)
             self.timeline.record(f"{shim.machine.name}: the shim of {shim.wanted.command} is killed")
@@ -341,8 +341,8 @@ def never_stop(_: SimulatedWorld) -> bool:
     return False
 
 
-def run_simulation(seed: int, enough: Watch = never_stop) -> SimulationResult:
-    """Run the simulation of one seed, up to the step after which ``enough`` returns True.
+def run_simulation(seed: int, should_stop: Watch = never_stop) -> SimulationResult:
+    """Run the simulation of one seed, up to the step after which ``should_stop`` returns True.
 
     The database of the environment is left unchanged.
     """
@@ -350,6 +350,6 @@ def run_simulation(seed: int, enough: Watch = never_stop) -> SimulationResult:
     loop = asyncio.new_event_loop()
     try:
         with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-            return SimulatedWorld(seed, Path(folder), loop, enough).live()
+            return SimulatedWorld(seed, Path(folder), loop, should_stop).live()
     finally:
         loop.close()

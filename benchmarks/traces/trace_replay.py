@@ -91,16 +91,16 @@ class TraceReplay:
         jobs: Sequence[TraceJob],
         nodes: int,
         on_refusal: Callable[[int, Refusal], None] | None = None,
-        curious: Callable[[QueuedWorkload], bool] = lambda queued: False,
+        is_sampled: Callable[[QueuedWorkload], bool] = lambda queued: False,
         on_start: Callable[[int, int], None] = lambda workload, now: None,
     ) -> None:
         """Prepare the replay.
 
-        ``on_refusal`` receives the refusal at submission of the jobs for which ``curious`` returns True.
+        ``on_refusal`` receives the refusal at submission of the jobs for which ``is_sampled`` returns True.
         ``on_start`` receives every start: job and time.
         """
         self.started: dict[int, int] = {}
-        self.curious, self.on_start = curious, on_start
+        self.is_sampled, self.on_start = is_sampled, on_start
         self.history = RuntimeHistory()
         self.rows: dict[int, QueuedWorkload] = {}
         self.events = 0
@@ -122,7 +122,7 @@ class TraceReplay:
     def _predict(self, queued: QueuedWorkload) -> QueuedWorkload:
         row = replace(queued, predicted_seconds=self.history.predict(queued))
         self.rows[row.id] = row
-        if self.curious(row):
+        if self.is_sampled(row):
             self.simulation.refusal_requested_for.add(row.id)
         return row
 

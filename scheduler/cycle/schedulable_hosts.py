@@ -1,7 +1,7 @@
 """Decide whether a host accepts new work: for one loaded row, and as a condition for queries.
 
 The snapshot, the checks before a placement and all counts of free GPUs use this module. Both forms must
-agree; ``tests/scheduler/test_open_hosts.py`` compares them.
+agree; ``tests/scheduler/test_schedulable_hosts.py`` compares them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A name means one thing, and a folder can be overlooked at once."""
+"""Tests that class names are unique and that folders have few modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPEATED_CLASS_NAMES = {
 MAX_MODULES_IN_A_FOLDER = 18
 
 
-def test_a_class_name_exists_once_in_the_product() -> None:
+def test_a_class_name_is_defined_once() -> None:
     places = defaultdict(set)
     for path, tree in modules():
         for node in tree.body:
@@ -26,7 +26,7 @@ def test_a_class_name_exists_once_in_the_product() -> None:
     assert len(REPEATED_CLASS_NAMES) <= 10
 
 
-def test_a_folder_has_few_modules_beside_each_other() -> None:
+def test_a_folder_has_few_modules() -> None:
     folders = Counter(str(PurePath(path).parent) for path, _ in modules() if not path.endswith("__init__.py"))
-    crowded = {folder: count for folder, count in folders.items() if count > MAX_MODULES_IN_A_FOLDER}
-    assert not crowded
+    too_large = {folder: count for folder, count in folders.items() if count > MAX_MODULES_IN_A_FOLDER}
+    assert not too_large

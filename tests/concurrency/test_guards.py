@@ -57,7 +57,7 @@ def planned(world: World, at: dt.datetime | None = None) -> tuple[Plan, Any]:
     return plan(taken, core_values.epoch_seconds(at or world.now)), taken
 
 
-# -- 1. a slot is held by at most one allocation at any instant -----------------------------------------------------------
+# -- 1. a slot is held by at most one allocation at any instant ----------------------------------------------
 
 
 def hold(world: World, workload: Workload, generation: int) -> Allocation:
@@ -104,7 +104,7 @@ def test_two_engines_with_the_same_epoch_start_nothing_twice(
     assert len(held) == len(set(held)) == 16
 
 
-# -- 2. a gang starts on all its GPUs or on none --------------------------------------------------------------------------
+# -- 2. a gang starts on all its GPUs or on none -------------------------------------------------------------
 
 
 def test_a_gang_does_not_start_if_one_of_its_gpus_was_taken_after_planning(world: World) -> None:
@@ -148,7 +148,7 @@ def test_only_the_check_under_lock_rejects_a_placement_on_a_host_cordoned_after_
     assert len(apply_plan(answer, taken, world.now).accepted) == 1
 
 
-# -- the leader's epoch ---------------------------------------------------------------------------------------------------
+# -- the leader's epoch --------------------------------------------------------------------------------------
 
 
 def test_only_the_epoch_fence_stops_a_plan_of_an_earlier_epoch(
@@ -260,7 +260,7 @@ def test_only_the_pool_lock_prevents_that_guarantees_exceed_the_pool(
     assert race(both) == [True, True], "without the lock 18 of 16 GPUs are guaranteed"
 
 
-# -- states ---------------------------------------------------------------------------------------------------------------
+# -- states --------------------------------------------------------------------------------------------------
 
 
 def test_exactly_one_of_many_concurrent_state_changes_succeeds(world: World) -> None:
@@ -309,7 +309,7 @@ def test_a_join_token_can_be_redeemed_only_once(world: World) -> None:
     assert len(refused) == 3 and {r.code for r in refused} == {"join_token_spent"}
 
 
-# -- guards of the database -----------------------------------------------------------------------------------------------
+# -- guards of the database ----------------------------------------------------------------------------------
 
 
 def test_only_the_trigger_keeps_a_closed_allocation_unchanged(world: World) -> None:

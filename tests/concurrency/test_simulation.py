@@ -33,7 +33,7 @@ def found_in(*words: str, first: int) -> str:
     """Return the first violation that contains any of these words, or ''."""
 
     def shown(course: SimulatedWorld) -> bool:
-        return any(word in sentence for sentence in course.promises.found for word in words)
+        return any(word in sentence for sentence in course.invariants.found for word in words)
 
     broken = (sentence for seed in (first, *SEEDS) for sentence in run_simulation(seed, shown).violations)
     return next((sentence for sentence in broken if any(word in sentence for word in words)), "")

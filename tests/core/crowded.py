@@ -34,11 +34,11 @@ PARTS = {"": 1, SLICE: 7, SHARE: 4}
 
 def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
     """Return a snapshot at ``now``; the same seed gives the same snapshot."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     policy = PoolPolicy(
-        minimum_runtime_seconds=dice.choice((0, 300)),
-        spare_slots=dice.choice((0, 0, 0, 2 * SLOTS_PER_GPU)),
-        max_slots_per_user=dice.choice((None, None, 8 * SLOTS_PER_GPU)),
+        minimum_runtime_seconds=rng.choice((0, 300)),
+        spare_slots=rng.choice((0, 0, 0, 2 * SLOTS_PER_GPU)),
+        max_slots_per_user=rng.choice((None, None, 8 * SLOTS_PER_GPU)),
     )
     pool = PoolInfo(1, "crowded", PoolKind.DYNAMIC, None, policy)
     rows = [
@@ -47,17 +47,17 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
             f"h{h}",
             1,
             frozenset({("rack", f"r{h % 2}")}),
-            dice.choice((0, 64_000)),
+            rng.choice((0, 64_000)),
             0,
-            dice.random() > 0.05,
+            rng.random() > 0.05,
         )
         for h in range(1, hosts + 1)
     ]
     units: list[UnitInfo] = []
     for host in rows:
-        model = dice.choice(("H100", "H100", "A100"))
+        model = rng.choice(("H100", "H100", "A100"))
         for gpu in range(8):
-            cut = dice.choices(("", SLICE, SHARE), (12, 1, 1))[0]
+            cut = rng.choices(("", SLICE, SHARE), (12, 1, 1))[0]
             for part in range(PARTS[cut]):
                 unit = host.id * 1000 + gpu * 10 + part
                 group = gpu // 4 if not cut else None
@@ -67,30 +67,28 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
                 )
     shares = random.Random(-seed)  # a generator of its own, so that the other choices of a seed stay the same
     rows = [replace(host, home_storage=shares.choice((None, 1, 2))) for host in rows]
-    dice.shuffle(units)
-    running = _running(dice, units, now)
+    rng.shuffle(units)
+    running = _running(rng, units, now)
     busy = {u for r in running for u in r.units}
     reservations = []
-    for number in range(dice.choice((0, 0, 1, 2, 3))):
-        start = now + dice.choice((-60, 0, 30, 600, 3 * HOUR, 8 * HOUR))
+    for number in range(rng.choice((0, 0, 1, 2, 3))):
+        start = now + rng.choice((-60, 0, 30, 600, 3 * HOUR, 8 * HOUR))
         free = sorted(u.id for u in units if u.id not in busy and not u.profile)
         bound = tuple(free[:4]) if start < 0 and free else ()
         busy |= set(bound)
-        ask = Ask(dice.choice((1, 2, 4, 8)), dice.choice((1, 1, 2)))
+        ask = Ask(rng.choice((1, 2, 4, 8)), rng.choice((1, 1, 2)))
         reservations.append(
-            ReservationInfo(number + 1, dice.randint(1, 4), 1, 1, ask, start, start + 6 * HOUR, bound)
+            ReservationInfo(number + 1, rng.randint(1, 4), 1, 1, ask, start, start + 6 * HOUR, bound)
         )
     quotas = []
     for model in ("A100", "H100"):
         remaining = sum(u.slots for u in units if u.model == model)
         for team in (1, 2, 3, 4):
-            guaranteed = min(remaining, dice.choice((0, 2, 4, 8, 16)) * SLOTS_PER_GPU)
+            guaranteed = min(remaining, rng.choice((0, 2, 4, 8, 16)) * SLOTS_PER_GPU)
             remaining -= guaranteed
-            quotas.append(QuotaInfo(team, 1, model, guaranteed, dice.choice((None, None, 4 * SLOTS_PER_GPU))))
+            quotas.append(QuotaInfo(team, 1, model, guaranteed, rng.choice((None, None, 4 * SLOTS_PER_GPU))))
     maintenance = (
-        [MaintenanceInfo(dice.randint(1, hosts), now + 2 * HOUR, now + 4 * HOUR)]
-        if dice.random() < 0.2
-        else []
+        [MaintenanceInfo(rng.randint(1, hosts), now + 2 * HOUR, now + 4 * HOUR)] if rng.random() < 0.2 else []
     )
     return Snapshot(
         epoch=seed,
@@ -99,9 +97,9 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
         units=tuple(units),
         teams=tuple(TeamInfo(t, f"t{t}", t) for t in (1, 2, 3, 4)),
         quotas=tuple(quotas),
-        decayed_use=tuple(DecayedUseInfo(t, 1, float(dice.randint(0, 10**9))) for t in (1, 2, 3, 4)),
+        decayed_use=tuple(DecayedUseInfo(t, 1, float(rng.randint(0, 10**9))) for t in (1, 2, 3, 4)),
         queued=tuple(
-            _with_earlier_attempts(shares, _queued(dice, number, now), hosts, now)
+            _with_earlier_attempts(shares, _queued(rng, number, now), hosts, now)
             for number in range(1, waiting + 1)
         ),
         running=tuple(running),
@@ -110,75 +108,75 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
     )
 
 
-def _running(dice: random.Random, units: list[UnitInfo], now: int) -> list[RunningWorkload]:
+def _running(rng: random.Random, units: list[UnitInfo], now: int) -> list[RunningWorkload]:
     running: list[RunningWorkload] = []
     remaining = {u.id: u for u in units}
-    for _ in range(dice.randint(5, 25)):
+    for _ in range(rng.randint(5, 25)):
         if not remaining:
             break
-        first = dice.choice(list(remaining.values()))
+        first = rng.choice(list(remaining.values()))
         peers = [u for u in remaining.values() if u.host == first.host and u.profile == first.profile]
-        chosen = peers[: dice.choice((1, 2, 4, 8))] if first.profile != SHARE else [first]
+        chosen = peers[: rng.choice((1, 2, 4, 8))] if first.profile != SHARE else [first]
         for unit in chosen:
             del remaining[unit.id]
         if first.profile == SHARE:  # shares of one GPU serve one team, so the other shares are not used
             remaining = {k: u for k, u in remaining.items() if u.gpu != first.gpu}
-        started = now - dice.randint(0, 20 * HOUR)
-        stopping = dice.random() < 0.1
+        started = now - rng.randint(0, 20 * HOUR)
+        stopping = rng.random() < 0.1
         running.append(
             RunningWorkload(
                 id=500 + len(running),
-                team=dice.randint(1, 4),
+                team=rng.randint(1, 4),
                 project=1,
-                user=dice.randint(1, 5),
+                user=rng.randint(1, 5),
                 pool=1,
                 units=tuple(sorted(u.id for u in chosen)),
                 started=started,
-                until=max(started + 1, now + dice.randint(60, 30 * HOUR)),
-                predicted_end=now + dice.randint(-HOUR, 10 * HOUR),
-                priority=dice.choice(list(Priority)),
-                preemptible=dice.random() < 0.7,
-                checkpoint_at=dice.choice((None, max(started, now - dice.randint(0, HOUR)))),
+                until=max(started + 1, now + rng.randint(60, 30 * HOUR)),
+                predicted_end=now + rng.randint(-HOUR, 10 * HOUR),
+                priority=rng.choice(list(Priority)),
+                preemptible=rng.random() < 0.7,
+                checkpoint_at=rng.choice((None, max(started, now - rng.randint(0, HOUR)))),
                 stopping=stopping,
                 stop_by=now + 30 if stopping else None,
-                evicted_for_workload=dice.randint(1, 15) if stopping and dice.random() < 0.7 else None,
+                evicted_for_workload=rng.randint(1, 15) if stopping and rng.random() < 0.7 else None,
             )
         )
     return running
 
 
 def _with_earlier_attempts(
-    dice: random.Random, queued: QueuedWorkload, hosts: int, now: int
+    rng: random.Random, queued: QueuedWorkload, hosts: int, now: int
 ) -> QueuedWorkload:
     """Sometimes add results of earlier attempts: a host to avoid, the storage of a checkpoint."""
-    avoids = (dice.randint(1, hosts),) if dice.random() < 0.2 else ()
-    homes = dice.choice((None, None, None, 1, 2))
-    return replace(queued, avoids=avoids, avoids_until=now + dice.choice((0, 600)), checkpoint_storage=homes)
+    avoids = (rng.randint(1, hosts),) if rng.random() < 0.2 else ()
+    homes = rng.choice((None, None, None, 1, 2))
+    return replace(queued, avoids=avoids, avoids_until=now + rng.choice((0, 600)), checkpoint_storage=homes)
 
 
-def _queued(dice: random.Random, number: int, now: int) -> QueuedWorkload:
-    limit = dice.choice((600, HOUR, 4 * HOUR, 48 * HOUR))
-    preemptible = dice.random() < 0.6
+def _queued(rng: random.Random, number: int, now: int) -> QueuedWorkload:
+    limit = rng.choice((600, HOUR, 4 * HOUR, 48 * HOUR))
+    preemptible = rng.random() < 0.6
     return QueuedWorkload(
         id=number,
-        team=dice.randint(1, 4),
+        team=rng.randint(1, 4),
         project=1,
-        user=dice.randint(1, 5),
+        user=rng.randint(1, 5),
         pool=1,
         ask=Ask(
-            units=dice.choice((1, 1, 1, 2, 4, 8)),
-            hosts=dice.choices((1, 2, 3), (8, 2, 1))[0],
-            models=dice.choice(((), ("H100",), ("A100", "H100"))),
-            profile=dice.choices(("", SLICE, SHARE), (8, 1, 1))[0],
-            nvlink=dice.random() < 0.1,
-            labels=dice.choice((frozenset(), frozenset(), frozenset({("rack", "r1")}))),
-            cpu_milli=dice.choice((0, 16_000)),
+            units=rng.choice((1, 1, 1, 2, 4, 8)),
+            hosts=rng.choices((1, 2, 3), (8, 2, 1))[0],
+            models=rng.choice(((), ("H100",), ("A100", "H100"))),
+            profile=rng.choices(("", SLICE, SHARE), (8, 1, 1))[0],
+            nvlink=rng.random() < 0.1,
+            labels=rng.choice((frozenset(), frozenset(), frozenset({("rack", "r1")}))),
+            cpu_milli=rng.choice((0, 16_000)),
         ),
-        submitted=now - dice.randint(0, 60 * HOUR),
+        submitted=now - rng.randint(0, 60 * HOUR),
         max_runtime_seconds=limit,
-        predicted_seconds=dice.randint(60, limit),
-        priority=dice.choice(list(Priority)),
+        predicted_seconds=rng.randint(60, limit),
+        priority=rng.choice(list(Priority)),
         preemptible=preemptible,
         may_borrow=preemptible,
-        evicted_by=dice.choice((None, None, dice.randint(500, 510))),
+        evicted_by=rng.choice((None, None, rng.randint(500, 510))),
     )

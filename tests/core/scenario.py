@@ -123,11 +123,11 @@ class Scenario:
         )
 
     def _units(self, host: int, name: str, row: dict[str, Any]) -> list[UnitInfo]:
-        """Return the units of a host with "gpus" such as "8xH100-80GB" and "cut" such as {"0": "1g.10gb"}."""
+        """Return the units of a host from "gpus" ("8xH100-80GB") and "profiles" ({"0": "1g.10gb"})."""
         count, model = row["gpus"].split("x", 1)
         units = []
         for gpu in range(int(count)):
-            profile = row.get("cut", {}).get(str(gpu), "")
+            profile = row.get("profiles", {}).get(str(gpu), "")
             parts = SLICES.get(profile, 1)
             for part in range(parts):
                 unit = host * 1000 + gpu * 10 + part
@@ -143,7 +143,7 @@ class Scenario:
                         MEMORY[model] // parts,
                         90 if model.startswith("H") else 80,
                         gpu // 4 if not profile else None,
-                        gpu not in row.get("sick", []),
+                        gpu not in row.get("unhealthy", []),
                     )
                 )
         return units

@@ -48,13 +48,13 @@ def pool(**rows: tuple[object, ...]) -> Snapshot:
     )
 
 
-def random_workload(dice: random.Random, workload: int, submitted: int) -> QueuedWorkload:
+def random_workload(rng: random.Random, workload: int, submitted: int) -> QueuedWorkload:
     """Return a request of 1-4 GPUs on 1-3 hosts for 10-60 minutes, with a limit of up to three times that."""
-    ask = Ask(dice.choice((1, 1, 2, 3, 4)), dice.choice((1, 1, 1, 2, 3)))
-    seconds = dice.randint(10, 60) * MINUTE
-    limit = round(seconds * dice.uniform(1, 3))
+    ask = Ask(rng.choice((1, 1, 2, 3, 4)), rng.choice((1, 1, 1, 2, 3)))
+    seconds = rng.randint(10, 60) * MINUTE
+    limit = round(seconds * rng.uniform(1, 3))
     return QueuedWorkload(
-        workload, dice.randint(1, 2), 1, workload, 1, ask, submitted, limit, seconds, preemptible=True
+        workload, rng.randint(1, 2), 1, workload, 1, ask, submitted, limit, seconds, preemptible=True
     )
 
 
@@ -68,13 +68,11 @@ def as_running(queued: QueuedWorkload, units: tuple[int, ...], now: int) -> Runn
 @pytest.mark.parametrize("seed", range(40))
 def test_started_work_does_not_delay_a_workload_with_held_units(seed: int) -> None:
     """In the next plan no workload with held units has a later expected start."""
-    dice = random.Random(seed)
-    busy = plan(pool(queued=tuple(random_workload(dice, n, NOW - 5000) for n in range(1, 9))), NOW - 3000)
-    asked = {
-        q.id: q for q in (random_workload(dice, n, NOW - dice.randint(0, 4000)) for n in range(101, 121))
-    }
+    rng = random.Random(seed)
+    busy = plan(pool(queued=tuple(random_workload(rng, n, NOW - 5000) for n in range(1, 9))), NOW - 3000)
+    asked = {q.id: q for q in (random_workload(rng, n, NOW - rng.randint(0, 4000)) for n in range(101, 121))}
     running = tuple(
-        as_running(random_workload(dice, p.workload, NOW - 5000), p.units, NOW - dice.randint(0, 1200))
+        as_running(random_workload(rng, p.workload, NOW - 5000), p.units, NOW - rng.randint(0, 1200))
         for p in busy.placements
     )
     before = pool(queued=tuple(asked.values()), running=running)
@@ -97,8 +95,8 @@ def test_with_correct_predictions_the_first_workload_starts_as_expected(seed: in
 
     Backfilled work does not delay the first workload.
     """
-    dice = random.Random(seed)
-    asked = [random_workload(dice, n, 0) for n in range(1, 31)]
+    rng = random.Random(seed)
+    asked = [random_workload(rng, n, 0) for n in range(1, 31)]
     expected: dict[int, int] = {}
     started: dict[int, int] = {}
 

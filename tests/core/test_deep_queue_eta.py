@@ -102,9 +102,9 @@ def test_workloads_behind_the_forecast_start_in_queue_order() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_expected_starts_never_need_more_units_than_the_pool_has(seed: int) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     queued = [
-        waiting(n, Ask(dice.choice((1, 1, 2, 4, 8)), dice.choice((1, 1, 1, 2))), dice.randint(1, 12) * HOUR)
+        waiting(n, Ask(rng.choice((1, 1, 2, 4, 8)), rng.choice((1, 1, 1, 2))), rng.randint(1, 12) * HOUR)
         for n in range(1, 300)
     ]
     starts = expected_starts(queued, busy(6))

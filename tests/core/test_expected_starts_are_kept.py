@@ -35,8 +35,8 @@ def pool_in_use(seed: int) -> Snapshot:
     No job is moved to the front because of its size or wait. All runtimes are as predicted. The team is
     guaranteed the whole pool.
     """
-    dice = random.Random(seed)
-    hosts = tuple(HostInfo(h, f"host-{h}", 1) for h in range(1, dice.choice((3, 4)) + 1))
+    rng = random.Random(seed)
+    hosts = tuple(HostInfo(h, f"host-{h}", 1) for h in range(1, rng.choice((3, 4)) + 1))
     units = tuple(
         UnitInfo(h.id * 10 + g, h.id, h.id * 10 + g, "H100", memory_mib=80_000)
         for h in hosts
@@ -44,17 +44,17 @@ def pool_in_use(seed: int) -> Snapshot:
     )
     running, free = [], {h.id: [u.id for u in units if u.host == h.id] for h in hosts}
     while sum(map(len, free.values())) > len(units) // 3:
-        host = dice.choice([h for h, units_left in free.items() if units_left])
-        chosen, free[host] = free[host][: dice.choice((1, 2, 4, 8))], free[host][dice.choice((1, 2, 4, 8)) :]
+        host = rng.choice([h for h, units_left in free.items() if units_left])
+        chosen, free[host] = free[host][: rng.choice((1, 2, 4, 8))], free[host][rng.choice((1, 2, 4, 8)) :]
         free[host] = [u for u in free[host] if u not in chosen]
-        end = NOW + dice.randint(1, 300) * 60
+        end = NOW + rng.randint(1, 300) * 60
         running.append(RunningWorkload(500 + len(running), 1, 1, 1, 1, tuple(chosen), NOW - HOUR, end, end))
     queued = []
     for number in range(1, 11):
-        seconds = dice.choice((600, HOUR, 3 * HOUR, 6 * HOUR))
-        ask = Ask(*dice.choice(((1, 1), (2, 1), (4, 1), (8, 1), (8, 1), (4, 2), (2, 3))))
+        seconds = rng.choice((600, HOUR, 3 * HOUR, 6 * HOUR))
+        ask = Ask(*rng.choice(((1, 1), (2, 1), (4, 1), (8, 1), (8, 1), (4, 2), (2, 3))))
         queued.append(
-            QueuedWorkload(number, 1, 1, 1, 1, ask, NOW - dice.randint(0, 3 * HOUR), seconds, seconds)
+            QueuedWorkload(number, 1, 1, 1, 1, ask, NOW - rng.randint(0, 3 * HOUR), seconds, seconds)
         )
     quota = QuotaInfo(1, 1, "H100", len(units) * SLOTS_PER_GPU)
     return Snapshot(

@@ -17,15 +17,15 @@ from scheduler.core.model.snapshot_delta import SnapshotDelta, snapshot_differen
 from scheduler.core.planner import plan
 from scheduler.core.reasons import ReasonCode
 from tests.core.crowded import crowded
-from tests.core.stories import story
+from tests.core.pool_history import pool_history
 from tests.core.strategies import NOW, snapshots
 
-FEW = settings(
+FEW_EXAMPLES = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 
-@FEW
+@FEW_EXAMPLES
 @given(snapshots(), snapshots(), snapshots())
 def test_a_snapshot_changed_by_deltas_equals_a_new_snapshot(
     first: Snapshot, second: Snapshot, third: Snapshot
@@ -38,7 +38,7 @@ def test_a_snapshot_changed_by_deltas_equals_a_new_snapshot(
         before = after
 
 
-@FEW
+@FEW_EXAMPLES
 @given(snapshots(), st.integers(0, 10**6))
 def test_the_order_of_rows_in_a_delta_does_not_matter(snapshot: Snapshot, seed: int) -> None:
     rows: Any = {}
@@ -60,7 +60,7 @@ def test_the_order_of_rows_in_a_delta_does_not_matter(snapshot: Snapshot, seed: 
 def test_a_pool_changed_step_by_step_gets_the_plans_of_new_snapshots(seed: int) -> None:
     planner: IncrementalPlanner | None = None
     before: Snapshot | None = None
-    for snapshot, now in story(seed, NOW, 25):
+    for snapshot, now in pool_history(seed, NOW, 25):
         if planner is None or before is None:
             planner = IncrementalPlanner(snapshot)
         else:

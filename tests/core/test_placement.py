@@ -61,12 +61,12 @@ def plain_waste(
 
 
 def test_the_waste_of_a_node_is_the_amount_that_batches_of_requests_leave_idle() -> None:
-    dice = random.Random(1)
+    rng = random.Random(1)
     waste = ExpectedWaste(MIX, classes=2, batches=8)
     for _ in range(120):
-        klass = dice.randrange(2)
-        cpu, memory = dice.choice((4_000, 20_000, 64_000, 96_000)), dice.choice((16_000, 100_000, 400_000))
-        gpus = [dice.choice((0, 200, 400, 750, MILLI_PER_GPU, MILLI_PER_GPU)) for _ in range(8)]
+        klass = rng.randrange(2)
+        cpu, memory = rng.choice((4_000, 20_000, 64_000, 96_000)), rng.choice((16_000, 100_000, 400_000))
+        gpus = [rng.choice((0, 200, 400, 750, MILLI_PER_GPU, MILLI_PER_GPU)) for _ in range(8)]
         found = waste.of(np.array([klass]), np.array([cpu]), np.array([memory]), np.array([gpus]))
         assert int(found[0]) == plain_waste(waste, MIX, klass, cpu, memory, gpus)
 
@@ -165,9 +165,9 @@ def test_fgd_counts_the_capacity_that_common_requests_cannot_use() -> None:
 def test_placement_is_deterministic() -> None:
     def placed() -> list[NodeChoice | None]:
         nodes = NodeStates([64_000] * 6, [500_000] * 6, [8, 4, 8, 2, 4, 1], [0, 1, 1, 0, 1, 0])
-        chooser, dice, chosen = BatchFill(nodes, MIX), random.Random(3), []
+        chooser, rng, chosen = BatchFill(nodes, MIX), random.Random(3), []
         for _ in range(60):
-            need = dice.choice(MIX.needs)
+            need = rng.choice(MIX.needs)
             place = chooser.choose(need)
             chosen.append(place)
             if place is not None:
@@ -187,7 +187,7 @@ def test_placement_is_deterministic() -> None:
 @pytest.fixture(scope="module")
 def synthetic_trace(tmp_path_factory: pytest.TempPathFactory) -> openb.Trace:
     """Return a trace of 184 nodes of three models. About a tenth of the pods require a model."""
-    dice = random.Random(11)
+    rng = random.Random(11)
     folder = tmp_path_factory.mktemp("openb")
     nodes = (
         [("H100", 8, 128_000, 1_000_000)] * 56
@@ -215,8 +215,8 @@ def synthetic_trace(tmp_path_factory: pytest.TempPathFactory) -> openb.Trace:
         rows = csv.writer(file)
         rows.writerow(("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"))
         for n in range(880):
-            gpus, milli, cpu, _ = dice.choices(pod_classes, [weight for *_, weight in pod_classes])[0]
-            tied = gpus == 1 and dice.random() < 0.15
+            gpus, milli, cpu, _ = rng.choices(pod_classes, [weight for *_, weight in pod_classes])[0]
+            tied = gpus == 1 and rng.random() < 0.15
             rows.writerow(
                 (
                     f"pod-{n:04d}",
@@ -224,7 +224,7 @@ def synthetic_trace(tmp_path_factory: pytest.TempPathFactory) -> openb.Trace:
                     cpu * 3,
                     gpus,
                     milli,
-                    dice.choice(("H100", "L40", "L40|T4")) if tied else "",
+                    rng.choice(("H100", "L40", "L40|T4")) if tied else "",
                 )
             )
     return openb.read(folder / "nodes.csv", folder / "pods.csv")

@@ -216,7 +216,7 @@ def test_a_placement_reports_the_terms_of_its_choice() -> None:
     ) + unit_selection.placement_terms(state, Ask(2), h100, [11, 12])
 
 
-def test_the_ranks_of_roomy_hosts_are_the_same_by_the_short_table_and_by_the_full_one() -> None:
+def test_hosts_with_enough_cpu_and_memory_have_the_same_rank_in_the_short_and_the_full_table() -> None:
     units = [*gpus(1, 8), *gpus(2, 8), *gpus(3, 8)]
     asks = [waiting(n, Ask(1 + n % 4, cpu_milli=4_000 * (1 + n % 4))) for n in range(20, 40)]
     snapshot = pool(
@@ -224,22 +224,21 @@ def test_the_ranks_of_roomy_hosts_are_the_same_by_the_short_table_and_by_the_ful
     )
     state = PoolState(PoolSnapshot(snapshot, snapshot.pools[0]), NOW)
     rule = unit_selection.ranking_for_profile(state, "")
-    counts, roomy = state.free_counts[0], np.full(3, 10**9)
-    tight = roomy.copy()
-    tight[2] = 4_000
-    short = rule.ranks(Ask(2, cpu_milli=4_000), 0, counts, roomy, roomy)
-    full = rule.ranks(Ask(2, cpu_milli=4_000), 0, counts, tight, roomy)
+    counts, ample = state.free_counts[0], np.full(3, 10**9)
+    scarce_cpu = ample.copy()
+    scarce_cpu[2] = 4_000
+    short = rule.ranks(Ask(2, cpu_milli=4_000), 0, counts, ample, ample)
+    full = rule.ranks(Ask(2, cpu_milli=4_000), 0, counts, scarce_cpu, ample)
     assert short[:2].tolist() == full[:2].tolist()
     assert short[2] != full[2]
 
 
 def test_cached_waste_of_other_pools_does_not_change_a_plan() -> None:
-    dice = random.Random(5)
-    hosts = [host(n, cpu=dice.choice((32_000, 64_000))) for n in range(1, 9)]
+    rng = random.Random(5)
+    hosts = [host(n, cpu=rng.choice((32_000, 64_000))) for n in range(1, 9)]
     units = [unit for h in hosts for unit in gpus(h.id, 8)]
     queued = [
-        waiting(n, Ask(dice.choice((1, 1, 2, 4)), cpu_milli=dice.choice((2_000, 9_000))))
-        for n in range(20, 60)
+        waiting(n, Ask(rng.choice((1, 1, 2, 4)), cpu_milli=rng.choice((2_000, 9_000)))) for n in range(20, 60)
     ]
     snapshot = pool(hosts, units, queued, [])
     host_ranking.host_waste_tables.cache_clear()
@@ -267,11 +266,11 @@ def test_rounding_of_free_cpu_never_underestimates_the_waste(level: int) -> None
 
 
 def test_the_planner_and_the_benchmark_choose_the_same_hosts() -> None:
-    dice, sizes = random.Random(8), [8, 4, 8, 2, 8, 4, 4, 8, 2, 8] * 3
+    rng, sizes = random.Random(8), [8, 4, 8, 2, 8, 4, 4, 8, 2, 8] * 3
     model_of = [("A100", GPU)[n % 3 == 0] for n in range(len(sizes))]
     hosts = [host(n + 1) for n in range(len(sizes))]
     units = [unit for n, size in enumerate(sizes) for unit in gpus(n + 1, size, model_of[n])]
-    asks = [Ask(dice.choice((1, 1, 1, 2, 2, 4)), models=(dice.choice(("A100", GPU)),)) for _ in range(60)]
+    asks = [Ask(rng.choice((1, 1, 1, 2, 2, 4)), models=(rng.choice(("A100", GPU)),)) for _ in range(60)]
     queued = [waiting(n, ask, submitted=NOW - 1000 + n) for n, ask in enumerate(asks, start=1)]
     snapshot = pool(hosts, units, queued, [])
     state = PoolState(PoolSnapshot(snapshot, snapshot.pools[0]), NOW)

@@ -26,11 +26,11 @@ def recording_of(snapshot: Snapshot, planned: Plan) -> str:
 
 
 def shuffle_rows(snapshot: Snapshot, seed: int) -> Snapshot:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     return replace(
         snapshot,
         **{
-            name: tuple(dice.sample(rows, len(rows)))
+            name: tuple(rng.sample(rows, len(rows)))
             for name in SNAPSHOT_TABLES
             for rows in [getattr(snapshot, name)]
         },

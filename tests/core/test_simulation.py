@@ -198,18 +198,18 @@ def test_a_busy_week_breaks_no_promise_and_loses_no_work(seed: int, monkeypatch:
 
 
 def a_week(seed: int) -> list[WorkloadArrival]:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     return [
         arrival(
             number,
-            at=dice.randint(0, 6 * DAY),
-            team=dice.choice((1, 2)),
-            units=dice.choice((1, 1, 1, 2, 4)),
-            runtime=int(dice.lognormvariate(8, 1.3)) + 60,
+            at=rng.randint(0, 6 * DAY),
+            team=rng.choice((1, 2)),
+            units=rng.choice((1, 1, 1, 2, 4)),
+            runtime=int(rng.lognormvariate(8, 1.3)) + 60,
             limit=10 * DAY // 2,
-            preemptible=dice.random() < 0.7,
-            priority=dice.choice((Priority.LOW, Priority.NORMAL, Priority.HIGH)),
-            checkpoint_seconds=dice.choice((None, 600)),
+            preemptible=rng.random() < 0.7,
+            priority=rng.choice((Priority.LOW, Priority.NORMAL, Priority.HIGH)),
+            checkpoint_seconds=rng.choice((None, 600)),
         )
         for number in range(1, 151)
     ]

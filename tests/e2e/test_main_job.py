@@ -148,7 +148,7 @@ def eventually(what: Callable[[], bool], seconds: float, words: str) -> None:
         time.sleep(0.5)
 
 
-# -- 1 a notebook ------------------------------------------------------------------------------------------------------
+# -- 1 a notebook --------------------------------------------------------------------------------------------
 
 
 def test_1_a_researcher_launches_a_notebook_and_runs_code_on_the_gpu_that_the_portal_names(
@@ -305,7 +305,7 @@ def confirm(page: Page) -> None:
     page.locator("#confirm [data-confirm-yes]").click()
 
 
-# -- 2 a reservation ---------------------------------------------------------------------------------------------------
+# -- 2 a reservation -----------------------------------------------------------------------------------------
 
 
 @cache
@@ -381,7 +381,7 @@ def test_2_a_reservation_is_approved_and_a_conflict_names_the_first_free_window(
     assert page.locator("input[name=start]").input_value() != tomorrow(10)
 
 
-# -- 3 preemption ------------------------------------------------------------------------------------------------------
+# -- 3 preemption --------------------------------------------------------------------------------------------
 
 
 def state_of(page: Page, demo: Demo, name: str) -> dict[str, Any]:
@@ -465,7 +465,7 @@ def test_3_a_borrower_is_preempted_checkpoints_waits_and_resumes(story: Story) -
     me.check()
 
 
-# -- 4 a quota change --------------------------------------------------------------------------------------------------
+# -- 4 a quota change ----------------------------------------------------------------------------------------
 
 
 def test_4_a_quota_change_is_approved_with_changes_and_cannot_exceed_the_pool(
@@ -619,7 +619,7 @@ def adds_up(page: Page) -> bool:
     return cost > 0 and charged - margin + idle + overhead == cost
 
 
-# -- 7 hosts -----------------------------------------------------------------------------------------------------------
+# -- 7 hosts -------------------------------------------------------------------------------------------------
 
 
 DONE = {
@@ -704,7 +704,7 @@ def host_of_running(page: Page, demo: Demo, name: str) -> str | None:
     return str(max(runs, key=lambda run: run["attempt"])["host"])
 
 
-# -- 8 API and CLI -----------------------------------------------------------------------------------------------------
+# -- 8 API and CLI -------------------------------------------------------------------------------------------
 
 
 def test_8_the_api_and_the_command_line_work_with_a_token_created_in_the_browser(

@@ -36,7 +36,7 @@ LAUNCHERS = ["plain", pytest.param("bubblewrap", marks=pytest.mark.sandbox)]
 COUNT = "i=0; echo begun; while [ ! -e ~/{file} ]; do i=$((i+1)); echo $i; sleep 0.05; done; echo last $i"
 
 
-# --- the agent ------------------------------------------------------------------------------------------------------
+# --- the agent ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ async def test_a_notebook_of_an_old_agent_is_reachable_through_the_present_agent
     assert (await edge.until_state("run-1", "ended")).outcome == "idle"
 
 
-# --- the database ---------------------------------------------------------------------------------------------------
+# --- the database -------------------------------------------------------------------------------------------
 
 # Facts that an upgrade keeps, by SQL on the tables of 0.0. ``tests/e2e/upgraded_database.py`` reads them by the ORM.
 KEPT = {

@@ -22,7 +22,7 @@ from scheduler.services.host_credentials import CREDENTIAL_RENEW_AFTER, CREDENTI
 from scheduler.sync.agent_api import AgentRejected
 from tests.fakes import FakeAgent
 from tests.scheduler.test_agents_and_hosts import Key
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import World, units_of
 
 SECOND = dt.timedelta(seconds=1)

@@ -28,7 +28,7 @@ from scheduler.sync import agent_api
 from scheduler.sync.agent_api import AgentRejected
 from scheduler.sync.host_inventory import retire_missing_gpu
 from tests.fakes import FakeAgent
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import World, units_of
 
 SECOND = dt.timedelta(seconds=1)
@@ -46,7 +46,7 @@ def agents_of(world: World, *names: str) -> list[FakeAgent]:
     return [FakeAgent.of(world.hosts[name]) for name in names]
 
 
-# -- identity -------------------------------------------------------------------------------------------------------------
+# -- identity ------------------------------------------------------------------------------------------------
 
 
 def join(world: World, token: str, at: dt.datetime, host: str = "alpha") -> str:
@@ -210,7 +210,7 @@ def test_a_copy_is_accepted_after_it_joins_with_a_new_token(world: World) -> Non
         agent.sync(world.now + 2 * SECOND, replace(agent.observed(), start="original"))
 
 
-# -- keys -----------------------------------------------------------------------------------------------------------------
+# -- keys ----------------------------------------------------------------------------------------------------
 
 
 class Key:
@@ -384,7 +384,7 @@ def test_an_unknown_protocol_version_is_rejected_with_the_supported_version(worl
         agent.sync(world.now, replace(agent.observed(), version=2))
 
 
-# -- frames ---------------------------------------------------------------------------------------------------------------
+# -- frames --------------------------------------------------------------------------------------------------
 
 
 def test_reports_of_unknown_runs_and_of_other_generations_are_ignored(world: World) -> None:
@@ -509,7 +509,7 @@ def _attempts_by_workload() -> dict[tuple[int, int], list[int]]:
     return attempts
 
 
-# -- inventory ------------------------------------------------------------------------------------------------------------
+# -- inventory -----------------------------------------------------------------------------------------------
 
 
 def test_a_new_geometry_is_applied_once_the_gpu_is_free(world: World) -> None:
@@ -630,7 +630,7 @@ def test_an_invalid_inventory_is_rejected_with_a_reason(
     assert Gpu.objects.filter(host=world.hosts["delta"], retired_at=None).count() == 4
 
 
-# -- silence --------------------------------------------------------------------------------------------------------------
+# -- silence -------------------------------------------------------------------------------------------------
 
 
 def test_the_work_of_a_silent_host_is_requeued_and_the_host_returns_once_it_has_stopped_it(
@@ -815,7 +815,7 @@ def test_a_stuck_process_is_not_considered_ended_while_its_host_is_silent(world:
     assert list(gpu.state_changes.values_list("repair_state", flat=True)) == ["quarantined"]
 
 
-# -- taking hosts and GPUs out --------------------------------------------------------------------------------------------
+# -- taking hosts and GPUs out -------------------------------------------------------------------------------
 
 
 def test_the_work_of_a_quarantined_gpu_is_requeued_and_placed_on_another_gpu(world: World) -> None:
@@ -855,7 +855,7 @@ def test_a_maintenance_window_drains_its_host_in_time_and_returns_it_afterwards(
     assert Host.objects.get(pk=host.pk).admin_state == "in_service"
 
 
-# -- logs -----------------------------------------------------------------------------------------------------------------
+# -- logs ----------------------------------------------------------------------------------------------------
 
 
 def test_duplicate_and_late_log_chunks_are_placed_by_their_offset(

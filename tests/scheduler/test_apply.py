@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 
 from scheduler.cycle import engine
 from scheduler.models import Decision, Run, Workload
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import World
 
 SECOND = dt.timedelta(seconds=1)

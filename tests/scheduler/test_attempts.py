@@ -19,7 +19,7 @@ from scheduler.runs.retry_policy import RetryDecision, decide_retry
 from scheduler.state.states import RunState
 from scheduler.sweeps import silent_hosts, time_limits
 from tests.fakes import FakeAgent
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import World
 
 SECOND = dt.timedelta(seconds=1)

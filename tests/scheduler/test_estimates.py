@@ -12,7 +12,7 @@ from scheduler.core.explain.start_ranges import MAX_OUTCOMES, MIN_OUTCOMES
 from scheduler.cycle import engine
 from scheduler.models import Pool, StartEstimate, Workload
 from scheduler.queue import start_estimates
-from tests.scheduler.test_life_of_a_job import SECOND, job
+from tests.scheduler.test_job_lifecycle import SECOND, job
 from tests.world import World
 
 HOUR, MINUTE = dt.timedelta(hours=1), dt.timedelta(minutes=1)

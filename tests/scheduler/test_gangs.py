@@ -19,7 +19,7 @@ from scheduler.sweeps import silent_hosts, time_limits
 from scheduler.sync import agent_api
 from scheduler.sync.agent_api import AgentRejected
 from tests.fakes import FakeAgent
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import H100, World, make_host
 
 SECOND = dt.timedelta(seconds=1)

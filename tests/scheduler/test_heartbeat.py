@@ -16,7 +16,7 @@ from scheduler.cycle import engine
 from scheduler.models import Gpu, Host, HostStateChange, Run, Unit
 from scheduler.sync import agent_api, heartbeat
 from tests.fakes import CREDENTIAL, FakeAgent
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import World, make_host
 
 LATER = dt.timedelta(seconds=5)

@@ -20,7 +20,7 @@ from scheduler.reads import capacity
 from scheduler.state import isolation
 from scheduler.sync import host_inventory
 from scheduler.sync.desired_state import desired
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import World
 
 SANDBOX: dict[str, Any] = {"isolation": "bubblewrap"}

@@ -12,7 +12,7 @@ import pytest
 from scheduler.models import Run, Workload
 from scheduler.runs import logs
 from scheduler.sweeps import retention
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import World
 
 SEGMENT = 1000

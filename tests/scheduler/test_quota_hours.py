@@ -16,7 +16,7 @@ from scheduler.core.reasons import ReasonCode
 from scheduler.cycle import engine, snapshot
 from scheduler.models import Allocation, Quota, Run, Workload
 from scheduler.services import quota_hours
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import H100, World, units_of
 
 pytestmark = pytest.mark.django_db

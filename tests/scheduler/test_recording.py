@@ -24,7 +24,7 @@ from scheduler.cycle.recording import CycleRecorder, PreparedRecording
 from scheduler.cycle.snapshot_cache import SnapshotCache
 from scheduler.models import Decision, Leader, Recording, RecordingPart, Workload
 from scheduler.sweeps import retention
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import World, build_world
 
 SECOND, HOUR, DAY = dt.timedelta(seconds=1), dt.timedelta(hours=1), dt.timedelta(days=1)

@@ -14,7 +14,7 @@ from scheduler.models import Allocation, BoundUnit, Reservation, Workload
 from scheduler.reads import capacity
 from scheduler.sweeps import reservation_windows, time_limits
 from tests.fakes import FakeAgent
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import H100, World
 
 HOUR = dt.timedelta(hours=1)

@@ -17,7 +17,7 @@ from scheduler.queue import runtime_prediction
 from scheduler.sweeps import time_limits
 from scheduler.sync import agent_api
 from tests.fakes import FakeAgent
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import H100, World
 
 HOUR = dt.timedelta(hours=1)

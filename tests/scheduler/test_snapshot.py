@@ -14,7 +14,7 @@ from scheduler.core.planner import plan
 from scheduler.cycle import core_values, engine, snapshot, snapshot_rows
 from scheduler.models import DecayedUse, Workload
 from tests.fakes import FakeAgent
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import H100, World
 
 HOUR = dt.timedelta(hours=1)

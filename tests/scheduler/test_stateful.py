@@ -204,7 +204,7 @@ class Walk(RuleBasedStateMachine):
         self.answered: set[int] = set()  # queued at the end of the last cycle
         self.ended: set[int] = set()
 
-    # -- actions of people ---------------------------------------------------------------------------------------
+    # -- actions of people -----------------------------------------------------------------------------------
 
     @initialize(some=st.lists(JOBS, min_size=4, max_size=8))
     def a_busy_morning(self, some: list[Job]) -> None:
@@ -337,7 +337,7 @@ class Walk(RuleBasedStateMachine):
         )
         self.wake()
 
-    # -- events of hosts, the engine and time ----------------------------------------------------------------------
+    # -- events of hosts, the engine and time ----------------------------------------------------------------
 
     @precondition(lambda self: self.running_runs())
     @rule(which=WHICH, outcome=st.sampled_from(("finished", "failed", "finished", "gpu_error")))
@@ -441,7 +441,7 @@ class Walk(RuleBasedStateMachine):
             if name not in self.mute:
                 self.agents[name].sync(self.now)
 
-    # -- open rows -------------------------------------------------------------------------------------------------
+    # -- open rows -------------------------------------------------------------------------------------------
 
     def open_work(self) -> list[Workload]:
         return list(Workload.objects.exclude(state=WorkloadState.ENDED).order_by("pk"))
@@ -461,7 +461,7 @@ class Walk(RuleBasedStateMachine):
             for run in agent.running
         ]
 
-    # -- invariants ------------------------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------
 
     @invariant()
     def invariants_hold(self) -> None:
@@ -504,7 +504,7 @@ class Walk(RuleBasedStateMachine):
             ):
                 assert workload.position is not None
 
-    # -- end of a walk ---------------------------------------------------------------------------------------------
+    # -- end of a walk ---------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
         try:

@@ -18,7 +18,7 @@ from scheduler import services
 from scheduler.cycle import engine
 from scheduler.models import Pool, Reservation, Workload
 from tests.portal.web.work_samples import signed_in
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db

@@ -21,7 +21,7 @@ from scheduler.core.what_if.comparison import ComparisonBasis
 from scheduler.cycle import engine
 from scheduler.models import StartEstimate, Workload
 from tests.portal.web.work_samples import signed_in
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import H100, TeamOfWorld, World
 
 pytestmark = pytest.mark.django_db

@@ -12,7 +12,7 @@ from scheduler.sync import agent_api
 from tests.fakes import FakeAgent
 from tests.scheduler.test_agents_and_hosts import agents_of, start
 from tests.scheduler.test_gangs import placed
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import World
 
 SECOND, MINUTE = dt.timedelta(seconds=1), dt.timedelta(minutes=1)

@@ -25,8 +25,8 @@ from scheduler.reads import capacity, explanations
 from scheduler.runs.retry_policy import HOST_AVOIDANCE_PERIOD, MAX_AVOIDED_HOSTS
 from tests.fakes import FakeAgent
 from tests.scheduler.test_agents_and_hosts import start
-from tests.scheduler.test_failing_everywhere import fail
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
+from tests.scheduler.test_repeated_failures import fail
 from tests.telemetry.rows import workload
 from tests.world import H100, World
 
@@ -58,7 +58,7 @@ def free_hosts(world: World) -> set[str]:
     )
 
 
-# -- full disks ----------------------------------------------------------------------------------------------------------
+# -- full disks ----------------------------------------------------------------------------------------------
 
 
 def test_no_work_is_placed_on_a_host_with_a_full_disk(world: World) -> None:
@@ -127,7 +127,7 @@ def test_a_frame_with_a_changed_disk_state_takes_the_full_sync(world: World) -> 
     assert short and agent.heard_by_short_way == short
 
 
-# -- a start that failed -------------------------------------------------------------------------------------------------
+# -- a start that failed -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

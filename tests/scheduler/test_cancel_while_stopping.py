@@ -13,7 +13,7 @@ from scheduler.cycle import engine
 from scheduler.models import Host, Run, Workload
 from scheduler.sweeps import time_limits
 from tests.fakes import FakeAgent
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import World
 
 SECOND = dt.timedelta(seconds=1)

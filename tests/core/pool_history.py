@@ -70,22 +70,22 @@ def _started(queued: QueuedWorkload, units: tuple[int, ...], until: int, now: in
     )
 
 
-def story(seed: int, now: int, steps: int, planned: bool = True) -> Iterator[tuple[Snapshot, int]]:
+def pool_history(seed: int, now: int, steps: int, planned: bool = True) -> Iterator[tuple[Snapshot, int]]:
     """Yield (snapshot, time) of each step; with ``planned``, most plans are applied before the next step."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     snapshot = crowded(seed, now)
     new_ids = iter(range(10_000, 20_000))
     for _ in range(steps):
         yield snapshot, now
-        if planned and dice.random() < 0.7:
+        if planned and rng.random() < 0.7:
             snapshot = apply_plan(snapshot, plan(snapshot, now), now)
-        now += dice.choice((0, 0, 1, 30, 600, HOUR))
-        for _ in range(dice.choice((0, 1, 1, 2, 4))):
-            snapshot = _random_change(dice, snapshot, now, new_ids)
+        now += rng.choice((0, 0, 1, 30, 600, HOUR))
+        for _ in range(rng.choice((0, 1, 1, 2, 4))):
+            snapshot = _random_change(rng, snapshot, now, new_ids)
 
 
-def _random_change(dice: random.Random, snapshot: Snapshot, now: int, new_ids: Iterator[int]) -> Snapshot:
-    change = dice.choice(
+def _random_change(rng: random.Random, snapshot: Snapshot, now: int, new_ids: Iterator[int]) -> Snapshot:
+    change = rng.choice(
         (
             "ends",
             "ends",
@@ -109,7 +109,7 @@ def _random_change(dice: random.Random, snapshot: Snapshot, now: int, new_ids: I
     )
     running, queued = list(snapshot.running), list(snapshot.queued)
     if change == "ends" and running:
-        ended = running.pop(dice.randrange(len(running)))
+        ended = running.pop(rng.randrange(len(running)))
         beneficiary = ended.evicted_for_workload
         queued = [
             replace(q, earmarked_units=tuple(sorted({*q.earmarked_units, *ended.units})))
@@ -118,22 +118,22 @@ def _random_change(dice: random.Random, snapshot: Snapshot, now: int, new_ids: I
             for q in queued
         ]
     elif change == "arrives":
-        model = dice.choice(crowded(dice.randrange(500), now).queued)
+        model = rng.choice(crowded(rng.randrange(500), now).queued)
         queued.append(replace(model, id=next(new_ids), submitted=now))
     elif change == "saves" and running:
-        at = dice.randrange(len(running))
+        at = rng.randrange(len(running))
         running[at] = replace(running[at], checkpoint_at=now)
     elif change == "cancel" and queued:
-        queued.pop(dice.randrange(len(queued)))
+        queued.pop(rng.randrange(len(queued)))
     elif change == "gate" and queued:
-        at = dice.randrange(len(queued))
+        at = rng.randrange(len(queued))
         queued[at] = replace(queued[at], gate="" if queued[at].gate else "budget_closed")
     elif change == "host":
-        at = dice.randrange(len(snapshot.hosts))
+        at = rng.randrange(len(snapshot.hosts))
         changed = replace(snapshot.hosts[at], schedulable=not snapshot.hosts[at].schedulable)
         return replace(snapshot, hosts=(*snapshot.hosts[:at], changed, *snapshot.hosts[at + 1 :]))
     elif change == "unit":
-        at = dice.randrange(len(snapshot.units))
+        at = rng.randrange(len(snapshot.units))
         changed_unit = replace(snapshot.units[at], healthy=not snapshot.units[at].healthy)
         return replace(snapshot, units=(*snapshot.units[:at], changed_unit, *snapshot.units[at + 1 :]))
     elif change == "grows":
@@ -146,29 +146,29 @@ def _random_change(dice: random.Random, snapshot: Snapshot, now: int, new_ids: I
         return replace(snapshot, hosts=(*snapshot.hosts, host), units=(*snapshot.units, *units))
     elif change == "use":
         use = tuple(
-            DecayedUseInfo(u.team, u.pool, u.slot_seconds * dice.random()) for u in snapshot.decayed_use
+            DecayedUseInfo(u.team, u.pool, u.slot_seconds * rng.random()) for u in snapshot.decayed_use
         )
         return replace(snapshot, decayed_use=use)
     elif change == "quota" and snapshot.quotas:
-        at = dice.randrange(len(snapshot.quotas))
+        at = rng.randrange(len(snapshot.quotas))
         less = replace(snapshot.quotas[at], guaranteed=snapshot.quotas[at].guaranteed // 2)
         return replace(snapshot, quotas=(*snapshot.quotas[:at], less, *snapshot.quotas[at + 1 :]))
     elif change == "reserve":
         ask, start = (
-            replace(dice.choice(crowded(1, now).queued).ask, profile=""),
-            now + dice.choice((0, 60, HOUR)),
+            replace(rng.choice(crowded(1, now).queued).ask, profile=""),
+            now + rng.choice((0, 60, HOUR)),
         )
-        new = ReservationInfo(next(new_ids), dice.randint(1, 4), 1, 1, ask, start, start + 2 * HOUR)
+        new = ReservationInfo(next(new_ids), rng.randint(1, 4), 1, 1, ask, start, start + 2 * HOUR)
         return replace(snapshot, reservations=(*snapshot.reservations, new))
     elif change == "over" and snapshot.reservations:
         return replace(snapshot, reservations=snapshot.reservations[1:])
     elif change == "maintenance":
-        window = MaintenanceInfo(dice.choice(snapshot.hosts).id, now + dice.choice((-60, 600)), now + HOUR)
+        window = MaintenanceInfo(rng.choice(snapshot.hosts).id, now + rng.choice((-60, 600)), now + HOUR)
         return replace(snapshot, maintenance=() if snapshot.maintenance else (window,))
     elif change == "policy":
         pool = snapshot.pools[0]
-        changed_pool = replace(pool, policy=replace(pool.policy, spare_slots=dice.choice((0, 1680))))
+        changed_pool = replace(pool, policy=replace(pool.policy, spare_slots=rng.choice((0, 1680))))
         return replace(snapshot, pools=(changed_pool,))
     elif change == "weight":
-        return replace(snapshot, teams=tuple(replace(t, weight=dice.randint(1, 4)) for t in snapshot.teams))
+        return replace(snapshot, teams=tuple(replace(t, weight=rng.randint(1, 4)) for t in snapshot.teams))
     return replace(snapshot, running=tuple(running), queued=tuple(queued))

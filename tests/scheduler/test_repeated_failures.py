@@ -11,7 +11,7 @@ from scheduler.models import Command, Run, Workload
 from scheduler.runs import attempts
 from scheduler.state.states import RunState
 from tests.scheduler.test_agents_and_hosts import agents_of, start
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.telemetry.rows import at, hold, workload
 from tests.world import World, units_of
 

@@ -24,7 +24,7 @@ from scheduler.services.powered_off import attest_powered_off
 from scheduler.state.isolation import ISOLATION_LEVELS
 from scheduler.state.states import AdminState, LeaseState, RepairState
 from scheduler.sweeps.maintenance import sweep_maintenance
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import H100, World
 
 HOUR = dt.timedelta(hours=1)

@@ -15,7 +15,7 @@ from scheduler.state.states import RunState
 from scheduler.sync import agent_api
 from tests.fakes import FakeAgent
 from tests.scheduler.test_agents_and_hosts import agents_of, start
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.world import World
 
 SECOND = dt.timedelta(seconds=1)

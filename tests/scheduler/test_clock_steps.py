@@ -36,7 +36,7 @@ from scheduler.sweeps import reservation_windows, silent_hosts, time_limits
 from scheduler.sync import agent_api, geometry_changes, gpu_diagnostics
 from telemetry import tasks as telemetry_tasks
 from tests.fakes import CREDENTIAL, FakeAgent
-from tests.scheduler.test_life_of_a_job import job
+from tests.scheduler.test_job_lifecycle import job
 from tests.scheduler.test_reservations import confirm
 from tests.world import World
 

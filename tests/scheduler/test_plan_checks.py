@@ -73,7 +73,7 @@ def refusals(applied: ApplyResult, kind: type) -> list[str]:
     return [r.problem for r in applied.rejected if isinstance(r.item, kind)]
 
 
-# -- work that would start -------------------------------------------------------------------------------------------------
+# -- work that would start -----------------------------------------------------------------------------------
 
 
 def cut_guarantee(world: World, workload: Workload) -> None:
@@ -379,7 +379,7 @@ def test_the_evictions_for_one_workload_are_applied_together_or_not_at_all(world
     assert "is stopping already" in refusals(again, Eviction)[0]
 
 
-# -- leaders ---------------------------------------------------------------------------------------------------------------
+# -- leaders -------------------------------------------------------------------------------------------------
 
 
 def test_an_engine_that_lost_leadership_before_reading_writes_nothing(
