@@ -50,7 +50,7 @@ def start_with_hooks(make_agent: MakeAgent, tmp_path: Path, hook_output: HookOut
         for name, lines in (("prolog", prolog), ("epilog", epilog)):
             if lines:
                 path = tmp_path / name
-                path.write_text(f"#!/bin/bash\nTOLD={hook_output.path}\n{lines}\n")
+                path.write_text(f"#!/bin/bash\nHOOK_OUTPUT={hook_output.path}\n{lines}\n")
                 path.chmod(0o700)
                 options += [f"--{name}", str(path)]
         return await make_agent(*options, "--hook-seconds", str(seconds), **more)
