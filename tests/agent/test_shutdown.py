@@ -50,12 +50,14 @@ HostMonitor._watch_events = breaks
 raise SystemExit(main())
 """
 SLOW_WRITES = """
-import time
+import os, time
 from agent.gpu import health_events
 from agent.cli import main
 write = health_events.write_json
 def slowly(path, value):
-    time.sleep(1.5)
+    while not os.path.exists({gate!r}):
+        time.sleep(0.05)
+    time.sleep(1.0)
     write(path, value)
 health_events.write_json = slowly
 raise SystemExit(main())
@@ -115,7 +117,8 @@ async def test_an_agent_whose_loop_failed_ends_despite_a_hanging_thread(
 
 async def test_pending_writes_are_completed_before_the_agent_ends(edge: FakeEdge, tmp_path: Path) -> None:
     """Two hardware events are pending behind a slow disk."""
-    agent = make_agent_process(edge, tmp_path, SLOW_WRITES)
+    gate = tmp_path / "disk-answers"
+    agent = make_agent_process(edge, tmp_path, SLOW_WRITES.format(gate=str(gate)))
     try:
         await agent.start()
         for gpu in ("0", "1"):
@@ -134,6 +137,7 @@ async def test_pending_writes_are_completed_before_the_agent_ends(edge: FakeEdge
             assert await (await asyncio.create_subprocess_exec(*command, cwd=ROOT)).wait() == 0
         await edge.until(lambda: len(edge.health) >= 2)
         assert not list((agent.state / "health").glob("*.json"))
+        gate.touch()
         assert await agent.end() == 0
         assert len(list((agent.state / "health").glob("*.json"))) >= 2
     finally:
