@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Django's management commands. `./run manage ...` calls this with the environment and services of the demo."""
+"""Run Django's management commands. `./run manage ...` sets the environment of the running site."""
 
 import os
 import sys

@@ -300,7 +300,8 @@ def _plant_stray_command(options: argparse.Namespace) -> int:
 def _plant_fault_command(options: argparse.Namespace) -> int:
     plant_fault(options.state, options.gpu, "" if options.fault == "none" else options.fault)
     _print_line(
-        f"GPU {options.gpu} has {'no fault' if options.fault == 'none' else f'the fault {options.fault}'} from now on"
+        f"GPU {options.gpu} has "
+        f"{'no fault' if options.fault == 'none' else f'the fault {options.fault}'} from now on"
     )
     return 0
 

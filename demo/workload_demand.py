@@ -1,8 +1,8 @@
-"""A seeded, realistic demand for the demo's past: many short single-GPU jobs, few long gangs, a rhythm of days and weeks.
+"""Generate the demand of the demo's past: many short single-GPU jobs, few long gangs, a daily and weekly rhythm.
 
-Shape after public traces (Microsoft Philly, SenseTime Helios; see ``docs/benchmarks.md``): most jobs ask for one GPU and end
-within the hour, a few large ones use most GPU-hours, submissions peak in working hours and fall to about a third at weekends.
-Plain Python; the same seed gives the same demand.
+Its shape follows public traces (Microsoft Philly, SenseTime Helios; see ``docs/benchmarks.md``): most jobs
+request one GPU and end within an hour, a few large jobs use most GPU-hours, submissions peak in working hours
+and fall to about a third at weekends. Equal seeds give equal demand.
 """
 
 from __future__ import annotations

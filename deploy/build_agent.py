@@ -1,6 +1,6 @@
-"""Builds what a GPU host installs: the agent as one wheel without the server, the locks of what it needs, its systemd unit.
+"""Build the files that a GPU host installs: the agent's wheel, its lock files and its systemd unit.
 
-``./run build-agent [--out DIR] [--source DIR]``. Standard library only, and the same tree always gives the same bytes.
+``./run build-agent [--out DIR] [--source DIR]``. Uses the standard library only. Equal trees give equal bytes.
 """
 
 from __future__ import annotations

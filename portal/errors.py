@@ -44,8 +44,8 @@ class PlannerBudgetExceeded(ServiceError):
 
     def __init__(self, wait: int) -> None:
         super().__init__(
-            f"Your questions to the planner took very long in the last minute. It answers them again in {wait} seconds;"
-            " your work and its place in the queue are not touched by this."
+            "Your questions to the planner took very long in the last minute. It answers them again in "
+            f"{wait} seconds; your work and its place in the queue are not touched by this."
         )
         self.wait = wait
 

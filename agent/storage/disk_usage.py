@@ -19,7 +19,10 @@ KCMP_FILES = 2  # compares the tables of open files, kcmp(2)
 
 
 def count_bytes(folders: Iterable[Path]) -> int:
-    """Return the bytes that the folders take on the disk, or UNKNOWN_USAGE. Blocks: do not call it on the event loop."""
+    """Return the bytes that the folders take on the disk, or UNKNOWN_USAGE.
+
+    Blocks: do not call it on the event loop.
+    """
     count = _run_du(folders, "-k")
     return count if count >= UNKNOWN_USAGE else count << 10
 
@@ -32,8 +35,8 @@ def count_files(folders: Iterable[Path]) -> int:
 def _run_du(folders: Iterable[Path], unit: str) -> int:
     """Return the total of du.
 
-    It follows no links and stays on one file system. Files that vanish meanwhile are ignored. A folder that this agent may
-    not read gives UNKNOWN_USAGE.
+    It follows no links and stays on one file system. Files that vanish meanwhile are ignored. A folder that
+    this agent may not read gives UNKNOWN_USAGE.
     """
     try:
         done = subprocess.run(
@@ -52,7 +55,10 @@ def _run_du(folders: Iterable[Path], unit: str) -> int:
 
 
 def deleted_open_files(folder: Path, pids: Iterable[int]) -> list[os.stat_result]:
-    """Return the deleted files on the disk of ``folder`` that the processes hold open or mapped: they still take space."""
+    """Return the deleted files on the disk of ``folder`` that the processes hold open or mapped.
+
+    They still take space.
+    """
     device = os.stat(folder).st_dev
     by_inode = {
         file.st_ino: file
@@ -108,7 +114,10 @@ def _confirmed_deleted(folder: str, names: Iterable[str]) -> Iterator[os.stat_re
 
 
 def _is_deleted(path: str) -> bool:
-    """Return True if a link in /proc leads to a deleted file, also if its path is too long to read. Raises OSError."""
+    """Return True if a link in /proc leads to a deleted file, also if its path is too long to read.
+
+    Raises OSError.
+    """
     try:
         return os.readlink(path).endswith(" (deleted)")
     except OSError as error:
@@ -118,6 +127,9 @@ def _is_deleted(path: str) -> bool:
 
 
 def _share_file_table(first: int, second: int) -> bool:
-    """Return True if two threads share one table of open files; False if the kernel does not support the call."""
+    """Return True if two threads share one table of open files.
+
+    Returns False if the kernel does not support the call.
+    """
     number = KCMP_SYSCALL_NUMBERS.get(os.uname().machine)
     return number is not None and ctypes.CDLL(None).syscall(number, first, second, KCMP_FILES, 0, 0) == 0

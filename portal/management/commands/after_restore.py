@@ -1,4 +1,4 @@
-"""``manage.py after_restore``: once after the database was restored from a backup, before the services start."""
+"""Repair the rows after a restore from a backup, before the services start."""
 
 from __future__ import annotations
 
