@@ -16,7 +16,12 @@ from pathlib import Path
 from tools.console import RunError, run_quietly, say, timed_step
 from tools.paths import EXAMPLES_VENV, PYTHON, ROOT, STATE, VENV
 
-TEST_PROGRAMS = {"bubblewrap": ("bwrap",), "chromium": ("chromium", "chromium-browser", "google-chrome")}
+TEST_PROGRAMS = {
+    "bubblewrap": ("bwrap",),
+    "chromium": ("chromium", "chromium-browser", "google-chrome"),
+    "iproute2": ("ip",),
+    "nftables": ("nft",),
+}
 EXAMPLES_REQUIREMENTS = ROOT / "examples" / "requirements.txt"
 
 
