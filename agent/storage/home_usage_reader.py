@@ -26,15 +26,19 @@ async def read_home_usage(
 
     None: nothing new is known.
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "agent.storage.home_usage",
-        str(folder),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "agent.storage.home_usage",
+            str(folder),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:  # no process can be started at present
+        log.warning("homes are not measured: %s", error)
+        return None, home_usage.MIN_PAUSE_SECONDS
     try:
         async with asyncio.timeout(deadline):
             result, errors = await process.communicate()

@@ -299,7 +299,7 @@ def many_processes(context: FaultContext) -> float:
 def _killed_at_grace(context: FaultContext, extra: str) -> float:
     from scheduler.models import Run
 
-    workload, first, _ = start_heartbeat_job(context, also=extra)
+    workload, first, _ = start_heartbeat_job(context, extra=extra)
     time.sleep(1)
     requested_at = time.time()
     cancel(context, workload)

@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agent.host import offered_environment
 from agent.protocol import FRAMES_UP, HomeSeen, Observed, decode
 from agent.storage import home_usage, home_usage_reader
@@ -220,6 +222,16 @@ async def test_measuring_that_exceeds_its_deadline_returns_no_result(tmp_path: P
     found, pause = await home_usage_reader.read_home_usage(tmp_path, deadline=0.001)
     assert (found, pause) == (None, home_usage.MAX_PAUSE_SECONDS)
     assert time.monotonic() - began < 5
+
+
+async def test_homes_are_unknown_while_no_process_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail_to_start(*command: str, **pipes: int) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fail_to_start)
+    assert await home_usage_reader.read_home_usage(tmp_path) == (None, home_usage.MIN_PAUSE_SECONDS)
 
 
 async def test_an_unreadable_homes_folder_is_unknown_and_not_empty(tmp_path: Path) -> None:

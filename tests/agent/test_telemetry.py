@@ -251,7 +251,7 @@ async def test_a_joined_agent_reports_a_wrong_address_once_and_retries(
     lines = await start_with_log(agent, tmp_path / "log", joined=False)
     await lines.until("is not a gpupool edge: it answered 404 to /agent/v1/sync", 1)
     await asyncio.sleep(3.0)
-    assert lines.with_words("is not a gpupool edge") == 1
+    assert lines.count_lines("is not a gpupool edge") == 1
     assert agent.process is not None and agent.process.returncode is None
 
 
@@ -268,7 +268,7 @@ class LogFile:
     async def until(self, text: str, count: int) -> None:
         """Wait until `count` lines contain the text."""
         ends = time.monotonic() + 40
-        while self.with_words(text) < count:
+        while self.count_lines(text) < count:
             assert time.monotonic() < ends, self.path.read_text()
             await asyncio.sleep(0.05)
 
@@ -295,15 +295,15 @@ async def test_the_log_reports_start_connection_and_loss_once(
     lines = await start_with_log(agent, tmp_path / "log")
     await lines.until(f"INFO connected to {edge.url}", 1)
     up = "INFO up as h1: 2 x H100-80GB (simulated); launcher: plain; runs taken over: 1"
-    assert lines.with_words(up) == 1
+    assert lines.count_lines(up) == 1
     port = int(edge.url.rsplit(":", 1)[1])
     await edge.stop()
     await asyncio.sleep(4.0)  # long enough for several attempts
-    assert lines.with_words("the connection to the edge is lost") == 1
-    assert lines.with_words("agent.server.connection") == 2, lines.path.read_text()
+    assert lines.count_lines("the connection to the edge is lost") == 1
+    assert lines.count_lines("agent.server.connection") == 2, lines.path.read_text()
     await edge.start(port)
     await lines.until(f"INFO connected to {edge.url}", 2)
-    assert lines.with_words("the connection to the edge is lost") == 1
+    assert lines.count_lines("the connection to the edge is lost") == 1
 
 
 async def test_an_unreachable_edge_is_logged_once_while_joining(edge: FakeEdge, tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ async def test_an_unreachable_edge_is_logged_once_while_joining(edge: FakeEdge, 
         lines = await start_with_log(agent, tmp_path / "log", joined=False)
         await lines.until(f"the edge {edge.url} is away", 1)
         await asyncio.sleep(2.0)
-        assert lines.with_words("is away") == 1
+        assert lines.count_lines("is away") == 1
         await edge.start(port)
         await lines.until(f"connected to {edge.url}", 1)
     finally:
