@@ -73,7 +73,7 @@ def test_a_gpu_is_drained_split_and_made_whole_again_after_a_failed_try(operator
         "work holds all of h1",
     )
     page = operator.go("/hosts/h1/gpus/1/geometry/?geometry=7x1g.10gb")
-    expect(page.get_by_role("row", name="mri-pretrain")).to_contain_text("gets its notice")
+    expect(page.get_by_role("row", name="mri-pretrain")).to_contain_text("gets a notice")
     change_geometry(operator, 1, "1x3g.40gb+4x1g.10gb")
     assert wait_until_ended(operator, 1, "done")["geometry"] == "1x3g.40gb+4x1g.10gb"
     assert state_of(operator.page, operator.demo, "mri-pretrain")["checkpoint_at"] is not None, (
