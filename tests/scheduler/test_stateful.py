@@ -50,7 +50,7 @@ SECOND = dt.timedelta(seconds=1)
 HOUR = dt.timedelta(hours=1)
 IN_THE_SUITE = "GPUPOOL_WALKS" not in os.environ
 SHORT_WALKS = (2, 20)  # (walks, steps of each walk)
-LONG_WALKS = (8, 40) if IN_THE_SUITE else (int(os.environ["GPUPOOL_WALKS"]), 50)
+LONG_WALKS = (4, 20) if IN_THE_SUITE else (int(os.environ["GPUPOOL_WALKS"]), 50)
 MOST_SILENT = 1  # with more silent hosts, the rule of mass silence would apply
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(300 if IN_THE_SUITE else 0)]
