@@ -14,7 +14,8 @@ STEPS, STEP_SECONDS = {steps}, 3
 folder = pathlib.Path(os.environ["GPUPOOL_CHECKPOINT_DIR"])
 checkpoint = folder / "progress.json"
 step = json.loads(checkpoint.read_text())["step"] if checkpoint.exists() else 0
-print(f"{{'resuming at' if step else 'starting at'}} step {{step}} on {{os.environ['CUDA_VISIBLE_DEVICES']}}", flush=True)
+verb, devices = "resuming" if step else "starting", os.environ["CUDA_VISIBLE_DEVICES"]
+print(f"{{verb}} at step {{step}} on {{devices}}", flush=True)
 asked = []
 signal.signal(signal.SIGUSR1, lambda *_: asked.append(True))
 

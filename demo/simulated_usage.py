@@ -33,9 +33,10 @@ MINUTE_ROLLUP_SPAN = timedelta(hours=3)
 SAMPLE_COVERAGE = 0.992
 IDLE_POWER_W, BUSY_POWER_W = 90.0, 560.0
 COPY_ROLLUPS_SQL = (
-    "COPY telemetry_rollup (resolution, bucket, unit_id, allocation_id, held_seconds, covered_seconds, samples,"
-    " utilisation_seconds, utilisation_max, busy_seconds, inefficient_seconds, idle_seconds, empty_seconds,"
-    " sm_active_seconds, tensor_active_seconds, memory_used_max_mib, energy_mj, simulated) FROM STDIN (FORMAT BINARY)"
+    "COPY telemetry_rollup (resolution, bucket, unit_id, allocation_id, held_seconds, covered_seconds,"
+    " samples, utilisation_seconds, utilisation_max, busy_seconds, inefficient_seconds, idle_seconds,"
+    " empty_seconds, sm_active_seconds, tensor_active_seconds, memory_used_max_mib, energy_mj, simulated)"
+    " FROM STDIN (FORMAT BINARY)"
 )
 ROLLUP_COLUMN_TYPES = (
     "int4",
@@ -51,10 +52,12 @@ ROLLUP_COLUMN_TYPES = (
     "bool",
 )
 DAY_ROLLUPS_SQL = """
-INSERT INTO telemetry_rollup (resolution, bucket, unit_id, allocation_id, held_seconds, covered_seconds, samples,
+INSERT INTO telemetry_rollup (resolution, bucket, unit_id, allocation_id, held_seconds, covered_seconds,
+    samples,
     utilisation_seconds, utilisation_max, busy_seconds, inefficient_seconds, idle_seconds, empty_seconds,
     sm_active_seconds, tensor_active_seconds, memory_used_max_mib, energy_mj, simulated)
-SELECT 86400, date_trunc('day', bucket, 'UTC'), unit_id, allocation_id, sum(held_seconds), sum(covered_seconds),
+SELECT 86400, date_trunc('day', bucket, 'UTC'), unit_id, allocation_id, sum(held_seconds),
+    sum(covered_seconds),
     sum(samples), sum(utilisation_seconds), max(utilisation_max), sum(busy_seconds), sum(inefficient_seconds),
     sum(idle_seconds), sum(empty_seconds), sum(sm_active_seconds), sum(tensor_active_seconds),
     max(memory_used_max_mib), sum(energy_mj), true

@@ -1,4 +1,4 @@
-"""Generate the demand of the demo's past: many short single-GPU jobs, few long gangs, a daily and weekly rhythm.
+"""Generate the demand of the demo's past: many short single-GPU jobs, few long gangs, daily and weekly peaks.
 
 Its shape follows public traces (Microsoft Philly, SenseTime Helios; see ``docs/benchmarks.md``): most jobs
 request one GPU and end within an hour, a few large jobs use most GPU-hours, submissions peak in working hours

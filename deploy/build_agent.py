@@ -1,6 +1,6 @@
 """Build the files that a GPU host installs: the agent's wheel, its lock files and its systemd unit.
 
-``./run build-agent [--out DIR] [--source DIR]``. Uses the standard library only. Equal trees give equal bytes.
+``./run build-agent [--out DIR] [--source DIR]``. Needs only the standard library. Is reproducible.
 """
 
 from __future__ import annotations

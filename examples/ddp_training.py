@@ -1,7 +1,8 @@
-"""PyTorch DDP over several hosts. One process per host as it stands here; with more GPUs on each: torchrun ddp_training.py
+"""Train with PyTorch DDP over several hosts, with one process per host.
 
-Who the others are is in the environment (docs/gangs.md). A notice comes to each host by itself and not at the same step, so the
-processes agree each step whether one has it; then the first saves, and all say so.
+With several GPUs per host start it by ``torchrun ddp_training.py``. The environment names the other processes
+(docs/gangs.md). Hosts receive the notice at different steps. So in each step the processes agree whether one
+of them has it; then the first process saves, and all report the checkpoint.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""The same for Lightning: a callback that saves when the notice comes, and a fit that goes on from there.
+"""Train with Lightning: a callback saves when the notice comes, and the next attempt resumes from there.
 
 Needs lightning 2. STEPS is how long it trains, PAUSE how many seconds a step takes longer.
 """
@@ -19,7 +19,10 @@ checkpoint = gpupool.checkpoint_dir() / "lightning.ckpt"
 
 
 class LeaveOnNotice(lightning.Callback):
-    """After the step in which the notice is seen: save, say so, leave. On several hosts all of them leave after the same step."""
+    """Save, report the checkpoint and exit after the step that sees the notice.
+
+    All processes of a job on several hosts exit after the same step.
+    """
 
     def on_train_batch_end(
         self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int

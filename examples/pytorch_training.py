@@ -1,7 +1,8 @@
 """A PyTorch training loop that may be preempted after any step and ends with the same weights, bit for bit.
 
-Everything that a step depends on is in the checkpoint: weights, optimiser, learning rate, and the state of the random numbers
-that choose the batches and drop activations. STEPS is how long it trains, PAUSE how many seconds a step takes longer.
+The checkpoint holds everything that a step depends on: weights, optimiser, learning rate, and the state of
+the random numbers that choose the batches and drop activations. STEPS is how long it trains, PAUSE how many
+seconds a step takes longer.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ checkpoint = gpupool.checkpoint_dir() / "training.pt"
 
 
 def random_state() -> dict[str, torch.Tensor]:
-    """The generators that a step draws from."""
+    """Return the state of the generators that a step draws from."""
     return {
         "cpu": torch.get_rng_state(),
         **({"cuda": torch.cuda.get_rng_state()} if device.type == "cuda" else {}),
@@ -35,7 +36,7 @@ def random_state() -> dict[str, torch.Tensor]:
 
 
 def save(step: int) -> None:
-    """Write all of it beside the last checkpoint, then put it in its place: a kill at any moment leaves one that is whole."""
+    """Write a new file, then replace the last checkpoint. A kill at any time leaves a complete one."""
     part = checkpoint.with_suffix(".part")
     parts = {"model": model, "optimiser": optimiser, "schedule": schedule}
     torch.save(
@@ -45,7 +46,7 @@ def save(step: int) -> None:
 
 
 def load() -> int:
-    """The number of steps that are done."""
+    """Restore the last checkpoint; return the number of completed steps."""
     if not checkpoint.exists():
         return 0
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)

@@ -1,4 +1,4 @@
-"""The same for the Trainer of Hugging Face transformers: a callback that asks it to save and stop when the notice comes.
+"""Train with the Trainer of Hugging Face transformers: a callback saves and stops it when the notice comes.
 
 Needs transformers 5 and accelerate. STEPS is how long it trains, PAUSE how many seconds a step takes longer.
 """
@@ -19,7 +19,7 @@ folder = gpupool.checkpoint_dir() / "trainer"
 
 
 class LeaveOnNotice(TrainerCallback):
-    """The trainer itself saves after the step and stops; then it is said that the checkpoint is written."""
+    """Ask the trainer to save and stop after the step; report the checkpoint once it is written."""
 
     leaves = False
 

@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests. The database and Valkey are real; `./run test` or `./run services` starts them."""
+"""Fixtures of all tests. The database and Valkey are real; `./run test` or `./run services` starts them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_django.plugin import DjangoDbBlocker
 
 NOW = dt.datetime(2026, 3, 18, 10, 0, tzinfo=dt.UTC)  # a Wednesday morning, with no change of clocks near
 
-# A slow moment of the machine is no failure of the product: properties are judged by what holds, not by the clock.
+# A slow machine is no failure of the product: properties are judged by their assertions, not by the clock.
 hypothesis.settings.register_profile(
     "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
 )
@@ -78,7 +78,7 @@ def tables_are_emptied_after_tests_that_commit() -> Iterator[None]:
 def django_db_setup(
     django_test_environment: None, django_db_blocker: DjangoDbBlocker, django_db_modify_db_settings: None
 ) -> Iterator[None]:
-    """Create the database as the owner, then test as the program's role, so that a missing right fails a test."""
+    """Create the database as its owner, then test as the program's role: a missing right fails a test."""
     from django.db import connection
 
     from tests import database

@@ -1,7 +1,7 @@
 """The test database: a copy of a migrated template, emptied after each test that commits.
 
-The template is named after a digest of the migrations. So one process migrates, the others copy, and a server that is kept
-between runs is migrated only when a migration changed.
+The template is named after a digest of the migrations. So one process migrates, the others copy, and a server
+that is kept between runs is migrated only when a migration changed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ BEGIN
         EXECUTE 'TRUNCATE ' || array_to_string(filled, ', ') || ' CASCADE';
     END IF;
     FOR candidate IN SELECT format('%I', name) FROM test_support.kept ORDER BY position LOOP
-        EXECUTE 'INSERT INTO public.' || candidate || ' OVERRIDING SYSTEM VALUE SELECT * FROM test_support.' || candidate;
+        EXECUTE 'INSERT INTO public.' || candidate
+            || ' OVERRIDING SYSTEM VALUE SELECT * FROM test_support.' || candidate;
     END LOOP;
 END $$;
 """

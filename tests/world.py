@@ -1,10 +1,12 @@
 """The organisation that tests share: three teams, two pools, four hosts, quotas and the people around them.
 
-``build_world`` writes the rows with bulk inserts and returns a ``World`` that names them. Nothing runs and nothing is queued.
+``build_world`` writes the rows with bulk inserts and returns a ``World`` that names them. Nothing runs and
+nothing is queued.
 
 - teams: vision, language, robotics; each with a project, a lead and two members
 - other people: operator, finance, auditor, and a stranger without a team
-- pool ``shared`` (dynamic): hosts alpha and beta (8 x H100-80GB each), gamma (6 x A100-40GB whole, 2 cut into MIG slices)
+- pool ``shared`` (dynamic): hosts alpha and beta (8 x H100-80GB each), gamma (6 x A100-40GB whole, 2 cut into
+  MIG slices)
 - pool ``vision-only`` (static, owned by vision): host delta (4 x A100-40GB)
 - quotas in ``shared``: H100 8 / 4 / 2 GPUs and A100 2 / 2 / 2 GPUs guaranteed, borrowing without limit
 """
@@ -87,8 +89,8 @@ class World:
 class SharedWorld:
     """Keeps one world in an open transaction, so that consecutive tests share it.
 
-    Each of these tests runs inside a savepoint that is rolled back after it. ``tests/conftest.py`` closes the transaction
-    before a test that needs the database without the world.
+    Each of these tests runs inside a savepoint that is rolled back after it. ``tests/conftest.py`` closes the
+    transaction before a test that needs the database without the world.
     """
 
     def __init__(self) -> None:
@@ -203,7 +205,7 @@ def make_user(username: str, **flags: bool) -> User:
 
 
 def make_teams(names: Sequence[tuple[str, str, int, int]], now: dt.datetime) -> list[TeamOfWorld]:
-    """Create teams from (slug, tag, ...), each with a project, a lead and two members: vision-lead, vision-1, vision-2."""
+    """Create teams from (slug, tag, ...), each with a project, a lead and two members, as vision-1."""
     teams = Team.objects.bulk_create(
         Team(slug=slug, name=slug.title(), tag=tag, colour=colour, created_at=now)
         for colour, (slug, tag, *_) in enumerate(names, start=1)
@@ -243,7 +245,7 @@ def make_team(slug: str, tag: str, colour: int, now: dt.datetime) -> TeamOfWorld
 def quota_row(
     team: Team, pool: Pool, model: str, gpus: int, now: dt.datetime, borrow_gpus: int | None = None
 ) -> Quota:
-    """Return an unsaved guarantee of ``gpus`` whole GPUs of ``model``. ``borrow_gpus`` None means no limit above it."""
+    """Return an unsaved guarantee of ``gpus`` whole GPUs. ``borrow_gpus`` None means no limit above it."""
     limit = None if borrow_gpus is None else borrow_gpus * SLOTS_PER_GPU
     return Quota(
         team=team,
@@ -272,7 +274,7 @@ def make_host(
     cut: Sequence[int] = (),
     cpu_milli: int = 64_000,
 ) -> Host:
-    """Create a live simulated host with one GPU per entry of ``models``; GPUs with an index in ``cut`` have slices."""
+    """Create a live simulated host with one GPU per entry of ``models``; GPUs in ``cut`` have slices."""
     host = Host.objects.create(
         pool=pool,
         name=name,
@@ -303,7 +305,7 @@ def make_host(
 
 
 def make_gpus(host: Host, gpus: Sequence[tuple[int, str, int]], now: dt.datetime) -> list[Gpu]:
-    """Create GPUs, given as (index, model, slices), and their units: one whole unit, or ``slices`` MIG slices of equal size."""
+    """Create GPUs, given as (index, model, slices), and their units: one whole or ``slices`` equal ones."""
     made = Gpu.objects.bulk_create(
         Gpu(
             host=host,

@@ -135,8 +135,8 @@ def end_remaining_descendants(
 ) -> None:
     """End the processes below this one.
 
-    The children get SIGTERM, so that they can stop their own children in order. Orphans become children of this
-    process and get SIGTERM in their turn. Processes that remain after `terminate_seconds` get SIGKILL.
+    The children get SIGTERM, so that they can stop their own children in order. Orphans become children of
+    this process and get SIGTERM in their turn. Processes that remain after `terminate_seconds` get SIGKILL.
     """
     told: set[int] = set()
     deadline = time.monotonic() + terminate_seconds

@@ -28,8 +28,8 @@ def throw_away_stores(
 ) -> Iterator[dict[str, str]]:
     """Yield the environment of stores that live as long as the block.
 
-    If DATABASE_URL and REDIS_URL name the caller's own servers, these are used and nothing is started. Without
-    names nothing is started either; programs that only read their settings need no store.
+    If DATABASE_URL and REDIS_URL name the caller's own servers, these are used and nothing is started.
+    Without names nothing is started either; programs that only read their settings need no store.
     """
     remove_abandoned()
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))

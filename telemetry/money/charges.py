@@ -123,7 +123,8 @@ def _claim_spans(stretches: Sequence[tuple[int, datetime, datetime]]) -> list[in
     with connection.cursor() as cursor:
         cursor.execute(
             'UPDATE telemetry_chargeduntil c SET "until" = v.new_until'
-            " FROM unnest(%s::bigint[], %s::timestamptz[], %s::timestamptz[]) AS v (gpu_id, old_until, new_until)"
+            " FROM unnest(%s::bigint[], %s::timestamptz[], %s::timestamptz[])"
+            " AS v (gpu_id, old_until, new_until)"
             ' WHERE c.gpu_id = v.gpu_id AND c."until" = v.old_until RETURNING c.gpu_id',
             [list(column) for column in zip(*stretches, strict=True)],
         )

@@ -238,7 +238,8 @@ async def test_unassigned_devices_are_closed_even_outside_a_sandbox(
 ) -> None:
     await make_agent(launcher="plain")
     wanted = job(
-        "head -c1 /dev/kmsg >/dev/null && echo got-in; head -c1 /dev/urandom >/dev/null && echo harmless; echo end"
+        "head -c1 /dev/kmsg >/dev/null && echo got-in; head -c1 /dev/urandom >/dev/null && echo harmless;"
+        " echo end"
     )
     await edge.want(wanted)
     await edge.until_state(wanted.run, "ended")

@@ -108,7 +108,10 @@ async def test_a_log_marks_where_output_was_lost_to_a_full_disk(
     edge: FakeEdge, agent: AgentProcess, disk: Path, tmp_path: Path
 ) -> None:
     progress, log = tmp_path / "rounds", agent.state / "runs" / "run-1" / "log"
-    loud = f"echo begun; while :; do head -c 9000 /dev/zero | tr '\\0' x; echo; echo >> {progress}; sleep 0.05; done"
+    loud = (
+        f"echo begun; while :; do head -c 9000 /dev/zero | tr '\\0' x; echo; echo >> {progress}; sleep 0.05;"
+        " done"
+    )
     run = await start_running(edge, loud)
     edge.commits = False  # a stored batch of samples could free space when it is deleted
 
@@ -199,9 +202,9 @@ def fill_in_own_file_table():
     fill()
     time.sleep(300)
 """
-MAPPED = (
-    HIDDEN_FILE
-    + "fill(); libc.mmap(None, ctypes.c_size_t(4096), 1, 1, file, ctypes.c_long(0)); os.close(file); time.sleep(300)"
+MAPPED = HIDDEN_FILE + (
+    "fill(); libc.mmap(None, ctypes.c_size_t(4096), 1, 1, file, ctypes.c_long(0)); os.close(file);"
+    " time.sleep(300)"
 )
 THREAD = HIDDEN_FILE + "threading.Thread(target=fill_in_own_file_table).start(); time.sleep(300)"
 FIRST_ENDED = HIDDEN_FILE + "threading.Thread(target=fill_in_own_file_table).start(); libc.pthread_exit(None)"
@@ -209,15 +212,23 @@ FIRST_ENDED = HIDDEN_FILE + "threading.Thread(target=fill_in_own_file_table).sta
 FILLERS = {
     "a file that is only mapped": f"exec {sys.executable} -c {shlex.quote(MAPPED)}",
     "a thread with files of its own": f"exec {sys.executable} -c {shlex.quote(THREAD)}",
-    "a file of a process whose first thread has ended": f"{sys.executable} -c {shlex.quote(FIRST_ENDED)}; sleep 300",
+    "a file of a process whose first thread has ended": (
+        f"{sys.executable} -c {shlex.quote(FIRST_ENDED)}; sleep 300"
+    ),
     "a file": "dd if=/dev/zero of=$TMPDIR/fill bs=4k; sleep 300",
-    "a file, and ignores TERM": "trap '' TERM; dd if=/dev/zero of=$TMPDIR/fill bs=4k; while :; do sleep 1; done",
+    "a file, and ignores TERM": (
+        "trap '' TERM; dd if=/dev/zero of=$TMPDIR/fill bs=4k; while :; do sleep 1; done"
+    ),
     "a file without a name": "exec 9>$TMPDIR/fill; rm $TMPDIR/fill; dd if=/dev/zero bs=4k >&9; sleep 300",
     "a file in the folder of its socket": "dd if=/dev/zero of=$(dirname $GPUPOOL_DOOR)/fill bs=4k; sleep 300",
-    "a file without a name whose path is too long for /proc": f"for i in $(seq 25); do mkdir {'d' * 200}; cd {'d' * 200}; done; "
-    "exec 9>fill; rm fill; dd if=/dev/zero bs=4k >&9; sleep 300",
-    "a deeply nested file": "for i in $(seq 300); do mkdir d; cd d; done; cd $TMPDIR; for i in $(seq 300); do mkdir e; cd e; done; "
-    "dd if=/dev/zero of=fill bs=4k; sleep 300",
+    "a file without a name whose path is too long for /proc": (
+        f"for i in $(seq 25); do mkdir {'d' * 200}; cd {'d' * 200}; done;"
+        " exec 9>fill; rm fill; dd if=/dev/zero bs=4k >&9; sleep 300"
+    ),
+    "a deeply nested file": (
+        "for i in $(seq 300); do mkdir d; cd d; done; cd $TMPDIR;"
+        " for i in $(seq 300); do mkdir e; cd e; done; dd if=/dev/zero of=fill bs=4k; sleep 300"
+    ),
 }
 
 
@@ -387,7 +398,10 @@ async def test_a_run_that_fills_the_disk_without_an_agent_is_found_by_the_next_a
     await agent.start()  # the snapshot now contains the bytes of the idle run
     await edge.until(lambda: last_snapshot(agent).get(idle, 0) >= 8 << 20)
     now = disk / "now"
-    late = f"echo begun; until [ -e {now} ]; do sleep 0.1; done; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=7; sleep 300"
+    late = (
+        f"echo begun; until [ -e {now} ]; do sleep 0.1; done; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=7;"
+        " sleep 300"
+    )
     run = await start_running(edge, late, generation=3)
     await agent.kill()
     now.write_bytes(bytes(2 << 20))
@@ -408,7 +422,10 @@ async def test_a_restarted_agent_stops_no_second_run_while_the_first_is_stopping
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
     other = await start_running(edge, fill_command(6), generation=2)
-    stubborn = "trap '' TERM; echo begun; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=12; while :; do sleep 0.1; done"
+    stubborn = (
+        "trap '' TERM; echo begun; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=12; while :; do sleep 0.1;"
+        " done"
+    )
     run = await start_running(edge, stubborn, generation=3)
     await edge.until_state(run, "stopping")
     await agent.kill()

@@ -307,7 +307,8 @@ async def test_a_shim_killed_during_the_epilog_keeps_outcome_and_deadline(
 async def test_a_prolog_of_a_killed_shim_is_ended_before_the_epilog(
     edge: FakeEdge, start_with_hooks: StartWithHooks, hook_output: HookOutput
 ) -> None:
-    still_there = "readlink /proc/$(head -1 $HOOK_OUTPUT)/exe >> $HOOK_OUTPUT; "  # prints nothing for a dead process, reaped or not
+    # readlink prints nothing for a dead process, reaped or not.
+    still_there = "readlink /proc/$(head -1 $HOOK_OUTPUT)/exe >> $HOOK_OUTPUT; "
     agent = await start_with_hooks(
         prolog="echo $$ >> $HOOK_OUTPUT; sleep 300", epilog=still_there + WRITE_OUTCOME
     )

@@ -267,7 +267,10 @@ def test_the_sandbox_works_with_the_capabilities_of_the_unit() -> None:
     dropped = unit.partition("CapabilityBoundingSet=~")[2].splitlines()[0].lower().split()
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is not here")
-    sandbox = "bwrap --unshare-user --uid 1000 --gid 1000 --unshare-net --unshare-pid --ro-bind / / --proc /proc --dev /dev true"
+    sandbox = (
+        "bwrap --unshare-user --uid 1000 --gid 1000 --unshare-net --unshare-pid --ro-bind / / --proc /proc"
+        " --dev /dev true"
+    )
     names = ",".join(f"-{name.removeprefix('cap_')}" for name in dropped)
     done = subprocess.run(
         ["setpriv", "--bounding-set", names, *sandbox.split()], capture_output=True, check=False

@@ -92,7 +92,10 @@ async def test_a_workload_has_no_capabilities_and_cannot_gain_any(
 ) -> None:
     found = await output(
         edge,
-        "grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status; unshare --user true; unshare --mount true; mount -t tmpfs x /mnt",
+        (
+            "grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status; unshare --user true; unshare --mount true;"
+            " mount -t tmpfs x /mnt"
+        ),
     )
     lines = dict(line.split(":\t") for line in found.splitlines() if ":\t" in line)
     assert int(lines["CapEff"], 16) == 0
@@ -138,7 +141,8 @@ python3 -S /tmp/listen.py
 CONNECT = """
 cat > /tmp/connect.py <<'END'
 import socket
-for family, address in ((socket.AF_INET, ("127.0.0.1", {port})), (socket.AF_UNIX, "\\0gpupool-isolation-test")):
+tcp, abstract = ("127.0.0.1", {port}), "\\0gpupool-isolation-test"
+for family, address in ((socket.AF_INET, tcp), (socket.AF_UNIX, abstract)):
     try:
         socket.socket(family).connect(address)
         print("reached", address)
@@ -227,7 +231,10 @@ async def test_the_agent_follows_no_links_in_the_workloads_folders(
     before = target.read_text()
     await output(
         edge,
-        f"ln -s {target} /run/gpupool/out/load; ln -s {target} $GPUPOOL_CHECKPOINT_DIR/.done; rm -rf ~/.x; ln -s / ~/.x; sleep 1",
+        (
+            f"ln -s {target} /run/gpupool/out/load; ln -s {target} $GPUPOOL_CHECKPOINT_DIR/.done;"
+            " rm -rf ~/.x; ln -s / ~/.x; sleep 1"
+        ),
         workload="same",
         units=[agent.units[0]],
     )
@@ -269,7 +276,8 @@ async def test_sandboxed_jobs_receive_notices_and_are_stopped_with_term_first(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     command = (
-        "trap 'echo notice; cat $GPUPOOL_NOTICE; gpupool checkpoint done' USR1; trap 'echo term; exit 0' TERM;"
+        "trap 'echo notice; cat $GPUPOOL_NOTICE; gpupool checkpoint done' USR1; trap 'echo term;"
+        " exit 0' TERM;"
         " echo begun; while :; do sleep 0.1; done"
     )
     await edge.want(job(command))

@@ -53,7 +53,8 @@ async def test_only_harmless_devices_open_and_no_device_can_be_created(
     }
     tries = "\n".join(
         f"head -c1 /dev/{name} >/dev/null 2>&1 && echo open {name}\n"
-        f"for d in /tmp ~ /dev /dev/shm /run/gpupool/out; do mknod $d/{name} {kind} 2>/dev/null && echo made $d/{name}; done"
+        "for d in /tmp ~ /dev /dev/shm /run/gpupool/out;"
+        f" do mknod $d/{name} {kind} 2>/dev/null && echo made $d/{name}; done"
         for name, kind in kinds.items()
     )
     assert await output(edge, f"{tries}; touch /dev/x 2>/dev/null && echo wrote /dev", **user_fields) == ""
@@ -90,7 +91,8 @@ async def test_privileged_system_calls_fail(
 ) -> None:
     program = (
         "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\\n"
-        "for name, call in dict(module=lambda: libc.syscall(175, b'x', 1, b''), reboot=lambda: libc.reboot(0x89abcdef),"
+        "for name, call in dict(module=lambda: libc.syscall(175, b'x', 1, b''), reboot=lambda:"
+        " libc.reboot(0x89abcdef),"
         " chroot=lambda: libc.chroot(b'/tmp'), swapon=lambda: libc.swapon(b'/tmp/x', 0),"
         " pivot=lambda: libc.syscall(155, b'/tmp', b'/tmp'),"
         " bpf=lambda: libc.syscall(321, 0, ctypes.create_string_buffer(128), 128),"
@@ -100,7 +102,10 @@ async def test_privileged_system_calls_fail(
     )
     found = await output(
         edge,
-        f'printf "{program}" > /tmp/p.py; python3 -S /tmp/p.py; date -s 1999-01-01 >/dev/null 2>&1 && echo worked clock',
+        (
+            f'printf "{program}" > /tmp/p.py; python3 -S /tmp/p.py;'
+            " date -s 1999-01-01 >/dev/null 2>&1 && echo worked clock"
+        ),
         **user_fields,
     )
     assert "worked" not in found
@@ -123,9 +128,18 @@ async def test_no_namespace_is_created_or_joined_and_nothing_is_mounted(
             "--cgroup",
         )
     )
-    tries += "\nfor n in mnt pid net user ipc; do nsenter --$n=/proc/1/ns/$n true 2>/dev/null && echo joined $n; done"
-    tries += "\nmount -t proc proc /tmp 2>/dev/null && echo mounted; mount --bind /etc /tmp 2>/dev/null && echo bound"
-    tries += "\nmount -o remount,rw / 2>/dev/null && echo remounted; umount /etc/passwd 2>/dev/null && echo unmounted"
+    tries += (
+        "\nfor n in mnt pid net user ipc; do nsenter --$n=/proc/1/ns/$n true 2>/dev/null && echo joined $n;"
+        " done"
+    )
+    tries += (
+        "\nmount -t proc proc /tmp 2>/dev/null && echo mounted;"
+        " mount --bind /etc /tmp 2>/dev/null && echo bound"
+    )
+    tries += (
+        "\nmount -o remount,rw / 2>/dev/null && echo remounted;"
+        " umount /etc/passwd 2>/dev/null && echo unmounted"
+    )
     assert await output(edge, tries, **user_fields) == ""
 
 
@@ -277,7 +291,8 @@ async def test_in_the_hosts_network_only_own_abstract_sockets_are_reachable(
     reach = f"import socket; socket.socket(socket.AF_UNIX).connect('\\0{name}')"
     offer = (
         f"import os, socket; s = socket.socket(socket.AF_UNIX); s.bind('\\0{name}-own'); s.listen(); "
-        f"p = os.fork(); p or socket.socket(socket.AF_UNIX).connect('\\0{name}-own'); p and os.wait(); p and print('reached own')"
+        f"p = os.fork(); p or socket.socket(socket.AF_UNIX).connect('\\0{name}-own'); p and os.wait();"
+        " p and print('reached own')"
     )
     with abstract_socket(name):
         found = await output(
@@ -331,7 +346,8 @@ def called(result):
     return "made" if result >= 0 else errno.errorcode[ctypes.get_errno()]
 print(*(family(number) for number in (1, 2, 10, 16)))
 print(*(family(number) for number in (17, 38, 40, 42)))  # packet, kernel ciphers, vsock, modem
-print(called(libc.socketpair(40, 1, 0, (ctypes.c_int * 2)())), called(libc.syscall(425, 1, ctypes.create_string_buffer(200))))
+pair, ring = (ctypes.c_int * 2)(), ctypes.create_string_buffer(200)
+print(called(libc.socketpair(40, 1, 0, pair)), called(libc.syscall(425, 1, ring)))
 END
 python3 -S $TMPDIR/sockets.py
 """
@@ -366,11 +382,12 @@ cat > $TMPDIR/old.py <<'END'
 import ctypes, errno, struct
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
 place = libc.mmap(None, 4096, 7, 0x22 | 0x40, -1, 0)  # private, of no file, below 4 GiB
 def old(number, first, second, third):
     code = bytes([0x53, 0xB8]) + struct.pack("<I", number) + bytes([0xBB]) + struct.pack("<I", first)
-    code += bytes([0xB9]) + struct.pack("<I", second) + bytes([0xBA]) + struct.pack("<I", third) + bytes([0xCD, 0x80, 0x5B, 0xC3])
+    code += bytes([0xB9]) + struct.pack("<I", second) + bytes([0xBA]) + struct.pack("<I", third)
+    code += bytes([0xCD, 0x80, 0x5B, 0xC3])
     ctypes.memmove(place, code, len(code))
     got = ctypes.CFUNCTYPE(ctypes.c_int)(place)()
     return "made" if got >= 0 else errno.errorcode[-got]
@@ -518,7 +535,8 @@ async def test_a_workload_cannot_read_kernel_keyrings_of_the_host(
     """Keyrings belong to users and sessions, not to namespaces."""
     read = (
         "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\\n"
-        "for ring in (-1, -2, -3, -4, -5): print(libc.syscall(250, 10, ring, b'user', b'gpupool-escape', 0))\\n"
+        "for ring in (-1, -2, -3, -4, -5): print(libc.syscall(250, 10, ring, b'user', b'gpupool-escape',"
+        " 0))\\n"
     )
     libc = __import__("ctypes").CDLL(None)
     # adds a key to the user keyring of this user

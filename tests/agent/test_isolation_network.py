@@ -438,7 +438,10 @@ async def test_listening_on_another_address_does_not_open_a_port(
 ) -> None:
     await make_agent("--network", "host", launcher="bubblewrap")
     with host_service("127.0.0.1") as hosts:
-        own = f"import socket, time; s = socket.create_server(('127.0.0.2', {hosts})); print('own', flush=True); time.sleep(60)"
+        own = (
+            f"import socket, time; s = socket.create_server(('127.0.0.2', {hosts})); print('own',"
+            " flush=True); time.sleep(60)"
+        )
         tries = f'python3 -S -c "{own}" & sleep 2.5\n{CONNECT_TO_EACH.format(f"127.0.0.1:{hosts}")}kill %1'
         assert (await output(edge, tries, **OF_BLUE)).splitlines()[:2] == ["own", f"closed 127.0.0.1:{hosts}"]
 

@@ -1,4 +1,4 @@
-"""Test that each team's workloads run as a user of its own if the agent is root: real processes, real files."""
+"""Test that each team's workloads run as its own user if the agent is root: real processes, real files."""
 
 from __future__ import annotations
 
@@ -252,7 +252,10 @@ def test_a_workload_does_not_inherit_the_agents_session_keyring(shared_folder: P
     )
     program = f"{setup} import subprocess, sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
     program += "from agent.shim import workload_entry; "
-    run = "print(subprocess.run(['python3', '-S', '-c', {!r}], capture_output=True, text=True{}).stdout.strip().split()[1])"
+    run = (
+        "print(subprocess.run(['python3', '-S', '-c', {!r}], capture_output=True,"
+        " text=True{}).stdout.strip().split()[1])"
+    )
     program += (
         run.format(read, "")
         + ";"

@@ -143,7 +143,10 @@ async def test_a_notebook_starts_and_its_kernel_sees_its_gpu(
         assert printed.splitlines()[0] == agent.units[0]
         assert SECRET not in printed
         if launcher == "bubblewrap":
-            code = "from ipykernel.connect import get_connection_info as about; print(about(unpack=True)['transport'])"
+            code = (
+                "from ipykernel.connect import get_connection_info as about;"
+                " print(about(unpack=True)['transport'])"
+            )
             assert (await execute(session, url, kernel, code)).strip() == "ipc", (
                 "a TCP port would expose the kernel's output"
             )

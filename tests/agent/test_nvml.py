@@ -446,7 +446,10 @@ async def test_xids_from_before_the_agent_are_read_from_the_kernel_log(
     faults: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [
-        "4,812,5000000,-;NVRM: Xid (PCI:0000:1a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+        (
+            "4,812,5000000,-;NVRM: Xid (PCI:0000:1a:00): 79, pid='<unknown>', name=<unknown>,"
+            " GPU has fallen off the bus."
+        ),
         "4,813,6000000,-;NVRM: Xid (PCI:0000:3b:00): 31, pid=4242",
         "6,814,7000000,-;usb 1-1: new device; NVRM: no Xid",
         " SUBSYSTEM=pci",

@@ -606,7 +606,10 @@ def test_a_folder_without_permissions_is_removed() -> None:
 
 def test_a_program_whose_name_looks_like_an_xid_is_not_an_xid() -> None:
     name = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, the GPU has fallen off the bus"
-    crash = f"6,5044,40792809403,-;NVRM: Xid (PCI:[3367]: segfault at 0 ip 000056167ab7f132 error 6 in {name}[1132,56167+1000]"
+    crash = (
+        "6,5044,40792809403,-;NVRM: Xid (PCI:[3367]: segfault at 0 ip 000056167ab7f132 error 6 in"
+        f" {name}[1132,56167+1000]"
+    )
     trap, real = f"6,5045,2,-;traps: {name}[3367] trap", f"6,5046,1,-;{name}"
     assert list(kernel_log.parse_xids([crash, trap, real], 0.0)) == [
         kernel_log.XidRecord(5046, "0000:3b:00", 79, 1e-6, "pid=1, the GPU has fallen off the bus")

@@ -22,7 +22,8 @@ from tests.agent.fake_edge import FakeEdge
 SLEEP = "echo begun; sleep 300"
 OPEN_FILES = """python3 -S -c 'import os
 for each in sorted(os.listdir("/proc/self/fd")):
-    if os.path.lexists("/proc/self/fd/" + each): print(each, os.readlink("/proc/self/fd/" + each).split(":")[0])'"""
+    path = "/proc/self/fd/" + each
+    if os.path.lexists(path): print(each, os.readlink(path).split(":")[0])'"""
 
 
 async def start_running(edge: FakeEdge, agent: AgentProcess, command: str, **fields: object) -> str:
@@ -135,7 +136,8 @@ async def test_a_notice_is_a_signal_and_a_file_and_can_be_acknowledged(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     command = (
-        "trap 'cat $GPUPOOL_NOTICE; echo saved > $GPUPOOL_CHECKPOINT_DIR/data; gpupool checkpoint done; exit 0' USR1;"
+        "trap 'cat $GPUPOOL_NOTICE; echo saved > $GPUPOOL_CHECKPOINT_DIR/data; gpupool checkpoint done;"
+        " exit 0' USR1;"
         " echo begun; while :; do sleep 0.1; done"
     )
     run = await start_running(edge, agent, command)

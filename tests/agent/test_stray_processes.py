@@ -286,7 +286,10 @@ def test_a_stray_that_ignores_term_is_killed_after_the_grace_period(start: Start
 @requires_other_user
 def test_a_stray_cannot_protect_itself_by_its_name_environment_or_proc_files(start: StartProcess) -> None:
     """The process has a system name, a mark in its environment, and files in /proc owned by root."""
-    program = "import ctypes, time; c = ctypes.CDLL(None); c.prctl(15, b'systemd'); c.prctl(4, 0, 0, 0, 0); time.sleep(60)"
+    program = (
+        "import ctypes, time; c = ctypes.CDLL(None); c.prctl(15, b'systemd'); c.prctl(4, 0, 0, 0, 0);"
+        " time.sleep(60)"
+    )
     pid = start(
         user=PERSON, waits=f'exec /usr/bin/python3 -S -c \\"{program}\\"', GPUPOOL_MARK="0123456789abcdef"
     )

@@ -49,7 +49,8 @@ mount --bind "$1/opt" /opt
 mount --bind "$1/lib" /var/lib
 shift
 for group in "$@"; do mount --bind "$group" "$(dirname "$group")"; done
-exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --system --unit=test.target --log-target=console
+set -- --system --unit=test.target --log-target=console
+exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd "$@"
 """
 
 pytestmark = pytest.mark.skipif(
@@ -80,7 +81,8 @@ class Machine:
         (units / f"{NAME}.d").mkdir()
         (units / f"{NAME}.d" / "test.conf").write_text(
             "[Unit]\nDefaultDependencies=no\n"
-            '[Service]\nEnvironment="GPUPOOL_AGENT_OPTIONS=--simulate 2xH100-80GB --launcher plain --sample-seconds 0.3"\n'
+            '[Service]\nEnvironment="GPUPOOL_AGENT_OPTIONS=--simulate 2xH100-80GB --launcher plain'
+            ' --sample-seconds 0.3"\n'
         )
         self.log = (folder / "log").open("wb")
         self.groups = [make_group(place / f"test-machine-{os.getpid()}") for place in hierarchies()]
@@ -175,7 +177,7 @@ def hierarchies() -> list[Path]:
 
 
 def make_group(path: Path) -> Path:
-    """Make a cgroup that accepts processes: a cpuset accepts none before it has processors and memory nodes."""
+    """Make a cgroup that accepts processes: a cpuset needs processors and memory nodes first."""
     path.mkdir()
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (path.parent / name).exists():

@@ -1,4 +1,4 @@
-"""Test samples, hardware events, joining and credentials, including the behaviour during a lost connection."""
+"""Test samples, hardware events, joining and credentials, also while the connection is lost."""
 
 from __future__ import annotations
 

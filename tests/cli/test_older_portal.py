@@ -121,7 +121,8 @@ def test_a_missing_field_is_reported_in_a_sentence(
     answer = old_portal(line)
     assert answer.code == 5
     assert answer.err == (
-        f"gpupool: The portal is older than this command: its answer lacks {missing_field!r}. Update the portal, or use --json.\n"
+        f"gpupool: The portal is older than this command: its answer lacks {missing_field!r}."
+        " Update the portal, or use --json.\n"
     )
     assert old_portal(f"{line} --json").code == 0
 

@@ -40,7 +40,10 @@ def test_a_recurring_reservation_is_created_and_cancelled_as_one(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.vision.member)
-    line = "reservation create --pool shared --gpus 2 --model H100-80GB --start 'tomorrow 09:00' --for 9h --name course"
+    line = (
+        "reservation create --pool shared --gpus 2 --model H100-80GB --start 'tomorrow 09:00' --for 9h --name"
+        " course"
+    )
     assert "It fits" in run_ok(gpupool, f"{line} --every weekday --weeks 2 --dry-run")
     assert "times, the first " in run_ok(
         gpupool, f"{line} --every weekday --weeks 2 --time-zone Europe/Berlin"

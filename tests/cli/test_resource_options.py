@@ -1,4 +1,4 @@
-"""Test requests of CPU, memory and GPU properties on the command line, and the log of each member of a gang."""
+"""Test requests for CPU, memory and GPU properties on the command line, and the log of each gang member."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from tests.cli.test_requests import run_ok
 from tests.world import World
 
 GIB = 1024
-NEEDS = "--cpus 2.5 --memory 64G --min-memory 40 --min-compute-capability 9.0 --nvlink --label rack=r1 --prefer site=north"
+NEEDS = (
+    "--cpus 2.5 --memory 64G --min-memory 40 --min-compute-capability 9.0 --nvlink --label rack=r1 --prefer"
+    " site=north"
+)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +74,9 @@ def test_notebooks_jobs_and_reservations_store_their_requirements(
         assert (row.labels_required, row.labels_preferred) == ({"rack": "r1"}, {"site": "north"})
     shown = run_ok(gpupool, "show job")
     assert (
-        "2.5 cores and 64 GiB, GPUs of at least 40 GiB, compute capability 9.0 or higher, one NVLink group, rack=r1"
-        in shown
-    )
+        "2.5 cores and 64 GiB, GPUs of at least 40 GiB, compute capability 9.0 or higher,"
+        " one NVLink group, rack=r1"
+    ) in shown
     refused = gpupool(*shlex.split("job run --pool shared --gpus 2 --cpus 96 --name big -- true"))
     assert (
         refused.code == 1

@@ -216,7 +216,10 @@ def test_ddp_runs_on_two_hosts_and_the_gang_restarts_when_a_member_is_killed(
     two_hosts: TwoHosts, host_networks: HostNetworks
 ) -> None:
     # In the first attempt, the second member kills itself during training.
-    command = f'if [ "$GPUPOOL_ATTEMPT$RANK" = 11 ]; then (sleep 5; kill -KILL $$) & fi; exec {example("ddp_training.py")}'
+    command = (
+        'if [ "$GPUPOOL_ATTEMPT$RANK" = 11 ]; then (sleep 5; kill -KILL $$) & fi;'
+        f" exec {example('ddp_training.py')}"
+    )
     workload = two_hosts.submit(
         command, most_retries=1, environment={"STEPS": "80", "PAUSE": "0.1", "OMP_NUM_THREADS": "1"}
     )
@@ -241,7 +244,8 @@ def test_members_have_the_variables_of_common_launchers_and_end_together(
     two_hosts: TwoHosts, host_networks: HostNetworks
 ) -> None:
     command = (
-        "env | grep -E '^(MASTER|WORLD|RANK|PET_|GPUPOOL_HOST|TF_CONFIG|NCCL|GLOO|MINE)' | sort; cat $GPUPOOL_HOSTFILE;"
+        "env | grep -E '^(MASTER|WORLD|RANK|PET_|GPUPOOL_HOST|TF_CONFIG|NCCL|GLOO|MINE)' | sort;"
+        " cat $GPUPOOL_HOSTFILE;"
         ' if [ "$RANK" = 1 ]; then sleep 1; kill -KILL $$; fi; sleep 300'
     )
     workload = two_hosts.submit(

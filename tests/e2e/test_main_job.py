@@ -1,7 +1,8 @@
 """Test the main job in a browser, from a request to a line on the statement, with a demo and four people.
 
 Each step builds on the previous ones, so they run in order in one module.
-Every opened page is checked: no request to another host, no error in its console, no serious violation of accessibility (axe).
+Every opened page is checked: no request to another host, no error in its console, no serious violation of
+accessibility (axe).
 """
 
 from __future__ import annotations
@@ -253,7 +254,8 @@ def terminal(lab: Page) -> None:
     output = lab.evaluate(
         """async (base) => {
             const xsrf = document.cookie.split('; ').find(c => c.startsWith('_xsrf='));
-            const made = await fetch('/api/terminals', {method: 'POST', headers: {'X-XSRFToken': xsrf ? xsrf.slice(6) : ''}});
+            const headers = {'X-XSRFToken': xsrf ? xsrf.slice(6) : ''};
+            const made = await fetch('/api/terminals', {method: 'POST', headers});
             const name = (await made.json()).name;
             const socket = new WebSocket(base.replace('http', 'ws') + '/terminals/websocket/' + name);
             return await new Promise((resolve, reject) => {
@@ -262,7 +264,8 @@ def terminal(lab: Page) -> None:
                 socket.onerror = () => reject(new Error('socket'));
                 socket.onmessage = (event) => {
                     const [kind, data] = JSON.parse(event.data);
-                    if (kind === 'setup') socket.send(JSON.stringify(['stdin', 'echo fir$(printf st)-light\\r']));
+                    const line = ['stdin', 'echo fir$(printf st)-light\\r'];
+                    if (kind === 'setup') socket.send(JSON.stringify(line));
                     if (kind === 'stdout') text += data;
                     if (text.includes('first-light')) resolve(text);
                 };

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 FIXTURES = ROOT / "tests" / "fixtures"
 LAUNCHERS = ["plain", pytest.param("bubblewrap", marks=pytest.mark.sandbox)]
-# Prints a number 20 times a second until the file appears in its home. The log is complete if none is missing.
+# Prints 20 numbers a second until the file appears in its home. The log is complete if no number is missing.
 COUNT = "i=0; echo begun; while [ ! -e ~/{file} ]; do i=$((i+1)); echo $i; sleep 0.05; done; echo last $i"
 
 
@@ -214,7 +214,8 @@ async def test_a_notebook_of_an_old_agent_is_reachable_through_the_present_agent
 
 # --- the database -------------------------------------------------------------------------------------------
 
-# Facts that an upgrade keeps, by SQL on the tables of 0.0. ``tests/e2e/upgraded_database.py`` reads them by the ORM.
+# Facts that an upgrade keeps, by SQL on the tables of 0.0.
+# ``tests/e2e/upgraded_database.py`` reads them by the ORM.
 KEPT = {
     "workloads": "SELECT state, count(*) FROM scheduler_workload GROUP BY state",
     "runs": "SELECT state, count(*) FROM scheduler_run GROUP BY state",

@@ -190,7 +190,8 @@ def test_user_input_is_escaped_in_every_tag() -> None:
     }
     table = {"caption": bad, "columns": [{"label": bad}], "rows": [[bad], [{"text": bad, "url": bad}]]}
     shown = rendered(
-        "{% state bad %}{% team_mark team %}{% icon bad bad %}{% spark v bad %}{% bar 1 label=bad %}{% button bad %}"
+        "{% state bad %}{% team_mark team %}{% icon bad bad %}{% spark v bad %}{% bar 1 label=bad %}{%"
+        " button bad %}"
         "{% panel bad hint=bad csv=bad %}{{ bad }}{% endpanel %}"
         "{% note action=bad action_url=bad %}{{ bad }}{% endnote %}"
         '{% include "components/workload_card.html" %}{% include "components/table.html" %}'

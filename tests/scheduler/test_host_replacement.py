@@ -1,4 +1,4 @@
-"""Test that a new machine joins as a host: the previous machine's work keeps its GPUs until it must have ended."""
+"""Test that a new machine replaces a host: the old machine's work keeps its GPUs until it must have ended."""
 
 from __future__ import annotations
 

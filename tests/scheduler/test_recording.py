@@ -233,7 +233,10 @@ def test_recordings_are_listed_by_workload(world: World) -> None:
         out = io.StringIO()
         call_command("export_snapshot", f"--workload={told}", stdout=out)
         assert out.getvalue().splitlines() == [
-            f"{Recording.objects.order_by('pk')[0].pk}  2026-03-02T09:00:00.000+00:00  started 1, told to go 0, waiting 0"
+            (
+                f"{Recording.objects.order_by('pk')[0].pk}  2026-03-02T09:00:00.000+00:00  started 1,"
+                " told to go 0, waiting 0"
+            )
         ]
     for said, wrong in (
         ("allowed: the id of a workload", str(first.pk)),

@@ -350,7 +350,8 @@ def test_suggested_windows_respect_a_closed_budget(world: World) -> None:
     for answer in (services.check_window(**request), *recurring):  # type: ignore[arg-type]
         assert (answer.code, first_starts(answer)) == (ReasonCode.WINDOW_FULL, [opens, everything.end])
     assert services.check_window(**{**request, "start": opens, "end": opens + HOUR}).fits  # type: ignore[arg-type]
-    # With its length unchanged it may move anywhere; with twice its length only one hour may lie before the opening.
+    # With its length unchanged it may move anywhere.
+    # With twice its length only one hour may lie before the opening.
     for length, soonest in (
         (HOUR, world.now + dt.timedelta(seconds=WINDOW_VALID_SECONDS)),
         (2 * HOUR, opens - HOUR),

@@ -501,7 +501,7 @@ def _feed_rows() -> int:
         return int(cursor.fetchone()[0])
 
 
-# Every column that the snapshot reads needs a trigger; otherwise a change is seen only by the next self-check.
+# Every column that the snapshot reads needs a trigger. Otherwise only the next self-check sees a change.
 READ_BY_NAME = {
     "scheduler_workload": {
         c
@@ -534,5 +534,6 @@ def test_every_column_that_the_snapshot_reads_has_a_trigger(table: str) -> None:
     watched = {name.strip('"') for name in re.findall(r'after\.("?\w+"?)', source)}
     missing = READ_BY_NAME[table] - watched
     assert not missing, (
-        f"a migration has to call scheduler.state.change_feed.watch_table_sql for {table} again, with {sorted(missing)}"
+        f"a migration has to call scheduler.state.change_feed.watch_table_sql for {table} again,"
+        f" with {sorted(missing)}"
     )

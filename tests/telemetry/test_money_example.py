@@ -47,7 +47,8 @@ def amount(value: Decimal) -> str:
 
 def test_the_documented_tables_equal_the_charges_of_the_code(world: World, root: Path) -> None:
     rows = [
-        f"| {line.start:%H:%M} | {line.end:%H:%M} | {line.bucket} | {line.team_name}{' ' if line.team_name else ''}| "
+        f"| {line.start:%H:%M} | {line.end:%H:%M} | {line.bucket} |"
+        f" {line.team_name}{' ' if line.team_name else ''}| "
         f"{amount(line.cost)} | {amount(line.charged)} |"
         for line in example(world)
     ]

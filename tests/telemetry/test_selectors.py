@@ -278,7 +278,7 @@ def test_the_current_price_is_the_newest_one_already_in_force(rates: World) -> N
 
 
 def test_the_shown_price_is_the_charged_price(world: World) -> None:
-    """A pool's own price holds from its first day on, whatever is said later for every pool; before the first there is none."""
+    """A pool's own price takes precedence over later prices of all pools; before its first day none holds."""
     shared, static = world.shared, world.static
     for pool, hour, price in ((None, 8, 1), (shared, 10, 2), (None, 12, 3), (shared, 14, 4)):
         Price.objects.create(

@@ -13,9 +13,11 @@ from portal.services.fleet import after_restore
 SAID = """Work starts from claim {generation} on: above all that hosts have seen since the backup.
 {hosts} hosts are known anew at their next word; the credentials of {credentials} are good for another day.
 
-Start the services now. What follows by itself, and what does not: docs/operations.md, "Backup and restore". In short:
+Start the services now. What follows by itself, and what does not: docs/operations.md, "Backup and restore".
+In short:
 - work that was submitted since the backup is not known any more; hosts stop it.
-- work that ran at the backup and has ended since: its end is told again where its host still has it, else it runs again.
+- work that ran at the backup and has ended since: its host reports its end again if it still can; otherwise
+  the work runs again.
 - what was revoked or closed since (hosts, API tokens, accounts) is good again: revoke it again now.
 - hosts that joined since the backup need a new join token.
 """

@@ -167,7 +167,9 @@ class GpuRequestForm(ServiceForm):
         label="Array",
         required=False,
         max_length=200,
-        help_text="One task per number, such as 0-9; 0-9%4 runs 4 at once. GPUPOOL_ARRAY_INDEX is the number.",
+        help_text=(
+            "One task per number, such as 0-9; 0-9%4 runs 4 at once. GPUPOOL_ARRAY_INDEX is the number."
+        ),
     )
     environment = forms.CharField(
         label="Environment",

@@ -286,7 +286,8 @@ def test_every_endpoint_answers_every_role_with_the_status_in_the_table(
             answer = ask(role, method, _address(template, named), body)
             if answer.status_code != wanted:
                 wrong.append(
-                    f"{method} {template} as {role}: {answer.status_code}, wanted {wanted}: {answer.content[:150]!r}"
+                    f"{method} {template} as {role}: {answer.status_code}, wanted {wanted}:"
+                    f" {answer.content[:150]!r}"
                 )
     assert not wrong, "\n".join(wrong)
 

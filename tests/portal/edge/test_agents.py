@@ -353,7 +353,9 @@ async def test_malformed_frames_are_refused_with_the_field_and_what_is_allowed(a
         % ("x" * 10_001): "run: 10001 characters; allowed: at most 10000",
         '{"kind": "samples", "sequence": "1", "rows": []}': "sequence: '1' is not int",
         '{"kind": "log", "run": "x\\u0000", "offset": 0, "text": ""}': "run: holds a NUL character",
-        '{"kind": "log", "run": "00000000-0000-0000-0000-000000000000", "offset": 0, "text": ""}': "a run of this host",
+        (
+            '{"kind": "log", "run": "00000000-0000-0000-0000-000000000000", "offset": 0, "text": ""}'
+        ): "a run of this host",
         "[" * 100_000: "nested too deeply",
         protocol.encode(observed()).replace('"version":1', '"version":99'): "version: 99; allowed: 1",
     }

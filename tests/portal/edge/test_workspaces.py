@@ -244,7 +244,10 @@ async def test_headers_reserved_for_the_edge_are_removed_from_requests(notebook:
 
 async def test_cookies_of_the_portal_and_the_edge_do_not_reach_the_run(notebook: Notebook) -> None:
     cookie = await notebook.enter()
-    line = f"_xsrf=1; __Host-gpupool={cookie}; gpupool_session=s; __Host-gpupool_session=s; gpupool_csrf=c; theme=dark"
+    line = (
+        f"_xsrf=1; __Host-gpupool={cookie}; gpupool_session=s; __Host-gpupool_session=s; gpupool_csrf=c;"
+        " theme=dark"
+    )
     answer = await notebook.ask("GET", "/", "", {"Cookie": line})
     seen = await received_request(answer)
     assert header_value(seen, "Cookie") == "_xsrf=1; theme=dark"
@@ -554,7 +557,10 @@ async def test_a_browser_that_does_not_read_is_disconnected_as_well(notebook: No
     cookie = await notebook.enter()
     reader, writer = await asyncio.open_connection("127.0.0.1", notebook.edge_site.port, limit=1)
     writer.write(
-        f"GET /large?pieces=100000 HTTP/1.1\r\nHost: {notebook.name}\r\nCookie: __Host-gpupool={cookie}\r\n\r\n".encode()
+        (
+            f"GET /large?pieces=100000 HTTP/1.1\r\nHost: {notebook.name}\r\n"
+            f"Cookie: __Host-gpupool={cookie}\r\n\r\n"
+        ).encode()
     )
     await asyncio.sleep(0.5)  # nothing is read, so every buffer on the way is full
     await run_orm(set_state, notebook.run, WorkloadState.ENDED)
@@ -604,7 +610,8 @@ async def test_slow_request_bodies_do_not_use_up_the_streams_to_the_run(
     monkeypatch.setattr(proxy, "MAX_BODY_WAIT_SECONDS", 1.0)
     cookie = await notebook.enter()
     head = (
-        f"PUT /api/contents/a HTTP/1.1\nHost: {notebook.name}\nOrigin: {notebook.origin}\nCookie: __Host-gpupool={cookie}\n"
+        f"PUT /api/contents/a HTTP/1.1\nHost: {notebook.name}\nOrigin: {notebook.origin}\n"
+        f"Cookie: __Host-gpupool={cookie}\n"
         "Content-Length: 100000\n\n"
     )
     slow = [

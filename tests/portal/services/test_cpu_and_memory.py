@@ -103,17 +103,26 @@ def test_notebooks_and_relaunched_workloads_keep_the_sizes(sized: World) -> None
         (
             {"cpu_milli": 96_500, "memory_mib": 2048 * GIB},
             "cpu_milli",
-            "No host has 96.5 CPU cores and 2,048 GiB of memory beside 1 GPU: the most that one has is 64 CPU cores and 1,024 GiB",
+            (
+                "No host has 96.5 CPU cores and 2,048 GiB of memory beside 1 GPU:"
+                " the most that one has is 64 CPU cores and 1,024 GiB"
+            ),
         ),
         (
             {"cpu_milli": 64_000, "memory_mib": 1024 * GIB},
             "memory_mib",
-            "No host has 64 CPU cores and 1,024 GiB of memory together beside 1 GPU. Ask for less of one of them.",
+            (
+                "No host has 64 CPU cores and 1,024 GiB of memory together beside 1 GPU."
+                " Ask for less of one of them."
+            ),
         ),
         (
             {"cpu_milli": 64_000, "hosts": 2},
             "cpu_milli",
-            "There are not 2 hosts that have 64 CPU cores beside 1 GPU: the most that 2 hosts have is 32 CPU cores.",
+            (
+                "There are not 2 hosts that have 64 CPU cores beside 1 GPU:"
+                " the most that 2 hosts have is 32 CPU cores."
+            ),
         ),
         ({"cpu_milli": 32_000, "models": [A100]}, "cpu_milli", "the most that one has is 16 CPU cores"),
         ({"units": 9, "cpu_milli": 96_000}, "units", "it asks for 9 GPUs on one host, the largest has 8"),

@@ -62,7 +62,8 @@ def test_a_local_time_that_does_not_exist_becomes_the_time_of_the_change() -> No
     starts = around(FORWARD, "02:30", "05:00")
     assert local(starts) == [("29 03:00", "29 05:00"), ("05 02:30", "05 05:00")]
     assert notes_of(starts) == [
-        "Sun 29 Mar 2026: the clock of Europe/Berlin is put forward: 02:30 does not exist, it lasts 30 minutes less. It is from"
+        "Sun 29 Mar 2026: the clock of Europe/Berlin is put forward: 02:30 does not exist,"
+        " it lasts 30 minutes less. It is from"
         " 03:00 to 05:00."
     ]
     ends = around(FORWARD, "01:00", "02:30")

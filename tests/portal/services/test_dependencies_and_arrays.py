@@ -332,7 +332,8 @@ def test_a_job_that_needs_all_tasks_finished_ends_with_the_first_task_that_did_n
     patient.refresh_from_db()
     assert waits.outcome_numbers == {"array": sweep.pk, "condition": "ok", "outcome": "failed"}
     assert reason_texts.reason_sentence(waits.outcome, waits.outcome_numbers, world.vision.member) == (
-        "It was to run once every task of sweep had finished; that can't happen any more, one ended as failed."
+        "It was to run once every task of sweep had finished; that can't happen any more,"
+        " one ended as failed."
     )
     assert (patient.state, patient.waits_for_arrays) == ("queued", [sweep.pk])
 
@@ -391,7 +392,8 @@ def test_a_submission_above_the_limit_of_waiting_work_is_refused_with_the_number
     assert refused.value.code == ReasonCode.TOO_MANY_WAITING
     assert refused.value.numbers == {"of": "person", "waiting": 3, "more": 1, "limit": 3}
     assert refused.value.message == (
-        "Its owner has 3 notebooks and jobs waiting in this pool; with 1 more there would be more than the 3 that one person may "
+        "Its owner has 3 notebooks and jobs waiting in this pool;"
+        " with 1 more there would be more than the 3 that one person may "
         "have. Submit it when some have started or are cancelled."
     )
     with pytest.raises(Conflict, match="one person may have"):

@@ -41,7 +41,8 @@ def test_the_owner_of_a_used_reservation_is_told_at_once_of_lost_gpus_and_of_the
         == 4
     )
     assert reservation_notices(world) == [
-        "2 of the 4 GPUs of reservation sprint can't be used at present (alpha). It gets others once nothing runs inside it: end "
+        "2 of the 4 GPUs of reservation sprint can't be used at present (alpha)."
+        " It gets others once nothing runs inside it: end "
         "the one workload there for that, or go on with the rest."
     ]
     Allocation.objects.filter(pk=held.pk).update(period=DateTimeTZRange(since, world.now))

@@ -312,7 +312,8 @@ def test_a_hardware_event_is_notified_to_operators_and_to_owners_of_moved_work(w
     assert kinds(world.vision.member) == ["started", "has_to_move"]
     moved = Notification.objects.get(user=world.vision.member, kind="has_to_move")
     assert notice_texts.notice_sentence(moved.kind, moved.numbers, world.vision.member) == (
-        f"{workload.name} leaves alpha. GPU 0 of alpha failed (XID 79, {meaning}). By the table of hardware events the host takes "
+        f"{workload.name} leaves alpha. GPU 0 of alpha failed (XID 79, {meaning})."
+        " By the table of hardware events the host takes "
         "nothing new, and work that can move leaves it. It is queued again with its place kept."
     )
     assert kinds(world.language.member) == []
@@ -456,7 +457,10 @@ def sample(
     unit = run.allocations.get().unit_id
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO telemetry_sample (unit_id, ts, utilisation, sm_active, processes) VALUES (%s, %s, %s, %s, %s)",
+            (
+                "INSERT INTO telemetry_sample (unit_id, ts, utilisation, sm_active, processes) VALUES (%s,"
+                " %s, %s, %s, %s)"
+            ),
             [unit, at, utilisation, sm_active, processes],
         )
 

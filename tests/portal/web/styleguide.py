@@ -106,7 +106,9 @@ def _sample(now: datetime) -> dict[str, Any]:
             {"label": "Attempts", "url": "#", "count": 2},
             {"label": "Cost", "url": "#"},
         ],
-        "log": "13:44:05 h3 pulling train:2.5 (4.2 GB)\n13:44:47 h3 image ready\n13:44:48 h3 step 1 of 40,000",
+        "log": (
+            "13:44:05 h3 pulling train:2.5 (4.2 GB)\n13:44:47 h3 image ready\n13:44:48 h3 step 1 of 40,000"
+        ),
         **_figures_in_words(),
         **_cards(),
         **_tables_and_charts(now),

@@ -179,7 +179,8 @@ def test_operators_are_notified_once_of_each_stray_process_and_in_one_notice_of_
     one = StraySeen(first, 4242, 7, "ada", "miner", 900)
     (notice,) = new_notices_for_strays(world, 0, one)
     assert notice == (
-        "alpha, GPU 0: miner (pid 4242, user ada, 900 MiB) belongs to no workload. Nothing was done; have a look."
+        "alpha, GPU 0: miner (pid 4242, user ada, 900 MiB) belongs to no workload. Nothing was done;"
+        " have a look."
     )
     assert new_notices_for_strays(world, 60) == [], "the process has ended"
     (notice,) = new_notices_for_strays(world, 180, replace(one, pid=4300, started=9))
@@ -435,7 +436,10 @@ def test_the_page_shows_gpu_interconnects_and_the_address_of_workloads(world: Wo
     agent.sync(world.now)
     shown = page(world)
     assert "NVLink: all" in shown and "10.0.0.7" in shown
-    interconnects = "18 NVLinks up, PCIe x16 of x16, up to generation 5<br>GPU 0 to 3: NUMA node 0<br>GPU 4 to 7: NUMA node 1"
+    interconnects = (
+        "18 NVLinks up, PCIe x16 of x16, up to generation 5<br>GPU 0 to 3: NUMA node 0<br>GPU 4 to 7:"
+        " NUMA node 1"
+    )
     assert f"<dt>Each GPU</dt> <dd> {interconnects} </dd>" in " ".join(shown.split()), (
         "common values are shown once"
     )

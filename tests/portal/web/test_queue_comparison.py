@@ -1,4 +1,4 @@
-"""Comparisons of two workloads: which is first and by which rule, ranges of expected starts, and fair shares."""
+"""Test comparisons of two workloads: which is first by which rule, expected starts, and fair shares."""
 
 from __future__ import annotations
 
