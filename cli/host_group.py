@@ -83,7 +83,7 @@ def print_affected_workloads(rows: list[dict[str, Any]]) -> None:
             )
             for w in rows
         ),
-        "Nothing runs on it.",
+        "No workload runs on it.",
     )
 
 
@@ -98,7 +98,7 @@ def print_affected_reservations(found: dict[str, Any]) -> None:
         listed = ", ".join(
             f"{r['name']} ({r['team']}, from {format_local_time(r['start'])})" for r in found["unkept"]
         )
-        output.print_line(f"Coming reservations that could not be kept: {listed}.")
+        output.print_line(f"Coming reservations that could not be served: {listed}.")
     elif found.get("unkept") is not None:
         output.print_line("Every coming reservation can be kept without it.")
 

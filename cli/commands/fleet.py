@@ -82,7 +82,7 @@ def _unavailability_reason(row: dict[str, Any]) -> str:
 
     A revoked or silent host comes first; an operator's earlier reason follows.
     """
-    quiet = {"suspect": "one renewal late", "silent": "its agent does not speak"}.get(row["lease_state"], "")
+    quiet = {"suspect": "one renewal late", "silent": "its agent is silent"}.get(row["lease_state"], "")
     if row.get("revoked_at"):
         why = f" ({row['revoked_why']})" if row["revoked_why"] else ""
         quiet = f"its credential was revoked{why}; to join again: gpupool host join {row['name']}"

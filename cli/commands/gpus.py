@@ -139,10 +139,10 @@ def change_geometry(session: CliSession, name: str, gpu: int, wanted: str, previ
                 )
                 for w in found["work"]
             ),
-            "Nothing runs on it.",
+            "No workload runs on it.",
         )
         begins = "at once" if found["free_by"] is None else f"by {format_local_time(found['free_by'])}"
-        unkept = f" Could not be kept without it: {', '.join(found['unkept'])}." if found["unkept"] else ""
+        unkept = f" Can't be served without it: {', '.join(found['unkept'])}." if found["unkept"] else ""
         return output.print_line(
             f"Reservations bound to it: {found['reservations']}.{unkept} Its host begins {begins}."
         )

@@ -60,7 +60,7 @@ def list_rules(session: CliSession, words: tuple[str, ...], changed: bool, actio
         ),
         "No rule is changed or added."
         if changed and not words
-        else "No rule is found so; an event without a rule is noted.",
+        else "No rule matches. An event without a rule is only recorded.",
     )
     return output.print_line("All of one, with sources: gpupool health-rule show CODE") if rows else None
 

@@ -164,7 +164,7 @@ def health(session: CliSession, name: str) -> None:
         output.print_line(f"Not simply in service: {found['state_reason']}")
     _print_events(found["events"], now)
     if found["strays"]:
-        output.print_line(f"Processes of no workload: {found['strays']}")
+        output.print_line(f"Processes outside workloads: {found['strays']}")
         output.print_table(
             ("GPU", "pid", "user", "name", "MiB", "since", "done"),
             (
@@ -310,7 +310,7 @@ def _print_join_command(
     output.print_line(
         "Checkpoints and homes lie in the agent's state folder "
         "unless --homes names a folder that all hosts of the pool share. "
-        "Without one, work that is moved to or from this host does not find its last checkpoint."
+        "Without it, work that moves to or from this host does not find its last checkpoint."
     )
 
 

@@ -45,7 +45,7 @@ def maintenance(session: CliSession, name: str, start: str, end: str, why: str, 
     if "work" in row:  # an older portal does not say
         print_affected_workloads(row["work"])
         print_affected_reservations({**row, "verb": "maintenance"})
-        output.print_line(f"Take it back with: gpupool host cancel-maintenance {name} {row['id']}")
+        output.print_line(f"Cancel it with: gpupool host cancel-maintenance {name} {row['id']}")
     return None
 
 

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 STORE_UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, PoolTimeout, RedisError)
 RETRY_AFTER_SECONDS = 5
 SERVER_ERROR_MESSAGE = (
-    "Something broke on our side; nothing is left half-written. "
+    "Something failed on our side; nothing is left half-written. "
     "Try again; if it stays, tell an operator the time."
 )
 STORE_UNAVAILABLE_MESSAGE = (

@@ -159,7 +159,7 @@ def test_a_preview_lists_affected_work_and_changes_nothing(
     assert "leaves" in next(line for line in output.splitlines() if line.startswith("storm"))
     assert "runs to its end" in next(line for line in output.splitlines() if line.startswith("desk"))
     assert run_ok(gpupool, "host return alpha") == "alpha is back in service.\n"
-    assert run_ok(gpupool, "host cordon gamma").endswith("Nothing runs on it.\n")
+    assert run_ok(gpupool, "host cordon gamma").endswith("No workload runs on it.\n")
 
 
 def test_a_preview_lists_reservations(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
@@ -297,7 +297,7 @@ def test_hosts_and_status_show_the_current_state(
     run_ok(gpupool, "host cordon alpha --why 'looking at fans'")
     assert "looking at fans" in run_ok(gpupool, "hosts")
     Host.objects.filter(name="alpha").update(lease_state="silent")
-    assert "its agent does not speak; before that: looking at fans" in run_ok(gpupool, "hosts")
+    assert "its agent is silent; before that: looking at fans" in run_ok(gpupool, "hosts")
     unit = Unit.objects.filter(gpu__host__name="beta", gpu__index=0, retired_at=None)
     unit.update(slots=NumericRange(0, 120), profile="1g.10gb")
     model = Gpu.objects.get(host__name="beta", index=0).model

@@ -154,5 +154,5 @@ def test_a_server_that_knows_no_call_is_reported_as_no_portal(
 
 def test_known_calls_work_with_an_older_portal(old_portal: Callable[[str], CommandResult]) -> None:
     assert old_portal("host drain h3").out == "h3 is draining, well.\n"
-    assert "its agent does not speak" in old_portal("hosts").out
+    assert "its agent is silent" in old_portal("hosts").out
     assert "GPU-a, GPU-b" in old_portal(f"show {WORK['id']}").out

@@ -48,7 +48,7 @@ def geometry(operator: Person, index: int) -> dict[str, Any]:
 def change_geometry(operator: Person, index: int, profiles: str) -> Page:
     """Request the geometry after its effect is shown."""
     page = operator.go(f"/hosts/h1/gpus/{index}/geometry/?geometry={profiles.replace('+', '%2B')}")
-    expect(page.get_by_role("heading", name="What it touches")).to_be_visible()
+    expect(page.get_by_role("heading", name="Effects")).to_be_visible()
     operator.check()
     page.get_by_label("Reason").fill("small notebooks")
     page.get_by_role("button", name="Change the geometry").click()

@@ -483,7 +483,7 @@ def test_4_a_quota_change_is_approved_with_changes_and_cannot_exceed_the_pool(
     page.get_by_role("button", name="Send it to an operator").click()
     expect(page.locator("main")).to_contain_text("An operator could not approve this as it is.")
     lead.check()
-    page.get_by_role("button", name="Send it all the same").click()
+    page.get_by_role("button", name="Send anyway").click()
     desk = operator.go("/approvals/?kind=quota_change")
     expect(desk.get_by_text("The next model is larger")).to_be_visible()
     operator.check()

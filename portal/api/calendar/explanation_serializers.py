@@ -54,7 +54,7 @@ class FairnessShape(ResponseSerializer):
         source="gpu_hours", help_text="each halved every half-life of the pool"
     )
     weight = serializers.IntegerField()
-    share_of_use = serializers.FloatField(source="share", help_text="its part of all past use, 0 to 1")
+    share_of_use = serializers.FloatField(source="share", help_text="its share of all past use, 0 to 1")
     fair_part = serializers.FloatField(
         source="fair_share", help_text="the share that its weight entitles to, 0 to 1"
     )

@@ -19,7 +19,7 @@ HOST_STATE_FIELDS = (("In service", "admin_state"), ("Lease", "lease_state"), ("
 HOST_ADDED_REASON = "added"  # reason of the host's first row
 STATE_CHANGING_VERBS = ("cordon_host", "drain_host", "return_host", "return_gpu", "take_out_gpu", "add_host")
 ANONYMOUS_OPERATOR = "an operator"
-# What was done about a hardware event, as text.
+# The action taken for a hardware event, as text.
 HARDWARE_ACTION_SENTENCES = {
     "": "",
     "note": "Noted.",

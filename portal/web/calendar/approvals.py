@@ -231,7 +231,7 @@ def decide_several(request: HttpRequest) -> HttpResponseBase:
     user, now = current_user(request), timezone.now()
     verb = request.POST.get("verb", "")
     if verb not in ("approve", "decline"):
-        messages.error(request, f"verb is {verb[:20]!a}; allowed: approve, decline. Nothing was decided.")
+        messages.error(request, f"verb is {verb[:20]!a}; allowed: approve, decline. Nothing was changed.")
         return redirect("approvals")
     done = 0
     for text in request.POST.getlist("submission")[:200]:

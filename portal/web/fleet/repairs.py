@@ -52,7 +52,7 @@ REPAIR_ACTIONS: dict[str, tuple[Callable[..., Any], str, SuccessMessage]] = {
 class RepairPolicyForm(ServiceForm):
     stray_action = forms.ChoiceField(
         choices=StrayAction.choices,
-        label="Processes of no workload",
+        label="Processes outside workloads",
         help_text="On a GPU that nobody holds, or beside its holder. Operators are told in any case.",
     )
     diagnostic_tool = forms.ChoiceField(

@@ -89,4 +89,4 @@ def _quota_sentence(after: float, guaranteed: float, limit: float | None, team: 
     if later:
         above = gpu_count_text(after - guaranteed)
         return f"{above} above what {team} is guaranteed. A confirmed reservation is not called back."
-    return f"{gpu_count_text(after - guaranteed)} above the guarantee are borrowed and may be called back."
+    return f"{gpu_count_text(after - guaranteed)} above the guarantee are borrowed and may be reclaimed."

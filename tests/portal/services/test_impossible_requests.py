@@ -100,7 +100,7 @@ def test_a_request_that_needs_more_quota_is_accepted_with_a_warning_to_its_autho
     client = signed_in(world.vision.member)
     data = ask_data(world, kind="job", name="big", command="true", count="4", preemptible="on")
     preview = client.post(reverse("ask-preview"), data).content.decode()
-    assert "Its team may hold 3 GPUs" in preview and "Not possible as asked" not in preview
+    assert "Its team may hold 3 GPUs" in preview and "Not possible<" not in preview
     page = client.post(reverse("ask"), data, follow=True).content.decode()
     assert "big is queued" in page and "Its team may hold 3 GPUs" in page
     answer = client.post(
@@ -122,7 +122,7 @@ def test_the_form_shows_the_warning_before_submission(world: World) -> None:
     data = ask_data(world, kind="job", name="big", command="true", count="other", units_other="9")
     preview = signed_in(world.vision.member).post(reverse("ask-preview"), data).content.decode()
     assert "No host is big enough: it asks for 9 GPUs on one host, the largest has 8" in preview
-    assert "Not possible as asked" in preview
+    assert "Not possible<" in preview
     assert "Of the last" not in preview
     sent = signed_in(world.vision.member).post(reverse("ask"), data)
     assert sent.status_code == 400 and "No host is big enough" in sent.content.decode()
@@ -135,7 +135,7 @@ def test_the_why_page_shows_no_record_and_no_competitors_if_nothing_could_start_
     engine.run_cycle("test", world.now)
     page = signed_in(world.vision.member).get(reverse("why", args=[workload.public_id])).content.decode()
     assert "never, as it is asked for" in page and "No host is big enough" in page
-    for absent in ("Why them", "Who gets how much", "expected start", "past starts"):
+    for absent in ("Why them", "Fair share", "expected start", "past starts"):
         assert absent not in page, absent
 
 

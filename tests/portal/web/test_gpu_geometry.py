@@ -51,10 +51,10 @@ def test_an_operator_sees_affected_work_and_its_deadline_before_the_change(
         "one whole GPU" in page
         and "3g.40gb" in page
         and "at most 2" in page
-        and "What it touches" not in page
+        and "Effects" not in page
     )
     page = client.get(ADDRESS, {"choose": "1", "n-3g.40gb": "1", "n-1g.10gb": "4"}).content.decode()
-    assert "What it touches" in page and "storm" in page and "Gone at the latest" in page
+    assert "Effects" in page and "storm" in page and "Ends at the latest" in page
     assert "1x3g.40gb+4x1g.10gb" in page and GeometryChange.objects.count() == 0
     response = client.post(
         ADDRESS, {"geometry": "1x3g.40gb+4x1g.10gb", "why": "small notebooks"}, follow=True
@@ -124,7 +124,7 @@ def test_a_gpu_without_mig_and_a_static_pool_are_refused_with_the_reason(
 ) -> None:
     client = signed_in(world.operator)
     page = client.get("/hosts/beta/gpus/0/geometry/", {"geometry": "2x3g.40gb"}).content.decode()
-    assert "It can&#x27;t be split otherwise" in page or "It can't be split otherwise" in page
+    assert "Its geometry can&#x27;t be changed" in page or "Its geometry can't be changed" in page
     assert "it has no MIG" in page.replace("&#x27;", "'")
     assert "is a static pool" in client.get("/hosts/delta/gpus/0/geometry/").content.decode()
     assert client.get("/hosts/alpha/gpus/99/geometry/").status_code == 404
@@ -193,8 +193,8 @@ def test_the_preview_names_reservations_that_could_not_be_kept(world: World, alp
     reserve(world, world.vision, "one of them", hours=24, length=2, units=8)
     reserve(world, world.vision, "all of them", hours=24, length=2, units=8)
     page = signed_in(world.operator).get(ADDRESS, {"geometry": "2x3g.40gb"}).content.decode()
-    assert "Could not be kept without it" in page and "all of them" in page
+    assert "Can't be served without it" in page and "all of them" in page
     Reservation.objects.all().delete()
     reserve(world, world.vision, "one of them", hours=24, length=2, units=8)
     page = signed_in(world.operator).get(ADDRESS, {"geometry": "2x3g.40gb"}).content.decode()
-    assert "Could not be kept without it" not in page
+    assert "Can't be served without it" not in page

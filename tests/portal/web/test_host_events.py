@@ -92,7 +92,7 @@ def test_announced_maintenance_and_a_join_token_are_events(world: World) -> None
 def test_a_revoked_credential_is_shown_at_once_with_author_and_reason(world: World) -> None:
     Host.objects.filter(name="alpha").update(credential_hash="x" * 64)
     client, address = signed_in(world.operator), reverse("host-revoke", args=["alpha"])
-    assert "What it touches" in client.get(address).content.decode()
+    assert "Effects" in client.get(address).content.decode()
     assert "credential revoked" not in page_of(world.operator)
     page = client.post(address, {"why": "its disk left the house"}, follow=True).content.decode()
     assert "alpha is cut off: its credential is revoked." in page

@@ -83,7 +83,7 @@ def test_only_an_operator_changes_a_host(world: World, role: str) -> None:
 
 def test_a_host_is_cordoned_drained_and_returned_after_a_page_shows_the_effect(world: World) -> None:
     client = signed_in(world.operator)
-    assert "What it touches" in client.get(reverse("host-drain", args=["alpha"])).content.decode()
+    assert "Effects" in client.get(reverse("host-drain", args=["alpha"])).content.decode()
     for verb, state in (("cordon", "cordoned"), ("drain", "draining"), ("return", "in_service")):
         assert client.post(reverse(f"host-{verb}", args=["alpha"]), {"why": "new fans"}).status_code == 302
         assert Host.objects.get(name="alpha").admin_state == state

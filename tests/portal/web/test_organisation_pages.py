@@ -211,7 +211,7 @@ def test_a_health_rule_is_changed_in_its_row_and_errors_are_shown_there(world: W
 
 def test_a_changed_health_rule_shows_its_original_and_can_be_reset(world: World) -> None:
     client, address = signed_in(world.operator), reverse("health-rules")
-    assert "Put back" not in client.get(address).content.decode()
+    assert "Reset" not in client.get(address).content.decode()
     client.post(
         address,
         {"code": "xid:109", "action": "warn", "repeats": "2", "window_seconds": "2 h", "counts": "events"},
@@ -219,7 +219,7 @@ def test_a_changed_health_rule_shows_its_original_and_can_be_reset(world: World)
     shown = client.get(address, {"only": "changed"}).content.decode()
     assert "<b>xid:109</b>" in shown and "<b>xid:79</b>" not in shown
     assert "It began as Quarantine GPU, at 3 people&#x27;s work within 24 h." in " ".join(shown.split())
-    assert "Put back xid:109" not in signed_in(world.vision.member).get(address).content.decode()
+    assert "Reset xid:109" not in signed_in(world.vision.member).get(address).content.decode()
     assert client.post(address, {"verb": "reset", "code": "xid:109"}).status_code == 302
     assert HealthRule.objects.get(code="xid:109").origin == "default"
     second_response = client.post(address, {"verb": "reset", "code": "xid:109"})

@@ -18,7 +18,7 @@ from tests.world import A100, H100, MIG, World
 
 pytestmark = pytest.mark.django_db
 
-OF_WAITING_ALONE = ("What blocks it", "would start sooner", "Expected start", "Position")
+OF_WAITING_ALONE = ("Blocked by", "would start sooner", "Expected start", "Position")
 
 
 def page_of(world: World, workload: Workload) -> str:
@@ -62,7 +62,7 @@ def test_requeued_work_shows_why_it_waits_and_why_it_moved(world: World) -> None
     Allocation.objects.filter(workload=work).update(period=DateTimeTZRange(work.started_at, now))
     Workload.objects.filter(pk=work.pk).update(state="queued", stop_requested="")
     page = page_of(world, work)
-    assert "Why moved waits" in page and "What blocks it" in page
+    assert "Why moved waits" in page and "Blocked by" in page
     assert "GPU 0 of alpha failed (XID 79" in page
     assert "<h2>Where it ran</h2><p>and why it moved</p>" in page
 

@@ -68,9 +68,9 @@ def test_home_shows_own_work_and_nothing_of_other_teams(world: World) -> None:
 
 def test_home_without_work_suggests_the_next_step(world: World) -> None:
     page = signed_in(world.vision.member).get(reverse("home")).content.decode()
-    assert "Nothing of yours runs yet" in page
+    assert "You have no running workloads yet" in page
     assert reverse("notebook-launch") in page
-    assert "You are in no team" in signed_in(world.stranger).get(reverse("home")).content.decode()
+    assert "You are not in a team" in signed_in(world.stranger).get(reverse("home")).content.decode()
 
 
 def test_a_waiting_card_shows_its_position_and_reason(world: World) -> None:
@@ -677,7 +677,7 @@ def test_a_queue_with_work_of_other_teams_only_says_so(world: World) -> None:
     make_waiting(world, world.language, "llm", units=4)
     page = signed_in(world.vision.member).get(reverse("queue")).content.decode()
     assert "1 waits for 4 units, none of them of your teams; 0 run." in page
-    assert "Nothing of your teams waits" in page
+    assert "No workload of your teams waits" in page
     assert "Nothing waits" not in page
     assert "Waiting 0" in page
     page = signed_in(world.operator).get(reverse("queue")).content.decode()
@@ -996,7 +996,7 @@ def test_an_operator_sees_pending_decisions_and_unhealthy_hosts_first(world: Wor
     for words in (
         "Waits for a decision",
         "8 × H100",
-        "its agent does not speak",
+        "its agent is silent",
         "Waits longest",
         "asr-large",
     ):
