@@ -83,7 +83,7 @@ def _run_command(options: argparse.Namespace) -> int:
     models = _simulated_models(options)
     parse_mig(options.simulate_mig, models)
     if options.state in (options.homes, options.locks):
-        raise StateFolderError("--homes and --locks: must not be the state folder itself")
+        raise StateFolderError("--homes and --locks: must differ from the state folder")
     state = StateFolder(options.state)
     host = options.host or state.identity.host or _machine_name()
     if not state.identity.credential and not options.join_token:
@@ -172,7 +172,7 @@ async def _run_agent(
         closed=closed,
     )
     network.watch()
-    notes = [f"NOTHING STARTS HERE: {closed}."] if closed else []
+    notes = [f"No workload starts on this host: {closed}."] if closed else []
     notes += [
         *chosen.notes,
         *network.notes,
@@ -198,7 +198,7 @@ async def _read_hardware(gpu_reader: GpuReader) -> GpuInventory:
         known = gpu_reader.last_known(str(problem))
         if known is not None:  # workloads may run on them, and only the agent renews their leases
             logging.getLogger("agent").error(
-                "the GPUs can't be read, the last known hardware is used: %s", problem
+                "the GPUs can't be read; the last known inventory is used: %s", problem
             )
             return known
         raise RuntimeError(
@@ -215,7 +215,7 @@ def isolation_downgrade(record: Path, requested: str, current: str, notes: list[
     previous = record.read_text().strip() if record.exists() else ""
     if requested == "auto" and previous == "bubblewrap" and current == "plain":
         return (
-            f"workloads of this host were in sandboxes before, and now: {' '.join(notes)} "
+            f"workloads of this host ran in sandboxes before. Now: {' '.join(notes)} "
             "Fix this and restart the agent, or "
             "start it with --launcher plain to continue without sandboxes"
         )

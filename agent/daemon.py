@@ -236,13 +236,11 @@ class Agent:
             except (TimeoutError, aiohttp.ClientError, OSError) as error:
                 if not is_logged:
                     why = error or type(error).__name__
-                    log.warning(
-                        "the edge %s is away: %s; tried again until it answers", self.options.edge, why
-                    )
+                    log.warning("the edge %s does not answer: %s; retrying", self.options.edge, why)
                     is_logged = True
                 await asyncio.sleep(pause)
                 pause = min(MAX_RETRY_SECONDS, pause * 2)
-        with log_disk_errors("where this host has joined"):  # if this fails, the next start needs --edge
+        with log_disk_errors("the address of the join"):  # if this fails, the next start needs --edge
             self.state.save_edge(self.options.edge)
 
     def _workspace_socket(self, run_id: str) -> Path | None:
@@ -284,7 +282,7 @@ class Agent:
         for name in [name for name in self.runs.waiting if name not in named]:
             del self.runs.waiting[name]
             self.reporter.note_change()
-        with log_disk_errors("which start the server knows"):
+        with log_disk_errors("the agent starts that the server knows"):
             self.state.starts.known()
         if desired.credential and desired.credential != self.state.identity.credential:
             with log_disk_errors("the credential"):

@@ -92,7 +92,7 @@ class ApiClient:
             raise CliError(f"{self.login.url} does not answer: {reason}", EXIT_UNREACHABLE) from None
         except ValueError as problem:
             # The token has characters that a header can't have, or the answer is not JSON.
-            raise CliError(f"{self.login.url} is not spoken with: {problem}", EXIT_UNREACHABLE) from None
+            raise CliError(f"{self.login.url} can't be used: {problem}", EXIT_UNREACHABLE) from None
 
 
 # Not split: one rule per kind of answer, the most specific first.

@@ -11,7 +11,7 @@ from cli import output
 from cli.formatting import format_local_time
 from cli.session import CliSession, cli
 
-REASON_OPTION = click.option("--why", default="", help="Shown to everybody, and kept in the record.")
+REASON_OPTION = click.option("--why", default="", help="Shown to everybody and stored in the audit log.")
 
 
 RETURN_SYNONYMS = ("uncordon", "undrain", "resume")  # names that other schedulers use for "return"
@@ -61,12 +61,12 @@ def print_preview(session: CliSession, name: str, body: dict[str, Any]) -> None:
     output.print_line(f"{PREVIEW_TITLES[found['verb']].format(name)}: {found['text']}")
     print_affected_workloads(found["work"])
     if found["gpus"] is not None:
-        away = {"return": "come back to the pool", "maintenance": "are away meanwhile"}
+        away = {"return": "return to the pool", "maintenance": "are away meanwhile"}
         output.print_line(f"GPUs that {away.get(found['verb'], 'leave the pool')}: {found['gpus']}.")
     print_affected_reservations(found)
     if found["last_end"]:
         output.print_line(f"The last ends by {format_local_time(found['last_end'])} at the latest.")
-    return output.print_line("Nothing is changed; without --preview it is done.")
+    return output.print_line("Nothing is changed. Run it without --preview to do it.")
 
 
 def print_affected_workloads(rows: list[dict[str, Any]]) -> None:
@@ -93,14 +93,14 @@ def print_affected_reservations(found: dict[str, Any]) -> None:
         listed = ", ".join(
             f"{r['name']} ({r['team']}, until {format_local_time(r['end'])})" for r in found["reservations"]
         )
-        output.print_line(f"Reservations on its GPUs, which get others: {listed}.")
+        output.print_line(f"Reservations on its GPUs, which get other GPUs: {listed}.")
     if found.get("unkept"):
         listed = ", ".join(
             f"{r['name']} ({r['team']}, from {format_local_time(r['start'])})" for r in found["unkept"]
         )
         output.print_line(f"Coming reservations that could not be served: {listed}.")
     elif found.get("unkept") is not None:
-        output.print_line("Every coming reservation can be kept without it.")
+        output.print_line("Every coming reservation can be served without it.")
 
 
 def require_reason(why: str, preview: bool) -> None:

@@ -52,7 +52,7 @@ def find_by_id_or_name(client: ApiClient, id_: str, path: str, noun: str) -> Any
     if len(rows) == 1 and text:
         return rows[0]
     if not rows or not text:
-        raise CliError(f"There is no {noun} {id_!r} that you may see.", EXIT_NOT_FOUND)
+        raise CliError(f"There is no {noun} {id_!r} that is visible to you.", EXIT_NOT_FOUND)
     raise CliError(
         f"{id_!r} could be {', '.join(row['id'][:8] for row in rows[:5])}; give more of the id.",
         EXIT_NOT_FOUND,

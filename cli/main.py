@@ -64,7 +64,7 @@ def run(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except UnicodeError:
-        _print_error("an argument or an answer is no readable text.")
+        _print_error("an argument or an answer is not valid text.")
         return EXIT_USAGE
     except OSError as problem:
         _print_error(f"{problem.filename or 'this machine'}: {problem.strerror}")

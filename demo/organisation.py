@@ -266,7 +266,7 @@ def _create_templates() -> None:
         (
             "train",
             "Training job",
-            "Writes a checkpoint when it is asked to, and goes on from it.",
+            "Writes a checkpoint on a notice, and resumes from it.",
             "job",
             "training",
             1,

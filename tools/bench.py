@@ -29,7 +29,7 @@ def bench_verb(arguments: list[str]) -> int:
     """Run the benchmark that is named first; the other arguments are its own."""
     names = sorted(path.stem for path in BENCHMARKS.glob("*.py") if not path.stem.startswith("_"))
     if not arguments or arguments[0] not in names:
-        given = f"{arguments[0]!r} is no benchmark" if arguments else "name a benchmark"
+        given = f"{arguments[0]!r} is not a benchmark" if arguments else "name a benchmark"
         raise RunError(f"{given}; there are: {', '.join(names) or 'none'}")
     name, rest = arguments[0], arguments[1:]
     ensure_environment()

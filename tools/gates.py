@@ -103,7 +103,7 @@ def check_verb(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     unknown = [name for name in options.gates if name not in by_name]
     if unknown:
-        raise RunError(f"{unknown[0]!r} is no gate; there are: {', '.join(by_name)}")
+        raise RunError(f"{unknown[0]!r} is not a gate; there are: {', '.join(by_name)}")
     chosen = [by_name[name] for name in options.gates or by_name]
     begin = time.monotonic()
     ensure_environment(with_tests=True)

@@ -16,7 +16,7 @@ TCP_LISTEN = "0A"  # the state's code in /proc/net/tcp
 def port_number(text: str) -> int:
     """Return the port named on the command line; the next one must exist, too."""
     if not text.isdigit() or not 1 <= int(text) <= 65534:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; allowed: 1 to 65534")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; allowed: 1 to 65534")
     return int(text)
 
 

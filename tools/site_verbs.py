@@ -64,10 +64,10 @@ def _parse(arguments: list[str], demo: bool) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"./run {name}")
     port_help = "the portal's port; the edge takes the next one"
     parser.add_argument("--port", type=port_number, default=DEFAULT_PORT, help=port_help)
-    state_help = "the folder where everything is kept"
+    state_help = "the folder for all state"
     parser.add_argument("--state", type=Path, default=STATE / name, help=state_help)
     if demo:
-        parser.add_argument("--fresh", action="store_true", help="forget everything and start over")
+        parser.add_argument("--fresh", action="store_true", help="delete all state and start again")
         parser.add_argument("--no-history", action="store_true", help="leave out the simulated past")
     return parser.parse_args(arguments)
 
@@ -99,7 +99,7 @@ def _run(site: Site) -> int:
         if supervisor.services:
             say("Stopping")
             supervisor.stop(STOP_ORDER)
-            say("Stopped; everything is kept.")
+            say("Stopped. The state is kept.")
     return 0
 
 
@@ -138,11 +138,11 @@ def _announce(site: Site, organisation: Mapping[str, object]) -> None:
         _print_sign_ins(sign_ins)
     if site.history_is_loading():
         say()
-        say("A simulated past of the pool is loading behind the pages; they say how far it is.")
+        say("A simulated past of the pool is loading in the background; the pages show its progress.")
     if not site.demo:
-        say("Open it in a browser: on a new installation the first page makes the first operator.")
+        say("Open it in a browser: on a new installation the first page creates the first operator.")
     say()
-    say(f"Ctrl-C stops it and keeps everything. Logs: {logs_hint(site.folder)}")
+    say(f"Ctrl-C stops it and keeps the state. Logs: {logs_hint(site.folder)}")
 
 
 def _print_sign_ins(sign_ins: list[Mapping[str, object]]) -> None:

@@ -88,7 +88,7 @@ def stop_verb(arguments: list[str]) -> int:
         if time.monotonic() > deadline:
             raise RunError(f"pid {pid} does not stop after {STOP_SECONDS} s; see {folder / 'logs'}")
         time.sleep(0.1)
-    say("Stopped; everything is kept.")
+    say("Stopped. The state is kept.")
     return 0
 
 

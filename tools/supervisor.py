@@ -172,7 +172,7 @@ class Supervisor:
                 raise KeyboardInterrupt
             if service.restarts >= MAX_RESTARTS_WHILE_STARTING or time.monotonic() > deadline:
                 shown = last_lines(service.log, SHOWN_LOG_LINES)
-                raise RunError(f"{service.name} does not come up; the end of its log:\n{shown}")
+                raise RunError(f"{service.name} does not start; the end of its log:\n{shown}")
             time.sleep(0.05)
 
     def run(self) -> None:

@@ -38,7 +38,7 @@ def manage_verb(arguments: list[str]) -> int:
     command = [str(PYTHON), str(ROOT / "manage.py"), *arguments]
     folder = running_folder()
     if folder is None:
-        print("gpupool does not run: this works on throw-away services.", file=sys.stderr)
+        print("gpupool does not run: throw-away services are used.", file=sys.stderr)
         with throw_away_stores() as env:
             return subprocess.run(command, env=env).returncode
     env = environment_of_site(folder)

@@ -142,7 +142,7 @@ def _check_memory(gpu: CudaDevice, look: CheckProgress) -> None:
         "seconds": round(time.monotonic() - began, 2),
     }
     if checked < MIN_CHECKED_MEMORY_SHARE * total:
-        look.unknown = "" if wrong else "most of its memory is in use by somebody else"
+        look.unknown = "" if wrong else "another process uses most of its memory"
         look.report_check("memory", False if wrong else None, numbers, text or look.unknown)
         return
     look.report_check("memory", wrong == 0, numbers, f"{wrong} words differ; {text}" if wrong else "")

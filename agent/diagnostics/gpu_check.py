@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _run_tool(look, options)
     except DiagnosticStopped:
-        print_json({"end": "stopped", "detail": "it gave way to work"})
+        print_json({"end": "stopped", "detail": "it was cancelled: a workload needs the GPU"})
     except CudaError as error:
         if error.code in INCONCLUSIVE_CUDA_ERRORS and not look.failed:
             print_json({"end": "stopped", "detail": str(error)})

@@ -121,7 +121,7 @@ class DiagnosticRunner:
             log.error("diagnostic %s: %r", name, task.exception())
             self._finish(
                 DiagnosticSeen(
-                    name, "stopped", detail="its agent could not carry it out", ended_at=time.time()
+                    name, "stopped", detail="the agent failed to carry it out", ended_at=time.time()
                 )
             )
 
@@ -298,7 +298,7 @@ def _parse_result(output: Path, status: int | None, deadline: float) -> dict[str
             if "end" in message:
                 end = message
     if end is None and status == -signal.SIGTERM:  # SIGTERM came before its handler was installed
-        end = {"end": "stopped", "detail": "it gave way to work"}
+        end = {"end": "stopped", "detail": "it was cancelled: a workload needs the GPU"}
     if end is None and (status is None or status in (-signal.SIGALRM, -signal.SIGKILL)):
         detail = f"{step}: no answer within {deadline:g} s" + (
             ", and it can't be ended" if status is None else ""

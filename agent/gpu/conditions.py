@@ -51,7 +51,7 @@ def worsened_conditions(
         found.append(
             (
                 f"recovery:{RECOVERY_ACTIONS[action]}",
-                "the driver names this as what would put it right",
+                "the driver recommends this action",
                 action,
             )
         )
@@ -68,7 +68,7 @@ def _counter_events(before: Condition, after: Condition) -> list[tuple[str, str,
     found: list[tuple[str, str, object]] = []
     for name, code, what in (
         ("uncorrectable", "ecc:uncorrectable", "memory errors since the driver was loaded"),
-        ("remapped", "remap:uncorrectable", "rows replaced after uncorrectable errors"),
+        ("remapped", "remap:uncorrectable", "rows remapped after uncorrectable errors"),
         ("link_errors", "nvlink:errors", "replays, recoveries and CRC errors of its links"),
     ):
         count, known = after.get(name), before.get(name)

@@ -95,7 +95,7 @@ class GeometryChanges:
             del self._tasks[name]
         if not task.cancelled() and task.exception() is not None:
             log.error("geometry %s: %r", name, task.exception())
-            self._report(GeometrySeen(name, "unsure", "its agent could not carry it out"))
+            self._report(GeometrySeen(name, "unsure", "the agent failed to carry it out"))
 
     async def _carry_out(self, wanted: GeometryWanted) -> None:
         gpu = self._gpus.get(wanted.gpu)

@@ -35,8 +35,8 @@ class HardwareCache:
         if self.hardware is None or not self.hardware.gpus:
             return None
         note = (
-            f"NOTHING STARTS ON THE GPUS HERE: NVML can't be asked ({problem}). What is said of the GPUs is "
-            "what was last known of them; what runs goes on. NVML is asked again all the time."
+            f"No workload starts on the GPUs of this host: NVML does not answer ({problem}). The inventory is "
+            "the last known one; running work continues. The agent keeps asking NVML."
         )
         return dataclasses.replace(self.hardware, notes=[note], unread=problem)
 
@@ -57,16 +57,12 @@ def with_lost_gpus(
         gpu = _match_unread(entry, missing)
         if gpu is None or known is None:
             unidentified.append(entry["index"])
-            notes.append(
-                f"GPU {entry['index']} can't be read ({entry['why']}), and what it is was never known."
-            )
+            notes.append(f"GPU {entry['index']} can't be read ({entry['why']}), and it was never identified.")
             continue
         missing.remove(gpu)
         gpus.append(dataclasses.replace(gpu, index=entry["index"]))
         lost[gpu.uuid] = entry["why"]
-        notes.append(
-            f"GPU {entry['index']} can't be read ({entry['why']}): what is said of it is what was last known."
-        )
+        notes.append(f"GPU {entry['index']} can't be read ({entry['why']}): its entry is the last known one.")
         uuids = [gpu.uuid, *(unit.uuid for unit in gpu.units)]
         devices |= {uuid: known.devices[uuid] for uuid in uuids if uuid in known.devices}
     gpus.sort(key=lambda gpu: gpu.index)

@@ -67,7 +67,7 @@ def reshape_gpu(
     try:
         _apply_geometry(board, [GeometryPart(profile) for profile in before or ()])
     except MigError as error:
-        return ReshapeOutcome("unsure", f"{reason}; and what was there could not be put back: {error}")
+        return ReshapeOutcome("unsure", f"{reason}; and the previous geometry could not be restored: {error}")
     return ReshapeOutcome("failed", reason)
 
 

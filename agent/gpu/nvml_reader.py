@@ -114,7 +114,7 @@ class NvmlGpuReader:
     async def _read(self, what: str) -> list[dict[str, Any]]:
         """Return the readings by unit. Raises GpuReadError."""
         if self._reshaping:
-            raise GpuReadError("a GPU is being split otherwise")
+            raise GpuReadError("the MIG geometry of a GPU is being changed")
         answer: list[dict[str, Any]] = await self._ask(what, self._deadline)
         return answer
 
@@ -201,7 +201,7 @@ class NvmlGpuReader:
         Raises GpuReadError.
         """
         if self._reshaping:
-            raise GpuReadError("a GPU is being split otherwise")
+            raise GpuReadError("the MIG geometry of a GPU is being changed")
         answer: dict[str, conditions.Condition] = await self._ask("conditions", self._deadline)
         return {**{gpu: {"lost": True, "why": why} for gpu, why in self._lost.items()}, **answer}
 

@@ -152,7 +152,7 @@ class StrayTracker:
         if signal_sent is not None and (before is None or before.signal != signal_sent):
             self._ending[key] = EndedStray(stray, signal_sent)
             log.warning(
-                "a process of no workload on %s is sent %s, as the pool says: %s",
+                "a process outside workloads on %s is sent %s, by the pool's policy: %s",
                 stray.gpu,
                 signal_sent,
                 describe_stray(stray),
@@ -229,11 +229,11 @@ def reason_to_spare(process: processes.Process, known: WorkloadContext) -> str:
     except OSError:
         uid = None
     if uid is None:
-        return "what it is can't be read"
+        return "its identity can't be read"
     if uid < FIRST_PERSON_UID or uid in (NOBODY_UID, os.getuid()):
         return "it runs as a user of the system or of the agent"
     if (known.team_users is not None and uid in known.team_users) or process.pid in known.cgroup_pids():
-        return "it belongs to a workload that is not known here"
+        return "it belongs to a workload that this agent does not know"
     if is_system_slice(groups):
         return "it is a service of the system"
     if os.getpid() in _ancestors(process):

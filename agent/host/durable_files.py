@@ -78,10 +78,7 @@ def read_json_or_raise(path: Path) -> Any:
     """
     value = read_json(path)
     if value is None and path.exists():
-        raise StateFolderError(
-            f"{path} is damaged: what it kept is not known and must not count as nothing. "
-            "Restore it from a copy"
-        )
+        raise StateFolderError(f"{path} is damaged, and must not count as empty. Restore it from a copy")
     return value
 
 

@@ -27,7 +27,7 @@ async def cancel_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
     ended, pending = await asyncio.wait(tasks, timeout=CANCEL_WAIT_SECONDS)
     for task in pending:
         log.error(
-            "%s does not end and is left behind", getattr(task.get_coro(), "__qualname__", task.get_name())
+            "%s does not end and is abandoned", getattr(task.get_coro(), "__qualname__", task.get_name())
         )
     for task in ended:
         if not task.cancelled() and task.exception() is not None:

@@ -67,7 +67,7 @@ def install_tools(folder: Path) -> str:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         log.error(
-            "the tools of this version can't be installed, and nothing starts before they are: %s",
+            "the tools of this version can't be installed; no workload starts until they are: %s",
             error.strerror,
         )
         return str(error.strerror)

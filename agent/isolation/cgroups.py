@@ -68,7 +68,7 @@ class Cgroups:
         self.layout, self._groups = _find_controllers(mounts)
         missing = [name for name in CONTROLLERS if name not in self.available_controllers]
         self.notes = (
-            [f"No limits of {', '.join(missing)} per workload: control groups can't be written."]
+            [f"No limits of {', '.join(missing)} per workload: control groups are not writable."]
             if missing
             else []
         )

@@ -43,7 +43,9 @@ def choose_launcher(
         STAGE_ROOT.mkdir(exist_ok=True, mode=0o755)
     if wanted == "plain":
         return _choose_plain(
-            "No isolation: workloads run as plain processes, because this agent was started so.", probe, user
+            "No isolation: workloads run as plain processes, because this agent was started with --launcher plain.",
+            probe,
+            user,
         )
     program = shutil.which("bwrap")
     if program is None:
@@ -111,7 +113,7 @@ def _no_team_users_note(user: int | None, problem: str) -> list[str]:
 def _fall_back_to_plain(wanted: str, problem: str, probe: Path, user: int | None) -> LauncherChoice:
     if wanted == "bubblewrap":
         raise RuntimeError(f"--launcher: bubblewrap does not run here: {problem}")
-    note = f"NO ISOLATION: bubblewrap does not run here ({problem}). Workloads run as plain processes."
+    note = f"No isolation: bubblewrap does not run here ({problem}). Workloads run as plain processes."
     return _choose_plain(note, probe, user)
 
 
@@ -157,7 +159,7 @@ def socket_family_note(launcher: Launcher) -> list[str]:
     if can_filter_socket_families(launcher):
         return []
     return [
-        "Workloads can make sockets of every kind, also of those that no network confines "
+        "Workloads can create sockets of families that no network namespace confines "
         "(AF_VSOCK reaches the hypervisor of a virtual machine, or the virtual machines of this host): "
         "this host can't close them."
     ]

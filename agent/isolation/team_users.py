@@ -101,7 +101,7 @@ class TeamUsers:
             )
         if owner != team:
             raise TeamUserError(
-                f"user {number} was another team's on these homes: its files would be this team's"
+                f"user {number} was another team's on these homes: its files would become this team's"
             )
         if earlier_number is not None:
             raise TeamUserError(
@@ -157,7 +157,7 @@ class TeamUsers:
     def _checked(self, path: Path) -> Path:
         """Return the resolved path of a home. Only root may have replaced it by a link, never a workload."""
         if resolved_home(path) is None:
-            raise TeamUserError(f"the home {path.name} is a link that root did not make")
+            raise TeamUserError(f"the home {path.name} is a link that root did not create")
         return path.resolve()
 
     def _change_owner_in_background(self, path: Path, user: int) -> None:
@@ -187,7 +187,7 @@ class TeamUsers:
             return
         if skipped:
             log.warning(
-                "%s: %d entries keep their owner: they have names elsewhere or are too deep", path, skipped
+                "%s: %d entries keep their owner: they have other hard links or lie too deep", path, skipped
             )
 
 

@@ -273,7 +273,7 @@ def open_network(
         network.notes += _resolver_notes()
         return network
     reach = (
-        "Workloads use the host's network, as this agent was started: "
+        "Workloads use the host's network, as --network says: "
         "they reach the internet, and other hosts reach them"
     )
     problem = missing or (

@@ -109,11 +109,11 @@ def run_to_stop(
 
 
 def _format_mib(size: int) -> str:
-    return "more than could be counted" if size >= UNKNOWN_USAGE else f"{size >> 20} MiB"
+    return "more than could be measured" if size >= UNKNOWN_USAGE else f"{size >> 20} MiB"
 
 
 def _format_file_count(count: int) -> str:
-    return "more than could be counted" if count >= UNKNOWN_USAGE else f"{count} files"
+    return "more than could be measured" if count >= UNKNOWN_USAGE else f"{count} files"
 
 
 class DiskPressure:
@@ -165,12 +165,12 @@ class DiskPressure:
             name, took = await self._find_run_to_stop(
                 measure_bytes, count_bytes, self._before.bytes, lacking, least, gone
             )
-            why = f"its temporary files took the most of it of late: {_format_mib(took)}"
+            why = f"its temporary files grew most: {_format_mib(took)}"
             if not name:
                 name, took = await self._find_run_to_stop(
                     measure_files, count_files, self._before.files, files, least_files, gone_files
                 )
-                why = f"it made the most of the files on it of late: {_format_file_count(took)}"
+                why = f"it created most of the new files: {_format_file_count(took)}"
             if name:
                 self._stop(name, f"{DISK_PRESSURE_MESSAGE}, and {why}", now, host_full=True)
             elif not self._runs.trash.is_emptied:

@@ -85,7 +85,7 @@ class RunManager(RunOrders):
             if before is not None and before.gpu_unreadable_since is not None
             else boottime()
         )
-        step = f"waiting: the GPU can't be asked whether it is clean ({problem})"
+        step = f"waiting: the GPU can't be checked for earlier processes ({problem})"
         await self.wait(wanted, step)
         if (entry := self.waiting.get(wanted.run)) is None:
             return
@@ -238,7 +238,7 @@ class RunManager(RunOrders):
         run = self.runs.pop(wanted.run, None)
         if run is not None:
             self.waiting[wanted.run] = PendingStart(
-                wanted, boottime(), "could not be started: being cleared away", begun=True
+                wanted, boottime(), "could not be started: it is being removed", begun=True
             )
             self.cgroups.remove(run.about["mark"])
             await self.in_thread(lambda: self.network.leave(run.about["mark"]))

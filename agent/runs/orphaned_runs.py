@@ -57,7 +57,7 @@ class OrphanedRuns:
         if run.shim:
             outcome, why = (
                 "host_lost",
-                "the process that kept this workload was killed, or the host restarted",
+                "the shim of this workload was killed, or the host restarted",
             )
         else:
             outcome, why = "start_failed", "the agent ended while it was starting this workload"

@@ -239,7 +239,7 @@ class SyncConnection:
         """Log a lost connection once, not at each retry: an edge may be unavailable for hours."""
         if self._is_up is not False:
             state = "the connection to the edge is lost" if self._is_up else f"the edge {self._edge} is away"
-            log.warning("%s: %s; tried again until it answers", state, why)
+            log.warning("%s: %s; retrying", state, why)
             self._is_up = False
 
     async def _run_session(self) -> None:
@@ -276,7 +276,7 @@ class SyncConnection:
             if await renew_credential(self._session, self._edge, self._agent.state):
                 return
             if self._rejoin is not None:
-                log.info("the credential is not accepted any more: joining again")
+                log.info("the credential is no longer accepted: joining again")
                 rejoin, self._rejoin = self._rejoin, None  # a token is valid once
                 await rejoin()
                 return
@@ -303,7 +303,7 @@ class SyncConnection:
                 continue
             if isinstance(frame, Refused):
                 if frame.retry:
-                    raise aiohttp.ClientError(f"it asks to come back: {frame.reason}")
+                    raise aiohttp.ClientError(f"it asks for a new connection: {frame.reason}")
                 raise ServerRejectedError(f"the server refused this agent: {frame.reason}")
             if isinstance(frame, Desired):
                 if frame.version != VERSION:

@@ -156,10 +156,10 @@ class ServerReporter:
         full = self._runs.is_full()
         notes = self._inventory.notes
         if full:
-            notes = [*notes, "The disk is full: nothing new is started here."]
+            notes = [*notes, "The disk is full: no new workload starts here."]
         if self.state.missing_tools_reason:
             why = f"the tools of this version could not be installed ({self.state.missing_tools_reason})"
-            notes = [*notes, f"Nothing new is started here: {why}. Running work continues."]
+            notes = [*notes, f"No new workload starts here: {why}. Running work continues."]
         return Observed(
             version=VERSION,
             agent_version=AGENT_VERSION,
@@ -277,7 +277,7 @@ class ServerReporter:
     def _commit(self, desired: Desired) -> None:
         if desired.committed_sequence > self.spool.last:
             log.warning(
-                "the server has more batches than this spool: numbering goes on after %s",
+                "the server has more batches than this spool: numbering continues after %s",
                 desired.committed_sequence,
             )
             self._sent_batches = 0

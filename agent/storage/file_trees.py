@@ -116,7 +116,7 @@ class Trash:
             threading.Thread(target=self._work, daemon=True, name="trash").start()
         except RuntimeError as error:  # no thread available
             self._at_work = False
-            log.warning("nothing can be removed at present: %s", error)
+            log.warning("files can't be removed at present: %s", error)
 
     def _work(self) -> None:
         while True:
@@ -130,7 +130,7 @@ class Trash:
                 if names:
                     _remove_folders(names)
             except OSError as error:  # e.g. no process available; the next call of ``empty`` tries again
-                log.warning("not everything could be removed: %s", error)
+                log.warning("not all files could be removed: %s", error)
 
 
 def _remove_folders(paths: list[str]) -> None:
@@ -140,7 +140,7 @@ def _remove_folders(paths: list[str]) -> None:
         _run_program("chmod", "-R", "u+rwX", "--", *(path for path in paths if os.path.lexists(path)))
         wrong = _run_program("rm", "-rf", "--one-file-system", "--", *paths)
     if wrong:
-        log.warning("not everything could be removed: %s", wrong[-1:])
+        log.warning("not all files could be removed: %s", wrong[-1:])
 
 
 def _run_program(*command: str) -> list[str]:

@@ -70,5 +70,5 @@ def _parse_usage(result: bytes) -> tuple[HomesSeen | None, float]:
     try:
         return parse(HomesSeen, usage), home_usage.pause_after(usage["took_seconds"])
     except ProtocolError as error:
-        log.warning("homes are not measured: what was kept of them is damaged: %s", error)
+        log.warning("homes are not measured: the stored sizes are damaged: %s", error)
         return None, home_usage.MAX_PAUSE_SECONDS

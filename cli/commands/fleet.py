@@ -94,7 +94,7 @@ def _unavailability_reason(row: dict[str, Any]) -> str:
 @command(pool, "isolation")
 @click.argument("slug")
 @click.argument("level", required=False, type=click.Choice(["none", "sandbox", "team_users", "limits"]))
-@click.option("--reason", default="", help="Kept with the change.")
+@click.option("--reason", default="", help="Stored in the audit log.")
 def pool_isolation(session: CliSession, slug: str, level: str | None, reason: str) -> None:
     """Isolation that a pool requires, and which hosts lack what; with LEVEL it is changed."""
     path = f"pools/{quote(slug, safe='', errors='replace')}/"
@@ -136,7 +136,7 @@ def list_volumes(session: CliSession) -> None:
             )
             for row in rows
         ),
-        "No home yet: it is made when your first notebook or job starts.",
+        "No home yet: your first notebook or job creates it.",
     )
 
 
@@ -158,4 +158,4 @@ def usage(session: CliSession, by: str, start: str | None, end: str | None) -> N
         )
         for line in answer["lines"]
     )
-    return output.print_table((by, "hours", "used", "measured"), rows, "Nothing was held in that time.")
+    return output.print_table((by, "hours", "used", "measured"), rows, "No GPU was held in that time.")

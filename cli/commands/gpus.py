@@ -32,7 +32,7 @@ def diagnostics(session: CliSession, name: str, gpu: int | None) -> None:
     return output.print_table(
         ("GPU", "when", "why", "by", "result", "check", "says", "numbers"),
         (line for row in rows for line in _diagnostic_rows(row, now)),
-        "No diagnostic yet. Have it look: gpupool host diagnose NAME",
+        "No diagnostic yet. Start one: gpupool host diagnose NAME",
     )
 
 
@@ -84,7 +84,7 @@ def diagnose(session: CliSession, name: str, gpu: int | None, why: str) -> None:
     if session.json:
         return output.print_json(rows)
     listed = ", ".join(str(row["gpu"]) for row in rows)
-    return output.print_line(f"Being looked at: GPU {listed}. See: gpupool host health {name}")
+    return output.print_line(f"Diagnostic started: GPU {listed}. See: gpupool host health {name}")
 
 
 @command(host, "geometry")
@@ -128,7 +128,7 @@ def change_geometry(session: CliSession, name: str, gpu: int, wanted: str, previ
             f"GPU {gpu} of {name}: {found['before'] or 'whole'} becomes {found['after'] or 'whole'}."
         )
         output.print_table(
-            ("workload", "team", "owner", "what happens", "gone at the latest"),
+            ("workload", "team", "owner", "what happens", "ends at the latest"),
             (
                 (
                     w["name"],
@@ -147,7 +147,7 @@ def change_geometry(session: CliSession, name: str, gpu: int, wanted: str, previ
             f"Reservations bound to it: {found['reservations']}.{unkept} Its host begins {begins}."
         )
     row = session.client.post(host_path(name, "geometry"), {**body, "why": why})
-    said = f"GPU {gpu} of {name} takes nothing new and becomes {row['after']} once nothing holds it."
+    said = f"GPU {gpu} of {name} takes no new work and becomes {row['after']} once nothing holds it."
     return (
         output.print_json(row)
         if session.json
@@ -193,7 +193,7 @@ def forget_gpu(session: CliSession, name: str, uuid: str, why: str) -> None:
     """Remove a missing GPU from the list for good."""
     row = session.client.post(host_path(name, "forget-gpu"), {"gpu": uuid, "why": why})
     output.print_json(row) if session.json else output.print_line(
-        f"GPU {row['gpu']} of {name} ({row['uuid']}) is listed no more."
+        f"GPU {row['gpu']} of {name} ({row['uuid']}) is removed from the list."
     )
 
 

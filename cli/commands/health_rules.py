@@ -14,9 +14,10 @@ from cli.session import CliSession, cli, command
 
 ACTION_TYPE = click.Choice(["note", "warn", "quarantine_gpu", "cordon", "drain"])
 COUNT_TYPE = click.Choice(["events", "people"])
-REASON_OPTION = click.option("--why", default="", help="Kept in the record.")
+REASON_OPTION = click.option("--why", default="", help="Stored in the audit log.")
 ACTION_HELP = (
-    "note: nothing; warn: notify operators; quarantine_gpu: take the GPU out; cordon, drain: close the host."
+    "note: only record it; warn: notify operators; quarantine_gpu: take the GPU out of service; "
+    "cordon, drain: close the host."
 )
 REPEATS_OPTION = click.option("--repeats", type=int, help="Act only after this many events within --within.")
 WINDOW_OPTION = click.option("--within", "window_seconds", type=DurationType(), help="Such as 24h.")
@@ -32,7 +33,7 @@ def health_rule() -> None:
 
 
 @command(health_rule, "list")
-@click.argument("words", nargs=-1, metavar="[CODE OR WORDS OF ITS MEANING]...")
+@click.argument("words", nargs=-1, metavar="[CODE OR WORDS]...")
 @click.option("--changed", is_flag=True, help="Only rules that operators changed or added.")
 @click.option("--action", type=ACTION_TYPE, help="Only rules with this action.")
 def list_rules(session: CliSession, words: tuple[str, ...], changed: bool, action: str | None) -> None:
@@ -97,15 +98,14 @@ def set_rule(session: CliSession, code: str, why: str, **given: Any) -> None:
     """Change a rule; what is not given stays. For operators."""
     change = {name: value for name, value in given.items() if value is not None}
     if not change:
-        raise click.UsageError("Give what shall change: --action, --repeats, --within or --counts.")
+        raise click.UsageError("Give at least one of --action, --repeats, --within or --counts.")
     row = session.client.put(_rule_path(code), {**change, "why": why})
     if session.json:
         return output.print_json(row)
     output.print_line(f"{row['code']} ({row['meaning']}): {_action_text(row)}.")
     if row["origin"] == "changed":
         output.print_line(
-            f"It began as {_action_text(row['default'])}; "
-            f"back to that: gpupool health-rule reset {row['code']}"
+            f"Default: {_action_text(row['default'])}; to restore it: gpupool health-rule reset {row['code']}"
         )
     return None
 
@@ -117,7 +117,7 @@ def reset(session: CliSession, code: str, why: str) -> None:
     """Reset a changed rule to its default. For operators."""
     row = session.client.post(f"{_rule_path(code)}reset/", {"why": why})
     output.print_json(row) if session.json else output.print_line(
-        f"{row['code']} is as it began: {_action_text(row)}."
+        f"{row['code']} has its default again: {_action_text(row)}."
     )
 
 
@@ -146,7 +146,7 @@ def remove(session: CliSession, code: str, why: str) -> None:
     """Remove a rule that was added; its events are noted again. For operators."""
     row = session.client.post(f"{_rule_path(code)}remove/", {"why": why})
     output.print_json(row) if session.json else output.print_line(
-        f"{row['code']} has no rule any more: its events are noted."
+        f"{row['code']} has no rule now: its events are only recorded."
     )
 
 

@@ -46,12 +46,12 @@ def show(session: CliSession, name: str) -> None:
     if refused:
         boot = f" (boot {refused['boot_id']})" if refused["boot_id"] else ""
         output.print_line(
-            f"Another agent was turned away {relative_time(refused['at'], now)}{boot}: {refused['reason']}"
+            f"Another agent was rejected {relative_time(refused['at'], now)}{boot}: {refused['reason']}"
         )
         if refused["quarantined"]:
             output.print_line(
-                "It is given no work and hears no orders. Find the machine that it runs on and end it there; "
-                "or, if that is the one that should go on, "
+                "It gets no work and no orders. Find its machine and end it there; "
+                "or, if that agent should continue, "
                 f"start it with another token: gpupool host join {name}"
             )
     return None
@@ -161,7 +161,7 @@ def health(session: CliSession, name: str) -> None:
             f"to join again: gpupool host join {name}"
         )
     if found["state_reason"]:
-        output.print_line(f"Not simply in service: {found['state_reason']}")
+        output.print_line(f"State: {found['state_reason']}")
     _print_events(found["events"], now)
     if found["strays"]:
         output.print_line(f"Processes outside workloads: {found['strays']}")
@@ -242,7 +242,9 @@ def revoke(session: CliSession, name: str, why: str, preview: bool) -> None:
 
 @command(cli, "host-is-off")
 @click.argument("name")
-@click.option("--why", default="", help="What you saw; kept in the audit log. Required without --preview.")
+@click.option(
+    "--why", default="", help="How it was verified; stored in the audit log. Required without --preview."
+)
 @PREVIEW_OPTION
 def host_is_off(session: CliSession, name: str, why: str, preview: bool) -> None:
     """Confirm that a host is powered off: its work starts elsewhere at once. For operators."""
@@ -265,14 +267,14 @@ def join(session: CliSession, name: str, pool: str | None, labels: tuple[str, ..
     known = _ensure_host(session, name)
     if known is None and pool is None:
         raise CliError(
-            f"There is no host {name}; give --pool to make it known, or see: gpupool hosts", EXIT_NOT_FOUND
+            f"There is no host {name}; give --pool to add it, or see: gpupool hosts", EXIT_NOT_FOUND
         )
     if known is not None and pool not in (None, known["pool"]):
         raise CliError(
             f"{name} is a host of the pool {known['pool']} already; leave --pool out for another token."
         )
     if known is not None and labels:
-        raise click.UsageError(f"{name} is known already; --label is for one that is new.")
+        raise click.UsageError(f"{name} is known already; --label is only for a new host.")
     if known is None:
         made = session.client.post("hosts/", {"pool": pool, "name": name, "labels": parse_pairs(labels)})
     else:
@@ -290,18 +292,14 @@ def _print_join_command(
 ) -> None:
     """Print the command to run on the machine. ``known``: the host as it was before, None for a new one."""
     state = (
-        f"{name} is known in the pool {pool}."
-        if known is None
-        else f"Tokens of {name} not used so far stopped working."
+        f"{name} is in the pool {pool}." if known is None else f"Unused tokens of {name} are no longer valid."
     )
     output.print_line(f"{state} Run this on the machine, once, by {format_local_time(made['good_until'])}:")
     output.print_line(f"\n  {made['command']}\n")
     output.print_line("Or, in a checkout of gpupool, to try it:")
     output.print_line(f"\n  {made['checkout_command']}\n")
     if made.get("simulated_as"):
-        output.print_line(
-            f"Its GPUs were simulated: add {made['simulated_as']} to that, and it has the same again."
-        )
+        output.print_line(f"Its GPUs were simulated: add {made['simulated_as']} to simulate them again.")
     elif known is None or not known["gpus"]:
         output.print_line(
             "Without a GPU, add --simulate 8xH100-80GB to that: "

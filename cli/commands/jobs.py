@@ -56,7 +56,7 @@ def job() -> None:
 @click.option(
     "--wanted-by",
     type=TIMESTAMP_TYPE,
-    help="When it should be done. Not guaranteed: you are notified if it is likely to be later.",
+    help="Deadline. Not guaranteed: you are notified if it is likely to end later.",
 )
 @click.option(
     "--after",
@@ -164,7 +164,7 @@ def list_arrays(session: CliSession) -> None:
 
 @command(job, "cancel-array")
 @click.argument("id_", metavar="ID")
-@click.option("--why", "reason", default="", help="Kept in the record.")
+@click.option("--why", "reason", default="", help="Stored in the audit log.")
 def cancel_array(session: CliSession, id_: str, reason: str) -> None:
     """Cancel every task of an array that has not ended."""
     found = find_by_id_or_name(session.client, id_, "arrays/", "array")
@@ -204,7 +204,7 @@ def read_logs(session: CliSession, id_: str, follow: bool, attempt: int | None, 
 
 @command(job, "open")
 @click.argument("id_", metavar="ID")
-@click.option("--print", "print_only", is_flag=True, help="Print the address and open nothing.")
+@click.option("--print", "print_only", is_flag=True, help="Print the address without opening a browser.")
 def open_job(session: CliSession, id_: str, print_only: bool) -> None:
     """Open a job's web service in the browser. The address works once, within a minute."""
     open_in_browser(session, find_workload(session, id_), print_only)

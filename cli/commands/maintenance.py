@@ -31,7 +31,7 @@ from cli.session import CliSession, command
 )
 @PREVIEW_OPTION
 def maintenance(session: CliSession, name: str, start: str, end: str, why: str, preview: bool) -> None:
-    """Announce a window in which the host is away: nothing is planned into it."""
+    """Announce a window in which the host is away: no work is scheduled in it."""
     require_reason(why, preview)
     if preview:
         return print_preview(session, name, {"verb": "maintenance", "start": start, "end": end})
@@ -40,7 +40,7 @@ def maintenance(session: CliSession, name: str, start: str, end: str, why: str, 
         return output.print_json(row)
     output.print_line(
         f"{name} is away from {format_local_time(row['start'])} to {format_local_time(row['end'])}: "
-        "nothing is planned into it."
+        "no work is scheduled in it."
     )
     if "work" in row:  # an older portal does not say
         print_affected_workloads(row["work"])
@@ -57,5 +57,5 @@ def cancel_maintenance(session: CliSession, name: str, window: int, why: str) ->
     """Cancel an announced window; its number is in: gpupool host health NAME"""
     row = session.client.post(host_path(name, "maintenance/cancel"), {"window": window, "why": why})
     output.print_json(row) if session.json else output.print_line(
-        f"The window from {format_local_time(row['start'])} is taken back."
+        f"The window from {format_local_time(row['start'])} is cancelled."
     )

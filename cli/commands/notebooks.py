@@ -48,7 +48,7 @@ def launch_notebook(
 
 @command(notebook, "open")
 @click.argument("id_", metavar="ID")
-@click.option("--print", "print_only", is_flag=True, help="Print the address and open nothing.")
+@click.option("--print", "print_only", is_flag=True, help="Print the address without opening a browser.")
 def open_notebook(session: CliSession, id_: str, print_only: bool) -> None:
     """Open a running notebook in the browser. The address works once, within a minute."""
     open_in_browser(session, find_workload(session, id_), print_only)

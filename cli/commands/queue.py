@@ -41,7 +41,7 @@ def queue(session: CliSession, pool: str | None, fairness: bool) -> None:
             )
             for row in rows
         ),
-        "Nothing waits that you may see.",
+        "No waiting work is visible to you.",
     )
 
 
@@ -99,7 +99,7 @@ def why(session: CliSession, id_: str, them: str | None, sooner: bool) -> None:
     now = datetime.now().astimezone()
     hidden = answer["hidden_blockers"]
     before = [f"{blocker['name']} of {blocker['owner']}" for blocker in answer["blockers"]] + (
-        [f"{hidden} that you may not see"] if hidden else []
+        [f"{hidden} not visible to you"] if hidden else []
     )
     output.print_facts(
         [
@@ -125,7 +125,7 @@ def _print_sooner(answer: dict[str, Any], now: datetime) -> None:
         start = "now" if way["starts_now"] else relative_time(way["expected_start"], now)
         output.print_line(f"sooner: {way['words']}: {start}")
     if not answer["sooner"]:
-        output.print_line("Nothing that was tried would start sooner.")
+        output.print_line("No alternative would start sooner.")
     for window in answer["windows"]:
         needs = " (needs approval)" if window["needs_approval"] else ""
         start, end = format_local_time(window["start"]), format_local_time(window["end"])
@@ -138,9 +138,9 @@ def _hidden_ahead_text(answer: dict[str, Any]) -> str:
     if not count:
         return ""
     return (
-        f"{count} more, further ahead or not yours to see"
+        f"{count} more, further ahead or not visible to you"
         if answer["ahead"]
-        else f"{count} that you may not see"
+        else f"{count} not visible to you"
     )
 
 

@@ -74,7 +74,7 @@ def create_reservation(
         try:
             end = (datetime.fromisoformat(start) + timedelta(seconds=length_)).isoformat()
         except OverflowError:
-            raise click.UsageError(f"--for {length_} seconds is beyond all calendars.") from None
+            raise click.UsageError(f"--for {length_} seconds is longer than the calendar.") from None
     body = {"units": 1} | request_body(session, given) | {"start": start, "end": end}
     path = "reservations/"
     if days:
@@ -155,7 +155,7 @@ def list_reservations(session: CliSession, everything: bool) -> None:
 
 @command(reservation, "cancel")
 @click.argument("id_", metavar="ID")
-@click.option("--why", "reason", default="", help="Kept in the record.")
+@click.option("--why", "reason", default="", help="Stored in the audit log.")
 def cancel_reservation(session: CliSession, id_: str, reason: str) -> None:
     """Cancel a reservation."""
     found = find_by_id_or_name(session.client, id_, "reservations/", "reservation")
@@ -165,7 +165,7 @@ def cancel_reservation(session: CliSession, id_: str, reason: str) -> None:
 
 @command(reservation, "cancel-series")
 @click.argument("id_", metavar="ID")
-@click.option("--why", "reason", default="", help="Kept in the record.")
+@click.option("--why", "reason", default="", help="Stored in the audit log.")
 def cancel_series(session: CliSession, id_: str, reason: str) -> None:
     """Cancel all remaining occurrences of a recurring reservation; ID is its own or that of an occurrence."""
     try:
@@ -173,7 +173,7 @@ def cancel_series(session: CliSession, id_: str, reason: str) -> None:
     except CliError:
         found = find_by_id_or_name(session.client, id_, "reservations/", "reservation")["series"]
     if not found:
-        raise CliError(f"{id_} does not recur; give it up with: gpupool reservation cancel {id_}")
+        raise CliError(f"{id_} does not recur; cancel it with: gpupool reservation cancel {id_}")
     answer = session.client.post(f"series/{found}/cancel/", {"why": reason})
     output.print_json(answer) if session.json else output.print_line(
         f"{answer['given_up']} occurrences are cancelled."

@@ -85,7 +85,7 @@ def _print_attempts(runs: list[dict[str, Any]]) -> None:
                 format_local_time(run["ended_at"]) if run["ended_at"] else "",
                 run["outcome"].replace("_", " "),
                 format_local_time(run["checkpoint_at"]) if run["checkpoint_at"] else "none",
-                "begins anew: another home folder" if run["begins_anew"] else "",
+                "starts from the beginning: another home folder" if run["begins_anew"] else "",
             )
             for run in runs
         ),
@@ -95,7 +95,7 @@ def _print_attempts(runs: list[dict[str, Any]]) -> None:
 
 @command(cli, "cancel")
 @click.argument("id_", metavar="ID")
-@click.option("--why", "reason", default="", help="Kept in the record.")
+@click.option("--why", "reason", default="", help="Stored in the audit log.")
 def cancel(session: CliSession, id_: str, reason: str) -> None:
     """Stop a notebook or job, or remove it from the queue."""
     cancel_workload(session, id_, reason)

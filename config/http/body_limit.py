@@ -30,7 +30,7 @@ def too_large_message(max_bytes: int) -> str:
     return f"The body is too large; allowed: up to {max_bytes // 1024:,} KiB."
 
 
-TOO_SLOW_MESSAGE = "The body came too slowly, so it is no longer waited for. Send it again."
+TOO_SLOW_MESSAGE = "The body arrived too slowly. Send it again."
 
 
 class _BodyTooLarge(Exception):

@@ -16,14 +16,14 @@ STORE_UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, PoolTimeout, Redis
 RETRY_AFTER_SECONDS = 5
 SERVER_ERROR_MESSAGE = (
     "Something failed on our side; nothing is left half-written. "
-    "Try again; if it stays, tell an operator the time."
+    "Try again; if it fails again, tell an operator the time."
 )
 STORE_UNAVAILABLE_MESSAGE = (
-    "The portal's database is away for a moment; nothing is left half-written. Try again in some seconds."
+    "The portal's database is not available; nothing is left half-written. Try again in some seconds."
 )
 
 
-NOT_FOUND_MESSAGE = "There is no such address, or what it names can not exist."
+NOT_FOUND_MESSAGE = "There is no such address, or its object does not exist."
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:

@@ -51,7 +51,7 @@ HOST_VERBS = {
     "maintenance": HostVerb(
         "Nothing is planned into the window. Work that can't end before it does not start there. What still runs there shortly "
         "before it begins is told to go, with notice and grace, also work that can't be preempted.",
-        "{} is away in the window: nothing is planned into it.",
+        "{} is away in the window: no work is scheduled in it.",
     ),
 }
 # Effect of a verb on work on a host -> text.

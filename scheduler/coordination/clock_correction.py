@@ -101,7 +101,7 @@ def _replace_sample(last: ClockSample, sample: ClockSample, set_by: timedelta) -
         return False
     if abs(set_by) >= CLOCK_STEP_THRESHOLD:
         log.warning(
-            "the clock was set by %.1f s: leases and time limits were moved by as much",
+            "the clock was set by %.1f s: leases and time limits were moved by that amount",
             set_by.total_seconds(),
         )
         ClockReading.objects.filter(pk=1).update(set_at=sample.wall)

@@ -263,7 +263,7 @@ class _PlanApplication:
             elif eviction.for_workload in failed_beneficiaries:
                 self._reject(
                     eviction,
-                    "another eviction for the same workload is not allowed any more",
+                    "another eviction for the same workload is no longer allowed",
                 )
             else:
                 allowed.append(eviction)
@@ -348,7 +348,7 @@ class _PlanApplication:
     def _placement_problem(self, placement: Placement) -> str:
         workload = self.workloads.get(placement.workload)
         if workload is None or workload.state != WorkloadState.QUEUED:
-            return "it is not queued any more"
+            return "it is no longer queued"
         assert self.checks is not None, "a plan that places is one that acts"
         return self._unusable_unit_problem(placement.units) or self.checks.placement_problem(placement)
 
@@ -553,7 +553,7 @@ CLOSED_HOST_MESSAGES: dict[str, str] = {
     ReasonCode.ISOLATION_TOO_WEAK: "host {} isolates workloads less than its pool requires",
 }
 EVICTABLE_STATES = (WorkloadState.PLACED, WorkloadState.STARTING, WorkloadState.RUNNING)
-ALREADY_STOPPING = "it is not running any more, or is stopping already"
+ALREADY_STOPPING = "it no longer runs, or is already stopping"
 
 
 def _next_generations(count: int) -> list[int]:

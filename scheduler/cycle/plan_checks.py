@@ -114,11 +114,11 @@ class PlanChecks:
         if budget.gate:
             return "a budget that is used up refuses new work"
         if borrowed_slots and not budget.may_borrow:
-            return "a budget that is used up lets it borrow no more"
+            return "a budget that is used up does not let it borrow"
         if then.reservation is not None:
             return ""
         if then.user in self.grown_users or then.team in self.grown_teams:
-            return "its team or its owner holds more than the plan knew"
+            return "its team or its owner holds more than the plan assumed"
         return next(
             (
                 why
@@ -141,9 +141,9 @@ class PlanChecks:
             return ""
         promise = self.promises.get(workload.reservation_id)
         if promise is None or promise.project != workload.project_id:
-            return f"reservation {workload.reservation_id} is not open any more"
+            return f"reservation {workload.reservation_id} is no longer open"
         if not set(units) <= set(promise.units):
-            return f"reservation {workload.reservation_id} does not have these units any more"
+            return f"reservation {workload.reservation_id} no longer has these units"
         return ""
 
     def _promised_units_problem(self, workload: Workload, placement: Placement) -> str:
@@ -169,7 +169,7 @@ class PlanChecks:
         if victim is None or then is None:
             return "it is not in the plan's snapshot"
         if not victim.preemptible:
-            return "it may not be evicted any more"
+            return "it may no longer be evicted"
         if victim.pool_id in self.changed_pools:
             return f"the rules of pool {victim.pool_id} have changed"
         if eviction.for_reservation is not None:
@@ -185,7 +185,7 @@ class PlanChecks:
     def _beneficiary_problem(self, pk: int | None, victim: RunningWorkload) -> str:
         beneficiary = self.workloads.get(pk or 0)
         if beneficiary is None or beneficiary.state != WorkloadState.QUEUED:
-            return "the workload that needs its units is not queued any more"
+            return "the workload that needs its units is no longer queued"
         models = self.models_of.get(victim.id, ())
         # The beneficiary is not placed yet and borrows nothing: it uses its team's guarantee or higher rank.
         why = self._claim_problem(beneficiary, models, 0)
@@ -194,7 +194,7 @@ class PlanChecks:
         if victim.team == self.snapshot_queued[beneficiary.pk].team:
             return ""
         if victim.team in self.shrunk_teams:
-            return f"team {victim.team} holds less than the plan knew: it may not borrow any more"
+            return f"team {victim.team} holds less than the plan assumed: its borrowing may not be reclaimed"
         for model in models:
             before, now = (
                 q.get((victim.team, victim.pool, model)) for q in (self.snapshot_quotas, self.quotas)
@@ -212,7 +212,7 @@ class PlanChecks:
             or reservation.state not in OPEN_RESERVATION_STATES
             or reservation.end <= self.now
         ):
-            return "the reservation is not open any more"
+            return "the reservation is no longer open"
         if reservation.start > self.now:
             return "the reservation was moved to a later time"
         then = self.snapshot_reservations.get(reservation.pk)

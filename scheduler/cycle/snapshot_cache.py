@@ -176,7 +176,7 @@ class SnapshotCache:
         }
 
     def _kept(self) -> snapshot_rows.SnapshotRows:
-        assert self._rows is not None, "nothing was read yet"
+        assert self._rows is not None, "no data was read yet"
         return self._rows
 
     # -- from rows to the standing snapshot ---------------------------------------------------------

@@ -181,7 +181,7 @@ def cancel_maintenance(window: MaintenanceWindow, *, now: datetime) -> bool:
     host = locks.hosts([window.host_id])[window.host_id]
     removed, _ = MaintenanceWindow.objects.filter(pk=window.pk).delete()
     if removed and not host.maintenance_windows.filter(start__lte=now, end__gt=now).exists():
-        _leave_maintenance(host, "its maintenance window was taken back", now)
+        _leave_maintenance(host, "its maintenance window was cancelled", now)
     nudge.engine()
     nudge.pages(nudge.HOSTS, nudge.CALENDAR)
     return bool(removed)

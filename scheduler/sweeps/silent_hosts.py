@@ -86,7 +86,7 @@ def _suspect(host: Host, now: datetime) -> None:
         ):
             change_state(fresh, "lease_state", old=LeaseState.ALIVE, new=LeaseState.SUSPECT)
             record_host_change(
-                fresh, f"its agent has not spoken for {_silent_seconds(fresh, now):.0f} s", now
+                fresh, f"its agent has been silent for {_silent_seconds(fresh, now):.0f} s", now
             )
 
 

@@ -56,7 +56,7 @@ JOIN_PROBLEMS = {
 PROOF_PROBLEMS = {
     "challenge_unknown": (
         "challenge: not of this host's last credential, or too old; "
-        "join again with a new token if this goes on"
+        "join again with a new token if this repeats"
     ),
     "challenge_not_signed": "signature: not one made with the key that this host registered when it joined",
 }
@@ -181,5 +181,5 @@ def store_log(host_id: int, chunk: LogChunk) -> int:
 def _host(host_id: int) -> Host:
     host = Host.objects.filter(pk=host_id).first()
     if host is None:
-        raise AgentRejected("this host is not known any more")
+        raise AgentRejected("this host is no longer known")
     return host

@@ -148,7 +148,7 @@ def withdraw_geometry(gpu: Gpu, *, now: datetime) -> GeometryChange:
         raise OperationRejected("geometry_is_not_changing", named)
     if row.state != GeometryState.DRAINING:
         raise OperationRejected("geometry_is_with_its_host", named)
-    _end(row, GeometryState.WITHDRAWN, "", RepairState.WELL, "the change of its geometry was taken back", now)
+    _end(row, GeometryState.WITHDRAWN, "", RepairState.WELL, "the change of its geometry was cancelled", now)
     return row
 
 
@@ -183,11 +183,11 @@ def store_geometries(host: Host, seen: Iterable[GeometrySeen], now: datetime) ->
         detail = one.detail[:MAX_DETAIL_LENGTH]
         if one.state == GeometryState.DONE:
             if _has_profiles(row.gpu, row.profiles):  # else its new units are not stored yet
-                _end(row, GeometryState.DONE, detail, RepairState.WELL, "it has its new geometry", now)
+                _end(row, GeometryState.DONE, detail, RepairState.WELL, "its new geometry is applied", now)
         elif one.state == GeometryState.FAILED and _has_profiles(row.gpu, row.before):
-            _end(row, GeometryState.FAILED, detail, RepairState.WELL, "its geometry stays as it was", now)
+            _end(row, GeometryState.FAILED, detail, RepairState.WELL, "its geometry is unchanged", now)
         elif one.state in (GeometryState.FAILED, "unsure"):
-            reason = f"its geometry could not be changed, and is not as it was: {detail}"
+            reason = f"its geometry could not be changed or restored: {detail}"
             _end(row, GeometryState.FAILED, detail, RepairState.QUARANTINED, reason[:MAX_DETAIL_LENGTH], now)
         elif detail != row.detail:
             GeometryChange.objects.filter(pk=row.pk).update(detail=detail)
@@ -266,7 +266,7 @@ def _end_overdue(row: GeometryChange, host: Host, now: datetime) -> None:
         and now - row.told_at > timedelta(seconds=GEOMETRY_TIMEOUT_SECONDS) + GEOMETRY_ANSWER_MARGIN
     )
     if late and host.lease_state == LeaseState.ALIVE:
-        why = "no answer came from its host"
+        why = "its host did not answer"
         reason = f"its geometry was to be changed, and {why}"
         _end(row, GeometryState.FAILED, why, RepairState.QUARANTINED, reason, now)
 

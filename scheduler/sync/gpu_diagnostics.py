@@ -284,7 +284,7 @@ def _end_overdue(now: datetime) -> None:
             locks.hosts([row.host_id])
             row.refresh_from_db()
             if row.state in OPEN_DIAGNOSTIC_STATES:
-                why = "its host fell silent" if silent else "no answer came from its host"
+                why = "its host became silent" if silent else "its host did not answer"
                 _end(row, DiagnosticState.STOPPED, now, detail=why)
 
 

@@ -82,7 +82,7 @@ def _rejection(host: Host, observed: Observed, now: datetime) -> AgentRejected |
         )
     if host.agent_start not in ("", observed.start, *observed.starts_before):
         return AgentRejected(
-            f"this is a copy of the state folder of {host.name}: another agent has gone on with it since",
+            f"this is a copy of the state folder of {host.name}: another agent has used it since",
             code="agent_copy",
         )
     if observed.boot_id != host.boot_id and _may_still_run(host, host.last_sync_at, now):

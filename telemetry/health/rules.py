@@ -115,7 +115,7 @@ def public_detail(event: HealthEvent) -> str:
     The driver's log names pid and command of the process; only operators may know whose process it was.
     """
     if event.code == stray_processes.STRAY_CODE:
-        return "a process on it belongs to no workload"
+        return "a process outside workloads uses it"
     return event.detail.partition("pid=")[0].rstrip(", ")
 
 

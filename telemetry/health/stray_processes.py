@@ -128,7 +128,7 @@ def record_stray_counts(seen: Mapping[tuple[int, int], tuple[float, int]], now: 
                 event_id=f"stray:{unit}:{at:%Y%m%d%H}",
                 source="agent",
                 code=STRAY_CODE,
-                detail=f"{count} process{'es' if count != 1 else ''} of no workload on {units[unit].uuid}",
+                detail=f"{count} process{'es' if count != 1 else ''} outside workloads on {units[unit].uuid}",
                 at=at,
                 received_at=now,
             )

@@ -103,7 +103,7 @@ def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "
     failed = [check for check in found if not check["ok"]]
     if failed:
         raise MonthCloseError(
-            f"{month:%Y-%m} cannot be closed: it is not so that {failed[0]['check']}"
+            f"{month:%Y-%m} cannot be closed: this check fails: {failed[0]['check']}"
             f" ({failed[0]['figures']}).",
             found,
         )

@@ -202,7 +202,7 @@ async def test_memory_in_use_by_others_gives_no_verdict(
     diagnostics = make_runner()
     diagnostics.want([wanted()])
     seen = await wait_for_end(diagnostics)
-    assert (seen.state, seen.detail) == ("stopped", "most of its memory is in use by somebody else")
+    assert (seen.state, seen.detail) == ("stopped", "another process uses most of its memory")
 
 
 async def test_a_gpu_whose_driver_asks_for_a_reset_fails(
@@ -229,7 +229,7 @@ async def test_a_diagnostic_holds_the_gpus_lock_and_yields_to_workloads(
     diagnostics.yield_gpus(["GPU-0"])
     faults.unlink()  # the fault is removed, but the process was stopped
     seen = await wait_for_end(diagnostics)
-    assert (seen.state, seen.detail) == ("stopped", "it gave way to work")
+    assert (seen.state, seen.detail) == ("stopped", "it was cancelled: a workload needs the GPU")
     gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim("GPU-0", 0, 840)]).close()
 
 
@@ -413,7 +413,7 @@ async def test_an_agent_runs_diagnostics_and_starts_of_runs_come_first(
     await edge.want(job("sleep 0.2", units=[gpu]))
     await edge.until_state("run-1", "ended")
     await edge.until(lambda: edge.observed[-1].diagnostics[0].state == "stopped")
-    assert edge.observed[-1].diagnostics[0].detail == "it gave way to work"
+    assert edge.observed[-1].diagnostics[0].detail == "it was cancelled: a workload needs the GPU"
     edge.diagnostics = [DiagnosticWanted("d2", gpu)]
     await edge.push()
     await edge.until(lambda: [item.state for item in edge.observed[-1].diagnostics] == ["passed"])

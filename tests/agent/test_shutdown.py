@@ -206,6 +206,6 @@ async def test_tasks_that_do_not_end_are_logged_by_name(
     await asyncio.sleep(0)
     await cancel_tasks(tasks)
     assert tasks[1].cancelled()
-    assert "stubborn does not end and is left behind" in caplog.text and "sleep does not" not in caplog.text
+    assert "stubborn does not end and is abandoned" in caplog.text and "sleep does not" not in caplog.text
     tasks[0].cancel()
     await cancel_tasks([])

@@ -320,7 +320,7 @@ def test_a_process_of_an_unknown_workload_is_left_alone(start: StartProcess, pro
     tracker = StrayTracker()
     for now in (1.0, 2.0):
         tracker.look([on_gpu(pid)], of_workloads[proof], action="end", now=now)
-    assert tracker.seen[0].done == "left alone: it belongs to a workload that is not known here"
+    assert tracker.seen[0].done == "left alone: it belongs to a workload that this agent does not know"
     assert processes.read_process(pid) is not None
 
 

@@ -203,7 +203,7 @@ def test_show_lists_attempts_and_missing_checkpoints(
         )
     Workload.objects.filter(pk=workload.pk).update(attempt=2)
     second, first = (line for line in gpupool("show", "moved").out.splitlines() if "checkpointed" in line)
-    assert "beta" in second and second.rstrip().endswith("begins anew: another home folder")
+    assert "beta" in second and second.rstrip().endswith("starts from the beginning: another home folder")
     assert "alpha" in first and "anew" not in first
     runs = json.loads(gpupool("show", "moved", "--json").out)["runs"]
     assert [(run["attempt"], run["begins_anew"], bool(run["checkpoint_at"])) for run in runs] == [

@@ -65,7 +65,7 @@ def test_a_rule_is_changed_listed_as_changed_and_reset(
     changed = run_ok(gpupool, "health-rule list --changed")
     assert "changed" in line_of(changed, "xid:109") and "xid:79" not in changed
     assert "began as" in run_ok(gpupool, "health-rule show xid:109")
-    assert "xid:109 is as it began: quarantine_gpu" in run_ok(gpupool, "health-rule reset xid:109")
+    assert "xid:109 has its default again: quarantine_gpu" in run_ok(gpupool, "health-rule reset xid:109")
     again = gpupool("health-rule", "reset", "xid:109")
     assert again.code == 1 and "xid:109 is as it began." in again.err
 

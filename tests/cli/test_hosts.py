@@ -41,7 +41,7 @@ def test_a_gpu_is_diagnosed_taken_out_and_returned(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.people["operator"])
-    assert "Being looked at: GPU 1" in run_ok(gpupool, "host diagnose alpha --gpu 1 --why noise")
+    assert "Diagnostic started: GPU 1" in run_ok(gpupool, "host diagnose alpha --gpu 1 --why noise")
     assert Diagnostic.objects.get().why == "operator"
     assert "being diagnosed already" in gpupool("host", "diagnose", "alpha", "--gpu", "1").err
     assert "gpu is '99'; allowed: 0, 1" in gpupool("host", "diagnose", "alpha", "--gpu", "99").err
@@ -140,7 +140,7 @@ def test_a_preview_lists_affected_work_and_changes_nothing(
     )
     assert "language" in desk and "runs to its end: it can't be preempted" in desk
     assert "GPUs that leave the pool: 8." in output and "Nothing is changed" in output
-    assert "Every coming reservation can be kept without it." in output
+    assert "Every coming reservation can be served without it." in output
     assert "runs on" in run_ok(gpupool, "host cordon alpha --preview")
     lease = run_ok(gpupool, "host revoke alpha --preview")
     assert lease.count("stops when its lease ends") >= 2 and "joins again with a new join token" in lease
@@ -175,7 +175,7 @@ def test_a_preview_lists_reservations(gpupool: Gpupool, sign_in: SignIn, served_
     sign_in(served_world.people["operator"])
     for verb in ("drain", "cordon", "revoke"):
         output = run_ok(gpupool, f"host {verb} alpha --preview")
-        assert "Reservations on its GPUs, which get others: review (vision, until " in output, verb
+        assert "Reservations on its GPUs, which get other GPUs: review (vision, until " in output, verb
 
 
 def test_a_host_is_joined_by_the_printed_command_and_revoked(
@@ -312,7 +312,7 @@ def test_why_counts_invisible_workloads(gpupool: Gpupool, sign_in: SignIn, serve
     waiting = make_waiting(served_world, served_world.vision, "mri", blockers=[other.pk])
     sign_in(served_world.vision.member)
     output = run_ok(gpupool, f"why {waiting.public_id}")
-    assert "1 that you may not see" in output and "1 more" not in output and "secret-llm" not in output
+    assert "1 not visible to you" in output and "1 more" not in output and "secret-llm" not in output
 
 
 def test_a_host_is_shown_with_its_inventory_and_rejected_agents(

@@ -150,7 +150,7 @@ def test_the_command_line_runs_without_installation(root: Path) -> None:
 def test_an_unknown_benchmark_is_rejected(root: Path) -> None:
     done = run(root, "bench", "speed")
     assert done.returncode == 1
-    assert "'speed' is no benchmark" in done.stderr
+    assert "'speed' is not a benchmark" in done.stderr
 
 
 def test_a_service_killed_with_sigkill_is_restarted(supervisor: Supervisor, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_diagnostic_without_an_answer_is_retried_a_few_times(world: World) -> 
         moment += timedelta(minutes=11)
     gpu_diagnostics.sweep_diagnostics(moment + timedelta(hours=5))
     assert Diagnostic.objects.count() == 3
-    assert {row.detail for row in Diagnostic.objects.all()} == {"no answer came from its host"}
+    assert {row.detail for row in Diagnostic.objects.all()} == {"its host did not answer"}
 
 
 def test_a_pool_may_disable_automatic_diagnostics(world: World) -> None:
@@ -122,7 +122,7 @@ def test_a_diagnostic_stops_when_its_host_becomes_silent(world: World) -> None:
     gpu_diagnostics.sweep_diagnostics(at(9, 2))
     row = Diagnostic.objects.get()
     gpu.refresh_from_db()
-    assert (row.state, row.detail, gpu.repair_state) == ("stopped", "its host fell silent", "quarantined")
+    assert (row.state, row.detail, gpu.repair_state) == ("stopped", "its host became silent", "quarantined")
 
 
 def test_a_result_from_another_host_or_for_a_closed_diagnostic_is_ignored(world: World) -> None:

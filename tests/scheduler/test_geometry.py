@@ -172,7 +172,7 @@ def test_a_change_times_out_on_a_live_host_and_waits_for_a_silent_host(world: Wo
     row = GeometryChange.objects.get()
     assert (row.state, row.detail, gpu_of(world).repair_state) == (
         "failed",
-        "no answer came from its host",
+        "its host did not answer",
         "quarantined",
     )
 

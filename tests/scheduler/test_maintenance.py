@@ -72,7 +72,7 @@ def test_cancelling_a_window_after_its_start_ends_it(world: World) -> None:
     maintenance.sweep_maintenance(world.now)
     assert services.cancel_maintenance(window, now=world.now + MINUTE)
     host.refresh_from_db()
-    assert (host.admin_state, host.state_reason) == ("in_service", "its maintenance window was taken back"), (
+    assert (host.admin_state, host.state_reason) == ("in_service", "its maintenance window was cancelled"), (
         "at once"
     )
     assert not services.cancel_maintenance(window, now=world.now + MINUTE)

@@ -23,9 +23,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--this-machine", default="", help="models of this machine's real GPUs, commas between: one each"
         )
-        parser.add_argument(
-            "--no-history", action="store_true", help="it gets no simulated past, and says of none"
-        )
+        parser.add_argument("--no-history", action="store_true", help="do not load a simulated past")
 
     def handle(self, *args: Any, **options: Any) -> None:
         here = [model for model in options["this_machine"].split(",") if model]

@@ -125,6 +125,7 @@ def get_named_row(rows: QuerySet[Row], field: str, value: str, noun: str, **by: 
     row = rows.filter(**by).first()
     if row is None:
         raise Invalid(
-            {field: f"{field} is {display_value(value)}; allowed: {noun} that you may see."}, {field: value}
+            {field: f"{field} is {display_value(value)}; allowed: {noun} that is visible to you."},
+            {field: value},
         )
     return row

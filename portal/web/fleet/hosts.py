@@ -262,7 +262,7 @@ def _alive_warning(row: Host) -> str:
 
 @sign_in_required
 def host_maintenance(request: HttpRequest, name: str) -> HttpResponseBase:
-    """Announce a maintenance window; nothing is planned into it."""
+    """Announce a maintenance window; no work is scheduled in it."""
     user, now = current_user(request), timezone.now()
     policy.require(user, "host.change")
     row = _get_host_or_404(user, name)

@@ -35,7 +35,11 @@ REPAIR_ACTIONS: dict[str, tuple[Callable[..., Any], str, SuccessMessage]] = {
     ),
     "return": (verbs.return_gpu, "gpu", lambda gpu: f"GPU {gpu.index} is back in service."),
     "out": (verbs.take_out_gpu, "gpu", lambda gpu: f"GPU {gpu.index} is out until it is returned."),
-    "forget": (verbs.forget_gpu, "gpu", lambda gpu: f"GPU {gpu.index} ({gpu.uuid}) is listed no more."),
+    "forget": (
+        verbs.forget_gpu,
+        "gpu",
+        lambda gpu: f"GPU {gpu.index} ({gpu.uuid}) is removed from the list.",
+    ),
     "withdraw-geometry": (
         mig_geometry.withdraw_geometry,
         "gpu",
@@ -44,7 +48,7 @@ REPAIR_ACTIONS: dict[str, tuple[Callable[..., Any], str, SuccessMessage]] = {
     "cancel-window": (
         hosts.cancel_maintenance,
         "window",
-        lambda row: "The maintenance window is taken back.",
+        lambda row: "The maintenance window is cancelled.",
     ),
 }
 

@@ -20,7 +20,7 @@ from telemetry.money.close_checks import close_checks
 
 
 class CloseMonthForm(ServiceForm):
-    why = forms.CharField(label="Note", required=False, max_length=1000, help_text="Kept with the change.")
+    why = forms.CharField(label="Note", required=False, max_length=1000, help_text="Stored in the audit log.")
 
 
 @sign_in_required

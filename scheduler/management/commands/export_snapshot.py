@@ -47,7 +47,7 @@ class Command(BaseCommand):
             self.stdout.write(recording.recording_file_text(options["number"]), ending="")
         except recording.RecordingNotFound:
             raise CommandError(
-                f"number: {options['number']}; there is no such recording, or its time is over"
+                f"number: {options['number']}; there is no such recording, or it has expired"
             ) from None
 
     def _list(self, workload: str | None) -> None:
@@ -63,5 +63,5 @@ class Command(BaseCommand):
         for row in reversed(found[:LISTED]):
             at = row.at.isoformat(timespec="milliseconds")
             self.stdout.write(
-                f"{row.pk}  {at}  started {row.placed}, told to go {row.evicted}, waiting {row.refused}"
+                f"{row.pk}  {at}  started {row.placed}, preempted {row.evicted}, waiting {row.refused}"
             )

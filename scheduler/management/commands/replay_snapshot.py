@@ -18,7 +18,7 @@ GZIP = b"\x1f\x8b"
 class Command(BaseCommand):
     help = (
         "Plan on a recorded snapshot again: the plan as JSON. "
-        "Ends with status 1 when it is not the one recorded."
+        "Exits with status 1 if it differs from the recorded one."
     )
     requires_system_checks: list[str] = []
 
@@ -34,10 +34,10 @@ class Command(BaseCommand):
         found = serialization.sha256_hex(text)
         if found != recorded.plan_sha256:
             raise CommandError(
-                f"another plan than was recorded: sha256 {found}, recorded {recorded.plan_sha256}. "
+                f"the plan differs from the recorded one: sha256 {found}, recorded {recorded.plan_sha256}. "
                 "The rules or the program have changed since, or the file has"
             )
-        self.stderr.write(f"the plan that was recorded, byte for byte: sha256 {found}")
+        self.stderr.write(f"the plan equals the recorded one, byte for byte: sha256 {found}")
 
 
 def _read(name: str) -> serialization.RecordedSnapshot:

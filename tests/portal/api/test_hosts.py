@@ -452,6 +452,6 @@ def test_only_operators_and_auditors_see_whose_process_an_event_is_about(
         assert details_by_code(today_world.people[name]) == {"stray:process": who, "stray:ended": ended}
     for name in ("member", "lead", "finance"):
         assert details_by_code(today_world.people[name]) == {
-            "stray:process": "a process on it belongs to no workload",
+            "stray:process": "a process outside workloads uses it",
             "stray:ended": "",
         }
