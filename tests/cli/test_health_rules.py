@@ -40,7 +40,7 @@ def test_every_user_can_list_rules_with_their_sources(
     found = run_ok(gpupool, "health-rule list nvlink --action warn")
     assert "nvlink:down" in found and "xid:79" not in found
     assert "No rule is changed or added." in run_ok(gpupool, "health-rule list --changed")
-    assert "an event without a rule is noted" in run_ok(gpupool, "health-rule list unicorn")
+    assert "An event without a rule is only recorded" in run_ok(gpupool, "health-rule list unicorn")
     [rule] = json.loads(run_ok(gpupool, "health-rule list xid:79 --json"))
     assert (rule["origin"], rule["default"]["action"]) == ("default", "cordon")
 
@@ -54,7 +54,7 @@ def test_a_rule_is_changed_listed_as_changed_and_reset(
         "health-rule set xid:109 --action warn --repeats 5 --within 12h --counts events --why 'a library'",
     )
     assert "xid:109 (switching between contexts took too long): warn, at 5 within 12 h." in output
-    assert "It began as quarantine_gpu, at 3 people's work within 24 h;" in output
+    assert "Default: quarantine_gpu, at 3 people's work within 24 h;" in output
     rule = HealthRule.objects.get(code="xid:109")
     assert (rule.action, rule.repeats, rule.window_seconds, rule.counts) == ("warn", 5, 43_200, "events")
     kept = AuditEvent.objects.get(verb="set_health_rule")
@@ -80,7 +80,7 @@ def test_a_rule_is_added_and_removed(gpupool: Gpupool, sign_in: SignIn, served_w
     row = line_of(run_ok(gpupool, "health-rule list --changed"), "xid:999")
     assert "added" in row and "this organisation" in row
     assert "has no default" in gpupool("health-rule", "reset", "xid:999").err
-    assert "xid:999 has no rule any more" in run_ok(gpupool, "health-rule remove xid:999")
+    assert "xid:999 has no rule now" in run_ok(gpupool, "health-rule remove xid:999")
     assert not HealthRule.objects.filter(code="xid:999").exists()
     kept = gpupool("health-rule", "remove", "xid:79")
     assert kept.code == 1 and "is built in" in kept.err

@@ -79,7 +79,7 @@ def test_a_missing_gpu_is_listed_and_forgotten(
     (missing,) = json.loads(run_ok(gpupool, "host health alpha --json"))["missing_gpus"]
     assert (missing["uuid"], missing["repair_state"], missing["reason"]) == (gpu.uuid, "out", "row 7")
     assert "gpu is 'GPU-x'; allowed:" in gpupool("host", "forget-gpu", "alpha", "GPU-x").err
-    assert "is listed no more" in run_ok(
+    assert "is removed from the list" in run_ok(
         gpupool, f"host forget-gpu alpha {gpu.uuid} --why 'went to the vendor'"
     )
     assert json.loads(run_ok(gpupool, "host health alpha --json"))["missing_gpus"] == []
@@ -102,7 +102,7 @@ def test_a_host_is_cordoned_drained_returned_and_its_maintenance_cancelled(
     assert "alpha is away from" in output and f"gpupool host cancel-maintenance alpha {window.pk}" in output
     assert "alpha is away already" in gpupool(*shlex.split(line), "--preview").err
     assert f"(window {window.pk})" in run_ok(gpupool, "host health alpha")
-    assert "taken back" in run_ok(gpupool, f"host cancel-maintenance alpha {window.pk}")
+    assert "is cancelled" in run_ok(gpupool, f"host cancel-maintenance alpha {window.pk}")
     unknown_window = gpupool("host", "cancel-maintenance", "alpha", str(window.pk))
     assert (
         unknown_window.code,
@@ -186,7 +186,7 @@ def test_a_host_is_joined_by_the_printed_command_and_revoked(
     assert unknown.code == 4 and "There is no host h9; give --pool" in unknown.err
     output = run_ok(gpupool, "host join h9 --pool shared --label rack=r4")
     assert (
-        "Without a GPU, add --simulate 8xH100-80GB to that" in output
+        "Without a GPU, add --simulate 8xH100-80GB to simulate them" in output
         and "does not find its last checkpoint" in output
     )
     host = Host.objects.get(name="h9")
@@ -231,7 +231,7 @@ def test_rejoining_a_simulated_host_prints_its_simulation(
     assert "sudo systemctl stop gpupool-agent && sudo /opt" in output, (
         "the running agent holds the state folder"
     )
-    assert "Its GPUs were simulated: add --simulate 8xH100-80GB to that" in output
+    assert "Its GPUs were simulated: add --simulate 8xH100-80GB to simulate them" in output
     assert "The agent of alpha that speaks now is turned away" in output
     Host.objects.filter(name="alpha").update(simulated=False)
     assert "simulated" not in run_ok(gpupool, "host join alpha")

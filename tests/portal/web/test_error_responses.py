@@ -34,7 +34,7 @@ def test_an_outage_of_a_store_is_reported_with_a_time_to_retry(
     answer = client.get("/api/v1/teams/")
     assert (
         answer.status_code == 503
-        and "away" in answer.json()["errors"][0]["message"]
+        and "not available" in answer.json()["errors"][0]["message"]
         and answer["Retry-After"]
     )
 
@@ -49,7 +49,7 @@ def test_unexpected_errors_have_the_common_error_format(
     monkeypatch.setattr("portal.web.home.search.reads.search", fail)
     page = client.get("/search/?q=abc")
     assert (
-        page.status_code == 500 and "broke" in page.content.decode() and "hush" not in page.content.decode()
+        page.status_code == 500 and "failed" in page.content.decode() and "hush" not in page.content.decode()
     )
     monkeypatch.setattr("portal.api.people.views.policy.visible_teams", fail)
     answer = client.get("/api/v1/teams/")

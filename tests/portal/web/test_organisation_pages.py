@@ -184,7 +184,7 @@ def test_health_rules_are_filtered_by_text_and_action_and_a_saved_one_stays_visi
     response = client.post(f"{address}?does=cordon&find=xid", fields)
     assert response.headers["Location"] == f"{address}?find=xid&does=cordon&saved=xid%3A79#xid79"
     assert "Saved." in client.get(response.headers["Location"]).content.decode()
-    assert "No rule is found so" in client.get(address, {"find": "nothing of this name"}).content.decode()
+    assert "No rule matches" in client.get(address, {"find": "nothing of this name"}).content.decode()
     for query in ({"does": "nonsense"}, {"find": "x" * 200}):
         assert client.get(address, query).status_code == 200, query
 
@@ -218,7 +218,7 @@ def test_a_changed_health_rule_shows_its_original_and_can_be_reset(world: World)
     )
     shown = client.get(address, {"only": "changed"}).content.decode()
     assert "<b>xid:109</b>" in shown and "<b>xid:79</b>" not in shown
-    assert "It began as Quarantine GPU, at 3 people&#x27;s work within 24 h." in " ".join(shown.split())
+    assert "Default: Quarantine GPU, at 3 people&#x27;s work within 24 h." in " ".join(shown.split())
     assert "Reset xid:109" not in signed_in(world.vision.member).get(address).content.decode()
     assert client.post(address, {"verb": "reset", "code": "xid:109"}).status_code == 302
     assert HealthRule.objects.get(code="xid:109").origin == "default"

@@ -221,7 +221,7 @@ def test_work_on_borrowed_gpus_is_marked_on_every_page_that_shows_it(world: Worl
     mark = "holds 3 × H100 80GB, 1 of them borrowed: it is guaranteed 2"
     for page in pages:
         assert mark in client.get(page).content.decode(), page
-    assert "What is borrowed may be reclaimed" in client.get(pages[0]).content.decode()
+    assert "Borrowed GPUs may be reclaimed" in client.get(pages[0]).content.decode()
     notebook = client.get(reverse("notebook", args=[fixed.public_id])).content.decode()
     assert mark not in notebook, "work that is not preemptible cannot be reclaimed"
     Workload.objects.filter(pk=job.pk).update(preemptible=False)
