@@ -35,8 +35,8 @@ class HardwareCache:
         if self.hardware is None or not self.hardware.gpus:
             return None
         note = (
-            f"No workload starts on the GPUs of this host: NVML does not answer ({problem}). The inventory is "
-            "the last known one; running work continues. The agent keeps asking NVML."
+            f"No workload starts on the GPUs of this host: NVML does not answer ({problem}). "
+            "The inventory is the last known one; running work continues. The agent keeps asking NVML."
         )
         return dataclasses.replace(self.hardware, notes=[note], unread=problem)
 

@@ -43,7 +43,7 @@ def choose_launcher(
         STAGE_ROOT.mkdir(exist_ok=True, mode=0o755)
     if wanted == "plain":
         return _choose_plain(
-            "No isolation: workloads run as plain processes, because this agent was started with --launcher plain.",
+            "No isolation: workloads run as plain processes, because of --launcher plain.",
             probe,
             user,
         )

@@ -47,12 +47,7 @@ def test_an_operator_sees_affected_work_and_its_deadline_before_the_change(
     client = signed_in(world.operator)
     run_job(world, world.vision, "storm", host="alpha", gpus=[1])
     page = client.get(ADDRESS).content.decode()
-    assert (
-        "one whole GPU" in page
-        and "3g.40gb" in page
-        and "at most 2" in page
-        and "Effects" not in page
-    )
+    assert "one whole GPU" in page and "3g.40gb" in page and "at most 2" in page and "Effects" not in page
     page = client.get(ADDRESS, {"choose": "1", "n-3g.40gb": "1", "n-1g.10gb": "4"}).content.decode()
     assert "Effects" in page and "storm" in page and "Ends at the latest" in page
     assert "1x3g.40gb+4x1g.10gb" in page and GeometryChange.objects.count() == 0

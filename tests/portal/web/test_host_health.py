@@ -109,7 +109,9 @@ def test_a_missing_gpu_is_shown_and_notified_until_an_operator_forgets_it(
     (notice,) = notices_for(world, "operator")
     assert "gpu:missing" in notice and gpu.uuid in notice and notices_for(world, "member") == []
     assert "gpu is &#x27;GPU-x&#x27;" in submit_repair(world, "forget", gpu="GPU-x")
-    assert "is removed from the list" in submit_repair(world, "forget", gpu=gpu.uuid, why="went to the vendor")
+    assert "is removed from the list" in submit_repair(
+        world, "forget", gpu=gpu.uuid, why="went to the vendor"
+    )
     after = page(world)
     assert "Missing GPUs" not in after and "is gone for good" in after and "went to the vendor" in after
 
