@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ from benchmarks.harness.installation import (
 )
 
 SOCKETS = 200
+STOP_SECONDS = 5.0  # within which a process is stopped after SIGSTOP
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
@@ -49,35 +52,118 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
     "SIGSTOP of the leading engine for 10 s: another engine takes over in 5 s, stale writes are refused", 5
 )
 def freeze_engine(context: FaultContext) -> float:
-    with second_engine(context):
-        leader = _leader()
-        frozen = [leader, *children(leader)]
-        parent = int(Path(f"/proc/{leader}/stat").read_text().rpartition(")")[2].split()[1])
-        frozen.append(parent)
-        for pid in frozen:
-            os.kill(pid, signal.SIGSTOP)
+    with second_engine(context) as second:
+        leader = _freeze_leader(lambda: [context.site.pid("engine"), second])
         began = time.monotonic()
         try:
-            wait_until(lambda: _leader() != leader, MAX_WAIT_SECONDS, "another engine leads", every=0.02)
+            wait_until(
+                lambda: _leader_row()[0] != leader.holder,
+                MAX_WAIT_SECONDS,
+                "another engine leads",
+                every=0.02,
+            )
             took = time.monotonic() - began
             context.ledger.probe(time.monotonic(), MAX_WAIT_SECONDS)
             time.sleep(max(0.0, 10 - (time.monotonic() - began)))
         finally:
-            for pid in frozen:
-                os.kill(pid, signal.SIGCONT)
+            resume(leader)
         context.ledger.probe(time.monotonic(), MAX_WAIT_SECONDS)
     return took
 
 
-def _leader() -> int:
+@dataclass(frozen=True)
+class LeadingEngine:
+    """The living processes of the engine that leads: ``holder`` is its unique name in the leader row."""
+
+    holder: str
+    pids: tuple[int, ...]
+
+
+def leading_engine(holder: str, engines: Sequence[int]) -> LeadingEngine | None:
+    """Return the processes of the engine whose worker is ``holder``; None unless all of them are alive.
+
+    A killed engine stays in the leader row until another takes over, and its pid may be in use again: the
+    worker must be a child of one of ``engines``.
+    """
+    worker = int(holder.split(":")[1]) if holder else 0
+    for engine in engines:
+        pids = (engine, *children_of(engine))
+        if worker in pids and all(process_state(pid) not in "ZX" for pid in pids):
+            return LeadingEngine(holder, pids)
+    return None
+
+
+def freeze(leader: LeadingEngine) -> bool:
+    """Stop every process of an engine. Return False, with all of them resumed, unless all are stopped."""
+    try:
+        for pid in leader.pids:
+            os.kill(pid, signal.SIGSTOP)
+        wait_until(
+            lambda: all(process_state(pid) == "T" for pid in leader.pids),
+            STOP_SECONDS,
+            "the engine is frozen",
+        )
+    except (ProcessLookupError, ConditionTimeout):
+        resume(leader)
+        return False
+    return True
+
+
+def resume(leader: LeadingEngine) -> None:
+    for pid in leader.pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def process_state(pid: int) -> str:
+    """Return the state letter of a process as in proc(5); X if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the child processes of a process; none if it has ended."""
+    try:
+        return children(pid)
+    except OSError:
+        return []
+
+
+def _freeze_leader(engines: Callable[[], Sequence[int]]) -> LeadingEngine:
+    """Freeze the engine that leads now, which is alive and still leads when all its processes are stopped."""
+    deadline = time.monotonic() + MAX_WAIT_SECONDS
+    while time.monotonic() < deadline:
+        holder, renewed_at = _leader_row()
+        leader = leading_engine(holder, engines())
+        # A renewal shows that it leads now, and not only until another notices that it is gone.
+        if leader is None or not _renews_after(holder, renewed_at):
+            time.sleep(0.1)
+            continue
+        if freeze(leader):
+            if _leader_row()[0] == holder:
+                return leader
+            resume(leader)
+    raise ConditionTimeout("a living engine leads")
+
+
+def _renews_after(holder: str, renewed_at: datetime) -> bool:
+    """Wait until the leader row is written again; return True if it was written by the same leader."""
+    wait_until(lambda: _leader_row() != (holder, renewed_at), MAX_WAIT_SECONDS, "an engine leads", every=0.02)
+    return _leader_row()[0] == holder
+
+
+def _leader_row() -> tuple[str, datetime]:
     from scheduler.models import Leader
 
-    return int(rows(lambda: Leader.objects.get(pk=1).holder).split(":")[1])
+    row = rows(lambda: Leader.objects.get(pk=1))
+    return row.holder, row.renewed_at
 
 
 @contextlib.contextmanager
-def second_engine(context: FaultContext) -> Iterator[None]:
-    """Run a second engine in this context, ready to take over."""
+def second_engine(context: FaultContext) -> Iterator[int]:
+    """Run a second engine in this context, ready to take over; its value is its pid."""
     log = context.site.folder / "engine2.log"
     log.unlink(missing_ok=True)
     worker = [
@@ -103,7 +189,7 @@ def second_engine(context: FaultContext) -> Iterator[None]:
         wait_until(
             lambda: " ready." in log.read_text(errors="replace"), MAX_WAIT_SECONDS, "a second engine is ready"
         )
-        yield
+        yield process.pid
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
