@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ def freeze_engine(context: FaultContext) -> float:
         began = time.monotonic()
         try:
             wait_until(
-                lambda: _leader_row()[0] != leader.holder,
+                lambda: _leader_name() != leader.holder,
                 MAX_WAIT_SECONDS,
                 "another engine leads",
                 every=0.02,
@@ -132,33 +131,23 @@ def children_of(pid: int) -> list[int]:
 
 
 def _freeze_leader(engines: Callable[[], Sequence[int]]) -> LeadingEngine:
-    """Freeze the engine that leads now, which is alive and still leads when all its processes are stopped."""
+    """Freeze the engine that leads now: it is alive, and still leads when all its processes are stopped."""
     deadline = time.monotonic() + MAX_WAIT_SECONDS
     while time.monotonic() < deadline:
-        holder, renewed_at = _leader_row()
-        leader = leading_engine(holder, engines())
-        # A renewal shows that it leads now, and not only until another notices that it is gone.
-        if leader is None or not _renews_after(holder, renewed_at):
+        leader = leading_engine(_leader_name(), engines())
+        if leader is None:
             time.sleep(0.1)
-            continue
-        if freeze(leader):
-            if _leader_row()[0] == holder:
+        elif freeze(leader):
+            if _leader_name() == leader.holder:
                 return leader
             resume(leader)
     raise ConditionTimeout("a living engine leads")
 
 
-def _renews_after(holder: str, renewed_at: datetime) -> bool:
-    """Wait until the leader row is written again; return True if it was written by the same leader."""
-    wait_until(lambda: _leader_row() != (holder, renewed_at), MAX_WAIT_SECONDS, "an engine leads", every=0.02)
-    return _leader_row()[0] == holder
-
-
-def _leader_row() -> tuple[str, datetime]:
+def _leader_name() -> str:
     from scheduler.models import Leader
 
-    row = rows(lambda: Leader.objects.get(pk=1))
-    return row.holder, row.renewed_at
+    return str(rows(lambda: Leader.objects.get(pk=1).holder))
 
 
 @contextlib.contextmanager
