@@ -100,6 +100,7 @@ app.conf.update(
         "partitions": {"task": "telemetry.tasks.partitions", **_periodic(600.0, "telemetry")},
         "notices": {"task": "portal.tasks.notices", **_periodic(5.0, "notices")},
         "idle cull": {"task": "portal.tasks.idle_cull", **_periodic(10.0, "default")},
+        "expire submissions": {"task": "portal.tasks.expire_submissions", **_periodic(10.0, "default")},
         "forget expired": {"task": "portal.tasks.forget_expired", **_periodic(600.0, "default")},
     },
 )

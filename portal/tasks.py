@@ -8,7 +8,7 @@ from celery import shared_task
 from django.utils import timezone
 
 from portal.notices import delivery
-from portal.sweeps import expired_sessions, idle_notebooks
+from portal.sweeps import expired_sessions, expired_submissions, idle_notebooks
 from scheduler.coordination import clock_correction
 
 
@@ -22,6 +22,14 @@ def notices() -> int:
 def idle_cull() -> dict[str, int]:
     """Warn about or stop idle notebooks; return the number of each verdict."""
     return clock_correction.with_steady_clock(lambda moment: idle_notebooks.stop_idle_notebooks(moment.wall))
+
+
+@shared_task(name="portal.tasks.expire_submissions")  # type: ignore[misc]
+def expire_submissions() -> int:
+    """Expire requests for reservations that nobody decided before their start; return their number."""
+    return clock_correction.with_steady_clock(
+        lambda moment: expired_submissions.expire_submissions(moment.wall)
+    )
 
 
 @shared_task(name="portal.tasks.forget_expired")  # type: ignore[misc]

@@ -17,6 +17,7 @@ class SubmissionState(models.TextChoices):
     APPROVED = "approved"
     DECLINED = "declined"
     WITHDRAWN = "withdrawn"
+    EXPIRED = "expired"
 
 
 class Submission(models.Model):
@@ -97,9 +98,15 @@ class Template(models.Model):
 
 SUBMISSION_TRANSITIONS: dict[str, frozenset[str]] = {
     SubmissionState.WAITING: frozenset(
-        {SubmissionState.APPROVED, SubmissionState.DECLINED, SubmissionState.WITHDRAWN}
+        {
+            SubmissionState.APPROVED,
+            SubmissionState.DECLINED,
+            SubmissionState.WITHDRAWN,
+            SubmissionState.EXPIRED,
+        }
     ),
     SubmissionState.APPROVED: frozenset(),
     SubmissionState.DECLINED: frozenset(),
     SubmissionState.WITHDRAWN: frozenset(),
+    SubmissionState.EXPIRED: frozenset(),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from portal.models import Approval, Submission, SubmissionState
+from portal.models import Approval, AuditEvent, Submission, SubmissionState
 from portal.notices.pending import PendingNotice
 from portal.notices.recipients import lead_ids, operator_ids
 from portal.wording import request_texts
@@ -23,15 +23,37 @@ def submissions_to_approve(since: datetime, now: datetime) -> Iterator[PendingNo
         deciders = set(operators) | (
             lead_ids(submission.team_id) if submission.kind == Submission.Kind.MEMBERSHIP else set()
         )
-        numbers = {
-            "author": submission.author.get_username(),
-            "what": request_texts.submission_summary(submission.kind, submission.payload),
-            "team": submission.team.name,
-        }
         users = tuple(sorted(deciders - {submission.author_id}))
         yield PendingNotice(
-            "approval_wanted", f"wanted:{submission.pk}", users, numbers, submission=submission.pk
+            "approval_wanted",
+            f"wanted:{submission.pk}",
+            users,
+            _request_numbers(submission),
+            submission=submission.pk,
         )
+
+
+def expired_submissions(since: datetime, now: datetime) -> Iterator[PendingNotice]:
+    """Yield a notice for each expired submission to its author and to those who could have approved it."""
+    events = AuditEvent.objects.filter(verb="expire_submission", at__gt=since, at__lte=now)
+    ids = [target.partition(":")[2] for target in events.values_list("target", flat=True)]
+    for submission in Submission.objects.filter(public_id__in=ids).select_related("team", "author"):
+        users = tuple(sorted({submission.author_id, *operator_ids()}))
+        yield PendingNotice(
+            "submission_expired",
+            f"expired:{submission.pk}",
+            users,
+            _request_numbers(submission),
+            submission=submission.pk,
+        )
+
+
+def _request_numbers(submission: Submission) -> dict[str, str]:
+    return {
+        "author": submission.author.get_username(),
+        "what": request_texts.submission_summary(submission.kind, submission.payload),
+        "team": submission.team.name,
+    }
 
 
 def decided_submissions(since: datetime, now: datetime) -> Iterator[PendingNotice]:

@@ -15,7 +15,11 @@ from portal.models import (
     NoticeMark,
     Notification,
 )
-from portal.notices.approvals import decided_submissions, submissions_to_approve
+from portal.notices.approvals import (
+    decided_submissions,
+    expired_submissions,
+    submissions_to_approve,
+)
 from portal.notices.budgets import budgets_reached
 from portal.notices.hosts import (
     finished_diagnostics,
@@ -106,6 +110,7 @@ NOTICE_SOURCES = (
     reservations_without_units,
     submissions_to_approve,
     decided_submissions,
+    expired_submissions,
     host_failures,
     full_disks,
     hardware_events,

@@ -68,6 +68,10 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"Approved with changes{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}"
     ),
     "declined": lambda f: f"Declined{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
+    "submission_expired": lambda f: (
+        f"Expired: {f.plain('', 'author')} asked for {f.plain('', 'what')} for {f.plain('', 'team')}, and nobody decided it "
+        "before its start. It can be requested for another window."
+    ),
     "host_trouble": lambda f: (
         f"{f.plain('', 'host')} counts as off{f.time(' since ', 'off_since')} "
         f"(by {f.plain('', 'by')}{f.plain(': ', 'why') if f.get('why') else ''})."

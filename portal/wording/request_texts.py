@@ -132,6 +132,22 @@ def _labels(labels: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
+def expired_submission_sentence(expires_at: datetime) -> str:
+    """Return why a request for a reservation can't be decided any more."""
+    return (
+        f"It has expired: nobody decided it before its start, {date_and_time(expires_at)}. "
+        "Request another window."
+    )
+
+
+def too_late_to_approve(start: datetime) -> str:
+    """Return why a request that needs an approval can't begin at once."""
+    return (
+        f"start is {date_and_time(start)}; it needs an approval, which is due before the start: "
+        "allowed is a later start."
+    )
+
+
 def submission_summary(kind: str, payload: Numbers) -> str:
     """Return a submission as a noun phrase, for lists, notices and the approvals page."""
     if kind == "quota_change":

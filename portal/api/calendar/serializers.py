@@ -19,6 +19,7 @@ from portal.api.base.fields import (
 from portal.api.base.serializers import PageQuery, StrictSerializer
 from portal.api.work.request_serializers import PlacedWish
 from portal.models import Submission, SubmissionState
+from portal.services.approvals.payloads import expiry_of
 from portal.services.calendar.recurring_reservations import WEEKDAYS, clock_changes_of
 from portal.wording import reason_texts, request_texts
 from scheduler.models import Project, Reservation, Series
@@ -233,7 +234,16 @@ class SubmissionShape(ResponseSerializer):
     state = serializers.ChoiceField(choices=SubmissionState.choices)
     created_at = serializers.DateTimeField()
     reservation = serializers.UUIDField(source="reservation.public_id", allow_null=True, default=None)
+    expires_at = serializers.SerializerMethodField(
+        help_text="when it expires, or has expired, undecided; null: never"
+    )
     decision = serializers.SerializerMethodField()
+
+    @extend_schema_field(serializers.DateTimeField(allow_null=True))
+    def get_expires_at(self, row: Submission) -> str | None:
+        """Return when it expires if nobody decides it."""
+        expires_at = expiry_of(row)
+        return None if expires_at is None else expires_at.isoformat()
 
     @extend_schema_field(RecordField(child=serializers.JSONField(allow_null=True)))
     def get_payload(self, row: Submission) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Verbs that approve, decline and withdraw submissions."""
+"""Verbs that approve, decline, withdraw and expire submissions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from portal.models import SUBMISSION_TRANSITIONS, Approval, Membership, Submissi
 from portal.services import audit
 from portal.services.approvals.effects import effect_on_guarantees
 from portal.services.approvals.payloads import (
+    expiry_of,
     json_values,
     pool_of_submission,
     reservation_request_of,
@@ -25,6 +26,7 @@ from portal.services.calendar import (
     approved_changes,
     recurring_reservations,
 )
+from portal.wording import request_texts
 from scheduler import services as engine
 from scheduler.core.model.slots import SLOTS_PER_GPU
 
@@ -53,8 +55,8 @@ def approve_submission(
 ) -> Submission:
     """Check a submission again, approve it and carry it out, in one transaction.
 
-    ``changes`` replace values of its payload. Raises Conflict if another person decided first, or if it no
-    longer fits (then nothing is decided); Invalid, NotAllowed.
+    ``changes`` replace values of its payload. Raises Conflict if another person decided first, if it has
+    expired, or if it no longer fits (then nothing is decided); Invalid, NotAllowed.
     """
     policy.require(actor, "submission.decide", submission)
     checks = InputChecks()
@@ -67,6 +69,9 @@ def approve_submission(
             f"{field} can't be changed; allowed: {', '.join(sorted(editable))}.",
         )
     checks.done()
+    expires_at = expiry_of(submission)
+    if expires_at is not None and expires_at <= now:
+        raise Conflict(request_texts.expired_submission_sentence(expires_at))
     payload = {**submission.payload, **(changes or {})}
     with transaction.atomic():
         _decide(submission, SubmissionState.APPROVED)
@@ -139,18 +144,43 @@ def withdraw_submission(
     return submission
 
 
-def _decide(submission: Submission, new: SubmissionState) -> None:
-    """Set the new state by compare-and-swap.
+@transaction.atomic
+def expire_submission(submission: Submission, *, now: datetime) -> bool:
+    """Expire a submission that nobody decided in time. Returns False if it is decided or not yet due."""
+    expires_at = expiry_of(submission)
+    if expires_at is None or now < expires_at or not _change_waiting(submission, SubmissionState.EXPIRED):
+        return False
+    audit.record(
+        actor=None,
+        via="program",
+        now=now,
+        verb="expire_submission",
+        target=submission,
+        before=submission.payload,
+        why=request_texts.expired_submission_sentence(expires_at),
+    )
+    return True
 
-    Raises Conflict with the earlier decision: two people may decide at once.
-    """
+
+def _change_waiting(submission: Submission, new: SubmissionState) -> bool:
+    """Set the new state by compare-and-swap. Returns False if the submission does not wait any more."""
     if new not in SUBMISSION_TRANSITIONS[SubmissionState.WAITING]:
         raise ValueError(new)
     if not Submission.objects.filter(pk=submission.pk, state=SubmissionState.WAITING).update(state=new):
+        return False
+    submission.state = new
+    return True
+
+
+def _decide(submission: Submission, new: SubmissionState) -> None:
+    """Set the new state. Raises Conflict with the earlier decision: two people may decide at once."""
+    if not _change_waiting(submission, new):
         submission.refresh_from_db()
+        expires_at = expiry_of(submission)
+        if submission.state == SubmissionState.EXPIRED and expires_at is not None:
+            raise Conflict(request_texts.expired_submission_sentence(expires_at))
         by = Approval.objects.filter(submission=submission).select_related("decided_by").first()
         raise Conflict(f"This is already {submission.state}{f', by {by.decided_by}' if by else ''}.")
-    submission.state = new
 
 
 def _execute_submission(submission: Submission, payload: dict[str, Any], now: datetime) -> None:

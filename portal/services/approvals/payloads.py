@@ -71,6 +71,24 @@ def pool_of_submission(submission: Submission) -> Pool:
     return submission.pool
 
 
+def expiry_of(submission: Submission) -> datetime | None:
+    """Return when a submission that nobody has decided expires; None: never.
+
+    A reservation and a series expire at their start. A later or earlier window of a reservation expires at the
+    earlier of the two starts, since a reservation that has started keeps its start; another end alone expires
+    when the present window is over.
+    """
+    payload = submission.payload
+    if submission.kind in (Submission.Kind.RESERVATION, Submission.Kind.SERIES):
+        return datetime.fromisoformat(payload["start"])
+    if submission.kind != Submission.Kind.WINDOW_CHANGE:
+        return None
+    start, start_now, end_now = (
+        datetime.fromisoformat(payload[name]) for name in ("start", "start_now", "end_now")
+    )
+    return end_now if start == start_now else min(start, start_now)
+
+
 def _datetime_of(value: Any) -> Any:
     """Return a datetime; payloads store times as ISO text, and changes may bring datetimes."""
     if not isinstance(value, str):

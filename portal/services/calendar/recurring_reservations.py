@@ -21,6 +21,7 @@ from portal.services.calendar.approved_changes import submit_for_approval
 from portal.services.calendar.reservation_checks import (
     ReservationRequest,
     alternative_windows_of,
+    check_time_for_approval,
     checked_reservation_request,
 )
 from portal.services.money import rate_card
@@ -115,6 +116,7 @@ def request_series(
         **placing,
     )
     why = why.strip()
+    check_time_for_approval(request.first, now)
     if request.first.needs_approval:
         refuse_unless_all_fit(engine.check_windows(now=now, owner=actor, **request.columns), request)
         return submit_for_approval(
@@ -179,6 +181,7 @@ def preview_series(
         may_exceed_guarantee=may_exceed_guarantee,
         **placing,
     )
+    check_time_for_approval(request.first, now)
     with metered_planning(actor, now):
         answers = engine.check_windows(now=now, owner=actor, **request.columns)
     worst = first_unavailable_occurrence(answers)

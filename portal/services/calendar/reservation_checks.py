@@ -21,7 +21,7 @@ from portal.hardware_request import (
     whole_gpus_of,
 )
 from portal.input_checks import InputChecks
-from portal.wording import formatting, reason_texts
+from portal.wording import formatting, reason_texts, request_texts
 from scheduler.core.promises.reservation_windows import WindowCheckResult
 from scheduler.models import Pool, Project, Reservation
 from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState
@@ -123,6 +123,14 @@ def checked_reservation_request(
     return ReservationRequest(
         project, pool, name, hardware, first.replace(microsecond=0), last.replace(microsecond=0), exceed
     )
+
+
+def check_time_for_approval(request: ReservationRequest, now: datetime) -> None:
+    """Raise Invalid if the request needs an approval but would expire at once, since it starts now."""
+    if request.needs_approval and request.start <= now:
+        checks = InputChecks()
+        checks.note("start", request.start.isoformat(), request_texts.too_late_to_approve(request.start))
+        checks.done()
 
 
 def checked_window_change(

@@ -12,6 +12,7 @@ from portal.models import User
 from portal.planner_budget import metered_planning
 from portal.services.calendar.reservation_checks import (
     alternative_windows_of,
+    check_time_for_approval,
     checked_reservation_request,
     reservation_warnings,
 )
@@ -59,6 +60,7 @@ def preview_reservation(
         may_exceed_guarantee=may_exceed_guarantee,
         **placing,
     )
+    check_time_for_approval(request, now)
     with metered_planning(actor, now):
         answer = engine.check_window(now=now, owner=actor, **request.columns)
     price = rate_card.gpu_hour_price(

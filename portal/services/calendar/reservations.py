@@ -24,6 +24,7 @@ from portal.services.calendar.approved_changes import (
     submit_window_change,
 )
 from portal.services.calendar.reservation_checks import (
+    check_time_for_approval,
     checked_reservation_request,
     checked_window_change,
     local_time_text,
@@ -86,6 +87,7 @@ def request_reservation(
         **placing,
     )
     why = why.strip()
+    check_time_for_approval(request, now)
     if request.needs_approval:
         refuse_unless_reservation_fits(engine.check_window(now=now, owner=actor, **request.columns), request)
         return submit_for_approval(

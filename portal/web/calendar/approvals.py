@@ -19,6 +19,7 @@ from portal.input_checks import display_value as shown_value
 from portal.models import Submission, SubmissionState, User
 from portal.reads.calendar import approvals as reads
 from portal.services.approvals import decisions, effects
+from portal.services.approvals.payloads import expiry_of
 from portal.web.calendar.quota_requests import gpu_hours_fields
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
@@ -139,11 +140,15 @@ def _approvals_context(
     }
     if chosen is not None:
         place = next((index for index, row in enumerate(shown) if row.pk == chosen.pk), None)
-        open_ = chosen.state == SubmissionState.WAITING
+        open_, expires_at = chosen.state == SubmissionState.WAITING, expiry_of(chosen)
         context |= {
             "title": reads.submission_title(chosen),
             "project": reads.project_of_submission(chosen),
             "effect": _effect(chosen, user, now) if open_ else None,
+            "expires_at": expires_at,
+            "expired": request_texts.expired_submission_sentence(expires_at)
+            if chosen.state == SubmissionState.EXPIRED and expires_at
+            else "",
             "open": open_,
             "may_decide": open_ and policy.may(user, "submission.decide", chosen),
             "may_withdraw": open_ and policy.may(user, "submission.withdraw", chosen),

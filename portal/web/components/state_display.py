@@ -36,6 +36,7 @@ STATE_DISPLAY: dict[str, tuple[str, str, str]] = {
     "approved_changed": ("Approved, changed", "ended", "running"),
     "declined": ("Declined", "failed", "failed"),
     "withdrawn": ("Withdrawn", "cancelled", "ended"),
+    "expired": ("Expired", "cancelled", "failed"),
     # hosts and GPUs
     "joining": ("Joining", "pending", "queued"),
     "alive": ("Alive", "running", "running"),

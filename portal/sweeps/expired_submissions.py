@@ -1,0 +1,14 @@
+"""Expire requests for reservations that nobody decided before their start."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from portal.models import Submission, SubmissionState
+from portal.services.approvals.decisions import expire_submission
+
+
+def expire_submissions(now: datetime) -> int:
+    """Expire every waiting submission that is due; return their number. Idempotent."""
+    waiting = Submission.objects.filter(state=SubmissionState.WAITING).order_by("pk")
+    return sum(expire_submission(submission, now=now) for submission in waiting)

@@ -1,0 +1,212 @@
+"""Requests for reservations that nobody decides before their start expire."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from portal import tasks
+from portal.errors import Conflict, Invalid
+from portal.models import AuditEvent, Notification, Submission
+from portal.notices import delivery
+from portal.services.approvals import decisions, submissions
+from portal.services.calendar import recurring_reservations, reservation_preview, reservations
+from portal.sweeps.expired_submissions import expire_submissions
+from portal.wording import notice_texts
+from scheduler.models import Reservation
+from tests.portal.web.work_samples import signed_in
+from tests.world import H100, World
+
+pytestmark = pytest.mark.django_db
+
+HOUR = timedelta(hours=1)
+SECOND = timedelta(seconds=1)
+
+
+def requested(world: World, **changes: Any) -> Submission:
+    """Return a request for eight GPUs from an hour from now on, which needs an approval."""
+    fields: dict[str, Any] = {
+        "actor": world.vision.member,
+        "project": world.vision.project,
+        "pool": world.shared,
+        "name": "Review week",
+        "units": 8,
+        "models": [H100],
+        "start": world.now + HOUR,
+        "end": world.now + 9 * HOUR,
+        "now": world.now,
+    }
+    submission = reservations.request_reservation(**(fields | changes))
+    assert isinstance(submission, Submission)
+    return submission
+
+
+def requested_series(world: World) -> Submission:
+    days = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+    submission = recurring_reservations.request_series(
+        actor=world.vision.member,
+        project=world.vision.project,
+        pool=world.shared,
+        name="Nightly",
+        units=8,
+        models=[H100],
+        start=world.now + HOUR,
+        end=world.now + 2 * HOUR,
+        weekdays=days,
+        until=(world.now + timedelta(days=2)).date(),
+        now=world.now,
+    )
+    assert isinstance(submission, Submission)
+    return submission
+
+
+def state(submission: Submission) -> str:
+    submission.refresh_from_db()
+    return str(submission.state)
+
+
+@pytest.mark.parametrize("request_of", [requested, requested_series])
+def test_an_undecided_request_expires_at_its_start(world: World, request_of: Any) -> None:
+    submission = request_of(world)
+    assert expire_submissions(world.now + HOUR - SECOND) == 0
+    assert state(submission) == "waiting"
+    assert expire_submissions(world.now + HOUR) == 1
+    assert state(submission) == "expired"
+    assert expire_submissions(world.now + 2 * HOUR) == 0
+    assert not Reservation.objects.exists()
+
+
+def test_the_expiry_is_in_the_audit_trail(world: World) -> None:
+    submission = requested(world)
+    expire_submissions(world.now + HOUR)
+    event = AuditEvent.objects.get(verb="expire_submission")
+    assert (event.actor, event.via, event.at) == (None, "program", world.now + HOUR)
+    assert event.target == f"submission:{submission.public_id}"
+    assert event.team == world.vision.team
+    assert "before its start" in event.why
+
+
+def test_requester_and_approvers_are_notified_once(world: World) -> None:
+    submission = requested(world)
+    expire_submissions(world.now + HOUR)
+    for _ in range(2):
+        delivery.write_notices(world.now + HOUR + SECOND)
+    found = Notification.objects.filter(kind="submission_expired")
+    assert {row.user for row in found} == {world.vision.member, world.operator}
+    assert {row.submission for row in found} == {submission}
+    sentence = notice_texts.notice_sentence("submission_expired", found[0].numbers)
+    assert "8 × H100" in sentence and "before its start" in sentence and world.vision.team.name in sentence
+
+
+def test_an_approval_after_the_start_is_refused_with_the_reason(world: World) -> None:
+    submission = requested(world)
+    stale = Submission.objects.get(pk=submission.pk)
+    with pytest.raises(Conflict, match="has expired: nobody decided it before its start"):
+        decisions.approve_submission(
+            actor=world.operator, submission=submission, now=world.now + HOUR, changes={"units": 7}
+        )
+    assert state(submission) == "waiting", "the sweep, not the refusal, expires it"
+    expire_submissions(world.now + HOUR)
+    later = {"start": (world.now + 3 * HOUR).isoformat()}
+    with pytest.raises(Conflict, match="has expired: nobody decided it before its start"):
+        decisions.approve_submission(actor=world.operator, submission=stale, now=world.now, changes=later)
+    with pytest.raises(Conflict, match="has expired"):
+        decisions.decline_submission(
+            actor=world.operator, submission=submission, comment="no", now=world.now + HOUR
+        )
+    assert not Reservation.objects.exists()
+
+
+def test_the_approvals_page_lists_an_expired_request_as_decided(world: World) -> None:
+    submission = requested(world)
+    operator = signed_in(world.operator)
+    Submission.objects.update(created_at=timezone.now())
+    page = operator.get(reverse("submission", args=[submission.public_id])).content.decode()
+    assert "if nobody decides it" in page
+    expire_submissions(world.now + HOUR)
+    waiting = operator.get(reverse("approvals")).content.decode()
+    assert reverse("submission", args=[submission.public_id]) not in waiting
+    decided = operator.get(reverse("approvals") + "?decided=1").content.decode()
+    assert reverse("submission", args=[submission.public_id]) in decided
+    assert "Expired" in decided
+    page = operator.get(reverse("submission", args=[submission.public_id])).content.decode()
+    assert "nobody decided it before its start" in page
+    assert reverse("submission-approve", args=[submission.public_id]) not in page
+    answer = operator.post(reverse("submission-approve", args=[submission.public_id]), {"units": 8})
+    assert answer.status_code == 400
+    assert "has expired" in answer.content.decode()
+
+
+def confirmed(world: World) -> Reservation:
+    submission = requested(world)
+    decisions.approve_submission(actor=world.operator, submission=submission, now=world.now)
+    return Reservation.objects.get()
+
+
+def changed(world: World, start: datetime | None, end: datetime | None) -> Submission:
+    submission = reservations.change_reservation(
+        actor=world.vision.member, reservation=confirmed(world), start=start, end=end, now=world.now
+    )
+    assert isinstance(submission, Submission)
+    return submission
+
+
+def test_a_later_window_expires_when_the_present_one_starts(world: World) -> None:
+    submission = changed(world, world.now + 12 * HOUR, None)
+    assert expire_submissions(world.now + HOUR - SECOND) == 0
+    assert expire_submissions(world.now + HOUR) == 1
+    assert state(submission) == "expired"
+
+
+def test_a_longer_window_waits_until_the_present_one_is_over(world: World) -> None:
+    submission = changed(world, None, world.now + 12 * HOUR)
+    assert expire_submissions(world.now + 9 * HOUR - SECOND) == 0
+    assert expire_submissions(world.now + 9 * HOUR) == 1
+    assert state(submission) == "expired"
+
+
+def test_a_quota_or_membership_request_does_not_expire(world: World) -> None:
+    rows = [
+        submissions.request_quota_change(
+            actor=world.vision.lead,
+            team=world.vision.team,
+            pool=world.shared,
+            model=H100,
+            guaranteed_gpus=5,
+            now=world.now,
+        ),
+        submissions.request_membership(actor=world.stranger, team=world.vision.team, now=world.now),
+    ]
+    assert expire_submissions(world.now + timedelta(days=300)) == 0
+    assert [state(row) for row in rows] == ["waiting", "waiting"]
+
+
+def test_a_request_that_would_expire_at_once_is_refused_at_its_start(world: World) -> None:
+    with pytest.raises(Invalid) as refused:
+        requested(world, start=world.now)
+    assert "needs an approval" in refused.value.fields["start"]
+    with pytest.raises(Invalid) as refused:
+        reservation_preview.preview_reservation(
+            actor=world.vision.member,
+            project=world.vision.project,
+            pool=world.shared,
+            units=8,
+            models=[H100],
+            start=world.now,
+            end=world.now + 8 * HOUR,
+            now=world.now,
+        )
+    assert "needs an approval" in refused.value.fields["start"]
+    assert not Submission.objects.exists()
+
+
+def test_the_periodic_task_expires_requests(world: World) -> None:
+    submission = requested(world)
+    payload = {**submission.payload, "start": "2020-01-01T00:00:00+00:00"}
+    Submission.objects.filter(pk=submission.pk).update(payload=payload)
+    assert tasks.expire_submissions() == 1
+    assert state(submission) == "expired"
