@@ -26,7 +26,7 @@ def waiting_submissions(viewer: User) -> QuerySet[Submission]:
 
 
 def decided_submissions(viewer: User, now: datetime) -> QuerySet[Submission]:
-    """Return the visible submissions of the last month that are decided, withdrawn or expired, newest first."""
+    """Return the visible submissions of the last month that no longer wait, newest first."""
     rows = policy.visible_submissions(viewer).exclude(state=SubmissionState.WAITING)
     rows = rows.filter(created_at__gte=now - timedelta(days=DECIDED_WINDOW_DAYS))
     return rows.select_related("team", "pool", "author", "approval__decided_by", "reservation").order_by(

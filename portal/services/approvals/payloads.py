@@ -74,9 +74,9 @@ def pool_of_submission(submission: Submission) -> Pool:
 def expiry_of(submission: Submission) -> datetime | None:
     """Return when a submission that nobody has decided expires; None: never.
 
-    A reservation and a series expire at their start. A later or earlier window of a reservation expires at the
-    earlier of the two starts, since a reservation that has started keeps its start; another end alone expires
-    when the present window is over.
+    A reservation and a series expire at their start. Another window with another start expires at the earlier
+    of the two starts, since a reservation that has started keeps its start. Another end alone expires when
+    the present window is over.
     """
     payload = submission.payload
     if submission.kind in (Submission.Kind.RESERVATION, Submission.Kind.SERIES):
