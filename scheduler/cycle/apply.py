@@ -211,6 +211,7 @@ class _PlanApplication:
                 )
         except IntegrityError as error:
             return _first_line(error)
+        self.checks.note_binding(binding)
         if reservation.state == ReservationState.CONFIRMED:
             change_state(reservation, "state", old=ReservationState.CONFIRMED, new=ReservationState.ACTIVE)
         return ""

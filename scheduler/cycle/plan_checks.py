@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from scheduler.core.model.plan import Eviction, Placement, Plan
+from scheduler.core.model.plan import Eviction, Placement, Plan, ReservationBinding
 from scheduler.core.model.quota_ledger import UNLIMITED_SLOTS
 from scheduler.core.model.snapshot import QuotaInfo, RunningWorkload, Snapshot
 from scheduler.core.model.snapshot import ReservationInfo as Promise
@@ -55,6 +55,7 @@ class PlanChecks:
         self.quotas = _quotas_by_key(reader.quotas())
         promises = reading.open_reservations(reader.promised(), reader.bound(), self.now)
         self.promises = {promise.id: promise for promise in promises}
+        self.bound_units = {promise.id: set(promise.units) for promise in promises}
         self.changed_reservations = [
             p for p in promises if not _same_window(p, self.snapshot_reservations.get(p.id))
         ]
@@ -142,7 +143,7 @@ class PlanChecks:
         promise = self.promises.get(workload.reservation_id)
         if promise is None or promise.project != workload.project_id:
             return f"reservation {workload.reservation_id} is no longer open"
-        if not set(units) <= set(promise.units):
+        if not self.bound_units[promise.id].issuperset(units):
             return f"reservation {workload.reservation_id} no longer has these units"
         return ""
 
@@ -223,6 +224,10 @@ class PlanChecks:
         ):
             return "the reservation's request has changed"
         return ""
+
+    def note_binding(self, binding: ReservationBinding) -> None:
+        """Count the units that this plan has bound: work inside the reservation may start on them."""
+        self.bound_units.setdefault(binding.reservation, set()).update(binding.units)
 
     def _models(self, units: Iterable[int]) -> set[str]:
         return {self.units[unit].gpu.model for unit in units}

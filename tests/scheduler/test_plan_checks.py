@@ -247,6 +247,28 @@ def test_work_inside_a_cancelled_reservation_does_not_start_on_its_units(
     assert len(apply_plan(answer, taken, at).accepted) == 1
 
 
+def test_work_starts_inside_a_reservation_that_the_same_plan_binds(world: World) -> None:
+    reservation = reserve(world, world.now + SECOND)
+    at = world.now + 2 * SECOND
+    inside = job(world, reservation=reservation)
+    answer, taken = planned(world, at)
+    assert answer.bindings and [p.workload for p in answer.placements] == [inside.pk]
+    applied = apply_plan(answer, taken, at)
+    assert [rejected.problem for rejected in applied.rejected] == []
+    assert Allocation.objects.get(workload=inside).reservation_id == reservation.pk
+
+
+def test_work_does_not_start_inside_a_reservation_whose_binding_was_rejected(world: World) -> None:
+    reservation = reserve(world, world.now + SECOND)
+    at = world.now + 2 * SECOND
+    inside = job(world, reservation=reservation)
+    answer, taken = planned(world, at)
+    Reservation.objects.filter(pk=reservation.pk).update(start=at + HOUR)
+    assert "no longer has these units" in refusals(apply_plan(answer, taken, at), Placement)[0]
+    inside.refresh_from_db()
+    assert inside.state == "queued" and not BoundUnit.objects.exists()
+
+
 def test_a_reservation_moved_after_planning_is_not_bound(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
