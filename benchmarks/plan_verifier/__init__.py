@@ -8,8 +8,8 @@ plan may be applied.
 check:
 - ``placement_checks``: what starts, and where;
 - ``quota_checks``: quotas, borrowing, caps, spare capacity;
-- ``reservation_checks``: reservations are kept and bound, borrowers evicted in time (``window_violations``
-  checks the answer to a request);
+- ``reservation_checks``: reservations stay possible (``window_violations`` checks the answer to a request);
+- ``binding_checks``: reservations get their units at their start, borrowers are evicted in time;
 - ``eviction_checks``: who is evicted, for whom, in good time, and only if needed;
 - ``refusal_checks``: every refusal has a true reason with numbers, a position, and an expected start or why
   there is none;
@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from benchmarks.plan_verifier import (
+    binding_checks,
     eviction_checks,
     order_checks,
     placement_checks,
@@ -32,7 +33,7 @@ from benchmarks.plan_verifier import (
     reservation_checks,
 )
 from benchmarks.plan_verifier.plan_lookups import PlanLookups
-from benchmarks.plan_verifier.reservation_checks import window_violations
+from benchmarks.plan_verifier.window_checks import window_violations
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.snapshot import Snapshot
 
@@ -91,24 +92,24 @@ _CHECKS: tuple[tuple[str, Check], ...] = (
     ),
     (
         "a reservation is bound at its start to the units that it requested",
-        reservation_checks.bindings_are_right,
+        binding_checks.bindings_are_right,
     ),
     (
         "a reservation of several models takes none that is guaranteed to others",
-        reservation_checks.bindings_leave_others_their_guarantee,
+        binding_checks.bindings_leave_others_their_guarantee,
     ),
     (
         "a reservation that has begun without units has a reason",
-        reservation_checks.unbound_reservations_have_a_reason,
+        binding_checks.unbound_reservations_have_a_reason,
     ),
     (
         "a reservation whose units are free is bound",
-        reservation_checks.reservations_with_free_units_are_bound,
+        binding_checks.reservations_with_free_units_are_bound,
     ),
-    ("borrowers of reserved units get notice in time", reservation_checks.borrowers_get_notice_in_time),
+    ("borrowers of reserved units get notice in time", binding_checks.borrowers_get_notice_in_time),
     (
         "nothing is evicted for a reservation that has enough units",
-        reservation_checks.no_evictions_for_satisfied_reservations,
+        binding_checks.no_evictions_for_satisfied_reservations,
     ),
     # who goes
     (

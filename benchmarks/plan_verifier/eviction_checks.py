@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from benchmarks.plan_verifier.plan_lookups import KindTuple, PlanLookups, TeamModel, kind_tuple, serves
+from benchmarks.plan_verifier.plan_lookups import PlanLookups, TeamModel
+from benchmarks.plan_verifier.unit_lookups import KindTuple, kind_tuple, serves
 from scheduler.core.model.plan import Eviction, Refusal
 from scheduler.core.model.snapshot import Priority, QueuedWorkload, RunningWorkload, UnitInfo
 from scheduler.core.reasons import ReasonCode
@@ -131,31 +132,42 @@ def across_teams_only_borrowed_work_is_evicted(lookups: PlanLookups) -> Iterator
     """Each team that loses work to others still held borrowed slots before its last victim, whatever the
     priority.
     """
-    lost_slots: dict[TeamModel, list[int]] = defaultdict(list)
-    own: Counter[TeamModel] = Counter()
-    for eviction, victim, _ in _each(lookups):
-        beneficiary = lookups.queued.get(eviction.for_workload or 0)
-        for model, count in lookups.slots_by_model(victim.units).items():
-            if beneficiary is not None and beneficiary.team != victim.team:
-                lost_slots[victim.pool, victim.team, model].append(count)
-            elif eviction.for_reservation is not None and victim.reservation is None:
-                own[victim.pool, victim.team, model] += count
-    for key, counts in sorted(lost_slots.items()):
+    lost_to_teams, lost_to_reservations = _lost_slots(lookups)
+    for key, counts in sorted(lost_to_teams.items()):
         pool, team, model = key
         if lookups.is_static(pool) and lookups.pools[pool].team == team:
             yield f"team {team} loses work in its own static pool {pool}"
             continue
-        stopping = sum(
-            lookups.slots_by_model(r.units)[model]
-            for r in lookups.snapshot.running
-            if r.team == team and r.stopping and r.reservation is None and r.pool == pool
-        )
         guaranteed = 0 if lookups.is_static(pool) else lookups.guarantee(key)
-        excess = lookups.held(key) - stopping - guaranteed - own[key]
+        excess = lookups.held(key) - _stopping_slots(lookups, key) - guaranteed - lost_to_reservations[key]
         if sum(counts) - max(counts) >= excess:
             yield (
                 f"team {team} in pool {pool} loses {sum(counts)} slots of {model} and borrowed only {excess}"
             )
+
+
+def _lost_slots(lookups: PlanLookups) -> tuple[dict[TeamModel, list[int]], Counter[TeamModel]]:
+    """Return the slots of each victim that work of other teams evicts, and the sum for reservations."""
+    lost_to_teams: dict[TeamModel, list[int]] = defaultdict(list)
+    lost_to_reservations: Counter[TeamModel] = Counter()
+    for eviction, victim, _ in _each(lookups):
+        beneficiary = lookups.queued.get(eviction.for_workload or 0)
+        for model, count in lookups.slots_by_model(victim.units).items():
+            if beneficiary is not None and beneficiary.team != victim.team:
+                lost_to_teams[victim.pool, victim.team, model].append(count)
+            elif eviction.for_reservation is not None and victim.reservation is None:
+                lost_to_reservations[victim.pool, victim.team, model] += count
+    return lost_to_teams, lost_to_reservations
+
+
+def _stopping_slots(lookups: PlanLookups, key: TeamModel) -> int:
+    """Return the slots of a team's work that was stopping before the plan, outside reservations."""
+    pool, team, model = key
+    return sum(
+        lookups.slots_by_model(r.units)[model]
+        for r in lookups.snapshot.running
+        if r.team == team and r.stopping and r.reservation is None and r.pool == pool
+    )
 
 
 def for_a_reservation_at_its_start(lookups: PlanLookups) -> Iterator[str]:
@@ -278,26 +290,31 @@ def every_eviction_is_needed(lookups: PlanLookups) -> Iterator[str]:
         free = beneficiary.own if has_several else [*beneficiary.free(), *beneficiary.own]
         unclaimed = [] if has_several else _stopping_unclaimed(lookups, beneficiary.queued)
         for victim in beneficiary.victims:
-            stopped = [v for v in beneficiary.victims if v != victim]
-            kinds = {
-                kind_tuple(lookups.units[u]) for u in lookups.running[victim].units if u in lookups.units
-            }
-            units = {u.id: u for u in (*free, *beneficiary.freed(stopped))}
-            for kind in lookups.kinds_that_fit(beneficiary.queued.ask, units.values(), stopped):
-                if kind in kinds and beneficiary.is_allowed(stopped, kind):
-                    yield (
-                        f"eviction of workload {victim} is not needed: workload "
-                        f"{beneficiary.queued.id} fits without it"
-                    )
-                    break
-        idle = {u.id: u for u in (*free, *beneficiary.freed(unclaimed))}
-        for kind in lookups.kinds_that_fit(beneficiary.queued.ask, idle.values(), unclaimed):
-            if beneficiary.is_allowed([], kind):
+            if _fits_without(lookups, beneficiary, victim, free):
                 yield (
-                    f"workloads {beneficiary.victims} are told to go for workload "
-                    f"{beneficiary.queued.id}, which fits without that"
+                    f"eviction of workload {victim} is not needed: workload "
+                    f"{beneficiary.queued.id} fits without it"
                 )
-                break
+        idle = {u.id: u for u in (*free, *beneficiary.freed(unclaimed))}
+        kinds = lookups.kinds_that_fit(beneficiary.queued.ask, idle.values(), unclaimed)
+        if any(beneficiary.is_allowed([], kind) for kind in kinds):
+            yield (
+                f"workloads {beneficiary.victims} are told to go for workload "
+                f"{beneficiary.queued.id}, which fits without that"
+            )
+
+
+def _fits_without(
+    lookups: PlanLookups, beneficiary: EvictionBeneficiary, victim: int, free: list[UnitInfo]
+) -> bool:
+    """Return True if the beneficiary fits on a kind of the victim's units without its eviction."""
+    stopped = [v for v in beneficiary.victims if v != victim]
+    victim_kinds = {kind_tuple(lookups.units[u]) for u in lookups.running[victim].units if u in lookups.units}
+    units = {u.id: u for u in (*free, *beneficiary.freed(stopped))}
+    return any(
+        kind in victim_kinds and beneficiary.is_allowed(stopped, kind)
+        for kind in lookups.kinds_that_fit(beneficiary.queued.ask, units.values(), stopped)
+    )
 
 
 def _waits_for_evictions(lookups: PlanLookups) -> list[Refusal]:

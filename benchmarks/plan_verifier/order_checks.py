@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 
-from benchmarks.plan_verifier.plan_lookups import PlanLookups, serves
+from benchmarks.plan_verifier.plan_lookups import PlanLookups
+from benchmarks.plan_verifier.unit_lookups import serves
 from scheduler.core.model.plan import Placement
 from scheduler.core.model.snapshot import QueuedWorkload
 from scheduler.core.reasons import ReasonCode
@@ -28,21 +29,13 @@ def _find_overtaken(lookups: PlanLookups) -> Iterator[tuple[QueuedWorkload, Queu
     """Yield (waiting, started, model) of one pool, both in the ordinary lane, where the started one had
     its turn first.
     """
-    started: dict[int, list[tuple[QueuedWorkload, Placement]]] = defaultdict(list)
-    for placement in lookups.placements:
-        queued = lookups.queued[placement.workload]
-        if queued.reservation is None and queued.id not in lookups.awaiting_evictions:
-            started[queued.pool].append((queued, placement))
+    started = _started_by_pool(lookups)
     pairs_checked = 0
     for refusal in lookups.plan.refusals:
         waiting = lookups.queued.get(refusal.workload)
-        if waiting is None or refusal.code != ReasonCode.WAITS_FOR_UNITS or waiting.reservation is not None:
+        if waiting is None or refusal.code != ReasonCode.WAITS_FOR_UNITS:
             continue
-        if waiting.id in lookups.awaiting_evictions or waiting.ask.profile.startswith("share"):
-            continue
-        if (waiting.pool, waiting.team) in lookups.teams_at_their_limit:
-            continue
-        if waiting.pool in lookups.pools_with_earmarks_given_up or lookups.is_static(waiting.pool):
+        if not _waits_in_ordinary_lane(lookups, waiting):
             continue
         for queued, placement in started[waiting.pool]:
             pairs_checked += 1
@@ -52,6 +45,28 @@ def _find_overtaken(lookups: PlanLookups) -> Iterator[tuple[QueuedWorkload, Queu
             kinds = lookups.kinds_that_fit(waiting.ask, units, stopped=(queued.id,))
             if any(lookups.limits_allow(waiting, kind, stopped=(queued.id,)) for kind in kinds):
                 yield waiting, queued, units[0].model
+
+
+def _started_by_pool(lookups: PlanLookups) -> dict[int, list[tuple[QueuedWorkload, Placement]]]:
+    """Return, by pool, the placements outside reservations for which nothing was evicted."""
+    started: dict[int, list[tuple[QueuedWorkload, Placement]]] = defaultdict(list)
+    for placement in lookups.placements:
+        queued = lookups.queued[placement.workload]
+        if queued.reservation is None and queued.id not in lookups.awaiting_evictions:
+            started[queued.pool].append((queued, placement))
+    return started
+
+
+def _waits_in_ordinary_lane(lookups: PlanLookups, waiting: QueuedWorkload) -> bool:
+    """Return True if only the order of turns decides which free units the workload gets."""
+    return not (
+        waiting.reservation is not None
+        or waiting.id in lookups.awaiting_evictions
+        or waiting.ask.profile.startswith("share")
+        or (waiting.pool, waiting.team) in lookups.teams_at_their_limit
+        or waiting.pool in lookups.pools_with_earmarks_given_up
+        or lookups.is_static(waiting.pool)
+    )
 
 
 def priority_orders_within_a_team(lookups: PlanLookups) -> Iterator[str]:
@@ -256,10 +271,13 @@ def backfill_delays_nobody(lookups: PlanLookups) -> Iterator[str]:
                     f"unit {unit} is set aside for workload {waiting.id} in a window of "
                     f"reservation {lookups.bound[unit]}"
                 )
-        yield from _delays(lookups, waiting, set(refusal.held_units), start)
+        yield from _delays_by_placements(lookups, waiting, set(refusal.held_units), start)
+        yield from _delays_by_running_work(lookups, waiting, set(refusal.held_units), start)
 
 
-def _delays(lookups: PlanLookups, waiting: QueuedWorkload, held: set[int], start: int) -> Iterator[str]:
+def _delays_by_placements(
+    lookups: PlanLookups, waiting: QueuedWorkload, held: set[int], start: int
+) -> Iterator[str]:
     for placement in lookups.placements:
         queued = lookups.queued[placement.workload]
         if not held & set(placement.units) or queued.reservation is not None:
@@ -272,6 +290,11 @@ def _delays(lookups: PlanLookups, waiting: QueuedWorkload, held: set[int], start
         expected = queued.predicted_seconds if is_first else 2 * queued.predicted_seconds
         if lookups.now + min(queued.max_runtime_seconds, expected) > start:
             yield f"workload {queued.id} delays workload {waiting.id}, for which its units are set aside"
+
+
+def _delays_by_running_work(
+    lookups: PlanLookups, waiting: QueuedWorkload, held: set[int], start: int
+) -> Iterator[str]:
     going = {e.workload for e in lookups.evictions}
     for holder in sorted({lookups.holder[u] for u in held if u in lookups.holder}):
         running = lookups.running[holder]

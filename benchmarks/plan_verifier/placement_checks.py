@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from benchmarks.plan_verifier.plan_lookups import PlanLookups, kind_tuple, serves
+from benchmarks.plan_verifier.plan_lookups import PlanLookups
+from benchmarks.plan_verifier.unit_lookups import kind_tuple, serves
 from scheduler.core.model.plan import Placement
 from scheduler.core.model.snapshot import QueuedWorkload
 from scheduler.core.reasons import ReasonCode
@@ -182,18 +183,26 @@ def slices_fill_used_gpus(lookups: PlanLookups) -> Iterator[str]:
         if u.gpu in in_use
     }
     for placement, queued, subject in known_placements(lookups):
-        if not queued.ask.profile or queued.ask.profile.startswith("share") or queued.reservation is not None:
-            continue
-        if (
-            queued.id in lookups.awaiting_evictions
-            or queued.pool in lookups.pools_with_earmarks_given_up | lookups.pools_with_room_being_made
-        ):
-            continue  # A free slice of the used GPU may be earmarked.
-        if queued.ask.nvlink or lookups.unbound(queued.pool) or lookups.held_units:
+        if not _takes_any_free_slice(lookups, queued):
             continue
         for unit in (lookups.units[u] for u in placement.units):
             if unit.gpu not in in_use and (unit.host, kind_tuple(unit)) in free:
                 yield f"{subject} takes a slice of GPU {unit.gpu}, which was whole, beside one that is in use"
+
+
+def _takes_any_free_slice(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
+    """Return True if the workload asks for slices and may use each free slice of a used GPU."""
+    profile, pool = queued.ask.profile, queued.pool
+    if not profile or profile.startswith("share") or queued.ask.nvlink or queued.reservation is not None:
+        return False
+    may_be_earmarked = (
+        queued.id in lookups.awaiting_evictions
+        or pool in lookups.pools_with_earmarks_given_up
+        or pool in lookups.pools_with_room_being_made
+        or bool(lookups.held_units)
+        or bool(lookups.unbound(pool))
+    )
+    return not may_be_earmarked
 
 
 def placements_have_a_true_reason(lookups: PlanLookups) -> Iterator[str]:

@@ -32,7 +32,7 @@ def _where(key: TeamModel) -> str:
 def quotas_hold(lookups: PlanLookups) -> Iterator[str]:
     """A team has a quota for a model, and holds no more than its guarantee plus its borrow limit."""
     for key, quota, placements in _rows_by_team(lookups):
-        after = lookups.held(key) + sum(lookups.slots(p.units) for p in placements)
+        after = lookups.held(key) + _slots_of(lookups, placements)
         if quota is None:
             yield f"{_where(key)} has no quota and got units"
         elif quota.borrow_limit is not None and after > quota.guaranteed + quota.borrow_limit:
@@ -55,19 +55,17 @@ def only_what_may_borrow_borrows(lookups: PlanLookups) -> Iterator[str]:
         without_borrowing = [
             p for p in placements if p not in non_preemptible and not lookups.queued[p.workload].may_borrow
         ]
-        non_preemptible_slots = sum(lookups.slots(p.units) for p in non_preemptible)
-        if (
-            non_preemptible
-            and lookups.held(key, non_preemptible=True) + non_preemptible_slots > quota.guaranteed
-        ):
+        held_non_preemptible = lookups.held(key, non_preemptible=True) + _slots_of(lookups, non_preemptible)
+        if non_preemptible and held_non_preemptible > quota.guaranteed:
             yield f"{_where(key)} borrows for work that is not preemptible"
-        if (
-            without_borrowing
-            and lookups.held(key) + sum(lookups.slots(p.units) for p in without_borrowing) > quota.guaranteed
-        ):
+        if without_borrowing and lookups.held(key) + _slots_of(lookups, without_borrowing) > quota.guaranteed:
             yield f"{_where(key)} borrows for work that may not borrow"
         if any(p.borrowed_slots for p in [*non_preemptible, *without_borrowing]):
             yield f"{_where(key)}: work that may not borrow is marked as borrowed"
+
+
+def _slots_of(lookups: PlanLookups, placements: list[Placement]) -> int:
+    return sum(lookups.slots(p.units) for p in placements)
 
 
 def what_is_borrowed_is_marked(lookups: PlanLookups) -> Iterator[str]:
@@ -81,7 +79,7 @@ def what_is_borrowed_is_marked(lookups: PlanLookups) -> Iterator[str]:
         non_preemptible = sum(
             lookups.slots(p.units) for p in placements if not lookups.queued[p.workload].preemptible
         )
-        before, after = lookups.held(key), lookups.held(key) + sum(lookups.slots(p.units) for p in placements)
+        before, after = lookups.held(key), lookups.held(key) + _slots_of(lookups, placements)
         marked_slots = sum(p.borrowed_slots for p in placements)
         min_borrowed = max(0, after - quota.guaranteed) - max(0, before - quota.guaranteed) - non_preemptible
         max_borrowed = max(0, lookups.held_after[key] - quota.guaranteed)

@@ -8,9 +8,10 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
-from benchmarks.plan_verifier.plan_lookups import KindTuple, PlanLookups, serves
+from benchmarks.plan_verifier.plan_lookups import PlanLookups
+from benchmarks.plan_verifier.unit_lookups import KindTuple, serves
 from scheduler.core.model.plan import Refusal
-from scheduler.core.model.snapshot import Ask, Priority, QueuedWorkload
+from scheduler.core.model.snapshot import Ask, Priority, QueuedWorkload, UnitInfo
 from scheduler.core.reasons import ReasonCode
 
 CODES_WITHOUT_START = {  # until the request or a setting changes: no start can be expected
@@ -352,24 +353,13 @@ def nothing_waits_for_units_that_lie_free(lookups: PlanLookups) -> Iterator[str]
     for refusal, queued, _ in _each(lookups):
         if refusal.code != ReasonCode.WAITS_FOR_UNITS or queued.pool in lookups.pools_with_earmarks_given_up:
             continue
+        if queued.ask.profile.startswith("share"):
+            continue
         if queued.reservation is not None:
-            inside = [
-                u
-                for u in lookups.units_by_pool.get(queued.pool, ())
-                if lookups.bound.get(u.id) == queued.reservation
-                and u.id not in lookups.holder
-                and u.id not in lookups.placed_on
-                and lookups.is_usable(u)
-            ]
-            if not queued.ask.profile.startswith("share") and lookups.fits(queued.ask, inside):
+            if lookups.fits(queued.ask, _free_units_inside(lookups, queued.pool, queued.reservation)):
                 yield f"workload {queued.id} waits for units that lie free in its reservation"
             continue
-        if queued.pool in lookups.pools_with_room_being_made or queued.ask.profile.startswith("share"):
-            continue
-        if (
-            queued.id in lookups.awaiting_evictions
-            or (queued.pool, queued.team) in lookups.teams_at_their_limit
-        ):
+        if _free_units_may_be_kept_from(lookups, queued):
             continue
         key = (queued.pool, queued.ask)
         if key not in cached:
@@ -378,6 +368,27 @@ def nothing_waits_for_units_that_lie_free(lookups: PlanLookups) -> Iterator[str]
             )
         if any(lookups.limits_allow(queued, kind) for kind in cached[key]):
             yield f"workload {queued.id} waits for units that lie free"
+
+
+def _free_units_inside(lookups: PlanLookups, pool: int, reservation: int) -> list[UnitInfo]:
+    """Return the usable units of a bound reservation that are free after the plan."""
+    return [
+        u
+        for u in lookups.units_by_pool.get(pool, ())
+        if lookups.bound.get(u.id) == reservation
+        and u.id not in lookups.holder
+        and u.id not in lookups.placed_on
+        and lookups.is_usable(u)
+    ]
+
+
+def _free_units_may_be_kept_from(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
+    """Return True if evictions in progress or reserved headroom may explain why it gets no free units."""
+    return (
+        queued.pool in lookups.pools_with_room_being_made
+        or queued.id in lookups.awaiting_evictions
+        or (queued.pool, queued.team) in lookups.teams_at_their_limit
+    )
 
 
 def each_workload_gets_one_answer(lookups: PlanLookups) -> Iterator[str]:
