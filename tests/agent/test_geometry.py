@@ -181,7 +181,7 @@ def test_a_failed_reshape_restores_the_old_instances(tmp_path: Path) -> None:
 def test_a_reshape_that_cannot_be_restored_is_unsure(tmp_path: Path) -> None:
     board = RejectingBoard(tmp_path / "board", ["3g.40gb", "3g.40gb"], 2, for_good=True)
     outcome = mig.reshape_gpu(board, SEVENTHS, ["3g.40gb", "3g.40gb"])
-    assert outcome.state == "unsure" and "could not be put back" in outcome.detail
+    assert outcome.state == "unsure" and "could not be restored" in outcome.detail
 
 
 def test_every_step_is_stored_before_the_next(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ async def test_the_old_instances_are_restored_if_the_new_ones_do_not_fit(
     assert [profile for profile, _, _ in await units(reader)] == ["3g.40gb"] * 2
     faults.write_text("mig room for 0")
     outcome = await reshape_gpu(reader, tmp_path, SEVENTHS, ["3g.40gb"] * 2)
-    assert outcome.state == "unsure" and "could not be put back" in outcome.detail
+    assert outcome.state == "unsure" and "could not be restored" in outcome.detail
     await reader.close()
 
 

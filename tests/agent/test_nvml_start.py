@@ -81,7 +81,9 @@ async def test_a_lost_gpu_does_not_prevent_the_use_of_other_gpus(
     await edge.want(job("exec sleep 300", units=["GPU-fake-0"], generation=4))
     await edge.until_state("run-4", "running")
     await edge.until(
-        lambda: (seen := edge.seen("run-3")) is not None and "can't be asked whether it is clean" in seen.step
+        lambda: (
+            (seen := edge.seen("run-3")) is not None and "can't be checked for earlier processes" in seen.step
+        )
     )
     faults.unlink()
     await edge.until_state("run-3", "running", 120.0)
@@ -96,18 +98,20 @@ async def test_without_nvml_running_jobs_continue_and_no_gpu_job_starts(
     faults.write_text(fault)
     await agent.start()
     await assert_jobs_continue(edge, agent, shim)
-    assert "NOTHING STARTS ON THE GPUS HERE" in notes(edge)
+    assert "No workload starts on the GPUs of this host" in notes(edge)
     await edge.change("run-1", verb="stop")
     await edge.want(job("exec sleep 300", units=["GPU-fake-0"], generation=3))
     await edge.want(job("exec sleep 300", generation=4))
     await edge.until_state("run-4", "running")
     await edge.until_state("run-1", "ended")
     await edge.until(
-        lambda: (seen := edge.seen("run-3")) is not None and "can't be asked whether it is clean" in seen.step
+        lambda: (
+            (seen := edge.seen("run-3")) is not None and "can't be checked for earlier processes" in seen.step
+        )
     )
     faults.unlink()
     await edge.until_state("run-3", "running", 120.0)
-    assert "NOTHING STARTS" not in notes(edge)
+    assert "No workload starts" not in notes(edge)
 
 
 async def test_an_unknown_gpu_is_used_once_it_is_readable(
@@ -115,10 +119,12 @@ async def test_an_unknown_gpu_is_used_once_it_is_readable(
 ) -> None:
     faults.write_text("gone 1")
     await make_agent(*REAL)
-    assert "never known" in notes(edge) and [gpu.index for gpu in edge.observed[-1].inventory.gpus] == [0]
+    assert "never identified" in notes(edge) and [gpu.index for gpu in edge.observed[-1].inventory.gpus] == [
+        0
+    ]
     faults.unlink()
     await edge.until(lambda: [gpu.index for gpu in edge.observed[-1].inventory.gpus] == [0, 1], 60.0)
-    assert "never known" not in notes(edge)
+    assert "never identified" not in notes(edge)
     await edge.want(job("exec sleep 300", units=["GPU-fake-1"]))
     await edge.until_state("run-1", "running")
 
@@ -133,7 +139,7 @@ def test_without_stored_inventory_one_readable_gpu_is_enough_to_start(
     if not message:
         hardware = json.loads(found.stdout)["hardware"]
         assert [gpu["uuid"] for gpu in hardware["gpus"]] == ["GPU-fake-1"]
-        assert any("GPU 0 can't be read" in note and "never known" in note for note in hardware["notes"])
+        assert any("GPU 0 can't be read" in note and "never identified" in note for note in hardware["notes"])
 
 
 async def test_each_failure_to_start_nvml_is_one_event(
@@ -202,7 +208,7 @@ async def test_a_start_on_an_unreadable_gpu_fails_as_a_fault_of_the_host(
     wanted = job("true", units=["GPU-a"])
     await runs.wait_for_readable_gpus(wanted, "no driver")
     (seen,) = runs.seen()
-    assert seen.state == "starting" and "can't be asked whether it is clean (no driver)" in seen.step
+    assert seen.state == "starting" and "can't be checked for earlier processes (no driver)" in seen.step
     await runs.wait(wanted, "waiting: 5 MiB of an earlier workload are still in use")
     monkeypatch.setattr(agent_runs, "GPU_UNREADABLE_WAIT_SECONDS", -1.0)
     await runs.wait_for_readable_gpus(wanted, "no driver")
@@ -235,7 +241,7 @@ def test_a_lost_gpu_is_identified_by_pci_address_or_index() -> None:
     assert (
         [each.uuid for each in unidentified.gpus] == ["A"]
         and unidentified.lost == {}
-        and "never known" in unidentified.notes[0]
+        and "never identified" in unidentified.notes[0]
     )
     assert unidentified.unidentified_gpu_indices == [1] and by_bus.unidentified_gpu_indices == []
     gone = with_lost_gpus(GpuInventory([gpu(0, "A")]), [], known)

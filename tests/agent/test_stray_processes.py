@@ -233,7 +233,7 @@ def test_an_ended_stray_is_reported_once_with_pid_name_user_and_signal(
         f"{description}, by TERM",
         f"pid={ignores_term}, sh of user {PERSON}, 700 MiB, by KILL",
     ]
-    assert f"on GPU-1 is sent TERM, as the pool says: {description}" in caplog.text
+    assert f"on GPU-1 is sent TERM, by the pool's policy: {description}" in caplog.text
     assert len(caplog.records) == 3, "TERM to both, KILL to one"
 
 

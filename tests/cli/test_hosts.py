@@ -186,7 +186,7 @@ def test_a_host_is_joined_by_the_printed_command_and_revoked(
     assert unknown.code == 4 and "There is no host h9; give --pool" in unknown.err
     output = run_ok(gpupool, "host join h9 --pool shared --label rack=r4")
     assert (
-        "Without a GPU, add --simulate 8xH100-80GB to simulate them" in output
+        "Without a GPU, add --simulate 8xH100-80GB to that" in output
         and "does not find its last checkpoint" in output
     )
     host = Host.objects.get(name="h9")
