@@ -426,6 +426,7 @@ class Refused:
 
     reason: str
     retry: bool = False
+    code: str = ""  # of the reason; empty: an older server, or a frame that is not of this protocol
     kind: str = "refused"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from scheduler.core.rejection import OperationRejected
+
 
 class ServiceError(Exception):
     """Base class of service errors. ``status`` is the equivalent HTTP status."""
@@ -62,6 +64,10 @@ class ObjectNotFound(ServiceError):
         super().__init__(f"{field} is {said if len(said) <= 60 else f'{said[:57]}...'}; allowed: {allowed}.")
         self.field = field
         self.value = value[:100]
+
+
+# What a service raises if it refuses a request.
+SERVICE_REFUSALS = (ServiceError, OperationRejected)
 
 
 class Conflict(ServiceError):

@@ -56,7 +56,15 @@ UNANSWERED_POLLS = 2.0
 
 
 class ServerRejectedError(Exception):
-    """The server rejected this agent."""
+    """The server rejected this agent or one of its requests.
+
+    ``code``: the server's reason code; empty if it sent none. ``status``: the HTTP status, for a request.
+    """
+
+    def __init__(self, reason: str, *, code: str = "", status: int = 0) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.status = status
 
 
 async def join_pool(
@@ -70,10 +78,9 @@ async def join_pool(
     request = JoinRequest(VERSION, token, host, state.identity.instance, boot_id(), public_key, signature)
     try:
         joined = await _post_json(session, edge + JOIN_PATH, request, JoinAnswer)
-    except _RequestRejectedError as rejection:
-        raise ServerRejectedError(
-            f"--join-token: the server refused it ({rejection.status}): {rejection}"
-        ) from None
+    except ServerRejectedError as rejection:
+        message = f"--join-token: the server refused it ({rejection.status}): {rejection}"
+        raise ServerRejectedError(message, code=rejection.code, status=rejection.status) from None
     except ProtocolError as error:
         raise ServerRejectedError(f"--edge: {edge} is not a gpupool edge: {error}") from None
     state.remember(host=joined.host, credential=joined.credential, expires_at=joined.credential_expires_at)
@@ -110,7 +117,7 @@ async def renew_credential(session: aiohttp.ClientSession, edge: str, state: Sta
             await host_key.sign(state.key, host_key.renewal_message(challenge.challenge)),
         )
         renewed = await _post_json(session, edge + RENEW_PATH, proof, RenewAnswer, headers)
-    except (_RequestRejectedError, ProtocolError, host_key.HostKeyError) as error:
+    except (ServerRejectedError, ProtocolError, host_key.HostKeyError) as error:
         log.warning("the credential can't be renewed: %s", error)
         return False
     state.remember(
@@ -118,14 +125,6 @@ async def renew_credential(session: aiohttp.ClientSession, edge: str, state: Sta
     )
     log.info("the credential had expired: it is renewed")
     return True
-
-
-class _RequestRejectedError(Exception):
-    """The server rejected a request. ``status`` is the HTTP status; the message is the server's reason."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
 
 
 T = TypeVar("T")
@@ -140,7 +139,7 @@ async def _post_json(
 ) -> T:
     """Post a request and return the parsed answer.
 
-    Raises _RequestRejectedError, ProtocolError, aiohttp.ClientError, and TimeoutError after CONNECT_SECONDS.
+    Raises ServerRejectedError, ProtocolError, aiohttp.ClientError, and TimeoutError after CONNECT_SECONDS.
     """
     timeout = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
     async with session.post(
@@ -150,11 +149,11 @@ async def _post_json(
         if answer.status >= 500:
             raise aiohttp.ClientError(f"the edge answered {answer.status} to {url.rpartition('/')[2]}")
         if answer.status != 200:
-            reason = _rejection_reason(body)
+            reason, code = _rejection_reason(body)
             # Not an edge, such as the portal: an edge has this path and gives a reason.
             if answer.status == 404 or not reason:
                 raise ProtocolError(f"it answered {answer.status} to {urlsplit(url).path}")
-            raise _RequestRejectedError(answer.status, reason)
+            raise ServerRejectedError(reason, code=code, status=answer.status)
         try:
             return parse(kind, json.loads(body))
         except ProtocolError:
@@ -163,13 +162,14 @@ async def _post_json(
             raise ProtocolError(f"not JSON: {error}") from None
 
 
-def _rejection_reason(body: str) -> str:
-    """Return the reason in a rejection; '' if the body is not from an edge."""
+def _rejection_reason(body: str) -> tuple[str, str]:
+    """Return the reason in a rejection and its code; '' and '' if the body is not from an edge."""
     try:
         data = json.loads(body)
-        return str(next(data[key] for key in ("reason", "detail", "error", "message") if key in data))[:200]
-    except (ValueError, TypeError, StopIteration):
-        return ""
+        reason = next(data[key] for key in ("reason", "detail", "error", "message") if key in data)
+        return str(reason)[:200], str(data.get("code", ""))[:64]
+    except (ValueError, TypeError, AttributeError, StopIteration):
+        return "", ""
 
 
 class SyncHandler(Protocol):
@@ -304,7 +304,7 @@ class SyncConnection:
             if isinstance(frame, Refused):
                 if frame.retry:
                     raise aiohttp.ClientError(f"it asks for a new connection: {frame.reason}")
-                raise ServerRejectedError(f"the server refused this agent: {frame.reason}")
+                raise ServerRejectedError(f"the server refused this agent: {frame.reason}", code=frame.code)
             if isinstance(frame, Desired):
                 if frame.version != VERSION:
                     problem = f"version: {frame.version}; allowed: {VERSION}"

@@ -28,6 +28,7 @@ from scheduler.models import Host, Reservation, Workload
 from scheduler.state import nudge
 from scheduler.state.states import OPEN_RESERVATION_STATES, WorkloadState
 from scheduler.sweeps import dependency_release, reservation_windows, silent_hosts, time_limits
+from scheduler.sync.agent_rejections import AgentRejected
 
 if TYPE_CHECKING:
     from benchmarks.simulation.world import SimulatedWorld
@@ -203,8 +204,8 @@ class ControlPlane:
         frame = decode(text, FRAMES_UP)
         try:
             desired = self.commit(lambda: self._sync(machine, frame))
-        except edge.AgentConnectionRefused as refusal:
-            refused = encode(Refused(str(refusal), refusal.retry))
+        except AgentRejected as refusal:
+            refused = encode(Refused(refusal.reason, refusal.retry, refusal.code))
             self.world.network.carry(machine.name, lambda: machine.receive(connection, refused))
             return
         if desired is None:

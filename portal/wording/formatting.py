@@ -42,6 +42,13 @@ def date_and_time(value: datetime | float | int | None) -> str:
     return f"{timezone.localtime(at):%-d %b %Y %H:%M}"
 
 
+def local_time_text(at: datetime) -> str:
+    """Return ``2026-03-02 09:00 CET``: a time in the current time zone with the zone's name. The API uses
+    UTC.
+    """
+    return f"{timezone.localtime(at):%Y-%m-%d %H:%M %Z}"
+
+
 def window(start: datetime | None, end: datetime | None) -> str:
     """Return ``Sat 21 Nov 09:00 to 17:00``. The end has its day or year only if they differ from
     the start's.

@@ -4,10 +4,9 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from portal.wording.formatting import Numbers, date_and_time, gpu_list, parsed_time, window
 from portal.wording.reason_numbers import ReasonNumbers
@@ -133,65 +132,3 @@ def _named(rows: Sequence[tuple[str, datetime]], most: int = 4) -> str:
     if len(rows) > most:
         return f"{', '.join(names)} and {len(rows) - most} more"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-# Code of a refused MIG geometry -> sentence.
-GEOMETRY_MISFITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "unknown": lambda n: f"{n['profile']} is no profile of it; allowed: {', '.join(n['offered'])}.",
-    "most": lambda n: f"{n['asked']} times {n['profile']} is asked for, and {n['allowed']} of it fit.",
-    "slices": lambda n: f"together they take {n['asked']} compute slices, and it has {n['allowed']}.",
-    "places": lambda n: (
-        "there is no place for all of them beside each other: together they need too much memory."
-    ),
-}
-GEOMETRY_REFUSED: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "gpu_is_not_reported": lambda n: f"GPU {n['gpu']} is not reported by {n['host']} any more.",
-    "gpu_has_no_mig": lambda n: (
-        f"GPU {n['gpu']} of {n['host']} ({n['model']}) can't be split: it has no MIG, or its agent is too old to say so."
-    ),
-    "pool_is_static": lambda n: (
-        f"{n['pool']} is a static pool: its GPUs belong to one team as they are, and their geometry is not changed."
-    ),
-    "geometry_does_not_fit": lambda n: (
-        f"GPU {n['gpu']} of {n['host']} can't be split like this: {GEOMETRY_MISFITS[n['why']](n)}"
-    ),
-    "geometry_is_the_same": lambda n: (
-        f"GPU {n['gpu']} of {n['host']} is {n['geometry'] or 'one whole GPU'} already."
-    ),
-    "geometry_is_changing": lambda n: (
-        f"The geometry of GPU {n['gpu']} of {n['host']} is being changed already."
-    ),
-    "gpu_is_not_well": lambda n: (
-        f"GPU {n['gpu']} of {n['host']} is {n['repair_state']}: return it to service first."
-    ),
-    "diagnostic_is_open": lambda n: (
-        f"GPU {n['gpu']} of {n['host']} is being diagnosed: wait until that is over."
-    ),
-    "host_does_not_answer": lambda n: f"{n['host']} does not answer: its agent has to change the geometry.",
-    "geometry_is_not_changing": lambda n: (
-        f"The geometry of GPU {n['gpu']} of {n['host']} is not being changed."
-    ),
-    "geometry_is_with_its_host": lambda n: (
-        f"{n['host']} is changing GPU {n['gpu']} just now: it can't be taken back any more. Wait, and change it again."
-    ),
-}
-MAINTENANCE_REFUSED: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "windows_overlap": lambda n: (
-        f"{n['host']} is away already {window(parsed_time(n['start']), parsed_time(n['end']))} ({n['reason']}, window {n['window']}). "
-        "Choose a time outside of it, or take it back first."
-    ),
-}
-REPAIR_REFUSED: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "gpu_is_held": lambda n: (
-        f"GPU {n['gpu']} of {n['host']} is held by a workload; drain the host or wait until it is free."
-    ),
-    "geometry_is_changing": lambda n: (
-        f"The geometry of GPU {n['gpu']} of {n['host']} is being changed: it is looked at when that is over."
-    ),
-    "diagnostic_is_open": lambda n: f"GPU {n['gpu']} of {n['host']} is being diagnosed already.",
-    "host_does_not_answer": lambda n: f"{n['host']} does not answer: a diagnostic needs its agent.",
-    "gpu_is_not_reported": lambda n: (
-        f"GPU {n['gpu']} is not reported by {n['host']} any more: there is nothing to look at."
-    ),
-    "host_has_no_gpus": lambda n: f"{n['host']} has no GPUs.",
-}

@@ -5,6 +5,7 @@ nudges the engine after the commit. An operation that returns a bool returns Tru
 Raises OperationRejected, with numbers, if the current state does not allow the operation.
 """
 
+from scheduler.core.rejection import OperationRejected
 from scheduler.queue.dependencies import first_never_met
 from scheduler.reads.previews import ImpossibleStart, impossible_start, impossible_start_of, preview_workload
 from scheduler.services.backup_restore import RestoreResult, recover_after_restore
@@ -38,7 +39,6 @@ from scheduler.services.hosts import (
     trip_host,
 )
 from scheduler.services.quotas import change_quota, guarantee_capacity
-from scheduler.services.rejection import OperationRejected
 from scheduler.services.reservation_checks import (
     check_change,
     check_window,

@@ -23,9 +23,9 @@ from django.conf import settings
 from django.db import transaction
 
 from scheduler.coordination import locks
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Command, Host, JoinToken
 from scheduler.services.hosts import record_host_change
-from scheduler.services.rejection import OperationRejected
 from scheduler.state import nudge
 from scheduler.state.states import LeaseState, change_state
 

@@ -13,6 +13,7 @@ from django.db.models import QuerySet
 
 from scheduler.coordination import locks
 from scheduler.core.reasons import ReasonCode
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import (
     Gpu,
     GpuStateChange,
@@ -24,7 +25,6 @@ from scheduler.models import (
     Workload,
 )
 from scheduler.runs import commands
-from scheduler.services.rejection import OperationRejected
 from scheduler.state import nudge
 from scheduler.state.states import TRANSITIONS, AdminState, RepairState, RunState, WorkloadState, change_state
 
@@ -152,7 +152,9 @@ def check_maintenance(host: Host, *, start: datetime, end: datetime) -> None:
     if other is not None:
         times = (("start", other.start.isoformat()), ("end", other.end.isoformat()))
         raise OperationRejected(
-            "windows_overlap", (("host", host.name), *times, ("reason", other.reason), ("window", other.pk))
+            "windows_overlap",
+            (("host", host.name), *times, ("reason", other.reason), ("window", other.pk)),
+            field="start",
         )
 
 

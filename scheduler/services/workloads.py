@@ -16,6 +16,7 @@ from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.core.model.snapshot import Priority
 from scheduler.core.promises import extensions
 from scheduler.core.reasons import ReasonCode
+from scheduler.core.rejection import OperationRejected
 from scheduler.cycle import core_values, snapshot
 from scheduler.models import Dependency, IfMemberEnds, JobArray, Pool, Project, Reservation, Workload
 from scheduler.queue.dependencies import DependencySpecs, DependencyState, awaited_ids, dependency_states
@@ -23,7 +24,6 @@ from scheduler.queue.queue_limits import queue_limit_exceeded_locked
 from scheduler.queue.runtime_prediction import predict_runtime_seconds
 from scheduler.runs import commands
 from scheduler.runs.retry_policy import LOST_CODES, REQUEUE_CODES
-from scheduler.services.rejection import OperationRejected
 from scheduler.state import nudge
 from scheduler.state.states import WorkloadState, change_state, change_states
 

@@ -28,10 +28,9 @@ from scheduler.models import Host, Run
 from scheduler.runs import logs
 from scheduler.runs.workspace_secret import workspace_secret
 from scheduler.sync import desired_state, heartbeat, observed_state
-from scheduler.sync.observed_state import AgentRejected
+from scheduler.sync.agent_rejections import AgentRejected
 
 __all__ = [
-    "AgentRejected",
     "authenticate",
     "desired",
     "join",
@@ -44,32 +43,15 @@ __all__ = [
     "workspace_secret",
 ]
 
-JOIN_PROBLEMS = {
-    "join_token_unknown": "token: not known; make a new one on the host's page",
-    "join_token_spent": "token: used before; make a new one on the host's page",
-    "join_token_expired": "token: older than 15 minutes; make a new one on the host's page",
-    "join_token_of_another_host": "host: this token was made for another host; use the host's own token",
-    "join_key_not_proven": "signature: not one of the token made with the private half of public_key",
-}
-
-
-PROOF_PROBLEMS = {
-    "challenge_unknown": (
-        "challenge: not of this host's last credential, or too old; "
-        "join again with a new token if this repeats"
-    ),
-    "challenge_not_signed": "signature: not one made with the key that this host registered when it joined",
-}
-
 
 def join(request: JoinRequest, now: datetime) -> JoinAnswer:
     """Redeem a join token. Raises AgentRejected with the problem."""
     if request.version != VERSION:
-        raise AgentRejected(f"version: {request.version}; allowed: {VERSION}")
+        raise AgentRejected("version_unsupported", {"version": request.version, "allowed": VERSION})
     if not request.instance or len(request.instance) > 64 or len(request.boot_id) > 64:
-        raise AgentRejected("instance and boot_id: allowed are 1 to 64 characters")
+        raise AgentRejected("join_identity_invalid")
     if len(request.public_key) > 60 or len(request.signature) > 120:
-        raise AgentRejected("public_key and signature: allowed are those of Ed25519, in base64")
+        raise AgentRejected("join_key_invalid")
     try:
         host, credential = services.redeem_join_token(
             token=request.token,
@@ -81,7 +63,7 @@ def join(request: JoinRequest, now: datetime) -> JoinAnswer:
             signature=request.signature,
         )
     except services.OperationRejected as refused:
-        raise AgentRejected(JOIN_PROBLEMS[refused.code]) from None
+        raise AgentRejected(refused.code) from None
     return JoinAnswer(
         credential=credential.text, credential_expires_at=credential.expires_at.timestamp(), host=host.name
     )
@@ -97,7 +79,7 @@ def redeem_challenge(host_id: int, proof: Proof, now: datetime) -> tuple[str, fl
             _host(host_id), challenge=proof.challenge, signature=proof.signature, now=now
         )
     except services.OperationRejected as refused:
-        raise AgentRejected(PROOF_PROBLEMS[refused.code], retry=True) from None
+        raise AgentRejected(refused.code, retry=True) from None
     return renewed.text, renewed.expires_at.timestamp()
 
 
@@ -107,7 +89,7 @@ def renew(credential: str, request: RenewRequest, now: datetime) -> RenewAnswer:
     Raises AgentRejected.
     """
     if request.version != VERSION:
-        raise AgentRejected(f"version: {request.version}; allowed: {VERSION}")
+        raise AgentRejected("version_unsupported", {"version": request.version, "allowed": VERSION})
     try:
         if not request.challenge:
             challenge = services.challenge_for_expired(credential, now=now)
@@ -118,7 +100,7 @@ def renew(credential: str, request: RenewRequest, now: datetime) -> RenewAnswer:
             credential, challenge=request.challenge, signature=request.signature, now=now
         )
     except services.OperationRejected as refused:
-        raise AgentRejected(PROOF_PROBLEMS[refused.code]) from None
+        raise AgentRejected(refused.code) from None
     return RenewAnswer(credential=renewed.text, credential_expires_at=renewed.expires_at.timestamp())
 
 
@@ -172,14 +154,14 @@ def store_log(host_id: int, chunk: LogChunk) -> int:
     try:
         public_id = uuid.UUID(chunk.run)
     except ValueError:
-        raise AgentRejected(f"run: {chunk.run[:60]!r}; allowed: the id of a run of this host") from None
+        raise AgentRejected("run_of_another_host", {"run": repr(chunk.run[:60])}) from None
     if not Run.objects.filter(public_id=public_id, host_id=host_id).exists():
-        raise AgentRejected(f"run: {public_id}; allowed: the id of a run of this host")
+        raise AgentRejected("run_of_another_host", {"run": public_id})
     return logs.append_log(public_id, chunk.offset, chunk.text)
 
 
 def _host(host_id: int) -> Host:
     host = Host.objects.filter(pk=host_id).first()
     if host is None:
-        raise AgentRejected("this host is no longer known")
+        raise AgentRejected("host_unknown")
     return host

@@ -16,7 +16,7 @@ from scheduler.runs import gangs
 from scheduler.runs.workspace_secret import workspace_secret
 from scheduler.services.host_credentials import due_challenge, renewed_credential
 from scheduler.sync import geometry_changes, gpu_diagnostics
-from scheduler.sync.observed_state import AgentRejected
+from scheduler.sync.agent_rejections import AgentRejected
 
 VERB_STRENGTH = {Command.Verb.START: 0, Command.Verb.NOTICE: 1, Command.Verb.STOP: 2}
 
@@ -29,7 +29,7 @@ def desired(host: Host, now: datetime) -> Desired:
     was revoked.
     """
     if not host.credential_hash:
-        raise AgentRejected("the credential of this host was revoked: join again with a new token")
+        raise AgentRejected("credential_revoked")
     return desired_for_host(host, Pool.objects.get(pk=host.pool_id), now)
 
 

@@ -20,9 +20,9 @@ from agent.protocol import GeometryPart, GeometrySeen, GeometryWanted
 from scheduler.coordination import locks
 from scheduler.core.fit import mig_layout as rule
 from scheduler.core.model.snapshot import PoolKind
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Allocation, BoundUnit, Diagnostic, GeometryChange, Gpu, Host, Unit
 from scheduler.services.hosts import change_gpu_repair, drain_gpu_workloads
-from scheduler.services.rejection import OperationRejected
 from scheduler.state import nudge
 from scheduler.state.states import DiagnosticState, GeometryState, LeaseState, RepairState, change_state
 from scheduler.sync.host_inventory import NOT_REPORTED

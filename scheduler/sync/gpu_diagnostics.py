@@ -16,6 +16,7 @@ from django.db.models import Count, Exists, Max, OuterRef, Q, QuerySet
 
 from agent.protocol import CheckSeen, DiagnosticSeen, DiagnosticWanted
 from scheduler.coordination import locks
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Allocation, BoundUnit, Diagnostic, Gpu, GpuStateChange, Host, Pool
 from scheduler.services.hosts import (
     change_gpu_repair,
@@ -24,7 +25,6 @@ from scheduler.services.hosts import (
     return_host,
     take_out_gpu,
 )
-from scheduler.services.rejection import OperationRejected
 from scheduler.state import nudge
 from scheduler.state.states import (
     AdminState,

@@ -23,21 +23,12 @@ from scheduler.services.hosts import record_host_change
 from scheduler.state import nudge
 from scheduler.state.states import LeaseState, RunState, WorkloadState, change_state
 from scheduler.sync import geometry_changes, gpu_diagnostics, home_volumes, host_inventory
+from scheduler.sync.agent_rejections import AgentRejected
 from scheduler.sync.wire_values import parse_public_id, parse_timestamp
 
 MISSING_RUN_SECONDS = 10  # a run that its agent has not reported for this long does not exist there
 MAX_STEP_LENGTH = 200  # characters
 MAX_START_LENGTH, MAX_STARTS = 64, 32
-
-
-class AgentRejected(Exception):
-    """The server's final rejection of an agent. ``retry``: whether a later attempt may succeed."""
-
-    def __init__(self, reason: str, retry: bool = False, code: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.retry = retry
-        self.code = code  # agent_copy or agent_second: an operator has to choose between two agents
 
 
 def observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collection[str] = ()) -> None:
@@ -57,7 +48,7 @@ def observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collectio
             record_rejected_agent(
                 fresh.pk,
                 reason=refusal.reason,
-                code=refusal.code,
+                code=refusal.quarantine_code,
                 instance=observed.instance,
                 boot_id=observed.boot_id,
                 now=now,
@@ -68,33 +59,21 @@ def observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collectio
 
 def _rejection(host: Host, observed: Observed, now: datetime) -> AgentRejected | None:
     if observed.version != VERSION:
-        return AgentRejected(f"version: {observed.version}; allowed: {VERSION}")
+        return AgentRejected("version_unsupported", {"version": observed.version, "allowed": VERSION})
     if not host.credential_hash:
-        return AgentRejected("the credential of this host was revoked: join again with a new token")
+        return AgentRejected("credential_revoked")
     if observed.instance != host.agent_instance:
-        return AgentRejected(
-            f"another agent has joined as {host.name}: join again with a new token to replace it",
-            code="agent_second",
-        )
+        return AgentRejected("agent_second", {"host": host.name})
     if len(observed.start) > MAX_START_LENGTH or len(observed.starts_before) > MAX_STARTS:
-        return AgentRejected(
-            f"start, starts_before: allowed are {MAX_START_LENGTH} characters and {MAX_STARTS} entries"
-        )
+        return AgentRejected("starts_invalid", {"characters": MAX_START_LENGTH, "entries": MAX_STARTS})
     if host.agent_start not in ("", observed.start, *observed.starts_before):
-        return AgentRejected(
-            f"this is a copy of the state folder of {host.name}: another agent has used it since",
-            code="agent_copy",
-        )
+        return AgentRejected("agent_copy", {"host": host.name})
     if observed.boot_id != host.boot_id and _may_still_run(host, host.last_sync_at, now):
-        return AgentRejected(
-            f"an agent with the same identity runs on another boot of {host.name}: is this a clone?",
-            retry=True,
-            code="agent_copy",
-        )
+        return AgentRejected("agent_on_another_boot", {"host": host.name}, retry=True)
     problem = host_inventory.inventory_problem(host, observed.inventory) or home_volumes.homes_problem(
         observed.homes
     )
-    return AgentRejected(problem, retry=True) if problem else None
+    return AgentRejected("report_invalid", {"problem": problem}, retry=True) if problem else None
 
 
 def _may_still_run(host: Host, heard_at: datetime | None, now: datetime) -> bool:

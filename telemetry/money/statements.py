@@ -5,7 +5,7 @@ month.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -14,6 +14,7 @@ from django.db import transaction
 from django.db.models import Sum
 
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
+from scheduler.core.rejection import OperationRejected
 from telemetry.core.amounts import (
     MICRO,
     ZERO,
@@ -31,14 +32,6 @@ from telemetry.money.close_checks import close_checks
 from telemetry.money.reconciliation import reconcile_costs, reconciliation_in_cents
 from telemetry.money.statement_export import entries_to_csv
 from telemetry.money.statement_lines import frozen_line_row, open_month_lines
-
-
-class MonthCloseError(Exception):
-    """A month cannot be closed. ``checks`` are the results of ``close_checks``."""
-
-    def __init__(self, message: str, checks: Sequence[dict[str, Any]] = ()) -> None:
-        super().__init__(message)
-        self.checks = list(checks)
 
 
 def create_missing_statements(months: Iterable[date]) -> None:
@@ -88,25 +81,23 @@ def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "
     """Close a month that is over: stop charging to it, run the checks, freeze its lines and store their
     digest.
 
-    Raises MonthCloseError if the month is not over, is closed already, or fails a check; then nothing
-    changes.
+    Raises OperationRejected ``month_is_not_over``, ``month_is_closed`` or ``month_check_failed``; then
+    nothing changes.
     """
     if month.day != 1:
-        raise MonthCloseError(f"month is {month}; allowed: the first day of a month.")
+        raise ValueError(f"month: {month} is not the first day of a month")
+    numbers = {"month": f"{month:%Y-%m}"}
     if month >= month_of(now):
-        raise MonthCloseError(f"month is {month:%Y-%m}; allowed: a month that is over.")
+        raise OperationRejected("month_is_not_over", numbers, field="month")
     get_or_create_statement(month)
     # The UPDATE waits for concurrent charges; then the trigger on charges rejects this month.
     if not _transition(month, StatementState.OPEN, StatementState.CLOSING):
-        raise MonthCloseError(f"month is {month:%Y-%m}; it is closed already.")
+        raise OperationRejected("month_is_closed", numbers, field="month")
     found = close_checks(month)
     failed = [check for check in found if not check["ok"]]
     if failed:
-        raise MonthCloseError(
-            f"{month:%Y-%m} cannot be closed: this check fails: {failed[0]['check']}"
-            f" ({failed[0]['figures']}).",
-            found,
-        )
+        numbers |= {"check": failed[0]["check"], "figures": failed[0]["figures"]}
+        raise OperationRejected("month_check_failed", numbers, field="month")
     statement = Statement.objects.get(month=month)
     frozen = open_month_lines(month, statement.idle_payer)
     StatementLine.objects.bulk_create([frozen_line_row(statement, line) for line in frozen], batch_size=2_000)

@@ -25,7 +25,7 @@ from scheduler.services.hosts import quarantine_gpu
 from scheduler.services.powered_off import attest_powered_off
 from scheduler.sweeps import maintenance, silent_hosts, stuck_processes
 from scheduler.sync import agent_api
-from scheduler.sync.agent_api import AgentRejected
+from scheduler.sync.agent_rejections import AgentRejected
 from scheduler.sync.host_inventory import retire_missing_gpu
 from tests.fakes import FakeAgent
 from tests.scheduler.test_job_lifecycle import job

@@ -34,6 +34,7 @@ from scheduler.runs import attempts
 from scheduler.state.states import GeometryState, LeaseState, ReservationState, WorkloadState
 from scheduler.sweeps import reservation_windows, silent_hosts, time_limits
 from scheduler.sync import agent_api, geometry_changes, gpu_diagnostics
+from scheduler.sync.agent_rejections import AgentRejected
 from telemetry import tasks as telemetry_tasks
 from tests.fakes import CREDENTIAL, FakeAgent
 from tests.scheduler.test_job_lifecycle import job
@@ -337,7 +338,7 @@ def test_the_desired_state_is_computed_after_a_clock_check(world: World) -> None
     before = _step_clock_an_hour_ahead()
     FakeAgent.of(world.hosts["alpha"])
     _set_last_sync(world, "alpha", before)
-    with pytest.raises(database_calls.AgentConnectionRefused):
+    with pytest.raises(AgentRejected):
         database_calls.desired_state(
             database_calls.AuthenticatedHost(world.hosts["alpha"].pk, "alpha"), ["another's"]
         )

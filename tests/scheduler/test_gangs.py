@@ -17,7 +17,7 @@ from scheduler.models import Allocation, Decision, Gpu, GpuStateChange, Run, Wor
 from scheduler.runs import gangs
 from scheduler.sweeps import silent_hosts, time_limits
 from scheduler.sync import agent_api
-from scheduler.sync.agent_api import AgentRejected
+from scheduler.sync.agent_rejections import AgentRejected
 from tests.fakes import FakeAgent
 from tests.scheduler.test_job_lifecycle import job
 from tests.world import H100, World, make_host

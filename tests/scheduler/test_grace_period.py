@@ -10,7 +10,7 @@ from scheduler import services
 from scheduler.models import Host, Pool, Workload
 from scheduler.sweeps import silent_hosts
 from scheduler.sync import agent_api
-from scheduler.sync.agent_api import AgentRejected
+from scheduler.sync.agent_rejections import AgentRejected
 from tests.fakes import FakeAgent
 from tests.scheduler.test_agents_and_hosts import agents_of, start
 from tests.scheduler.test_job_lifecycle import job

@@ -10,7 +10,7 @@ import pytest
 
 from agent.protocol import LARGEST_SIZE, MOST_HOMES, EnvironmentSeen, HomeSeen, HomesSeen
 from scheduler.models import Host, Storage, Volume
-from scheduler.sync.agent_api import AgentRejected
+from scheduler.sync.agent_rejections import AgentRejected
 from tests.fakes import FakeAgent
 from tests.world import World
 

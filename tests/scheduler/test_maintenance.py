@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from portal.errors import Conflict
 from portal.services.fleet import hosts
+from portal.wording.refusal_texts import refusal_sentence
 from scheduler import services
 from scheduler.models import Host
 from scheduler.sweeps import maintenance
+from tests.portal.rejections import rejected
 from tests.world import World
 
 MINUTE = dt.timedelta(minutes=1)
@@ -105,11 +106,11 @@ def test_an_overlapping_window_is_rejected_and_the_message_names_the_other_windo
     )
     fields: dict[str, Any] = {"actor": world.operator, "why": "firmware", "now": world.now}
     times = {"start": noon + start * MINUTE, "end": noon + end * MINUTE}
-    with pytest.raises(Conflict) as refused:
+    with rejected() as refused:
         hosts.set_maintenance(host=host, **times, **fields)
     assert (
         f"alpha is away already Mon 2 Mar 12:00 to 13:00 (new fans, window {first.pk})"
-        in refused.value.message
+        in refusal_sentence(refused.value)
     )
     details = refused.value.numbers
     assert (refused.value.code, refused.value.field) == ("windows_overlap", "start")

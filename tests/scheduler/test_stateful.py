@@ -38,6 +38,7 @@ from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import Priority
 from scheduler.core.planner import plan
 from scheduler.core.reasons import ReasonCode
+from scheduler.core.rejection import OperationRejected
 from scheduler.cycle import core_values, engine, snapshot
 from scheduler.cycle.refusal_rows import EXPECTED_START_RESOLUTION_SECONDS
 from scheduler.models import Allocation, BoundUnit, Command, Host, Reservation, Run, Workload
@@ -296,7 +297,7 @@ class Walk(RuleBasedStateMachine):
                 may_exceed_guarantee=beyond,
                 now=self.now,
             )
-        except errors.Conflict as conflict:
+        except OperationRejected as conflict:
             assert str(conflict)
         self.wake()
 
@@ -311,7 +312,7 @@ class Walk(RuleBasedStateMachine):
                 decisions.decline_submission(
                     actor=self.world.operator, submission=submission, comment="not now", now=self.now
                 )
-        except (errors.Conflict, errors.Invalid):
+        except (OperationRejected, errors.Invalid):
             decisions.decline_submission(
                 actor=self.world.operator, submission=submission, comment="too late", now=self.now
             )

@@ -14,6 +14,7 @@ import pytest
 from django.db import DatabaseError, transaction
 from django.db.models import Sum
 
+from scheduler.core.rejection import OperationRejected
 from telemetry.ingest import agent_api, redis_client, samples
 from telemetry.ingest.samples import drain_stream
 from telemetry.ingest.stream_format import SAMPLE_STREAM_KEY
@@ -144,7 +145,7 @@ def test_a_month_close_waits_for_uncommitted_charges_and_includes_them(rates: Wo
     inserted = threading.Event()
     written, closed = race([charge_written_late(inserted), close(rates, inserted)])
     assert written == "committed"
-    assert isinstance(closed, statements.MonthCloseError)  # the close found time that was charged twice
+    assert isinstance(closed, OperationRejected)  # the close found time that was charged twice
     assert Statement.objects.get(month=MARCH).state == "open"
 
 

@@ -16,6 +16,8 @@ from rest_framework.response import Response
 from portal.api.base.fields import JsonObject, public_numbers
 from portal.errors import Conflict, Invalid, ObjectNotFound, PlannerBudgetExceeded, ServiceError
 from portal.input_checks import display_value
+from portal.wording.refusal_texts import refusal_sentence
+from scheduler.core.rejection import OperationRejected
 
 ALLOWED_PREFIX = "allowed: "  # prefix of a message without the field's name
 
@@ -35,9 +37,9 @@ class ErrorsSerializer(serializers.Serializer[Any]):
     """The one shape of every refusal."""
 
     errors = ErrorSerializer(many=True)  # type: ignore[assignment]
-    code = serializers.CharField(required=False, help_text="The engine's reason code, if any.")
+    code = serializers.CharField(required=False, help_text="Why the state does not allow it.")
     numbers = serializers.DictField(
-        child=serializers.JSONField(), required=False, help_text="The reason's numbers."
+        child=serializers.JSONField(), required=False, help_text="The numbers of ``code``."
     )
     windows = WindowSerializer(many=True, required=False, help_text="Windows that would fit instead.")
 
@@ -57,6 +59,8 @@ def api_exception_handler(problem: Exception, context: Mapping[str, Any]) -> Res
     if isinstance(problem, ServiceError):
         again = {"Retry-After": str(problem.wait)} if isinstance(problem, PlannerBudgetExceeded) else None
         return Response(_service_error_body(problem), status=problem.status, headers=again)
+    if isinstance(problem, OperationRejected):
+        return Response(_rejection_body(problem), status=status.HTTP_409_CONFLICT)
     if isinstance(problem, Http404):
         return Response(
             {"errors": [error_entry("There is no such thing, or it is not yours to see.")]}, status=404
@@ -98,6 +102,17 @@ def _service_error_body(problem: ServiceError) -> JsonObject:
             body |= {"code": problem.code, "numbers": public_numbers(problem.numbers)}
         if problem.windows:
             body["windows"] = [{"start": start, "end": end} for start, end in problem.windows]
+    return body
+
+
+def _rejection_body(problem: OperationRejected) -> JsonObject:
+    body: JsonObject = {
+        "errors": [error_entry(refusal_sentence(problem), problem.field)],
+        "code": problem.code,
+        "numbers": public_numbers(problem.numbers),
+    }
+    if problem.windows:
+        body["windows"] = [{"start": start, "end": end} for start, end in problem.windows]
     return body
 
 

@@ -50,12 +50,14 @@ class AgentConnection:
         0  # sequence of the last Observed handled: the agent's lease starts when it sent that frame
     )
 
-    async def refuse(self, reason: str, *, retry: bool, code: int = CLOSE_REFUSED) -> None:
-        """Send the reason of the refusal, then close."""
+    async def refuse(
+        self, reason: str, *, retry: bool, code: int = CLOSE_REFUSED, reason_code: str = ""
+    ) -> None:
+        """Send the reason of the refusal, then close with the WebSocket code ``code``."""
         metrics.REFUSED.inc()
-        log.warning("agent refused", host=self.host.name, reason=reason)
+        log.warning("agent refused", host=self.host.name, reason=reason, code=reason_code)
         with contextlib.suppress(ConnectionError):
-            await self.socket.send_str(encode(Refused(reason=reason[:1000], retry=retry)))
+            await self.socket.send_str(encode(Refused(reason=reason[:1000], retry=retry, code=reason_code)))
             await self.socket.close(code=code, message=reason.encode()[:120])
 
     async def end(self, code: int = WSCloseCode.GOING_AWAY) -> None:

@@ -40,7 +40,7 @@ from agent.protocol import (
 )
 from portal.edge.agents import database_calls
 from portal.edge.agents.connection import AgentConnection, answers_ping
-from portal.edge.agents.database_calls import AgentConnectionRefused, AuthenticatedHost, LogStoreError
+from portal.edge.agents.database_calls import AuthenticatedHost, LogStoreError
 from portal.edge.agents.http_requests import bearer_token, first_line, read_json_body, refusal_response
 from portal.edge.agents.streams import AgentStreamPool
 from portal.edge.runtime import metrics
@@ -48,6 +48,7 @@ from portal.edge.runtime.database_threads import DatabaseThreads
 from portal.edge.runtime.redis_bus import RedisBus
 from portal.redis_state import log_loss
 from scheduler.state.nudge import HOSTS
+from scheduler.sync.agent_rejections import AgentRejected
 
 log = structlog.get_logger(__name__)
 
@@ -103,8 +104,8 @@ class AgentConnections:
             answer = await self._threads.run(database_calls.join, body, timezone.now())
         except (ValueError, RecursionError, DataError) as error:  # ProtocolError is a ValueError
             return refusal_response(400, f"join: {first_line(error)}")
-        except AgentConnectionRefused as error:
-            return refusal_response(403, str(error))
+        except AgentRejected as error:
+            return refusal_response(403, error.reason, reason_code=error.code)
         except DatabaseError:
             return refusal_response(503, DATABASE_UNAVAILABLE, retry=True)
         return web.json_response(dataclasses.asdict(answer))
@@ -121,8 +122,8 @@ class AgentConnections:
             answer = await self._threads.run(database_calls.renew, credential, body, timezone.now())
         except (ValueError, RecursionError, DataError) as error:
             return refusal_response(400, f"renew: {first_line(error)}")
-        except AgentConnectionRefused as error:
-            return refusal_response(403, str(error))
+        except AgentRejected as error:
+            return refusal_response(403, error.reason, reason_code=error.code)
         except DatabaseError:
             return refusal_response(503, DATABASE_UNAVAILABLE, retry=True)
         return web.json_response(dataclasses.asdict(answer))
@@ -183,8 +184,8 @@ class AgentConnections:
             return refusal_response(400, "this address accepts WebSocket connections only")
         try:
             host = await self._threads.run_repeatable(database_calls.authenticate, credential, timezone.now())
-        except AgentConnectionRefused as error:
-            return refusal_response(401, str(error), retry=error.retry)
+        except AgentRejected as error:
+            return refusal_response(401, error.reason, retry=error.retry, reason_code=error.code)
         except DatabaseError:
             return refusal_response(503, DATABASE_UNAVAILABLE, retry=True)
         await socket.prepare(request)
@@ -265,7 +266,7 @@ class AgentConnections:
         """Keep only the new credential: the agent has read the frame that carried it."""
         connection.credentials = connection.credentials[-1:]
         with contextlib.suppress(
-            AgentConnectionRefused, DatabaseError
+            AgentRejected, DatabaseError
         ):  # the next sync refuses the agent, or repeats this
             await self._threads.run_repeatable(
                 database_calls.authenticate, connection.credentials[0], timezone.now()
@@ -294,7 +295,7 @@ class AgentConnections:
             reason = f"{frame.kind}: a value cannot be stored: {first_line(error)}"
             await connection.refuse(reason, retry=False, code=CLOSE_BAD_FRAME)
             return False
-        except AgentConnectionRefused as error:
+        except AgentRejected as error:
             await self._reject_frame(connection, error)
             return False
         except RedisError as error:
@@ -310,11 +311,11 @@ class AgentConnections:
             return False
         return True
 
-    async def _reject_frame(self, connection: AgentConnection, error: AgentConnectionRefused) -> None:
+    async def _reject_frame(self, connection: AgentConnection, error: AgentRejected) -> None:
         """Refuse the connection; also cut the streams of a revoked agent. A lost connection cuts none."""
         if connection.reported and not error.retry:
             self.streams.cut(connection.host.id)
-        await connection.refuse(str(error), retry=error.retry)
+        await connection.refuse(error.reason, retry=error.retry, reason_code=error.code)
 
     async def _accept(self, connection: AgentConnection, frame: Any) -> None:
         host, now = connection.host, timezone.now()
@@ -392,7 +393,7 @@ class AgentConnections:
             log.warning("agent reads too slowly", host=connection.host.name)
         except ConnectionError as error:
             log.info("agent's connection broke", host=connection.host.name, error=str(error))
-        except AgentConnectionRefused as error:
+        except AgentRejected as error:
             await self._reject_frame(connection, error)
 
     async def _send_newest(self, connection: AgentConnection) -> None:

@@ -5,10 +5,9 @@ Plain functions that run in threads. The caller passes ``now``.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime as dt
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agent.protocol import (
@@ -27,6 +26,7 @@ from scheduler.coordination import clock_check, clock_correction
 from scheduler.coordination.clock_check import ClockSample, ClockSource, ClockStepped
 from scheduler.models import Host
 from scheduler.sync import agent_api as scheduler_api
+from scheduler.sync.agent_rejections import AgentRejected
 from telemetry.ingest import agent_api as telemetry_api
 
 
@@ -36,35 +36,21 @@ class AuthenticatedHost:
     name: str
 
 
-class AgentConnectionRefused(Exception):
-    """The agent is refused because of its credential, its version, or another agent of the host.
-
-    ``retry``: it may try again.
-    """
-
-    def __init__(self, reason: str, *, retry: bool = False) -> None:
-        super().__init__(reason)
-        self.retry = retry
-
-
 class LogStoreError(Exception):
     """The disk for logs is full, broken or missing."""
 
 
 def join(request: JoinRequest, now: dt.datetime) -> JoinAnswer:
-    """Exchange a join token for a credential. Raises AgentConnectionRefused."""
-    with _rejections():
-        return scheduler_api.join(request, now)
+    """Exchange a join token for a credential. Raises AgentRejected."""
+    return scheduler_api.join(request, now)
 
 
 def authenticate(credential: str, now: dt.datetime) -> AuthenticatedHost:
-    """Return the host of this credential. Raises AgentConnectionRefused if it is unknown or revoked."""
+    """Return the host of this credential. Raises AgentRejected if it is unknown or revoked."""
     host_id = scheduler_api.authenticate(credential, now)
     host = Host.objects.filter(pk=host_id).first() if host_id is not None else None
     if host is None:
-        raise AgentConnectionRefused(
-            "this credential is unknown, expired or revoked; join again with a new token"
-        )
+        raise AgentRejected("credential_unknown")
     return AuthenticatedHost(host.pk, host.name)
 
 
@@ -74,7 +60,7 @@ def sync(
     observed: Observed,
     read: ClockSource = clock_check.read_clocks,
 ) -> Desired:
-    """Store an agent's report and return the desired state. Raises AgentConnectionRefused."""
+    """Store an agent's report and return the desired state. Raises AgentRejected."""
     return _with_clock_check(lambda at: _sync(host, credentials, observed, at), read, looks=False)
 
 
@@ -86,8 +72,7 @@ def _sync(
     if wanted is None:
         clock_correction.correct_clock_step(at)
         _check_credential(host, credentials, now)
-        with _rejections():
-            wanted = scheduler_api.sync(host.id, observed, now, telemetry_api.gpu_fault_codes(observed.runs))
+        wanted = scheduler_api.sync(host.id, observed, now, telemetry_api.gpu_fault_codes(observed.runs))
     if observed.strays is not None:
         telemetry_api.record_stray_processes(host.id, observed.strays, now)
     return _with_sample_watermark(host, wanted)
@@ -96,14 +81,13 @@ def _sync(
 def desired_state(
     host: AuthenticatedHost, credentials: Sequence[str], read: ClockSource = clock_check.read_clocks
 ) -> Desired:
-    """Return the desired state of a host. Raises AgentConnectionRefused if the host was revoked."""
+    """Return the desired state of a host. Raises AgentRejected if the host was revoked."""
     return _with_clock_check(lambda at: _desired_state(host, credentials, at.wall), read, looks=True)
 
 
 def _desired_state(host: AuthenticatedHost, credentials: Sequence[str], now: dt.datetime) -> Desired:
     _check_credential(host, credentials, now)
-    with _rejections():
-        return _with_sample_watermark(host, scheduler_api.desired(host.id, now))
+    return _with_sample_watermark(host, scheduler_api.desired(host.id, now))
 
 
 def accept_proof(
@@ -111,26 +95,24 @@ def accept_proof(
 ) -> Desired:
     """Return the desired state with the credential earned by a signed challenge.
 
-    Raises AgentConnectionRefused.
+    Raises AgentRejected.
     """
     _check_credential(host, credentials, now)
-    with _rejections():
-        text, expires = scheduler_api.redeem_challenge(host.id, proof, now)
-        wanted = _with_sample_watermark(host, scheduler_api.desired(host.id, now))
-        return dataclasses.replace(wanted, credential=text, credential_expires_at=expires, challenge="")
+    text, expires = scheduler_api.redeem_challenge(host.id, proof, now)
+    wanted = _with_sample_watermark(host, scheduler_api.desired(host.id, now))
+    return dataclasses.replace(wanted, credential=text, credential_expires_at=expires, challenge="")
 
 
 def renew(credential: str, request: RenewRequest, now: dt.datetime) -> RenewAnswer:
-    """Return a challenge, or a new credential for its signature. Raises AgentConnectionRefused."""
-    with _rejections():
-        return scheduler_api.renew(credential, request, now)
+    """Return a challenge, or a new credential for its signature. Raises AgentRejected."""
+    return scheduler_api.renew(credential, request, now)
 
 
 def _with_clock_check(act: Callable[[ClockSample], Desired], read: ClockSource, *, looks: bool) -> Desired:
     try:
         return clock_correction.with_steady_clock(act, read, check_first=looks)
     except ClockStepped as error:
-        raise AgentConnectionRefused(str(error), retry=True) from None
+        raise AgentRejected("clock_stepped", {"problem": error}, retry=True) from None
 
 
 def accept_samples(host: AuthenticatedHost, batch: SampleBatch, now: dt.datetime) -> None:
@@ -146,11 +128,10 @@ def accept_health(host: AuthenticatedHost, event: Health, now: dt.datetime) -> N
 def store_log(host: AuthenticatedHost, chunk: LogChunk) -> None:
     """Store a part of a run's log.
 
-    Raises AgentConnectionRefused for a run of another host, and LogStoreError.
+    Raises AgentRejected for a run of another host, and LogStoreError.
     """
     try:
-        with _rejections():
-            scheduler_api.store_log(host.id, chunk)
+        scheduler_api.store_log(host.id, chunk)
     except OSError as error:
         raise LogStoreError(str(error)) from None
 
@@ -178,17 +159,7 @@ def _check_credential(host: AuthenticatedHost, credentials: Sequence[str], now: 
     for credential in credentials:
         if scheduler_api.authenticate(credential, now) == host.id:
             return
-    raise AgentConnectionRefused(
-        "this host's credential has expired or was revoked; join again with a new token"
-    )
-
-
-@contextlib.contextmanager
-def _rejections() -> Iterator[None]:
-    try:
-        yield
-    except scheduler_api.AgentRejected as refused:
-        raise AgentConnectionRefused(str(refused), retry=refused.retry) from None
+    raise AgentRejected("credential_expired")
 
 
 def _with_sample_watermark(host: AuthenticatedHost, wanted: Desired) -> Desired:

@@ -38,5 +38,6 @@ def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:300]
 
 
-def refusal_response(status: int, reason: str, *, retry: bool = False) -> web.Response:
-    return web.json_response(dataclasses.asdict(Refused(reason=reason, retry=retry)), status=status)
+def refusal_response(status: int, reason: str, *, retry: bool = False, reason_code: str = "") -> web.Response:
+    refused = Refused(reason=reason, retry=retry, code=reason_code)
+    return web.json_response(dataclasses.asdict(refused), status=status)

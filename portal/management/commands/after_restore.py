@@ -7,8 +7,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.utils import timezone
 
-from portal.errors import Conflict
 from portal.services.fleet import after_restore
+from portal.wording.refusal_texts import refusal_sentence
+from scheduler.core.rejection import OperationRejected
 
 SAID = """Work starts from claim {generation} on: above all that hosts have seen since the backup.
 {hosts} hosts are known anew at their next word; the credentials of {credentials} are good for another day.
@@ -29,8 +30,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             done = after_restore.after_restore(now=timezone.now())
-        except Conflict as refusal:
-            raise CommandError(refusal.message) from None
+        except OperationRejected as refusal:
+            raise CommandError(refusal_sentence(refusal)) from None
         self.stdout.write(
             SAID.format(generation=done.generation + 1, hosts=done.hosts, credentials=done.credentials)
         )

@@ -8,7 +8,6 @@ from typing import Any
 from django.db import transaction
 
 from portal import policy
-from portal.errors import Conflict
 from portal.input_checks import InputChecks
 from portal.models import SUBMISSION_TRANSITIONS, Approval, Membership, Submission, SubmissionState, User
 from portal.services import audit
@@ -29,6 +28,7 @@ from portal.services.calendar import (
 from portal.wording import request_texts
 from scheduler import services as engine
 from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.core.rejection import OperationRejected
 
 NO_GPU_HOUR_QUOTA: dict[str, Any] = {"gpu_hours": None, "period": "month", "when_used_up": "borrow"}
 APPROVER_EDITABLE_FIELDS = {
@@ -55,8 +55,8 @@ def approve_submission(
 ) -> Submission:
     """Check a submission again, approve it and carry it out, in one transaction.
 
-    ``changes`` replace values of its payload. Raises Conflict if another person decided first, if it has
-    expired, or if it no longer fits (then nothing is decided); Invalid, NotAllowed.
+    ``changes`` replace values of its payload. Raises OperationRejected if another person decided first, if
+    it has expired, or if it no longer fits (then nothing is decided); Invalid, NotAllowed.
     """
     policy.require(actor, "submission.decide", submission)
     checks = InputChecks()
@@ -71,7 +71,7 @@ def approve_submission(
     checks.done()
     expires_at = expiry_of(submission)
     if expires_at is not None and expires_at <= now:
-        raise Conflict(request_texts.expired_submission_sentence(expires_at))
+        raise OperationRejected("submission_has_expired", {"start": expires_at.isoformat()})
     payload = {**submission.payload, **(changes or {})}
     with transaction.atomic():
         _decide(submission, SubmissionState.APPROVED)
@@ -103,7 +103,7 @@ def decline_submission(
 ) -> Submission:
     """Decline a submission; ``comment`` is required.
 
-    Raises Conflict if another person decided first; Invalid, NotAllowed.
+    Raises OperationRejected if another person decided first; Invalid, NotAllowed.
     """
     policy.require(actor, "submission.decide", submission)
     checks = InputChecks()
@@ -129,7 +129,7 @@ def decline_submission(
 def withdraw_submission(
     *, actor: User, submission: Submission, now: datetime, via: str = "web"
 ) -> Submission:
-    """Withdraw a waiting submission. Raises Conflict if it is decided, NotAllowed."""
+    """Withdraw a waiting submission. Raises OperationRejected if it is decided, NotAllowed."""
     policy.require(actor, "submission.withdraw", submission)
     with transaction.atomic():
         _decide(submission, SubmissionState.WITHDRAWN)
@@ -173,14 +173,17 @@ def _change_waiting(submission: Submission, new: SubmissionState) -> bool:
 
 
 def _decide(submission: Submission, new: SubmissionState) -> None:
-    """Set the new state. Raises Conflict with the earlier decision: two people may decide at once."""
+    """Set the new state. Raises OperationRejected with the decision of another person."""
     if not _change_waiting(submission, new):
         submission.refresh_from_db()
         expires_at = expiry_of(submission)
         if submission.state == SubmissionState.EXPIRED and expires_at is not None:
-            raise Conflict(request_texts.expired_submission_sentence(expires_at))
+            raise OperationRejected("submission_has_expired", {"start": expires_at.isoformat()})
         by = Approval.objects.filter(submission=submission).select_related("decided_by").first()
-        raise Conflict(f"This is already {submission.state}{f', by {by.decided_by}' if by else ''}.")
+        raise OperationRejected(
+            "submission_is_decided",
+            {"state": submission.state, "decided_by": str(by.decided_by) if by else ""},
+        )
 
 
 def _execute_submission(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
@@ -215,11 +218,9 @@ def _change_quota(submission: Submission, payload: dict[str, Any], now: datetime
         **hours,
     )
     if not changed:
-        raise Conflict(
-            effect["sentence"],
-            field="guaranteed_gpus",
-            numbers={k: v for k, v in effect.items() if k.endswith("_gpus")},
-        )
+        gpus = {name: value for name, value in effect.items() if name.endswith("_gpus")}
+        named = {"team": submission.team.name, "pool": pool.name, "model": payload["model"]}
+        raise OperationRejected("guarantee_is_too_large", {**named, **gpus}, field="guaranteed_gpus")
 
 
 def _confirm_reservation(submission: Submission, payload: dict[str, Any], now: datetime) -> None:

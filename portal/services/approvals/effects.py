@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from portal.errors import Conflict, Invalid
+from portal.errors import Invalid
 from portal.models import Submission
 from portal.services.approvals.payloads import (
     pool_of_submission,
@@ -21,8 +21,10 @@ from portal.services.calendar import (
     reservation_checks,
 )
 from portal.wording import formatting, reason_texts, request_texts
+from portal.wording.refusal_texts import refusal_sentence
 from scheduler import services as engine
 from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.core.rejection import OperationRejected
 from scheduler.cycle.request_snapshot_cache import share_snapshots
 from scheduler.models import Gpu, Pool, Quota, Reservation
 from scheduler.state.states import OPEN_RESERVATION_STATES
@@ -90,6 +92,8 @@ def effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> dic
         "free_after_gpus": capacity - after,
         "team_before_gpus": own,
         "team_after_gpus": payload["guaranteed_gpus"],
+        "most_gpus": limits.most / SLOTS_PER_GPU,
+        "others_gpus": others,
     }
     words = request_texts.guarantee_effect(
         team=submission.team.name,
@@ -158,8 +162,8 @@ def _effect_of_change(submission: Submission, payload: dict[str, Any], now: date
     row = reservation_to_change(submission)
     try:
         start, end = approved_changes.submitted_window(row, payload, now)
-    except (Invalid, Conflict) as problem:
-        return _no_effect(problem.message)
+    except (Invalid, OperationRejected) as problem:
+        return _no_effect(refusal_sentence(problem))
     answer = engine.check_change(row, start=start, end=end, now=now)
     fits = f"It fits: {formatting.window(row.start, row.end)} becomes {formatting.window(start, end)}."
     return {

@@ -8,12 +8,12 @@ from typing import Any
 from django.db import IntegrityError, transaction
 
 from portal import policy
-from portal.errors import Conflict
 from portal.hardware_request import check_pool, gpu_models_of_pool
 from portal.input_checks import InputChecks
 from portal.models import Membership, Submission, User
 from portal.services import audit
 from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Quota, Team
 
 MAX_QUOTA_GPUS = 1_000_000
@@ -39,7 +39,7 @@ def request_quota_change(
 
     ``gpu_hours`` limits the use of the guarantee in each ``period`` (day, week, month); None: no limit. After
     that the team only borrows (``when_used_up`` borrow) or starts no new workload (refuse) until the period
-    ends. Raises Invalid, NotAllowed, and Conflict if an equal request is waiting.
+    ends. Raises Invalid, NotAllowed, and OperationRejected if an equal request is waiting.
     """
     policy.require(actor, "quota.request", team)
     checks = InputChecks()
@@ -57,10 +57,10 @@ def request_quota_change(
         "period": period,
         "when_used_up": when_used_up,
     }
-    message = f"A quota change for {team.name}, {model} in {pool.name} already waits; withdraw it first."
+    named = {"team": team.name, "model": model, "pool": pool.name}
     with transaction.atomic():
         submission = create_unique_submission(
-            Conflict(message, field="model"),
+            OperationRejected("quota_change_waits", named, field="model"),
             kind=Submission.Kind.QUOTA_CHANGE,
             team=team,
             pool=pool,
@@ -87,18 +87,18 @@ def request_membership(
 ) -> Submission:
     """Request membership in a team.
 
-    Raises Conflict if the person is a member or has asked already; Invalid, NotAllowed.
+    Raises OperationRejected if the person is a member or has asked already; Invalid, NotAllowed.
     """
     policy.require(actor, "team.join", team)
     checks = InputChecks()
     why = checks.text("why", why, least=0, most=1000, lines=True)
     checks.done()
     if Membership.objects.filter(user=actor, team=team).exists():
-        raise Conflict(f"You are already in {team.name}.")
+        raise OperationRejected("membership_exists", {"team": team.name})
     with transaction.atomic():
         payload = {"user": actor.pk, "role": Membership.Role.MEMBER.value}
         submission = create_unique_submission(
-            Conflict(f"You already asked to join {team.name}."),
+            OperationRejected("membership_request_waits", {"team": team.name}),
             kind=Submission.Kind.MEMBERSHIP,
             team=team,
             author=actor,
@@ -118,7 +118,7 @@ def request_membership(
     return submission
 
 
-def create_unique_submission(otherwise: Conflict, **columns: Any) -> Submission:
+def create_unique_submission(otherwise: OperationRejected, **columns: Any) -> Submission:
     """Create a submission of which only one may wait.
 
     Raises ``otherwise`` if the database's unique constraint rejects it.

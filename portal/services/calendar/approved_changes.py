@@ -8,25 +8,24 @@ from typing import Any
 
 from django.db import transaction
 
-from portal.errors import Conflict
 from portal.hardware_request import HardwareRequest, whole_gpus_of
 from portal.models import Submission, SubmissionState, User
 from portal.services import audit
 from portal.services.calendar.reservation_checks import (
     ReservationRequest,
     checked_window_change,
-    local_time_text,
     refuse_unless_change_fits,
     refuse_unless_reservation_fits,
 )
 from scheduler import services as engine
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Reservation
 
 
 def change_window(reservation: Reservation, start: datetime, end: datetime, now: datetime) -> None:
     """Change the window under the pool's lock; call it inside a transaction.
 
-    Raises Conflict with the reason and the windows that fit.
+    Raises OperationRejected with the reason and the windows that fit.
     """
     refuse_unless_change_fits(engine.change_reservation(reservation, start=start, end=end, now=now))
     reservation.refresh_from_db()
@@ -34,17 +33,14 @@ def change_window(reservation: Reservation, start: datetime, end: datetime, now:
         start,
         end,
     ):  # the engine started it meanwhile: its start is fixed
-        raise Conflict(
-            f"{reservation.name} has started meanwhile, at {local_time_text(reservation.start)}: "
-            "only its end can change.",
-            field="start",
-        )
+        numbers = {"name": reservation.name, "start": reservation.start.isoformat()}
+        raise OperationRejected("reservation_has_started", numbers, field="start")
 
 
 def apply_submitted_change(reservation: Reservation, payload: Mapping[str, Any], now: datetime) -> None:
     """Give a reservation the window of an approved submission; call it inside a transaction.
 
-    Raises Conflict, also if the window was changed since the submission was made; Invalid.
+    Raises OperationRejected, also if the window was changed since the submission was made; Invalid.
     """
     fresh = engine.lock_reservation(reservation)
     change_window(reservation, *submitted_window(fresh, payload, now), now)
@@ -55,8 +51,8 @@ def submitted_window(
 ) -> tuple[datetime, datetime]:
     """Return the submitted window, checked again: it may be past, or the reservation may have started.
 
-    Raises Conflict if the window was changed since the submission was made, or if a start that is past would
-    return with a new end; Invalid.
+    Raises OperationRejected if the window was changed since the submission was made, or if a start that is
+    past would return with a new end; Invalid.
     """
     start, end = (datetime.fromisoformat(payload[name]) for name in ("start", "end"))
     refuse_if_window_moved(
@@ -66,13 +62,12 @@ def submitted_window(
 
 
 def refuse_if_window_moved(reservation: Reservation, start: datetime, end: datetime) -> None:
-    """Raise Conflict unless the reservation still has this window: the change was requested for this one."""
+    """Raise OperationRejected unless the reservation still has this window: the change was requested for this
+    one.
+    """
     if (reservation.start, reservation.end) != (start, end):
-        window = f"{local_time_text(reservation.start)} to {local_time_text(reservation.end)}"
-        message = (
-            f"{reservation.name} was changed meanwhile: {window}. Check it and request the change again."
-        )
-        raise Conflict(message, field="end")
+        window = {"start": reservation.start.isoformat(), "end": reservation.end.isoformat()}
+        raise OperationRejected("reservation_window_moved", {"name": reservation.name, **window}, field="end")
 
 
 def change_needs_approval(reservation: Reservation, start: datetime, end: datetime) -> bool:
@@ -88,12 +83,12 @@ def change_needs_approval(reservation: Reservation, start: datetime, end: dateti
 def confirm_reservation(owner: User, request: ReservationRequest, now: datetime) -> Reservation:
     """Confirm a reservation under the pool's lock.
 
-    Raises Conflict with the reason and the first windows that fit.
+    Raises OperationRejected with the reason and the first windows that fit.
     """
     reservation, answer = engine.confirm_reservation(owner=owner, now=now, **request.columns)
     refuse_unless_reservation_fits(answer, request)
     if reservation is None:
-        raise Conflict(f"{request.name} was not confirmed.")
+        raise OperationRejected("reservation_was_not_confirmed", {"name": request.name})
     return reservation
 
 
@@ -105,9 +100,7 @@ def submit_window_change(
         kind=Submission.Kind.WINDOW_CHANGE, state=SubmissionState.WAITING, reservation=reservation
     )
     if waiting.exists():
-        raise Conflict(
-            f"A change of {reservation.name} already waits for approval; withdraw it first.", field="end"
-        )
+        raise OperationRejected("window_change_waits", {"name": reservation.name}, field="end")
     hardware = HardwareRequest(
         **{name: getattr(reservation, name) for name in HardwareRequest.__dataclass_fields__}
     )

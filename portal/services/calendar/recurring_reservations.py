@@ -11,7 +11,6 @@ from zoneinfo import ZoneInfo
 from django.db import transaction
 
 from portal import policy
-from portal.errors import Conflict
 from portal.hardware_request import PlacementConstraints, field_to_change, gpu_models_of_pool
 from portal.input_checks import InputChecks
 from portal.models import Submission, User
@@ -25,9 +24,11 @@ from portal.services.calendar.reservation_checks import (
     checked_reservation_request,
 )
 from portal.services.money import rate_card
-from portal.wording import formatting, reason_texts, request_texts
+from portal.wording import request_texts
+from portal.wording.refusal_texts import refusal_sentence
 from scheduler import services as engine
 from scheduler.core.promises.reservation_windows import WindowCheckResult
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Project, Series
 from scheduler.services.recurrence import DstOccurrence, Recurrence, dst_occurrences, occurrences
 from telemetry.core.amounts import round_amount
@@ -93,8 +94,8 @@ def request_series(
 
     ``start`` and ``end`` give the hours in ``time_zone``; an occurrence is at most one day long. All
     occurrences fit or none is confirmed. Returns a Submission if one occurrence alone would need approval.
-    Raises Conflict (with the first occurrence that does not fit, and the first windows that would), Invalid,
-    NotAllowed.
+    Raises OperationRejected (with the first occurrence that does not fit, and the first windows that would),
+    Invalid, NotAllowed.
     """
     policy.require(actor, "reservation.request", project)
     request = checked_series_request(
@@ -210,7 +211,7 @@ def preview_series(
 def cancel_series(*, actor: User, series: Series, now: datetime, why: str = "", via: str = "web") -> int:
     """Cancel every occurrence that is not over; return their number.
 
-    Raises Conflict if all are over, NotAllowed, Invalid.
+    Raises OperationRejected if all are over, NotAllowed, Invalid.
     """
     policy.require(actor, "reservation.change", series)
     checks = InputChecks()
@@ -219,9 +220,7 @@ def cancel_series(*, actor: User, series: Series, now: datetime, why: str = "", 
     with transaction.atomic():
         given_up = engine.cancel_series(series, now=now)
         if not given_up:
-            raise Conflict(
-                f"Every occurrence of {series.name} is over or cancelled; there is nothing to cancel."
-            )
+            raise OperationRejected("series_is_over", {"name": series.name})
         audit.record(
             actor=actor,
             via=via,
@@ -330,12 +329,12 @@ def checked_series_request(
 
 
 def confirm_series(owner: User, request: SeriesRequest, now: datetime) -> Series:
-    """Confirm every occurrence under the pool's lock. Raises Conflict."""
+    """Confirm every occurrence under the pool's lock. Raises OperationRejected."""
     columns = {**request.columns, "recurrence": request.recurrence}
     series, answers = engine.confirm_series(owner=owner, now=now, **columns)
     refuse_unless_all_fit(answers, request)
     if series is None:
-        raise Conflict(f"{request.first.name} was not confirmed.")
+        raise OperationRejected("reservation_was_not_confirmed", {"name": request.first.name})
     return series
 
 
@@ -349,34 +348,35 @@ def unavailable_occurrences_sentence(request: SeriesRequest, answers: list[Windo
 
     It names the first one, the reason, the number of others, and an alternative.
     """
-    place = first_unavailable_occurrence(answers)
-    if place is None:
-        return ""
-    answer, more = answers[place], sum(not answer.fits for answer in answers) - 1
-    windows = alternative_windows_of(answer)
-    return (
-        f"Occurrence {place + 1} of {len(answers)}, {formatting.window(*request.windows[place])}, "
-        "does not fit. "
-        f"{reason_texts.reason_sentence(answer.code, dict(answer.numbers))}"
-        f"{f' {more} more of them do not fit either.' if more else ''}"
-        f"{f' The next window of that length: {formatting.window(*windows[0])}.' if windows else ''}"
-    )
+    rejection = series_rejection(request, answers)
+    return "" if rejection is None else refusal_sentence(rejection)
 
 
 def refuse_unless_all_fit(answers: list[WindowCheckResult], request: SeriesRequest) -> None:
-    """Raise Conflict with the first occurrence that does not fit."""
+    """Raise OperationRejected with the first occurrence that does not fit."""
+    rejection = series_rejection(request, answers)
+    if rejection is not None:
+        raise rejection
+
+
+def series_rejection(request: SeriesRequest, answers: list[WindowCheckResult]) -> OperationRejected | None:
+    """Return the rejection of a series for its first occurrence that does not fit; None if all fit."""
     place = first_unavailable_occurrence(answers)
-    if place is not None:
-        answer = answers[place]
-        numbers = {**dict(answer.numbers), "occurrence": place + 1, "occurrences": len(answers)}
-        field = field_to_change(answer.code, numbers, "start")
-        raise Conflict(
-            unavailable_occurrences_sentence(request, answers),
-            field=field,
-            code=answer.code,
-            numbers=numbers,
-            windows=alternative_windows_of(answer),
-        )
+    if place is None:
+        return None
+    answer, (start, end) = answers[place], request.windows[place]
+    numbers = {
+        **dict(answer.numbers),
+        "occurrence": place + 1,
+        "occurrences": len(answers),
+        "occurrence_start": start.isoformat(),
+        "occurrence_end": end.isoformat(),
+        "more_occurrences": sum(not answer.fits for answer in answers) - 1,
+    }
+    field = field_to_change(answer.code, numbers, "start")
+    return OperationRejected(
+        answer.code, numbers, answer.first_windows, field=field, operation="confirm_series"
+    )
 
 
 def _time_of_day(at: datetime) -> time:

@@ -1,4 +1,4 @@
-"""Check the arguments of reservations, and raise Conflict for windows that do not fit."""
+"""Check the arguments of reservations, and reject windows that do not fit."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, Unpack
 
-from django.utils import timezone
-
-from portal.errors import Conflict
 from portal.hardware_request import (
     MIN_RESERVATION_WINDOW,
     HardwareRequest,
@@ -21,8 +18,10 @@ from portal.hardware_request import (
     whole_gpus_of,
 )
 from portal.input_checks import InputChecks
-from portal.wording import formatting, reason_texts, request_texts
+from portal.wording import formatting, request_texts
+from portal.wording.formatting import local_time_text
 from scheduler.core.promises.reservation_windows import WindowCheckResult
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Project, Reservation
 from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState
 
@@ -86,7 +85,7 @@ class ReservationRequest:
 
 
 def refuse_unless_change_fits(answer: WindowCheckResult) -> None:
-    """Raise Conflict with the engine's reason and the first windows that fit."""
+    """Raise OperationRejected with the engine's reason and the first windows that fit."""
     if not answer.fits:
         raise_window_conflict(answer)
 
@@ -138,12 +137,14 @@ def checked_window_change(
 ) -> tuple[datetime, datetime]:
     """Return the new window, checked like that of a new reservation.
 
-    Raises Invalid, and Conflict if it is over.
+    Raises Invalid, and OperationRejected if it is over.
     """
     checks = InputChecks()
     checks.text("why", why, least=0, most=1000, lines=True)
     if reservation.state not in OPEN_RESERVATION_STATES:
-        raise Conflict(f"{reservation.name} is {reservation.state}; it can't be changed.")
+        raise OperationRejected(
+            "reservation_cannot_change", {"name": reservation.name, "state": reservation.state}
+        )
     first = (
         reservation.start if start is None else checks.aware_datetime("start", start).replace(microsecond=0)
     )
@@ -178,26 +179,14 @@ def checked_window_change(
 
 
 def refuse_unless_reservation_fits(answer: WindowCheckResult, request: ReservationRequest) -> None:
-    """Raise Conflict with the engine's reason and the first windows that fit."""
+    """Raise OperationRejected with the engine's reason and the first windows that fit."""
     if not answer.fits:
         raise_window_conflict(answer)
 
 
 def raise_window_conflict(answer: WindowCheckResult) -> NoReturn:
-    windows = alternative_windows_of(answer)
-    numbers = dict(answer.numbers)
-    first = (
-        f" The first window of that length that fits starts {local_time_text(windows[0][0])}."
-        if windows
-        else ""
-    )
-    raise Conflict(
-        f"{reason_texts.reason_sentence(answer.code, numbers)}{first}",
-        field=field_to_change(answer.code, numbers, "start"),
-        code=answer.code,
-        numbers=numbers,
-        windows=windows,
-    )
+    field = field_to_change(answer.code, dict(answer.numbers), "start")
+    raise OperationRejected(answer.code, answer.numbers, answer.first_windows, field=field)
 
 
 def alternative_windows_of(answer: WindowCheckResult) -> list[tuple[datetime, datetime]]:
@@ -253,8 +242,3 @@ def _check_window(checks: InputChecks, pool: Pool, start: datetime, end: datetim
             f"end is {local_time_text(end)}; "
             f"allowed in {pool.name}: up to {formatting.duration(longest)} after the start.",
         )
-
-
-def local_time_text(at: datetime) -> str:
-    """Format a time in the person's time zone and name the zone. The API uses UTC."""
-    return f"{timezone.localtime(at):%Y-%m-%d %H:%M %Z}"

@@ -8,7 +8,6 @@ from typing import Unpack
 from django.db import transaction
 
 from portal import policy
-from portal.errors import Conflict
 from portal.hardware_request import (
     PlacementConstraints,
 )
@@ -27,11 +26,12 @@ from portal.services.calendar.reservation_checks import (
     check_time_for_approval,
     checked_reservation_request,
     checked_window_change,
-    local_time_text,
     refuse_unless_change_fits,
     refuse_unless_reservation_fits,
 )
+from portal.wording.formatting import local_time_text
 from scheduler import services as engine
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Project, Reservation
 
 AUDITED_FIELDS = (
@@ -68,7 +68,7 @@ def request_reservation(
 
     Returns a confirmed Reservation, or a Submission, which reserves nothing yet, if the size is above the
     pool's threshold or if ``may_exceed_guarantee`` requests the guarantees of other teams. The window is
-    checked in both cases. Raises Conflict (with the first windows that fit), Invalid, NotAllowed.
+    checked in both cases. Raises OperationRejected (with the first windows that fit), Invalid, NotAllowed.
     """
     policy.require(actor, "reservation.request", project)
     request = checked_reservation_request(
@@ -110,7 +110,9 @@ def request_reservation(
 def cancel_reservation(
     *, actor: User, reservation: Reservation, now: datetime, why: str = "", via: str = "web"
 ) -> Reservation:
-    """Cancel a reservation and evict its workloads. Raises Conflict if it is over, NotAllowed, Invalid."""
+    """Cancel a reservation and evict its workloads. Raises OperationRejected if it is over, NotAllowed,
+    Invalid.
+    """
     policy.require(actor, "reservation.change", reservation)
     checks = InputChecks()
     why = checks.text("why", why, least=0, most=1000, lines=True)
@@ -118,7 +120,9 @@ def cancel_reservation(
     with transaction.atomic():
         before = audit.audited_fields(reservation, "state")
         if not engine.cancel_reservation(reservation, now=now):
-            raise Conflict(f"{reservation.name} is already {reservation.state}; there is nothing to cancel.")
+            raise OperationRejected(
+                "reservation_is_over", {"name": reservation.name, "state": reservation.state}
+            )
         reservation.refresh_from_db()
         audit.record(
             actor=actor,
@@ -136,7 +140,7 @@ def cancel_reservation(
 def shorten_reservation(
     *, actor: User, reservation: Reservation, end: datetime, now: datetime, via: str = "web"
 ) -> Reservation:
-    """Set an earlier end. Raises Invalid, Conflict, NotAllowed."""
+    """Set an earlier end. Raises Invalid, OperationRejected, NotAllowed."""
     policy.require(actor, "reservation.change", reservation)
     checks = InputChecks()
     end = checks.aware_datetime("end", end)
@@ -152,7 +156,9 @@ def shorten_reservation(
     with transaction.atomic():
         before = audit.audited_fields(reservation, "end")
         if not engine.shorten_reservation(reservation, end=end, now=now):
-            raise Conflict(f"{reservation.name} is {reservation.state}; it can't be shortened.")
+            raise OperationRejected(
+                "reservation_cannot_be_shortened", {"name": reservation.name, "state": reservation.state}
+            )
         reservation.refresh_from_db()
         audit.record(
             actor=actor,
@@ -181,7 +187,8 @@ def change_reservation(
     ``start`` alone keeps its length; ``end`` alone changes its length. The new window is checked like that of
     a new reservation, without counting the present one. After the start only the end can change, and the GPUs
     stay the same. A change that adds time needs approval if a new reservation would: then the result is a
-    Submission and the window stays. Raises Conflict (with the first windows that fit), Invalid, NotAllowed.
+    Submission and the window stays. Raises OperationRejected (with the first windows that fit), Invalid,
+    NotAllowed.
     """
     policy.require(actor, "reservation.change", reservation)
     with transaction.atomic():

@@ -6,22 +6,22 @@ from datetime import datetime
 
 from django.db import transaction
 
-from portal.errors import Conflict
 from portal.models import Organisation
 from portal.services import audit
 from scheduler import services as engine
+from scheduler.core.rejection import OperationRejected
 
 
 def after_restore(*, now: datetime, via: str = "program") -> engine.RestoreResult:
     """Mend the differences between the hosts and a restored database, and record that it was done.
 
-    Anybody who may run commands on the server may do this. Raises Conflict if there is no organisation: then
-    this database was not restored.
+    Anybody who may run commands on the server may do this. Raises OperationRejected if there is no
+    organisation: then this database was not restored.
     """
     with transaction.atomic():
         organisation = Organisation.objects.filter(pk=1).first()
         if organisation is None:
-            raise Conflict("There is no organisation in this database: restore the backup first.")
+            raise OperationRejected("organisation_is_missing")
         done = engine.recover_after_restore(now=now)
         audit.record(
             actor=None,

@@ -9,12 +9,11 @@ from typing import Any
 from django.db import transaction
 
 from portal import policy
-from portal.errors import Conflict
 from portal.input_checks import InputChecks, checked_reason
 from portal.models import User
-from portal.services import audit, engine_refusals
-from portal.wording import host_texts
+from portal.services import audit
 from scheduler import services as engine
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Diagnostic, DiagnosticTool, Gpu, Host, Pool, StrayAction
 from scheduler.state import nudge
 from scheduler.state.states import RepairState
@@ -45,15 +44,12 @@ def diagnose_gpu(
 ) -> Diagnostic:
     """Run a diagnostic on one idle GPU of a host. A GPU in service stays in service.
 
-    Raises Invalid, NotAllowed, Conflict.
+    Raises Invalid, NotAllowed, OperationRejected.
     """
     policy.require(actor, "host.change")
     row, why = gpu_by_index(host, gpu), checked_reason(why)
     with transaction.atomic():
-        made: Diagnostic = engine_refusals.conflict_on_refusal(
-            lambda: gpu_diagnostics.request_diagnostic(row, why=Diagnostic.Why.OPERATOR, now=now),
-            host_texts.REPAIR_REFUSED,
-        )
+        made = gpu_diagnostics.request_diagnostic(row, why=Diagnostic.Why.OPERATOR, now=now)
         audit.record(
             actor=actor, via=via, now=now, verb="diagnose_gpu", target=host, after={"gpu": row.index}, why=why
         )
@@ -63,14 +59,13 @@ def diagnose_gpu(
 def diagnose_host(
     *, actor: User, host: Host, now: datetime, why: str = "", via: str = "web"
 ) -> list[Diagnostic]:
-    """Run a diagnostic on every idle GPU of a host. Raises NotAllowed, and Conflict if no GPU is idle."""
+    """Run a diagnostic on every idle GPU of a host. Raises NotAllowed, and OperationRejected if no GPU is
+    idle.
+    """
     policy.require(actor, "host.change")
     why = checked_reason(why)
     with transaction.atomic():
-        made: list[Diagnostic] = engine_refusals.conflict_on_refusal(
-            lambda: gpu_diagnostics.request_host_diagnostics(host, why=Diagnostic.Why.OPERATOR, now=now),
-            host_texts.REPAIR_REFUSED,
-        )
+        made = gpu_diagnostics.request_host_diagnostics(host, why=Diagnostic.Why.OPERATOR, now=now)
         told = {"gpus": [row.gpu.index for row in made]}
         audit.record(actor=actor, via=via, now=now, verb="diagnose_host", target=host, after=told, why=why)
     return made
@@ -79,21 +74,19 @@ def diagnose_host(
 def return_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
     """Return a GPU to service whatever its diagnostic found.
 
-    The operator has checked it. Raises Invalid, NotAllowed, Conflict.
+    The operator has checked it. Raises Invalid, NotAllowed, OperationRejected.
     """
     policy.require(actor, "host.change")
     row = gpu_by_index(host, gpu)
     if row.repair_state == RepairState.RESHAPING:
-        raise Conflict(
-            f"The geometry of GPU {row.index} of {host.name} is being changed; withdraw the change instead."
-        )
+        raise OperationRejected("geometry_change_is_open", {"gpu": row.index, "host": host.name})
     return _change_gpu(actor, host, gpu, why, now, via, "return_gpu", engine.return_gpu)
 
 
 def take_out_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
     """Take a GPU out of service until an operator returns it; its workloads are requeued.
 
-    Raises Invalid, NotAllowed, Conflict.
+    Raises Invalid, NotAllowed, OperationRejected.
     """
     return _change_gpu(actor, host, gpu, why, now, via, "take_out_gpu", engine.take_out_gpu)
 
@@ -101,7 +94,7 @@ def take_out_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str =
 def forget_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
     """Remove a missing GPU from the list; a later report adds it again with its former state.
 
-    ``gpu``: its UUID. Raises Invalid, NotAllowed, and Conflict while a workload holds it.
+    ``gpu``: its UUID. Raises Invalid, NotAllowed, and OperationRejected while a workload holds it.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()
@@ -111,7 +104,7 @@ def forget_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "
     row, why = there[name], checked_reason(why)
     with transaction.atomic():
         if not host_inventory.retire_missing_gpu(row):
-            raise Conflict(f"GPU {row.index} of {host.name} is still held, or is reported again.")
+            raise OperationRejected("gpu_is_not_missing", {"gpu": row.index, "host": host.name})
         told = {"gpu": row.index, "uuid": row.uuid}
         audit.record(actor=actor, via=via, now=now, verb="forget_gpu", target=host, before=told, why=why)
     return row
@@ -171,7 +164,9 @@ def _change_gpu(
     with transaction.atomic():
         before = audit.audited_fields(row, "index", "repair_state", "state_reason")
         if not deed(row, reason=why, now=now):
-            raise Conflict(f"GPU {row.index} of {host.name} is {row.repair_state} already.")
+            raise OperationRejected(
+                "gpu_has_this_state", {"gpu": row.index, "host": host.name, "state": row.repair_state}
+            )
         after = audit.audited_fields(row, "index", "repair_state", "state_reason")
         audit.record(
             actor=actor, via=via, now=now, verb=verb, target=host, before=before, after=after, why=why

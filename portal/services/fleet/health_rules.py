@@ -9,10 +9,11 @@ from typing import Any
 from django.db import IntegrityError, transaction
 
 from portal import locks, policy
-from portal.errors import Conflict, Invalid
+from portal.errors import Invalid
 from portal.input_checks import InputChecks, checked_reason, display_value
 from portal.models import User
 from portal.services import audit
+from scheduler.core.rejection import OperationRejected
 from telemetry.models import HealthRule
 
 MAX_REPEATS = 1000
@@ -73,19 +74,16 @@ def reset_health_rule(
 ) -> HealthRule:
     """Reset a rule to its default.
 
-    Raises Invalid, NotAllowed, and Conflict if it is the default or an operator added it.
+    Raises Invalid, NotAllowed, and OperationRejected if it is the default or an operator added it.
     """
     policy.require(actor, "health_rule.change")
     why = checked_reason(why)
     with transaction.atomic():
         rule = _locked_rule(code)
         if rule.origin == HealthRule.Origin.ADDED:
-            raise Conflict(
-                f"{rule.code} was added by an operator and has no default: change it, or remove it.",
-                field="code",
-            )
+            raise OperationRejected("health_rule_has_no_default", {"rule": rule.code}, field="code")
         if rule.origin == HealthRule.Origin.DEFAULT:
-            raise Conflict(f"{rule.code} is as it began.", field="code")
+            raise OperationRejected("health_rule_is_default", {"rule": rule.code}, field="code")
         return _change_rule(
             rule,
             dict(zip(RULE_FIELDS, rule.default, strict=True)),
@@ -113,7 +111,8 @@ def add_health_rule(
 ) -> HealthRule:
     """Add a rule for a code without a rule; events of such a code are only recorded.
 
-    Raises Invalid, NotAllowed, Conflict. ``source``: who recommends the rule; empty: this organisation.
+    Raises Invalid, NotAllowed, OperationRejected. ``source``: who recommends the rule; empty: this
+    organisation.
     """
     policy.require(actor, "health_rule.change")
     checks = InputChecks()
@@ -138,7 +137,7 @@ def add_health_rule(
                 after=audit.audited_fields(rule, "meaning", *RULE_FIELDS, "source"),
             )
     except IntegrityError:
-        raise Conflict(f"code is {code}; it has a rule already: change that one.", field="code") from None
+        raise OperationRejected("health_rule_exists", {"rule": code}, field="code") from None
     return rule
 
 
@@ -147,18 +146,14 @@ def remove_health_rule(
 ) -> HealthRule:
     """Remove a rule that an operator added; events of its code are only recorded again.
 
-    Raises Invalid, NotAllowed, and Conflict for a built-in rule.
+    Raises Invalid, NotAllowed, and OperationRejected for a built-in rule.
     """
     policy.require(actor, "health_rule.change")
     why = checked_reason(why)
     with transaction.atomic():
         rule = _locked_rule(code)
         if rule.origin != HealthRule.Origin.ADDED:
-            raise Conflict(
-                f"{rule.code} is built in and can't be removed: "
-                "to ignore its events, change its action to note.",
-                field="code",
-            )
+            raise OperationRejected("health_rule_is_built_in", {"rule": rule.code}, field="code")
         before = audit.audited_fields(rule, "meaning", *RULE_FIELDS, "source")
         audit.record(
             actor=actor, via=via, now=now, verb="remove_health_rule", target=rule, why=why, before=before

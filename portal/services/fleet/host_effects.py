@@ -8,14 +8,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from portal import policy
-from portal.errors import Conflict
 from portal.input_checks import InputChecks
 from portal.models import User
 from portal.reads.fleet import host_details as reads
 from portal.services.fleet.hosts import (
     checked_maintenance_window,
     host_change_refusal,
-    overlapping_maintenance_conflict,
 )
 from portal.wording import host_texts
 from scheduler import services as engine
@@ -86,7 +84,7 @@ def preview_host_verb(
 ) -> HostEffect:
     """Return the effect of a verb. ``start`` and ``end`` are those of a maintenance window.
 
-    Raises Invalid, NotAllowed and Conflict as the verb itself does.
+    Raises Invalid, NotAllowed and OperationRejected as the verb itself does.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()
@@ -94,13 +92,10 @@ def preview_host_verb(
     checks.done()
     if name == "maintenance":
         first, last = checked_maintenance_window(start, end, now)
-        try:
-            engine.check_maintenance(host, start=first, end=last)
-        except engine.OperationRejected as refused:
-            raise overlapping_maintenance_conflict(refused.numbers) from None
+        engine.check_maintenance(host, start=first, end=last)
         return host_verb_effect(host, name, now, first, last)
-    if not_now := host_change_refusal(host, name, now):
-        raise Conflict(not_now)
+    if refusal := host_change_refusal(host, name, now):
+        raise refusal
     return host_verb_effect(host, name, now)
 
 

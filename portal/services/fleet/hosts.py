@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,12 +11,12 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from portal import policy
-from portal.errors import Conflict
 from portal.input_checks import HOST_NAME_PATTERN, InputChecks, checked_reason, display_value
 from portal.models import User
 from portal.services import audit
 from portal.wording import host_texts
 from scheduler import services as engine
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Host, MaintenanceWindow, Pool
 from scheduler.services import powered_off
 from scheduler.state.states import TRANSITIONS, AdminState, RepairState
@@ -36,7 +36,7 @@ def add_host(
 ) -> tuple[Host, str]:
     """Add a host and return its single-use join token, valid for 15 minutes. Only the token's hash is stored.
 
-    Raises Invalid, NotAllowed, and Conflict if the name is taken.
+    Raises Invalid, NotAllowed, and OperationRejected if the name is taken.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()
@@ -58,7 +58,7 @@ def add_host(
                 after={"pool": pool.slug, "name": name, "labels": clean},
             )
     except IntegrityError:
-        raise Conflict(f"name is {name}; a host of that name exists already.", field="name") from None
+        raise OperationRejected("host_name_is_taken", {"name": name}, field="name") from None
     return host, text
 
 
@@ -101,30 +101,32 @@ def revoke_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
     return host
 
 
-def host_change_refusal(host: Host, verb: str, now: datetime) -> str:
-    """Return why cordon, drain, return or off would be refused now, or an empty text."""
+def host_change_refusal(host: Host, verb: str, now: datetime) -> OperationRejected | None:
+    """Return why cordon, drain, return or off would be refused now, or None."""
     if verb in ADMIN_STATES:
         new, old = ADMIN_STATES[verb], AdminState(host.admin_state)
         is_ill = verb == "return" and host.repair_state != RepairState.WELL
         return (
-            ""
+            None
             if str(new) in TRANSITIONS[AdminState][str(old)] or is_ill
             else _unchanged_state_refusal(host, new)
         )
-    return (
-        _powered_on_refusal(host) if verb == "off" and not powered_off.may_be_powered_off(host, now) else ""
-    )
+    if verb == "off" and not powered_off.may_be_powered_off(host, now):
+        return _powered_on_refusal(host)
+    return None
 
 
 def cordon_host(*, actor: User, host: Host, why: str, now: datetime, via: str = "web") -> Host:
-    """Start no new workloads on a host; running workloads continue. Raises Invalid, Conflict, NotAllowed."""
+    """Start no new workloads on a host; running workloads continue. Raises Invalid, OperationRejected,
+    NotAllowed.
+    """
     return _change_admin_state(actor, host, AdminState.CORDONED, why, now, via, "cordon_host")
 
 
 def drain_host(*, actor: User, host: Host, why: str, now: datetime, via: str = "web") -> Host:
     """Start no new workloads on a host, and evict the running ones with notice.
 
-    Raises Invalid, Conflict, NotAllowed.
+    Raises Invalid, OperationRejected, NotAllowed.
     """
     return _change_admin_state(actor, host, AdminState.DRAINING, why, now, via, "drain_host")
 
@@ -132,8 +134,8 @@ def drain_host(*, actor: User, host: Host, why: str, now: datetime, via: str = "
 def return_host(*, actor: User, host: Host, now: datetime, why: str = "", via: str = "web") -> Host:
     """Return a host to service.
 
-    For a quarantined host the operator attests that no former process runs on it. Raises Invalid, Conflict,
-    NotAllowed.
+    For a quarantined host the operator attests that no former process runs on it. Raises Invalid,
+    OperationRejected, NotAllowed.
     """
     return _change_admin_state(actor, host, AdminState.IN_SERVICE, why, now, via, "return_host")
 
@@ -141,7 +143,7 @@ def return_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
 def attest_off(*, actor: User, host: Host, why: str, now: datetime, via: str = "web") -> Host:
     """Record that the actor has seen the machine powered off: its workloads may restart elsewhere at once.
 
-    Raises Invalid, Conflict, NotAllowed.
+    Raises Invalid, OperationRejected, NotAllowed.
     """
     policy.require(actor, "host.change")
     why = checked_reason(why)
@@ -151,7 +153,7 @@ def attest_off(*, actor: User, host: Host, why: str, now: datetime, via: str = "
         if not powered_off.attest_powered_off(
             host, reason=f"{powered_off.POWERED_OFF_PREFIX}{actor.get_username()}: {why}"[:300], now=now
         ):
-            raise Conflict(_powered_on_refusal(host))
+            raise _powered_on_refusal(host)
         audit.record(
             actor=actor,
             via=via,
@@ -170,17 +172,14 @@ def set_maintenance(
 ) -> MaintenanceWindow:
     """Announce a maintenance window; the planner places nothing into it.
 
-    Raises Invalid, NotAllowed, and Conflict if it overlaps another window of the host.
+    Raises Invalid, NotAllowed, and OperationRejected if it overlaps another window of the host.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()
     why = checks.text("why", why, most=300)
     first, last = checked_maintenance_window(start, end, now, checks)
     with transaction.atomic():
-        try:
-            window = engine.set_maintenance(host, start=first, end=last, reason=why, now=now)
-        except engine.OperationRejected as refused:
-            raise overlapping_maintenance_conflict(refused.numbers) from None
+        window = engine.set_maintenance(host, start=first, end=last, reason=why, now=now)
         audit.record(
             actor=actor,
             via=via,
@@ -191,12 +190,6 @@ def set_maintenance(
             after={"start": first.isoformat(), "end": last.isoformat()},
         )
     return window
-
-
-def overlapping_maintenance_conflict(other: Mapping[str, Any]) -> Conflict:
-    """Return the Conflict for overlapping windows (numbers of ``engine.check_maintenance``)."""
-    code = "windows_overlap"
-    return Conflict(host_texts.MAINTENANCE_REFUSED[code](other), field="start", code=code, numbers=other)
 
 
 def checked_maintenance_window(
@@ -234,7 +227,7 @@ def _change_admin_state(
         before = audit.audited_fields(host, *told)
         if not verbs[new](host, reason=why, now=now):
             host.refresh_from_db()
-            raise Conflict(_unchanged_state_refusal(host, new))
+            raise _unchanged_state_refusal(host, new)
         host.refresh_from_db()
         audit.record(
             actor=actor,
@@ -249,17 +242,15 @@ def _change_admin_state(
     return host
 
 
-def _unchanged_state_refusal(host: Host, new: AdminState) -> str:
-    is_now = f"{host.name} is {host.admin_state.replace('_', ' ')}"
-    return (
-        f"{is_now} already."
-        if host.admin_state == new
-        else f"{is_now}; it can't become {new.value.replace('_', ' ')}."
-    )
+def _unchanged_state_refusal(host: Host, new: AdminState) -> OperationRejected:
+    named = {"name": host.name, "state": host.admin_state.replace("_", " ")}
+    if host.admin_state == new:
+        return OperationRejected("host_has_this_state", named)
+    return OperationRejected("host_cannot_become", {**named, "wanted": new.value.replace("_", " ")})
 
 
-def _powered_on_refusal(host: Host) -> str:
-    return f"{host.name}'s agent is connected, or never was: the machine is not off. Drain the host instead."
+def _powered_on_refusal(host: Host) -> OperationRejected:
+    return OperationRejected("host_is_not_off", {"name": host.name})
 
 
 def cancel_maintenance(
@@ -267,7 +258,7 @@ def cancel_maintenance(
 ) -> MaintenanceWindow:
     """Cancel an announced maintenance window.
 
-    Raises Invalid, NotAllowed, and Conflict if it was cancelled before.
+    Raises Invalid, NotAllowed, and OperationRejected if it was cancelled before.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()
@@ -285,7 +276,7 @@ def cancel_maintenance(
     with transaction.atomic():
         before = audit.audited_fields(row, "start", "end", "reason")
         if not engine.cancel_maintenance(row, now=now):
-            raise Conflict("The window is cancelled already.")
+            raise OperationRejected("maintenance_is_cancelled")
         audit.record(
             actor=actor, via=via, now=now, verb="cancel_maintenance", target=host, before=before, why=why
         )

@@ -15,9 +15,8 @@ from portal import policy
 from portal.input_checks import InputChecks, checked_reason, display_value
 from portal.models import User
 from portal.reads.fleet.host_details import ATTEMPT_STARTED_AT
-from portal.services import audit, engine_refusals
+from portal.services import audit
 from portal.services.fleet.gpu_repairs import gpu_by_index
-from portal.wording import host_texts
 from scheduler.core.fit.mig_layout import layout_text
 from scheduler.models import BoundUnit, GeometryChange, Gpu, Host, Reservation, Workload
 from scheduler.reads import explanations
@@ -90,13 +89,11 @@ def preview_geometry_change(
 ) -> GeometryChangeEffect:
     """Return the effect of a new geometry, and when it may be applied.
 
-    Reads only. Raises Invalid, NotAllowed, Conflict.
+    Reads only. Raises Invalid, NotAllowed, OperationRejected.
     """
     policy.require(actor, "host.change")
     row, profiles = gpu_by_index(host, gpu), parse_geometry(geometry)
-    engine_refusals.conflict_on_refusal(
-        lambda: engine.planned_layout(host, row, profiles), host_texts.GEOMETRY_REFUSED
-    )
+    engine.planned_layout(host, row, profiles)
     work = gpu_occupants(row, now)
     bound = BoundUnit.objects.filter(unit__gpu=row, period__contains=now).values("reservation")
     booked = list(
@@ -134,14 +131,12 @@ def change_geometry(
     """Change the MIG geometry of a GPU.
 
     The GPU accepts no new workloads and drains; then its host applies the change. Raises Invalid, NotAllowed,
-    Conflict.
+    OperationRejected.
     """
     policy.require(actor, "host.change")
     row, profiles, why = gpu_by_index(host, gpu), parse_geometry(geometry), checked_reason(why)
     with transaction.atomic():
-        made: GeometryChange = engine_refusals.conflict_on_refusal(
-            lambda: engine.request_geometry(row, profiles, now=now), host_texts.GEOMETRY_REFUSED
-        )
+        made = engine.request_geometry(row, profiles, now=now)
         before, after = (
             layout_text(made.before) or WHOLE_GPU_TEXT,
             layout_text(made.profiles) or WHOLE_GPU_TEXT,
@@ -162,13 +157,11 @@ def change_geometry(
 def withdraw_geometry(
     *, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web"
 ) -> GeometryChange:
-    """Withdraw a geometry change while the GPU drains. Raises Invalid, NotAllowed, Conflict."""
+    """Withdraw a geometry change while the GPU drains. Raises Invalid, NotAllowed, OperationRejected."""
     policy.require(actor, "host.change")
     row, why = gpu_by_index(host, gpu), checked_reason(why)
     with transaction.atomic():
-        taken: GeometryChange = engine_refusals.conflict_on_refusal(
-            lambda: engine.withdraw_geometry(row, now=now), host_texts.GEOMETRY_REFUSED
-        )
+        taken = engine.withdraw_geometry(row, now=now)
         told = {"gpu": row.index, "geometry": layout_text(taken.profiles) or WHOLE_GPU_TEXT}
         audit.record(
             actor=actor, via=via, now=now, verb="withdraw_geometry", target=host, before=told, why=why

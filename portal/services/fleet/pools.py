@@ -7,12 +7,12 @@ from datetime import datetime
 from django.db import IntegrityError, transaction
 
 from portal import policy
-from portal.errors import Conflict
 from portal.input_checks import InputChecks, unique_slug
 from portal.models import User
 from portal.services import audit
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import PoolKind
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Team
 from scheduler.state import nudge
 from scheduler.state.isolation import ISOLATION_LEVELS
@@ -55,8 +55,8 @@ def create_pool(
 ) -> Pool:
     """Create a pool. Every team with a quota shares a dynamic pool; a static pool belongs to one team.
 
-    ``limits`` are fields of POOL_LIMITS; absent limits keep their defaults. Raises Invalid, Conflict,
-    NotAllowed.
+    ``limits`` are fields of POOL_LIMITS; absent limits keep their defaults. Raises Invalid,
+    OperationRejected, NotAllowed.
     """
     policy.require(actor, "pool.change")
     checks = InputChecks()
@@ -89,7 +89,7 @@ def create_pool(
                 after=audit.audited_fields(pool, "name", "kind", *POOL_LIMITS),
             )
     except IntegrityError:
-        raise Conflict(f"name is {name}; a pool of that name exists already.", field="name") from None
+        raise OperationRejected("pool_name_is_taken", {"name": name}, field="name") from None
     return pool
 
 

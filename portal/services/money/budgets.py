@@ -8,10 +8,10 @@ from decimal import Decimal
 from django.db import IntegrityError, transaction
 
 from portal import policy
-from portal.errors import Conflict
 from portal.input_checks import InputChecks
 from portal.models import User
 from portal.services import audit
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Project, Team
 from telemetry.models import Budget, CostCentre
 from telemetry.money.billing_months import month_of
@@ -78,7 +78,7 @@ def set_cost_centre(
 ) -> CostCentre:
     """Set the cost centre of a project from a date.
 
-    Raises Invalid, NotAllowed, and Conflict if that date has one.
+    Raises Invalid, NotAllowed, and OperationRejected if that date has one.
     """
     policy.require(actor, "cost_centre.change")
     checks = InputChecks()
@@ -104,9 +104,6 @@ def set_cost_centre(
                 after={"project": project.slug, **audit.audited_fields(row, "code", "valid_from")},
             )
     except IntegrityError:
-        message = (
-            f"valid_from is {valid_from.isoformat()}; "
-            f"{project.name} has a cost centre from that time already."
-        )
-        raise Conflict(message, field="valid_from") from None
+        numbers = {"valid_from": valid_from.isoformat(), "project": project.name}
+        raise OperationRejected("cost_centre_exists", numbers, field="valid_from") from None
     return row

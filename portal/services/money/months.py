@@ -8,11 +8,11 @@ from typing import Any
 from django.db import transaction
 
 from portal import policy
-from portal.errors import Conflict
 from portal.input_checks import InputChecks
 from portal.models import User
 from portal.services import audit
 from portal.services.money.rate_card import organisation_currency
+from scheduler.core.rejection import OperationRejected
 from telemetry.models import Statement
 from telemetry.money import statements
 from telemetry.money.billing_months import month_of
@@ -23,7 +23,8 @@ IDLE_PAYERS = ("operator", "guarantee", "use")
 def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: str = "web") -> Statement:
     """Close a past month: run its checks and write its statement, which never changes afterwards.
 
-    Raises Invalid, NotAllowed, and Conflict if it is closed or a check fails (the message names the check).
+    Raises Invalid, NotAllowed, and OperationRejected if it is closed or a check fails (the message names the
+    check).
     """
     policy.require(actor, "statement.close")
     checks = InputChecks()
@@ -31,12 +32,9 @@ def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: 
     why = checks.text("why", why, least=0, most=1000, lines=True)
     checks.done()
     with transaction.atomic():
-        try:
-            statement = statements.close_month(
-                month=month, closed_by=actor, now=now, currency=organisation_currency()
-            )
-        except statements.MonthCloseError as problem:
-            raise Conflict(str(problem), field="month") from None
+        statement = statements.close_month(
+            month=month, closed_by=actor, now=now, currency=organisation_currency()
+        )
         audit.record(
             actor=actor,
             via=via,
@@ -52,7 +50,7 @@ def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: 
 def set_idle_payer(*, actor: User, month: date, payer: str, now: datetime, via: str = "web") -> Statement:
     """Set who pays for idle capacity of a month: operator, guarantee (teams by their guarantees) or use.
 
-    Raises Invalid, Conflict, NotAllowed.
+    Raises Invalid, OperationRejected, NotAllowed.
     """
     policy.require(actor, "statement.close")
     checks = InputChecks()
@@ -63,9 +61,7 @@ def set_idle_payer(*, actor: User, month: date, payer: str, now: datetime, via: 
         statement = statements.get_or_create_statement(month)
         before = audit.audited_fields(statement, "idle_payer")
         if not Statement.objects.filter(pk=statement.pk, state="open").update(idle_payer=payer):
-            raise Conflict(
-                f"{month:%B %Y} is closed; the payer of its idle time can't be changed.", field="month"
-            )
+            raise OperationRejected("idle_payer_is_fixed", {"month": month.isoformat()}, field="month")
         statement.refresh_from_db()
         audit.record(
             actor=actor,

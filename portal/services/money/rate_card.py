@@ -8,11 +8,11 @@ from decimal import Decimal
 from django.db import IntegrityError, transaction
 
 from portal import policy
-from portal.errors import Conflict
 from portal.hardware_request import gpu_models_of_pool
 from portal.input_checks import InputChecks
 from portal.models import Organisation, User
 from portal.services import audit
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Gpu, Pool
 from telemetry.models import Price
 from telemetry.reads.prices import load_current_prices
@@ -34,8 +34,8 @@ def set_price(
 ) -> Price:
     """Add a row to the rate card: the cost and the price of a GPU-hour from a date on.
 
-    The past never changes. Raises Invalid, NotAllowed, and Conflict if that date has a price or lies in a
-    closed month.
+    The past never changes. Raises Invalid, NotAllowed, and OperationRejected if that date has a price or lies
+    in a closed month.
     """
     policy.require(actor, "price.change")
     checks = InputChecks()
@@ -69,10 +69,8 @@ def set_price(
             told = audit.audited_fields(row, "model", "cost_per_gpu_hour", "price_per_gpu_hour", "valid_from")
             audit.record(actor=actor, via=via, now=now, verb="set_price", target=row, after=told, why=note)
     except IntegrityError:
-        raise Conflict(
-            f"valid_from is {valid_from.isoformat()}; {model} has a price from that time already.",
-            field="valid_from",
-        ) from None
+        numbers = {"valid_from": valid_from.isoformat(), "model": model}
+        raise OperationRejected("price_exists", numbers, field="valid_from") from None
     return row
 
 

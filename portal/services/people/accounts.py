@@ -10,11 +10,12 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
 from portal import locks, policy
-from portal.errors import Conflict, Invalid
+from portal.errors import Invalid
 from portal.input_checks import EMAIL_PATTERN, USER_NAME_PATTERN, InputChecks
 from portal.models import ApiToken, Notification, Organisation, User, WorkspaceSession
 from portal.redis_state.access_revocation import publish_rights_changed
 from portal.services import audit
+from scheduler.core.rejection import OperationRejected
 
 THEMES = ("system", "light", "dark")
 ROLES = ("operator", "finance", "auditor")
@@ -38,7 +39,7 @@ def create_user(
 ) -> User:
     """Create an account.
 
-    An auditor has no other role of the organisation. Raises Invalid, Conflict, NotAllowed.
+    An auditor has no other role of the organisation. Raises Invalid, OperationRejected, NotAllowed.
     """
     policy.require(actor, "user.change")
     checks = InputChecks()
@@ -69,7 +70,7 @@ def change_user(
 ) -> User:
     """Change the roles of an account, or close or open it. None changes nothing. Raises Invalid, NotAllowed.
 
-    Closing revokes its tokens and ends its workspaces. Raises Conflict if no operator would remain.
+    Closing revokes its tokens and ends its workspaces. Raises OperationRejected if no operator would remain.
     """
     policy.require(actor, "user.change")
     checks = InputChecks()
@@ -84,9 +85,7 @@ def change_user(
         # Two operators may step down at once: the second must see that the first is gone.
         locks.lock_organisation()
         if not (flags["operator"] and open_) and not others.exists():
-            raise Conflict(
-                f"{user.username} is the last operator; make somebody else one first.", field="operator"
-            )
+            raise OperationRejected("last_operator", {"name": user.username}, field="operator")
         before = audit.audited_fields(user, "is_active", *ROLES)
         User.objects.filter(pk=user.pk).update(is_active=open_, **flags)
         if not open_:
@@ -133,7 +132,9 @@ def first_run(
     now: datetime,
     via: str = "web",
 ) -> User:
-    """Name the organisation and create its first operator. Raises Invalid, Conflict if an account exists."""
+    """Name the organisation and create its first operator. Raises Invalid, OperationRejected if an account
+    exists.
+    """
     checks = InputChecks()
     organisation = checks.text("organisation", organisation)
     time_zone = checks.time_zone("time_zone", time_zone)
@@ -151,7 +152,7 @@ def first_run(
         Organisation.objects.get_or_create(pk=1, defaults={"name": organisation or "gpupool"})
         row = locks.lock_organisation()
         if row is None or User.objects.exists():
-            raise Conflict("This portal has accounts already; sign in instead.")
+            raise OperationRejected("accounts_exist")
         user = _create_user(
             checks, username, email, password, "", {"operator": True, "finance": False, "auditor": False}
         )
@@ -255,7 +256,5 @@ def _create_user(
         with transaction.atomic():
             user.save(force_insert=True)
     except IntegrityError:
-        raise Conflict(
-            f"username is {username}; an account of that name exists already.", field="username"
-        ) from None
+        raise OperationRejected("username_is_taken", {"name": username}, field="username") from None
     return user

@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 from django.db import transaction
 
 from portal import policy
-from portal.errors import Conflict
 from portal.input_checks import InputChecks
 from portal.models import ApiToken, User
 from portal.redis_state.access_revocation import publish_rights_changed
 from portal.services import audit
+from scheduler.core.rejection import OperationRejected
 
 MAX_TOKEN_LIFETIME = timedelta(days=366)
 TOKEN_PREFIX = "gpp_"
@@ -63,12 +63,12 @@ def create_token(
 def revoke_token(*, actor: User, token: ApiToken, now: datetime, via: str = "web") -> ApiToken:
     """Revoke a token at once, and end the workspaces that were opened with it.
 
-    Raises Conflict if it was revoked before, NotAllowed.
+    Raises OperationRejected if it was revoked before, NotAllowed.
     """
     policy.require(actor, "token.revoke", token)
     with transaction.atomic():
         if not ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=now):
-            raise Conflict(f"The token {token.name} is revoked already.")
+            raise OperationRejected("token_is_revoked", {"name": token.name})
         publish_rights_changed()
         token.refresh_from_db()
         audit.record(actor=actor, via=via, now=now, verb="revoke_token", target=token)

@@ -7,12 +7,12 @@ from datetime import datetime
 from django.db import IntegrityError, transaction
 
 from portal import policy
-from portal.errors import Conflict
 from portal.input_checks import InputChecks, unique_slug
 from portal.models import Membership, User
 from portal.redis_state.access_revocation import publish_rights_changed
 from portal.services import audit
 from scheduler.core.model.snapshot import Priority
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Project, Team
 
 TEAM_COLOUR_COUNT = 8
@@ -32,7 +32,7 @@ def create_team(
 ) -> Team:
     """Create a team with a colour and a tag of up to three letters (defaults for both).
 
-    Raises Invalid, Conflict, NotAllowed.
+    Raises Invalid, OperationRejected, NotAllowed.
     """
     policy.require(actor, "team.create")
     checks = InputChecks()
@@ -68,14 +68,14 @@ def create_team(
                 after=audit.audited_fields(team, "name", "slug", "weight"),
             )
     except IntegrityError:
-        raise Conflict(f"name is {name}; a team of that name exists already.", field="name") from None
+        raise OperationRejected("team_name_is_taken", {"name": name}, field="name") from None
     return team
 
 
 def rename_team(*, actor: User, team: Team, name: str, now: datetime, via: str = "web") -> Team:
     """Rename a team.
 
-    Its slug stays, and so do the names on past charges. Raises Invalid, Conflict, NotAllowed.
+    Its slug stays, and so do the names on past charges. Raises Invalid, OperationRejected, NotAllowed.
     """
     policy.require(actor, "team.change", team)
     checks = InputChecks()
@@ -96,18 +96,18 @@ def rename_team(*, actor: User, team: Team, name: str, now: datetime, via: str =
                 after=audit.audited_fields(team, "name"),
             )
     except IntegrityError:
-        raise Conflict(f"name is {name}; a team of that name exists already.", field="name") from None
+        raise OperationRejected("team_name_is_taken", {"name": name}, field="name") from None
     return team
 
 
 def create_project(*, actor: User, team: Team, name: str, now: datetime, via: str = "web") -> Project:
-    """Create a project of a team. Raises Invalid, Conflict, NotAllowed."""
+    """Create a project of a team. Raises Invalid, OperationRejected, NotAllowed."""
     policy.require(actor, "team.change", team)
     checks = InputChecks()
     name = checks.text("name", name)
     checks.done()
     if Project.objects.filter(team=team, name=name).exists():
-        raise Conflict(f"name is {name}; {team.name} has a project of that name already.", field="name")
+        raise OperationRejected("project_name_is_taken", {"name": name, "team": team.name}, field="name")
     slug = unique_slug(name, Project.objects.filter(team=team).values_list("slug", flat=True))
     try:
         with transaction.atomic():
@@ -121,8 +121,8 @@ def create_project(*, actor: User, team: Team, name: str, now: datetime, via: st
                 after=audit.audited_fields(project, "name", "slug"),
             )
     except IntegrityError:
-        raise Conflict(
-            f"name is {name}; {team.name} has a project of that name already.", field="name"
+        raise OperationRejected(
+            "project_name_is_taken", {"name": name, "team": team.name}, field="name"
         ) from None
     return project
 
@@ -180,13 +180,15 @@ def add_member(
 def remove_member(*, actor: User, team: Team, user: User, now: datetime, via: str = "web") -> None:
     """Remove a person from a team; the workloads stay with the team.
 
-    Raises Conflict if not a member, NotAllowed.
+    Raises OperationRejected if not a member, NotAllowed.
     """
     policy.require(actor, "team.change", team)
     with transaction.atomic():
         old = Membership.objects.filter(team=team, user=user).first()
         if old is None:
-            raise Conflict(f"{user.username} is not in {team.name}.", field="user")
+            raise OperationRejected(
+                "person_is_not_a_member", {"name": user.username, "team": team.name}, field="user"
+            )
         before = {"user": user.username, "role": old.role}
         old.delete()
         publish_rights_changed()

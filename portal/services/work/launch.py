@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Unpack
 
 from django.db import transaction
 
 from portal import policy
-from portal.errors import Conflict, Invalid
+from portal.errors import Invalid
 from portal.hardware_request import PlacementConstraints
 from portal.input_checks import InputChecks
 from portal.models import Template, User
@@ -25,7 +23,6 @@ from portal.services.work.request_checks import (
     workload_columns,
 )
 from portal.services.work.workspaces import workspace_origin
-from portal.wording import reason_texts
 from scheduler import services as engine
 from scheduler.models import IfMemberEnds, JobArray, Pool, Project, Reservation, Workload, WorkloadKind
 
@@ -64,7 +61,7 @@ def launch_notebook(
 
     Arguments that are None come from the template. A notebook is not preemptible and may not borrow.
     ``placing``: placement constraints and preferences, and CPU and memory on its host. Raises Invalid,
-    NotAllowed, and Conflict if too many workloads are waiting already.
+    NotAllowed, and OperationRejected if too many workloads are waiting already.
     """
     policy.require(actor, "workload.launch", project)
     request = checked_notebook_request(
@@ -116,7 +113,7 @@ def submit_job(
     on each host. ``after``: workloads or arrays that must end first, each with the required outcome (ok, any,
     not_ok). ``wanted_by``, ``labels_preferred`` and ``spread`` are preferences: they never delay the start.
 
-    Raises Invalid, NotAllowed, and Conflict if too many workloads are waiting already.
+    Raises Invalid, NotAllowed, and OperationRejected if too many workloads are waiting already.
     """
     policy.require(actor, "workload.launch", project)
     request = checked_job_request(
@@ -157,8 +154,8 @@ def submit_array(
     """Queue one job for each index of ``array`` (see ``parse_array_indices``).
 
     Each job has GPUPOOL_ARRAY_INDEX in its environment. ``arguments`` are those of submit_job. Raises
-    Invalid, NotAllowed, and Conflict if the array would exceed the limit on waiting workloads; then no task
-    is queued.
+    Invalid, NotAllowed, and OperationRejected if the array would exceed the limit on waiting workloads; then
+    no task is queued.
     """
     policy.require(actor, "workload.launch", project)
     checks = InputChecks()
@@ -167,15 +164,14 @@ def submit_array(
     request = checked_job_request(project, pool, now, **with_job_defaults(arguments))
     refuse_if_never_starts(actor, request, now)
     with transaction.atomic():
-        with _conflict_on_full_queue():
-            job_array = engine.queue_array(
-                owner=actor,
-                now=now,
-                indices=indices,
-                words=array.strip(),
-                most_at_once=most_at_once,
-                **workload_columns(request),
-            )
+        job_array = engine.queue_array(
+            owner=actor,
+            now=now,
+            indices=indices,
+            words=array.strip(),
+            most_at_once=most_at_once,
+            **workload_columns(request),
+        )
         audited = {
             **{name: getattr(request, name) for name in ("name", "priority", "max_runtime_seconds")},
             "array": array,
@@ -230,8 +226,7 @@ def _queue_and_record(
 ) -> Workload:
     refuse_if_never_starts(actor, request, now)
     with transaction.atomic():
-        with _conflict_on_full_queue():
-            workload = engine.queue_workload(owner=actor, now=now, **workload_columns(request))
+        workload = engine.queue_workload(owner=actor, now=now, **workload_columns(request))
         if request.kind == WorkloadKind.NOTEBOOK:
             workspace_origin(workload, now)
         audit.record(
@@ -243,15 +238,3 @@ def _queue_and_record(
             after=audit.audited_fields(workload, *AUDITED_FIELDS),
         )
     return workload
-
-
-@contextmanager
-def _conflict_on_full_queue() -> Iterator[None]:
-    """Raise Conflict with a sentence if the engine refuses to queue more workloads."""
-    try:
-        yield
-    except engine.OperationRejected as refused:
-        numbers = dict(refused.numbers)
-        raise Conflict(
-            reason_texts.reason_sentence(refused.code, numbers), code=refused.code, numbers=numbers
-        ) from None

@@ -7,14 +7,12 @@ from datetime import datetime, timedelta
 from django.db import transaction
 
 from portal import policy
-from portal.errors import Conflict
 from portal.input_checks import InputChecks
 from portal.models import User
 from portal.services import audit
 from portal.services.work.request_checks import MIN_RUNTIME_SECONDS
-from portal.wording import reason_texts
 from scheduler import services as engine
-from scheduler.core.reasons import ReasonCode
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import JobArray, Workload, WorkloadKind
 
 MAX_KEEP_SECONDS = 24 * 3600
@@ -23,7 +21,7 @@ MAX_KEEP_SECONDS = 24 * 3600
 def cancel_array(*, actor: User, array: JobArray, now: datetime, why: str = "", via: str = "web") -> int:
     """Cancel every task that has not ended; return their number.
 
-    Raises Conflict if no task is open, NotAllowed, Invalid.
+    Raises OperationRejected if no task is open, NotAllowed, Invalid.
     """
     policy.require(actor, "workload.change", array)
     checks = InputChecks()
@@ -32,9 +30,7 @@ def cancel_array(*, actor: User, array: JobArray, now: datetime, why: str = "", 
     with transaction.atomic():
         cancelled = engine.cancel_array(array, now=now)
         if not cancelled:
-            raise Conflict(
-                f"Every task of {array.name} has ended or is stopping; there is nothing to cancel."
-            )
+            raise OperationRejected("array_has_ended", {"name": array.name})
         audit.record(
             actor=actor,
             via=via,
@@ -50,7 +46,9 @@ def cancel_array(*, actor: User, array: JobArray, now: datetime, why: str = "", 
 def cancel_workload(
     *, actor: User, workload: Workload, now: datetime, why: str = "", via: str = "web"
 ) -> Workload:
-    """Stop a workload or remove it from the queue. Raises Conflict if it has ended, NotAllowed, Invalid."""
+    """Stop a workload or remove it from the queue. Raises OperationRejected if it has ended, NotAllowed,
+    Invalid.
+    """
     policy.require(actor, "workload.change", workload)
     checks = InputChecks()
     why = checks.text("why", why, least=0, most=1000, lines=True)
@@ -58,7 +56,7 @@ def cancel_workload(
     with transaction.atomic():
         before = audit.audited_fields(workload, "state")
         if not engine.cancel_workload(workload, now=now):
-            raise Conflict(f"{workload.name} has already ended; there is nothing to cancel.")
+            raise OperationRejected("workload_has_ended", {"name": workload.name})
         workload.refresh_from_db()
         audit.record(
             actor=actor,
@@ -76,14 +74,15 @@ def cancel_workload(
 def extend_workload(
     *, actor: User, workload: Workload, seconds: int, now: datetime, via: str = "web"
 ) -> Workload:
-    """Extend the runtime by ``seconds``, up to the pool's limit. Raises Invalid, Conflict, NotAllowed."""
+    """Extend the runtime by ``seconds``, up to the pool's limit. Raises Invalid, OperationRejected,
+    NotAllowed.
+    """
     policy.require(actor, "workload.change", workload)
     longest = workload.pool.longest_runtime_seconds
     remaining = longest - workload.max_runtime_seconds
     if remaining < MIN_RUNTIME_SECONDS:
-        raise Conflict(
-            f"{workload.name} already has the longest runtime of {workload.pool.name}, {longest:,} seconds."
-        )
+        numbers = {"name": workload.name, "pool": workload.pool.name, "seconds": longest}
+        raise OperationRejected("runtime_is_longest", numbers)
     checks = InputChecks()
     seconds = checks.count("seconds", seconds, MIN_RUNTIME_SECONDS, remaining, "seconds")
     checks.done()
@@ -91,16 +90,14 @@ def extend_workload(
         before = audit.audited_fields(workload, "max_runtime_seconds")
         try:
             extended = engine.extend_workload(workload, seconds=seconds, now=now)
-        except engine.OperationRejected as refused:
+        except OperationRejected as refused:
             # Another request extended it meanwhile, or its GPUs are promised.
-            too_much = refused.code == ReasonCode.OVER_RUNTIME_CAP
-            what = "was extended just now, so this is too much" if too_much else "can't be extended so far"
-            message = f"{workload.name} {what}. {reason_texts.reason_sentence(refused.code, refused.numbers)}"
-            raise Conflict(message, field="seconds", code=refused.code, numbers=refused.numbers) from None
+            numbers = {**refused.numbers, "name": workload.name}
+            raise OperationRejected(
+                refused.code, numbers, field="seconds", operation="extend_workload"
+            ) from None
         if not extended:
-            raise Conflict(
-                f"{workload.name} is ending or has ended; it can't be extended. Launch it again instead."
-            )
+            raise OperationRejected("ends_before_extension", {"name": workload.name})
         workload.refresh_from_db()
         audit.record(
             actor=actor,
@@ -117,17 +114,17 @@ def extend_workload(
 def keep_workload(
     *, actor: User, workload: Workload, seconds: int, now: datetime, via: str = "web"
 ) -> Workload:
-    """Protect a notebook from the idle stop for ``seconds``. Raises Invalid, Conflict, NotAllowed."""
+    """Protect a notebook from the idle stop. Raises Invalid, OperationRejected, NotAllowed."""
     policy.require(actor, "workload.change", workload)
     checks = InputChecks()
     seconds = checks.count("seconds", seconds, MIN_RUNTIME_SECONDS, MAX_KEEP_SECONDS, "seconds")
     checks.done()
     if workload.kind != WorkloadKind.NOTEBOOK:
-        raise Conflict(f"{workload.name} is a job; only notebooks are stopped when they are idle.")
+        raise OperationRejected("job_has_no_idle_stop", {"name": workload.name})
     with transaction.atomic():
         before = audit.audited_fields(workload, "keep_until")
         if not engine.postpone_idle_stop(workload, until=now + timedelta(seconds=seconds)):
-            raise Conflict(f"{workload.name} is ending or has ended; it can't be kept.")
+            raise OperationRejected("ends_before_keep", {"name": workload.name})
         workload.refresh_from_db()
         audit.record(
             actor=actor,

@@ -11,10 +11,10 @@ from django.conf import settings
 from django.db import transaction
 
 from portal import policy
-from portal.errors import Conflict
 from portal.models import ApiToken, EntryCode, User, WorkspaceOrigin
 from portal.redis_state.access_revocation import session_hash
 from portal.services import audit
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Workload, WorkloadKind
 from scheduler.state.states import WorkloadState
 
@@ -34,16 +34,13 @@ def open_workspace(
 
     The URL has an origin of its own. ``session_key`` is the portal session's: signing out there ends the
     workspace too. It is empty for a caller with a ``token``; revoking the token then ends the workspace.
-    Raises Conflict if the workload does not run, NotAllowed.
+    Raises OperationRejected if the workload does not run, NotAllowed.
     """
     policy.require(actor, "workload.open", workload)
     if workload.state not in (WorkloadState.RUNNING, WorkloadState.NOTICE):
-        raise Conflict(f"{workload.name} is {workload.state}; it can be opened while it runs.")
+        raise OperationRejected("workspace_is_not_running", {"name": workload.name, "state": workload.state})
     if workload.kind != WorkloadKind.NOTEBOOK and not _serves_http(workload):
-        raise Conflict(
-            f"{workload.name} is a job that serves nothing; "
-            "only a job that listens on $GPUPOOL_DOOR can be opened."
-        )
+        raise OperationRejected("job_serves_nothing", {"name": workload.name})
     code = secrets.token_urlsafe(32)
     with transaction.atomic():
         origin = workspace_origin(workload, now)

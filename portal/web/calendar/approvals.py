@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from portal import policy
-from portal.errors import ServiceError
+from portal.errors import SERVICE_REFUSALS
 from portal.input_checks import display_value as shown_value
 from portal.models import Submission, SubmissionState, User
 from portal.reads.calendar import approvals as reads
@@ -24,6 +24,7 @@ from portal.web.calendar.quota_requests import gpu_hours_fields
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from portal.wording import request_texts
+from portal.wording.refusal_texts import refusal_sentence
 
 KIND_CHOICES = (
     ("", "All"),
@@ -251,9 +252,10 @@ def decide_several(request: HttpRequest) -> HttpResponseBase:
                     actor=user, submission=row, comment=request.POST.get("comment", ""), now=now
                 )
             done += 1
-        except ServiceError as refusal:
+        except SERVICE_REFUSALS as refusal:
             messages.error(
-                request, f"{reads.submission_title(row)} for {row.team.name} still waits. {refusal.message}"
+                request,
+                f"{reads.submission_title(row)} for {row.team.name} still waits. {refusal_sentence(refusal)}",
             )
     if done:
         messages.success(request, f"{done} {'approved' if verb == 'approve' else 'declined'}.")

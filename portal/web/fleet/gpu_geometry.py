@@ -11,13 +11,14 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 
 from portal import policy
-from portal.errors import NotAllowed, ServiceError
+from portal.errors import SERVICE_REFUSALS, NotAllowed, ServiceError
 from portal.reads.fleet import host_details as host_reads
 from portal.reads.fleet import mig_geometry as reads
 from portal.services.fleet import mig_geometry as verbs
 from portal.services.fleet.gpu_repairs import gpu_by_index
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
+from portal.wording.refusal_texts import refusal_sentence
 
 
 class GeometryForm(ServiceForm):
@@ -60,8 +61,8 @@ def gpu_geometry(request: HttpRequest, name: str, index: int) -> HttpResponseBas
             effect = verbs.preview_geometry_change(actor=user, host=host, gpu=index, geometry=asked, now=now)
         except NotAllowed:
             raise
-        except ServiceError as error:
-            no = error.message
+        except SERVICE_REFUSALS as error:
+            no = refusal_sentence(error)
     context = {
         "host": host,
         "row": row,
@@ -92,7 +93,7 @@ def _profile_counts(row: reads.GpuGeometry, asked: str) -> list[dict[str, Any]]:
     """Return one field per profile with the count chosen last."""
     try:
         there = verbs.parse_geometry(asked) if asked else []
-    except ServiceError:
+    except SERVICE_REFUSALS:
         there = []
     return [
         {"name": name, "offer": offer, "count": there.count(name) or ""} for name, offer in row.offers.items()

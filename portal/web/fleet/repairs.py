@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from portal import policy
-from portal.errors import ServiceError
+from portal.errors import SERVICE_REFUSALS
 from portal.reads.fleet import gpu_health as reads
 from portal.reads.fleet import host_details as hosts_reads
 from portal.services.fleet import gpu_repairs as verbs
@@ -22,6 +22,7 @@ from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.duration_field import DurationInSecondsField
 from portal.web.page.service_form import ServiceForm
 from portal.wording import formatting
+from portal.wording.refusal_texts import refusal_sentence
 from scheduler.models import Pool, StrayAction
 
 SuccessMessage = Callable[[Any], str]
@@ -100,8 +101,8 @@ def host_repair(request: HttpRequest, name: str) -> HttpResponseBase:
     more = {argument: request.POST.get(argument, "")} if argument else {}
     try:
         made = verb(actor=user, host=row, now=timezone.now(), why=request.POST.get("why", ""), **more)
-    except ServiceError as error:
-        messages.error(request, error.message)
+    except SERVICE_REFUSALS as error:
+        messages.error(request, refusal_sentence(error))
     else:
         messages.success(request, done(made))
     return redirect("host", name)

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from portal.errors import Conflict, Invalid, NotAllowed, PlannerBudgetExceeded, ServiceError
+from portal.errors import SERVICE_REFUSALS, Conflict, Invalid, NotAllowed, PlannerBudgetExceeded
 from portal.models import User
 from portal.planner_budget import metered_planning
 from portal.reads.work.team_summaries import quota_usages
@@ -21,6 +21,8 @@ from portal.web.gpu_request.free_chart import WORKING_HOURS, free_units_chart
 from portal.web.gpu_request.price_and_quota import price_lines, quota_bar
 from portal.web.work.explanation import request_form_query
 from portal.wording import expected_start_texts, formatting, reason_texts
+from portal.wording.refusal_texts import refusal_sentence
+from scheduler.core.rejection import OperationRejected
 from scheduler.core.what_if.alternatives import Alternative
 from scheduler.cycle.request_snapshot_cache import share_snapshots
 from scheduler.models import Pool
@@ -57,8 +59,8 @@ def _preview(form: GpuRequestForm, user: User, now: datetime) -> dict[str, Any]:
     except Invalid as refusal:
         errors = {FIELD_FOR_ARGUMENT.get(name, name): message for name, message in refusal.fields.items()}
         return context | _blocked_preview(form, user, now, list(errors.values()), set(errors))
-    except (Conflict, NotAllowed) as refusal:
-        return context | _blocked_preview(form, user, now, [refusal.message], set())
+    except (Conflict, NotAllowed, OperationRejected) as refusal:
+        return context | _blocked_preview(form, user, now, [refusal_sentence(refusal)], set())
     start, end = _chart_range(form, now)
     context["chart"] = free_units_chart(pool, model, profile, form.cleaned_data["units"], start, end, now)
     context["same"] = equivalent_commands(form)
@@ -98,7 +100,7 @@ def _windows_from_now(form: GpuRequestForm, user: User, now: datetime) -> list[d
         windows = reservation_preview.first_fitting_windows(
             actor=user, now=now, length=timedelta(seconds=data["seconds"]), **form.window_search_arguments()
         )
-    except (ServiceError, OverflowError):
+    except (*SERVICE_REFUSALS, OverflowError):
         return []
     return [_window(first, last) for first, last in windows]
 

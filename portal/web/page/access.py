@@ -17,6 +17,8 @@ from django.utils.http import url_has_allowed_host_and_scheme
 
 from portal.errors import Conflict, Invalid, NotAllowed, PlannerBudgetExceeded
 from portal.models import User
+from portal.wording.refusal_texts import refusal_sentence
+from scheduler.core.rejection import OperationRejected
 
 Row = TypeVar("Row", bound=Model)
 ViewFunction = Callable[..., HttpResponseBase]
@@ -76,8 +78,8 @@ def run_and_redirect(
     """Call a service, then redirect to the form's page (or to ``to``) with a success or error message."""
     try:
         verb()
-    except (Conflict, Invalid) as refusal:
-        messages.error(request, refusal.message)
+    except (Conflict, Invalid, OperationRejected) as refusal:
+        messages.error(request, refusal_sentence(refusal))
     else:
         messages.success(request, done)
     return redirect(return_url(request, to))

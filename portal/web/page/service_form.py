@@ -8,6 +8,8 @@ from typing import Any, ClassVar, TypeVar
 from django import forms
 
 from portal.errors import Conflict, Invalid, NotAllowed, ServiceError
+from portal.wording.refusal_texts import refusal_sentence
+from scheduler.core.rejection import OperationRejected
 
 Result = TypeVar("Result")
 
@@ -35,8 +37,8 @@ class ServiceForm(forms.Form):
         except Invalid as error:
             for name, message in error.fields.items():
                 self.add_error(self.field_for_argument(name), message)
-        except Conflict as error:
-            self.add_error(self.field_for_argument(error.field), error.message)
+        except (Conflict, OperationRejected) as error:
+            self.add_error(self.field_for_argument(error.field), refusal_sentence(error))
         except ServiceError as error:
             self.add_error(None, error.message)
         return None

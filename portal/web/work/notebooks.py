@@ -17,7 +17,6 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from portal import policy
-from portal.errors import Conflict
 from portal.models import Template, User
 from portal.reads.fleet import free_capacity
 from portal.reads.work import team_summaries, workload_details
@@ -38,6 +37,8 @@ from portal.web.work import (
 )
 from portal.web.work.workload_actions import get_workload_or_404
 from portal.web.work.workload_lists import WorkloadFilterForm, sort_workloads, workloads_csv
+from portal.wording.refusal_texts import refusal_sentence
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Reservation, WorkloadKind, WorkloadType
 from scheduler.state.states import WorkloadState
 from telemetry.core.amounts import round_amount
@@ -294,8 +295,8 @@ def open_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
             session_key=request.session.session_key or "",
             now=timezone.now(),
         )
-    except Conflict as refusal:
-        messages.error(request, refusal.message)
+    except OperationRejected as refusal:
+        messages.error(request, refusal_sentence(refusal))
         return redirect(workload_text.workload_url(workload))
     return HttpResponse(status=303, headers={"Location": url})
 

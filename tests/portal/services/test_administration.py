@@ -13,7 +13,7 @@ from django.apps import apps
 from django.db import connection, transaction
 from django.db.utils import DatabaseError
 
-from portal.errors import Conflict, Invalid, NotAllowed
+from portal.errors import Invalid, NotAllowed
 from portal.models import ApiToken, AuditEvent, Membership, Organisation, User
 from portal.reads.fleet import health_rules
 from portal.redis_state.access_revocation import ACCESS_CHANNEL
@@ -26,6 +26,7 @@ from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Host, JoinToken, Workload
 from scheduler.state import nudge
 from telemetry.models import Budget, HealthRule, Price
+from tests.portal.rejections import rejected
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -42,9 +43,9 @@ def test_an_operator_creates_teams_accounts_and_members(world: World) -> None:
     project = teams.create_project(actor=user, team=team, name="Voices", now=world.now)
     assert project.team == team
     teams.remove_member(actor=user, team=team, user=user, now=world.now)
-    with pytest.raises(Conflict):
+    with rejected():
         teams.remove_member(actor=world.operator, team=team, user=user, now=world.now)
-    with pytest.raises(Conflict):
+    with rejected():
         teams.create_team(actor=world.operator, name="Speech  & Sound", now=world.now)
 
 
@@ -83,7 +84,7 @@ def test_an_invalid_account_is_refused_by_field(world: World, changes: dict[str,
 
 
 def test_the_last_operator_cannot_be_removed(world: World) -> None:
-    with pytest.raises(Conflict, match="last operator"):
+    with rejected("last operator"):
         accounts.change_user(actor=world.operator, user=world.operator, operator=False, now=world.now)
 
 
@@ -135,7 +136,7 @@ def test_the_first_run_setup_works_once(world: World) -> None:
         "password": GOOD,
         "now": world.now,
     }
-    with pytest.raises(Conflict):
+    with rejected():
         accounts.first_run(**fields)
     Membership.objects.all().delete()
     User.objects.all().delete()
@@ -149,7 +150,7 @@ def test_a_host_is_added_with_a_token_that_is_stored_as_a_hash(world: World) -> 
     )
     assert host.lease_state == "joining"
     assert text not in str(JoinToken.objects.values())
-    with pytest.raises(Conflict):
+    with rejected():
         hosts.add_host(actor=world.operator, pool=world.shared, name="gpu-9", now=world.now)
     for name in ("", "A b", "x" * 64, "-x", "a\0"):
         with pytest.raises(Invalid):
@@ -162,7 +163,7 @@ def test_a_host_is_taken_out_of_service_and_returned_with_reasons(world: World) 
     assert host_effects.host_verb_effect(alpha, "drain", world.now).gpus == 8
     hosts.cordon_host(actor=world.operator, host=alpha, why="a fan", now=world.now)
     assert (alpha.admin_state, alpha.state_reason) == ("cordoned", "a fan")
-    with pytest.raises(Conflict, match="cordoned"):
+    with rejected("cordoned"):
         hosts.cordon_host(actor=world.operator, host=alpha, why="again", now=world.now)
     hosts.drain_host(actor=world.operator, host=alpha, why="repair", now=world.now)
     hosts.return_host(actor=world.operator, host=alpha, now=world.now)
@@ -206,7 +207,7 @@ def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
         "now": world.now,
     }
     rate_card.set_price(actor=world.finance, **fields)
-    with pytest.raises(Conflict):
+    with rejected():
         rate_card.set_price(actor=world.finance, **fields)
     with pytest.raises(NotAllowed):
         rate_card.set_price(actor=world.operator, **fields)
@@ -323,7 +324,7 @@ def test_each_rule_keeps_its_original_action_and_can_be_reset_to_it(world: World
     assert HealthRule.objects.get(code="xid:109").default == ("quarantine_gpu", 3, 86_400, "people")
     assert HealthRule.objects.get(code="xid:79").default == ("cordon", 1, 3600, "events")
     fields: dict[str, Any] = {"actor": world.operator, "code": "xid:109", "now": world.now}
-    with pytest.raises(Conflict, match="is as it began"):
+    with rejected("is as it began"):
         health.reset_health_rule(**fields)
     for change in ({"action": "warn"}, {"repeats": 4}, {"window_seconds": 60}, {"counts": "events"}):
         assert health.set_health_rule(**fields, **change).origin == "changed"
@@ -366,9 +367,9 @@ def test_a_rule_can_be_added_for_a_new_code_and_only_such_a_rule_removed(world: 
         "this organisation",
     )
     assert [rule.code for rule in health_rules.health_rules(changed=True)] == ["xid:999"]
-    with pytest.raises(Conflict, match="it has a rule already"):
+    with rejected("it has a rule already"):
         health.add_health_rule(**fields, meaning="x", action="warn")
-    with pytest.raises(Conflict, match="has no default"):
+    with rejected("has no default"):
         health.reset_health_rule(**fields)
     for code in (
         "xid",
@@ -394,7 +395,7 @@ def test_a_rule_can_be_added_for_a_new_code_and_only_such_a_rule_removed(world: 
         AuditEvent.objects.get(verb="remove_health_rule").before["meaning"]
         == "seen twice before a board died"
     )
-    with pytest.raises(Conflict, match="is built in"):
+    with rejected("is built in"):
         health.remove_health_rule(**fields | {"code": "xid:79"})
     assert HealthRule.objects.filter(code="xid:79").exists()
 
@@ -428,7 +429,7 @@ def test_audit_events_cannot_be_changed_or_deleted(world: World, statement: str)
 
 
 def test_a_service_that_fails_leaves_no_audit_record(world: World) -> None:
-    with pytest.raises(Conflict):
+    with rejected():
         teams.remove_member(actor=world.operator, team=world.vision.team, user=world.stranger, now=world.now)
     assert not AuditEvent.objects.exists() and not Workload.objects.exists()
 

@@ -6,10 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from portal.errors import Conflict, NotAllowed
+from portal.errors import NotAllowed
 from portal.models import AuditEvent
 from portal.services.fleet import hosts
 from scheduler.models import Host
+from tests.portal.rejections import rejected
 from tests.world import World
 
 
@@ -18,7 +19,7 @@ def test_only_an_operator_attests_and_only_a_silent_host(world: World) -> None:
     Host.objects.filter(pk=host.pk).update(last_sync_at=world.now)
     with pytest.raises(NotAllowed):
         hosts.attest_off(actor=world.vision.lead, host=host, why="off", now=world.now)
-    with pytest.raises(Conflict, match="is not off"):
+    with rejected("is not off"):
         hosts.attest_off(actor=world.operator, host=host, why="off", now=world.now + timedelta(seconds=5))
     assert not AuditEvent.objects.filter(verb="attest_host_off").exists()
     later = world.now + timedelta(seconds=20)

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
-from portal.errors import Conflict, Invalid, NotAllowed
+from portal.errors import Invalid, NotAllowed
 from portal.models import AuditEvent, Submission
 from portal.services.approvals import decisions, effects
 from portal.services.calendar import recurring_reservations, reservations
+from portal.wording.refusal_texts import refusal_sentence
 from scheduler import services
+from scheduler.core.rejection import OperationRejected
 from scheduler.cycle import engine
 from scheduler.models import BoundUnit, Pool, Reservation, Series
 from telemetry.models import Price
+from tests.portal.rejections import rejected
 from tests.portal.services.test_reservations_and_approvals import reserve
 from tests.world import H100, World
 
@@ -86,7 +89,7 @@ def test_a_change_that_does_not_fit_is_refused_with_the_first_window_and_changes
         actor=world.operator, submission=blocker, now=world.now, changes={"may_exceed_guarantee": True}
     )
     end = row.end
-    with pytest.raises(Conflict) as refused:
+    with rejected() as refused:
         change(world, row, end=end + HOUR)
     assert refused.value.code == "window_full" and refused.value.windows
     row.refresh_from_db()
@@ -111,11 +114,11 @@ def test_an_active_reservation_keeps_its_units_or_is_refused_with_the_next_windo
     decisions.approve_submission(
         actor=world.operator, submission=other, now=world.now, changes={"may_exceed_guarantee": True}
     )
-    with pytest.raises(Conflict) as refused:
+    with rejected() as refused:
         change(world, row, end=world.now + 7 * HOUR, now=world.now + HOUR)
     assert refused.value.code == "extension_blocked"
     assert refused.value.windows[0] == (world.now + 8 * HOUR, world.now + 10 * HOUR)
-    assert "1 other reservation would lose what was promised" in refused.value.message
+    assert "1 other reservation would lose what was promised" in refusal_sentence(refused.value)
 
 
 def test_a_change_above_the_threshold_waits_and_is_checked_again_on_approval(world: World) -> None:
@@ -129,7 +132,7 @@ def test_a_change_above_the_threshold_waits_and_is_checked_again_on_approval(wor
     row.refresh_from_db()
     assert row.end == end, "the change holds no units until it is approved"
     assert effects.approval_effect(submission, world.now)["fits"]
-    with pytest.raises(Conflict, match="already waits"):
+    with rejected("already waits"):
         change(world, row, end=end + HOUR)
     decisions.approve_submission(actor=world.operator, submission=submission, now=world.now)
     row.refresh_from_db()
@@ -151,7 +154,7 @@ def test_a_move_approved_after_the_start_is_refused_and_does_not_become_an_exten
     engine.run_cycle("test", row.start)
     now = row.start + late
     assert not effects.approval_effect(submission, now)["fits"]
-    with pytest.raises((Conflict, Invalid)):
+    with pytest.raises((OperationRejected, Invalid)):
         decisions.approve_submission(actor=world.operator, submission=submission, now=now)
     row.refresh_from_db()
     submission.refresh_from_db()
@@ -163,7 +166,7 @@ def test_a_move_that_loses_the_race_with_its_start_changes_nothing(world: World)
     window = row.start, row.end
     stale = Reservation.objects.get(pk=row.pk)
     engine.run_cycle("test", row.start)
-    with pytest.raises(Conflict, match="has started meanwhile"):
+    with rejected("has started meanwhile"):
         change(world, stale, start=stale.start + HOUR, now=world.now + HOUR)
     row.refresh_from_db()
     assert row.state == "active" and (row.start, row.end) == window
@@ -185,7 +188,7 @@ def test_only_permitted_users_change_it_and_invalid_windows_are_named(world: Wor
             change(world, row, **wrong)  # type: ignore[arg-type]
         assert field in refused.value.fields, wrong
     reservations.cancel_reservation(actor=world.vision.member, reservation=row, now=world.now)
-    with pytest.raises(Conflict, match="can't be changed"):
+    with rejected("can't be changed"):
         change(world, row, end=row.end + HOUR)
 
 
@@ -201,7 +204,7 @@ def test_every_weekday_until_a_date_is_one_series(world: World) -> None:
     assert {(row.start.hour, row.end - row.start) for row in rows} == {(9, 9 * HOUR)}
     reservations.cancel_reservation(actor=world.vision.member, reservation=rows[3], now=world.now)
     assert recurring_reservations.cancel_series(actor=world.vision.member, series=whole, now=world.now) == 8
-    with pytest.raises(Conflict, match="nothing to cancel"):
+    with rejected("nothing to cancel"):
         recurring_reservations.cancel_series(actor=world.vision.member, series=whole, now=world.now)
     assert set(Reservation.objects.values_list("state", flat=True)) == {"cancelled"}
 
@@ -252,9 +255,9 @@ def test_if_one_occurrence_does_not_fit_none_is_confirmed_and_it_is_named(world:
     decisions.approve_submission(
         actor=world.operator, submission=other, now=world.now, changes={"may_exceed_guarantee": True}
     )
-    with pytest.raises(Conflict) as refused:
+    with rejected() as refused:
         recur(world)
-    assert "Occurrence 3 of 9, Thu 5 Mar 09:00 to 18:00, does not fit." in refused.value.message
+    assert "Occurrence 3 of 9, Thu 5 Mar 09:00 to 18:00, does not fit." in refusal_sentence(refused.value)
     assert refused.value.numbers["occurrence"] == 3
     assert refused.value.windows[0] == (day + 3 * HOUR, day + 12 * HOUR)
     assert not Series.objects.exists() and Reservation.objects.count() == 1
@@ -313,12 +316,12 @@ def close_the_budget(world: World, until: datetime) -> None:
 
 def test_a_closed_budget_accepts_no_new_reservation_until_it_opens_again(world: World) -> None:
     close_the_budget(world, world.now + 2 * DAY)
-    with pytest.raises(Conflict, match="budget is used up") as refused:
+    with rejected("budget is used up") as refused:
         confirmed_reservation(world)
     assert refused.value.code == "budget_closed"
-    with pytest.raises(Conflict, match="budget is used up"):
+    with rejected("budget is used up"):
         recur(world)
-    with pytest.raises(Conflict, match="budget is used up"):
+    with rejected("budget is used up"):
         reserve(world, units=8)
     assert not Reservation.objects.exists() and not Submission.objects.exists()
     confirmed_reservation(world, start=world.now + 2 * DAY, end=world.now + 2 * DAY + HOUR)
@@ -329,10 +332,10 @@ def test_a_closed_budget_lets_a_reservation_move_and_shrink_but_not_grow(world: 
     tomorrow = confirmed_reservation(world, start=world.now + 3 * DAY, end=world.now + 3 * DAY + 2 * HOUR)
     close_the_budget(world, world.now + 2 * DAY)
     change(world, row, start=row.start + HOUR)
-    with pytest.raises(Conflict, match="budget is used up"):
+    with rejected("budget is used up"):
         change(world, row, end=row.end + HOUR)
     change(world, row, end=row.end - HOUR)
-    with pytest.raises(Conflict, match="budget is used up"):
+    with rejected("budget is used up"):
         change(world, tomorrow, start=world.now + DAY, end=world.now + DAY + 2 * HOUR)
 
 
@@ -341,7 +344,7 @@ def test_an_active_reservation_is_not_extended_on_a_closed_budget(world: World) 
     engine.run_cycle("test", world.now)
     row.refresh_from_db()
     close_the_budget(world, world.now + 2 * DAY)
-    with pytest.raises(Conflict, match="budget is used up"):
+    with rejected("budget is used up"):
         change(world, row, end=world.now + 5 * HOUR, now=world.now + HOUR)
 
 
@@ -350,7 +353,7 @@ def test_a_waiting_request_is_refused_on_approval_once_the_budget_is_closed(worl
     assert isinstance(large, Submission)
     close_the_budget(world, world.now + 2 * DAY)
     assert effects.approval_effect(large, world.now)["code"] == "budget_closed"
-    with pytest.raises(Conflict, match="budget is used up"):
+    with rejected("budget is used up"):
         decisions.approve_submission(actor=world.operator, submission=large, now=world.now)
     assert not Reservation.objects.exists()
 
@@ -359,6 +362,6 @@ def test_reservations_of_one_user_are_limited_to_the_cap_per_user(world: World) 
     Pool.objects.filter(pk=world.shared.pk).update(most_gpus_per_user=2)
     world.shared.refresh_from_db()
     confirmed_reservation(world, units=2)
-    with pytest.raises(Conflict, match="One person may hold at most 2 GPUs") as refused:
+    with rejected("One person may hold at most 2 GPUs") as refused:
         confirmed_reservation(world, units=2)
     assert refused.value.code == "over_user_cap"

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, connection, transaction
 
-from portal.errors import Conflict
 from portal.models import Approval, AuditEvent, Submission, User
 from portal.services.approvals import decisions, effects, submissions
 from portal.services.calendar import reservations
 from portal.services.people import accounts
 from scheduler import services as engine
 from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Quota, Reservation
+from tests.portal.rejections import rejected
 from tests.world import H100, MONDAY, World, build_world
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -31,7 +32,7 @@ def committed(transactional_db: None) -> World:
 
 
 def run_concurrently(*verbs: Callable[[], Any]) -> list[Exception | None]:
-    """Run each call in its own thread, with a common start. Return the Conflict of each, or None."""
+    """Run each call in its own thread, with a common start. Return the OperationRejected of each, or None."""
     barrier = threading.Barrier(len(verbs))
     raised: list[Exception | None] = [None] * len(verbs)
 
@@ -39,7 +40,7 @@ def run_concurrently(*verbs: Callable[[], Any]) -> list[Exception | None]:
         barrier.wait()
         try:
             verb()
-        except Conflict as problem:
+        except OperationRejected as problem:
             raised[place] = problem
         finally:
             connection.close()
@@ -153,7 +154,8 @@ def test_only_one_change_of_a_reservation_waits_after_concurrent_requests(commit
         *(change_request(committed, row, end=row.end + timedelta(hours=n + 1)) for n in range(4))
     )
     assert sum(problem is None for problem in raised) == 1
-    assert all("already waits" in str(problem) for problem in raised if problem is not None)
+    refusals = [problem for problem in raised if problem is not None]
+    assert {getattr(problem, "code", "") for problem in refusals} == {"window_change_waits"}
     assert Submission.objects.filter(kind="window_change", state="waiting").count() == 1
 
 
@@ -177,9 +179,7 @@ def test_a_new_end_does_not_restore_the_start_from_before_a_move(committed: Worl
     row = changeable(committed, units=1)
     longer = change_request(committed, row, end=row.end + timedelta(hours=1))
     change_request(committed, row, start=row.start + timedelta(hours=2))()
-    with pytest.raises(
-        Conflict, match="course was changed meanwhile: 2026-03-03 11:00 UTC to 2026-03-03 15:00 UTC"
-    ):
+    with rejected("course was changed meanwhile: 2026-03-03 11:00 UTC to 2026-03-03 15:00 UTC"):
         longer()
     fresh = Reservation.objects.get(pk=row.pk)
     assert (fresh.start, fresh.end) == (row.start + timedelta(hours=2), row.end + timedelta(hours=2))
@@ -206,7 +206,7 @@ def test_a_waiting_change_is_refused_if_the_reservation_changed_meanwhile(commit
     window = (row.start, row.end)
     effect = effects.approval_effect(waiting, committed.now)
     assert not effect["fits"] and "was changed meanwhile" in effect["sentence"]
-    with pytest.raises(Conflict, match="was changed meanwhile"):
+    with rejected("was changed meanwhile"):
         decisions.approve_submission(actor=committed.operator, submission=waiting, now=committed.now)
     fresh = Reservation.objects.get(pk=row.pk)
     assert (fresh.start, fresh.end) == window

@@ -12,15 +12,17 @@ from django.db.models import F
 from django.urls import reverse
 from rest_framework.test import APIClient
 
-from portal.errors import Conflict, Invalid
+from portal.errors import Invalid
 from portal.models import Submission
 from portal.services.approvals import decisions
 from portal.services.calendar import reservations
 from portal.services.work import launch
 from portal.wording import reason_texts, request_texts
+from portal.wording.refusal_texts import refusal_sentence
 from scheduler.cycle import engine
 from scheduler.models import Gpu, Host, Pool, Reservation, Workload
 from scheduler.sync import desired_state
+from tests.portal.rejections import rejected
 from tests.portal.web.test_work_pages import ask_data
 from tests.portal.web.work_samples import queue_job, signed_in
 from tests.world import A100, H100, World
@@ -184,9 +186,9 @@ def test_a_reservation_is_placed_on_hosts_with_the_requested_sizes(sized: World)
         "now": sized.now,
         "memory_mib": 600 * GIB,
     }
-    with pytest.raises(Conflict) as refused:
+    with rejected() as refused:
         reservations.request_reservation(**fields, cpu_milli=33_000)
-    assert refused.value.field == "memory_mib" and "together beside 1 GPU" in refused.value.message
+    assert refused.value.field == "memory_mib" and "together beside 1 GPU" in refusal_sentence(refused.value)
     reservation = reservations.request_reservation(**fields, cpu_milli=32_000)
     assert isinstance(reservation, Reservation) and (reservation.cpu_milli, reservation.memory_mib) == (
         32_000,

@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal import tasks
-from portal.errors import Conflict, Invalid
+from portal.errors import Invalid
 from portal.models import AuditEvent, Notification, Submission
 from portal.notices import delivery
 from portal.services.approvals import decisions, submissions
@@ -18,6 +18,7 @@ from portal.services.calendar import recurring_reservations, reservation_preview
 from portal.sweeps.expired_submissions import expire_submissions
 from portal.wording import notice_texts
 from scheduler.models import Reservation
+from tests.portal.rejections import rejected
 from tests.portal.web.work_samples import signed_in
 from tests.world import H100, World
 
@@ -105,16 +106,16 @@ def test_requester_and_approvers_are_notified_once(world: World) -> None:
 def test_an_approval_after_the_start_is_refused_with_the_reason(world: World) -> None:
     submission = requested(world)
     stale = Submission.objects.get(pk=submission.pk)
-    with pytest.raises(Conflict, match="has expired: nobody decided it before its start"):
+    with rejected("has expired: nobody decided it before its start"):
         decisions.approve_submission(
             actor=world.operator, submission=submission, now=world.now + HOUR, changes={"units": 7}
         )
     assert state(submission) == "waiting", "the sweep, not the refusal, expires it"
     expire_submissions(world.now + HOUR)
     later = {"start": (world.now + 3 * HOUR).isoformat()}
-    with pytest.raises(Conflict, match="has expired: nobody decided it before its start"):
+    with rejected("has expired: nobody decided it before its start"):
         decisions.approve_submission(actor=world.operator, submission=stale, now=world.now, changes=later)
-    with pytest.raises(Conflict, match="has expired"):
+    with rejected("has expired"):
         decisions.decline_submission(
             actor=world.operator, submission=submission, comment="no", now=world.now + HOUR
         )

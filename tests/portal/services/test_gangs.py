@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from portal.errors import Conflict, Invalid, NotAllowed
+from portal.errors import Invalid, NotAllowed
 from portal.services.work import launch, workspaces
 from portal.wording import reason_texts
 from scheduler.cycle import engine
 from scheduler.models import Run, Workload
+from tests.portal.rejections import rejected
 from tests.world import World, world
 
 __all__ = ["world"]
@@ -56,10 +57,10 @@ def test_a_gang_is_opened_by_its_owner_once_its_first_host_is_ready(world: World
         "session_key": "",
         "now": world.now,
     }
-    with pytest.raises(Conflict, match="serves nothing"):
+    with rejected("serves nothing"):
         workspaces.open_workspace(**by_its_owner)
     Run.objects.filter(workload=job, rank=1).update(ready_at=world.now)
-    with pytest.raises(Conflict, match="serves nothing"):
+    with rejected("serves nothing"):
         workspaces.open_workspace(**by_its_owner)
     Run.objects.filter(workload=job, rank=0).update(ready_at=world.now)
     with pytest.raises(NotAllowed):

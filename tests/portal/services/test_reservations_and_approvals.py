@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from portal.errors import Conflict, Invalid, NotAllowed
+from portal.errors import Invalid, NotAllowed
 from portal.models import Approval, AuditEvent, Membership, Submission
 from portal.services.approvals import decisions, effects, submissions
 from portal.services.calendar import reservation_preview, reservations
+from portal.wording.refusal_texts import refusal_sentence
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Quota, Reservation
+from tests.portal.rejections import rejected
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -82,7 +84,7 @@ def test_a_request_that_no_longer_fits_on_approval_is_refused_and_stays_waiting(
     first, second = reserve(world, units=8), reserve(world, units=8)
     assert isinstance(first, Submission) and isinstance(second, Submission)
     decisions.approve_submission(actor=world.operator, submission=first, now=world.now)
-    with pytest.raises(Conflict) as refused:
+    with rejected() as refused:
         decisions.approve_submission(actor=world.operator, submission=second, now=world.now)
     assert refused.value.windows
     second.refresh_from_db()
@@ -95,10 +97,10 @@ def test_a_conflicting_request_is_refused_with_the_first_window_that_fits(world:
     assert isinstance(large, Submission)
     changes = {"may_exceed_guarantee": True}
     decisions.approve_submission(actor=world.operator, submission=large, now=world.now, changes=changes)
-    with pytest.raises(Conflict) as refused:
+    with rejected() as refused:
         reserve(world, units=2)
     assert refused.value.code == "window_full"
-    assert "first window of that length" in refused.value.message
+    assert "first window of that length" in refusal_sentence(refused.value)
     taken = Reservation.objects.get()
     assert refused.value.windows
     assert all(end <= taken.start or start >= taken.end for start, end in refused.value.windows)
@@ -112,7 +114,7 @@ def test_the_second_of_two_concurrent_decisions_is_refused(world: World) -> None
     decisions.decline_submission(
         actor=world.operator, submission=submission, comment="not now", now=world.now
     )
-    with pytest.raises(Conflict, match="already declined, by operator"):
+    with rejected("already declined, by operator"):
         decisions.approve_submission(actor=world.operator, submission=stale, now=world.now)
     assert not Reservation.objects.exists()
 
@@ -199,7 +201,7 @@ def test_the_owner_can_shorten_and_cancel_a_reservation(world: World) -> None:
     with pytest.raises(NotAllowed):
         reservations.cancel_reservation(actor=world.language.lead, reservation=reservation, now=world.now)
     reservations.cancel_reservation(actor=world.vision.member, reservation=reservation, now=world.now)
-    with pytest.raises(Conflict, match="nothing to cancel"):
+    with rejected("nothing to cancel"):
         reservations.cancel_reservation(actor=world.vision.member, reservation=reservation, now=world.now)
 
 
@@ -226,7 +228,7 @@ def test_a_lead_requests_a_quota_and_an_operator_changes_and_approves_it(world: 
 
 def test_the_guarantees_of_all_teams_never_exceed_the_pool(world: World) -> None:
     submission = request_quota(world, 11)
-    with pytest.raises(Conflict, match="up to 10"):
+    with rejected("up to 10"):
         decisions.approve_submission(actor=world.operator, submission=submission, now=world.now)
     submission.refresh_from_db()
     assert submission.state == "waiting"
@@ -244,7 +246,7 @@ def test_only_a_lead_or_an_operator_requests_a_quota(world: World, role: str) ->
 
 def test_the_same_quota_cannot_be_requested_twice_while_it_waits(world: World) -> None:
     submission = request_quota(world)
-    with pytest.raises(Conflict, match="already waits"):
+    with rejected("already waits"):
         request_quota(world, 10)
     decisions.withdraw_submission(actor=world.vision.lead, submission=submission, now=world.now)
     assert request_quota(world, 10).state == "waiting"
@@ -281,12 +283,12 @@ def test_a_stranger_requests_membership_and_the_lead_decides(world: World) -> No
 
 def test_a_request_beyond_the_guarantee_is_refused_unless_put_to_an_operator(world: World) -> None:
     # Vision is guaranteed 8 of the 16 H100, the others 6: a request for 12 would use theirs.
-    with pytest.raises(Conflict) as refused:
+    with rejected() as refused:
         reserve(world, units=6, hosts=2)
     assert refused.value.code == "window_eats_guarantees"
     submission = reserve(world, units=6, hosts=2, may_exceed_guarantee=True)
     assert isinstance(submission, Submission)
-    with pytest.raises(Conflict):
+    with rejected():
         decisions.approve_submission(actor=world.operator, submission=submission, now=world.now)
     decisions.approve_submission(
         actor=world.operator, submission=submission, changes={"may_exceed_guarantee": True}, now=world.now

@@ -1,0 +1,187 @@
+"""Sentences for requests that the current state does not allow, by the code of ``OperationRejected``.
+
+Codes of the engine have their sentence in ``reason_texts``. A text names numbers in braces. A function builds
+a sentence whose form depends on the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from typing import Any
+
+from portal.errors import ServiceError
+from portal.wording.formatting import Numbers, local_time_text, parsed_time, window
+from portal.wording.reason_texts import REASONS, reason_sentence
+from portal.wording.request_texts import expired_submission_sentence, guarantee_effect
+from scheduler.core.promises.reservation_windows import ReservationWindow
+from scheduler.services import OperationRejected
+
+Sentence = str | Callable[[Mapping[str, Any]], str]
+
+# Code of a refused MIG geometry -> sentence.
+GEOMETRY_MISFITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "unknown": lambda n: f"{n['profile']} is no profile of it; allowed: {', '.join(n['offered'])}.",
+    "most": lambda n: f"{n['asked']} times {n['profile']} is asked for, and {n['allowed']} of it fit.",
+    "slices": lambda n: f"together they take {n['asked']} compute slices, and it has {n['allowed']}.",
+    "places": lambda n: "they do not all fit side by side: together they need too much memory.",
+}
+
+REFUSALS: dict[str, Sentence] = {
+    # names
+    "host_name_is_taken": "name is {name}; a host of that name exists already.",
+    "pool_name_is_taken": "name is {name}; a pool of that name exists already.",
+    "team_name_is_taken": "name is {name}; a team of that name exists already.",
+    "project_name_is_taken": "name is {name}; {team} has a project of that name already.",
+    "username_is_taken": "username is {name}; an account of that name exists already.",
+    # workloads
+    "workload_has_ended": "{name} has already ended; there is nothing to cancel.",
+    "array_has_ended": "Every task of {name} has ended or is stopping; there is nothing to cancel.",
+    "runtime_is_longest": "{name} already has the longest runtime of {pool}, {seconds:,} seconds.",
+    "ends_before_extension": "{name} is ending or has ended; it can't be extended. Launch it again instead.",
+    "ends_before_keep": "{name} is ending or has ended; it can't be kept.",
+    "job_has_no_idle_stop": "{name} is a job; only notebooks are stopped when they are idle.",
+    "workspace_is_not_running": "{name} is {state}; it can be opened while it runs.",
+    "job_serves_nothing": "{name} is a job that serves nothing; only a job that listens on $GPUPOOL_DOOR can be opened.",
+    # reservations
+    "reservation_cannot_change": "{name} is {state}; it can't be changed.",
+    "reservation_is_over": "{name} is already {state}; there is nothing to cancel.",
+    "reservation_cannot_be_shortened": "{name} is {state}; it can't be shortened.",
+    "reservation_has_started": lambda n: (
+        f"{n['name']} has started meanwhile, at {_local_time(n['start'])}: only its end can change."
+    ),
+    "reservation_window_moved": lambda n: (
+        f"{n['name']} was changed meanwhile: {_local_time(n['start'])} to {_local_time(n['end'])}. "
+        "Check it and request the change again."
+    ),
+    "reservation_was_not_confirmed": "{name} was not confirmed.",
+    "series_is_over": "Every occurrence of {name} is over or cancelled; there is nothing to cancel.",
+    # approvals
+    "submission_is_decided": lambda n: (
+        f"This is already {n['state']}{', by ' + n['decided_by'] if n['decided_by'] else ''}."
+    ),
+    "submission_has_expired": lambda n: expired_submission_sentence(datetime.fromisoformat(n["start"])),
+    "window_change_waits": "A change of {name} already waits for approval; withdraw it first.",
+    "quota_change_waits": (
+        "A quota change for {team}, {model} in {pool} already waits for approval; withdraw it first."
+    ),
+    "guarantee_is_too_large": lambda n: guarantee_effect(
+        team=n["team"],
+        pool=n["pool"],
+        model=n["model"],
+        asked=n["team_after_gpus"],
+        most=n["most_gpus"],
+        capacity=n["capacity_gpus"],
+        others=n["others_gpus"],
+        own=n["team_before_gpus"],
+    ),
+    "membership_exists": "You are already in {team}.",
+    "membership_request_waits": "You already asked to join {team}.",
+    # hosts and GPUs
+    "host_has_this_state": "{name} is {state} already.",
+    "host_cannot_become": "{name} is {state}; it can't become {wanted}.",
+    "host_is_not_off": "{name}'s agent is connected, or never was: the machine is not off. Drain the host instead.",
+    "windows_overlap": lambda n: (
+        f"{n['host']} is away already {window(parsed_time(n['start']), parsed_time(n['end']))} ({n['reason']}, window {n['window']}). "
+        "Choose a time outside of it, or take it back first."
+    ),
+    "maintenance_is_cancelled": "The window is cancelled already.",
+    "host_does_not_answer": "{host} does not answer: its agent is needed for this.",
+    "host_has_no_gpus": "{host} has no GPUs.",
+    "gpu_is_not_reported": "GPU {gpu} is not reported by {host} any more.",
+    "gpu_is_held": "GPU {gpu} of {host} is held by a workload; drain the host or wait until it is free.",
+    "gpu_is_not_well": "GPU {gpu} of {host} is {repair_state}: return it to service first.",
+    "gpu_has_this_state": "GPU {gpu} of {host} is {state} already.",
+    "gpu_is_not_missing": "GPU {gpu} of {host} is still held, or is reported again.",
+    "diagnostic_is_open": "GPU {gpu} of {host} is being diagnosed: wait until that is over.",
+    "geometry_is_changing": "The geometry of GPU {gpu} of {host} is being changed: wait until that is over.",
+    "geometry_change_is_open": "The geometry of GPU {gpu} of {host} is being changed; withdraw the change instead.",
+    "geometry_is_not_changing": "The geometry of GPU {gpu} of {host} is not being changed.",
+    "geometry_is_with_its_host": (
+        "{host} is changing GPU {gpu} just now: it can't be taken back any more. Wait, and change it again."
+    ),
+    "geometry_is_the_same": lambda n: (
+        f"GPU {n['gpu']} of {n['host']} is {n['geometry'] or 'one whole GPU'} already."
+    ),
+    "geometry_does_not_fit": lambda n: (
+        f"GPU {n['gpu']} of {n['host']} can't be split like this: {GEOMETRY_MISFITS[n['why']](n)}"
+    ),
+    "gpu_has_no_mig": (
+        "GPU {gpu} of {host} ({model}) can't be split: it has no MIG, or its agent is too old to say so."
+    ),
+    "pool_is_static": (
+        "{pool} is a static pool: its GPUs belong to one team as they are, and their geometry is not changed."
+    ),
+    "health_rule_exists": "code is {rule}; it has a rule already: change that one.",
+    "health_rule_has_no_default": "{rule} was added by an operator and has no default: change it, or remove it.",
+    "health_rule_is_default": "{rule} is as it began.",
+    "health_rule_is_built_in": "{rule} is built in and can't be removed: to ignore its events, change its action to note.",
+    # money
+    "month_is_not_over": "{month} is not over; only a month that is over can be closed.",
+    "month_is_closed": "{month} is closed already.",
+    "month_check_failed": "{month} can't be closed: this check fails: {check} ({figures}).",
+    "idle_payer_is_fixed": lambda n: (
+        f"{date.fromisoformat(n['month']):%B %Y} is closed; the payer of its idle time can't be changed."
+    ),
+    "cost_centre_exists": "valid_from is {valid_from}; {project} has a cost centre from that time already.",
+    "price_exists": "valid_from is {valid_from}; {model} has a price from that time already.",
+    # people
+    "last_operator": "{name} is the last operator; make somebody else one first.",
+    "accounts_exist": "This portal has accounts already; sign in instead.",
+    "person_is_not_a_member": "{name} is not in {team}.",
+    "token_is_revoked": "The token {name} is revoked already.",
+    "organisation_is_missing": "There is no organisation in this database: restore the backup first.",
+}
+
+# Operation -> beginning of its sentence; the reason follows.
+REJECTED_OPERATIONS: dict[str, Callable[[Mapping[str, Any], str], str]] = {
+    "extend_workload": lambda n, code: (
+        f"{n['name']} "
+        + (
+            "was extended just now, so this is too much. "
+            if code == "over_runtime_cap"
+            else "can't be extended so far. "
+        )
+    ),
+    "confirm_series": lambda n, code: (
+        f"Occurrence {n['occurrence']} of {n['occurrences']}, "
+        f"{window(parsed_time(n['occurrence_start']), parsed_time(n['occurrence_end']))}, does not fit. "
+    ),
+}
+
+
+def refusal_sentence(refusal: ServiceError | OperationRejected) -> str:
+    """Return the sentence of a refused request, for its page or API response."""
+    if isinstance(refusal, ServiceError):
+        return refusal.message
+    return rejection_sentence(refusal.code, refusal.numbers, refusal.first_windows, refusal.operation)
+
+
+def rejection_sentence(
+    code: str, numbers: Numbers, first_windows: Sequence[ReservationWindow] = (), operation: str = ""
+) -> str:
+    """Return why an operation is rejected, and the first window that would fit instead."""
+    begin = REJECTED_OPERATIONS[operation](numbers, code) if operation else ""
+    return f"{begin}{_reason(code, numbers)}{_alternative(numbers, first_windows, operation)}"
+
+
+def _reason(code: str, numbers: Numbers) -> str:
+    if code in REASONS:
+        return reason_sentence(code, numbers)
+    sentence = REFUSALS[code]
+    return sentence.format_map(numbers) if isinstance(sentence, str) else sentence(numbers)
+
+
+def _alternative(numbers: Numbers, windows: Sequence[ReservationWindow], operation: str) -> str:
+    more = numbers.get("more_occurrences") if operation == "confirm_series" else None
+    others = f" {more} more of them do not fit either." if more else ""
+    if not windows:
+        return others
+    start, end = (datetime.fromtimestamp(at, UTC) for at in (windows[0].start, windows[0].end))
+    if operation == "confirm_series":
+        return f"{others} The next window of that length: {window(start, end)}."
+    return f" The first window of that length that fits starts {local_time_text(start)}."
+
+
+def _local_time(value: Any) -> str:
+    return local_time_text(datetime.fromisoformat(value))
