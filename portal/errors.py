@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from portal.wording.problems import input_problems, permission_problems
 from scheduler.core.rejection import OperationRejected
 
 
@@ -45,10 +46,7 @@ class PlannerBudgetExceeded(ServiceError):
     status = 429
 
     def __init__(self, wait: int) -> None:
-        super().__init__(
-            "Your questions to the planner took very long in the last minute. It answers them again in "
-            f"{wait} seconds; your work and its place in the queue are not touched by this."
-        )
+        super().__init__(permission_problems.PLANNER_BUDGET_EXCEEDED.format(wait=wait))
         self.wait = wait
 
 
@@ -61,7 +59,8 @@ class ObjectNotFound(ServiceError):
 
     def __init__(self, field: str, value: str, allowed: str) -> None:
         said = ascii(value)
-        super().__init__(f"{field} is {said if len(said) <= 60 else f'{said[:57]}...'}; allowed: {allowed}.")
+        given = said if len(said) <= 60 else f"{said[:57]}..."
+        super().__init__(input_problems.NOT_ALLOWED.format(field=field, given=given, allowed=allowed))
         self.field = field
         self.value = value[:100]
 

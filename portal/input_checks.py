@@ -13,6 +13,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from portal.errors import Invalid
+from portal.wording.problems import input_problems
 
 MAX_NAME_LENGTH = 80
 MAX_YEAR = 2200
@@ -64,15 +65,27 @@ class InputChecks:
         """
         allowed = f"{least} to {most} characters without control or direction-changing characters"
         if not isinstance(value, str):
-            self.note(field, value, f"{field} is {display_value(value)}; allowed: text of {allowed}.")
+            self.note(
+                field,
+                value,
+                input_problems.NOT_TEXT.format(field=field, given=display_value(value), allowed=allowed),
+            )
             return ""
         clean = unicodedata.normalize("NFC", value).strip()
         if not least <= len(clean) <= most:
-            self.note(field, value[:100], f"{field} has {len(clean):,} characters; allowed: {allowed}.")
+            self.note(
+                field,
+                value[:100],
+                input_problems.WRONG_LENGTH.format(field=field, length=len(clean), allowed=allowed),
+            )
             return ""
         bad = next((c for c in clean if _is_forbidden_character(c, lines)), None)
         if bad is not None:
-            self.note(field, value, f"{field} contains the character U+{ord(bad):04X}; allowed: {allowed}.")
+            self.note(
+                field,
+                value,
+                input_problems.FORBIDDEN_CHARACTER.format(field=field, code_point=ord(bad), allowed=allowed),
+            )
             return ""
         return clean
 
@@ -82,7 +95,7 @@ class InputChecks:
             self.note(
                 field,
                 value if not isinstance(value, str) else value[:100],
-                f"{field} is {display_value(value)}; allowed: {allowed}.",
+                input_problems.NOT_ALLOWED.format(field=field, given=display_value(value), allowed=allowed),
             )
             return ""
         return value
@@ -90,7 +103,7 @@ class InputChecks:
     def count(self, field: str, value: Any, low: int, high: int, unit: str = "") -> int:
         """Return a whole number from ``low`` to ``high``."""
         allowed = f"a whole number from {low:,} to {high:,}{' ' + unit if unit else ''}"
-        words = f"{field} is {display_value(value)}; allowed: {allowed}."
+        words = input_problems.NOT_ALLOWED.format(field=field, given=display_value(value), allowed=allowed)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             self.note(field, value, words)
             return low
@@ -99,7 +112,7 @@ class InputChecks:
     def flag(self, field: str, value: Any) -> bool:
         """Return a bool; other types are refused, even if they look like one."""
         if not isinstance(value, bool):
-            self.note(field, value, f"{field} is {display_value(value)}; allowed: true or false.")
+            self.note(field, value, input_problems.NOT_A_FLAG.format(field=field, given=display_value(value)))
             return False
         return value
 
@@ -107,7 +120,11 @@ class InputChecks:
         """Return one of the values in ``allowed``."""
         if not isinstance(value, str) or value not in allowed:
             listed = ", ".join(sorted(allowed)) if allowed else "nothing here"
-            self.note(field, value, f"{field} is {display_value(value)}; allowed: {listed}.")
+            self.note(
+                field,
+                value,
+                input_problems.NOT_ALLOWED.format(field=field, given=display_value(value), allowed=listed),
+            )
             return ""
         return str(value)
 
@@ -117,8 +134,9 @@ class InputChecks:
             self.note(
                 field,
                 value,
-                f"{field} is {display_value(value)};"
-                f" allowed: a list of at most {most} of {', '.join(sorted(allowed))}.",
+                input_problems.NOT_A_LIST.format(
+                    field=field, given=display_value(value), most=most, allowed=", ".join(sorted(allowed))
+                ),
             )
             return []
         clean: list[str] = []
@@ -134,13 +152,14 @@ class InputChecks:
             self.note(
                 field,
                 value,
-                f"{field} is {display_value(value)};"
-                " allowed: a date and time with its time zone, such as 2026-03-02T09:00:00Z.",
+                input_problems.NOT_A_TIME.format(field=field, given=display_value(value)),
             )
             return datetime(2000, 1, 1, tzinfo=UTC)
         if not 2000 <= value.year <= MAX_YEAR:
             self.note(
-                field, value, f"{field} is in the year {value.year}; allowed: years from 2000 to {MAX_YEAR}."
+                field,
+                value,
+                input_problems.YEAR_OUT_OF_RANGE.format(field=field, year=value.year, last_year=MAX_YEAR),
             )
             return datetime(2000, 1, 1, tzinfo=UTC)
         return value.astimezone(UTC)
@@ -156,7 +175,7 @@ class InputChecks:
             self.note(
                 field,
                 value,
-                f"{field} is {display_value(value)}; allowed: the first day of a month, such as 2026-03-01.",
+                input_problems.NOT_A_MONTH.format(field=field, given=display_value(value)),
             )
             return date(2000, 1, 1)
         return value
@@ -174,7 +193,11 @@ class InputChecks:
             amount = None
         exponent = amount.as_tuple().exponent if amount is not None else None
         if amount is None or not isinstance(exponent, int) or not 0 <= amount <= high or -exponent > decimals:
-            self.note(field, value, f"{field} is {display_value(value)}; allowed: {allowed}.")
+            self.note(
+                field,
+                value,
+                input_problems.NOT_ALLOWED.format(field=field, given=display_value(value), allowed=allowed),
+            )
             return Decimal(0)
         return amount
 
@@ -187,7 +210,11 @@ class InputChecks:
             for pair in value.items()
             for part in pair
         ):
-            self.note(field, display_value(value), f"{field} is {display_value(value)}; allowed: {allowed}.")
+            self.note(
+                field,
+                display_value(value),
+                input_problems.NOT_ALLOWED.format(field=field, given=display_value(value), allowed=allowed),
+            )
             return {}
         return dict(value)
 
@@ -197,7 +224,7 @@ class InputChecks:
             self.note(
                 field,
                 display_value(value),
-                f"{field} is {display_value(value)}; allowed: up to 100 pairs of a variable's name and text.",
+                input_problems.NOT_AN_ENVIRONMENT.format(field=field, given=display_value(value)),
             )
             return {}
         for name, text in value.items():
@@ -205,14 +232,13 @@ class InputChecks:
                 self.note(
                     field,
                     display_value(name),
-                    f"{field} has the name {display_value(name)}; allowed: letters, digits and underscores.",
+                    input_problems.VARIABLE_NAME_INVALID.format(field=field, given=display_value(name)),
                 )
             elif name.startswith(("GPUPOOL_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_")):
                 self.note(
                     field,
                     name,
-                    f"{field} sets {name}; allowed: any name the program does not set itself"
-                    " (GPUPOOL_*, LD_*, *_VISIBLE_DEVICES).",
+                    input_problems.VARIABLE_NAME_RESERVED.format(field=field, variable=name),
                 )
             elif (
                 not isinstance(text, str) or len(text) > 4096 or "\0" in text or not _is_utf8_encodable(text)
@@ -220,8 +246,9 @@ class InputChecks:
                 self.note(
                     field,
                     name,
-                    f"{field} gives {name} the value {display_value(text)};"
-                    " allowed: text of up to 4,096 characters without NUL.",
+                    input_problems.VARIABLE_VALUE_INVALID.format(
+                        field=field, variable=name, given=display_value(text)
+                    ),
                 )
         return {} if field in self.problems else dict(value)
 
@@ -231,8 +258,7 @@ class InputChecks:
             self.note(
                 field,
                 value,
-                f"{field} is {display_value(value)};"
-                " allowed: a name of the time zone database, such as UTC or Europe/Berlin.",
+                input_problems.NOT_A_TIME_ZONE.format(field=field, given=display_value(value)),
             )
             return "UTC"
         return value

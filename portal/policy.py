@@ -16,6 +16,7 @@ from django.db.models import CharField, F, Func, Q, QuerySet, Value
 
 from portal.errors import NotAllowed
 from portal.models import ApiToken, AuditEvent, Membership, Notification, Submission, User
+from portal.wording.problems import permission_problems
 from scheduler.models import (
     Gpu,
     Host,
@@ -123,85 +124,85 @@ ACTIONS: dict[str, tuple[Any, str]] = {
     # [Project]
     "workload.launch": (
         changes_things & is_member,
-        "Only members of the project's team may start work in it.",
+        permission_problems.WORKLOAD_LAUNCH,
     ),
     "reservation.request": (
         changes_things & is_member,
-        "Only members of the project's team may reserve for it.",
+        permission_problems.RESERVATION_REQUEST,
     ),
     # [Workload]
     "workload.change": (
         changes_things & ((is_owner & is_member) | is_lead | is_operator),
-        "Only its owner, a lead of its team or an operator may change this workload.",
+        permission_problems.WORKLOAD_CHANGE,
     ),
     "workload.relaunch": (
         changes_things & is_member,
-        "Only members of its team may launch this workload again.",
+        permission_problems.WORKLOAD_RELAUNCH,
     ),
-    "workload.open": (changes_things & is_owner & is_member, "Only its owner may open this."),
+    "workload.open": (changes_things & is_owner & is_member, permission_problems.WORKLOAD_OPEN),
     "workload.logs": (
         is_active & (is_member | is_operator | is_auditor),
-        "Only its team, operators and auditors may read these logs.",
+        permission_problems.WORKLOAD_LOGS,
     ),
     # [Reservation]
     "reservation.change": (
         changes_things & ((is_owner & is_member) | is_lead | is_operator),
-        "Only its owner, a lead of its team or an operator may change this reservation.",
+        permission_problems.RESERVATION_CHANGE,
     ),
     # [Team]
     "quota.request": (
         changes_things & (is_lead | is_operator),
-        "Only a lead of the team or an operator may ask for another quota.",
+        permission_problems.QUOTA_REQUEST,
     ),
     "team.change": (
         changes_things & (is_lead | is_operator),
-        "Only a lead of the team or an operator may change it.",
+        permission_problems.TEAM_CHANGE,
     ),
-    "team.join": (changes_things, "Only people with an active account may ask to join a team."),
+    "team.join": (changes_things, permission_problems.TEAM_JOIN),
     # [Submission]
     "submission.decide": (
         changes_things & (is_operator | decides_membership),
-        "Only an operator may decide this.",
+        permission_problems.SUBMISSION_DECIDE,
     ),
     "submission.withdraw": (
         changes_things & (is_owner | is_lead),
-        "Only its author or a lead of the team may withdraw this.",
+        permission_problems.SUBMISSION_WITHDRAW,
     ),
     # without a thing
     "approval.see": (
         is_active & (is_operator | is_auditor),
-        "Only operators and auditors see what waits for approval.",
+        permission_problems.APPROVAL_SEE,
     ),
     "recording.see": (
         is_active & (is_operator | is_auditor),
-        "Only operators and auditors see what the engine planned on: it names every team's work.",
+        permission_problems.RECORDING_SEE,
     ),
-    "host.change": (changes_things & is_operator, "Only an operator may change hosts."),
-    "pool.change": (changes_things & is_operator, "Only an operator may change pools."),
-    "team.create": (changes_things & is_operator, "Only an operator may create a team."),
-    "user.change": (changes_things & is_operator, "Only an operator may create or change accounts."),
-    "template.change": (changes_things & is_operator, "Only an operator may change templates."),
+    "host.change": (changes_things & is_operator, permission_problems.HOST_CHANGE),
+    "pool.change": (changes_things & is_operator, permission_problems.POOL_CHANGE),
+    "team.create": (changes_things & is_operator, permission_problems.TEAM_CREATE),
+    "user.change": (changes_things & is_operator, permission_problems.USER_CHANGE),
+    "template.change": (changes_things & is_operator, permission_problems.TEMPLATE_CHANGE),
     "health_rule.change": (
         changes_things & is_operator,
-        "Only an operator may change what is done about hardware events.",
+        permission_problems.HEALTH_RULE_CHANGE,
     ),
-    "price.change": (changes_things & is_finance, "Only finance may change prices."),
-    "budget.change": (changes_things & is_finance, "Only finance may change budgets."),
-    "cost_centre.change": (changes_things & is_finance, "Only finance may change cost centres."),
-    "statement.close": (changes_things & is_finance, "Only finance may close a month."),
+    "price.change": (changes_things & is_finance, permission_problems.PRICE_CHANGE),
+    "budget.change": (changes_things & is_finance, permission_problems.BUDGET_CHANGE),
+    "cost_centre.change": (changes_things & is_finance, permission_problems.COST_CENTRE_CHANGE),
+    "statement.close": (changes_things & is_finance, permission_problems.STATEMENT_CLOSE),
     "charges.see_all": (
         is_active & (is_finance | is_auditor),
-        "Only finance and auditors see every team's charges.",
+        permission_problems.CHARGES_SEE_ALL,
     ),
     "audit.see_all": (
         is_active & (is_operator | is_auditor),
-        "Only operators and auditors see every change.",
+        permission_problems.AUDIT_SEE_ALL,
     ),
-    "own.change": (is_active, "Sign in first."),
+    "own.change": (is_active, permission_problems.OWN_CHANGE),
     # [ApiToken]
     "token.revoke": (
         is_active & (is_owner | is_operator),
-        "Only its owner or an operator may revoke this token.",
+        permission_problems.TOKEN_REVOKE,
     ),
 }
 

@@ -29,6 +29,7 @@ from portal.edge.runtime.database_threads import DatabaseThreads
 from portal.edge.runtime.redis_bus import RedisBus
 from portal.models import User
 from portal.redis_state.access_revocation import session_hash
+from portal.wording.pages import api_answers
 from scheduler.models import Run, Workload
 
 MAX_TOPICS = 30
@@ -204,7 +205,9 @@ def parse_topics(texts: list[str]) -> list[str]:
         dict.fromkeys(topic.strip() for text in texts for topic in text.split(",") if topic.strip())
     )
     if not 1 <= len(topics) <= MAX_TOPICS:
-        raise SubscriptionRefused(400, f"topics: {len(topics)} given; allowed: 1 to {MAX_TOPICS}")
+        raise SubscriptionRefused(
+            400, api_answers.TOPICS_NOT_ALLOWED.format(given=len(topics), most=MAX_TOPICS)
+        )
     return topics
 
 
@@ -212,10 +215,10 @@ def authorise_listener(session_key: str, topics: list[str]) -> tuple[int, frozen
     """Return the signed-in user and the topics, which the user may all see. Raises SubscriptionRefused."""
     user = user_of_session(session_key)
     if user is None:
-        raise SubscriptionRefused(401, "sign in to the portal first")
+        raise SubscriptionRefused(401, api_answers.SIGN_IN_FIRST)
     for topic in topics:
         if not may_subscribe(user, topic):
-            raise SubscriptionRefused(404, f"topics: {topic[:100]!r} is not a topic, or not yours to see")
+            raise SubscriptionRefused(404, api_answers.TOPIC_NOT_FOUND.format(topic=topic[:100]))
     return user.pk, frozenset(topics)
 
 

@@ -24,7 +24,7 @@ GEOMETRY_MISFITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "unknown": lambda n: f"{n['profile']} is no profile of it; allowed: {', '.join(n['offered'])}.",
     "most": lambda n: f"{n['asked']} times {n['profile']} is asked for, and {n['allowed']} of it fit.",
     "slices": lambda n: f"together they take {n['asked']} compute slices, and it has {n['allowed']}.",
-    "places": lambda n: "they do not all fit side by side: together they need too much memory.",
+    "places": lambda n: "there is no place for all of them: together they need too much memory.",
 }
 
 REFUSALS: dict[str, Sentence] = {

@@ -11,6 +11,7 @@ from rest_framework.request import Request
 
 from portal.models import ApiToken, User
 from portal.services.people import api_tokens
+from portal.wording.pages import api_answers
 
 
 class TokenAuthentication(BaseAuthentication):
@@ -33,9 +34,7 @@ class TokenAuthentication(BaseAuthentication):
             else None
         )
         if token is None:
-            raise AuthenticationFailed(
-                "The token is unknown, revoked or out of date; make a new one under API tokens."
-            )
+            raise AuthenticationFailed(api_answers.TOKEN_NOT_VALID)
         return token.user, token
 
     def authenticate_header(self, request: Request) -> str:
@@ -54,5 +53,5 @@ class TokenAuthenticationScheme(OpenApiAuthenticationExtension):  # type: ignore
         return {
             "type": "http",
             "scheme": "bearer",
-            "description": "A token made in the browser; it begins with gpp_.",
+            "description": api_answers.TOKEN_SCHEME,
         }

@@ -16,6 +16,7 @@ from rest_framework.response import Response
 from portal.api.base.fields import JsonObject, public_numbers
 from portal.errors import Conflict, Invalid, ObjectNotFound, PlannerBudgetExceeded, ServiceError
 from portal.input_checks import display_value
+from portal.wording.pages import api_answers
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler.core.rejection import OperationRejected
 
@@ -62,13 +63,11 @@ def api_exception_handler(problem: Exception, context: Mapping[str, Any]) -> Res
     if isinstance(problem, OperationRejected):
         return Response(_rejection_body(problem), status=status.HTTP_409_CONFLICT)
     if isinstance(problem, Http404):
-        return Response(
-            {"errors": [error_entry("There is no such thing, or it is not yours to see.")]}, status=404
-        )
+        return Response({"errors": [error_entry(api_answers.NOT_FOUND)]}, status=404)
     if isinstance(problem, RequestDataTooBig):
         return api_exception_handler(BodyTooLargeError(), context)
     if isinstance(problem, PermissionDenied):
-        return Response({"errors": [error_entry("You may not do this.")]}, status=403)
+        return Response({"errors": [error_entry(api_answers.NOT_ALLOWED)]}, status=403)
     if isinstance(problem, ValidationError):
         request = context.get("request")
         given = _request_values(request) if isinstance(request, Request) else {}
@@ -153,5 +152,5 @@ class BodyTooLargeError(APIException):
 
     def __init__(self) -> None:
         super().__init__(
-            f"The body is too large; allowed: up to {settings.DATA_UPLOAD_MAX_MEMORY_SIZE // 1024:,} KiB."
+            api_answers.BODY_TOO_LARGE.format(kibibytes=settings.DATA_UPLOAD_MAX_MEMORY_SIZE // 1024)
         )

@@ -12,6 +12,7 @@ from portal import policy
 from portal.errors import Invalid, ObjectNotFound
 from portal.input_checks import display_value
 from portal.models import Template, User
+from portal.wording.pages import api_answers
 from scheduler.models import Host, JobArray, Pool, Project, Reservation, Team, Workload
 
 MAX_NAMES_IN_ERROR = 10
@@ -58,7 +59,8 @@ def visible_project(user: User, path: str) -> Project:
         ]
         allowed = ", ".join(known) or "none: you are in no team"
         raise Invalid(
-            {"project": f"project is {display_value(path)}; allowed: {allowed}."}, {"project": path}
+            {"project": api_answers.PROJECT_NOT_ALLOWED.format(given=display_value(path), allowed=allowed)},
+            {"project": path},
         )
     return found[0]
 
@@ -125,7 +127,11 @@ def get_named_row(rows: QuerySet[Row], field: str, value: str, noun: str, **by: 
     row = rows.filter(**by).first()
     if row is None:
         raise Invalid(
-            {field: f"{field} is {display_value(value)}; allowed: {noun} that is visible to you."},
+            {
+                field: api_answers.OBJECT_NOT_VISIBLE.format(
+                    field=field, given=display_value(value), what=noun
+                )
+            },
             {field: value},
         )
     return row

@@ -11,6 +11,7 @@ from rest_framework.exceptions import ParseError
 from rest_framework.parsers import JSONParser
 
 from portal.api.base.errors import BodyTooLargeError
+from portal.wording.pages import api_answers
 
 
 class LimitedJsonParser(JSONParser):
@@ -27,6 +28,4 @@ class LimitedJsonParser(JSONParser):
         try:
             return super().parse(BytesIO(body), media_type, parser_context)
         except RecursionError:
-            raise ParseError(
-                "The body is JSON nested too deeply; allowed: the fields of this call."
-            ) from None
+            raise ParseError(api_answers.NESTED_TOO_DEEPLY) from None

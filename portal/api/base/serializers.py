@@ -10,6 +10,7 @@ from rest_framework.exceptions import ValidationError
 
 from portal.api.base.errors import ALLOWED_PREFIX
 from portal.input_checks import display_value
+from portal.wording.pages import api_answers
 
 MAX_PAGE_SIZE = 200
 MAX_PAGE_NUMBER = 100_000
@@ -39,7 +40,7 @@ class StrictSerializer(serializers.Serializer[Any]):
                 )
                 raise ValidationError(
                     {
-                        display_value(name)[1:-1]: f"is not a field of this request; allowed: {allowed}."
+                        display_value(name)[1:-1]: api_answers.UNKNOWN_FIELD.format(allowed=allowed)
                         for name in unknown
                     }
                 )
@@ -49,7 +50,7 @@ class StrictSerializer(serializers.Serializer[Any]):
                 if isinstance(field, serializers.CharField) and isinstance(data.get(name), int | float)
             ]
             if numbers:  # DRF would accept 0 as the text "0"
-                raise ValidationError(dict.fromkeys(numbers, f"a number; {ALLOWED_PREFIX}text."))
+                raise ValidationError(dict.fromkeys(numbers, api_answers.NUMBER_FOR_TEXT))
         return super().to_internal_value(data)
 
 

@@ -20,6 +20,7 @@ from portal.api.money import serializers as shapes
 from portal.errors import Invalid
 from portal.input_checks import InputChecks
 from portal.services.money import budgets, months, rate_card
+from portal.wording.pages import api_answers
 from telemetry.models import Price, Statement
 from telemetry.reads.usage_by_group import usage_by
 from telemetry.reads.usage_filters import UsageFilters
@@ -51,8 +52,9 @@ class UsageView(ApiView):
         if not start < end <= start + MAX_USAGE_PERIOD:
             raise Invalid(
                 {
-                    "end": f"end is {end.isoformat()}; allowed: after the start, {start.isoformat()}, "
-                    f"by at most {MAX_USAGE_PERIOD.days} days."
+                    "end": api_answers.PERIOD_NOT_ALLOWED.format(
+                        end=end.isoformat(), start=start.isoformat(), days=MAX_USAGE_PERIOD.days
+                    )
                 }
             )
         everything = policy.sees_all_charges(self.actor) or policy.sees_all_teams(self.actor)

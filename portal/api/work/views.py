@@ -22,6 +22,7 @@ from portal.models import ApiToken
 from portal.reads.work.job_arrays import with_task_counts
 from portal.services.work import launch, workload_changes, workload_preview, workspaces
 from portal.wording import reason_texts
+from portal.wording.pages import api_answers
 from scheduler.models import JobArray, Run, Workload, WorkloadKind
 from scheduler.runs import logs
 from scheduler.state.states import RunState, WorkloadState
@@ -236,7 +237,11 @@ class WorkloadLogView(ApiView):
         if query["rank"] >= workload.hosts:
             allowed = f"0 to {workload.hosts - 1}" if workload.hosts > 1 else "0: it runs on one host"
             raise Invalid(
-                {"rank": f"rank is {query['rank']}; allowed for {workload.name}: {allowed}."},
+                {
+                    "rank": api_answers.RANK_NOT_ALLOWED.format(
+                        rank=query["rank"], name=workload.name, allowed=allowed
+                    )
+                },
                 {"rank": query["rank"]},
             )
         rows = Run.objects.filter(

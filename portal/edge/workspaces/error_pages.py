@@ -8,6 +8,7 @@ from aiohttp import web
 from django.conf import settings
 
 from portal.edge.workspaces.access import AccessRefusal
+from portal.wording.pages import workspace_pages
 
 SECURITY_HEADERS = {
     "Cache-Control": "no-store",
@@ -20,31 +21,12 @@ SECURITY_HEADERS = {
 
 NOTEBOOK_PAGE_PATH = "/notebooks/{}/"  # a copy, so that the edge need not load the portal's pages
 
-# By reason: (status, title, sentence with the next step).
-ACCESS_REFUSAL_PAGES: dict[AccessRefusal, tuple[int, str, str]] = {
-    AccessRefusal.ENTER: (
-        403,
-        "Open this notebook from the portal",
-        "This browser has not entered it, or you have signed out since. Open it from its page in the portal."
-        " If that brings you back here, your browser refuses the cookie of this address:"
-        " over plain http, Chrome, Edge and Firefox accept it.",
-    ),
-    AccessRefusal.CODE: (
-        403,
-        "This link no longer opens the notebook",
-        "A link works once and for one minute. Open the notebook again from its page in the portal.",
-    ),
-    AccessRefusal.NOT_ALLOWED: (403, "This is not your notebook", "Only its owner can open it."),
-    AccessRefusal.STARTING: (
-        503,
-        "This notebook is starting",
-        "It opens as soon as it answers; its page in the portal shows each step.",
-    ),
-    AccessRefusal.ENDED: (
-        410,
-        "This notebook has ended",
-        "Its files are kept in your home and will be there in your next notebook.",
-    ),
+ACCESS_REFUSAL_STATUS: dict[AccessRefusal, int] = {
+    AccessRefusal.ENTER: 403,
+    AccessRefusal.CODE: 403,
+    AccessRefusal.NOT_ALLOWED: 403,
+    AccessRefusal.STARTING: 503,
+    AccessRefusal.ENDED: 410,
 }
 
 PAGE_TEMPLATE = """<!doctype html>
@@ -60,8 +42,8 @@ main {{ max-width: 34rem }} h1 {{ font-size: 1.25rem; margin: 0 0 8px }} p {{ ma
 
 def refusal_response(request: web.Request, no: AccessRefusal, workload: str = "") -> web.Response:
     """Return the page that explains why a workspace is refused."""
-    status, title, sentence = ACCESS_REFUSAL_PAGES[no]
-    return error_response(request, status, title, sentence, workload)
+    title, sentence = workspace_pages.ACCESS_REFUSALS[no]
+    return error_response(request, ACCESS_REFUSAL_STATUS[no], title, sentence, workload)
 
 
 def error_response(
@@ -76,6 +58,6 @@ def error_response(
         title=html.escape(title),
         sentence=html.escape(sentence),
         link=html.escape(link),
-        link_text="Its page in the portal" if workload else "To the portal",
+        link_text=workspace_pages.PORTAL_LINK if workload else "To the portal",
     )
     return web.Response(status=status, text=text, content_type="text/html", headers=headers)

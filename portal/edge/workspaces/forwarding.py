@@ -15,6 +15,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from portal.edge.workspaces.access import WorkspaceGrant
+from portal.wording.pages import workspace_pages
 
 WORKSPACE_COOKIE = "__Host-gpupool"
 # prefixes of cookie names that a run never receives and never sets
@@ -97,16 +98,16 @@ def checked_target(request: web.Request) -> str:
     """
     target = request.raw_path
     if not target.startswith("/") or target.startswith("//"):
-        raise AmbiguousTarget("The address must begin with one slash.")
+        raise AmbiguousTarget(workspace_pages.ADDRESS_WITHOUT_SLASH)
     if len(target) > MAX_TARGET_LENGTH:
-        raise AmbiguousTarget(f"The address is longer than {MAX_TARGET_LENGTH} characters.")
+        raise AmbiguousTarget(workspace_pages.ADDRESS_TOO_LONG.format(most=MAX_TARGET_LENGTH))
     if any(not "!" <= character <= "~" for character in target) or "#" in target:
-        raise AmbiguousTarget("The address contains a character that must be percent-encoded.")
+        raise AmbiguousTarget(workspace_pages.ADDRESS_NOT_ENCODED)
     path = unquote_to_bytes(target.partition("?")[0])
     if b"\\" in path or any(byte < 0x20 or byte == 0x7F for byte in path):
-        raise AmbiguousTarget("The address contains a backslash or a control character.")
+        raise AmbiguousTarget(workspace_pages.ADDRESS_WITH_CONTROL_CHARACTER)
     if any(segment in (b".", b"..") for segment in path.split(b"/")):
-        raise AmbiguousTarget("The address contains a segment . or .. .")
+        raise AmbiguousTarget(workspace_pages.ADDRESS_WITH_DOTS)
     return target
 
 

@@ -49,6 +49,7 @@ from portal.edge.workspaces.forwarding import (
     origin_of,
     stream_address,
 )
+from portal.wording.pages import workspace_pages
 
 log = structlog.get_logger(__name__)
 
@@ -90,7 +91,7 @@ class WorkspaceProxy:
         try:
             visit = ProxiedRequest(request, label, origin_of(label), checked_target(request))
         except AmbiguousTarget as error:
-            return error_pages.error_response(request, 400, "This address cannot be used", str(error))
+            return error_pages.error_response(request, 400, workspace_pages.ADDRESS_TITLE, str(error))
         try:
             return await self._answer(visit)
         except (DatabaseError, TimeoutError) as error:
@@ -99,7 +100,7 @@ class WorkspaceProxy:
                 request,
                 503,
                 "One moment",
-                "The portal's database is unavailable. Nothing is lost; try again.",
+                workspace_pages.DATABASE_UNAVAILABLE,
             )
 
     async def _answer(self, visit: ProxiedRequest) -> web.StreamResponse:
@@ -108,14 +109,10 @@ class WorkspaceProxy:
         if path == ENTER_PATH:
             return await self._enter(visit)
         if unquote_to_bytes(path).decode("utf-8", "replace").startswith(RESERVED_PATH_PREFIX):
-            return error_pages.error_response(
-                request, 404, "Nothing is here", "This part of the address belongs to the portal."
-            )
+            return error_pages.error_response(request, 404, "Nothing is here", workspace_pages.PORTAL_ADDRESS)
         if not is_same_origin(visit):
             metrics.REQUESTS.labels("foreign").inc()
-            return error_pages.error_response(
-                request, 403, "Refused", "Another site tried to access this notebook."
-            )
+            return error_pages.error_response(request, 403, "Refused", workspace_pages.FOREIGN_SITE)
         decision = (
             await self._access.decide(visit.token) if visit.token else AccessDenied(AccessRefusal.ENTER)
         )
@@ -135,13 +132,9 @@ class WorkspaceProxy:
     async def _enter(self, visit: ProxiedRequest) -> web.StreamResponse:
         request = visit.request
         if request.method != "GET":
-            return error_pages.error_response(
-                request, 405, "Refused", "A notebook is opened by its link; allowed: GET."
-            )
+            return error_pages.error_response(request, 405, "Refused", workspace_pages.ENTRY_BY_GET)
         if "prefetch" in (request.headers.get("Sec-Purpose", "") + request.headers.get("Purpose", "")):
-            return error_pages.error_response(
-                request, 503, "One moment", "This link works once, so it is not fetched ahead."
-            )
+            return error_pages.error_response(request, 503, "One moment", workspace_pages.NO_PREFETCH)
         codes = request.query.getall("code", [])
         entered: WorkspaceEntry | AccessDenied = AccessDenied(AccessRefusal.CODE)
         if len(codes) == 1 and 0 < len(codes[0]) <= 200:
@@ -207,9 +200,7 @@ class WorkspaceProxy:
             )
         except WSServerHandshakeError as error:
             status = error.status if 400 <= error.status < 500 else 502
-            return error_pages.error_response(
-                request, status, "Refused", "The notebook refused this connection."
-            )
+            return error_pages.error_response(request, status, "Refused", workspace_pages.CONNECTION_REFUSED)
         except (ClientError, ConnectionError) as error:
             return _upstream_failed(request, None, to, error)
         async with upstream:
@@ -218,9 +209,7 @@ class WorkspaceProxy:
                 protocols=chosen, max_msg_size=MAX_MESSAGE_BYTES, heartbeat=30.0, compress=False, timeout=1.0
             )
             if not socket.can_prepare(request).ok:
-                return error_pages.error_response(
-                    request, 400, "Refused", "This is not a WebSocket handshake."
-                )
+                return error_pages.error_response(request, 400, "Refused", workspace_pages.NO_HANDSHAKE)
             await socket.prepare(request)
             with self._activity.socket(to.run):
                 await self._forward_request(visit, to, socket, upstream)
@@ -311,8 +300,8 @@ def _upstream_failed(
     if response is not None and response.prepared:
         _abort(request)  # the browser must see that the response is incomplete
         return response
-    sentence = "Its host could not be reached just now. Your work goes on there; try again."
-    return error_pages.error_response(request, 502, "The notebook does not answer", sentence, to.workload)
+    sentence = workspace_pages.HOST_UNREACHABLE
+    return error_pages.error_response(request, 502, workspace_pages.UNREACHABLE_TITLE, sentence, to.workload)
 
 
 async def _guarded_body(request: web.Request, guard: SlowBodyGuard) -> AsyncIterator[bytes]:
@@ -327,8 +316,8 @@ def _slow_body_response(request: web.Request, to: WorkspaceGrant) -> web.Respons
     response = error_pages.error_response(
         request,
         408,
-        "This arrived too slowly",
-        "The upload was stopped. Try again.",
+        workspace_pages.TOO_SLOW_TITLE,
+        workspace_pages.UPLOAD_STOPPED,
         to.workload,
     )
     response.force_close()

@@ -9,6 +9,7 @@ from typing import Any
 
 from portal import policy
 from portal.models import AuditEvent, User
+from portal.wording.pages import fleet_pages
 from scheduler.models import GpuStateChange, Host, HostStateChange
 from scheduler.services.powered_off import parse_powered_off
 from telemetry.health.rules import public_detail
@@ -19,16 +20,6 @@ HOST_STATE_FIELDS = (("In service", "admin_state"), ("Lease", "lease_state"), ("
 HOST_ADDED_REASON = "added"  # reason of the host's first row
 STATE_CHANGING_VERBS = ("cordon_host", "drain_host", "return_host", "return_gpu", "take_out_gpu", "add_host")
 ANONYMOUS_OPERATOR = "an operator"
-# The action taken for a hardware event, as text.
-HARDWARE_ACTION_SENTENCES = {
-    "": "",
-    "note": "Noted.",
-    "warn": "Operators are told.",
-    "quarantine_gpu": "The GPU is quarantined.",
-    "cordon": "The host is cordoned.",
-    "drain": "The host is drained.",
-    "held_back": "Left to a person: too much of the pool was taken out lately.",
-}
 
 
 @dataclass(frozen=True)
@@ -169,7 +160,7 @@ def _hardware_entries(viewer: User, rows: list[HealthEvent]) -> Iterable[HostHis
             event=row,
             meaning=meanings.get(row.code, ""),
             told=hardware_event_detail(viewer, row),
-            done=HARDWARE_ACTION_SENTENCES.get(row.action_taken, row.action_taken),
+            done=fleet_pages.HARDWARE_ACTION_SENTENCES.get(row.action_taken, row.action_taken),
         )
 
 

@@ -26,6 +26,7 @@ from portal.services.calendar import (
     recurring_reservations,
 )
 from portal.wording import request_texts
+from portal.wording.problems import administration_problems
 from scheduler import services as engine
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.rejection import OperationRejected
@@ -66,7 +67,7 @@ def approve_submission(
         checks.note(
             field,
             field,
-            f"{field} can't be changed; allowed: {', '.join(sorted(editable))}.",
+            administration_problems.FIELD_IS_FIXED.format(field=field, allowed=", ".join(sorted(editable))),
         )
     checks.done()
     expires_at = expiry_of(submission)

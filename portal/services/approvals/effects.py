@@ -21,6 +21,7 @@ from portal.services.calendar import (
     reservation_checks,
 )
 from portal.wording import formatting, reason_texts, request_texts
+from portal.wording.pages import calendar_pages
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler import services as engine
 from scheduler.core.model.slots import SLOTS_PER_GPU
@@ -63,7 +64,9 @@ def _approval_effect(submission: Submission, payload: dict[str, Any], now: datet
         "fits": True,
         "code": "",
         "numbers": {},
-        "sentence": f"{submission.author} becomes {payload['role']} of {submission.team}.",
+        "sentence": calendar_pages.BECOMES_MEMBER.format(
+            person=submission.author, role=payload["role"], team=submission.team
+        ),
     }
 
 
@@ -115,7 +118,9 @@ def _effect_on_calendar(submission: Submission, payload: dict[str, Any], now: da
     except Invalid as problem:
         return _no_effect(problem.message)
     answer = engine.check_window(now=now, owner=submission.author, **request.columns)
-    fits = f"It fits: {request.gpus:g} GPUs, {formatting.window(request.start, request.end)}."
+    fits = calendar_pages.REQUEST_FITS.format(
+        gpus=request.gpus, window=formatting.window(request.start, request.end)
+    )
     return {
         "fits": answer.fits,
         "code": answer.code,
@@ -137,9 +142,8 @@ def _effect_of_series(submission: Submission, payload: dict[str, Any], now: date
     answers = engine.check_windows(now=now, owner=submission.author, **request.columns)
     place = recurring_reservations.first_unavailable_occurrence(answers)
     worst = answers[place or 0]
-    fits = (
-        f"All {len(answers)} occurrences fit: {request.first.gpus:g} GPUs, "
-        f"the first {formatting.window(*request.windows[0])}."
+    fits = calendar_pages.SERIES_FITS.format(
+        occurrences=len(answers), gpus=request.first.gpus, window=formatting.window(*request.windows[0])
     )
     return {
         "fits": place is None,
@@ -165,7 +169,9 @@ def _effect_of_change(submission: Submission, payload: dict[str, Any], now: date
     except (Invalid, OperationRejected) as problem:
         return _no_effect(refusal_sentence(problem))
     answer = engine.check_change(row, start=start, end=end, now=now)
-    fits = f"It fits: {formatting.window(row.start, row.end)} becomes {formatting.window(start, end)}."
+    fits = calendar_pages.CHANGE_FITS.format(
+        old=formatting.window(row.start, row.end), new=formatting.window(start, end)
+    )
     return {
         "fits": answer.fits,
         "code": answer.code,

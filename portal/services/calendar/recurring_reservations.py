@@ -25,6 +25,7 @@ from portal.services.calendar.reservation_checks import (
 )
 from portal.services.money import rate_card
 from portal.wording import request_texts
+from portal.wording.problems import reservation_problems
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler import services as engine
 from scheduler.core.promises.reservation_windows import WindowCheckResult
@@ -284,7 +285,7 @@ def checked_series_request(
     checks = InputChecks()
     days = checks.choices("weekdays", weekdays, WEEKDAYS)
     if not days and "weekdays" not in checks.problems:
-        checks.note("weekdays", "", f"weekdays is empty; allowed: one or more of {', '.join(WEEKDAYS)}.")
+        checks.note("weekdays", "", reservation_problems.WEEKDAYS_EMPTY.format(allowed=", ".join(WEEKDAYS)))
     zone = checks.time_zone("time_zone", time_zone)
     local, local_end = (at.astimezone(ZoneInfo(zone)) for at in (first.start, first.end))
     # wall-clock length
@@ -292,15 +293,15 @@ def checked_series_request(
         checks.note(
             "end",
             first.end.isoformat(),
-            "end is more than a day after start; allowed for a series: up to 24 hours.",
+            reservation_problems.OCCURRENCE_TOO_LONG,
         )
     if isinstance(until, datetime) or not isinstance(until, date):
-        checks.note("until", until, "until is not a date; allowed: a date such as 2026-03-31.")
+        checks.note("until", until, reservation_problems.UNTIL_IS_NO_DATE)
         until = local.date()
     horizon = (now + timedelta(seconds=pool.reservation_horizon_seconds)).astimezone(ZoneInfo(zone)).date()
     if not local.date() <= until <= horizon:
-        message = (
-            f"until is {until:%Y-%m-%d}; allowed in {pool.name}: {local:%Y-%m-%d} to {horizon:%Y-%m-%d}."
+        message = reservation_problems.UNTIL_OUT_OF_RANGE.format(
+            until=until, pool=pool.name, first=local, last=horizon
         )
         checks.note("until", until.isoformat(), message)
     checks.done()
@@ -315,13 +316,11 @@ def checked_series_request(
     this_minute = now.replace(second=0, microsecond=0)
     windows = occurrences(recurrence, this_minute, MAX_OCCURRENCES)
     if not windows:
-        checks.note(
-            "until", until.isoformat(), f"until is {until:%Y-%m-%d}; none of those weekdays lies before it."
-        )
+        checks.note("until", until.isoformat(), reservation_problems.NO_OCCURRENCE.format(until=until))
     elif len(windows) > MAX_OCCURRENCES:
         last = windows[MAX_OCCURRENCES - 1][0]
-        message = (
-            f"until is {until:%Y-%m-%d}; allowed: {MAX_OCCURRENCES} occurrences, so up to {last:%Y-%m-%d}."
+        message = reservation_problems.TOO_MANY_OCCURRENCES.format(
+            until=until, most=MAX_OCCURRENCES, last=last
         )
         checks.note("until", until.isoformat(), message)
     checks.done()

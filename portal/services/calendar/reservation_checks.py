@@ -20,6 +20,7 @@ from portal.hardware_request import (
 from portal.input_checks import InputChecks
 from portal.wording import formatting, request_texts
 from portal.wording.formatting import local_time_text
+from portal.wording.problems import reservation_problems
 from scheduler.core.promises.reservation_windows import WindowCheckResult
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Project, Reservation
@@ -154,21 +155,18 @@ def checked_window_change(
         last = reservation.end if start is None else first + (reservation.end - reservation.start)
     checks.done()
     if (first, last) == (reservation.start, reservation.end):
-        message = (
-            f"end is {local_time_text(last)}, which changes nothing; allowed: another start or another end."
-        )
+        message = reservation_problems.WINDOW_UNCHANGED.format(end=local_time_text(last))
         checks.note("end", last.isoformat(), message)
     elif first != reservation.start and reservation.state == ReservationState.ACTIVE:
-        message = (
-            f"start is {local_time_text(first)}; it started at {local_time_text(reservation.start)}: "
-            "only its end can change."
+        message = reservation_problems.START_IS_FIXED.format(
+            start=local_time_text(first), started=local_time_text(reservation.start)
         )
         checks.note("start", first.isoformat(), message)
     elif last <= now:
         checks.note(
             "end",
             last.isoformat(),
-            f"end is {local_time_text(last)}, which is past; allowed: after {local_time_text(now)}.",
+            reservation_problems.END_IS_PAST.format(end=local_time_text(last), now=local_time_text(now)),
         )
     else:
         _check_window(
@@ -201,9 +199,9 @@ def reservation_warnings(request: ReservationRequest) -> list[str]:
     """Return sentences about unusual windows and slow networks. They block nothing."""
     warnings = []
     if request.start.weekday() >= 5:
-        warnings.append("It starts on a weekend.")
+        warnings.append(reservation_problems.STARTS_ON_WEEKEND)
     if request.end - request.start > timedelta(days=3):
-        warnings.append("It is longer than three days: unused time is charged too.")
+        warnings.append(reservation_problems.LONGER_THAN_THREE_DAYS)
     return warnings + network_warnings(request.pool, request.hardware)
 
 
@@ -214,31 +212,37 @@ def _check_window(checks: InputChecks, pool: Pool, start: datetime, end: datetim
         checks.note(
             "start",
             start.isoformat(),
-            f"start is {local_time_text(start)}, which is past; allowed: from {local_time_text(now)} on.",
+            reservation_problems.START_IS_PAST.format(start=local_time_text(start), now=local_time_text(now)),
         )
     elif start > horizon:
         checks.note(
             "start",
             start.isoformat(),
-            f"start is {local_time_text(start)}; allowed in {pool.name}: up to {local_time_text(horizon)}.",
+            reservation_problems.START_BEYOND_HORIZON.format(
+                start=local_time_text(start), pool=pool.name, horizon=local_time_text(horizon)
+            ),
         )
     if end <= start:
         checks.note(
             "end",
             end.isoformat(),
-            f"end is {local_time_text(end)}; allowed: after the start, {local_time_text(start)}.",
+            reservation_problems.END_BEFORE_START.format(
+                end=local_time_text(end), start=local_time_text(start)
+            ),
         )
     elif end - start < MIN_RESERVATION_WINDOW:
         checks.note(
             "end",
             end.isoformat(),
-            f"end is {local_time_text(end)}; "
-            f"allowed: at least 5 minutes after the start, {local_time_text(start)}.",
+            reservation_problems.WINDOW_TOO_SHORT.format(
+                end=local_time_text(end), start=local_time_text(start)
+            ),
         )
     elif end - start > longest:
         checks.note(
             "end",
             end.isoformat(),
-            f"end is {local_time_text(end)}; "
-            f"allowed in {pool.name}: up to {formatting.duration(longest)} after the start.",
+            reservation_problems.WINDOW_TOO_LONG.format(
+                end=local_time_text(end), pool=pool.name, longest=formatting.duration(longest)
+            ),
         )

@@ -30,6 +30,7 @@ from portal.services.calendar.reservation_checks import (
     refuse_unless_reservation_fits,
 )
 from portal.wording.formatting import local_time_text
+from portal.wording.problems import reservation_problems
 from scheduler import services as engine
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Project, Reservation
@@ -147,9 +148,10 @@ def shorten_reservation(
     checks.done()
     earliest = max(reservation.start, now)
     if not earliest < end < reservation.end:
-        message = (
-            f"end is {local_time_text(end)}; allowed: after {local_time_text(earliest)} "
-            f"and before its present end, {local_time_text(reservation.end)}."
+        message = reservation_problems.END_NOT_EARLIER.format(
+            end=local_time_text(end),
+            earliest=local_time_text(earliest),
+            latest=local_time_text(reservation.end),
         )
         checks.note("end", end.isoformat(), message)
     checks.done()

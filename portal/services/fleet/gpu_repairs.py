@@ -12,6 +12,7 @@ from portal import policy
 from portal.input_checks import InputChecks, checked_reason
 from portal.models import User
 from portal.services import audit
+from portal.wording.problems import administration_problems
 from scheduler import services as engine
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Diagnostic, DiagnosticTool, Gpu, Host, Pool, StrayAction
@@ -135,7 +136,13 @@ def change_repair_policy(*, actor: User, pool: Pool, now: datetime, via: str = "
         elif field == "diagnose_after_quarantine":
             clean[field] = checks.flag(field, value)
         else:
-            checks.note(field, value, f"{field} is not known; allowed: {', '.join(REPAIR_POLICY_FIELDS)}.")
+            checks.note(
+                field,
+                value,
+                administration_problems.REPAIR_FIELD_UNKNOWN.format(
+                    field=field, allowed=", ".join(REPAIR_POLICY_FIELDS)
+                ),
+            )
     checks.done()
     with transaction.atomic():
         before = audit.audited_fields(pool, *clean)

@@ -13,6 +13,7 @@ from portal.errors import Invalid
 from portal.input_checks import InputChecks, checked_reason, display_value
 from portal.models import User
 from portal.services import audit
+from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
 from telemetry.models import HealthRule
 
@@ -61,7 +62,7 @@ def set_health_rule(
     why = checked_reason(why)
     if not clean and not checks.problems:
         checks.note(
-            "action", None, f"nothing to change is given; allowed: one or more of {', '.join(RULE_FIELDS)}."
+            "action", None, administration_problems.NOTHING_TO_CHANGE.format(allowed=", ".join(RULE_FIELDS))
         )
     checks.done()
     with transaction.atomic():
@@ -184,7 +185,9 @@ def _locked_rule(code: str) -> HealthRule:
         else None
     )
     if rule is None:
-        told = f"code is {display_value(code)}; allowed: {KNOWN_CODE_HELP}."
+        told = administration_problems.HEALTH_RULE_UNKNOWN.format(
+            code=display_value(code), allowed=KNOWN_CODE_HELP
+        )
         raise Invalid({"code": told}, {"code": code if isinstance(code, str) else display_value(code)})
     return rule
 

@@ -15,6 +15,7 @@ from portal.input_checks import HOST_NAME_PATTERN, InputChecks, checked_reason, 
 from portal.models import User
 from portal.services import audit
 from portal.wording import host_texts
+from portal.wording.problems import administration_problems
 from scheduler import services as engine
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Host, MaintenanceWindow, Pool
@@ -205,9 +206,11 @@ def checked_maintenance_window(
         told = last.isoformat()
         if last <= first or last - first > MAX_MAINTENANCE:
             days = MAX_MAINTENANCE.days
-            checks.note("end", told, f"end is {told}; allowed: after the start and within {days} days of it.")
+            checks.note("end", told, administration_problems.MAINTENANCE_LENGTH.format(end=told, days=days))
         if last <= now:
-            checks.note("end", told, f"end is {told}, which is past; allowed: after {now.isoformat()}.")
+            checks.note(
+                "end", told, administration_problems.MAINTENANCE_IS_PAST.format(end=told, now=now.isoformat())
+            )
     checks.done()
     return first, last
 

@@ -17,6 +17,7 @@ from portal.models import User
 from portal.reads.fleet.host_details import ATTEMPT_STARTED_AT
 from portal.services import audit
 from portal.services.fleet.gpu_repairs import gpu_by_index
+from portal.wording.problems import administration_problems
 from scheduler.core.fit.mig_layout import layout_text
 from scheduler.models import BoundUnit, GeometryChange, Gpu, Host, Reservation, Workload
 from scheduler.reads import explanations
@@ -47,7 +48,11 @@ def parse_geometry(value: Any) -> list[str]:
             found = []
             break
     if not found and text != WHOLE_GPU_TEXT:
-        checks.note("geometry", value, f"geometry is {display_value(value)}; allowed: {allowed}.")
+        checks.note(
+            "geometry",
+            value,
+            administration_problems.GEOMETRY_INVALID.format(given=display_value(value), allowed=allowed),
+        )
     checks.done()
     return [name for count, name in found for _ in range(count)]
 

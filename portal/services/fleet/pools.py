@@ -10,6 +10,7 @@ from portal import policy
 from portal.input_checks import InputChecks, unique_slug
 from portal.models import User
 from portal.services import audit
+from portal.wording.problems import administration_problems
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import PoolKind
 from scheduler.core.rejection import OperationRejected
@@ -63,11 +64,9 @@ def create_pool(
     name = checks.text("name", name)
     kind = checks.choice("kind", kind, [str(word) for word in PoolKind])
     if kind == PoolKind.STATIC and team is None:
-        checks.note("team", None, "team is empty; allowed: the team that owns a static pool.")
+        checks.note("team", None, administration_problems.STATIC_POOL_WITHOUT_TEAM)
     if kind == PoolKind.DYNAMIC and team is not None:
-        checks.note(
-            "team", team.slug, f"team is {team.name}; allowed: nothing, since a dynamic pool is shared."
-        )
+        checks.note("team", team.slug, administration_problems.DYNAMIC_POOL_WITH_TEAM.format(team=team.name))
     clean = _checked_limits(checks, limits)
     checks.done()
     try:
@@ -150,7 +149,13 @@ def _checked_limits(checks: InputChecks, limits: dict[str, int | None]) -> dict[
     clean: dict[str, int | None] = {}
     for field, value in limits.items():
         if field not in POOL_LIMITS:
-            checks.note(field, value, f"{field} is not a limit of a pool; allowed: {', '.join(POOL_LIMITS)}.")
+            checks.note(
+                field,
+                value,
+                administration_problems.POOL_LIMIT_UNKNOWN.format(
+                    field=field, allowed=", ".join(POOL_LIMITS)
+                ),
+            )
             continue
         low, high, unit = POOL_LIMITS[field]
         if field in LIMITS_STORED_IN_SLOTS:

@@ -11,6 +11,7 @@ from portal import policy
 from portal.input_checks import InputChecks
 from portal.models import User
 from portal.services import audit
+from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Project, Team
 from telemetry.models import Budget, CostCentre
@@ -40,15 +41,13 @@ def set_budget(
     policy.require(actor, "budget.change")
     checks = InputChecks()
     if (team is None) == (project is None):
-        checks.note("team", None, "team and project: give exactly one of the two.")
+        checks.note("team", None, administration_problems.TEAM_AND_PROJECT)
     month = checks.month("month", month)
     clean = checks.amount("amount", amount, high=MAX_BUDGET, decimals=2)
     measure = checks.choice("measure", measure, BUDGET_MEASURES)
     action = checks.choice("action", action, BUDGET_ACTIONS)
     if "month" not in checks.problems and month < month_of(now):
-        checks.note(
-            "month", month.isoformat(), f"month is {month:%Y-%m}; allowed: this month or a later one."
-        )
+        checks.note("month", month.isoformat(), administration_problems.MONTH_IS_PAST.format(month=month))
     checks.done()
     with transaction.atomic():
         old = Budget.objects.filter(team=team, project=project, month=month, measure=measure).first()
@@ -88,7 +87,7 @@ def set_cost_centre(
         checks.note(
             "valid_from",
             valid_from.isoformat(),
-            f"valid_from is {valid_from.isoformat()}; allowed: from this hour on.",
+            administration_problems.VALID_FROM_IS_PAST.format(valid_from=valid_from.isoformat()),
         )
     checks.done()
     try:

@@ -12,6 +12,7 @@ from portal.input_checks import InputChecks
 from portal.models import User
 from portal.services import audit
 from portal.services.money.rate_card import organisation_currency
+from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
 from telemetry.models import Statement
 from telemetry.money import statements
@@ -81,6 +82,6 @@ def _ended_month(checks: InputChecks, month: Any, now: datetime) -> date:
         checks.note(
             "month",
             clean.isoformat(),
-            f"month is {clean:%Y-%m}; allowed: a past month, before {month_of(now):%Y-%m}.",
+            administration_problems.MONTH_IS_NOT_PAST.format(month=clean, this_month=month_of(now)),
         )
     return clean

@@ -12,6 +12,7 @@ from portal.hardware_request import gpu_models_of_pool
 from portal.input_checks import InputChecks
 from portal.models import Organisation, User
 from portal.services import audit
+from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Gpu, Pool
 from telemetry.models import Price
@@ -51,8 +52,7 @@ def set_price(
         checks.note(
             "valid_from",
             valid_from.isoformat(),
-            f"valid_from is {valid_from.isoformat()}; "
-            "allowed: from this hour on. A price never changes the past.",
+            administration_problems.PRICE_IS_PAST.format(valid_from=valid_from.isoformat()),
         )
     checks.done()
     try:

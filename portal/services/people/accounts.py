@@ -15,6 +15,8 @@ from portal.input_checks import EMAIL_PATTERN, USER_NAME_PATTERN, InputChecks
 from portal.models import ApiToken, Notification, Organisation, User, WorkspaceSession
 from portal.redis_state.access_revocation import publish_rights_changed
 from portal.services import audit
+from portal.wording.problems import administration_problems
+from portal.wording.refusal_texts import rejection_sentence
 from scheduler.core.rejection import OperationRejected
 
 THEMES = ("system", "light", "dark")
@@ -144,9 +146,7 @@ def first_run(
         or not currency.isascii()
         or not currency.isalpha()
     ):
-        checks.note(
-            "currency", currency, f"currency is {currency!a:.60}; allowed: three letters, such as EUR."
-        )
+        checks.note("currency", currency, administration_problems.CURRENCY_INVALID.format(given=currency))
     with transaction.atomic():
         # The row serves as a lock: of two concurrent first runs, the second sees the account of the first.
         Organisation.objects.get_or_create(pk=1, defaults={"name": organisation or "gpupool"})
@@ -221,7 +221,7 @@ def _checked_roles(checks: InputChecks, given: dict[str, Any]) -> dict[str, bool
         checks.note(
             "auditor",
             True,
-            "auditor is true with another role; allowed: an auditor is neither operator nor finance.",
+            administration_problems.AUDITOR_HAS_OTHER_ROLE,
         )
     return flags
 
@@ -239,7 +239,7 @@ def _create_user(
     full_name = checks.text("full_name", full_name, least=0, most=150)
     user = User(username=username, email=email, first_name=full_name, **flags)
     if not isinstance(password, str) or len(password) > 1000 or "\0" in password:
-        checks.note("password", "", "password is too long or not text; allowed: 12 to 1,000 characters.")
+        checks.note("password", "", administration_problems.PASSWORD_LENGTH)
     else:
         try:
             validate_password(password, user)
@@ -248,7 +248,7 @@ def _create_user(
     checks.done()
     if User.objects.filter(username__iexact=username).exists():
         raise Invalid(
-            {"username": f"username is {username}; an account of that name exists already."},
+            {"username": rejection_sentence("username_is_taken", {"name": username})},
             {"username": username},
         )
     user.set_password(password)

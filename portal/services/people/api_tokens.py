@@ -13,6 +13,7 @@ from portal.input_checks import InputChecks
 from portal.models import ApiToken, User
 from portal.redis_state.access_revocation import publish_rights_changed
 from portal.services import audit
+from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
 
 MAX_TOKEN_LIFETIME = timedelta(days=366)
@@ -36,7 +37,9 @@ def create_token(
             checks.note(
                 "expires_at",
                 expires_at.isoformat(),
-                f"expires_at is {expires_at.isoformat()}; allowed: {allowed}.",
+                administration_problems.EXPIRY_INVALID.format(
+                    expires_at=expires_at.isoformat(), allowed=allowed
+                ),
             )
     checks.done()
     text = f"{TOKEN_PREFIX}{secrets.token_urlsafe(32)}"

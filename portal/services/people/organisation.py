@@ -10,6 +10,7 @@ from portal import policy
 from portal.input_checks import InputChecks
 from portal.models import Organisation, User
 from portal.services import audit
+from portal.wording.problems import administration_problems
 
 
 def change_organisation(
@@ -22,7 +23,7 @@ def change_organisation(
     time_zone = checks.time_zone("time_zone", time_zone)
     currency = checks.text("currency", currency, least=3, most=3).upper()
     if currency and not (currency.isascii() and currency.isalpha()):
-        checks.note("currency", currency, f"currency is {currency!a}; allowed: three letters, such as EUR.")
+        checks.note("currency", currency, administration_problems.CURRENCY_INVALID.format(given=currency))
     checks.done()
     with transaction.atomic():
         organisation, _ = Organisation.objects.get_or_create(pk=1, defaults={"name": name})

@@ -23,6 +23,7 @@ from portal.services.work.request_checks import (
     workload_columns,
 )
 from portal.services.work.workspaces import workspace_origin
+from portal.wording.problems import administration_problems
 from scheduler import services as engine
 from scheduler.models import IfMemberEnds, JobArray, Pool, Project, Reservation, Workload, WorkloadKind
 
@@ -191,9 +192,8 @@ def relaunch_workload(
     policy.require(actor, "workload.relaunch", workload)
     if workload.environment and workload.owner_id != actor.pk and "environment" not in changes:
         named = ", ".join(sorted(workload.environment))
-        message = (
-            f"environment of {workload.name} ({named:.200}) is {workload.owner}'s; "
-            "allowed: your own values, or none."
+        message = administration_problems.ENVIRONMENT_OF_ANOTHER.format(
+            workload=workload.name, variables=named, owner=workload.owner
         )
         raise Invalid({"environment": message})
     arguments: dict[str, Any] = {

@@ -24,6 +24,7 @@ from portal.web.calendar.quota_requests import gpu_hours_fields
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from portal.wording import request_texts
+from portal.wording.pages import calendar_pages
 from portal.wording.refusal_texts import refusal_sentence
 
 KIND_CHOICES = (
@@ -93,9 +94,7 @@ def approvals(request: HttpRequest) -> HttpResponseBase:
     known = kind in dict(KIND_CHOICES)
     if not known:
         allowed = ", ".join(value for value, _ in KIND_CHOICES if value)
-        messages.error(
-            request, f"kind is {shown_value(kind)}; allowed: {allowed}, or nothing for all. All are shown."
-        )
+        messages.error(request, calendar_pages.UNKNOWN_KIND.format(kind=shown_value(kind), allowed=allowed))
     shown = [row for row in rows if not kind or not known or row.kind == kind]
     context = _approvals_context(request, user, rows, shown, shown[0] if shown else None, now)
     return render(request, "manage/approvals.html", context, status=200 if known else 400)
@@ -107,7 +106,7 @@ def submission(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
     user, now = current_user(request), timezone.now()
     row = reads.visible_submission(user, public_id)
     if row is None:
-        raise Http404("There is no submission at this address, or you may not see it.")
+        raise Http404(calendar_pages.SUBMISSION_NOT_FOUND)
     rows = list(reads.waiting_submissions(user))
     return render(request, "manage/approvals.html", _approvals_context(request, user, rows, rows, row, now))
 
@@ -190,7 +189,7 @@ def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpRespons
     user, now = current_user(request), timezone.now()
     row = reads.visible_submission(user, public_id)
     if row is None:
-        raise Http404("There is no submission at this address, or you may not see it.")
+        raise Http404(calendar_pages.SUBMISSION_NOT_FOUND)
     form = DecisionForm(request.POST, submission=row)
     if verb == "withdraw":
         form.is_valid()
@@ -226,7 +225,12 @@ def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpRespons
     words = {"approve": "Approved", "decline": "Declined", "withdraw": "Withdrawn"}[verb]
     agreed = {**row.payload, **form.changes(row.payload)} if verb == "approve" else row.payload
     what = request_texts.submission_summary(row.kind, agreed)
-    messages.success(request, f"{words}: {what} for {row.team.name}. {row.author.username} is notified.")
+    messages.success(
+        request,
+        calendar_pages.SUBMISSION_DECIDED.format(
+            decision=words, title=what, team=row.team.name, author=row.author.username
+        ),
+    )
     return redirect("approvals" if policy.may(user, "approval.see") else "home")
 
 
@@ -237,7 +241,7 @@ def decide_several(request: HttpRequest) -> HttpResponseBase:
     user, now = current_user(request), timezone.now()
     verb = request.POST.get("verb", "")
     if verb not in ("approve", "decline"):
-        messages.error(request, f"verb is {verb[:20]!a}; allowed: approve, decline. Nothing was changed.")
+        messages.error(request, calendar_pages.UNKNOWN_DECISION.format(verb=verb[:20]))
         return redirect("approvals")
     done = 0
     for text in request.POST.getlist("submission")[:200]:
@@ -253,9 +257,10 @@ def decide_several(request: HttpRequest) -> HttpResponseBase:
                 )
             done += 1
         except SERVICE_REFUSALS as refusal:
+            title = reads.submission_title(row)
+            reason = refusal_sentence(refusal)
             messages.error(
-                request,
-                f"{reads.submission_title(row)} for {row.team.name} still waits. {refusal_sentence(refusal)}",
+                request, calendar_pages.STILL_WAITS.format(title=title, team=row.team.name, reason=reason)
             )
     if done:
         messages.success(request, f"{done} {'approved' if verb == 'approve' else 'declined'}.")

@@ -15,6 +15,7 @@ from django.utils import timezone
 from portal.models import User
 from portal.reads.calendar import bookings as reads
 from portal.web.work.workload_text import requested_units_text
+from portal.wording.pages import calendar_pages
 from scheduler.models import Reservation
 from scheduler.state.states import ReservationState
 
@@ -25,7 +26,7 @@ def ical_feed(request: HttpRequest, token: str) -> HttpResponse:
     """Return the user's reservations as iCalendar. The secret token in the URL authenticates the user."""
     user = _user_of_token(token)
     if user is None:
-        raise Http404("There is no such calendar feed.")
+        raise Http404(calendar_pages.FEED_NOT_FOUND)
     now = timezone.now()
     body = icalendar.Calendar()
     body.add("prodid", "-//gpupool//calendar//EN")

@@ -18,6 +18,7 @@ from portal.web.components.quantities import gpu_model
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from portal.wording import request_texts
+from portal.wording.pages import calendar_pages
 from scheduler.models import Pool, Quota, Team
 
 
@@ -94,7 +95,7 @@ def request_quota(request: HttpRequest, slug: str) -> HttpResponseBase:
                 verbs.request_quota_change, actor=user, team=team, pool=pool, now=now, **given
             )
         if made is not None:
-            messages.success(request, "Your request waits for an operator. You are told when it is decided.")
+            messages.success(request, calendar_pages.QUOTA_REQUESTED)
             return redirect("submission", made.public_id)
     context = {"team": team, "form": form, "lines": lines, "too_much": "" if form.errors else too_much}
     response: HttpResponse = render(

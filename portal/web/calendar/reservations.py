@@ -26,13 +26,12 @@ from portal.web.page.organisation import current_currency
 from portal.web.page.service_form import ServiceForm
 from portal.web.work import workload_rows, workload_text
 from portal.wording import formatting, reason_texts, request_texts
+from portal.wording.pages import calendar_pages
 from scheduler.models import Reservation
 from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState
 
 MAX_OCCURRENCES_SHOWN = 10
-SERIES_CANCEL_WARNING = (
-    "Every occurrence that is not over is cancelled at once, and workloads inside are stopped."
-)
+SERIES_CANCEL_WARNING = calendar_pages.SERIES_CANCEL_EFFECT
 
 
 def _datetime_field(label: str) -> forms.DateTimeField:
@@ -41,7 +40,7 @@ def _datetime_field(label: str) -> forms.DateTimeField:
         required=False,
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
         input_formats=["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M"],
-        error_messages={"invalid": "This is not a date and time; allowed: such as 2026-03-02 17:00."},
+        error_messages={"invalid": calendar_pages.NOT_A_TIME},
     )
 
 
@@ -90,9 +89,14 @@ def reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
             end=changed.get("end") or (row.end if "start" in changed else None),
         )
         if isinstance(done, Submission):
-            messages.info(request, f"It fits and waits for approval. Until then {row.name} stays as it is.")
+            messages.info(request, calendar_pages.CHANGE_WAITS.format(name=row.name))
         elif done is not None:
-            messages.success(request, f"{row.name} is now {formatting.window(done.start, done.end)}.")
+            messages.success(
+                request,
+                calendar_pages.CHANGE_MADE.format(
+                    name=row.name, window=formatting.window(done.start, done.end)
+                ),
+            )
         if done is not None:
             return redirect("reservation", public_id=public_id)
     context = _reservation_context(request, row, user, now) | {"form": form}
@@ -126,7 +130,7 @@ def cancel_reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpRespon
     return run_and_redirect(
         request,
         lambda: verbs.cancel_reservation(actor=user, reservation=row, now=timezone.now()),
-        done=f"{row.name} is cancelled. Its GPUs are free for others.",
+        done=calendar_pages.RESERVATION_CANCELLED.format(name=row.name),
         to=address,
     )
 
@@ -145,7 +149,7 @@ def cancel_series(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBas
     address = reverse("reservation", args=[last.public_id]) if last else reverse("calendar")
     if not request.POST.get("confirmed"):
         context = {
-            "title": f"Cancel all of {row.name}?",
+            "title": calendar_pages.CANCEL_SERIES_TITLE.format(name=row.name),
             "text": SERIES_CANCEL_WARNING,
             "label": "Cancel all",
             "back": address,
@@ -154,7 +158,7 @@ def cancel_series(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBas
     return run_and_redirect(
         request,
         lambda: series_verbs.cancel_series(actor=user, series=row, now=timezone.now()),
-        done=f"All occurrences of {row.name} that were not over are cancelled.",
+        done=calendar_pages.SERIES_CANCELLED.format(name=row.name),
         to=address,
     )
 
@@ -166,8 +170,8 @@ def _get_reservation_or_404(user: User, public_id: uuid.UUID) -> Reservation:
 
 def _cancel_warning(row: Reservation) -> str:
     if row.state == ReservationState.ACTIVE:
-        return "Workloads inside it are stopped. The time until now stays charged."
-    return "The window is free at once; others may reserve it."
+        return calendar_pages.CANCEL_ACTIVE_EFFECT
+    return calendar_pages.CANCEL_CONFIRMED_EFFECT
 
 
 def _reservation_context(request: HttpRequest, row: Reservation, user: User, now: datetime) -> dict[str, Any]:
@@ -239,7 +243,7 @@ def _reservation_facts(row: Reservation) -> list[dict[str, str]]:
         ("Project", row.project.name),
         ("Team", row.project.team.name),
         ("Owner", row.owner.get_full_name() or row.owner.get_username()),
-        ("If nothing runs in it", f"released after {short_duration(row.pool.no_show_seconds)}"),
+        (calendar_pages.NO_SHOW_LABEL, f"released after {short_duration(row.pool.no_show_seconds)}"),
     ]
     facts += request_texts.placement_rows(row)
     if row.may_exceed_guarantee:

@@ -19,6 +19,7 @@ from portal.web.calendar.agenda import agenda_rows
 from portal.web.calendar.ical_feed import ical_feed_token
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, sign_in_required
+from portal.wording.pages import calendar_pages
 from scheduler.models import Pool, Team
 
 MAX_UNFOLDED_HOSTS = 24  # up to this number of hosts, all models are unfolded
@@ -155,7 +156,9 @@ def _summary_text(window: drawing.TimelineWindow, groups: list[CalendarModelGrou
         span = f"{first.day} to {last.day} {last:%B %Y}"
     else:
         span = f"{first.day} {first:%B} to {last.day} {last:%B %Y}"
-    return f"{span}, {count} booking{'s' if count != 1 else ''} in view."
+    return calendar_pages.BOOKINGS_IN_VIEW.format(
+        period=span, bookings=count, ending="s" if count != 1 else ""
+    )
 
 
 def _request_links(

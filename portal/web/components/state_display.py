@@ -9,6 +9,8 @@ from django.templatetags.static import static
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from portal.wording.pages import home_pages
+
 # State: (word, shape in icons.svg, colour class). Shape and word suffice without the colour.
 STATE_DISPLAY: dict[str, tuple[str, str, str]] = {
     # workloads
@@ -53,10 +55,10 @@ STATE_DISPLAY: dict[str, tuple[str, str, str]] = {
     "diagnosing": ("Diagnosing", "starting", "starting"),
     "out": ("Out of service", "cancelled", "failed"),
     "reshaping": ("Changing geometry", "maintenance", "idle"),
-    "changing": ("Its host changes it", "starting", "starting"),
+    "changing": (home_pages.HOST_CHANGES_IT, "starting", "starting"),
     "done": ("Done", "ended", "running"),
     # diagnostics
-    "wanted": ("Waits for the host", "pending", "queued"),
+    "wanted": (home_pages.WAITS_FOR_HOST, "pending", "queued"),
     "passed": ("Passed", "ended", "running"),
     # billing months
     "open": ("Open", "queued", "queued"),

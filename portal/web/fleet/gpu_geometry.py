@@ -18,6 +18,7 @@ from portal.services.fleet import mig_geometry as verbs
 from portal.services.fleet.gpu_repairs import gpu_by_index
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
+from portal.wording.pages import fleet_pages
 from portal.wording.refusal_texts import refusal_sentence
 
 
@@ -32,7 +33,7 @@ def gpu_geometry(request: HttpRequest, name: str, index: int) -> HttpResponseBas
     policy.require(user, "host.change")
     host = host_reads.visible_host(user, name)
     if host is None:
-        raise Http404(f"There is no host {name}, or it is not yours to see.")
+        raise Http404(fleet_pages.HOST_NOT_FOUND.format(name=name))
     try:
         gpu = gpu_by_index(host, index)
     except ServiceError as error:
@@ -51,9 +52,7 @@ def gpu_geometry(request: HttpRequest, name: str, index: int) -> HttpResponseBas
             "now": now,
         }
         if form.carry_out(verbs.change_geometry, **given) is not None:
-            messages.success(
-                request, f"GPU {index} of {name} takes nothing new. It is changed once nothing holds it."
-            )
+            messages.success(request, fleet_pages.GEOMETRY_REQUESTED.format(gpu=index, host=name))
             return redirect("host", name)
     effect, no = None, ""
     if asked:

@@ -19,6 +19,7 @@ from portal.services.fleet import health_rules as health_verbs
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.duration_field import DurationInSecondsField, format_seconds
 from portal.web.page.service_form import ServiceForm
+from portal.wording.pages import fleet_pages
 from telemetry.models import HealthRule
 
 RULE_ACTION_CHOICES = [(value, label.replace("Gpu", "GPU")) for value, label in HealthRule.Action.choices]
@@ -118,7 +119,7 @@ def health_rules(request: HttpRequest) -> HttpResponse:
         )
         if done is not None:
             if verb == "remove":
-                messages.success(request, f"{done.code} has no rule any more: its events are only recorded.")
+                messages.success(request, fleet_pages.HEALTH_RULE_REMOVED.format(code=done.code))
             # Return to the row, because the table is long.
             query = urlencode({**filters.address(), "saved": done.code})
             return redirect(f"{reverse('health-rules')}?{query}#{slugify(done.code)}")

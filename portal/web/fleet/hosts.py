@@ -22,6 +22,7 @@ from portal.web.page import live_refresh
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from portal.wording import host_texts
+from portal.wording.pages import fleet_pages
 from scheduler.models import Host, Pool
 from scheduler.state.states import AdminState, LeaseState
 
@@ -42,20 +43,20 @@ HOST_CHANGES: dict[str, dict[str, Any]] = {
     "return": {
         "verb": verbs.return_host,
         "label": "Return to service",
-        "title": "Return {} to service?",
+        "title": fleet_pages.RETURN_TITLE,
         "from": {AdminState.CORDONED, AdminState.DRAINING, AdminState.MAINTENANCE},
     },
     "off": {
         "verb": verbs.attest_off,
-        "label": "I have seen it powered off",
-        "title": "Is {} powered off?",
+        "label": fleet_pages.POWERED_OFF_BUTTON,
+        "title": fleet_pages.POWERED_OFF_TITLE,
         "from": set(),
         "leases": {LeaseState.SUSPECT, LeaseState.SILENT},
     },
     "revoke": {
         "verb": verbs.revoke_host,
         "label": "Revoke the credential",
-        "title": "Revoke the credential of {}?",
+        "title": fleet_pages.REVOKE_TITLE,
         "from": set(),
         "button": "on its page, next to the join token",
     },
@@ -97,9 +98,7 @@ class AddHostForm(ServiceForm):
             (f"{name}{sign}{value}" for name, sign, value in pairs if not (name and sign and value)), None
         )
         if bad is not None:
-            raise forms.ValidationError(
-                f"labels contains {bad!a:.60}; allowed: name=value pairs with spaces between them."
-            )
+            raise forms.ValidationError(fleet_pages.LABELS_INVALID.format(given=bad))
         return {name: value for name, _, value in pairs}
 
 
@@ -195,7 +194,7 @@ def _event_row(entry: host_history.HostHistoryEntry) -> dict[str, Any]:
 def _get_host_or_404(user: User, name: str) -> Host:
     row = reads.visible_host(user, name)
     if row is None:
-        raise Http404(f"There is no host {name}, or it is not yours to see.")
+        raise Http404(fleet_pages.HOST_NOT_FOUND.format(name=name))
     return row
 
 
@@ -212,7 +211,11 @@ def _success_message(host_row: Host, verb: str, now: datetime) -> str:
 
 def _closing_reasons(verb: str, row: Host) -> str:
     """Return the reason why the host was closed, for the confirmation of its return."""
-    return f" It was closed for: {row.state_reason}." if verb == "return" and row.state_reason else ""
+    return (
+        fleet_pages.CLOSED_FOR.format(reason=row.state_reason)
+        if verb == "return" and row.state_reason
+        else ""
+    )
 
 
 def _applies(change: dict[str, Any], row: Host) -> bool:
@@ -253,11 +256,7 @@ def host_change(request: HttpRequest, name: str, verb: str) -> HttpResponseBase:
 
 
 def _alive_warning(row: Host) -> str:
-    return (
-        f"{row.name} is alive: its agent reports, so it is not off, and this would be refused. "
-        "For a machine that is off, this counts its workloads as lost and restarts them elsewhere at once, "
-        "before its lease has expired. To empty a host that is on, drain it."
-    )
+    return fleet_pages.HOST_IS_ALIVE.format(name=row.name)
 
 
 @sign_in_required
@@ -277,8 +276,7 @@ def host_maintenance(request: HttpRequest, name: str) -> HttpResponseBase:
         if made is not None:
             messages.success(
                 request,
-                f"{name} is in maintenance from {timezone.localtime(made.start):%d %b %H:%M} on. "
-                "No workload is planned into it.",
+                fleet_pages.MAINTENANCE_SET.format(name=name, start=timezone.localtime(made.start)),
             )
             return redirect("host", name)
     work = reads.remaining_workloads(row, now)

@@ -21,44 +21,15 @@ from portal.web.fleet.repairs import RepairPolicyForm
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.duration_field import DURATION_EXAMPLES, DurationInSecondsField
 from portal.web.page.service_form import ServiceForm
+from portal.wording.pages import fleet_pages
 from scheduler.models import Pool, Team
 from scheduler.state.isolation import Isolation
-
-LIMIT_LABELS = {
-    "notice_seconds": (
-        "Notice",
-        "Between the warning and the stop signal, in which a checkpoint is written.",
-    ),
-    "grace_seconds": ("Grace", "Between the stop signal and the kill."),
-    "minimum_runtime_seconds": (
-        "Shortest undisturbed run",
-        "How long a workload runs before it may be preempted.",
-    ),
-    "half_life_seconds": ("Half-life of use", "After which past use counts half in fair share."),
-    "spare_gpus": ("Kept free", "GPUs that only work of critical priority may use. Empty: none."),
-    "longest_runtime_seconds": ("Longest runtime", "That a workload may ask for."),
-    "approval_above_gpus": ("Approval above", "Reservations of more GPUs than this wait for an operator."),
-    "longest_reservation_seconds": ("Longest reservation", "From its start to its end."),
-    "reservation_horizon_seconds": ("How far ahead", "From now, until which reservations may end."),
-    "no_show_seconds": ("No-show limit", "After which an unused reservation is released."),
-    "idle_limit_seconds": (
-        "Idle limit",
-        "Without work, after which a notebook is stopped, a warning before.",
-    ),
-    "most_gpus_per_user": ("Most GPUs per person", "Empty: no limit."),
-    "most_gpus_per_workload": ("Most GPUs per workload", "Empty: no limit."),
-    "most_waiting_per_user": (
-        "Most waiting per person",
-        "Notebooks, jobs and array tasks in the queue. More are refused when they are submitted.",
-    ),
-    "most_waiting_per_team": ("Most waiting per team", "The same for all people of a team together."),
-}
 
 
 class PoolLimitsForm(ServiceForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        for name, (label, words) in LIMIT_LABELS.items():
+        for name, (label, words) in fleet_pages.LIMIT_LABELS.items():
             if verbs.POOL_LIMITS[name][2] == "seconds":
                 self.fields[name] = DurationInSecondsField(
                     label=label, help_text=f"{words} {DURATION_EXAMPLES}"
@@ -99,7 +70,9 @@ def pool_settings(request: HttpRequest, slug: str) -> HttpResponse:
         return _change_isolation(request, row)
     if request.method == "POST" and "stray_action" in request.POST:
         return _change_repair_policy(request, row)
-    form = PoolLimitsForm(request.POST or None, initial={name: getattr(row, name) for name in LIMIT_LABELS})
+    form = PoolLimitsForm(
+        request.POST or None, initial={name: getattr(row, name) for name in fleet_pages.LIMIT_LABELS}
+    )
     if (
         request.method == "POST"
         and form.is_valid()
@@ -114,7 +87,7 @@ def pool_settings(request: HttpRequest, slug: str) -> HttpResponse:
             is not None
         )
     ):
-        messages.success(request, "Saved. The engine uses it from its next cycle on.")
+        messages.success(request, fleet_pages.LIMITS_SAVED)
         return redirect("pool", slug)
     return _pool_page(request, row, form, PoolIsolationForm(initial={"isolation": row.isolation}))
 
@@ -130,12 +103,13 @@ def _change_isolation(request: HttpRequest, row: Pool) -> HttpResponse:
             **form.cleaned_data,
         )
         if done is not None:
-            messages.success(
-                request, "Saved. The engine uses it from its next cycle on; running workloads continue."
-            )
+            messages.success(request, fleet_pages.SETTINGS_SAVED)
             return redirect("pool", row.slug)
     return _pool_page(
-        request, row, PoolLimitsForm(initial={name: getattr(row, name) for name in LIMIT_LABELS}), form
+        request,
+        row,
+        PoolLimitsForm(initial={name: getattr(row, name) for name in fleet_pages.LIMIT_LABELS}),
+        form,
     )
 
 
@@ -150,9 +124,9 @@ def _change_repair_policy(request: HttpRequest, row: Pool) -> HttpResponse:
             **form.cleaned_data,
         )
         if done is not None:
-            messages.success(request, "Saved. Its hosts get the change at once.")
+            messages.success(request, fleet_pages.REPAIR_POLICY_SAVED)
             return redirect("pool", row.slug)
-    limits = PoolLimitsForm(initial={name: getattr(row, name) for name in LIMIT_LABELS})
+    limits = PoolLimitsForm(initial={name: getattr(row, name) for name in fleet_pages.LIMIT_LABELS})
     return _pool_page(request, row, limits, PoolIsolationForm(initial={"isolation": row.isolation}), form)
 
 
@@ -197,6 +171,6 @@ def pool_new(request: HttpRequest) -> HttpResponse:
             verbs.create_pool, actor=current_user(request), now=timezone.now(), **form.cleaned_data
         )
         if isinstance(made, Pool):
-            messages.success(request, f"{made.name} is created with default limits. Next, add a host.")
+            messages.success(request, fleet_pages.POOL_CREATED.format(name=made.name))
             return redirect("pool", made.slug)
     return render(request, "organisation/pool_new.html", {"form": form}, status=400 if form.errors else 200)

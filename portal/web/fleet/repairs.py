@@ -22,34 +22,39 @@ from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.duration_field import DurationInSecondsField
 from portal.web.page.service_form import ServiceForm
 from portal.wording import formatting
+from portal.wording.pages import fleet_pages
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler.models import Pool, StrayAction
 
 SuccessMessage = Callable[[Any], str]
 # Posted verb: the service, its argument besides the host, and the success message.
 REPAIR_ACTIONS: dict[str, tuple[Callable[..., Any], str, SuccessMessage]] = {
-    "diagnose": (verbs.diagnose_gpu, "gpu", lambda made: f"GPU {made.gpu.index} is being looked at."),
+    "diagnose": (
+        verbs.diagnose_gpu,
+        "gpu",
+        lambda made: fleet_pages.GPU_DIAGNOSED.format(gpu=made.gpu.index),
+    ),
     "diagnose-all": (
         verbs.diagnose_host,
         "",
-        lambda made: f"Being looked at: {formatting.gpu_list([d.gpu.index for d in made])}.",
+        lambda made: fleet_pages.GPUS_DIAGNOSED.format(gpus=formatting.gpu_list([d.gpu.index for d in made])),
     ),
-    "return": (verbs.return_gpu, "gpu", lambda gpu: f"GPU {gpu.index} is back in service."),
-    "out": (verbs.take_out_gpu, "gpu", lambda gpu: f"GPU {gpu.index} is out until it is returned."),
+    "return": (verbs.return_gpu, "gpu", lambda gpu: fleet_pages.GPU_RETURNED.format(gpu=gpu.index)),
+    "out": (verbs.take_out_gpu, "gpu", lambda gpu: fleet_pages.GPU_TAKEN_OUT.format(gpu=gpu.index)),
     "forget": (
         verbs.forget_gpu,
         "gpu",
-        lambda gpu: f"GPU {gpu.index} ({gpu.uuid}) is removed from the list.",
+        lambda gpu: fleet_pages.GPU_FORGOTTEN.format(gpu=gpu.index, uuid=gpu.uuid),
     ),
     "withdraw-geometry": (
         mig_geometry.withdraw_geometry,
         "gpu",
-        lambda row: f"GPU {row.gpu.index} stays as it is.",
+        lambda row: fleet_pages.GEOMETRY_KEPT.format(gpu=row.gpu.index),
     ),
     "cancel-window": (
         hosts.cancel_maintenance,
         "window",
-        lambda row: "The maintenance window is cancelled.",
+        lambda row: fleet_pages.WINDOW_CANCELLED,
     ),
 }
 
@@ -91,11 +96,14 @@ def host_repair(request: HttpRequest, name: str) -> HttpResponseBase:
     policy.require(user, "host.change")
     row = hosts_reads.visible_host(user, name)
     if row is None:
-        raise Http404(f"There is no host {name}, or it is not yours to see.")
+        raise Http404(fleet_pages.HOST_NOT_FOUND.format(name=name))
     verb, argument, done = REPAIR_ACTIONS.get(request.POST.get("verb", ""), (None, "", None))
     if verb is None or done is None:
         messages.error(
-            request, f"verb is {request.POST.get('verb', '')[:40]!r}; allowed: {', '.join(REPAIR_ACTIONS)}."
+            request,
+            fleet_pages.UNKNOWN_REPAIR_VERB.format(
+                verb=request.POST.get("verb", "")[:40], allowed=", ".join(REPAIR_ACTIONS)
+            ),
         )
         return redirect("host", name)
     more = {argument: request.POST.get(argument, "")} if argument else {}

@@ -16,6 +16,7 @@ from portal.reads.work.team_summaries import TeamSummary
 from portal.web.components.quantities import gpu_model, grouped, money, short_duration
 from portal.web.work import workload_text
 from portal.wording import reason_texts, request_texts
+from portal.wording.pages import home_pages
 from scheduler.models import MaintenanceWindow, Reservation
 from telemetry.core.amounts import round_amount
 
@@ -60,7 +61,7 @@ def _budgets(panel: TeamSummary, currency: str, now: datetime) -> list[dict[str,
     ) -> dict[str, Any]:
         words = f"{written(spent)} spent."
         if forecast is not None:
-            words += f" At this pace {written(forecast)} by the end of the month."
+            words += home_pages.PACE.format(forecast=written(forecast))
         return {**_budget_bar(label, spent, budget, forecast, written), "words": words}
 
     bars = []

@@ -23,6 +23,7 @@ from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.organisation import current_currency, current_organisation
 from portal.web.work import explanation, workload_card, workload_text
 from portal.wording import state_labels
+from portal.wording.pages import home_pages
 from scheduler.state.states import WorkloadState
 
 MAX_CARDS = 12
@@ -101,12 +102,11 @@ def _array_card(
     whole = wholes.get(details.workload.array_id or 0)
     if whole is None:
         return {}
-    words = f"Array of {job_arrays.array_summary(whole.row)}."
-    held = workload_text.units_text(whole.held)
-    if held:
-        words += f" They hold {held}"
-        words += f" and cost {money(whole.cost, currency)} so far." if whole.cost is not None else "."
-    words += " Below its first task that has not ended."
+    words = home_pages.array_note(
+        job_arrays.array_summary(whole.row),
+        workload_text.units_text(whole.held),
+        "" if whole.cost is None else money(whole.cost, currency),
+    )
     return {
         "title": whole.row.name,
         "url": reverse("array", args=[whole.row.public_id]),
@@ -155,7 +155,7 @@ def _counts_sentence(all_details: list[WorkloadDetails], more: bool) -> str:
         f"{n} {word}" for n, word in ((running, "running"), (starting, "starting"), (waiting, "waiting")) if n
     ]
     if not words:
-        return "Nothing of yours runs or waits."
+        return home_pages.NOTHING_OF_YOURS
     return f"{', '.join(words)}{' and more' if more else ''}."
 
 

@@ -17,6 +17,7 @@ from portal.reads.money import chargeback as reads
 from portal.services.money import budgets as budget_service
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
+from portal.wording.pages import money_pages
 from telemetry.money.billing_months import month_of
 
 
@@ -47,9 +48,7 @@ class BudgetForm(ServiceForm):
         try:
             return datetime.strptime(text, "%Y-%m").replace(tzinfo=UTC).date()
         except ValueError:
-            raise forms.ValidationError(
-                f"month is {text!a}; allowed: a year and a month, such as 2026-03."
-            ) from None
+            raise forms.ValidationError(money_pages.NOT_A_MONTH.format(given=text)) from None
 
 
 class CostCentreForm(ServiceForm):
@@ -83,7 +82,7 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
             budget_form.carry_out(budget_service.set_budget, actor=user, team=team, now=now, **given)
             is not None
         ):
-            messages.success(request, f"The budget of {team.name} is set.")
+            messages.success(request, money_pages.BUDGET_SET.format(subject=team.name))
             return redirect("budgets")
     if verb == "cost_centre" and centre_form.is_valid():
         given = dict(centre_form.cleaned_data)
@@ -94,7 +93,9 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
             )
             is not None
         ):
-            messages.success(request, f"{given['code']} pays for {project.name} from that date on.")
+            messages.success(
+                request, money_pages.COST_CENTRE_SET.format(code=given["code"], project=project.name)
+            )
             return redirect("budgets")
     context = {
         "budgets": reads.budget_rows(user, month_of(now), now),

@@ -14,6 +14,7 @@ from portal import policy
 from portal.reads.money import chargeback as reads
 from portal.web.money.chargeback_csv import MAX_CSV_LINES, charge_lines_csv
 from portal.web.page.access import current_user
+from portal.wording.pages import money_pages
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.models import Charge
 from telemetry.reads.chargeback import DRILL_DOWN, charge_lines, charges_by
@@ -73,7 +74,7 @@ def _filter_value(name: str, value: str) -> Any:
     if value == "":
         return None
     if not value.isascii() or not value.isdigit() or len(value) > 18:
-        raise Http404(f"{name} is {value[:20]!a}; allowed: its number.")
+        raise Http404(money_pages.NOT_A_NUMBER.format(field=name, given=value[:20]))
     return int(value)
 
 

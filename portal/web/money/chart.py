@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from portal.wording.pages import money_pages
+
 MEDIAN_WAIT_LABEL, P95_WAIT_LABEL = (
-    "Half wait at most",
+    money_pages.HALF_WAIT_LABEL,
     "19 of 20 wait at most",
 )  # the 50th and the 95th percentile
 
@@ -22,7 +24,7 @@ class UtilisationChart:
     rows: list[list[Any]]  # formatted for people
     raw: list[list[Any]] = field(default_factory=list)  # unformatted, for CSV
     height: int = 280
-    empty: str = "Nothing in this period."
+    empty: str = money_pages.NOTHING_IN_PERIOD
 
     @property
     def table(self) -> dict[str, Any]:

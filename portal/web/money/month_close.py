@@ -14,6 +14,7 @@ from portal.services.money import months
 from portal.web.money.months import month_or_404
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
+from portal.wording.pages import money_pages
 from telemetry.money import statements
 from telemetry.money.billing_months import month_of
 from telemetry.money.close_checks import close_checks
@@ -37,7 +38,7 @@ def month_close(request: HttpRequest, month: str) -> HttpResponseBase:
         if done is not None:
             messages.success(
                 request,
-                f"{first_day:%B %Y} is closed and cannot change any more. Later changes become corrections.",
+                money_pages.MONTH_CLOSED.format(month=first_day),
             )
             return redirect(f"/chargeback/?month={first_day:%Y-%m}")
     statement = reads.statement_of(first_day)

@@ -6,6 +6,7 @@ from datetime import date, datetime
 
 from django.http import Http404
 
+from portal.wording.pages import money_pages
 from telemetry.money.billing_months import month_of
 
 
@@ -17,9 +18,9 @@ def month_or_404(text: str | None, now: datetime) -> date:
         year, month = text.split("-")
         first_day = date(int(year), int(month), 1)
     except ValueError:
-        raise Http404(f"month is {text[:20]!a}; allowed: a year and a month, such as 2026-03.") from None
+        raise Http404(money_pages.NOT_A_MONTH.format(given=text[:20])) from None
     if not 2000 <= first_day.year <= 2200:
-        raise Http404(f"month is {text[:20]!a}; allowed: years from 2000 to 2200.")
+        raise Http404(money_pages.YEAR_OUT_OF_RANGE.format(given=text[:20]))
     return first_day
 
 

@@ -15,6 +15,7 @@ from portal.reads.money import chargeback as reads
 from portal.services.money import rate_card as price_service
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
+from portal.wording.pages import money_pages
 
 
 class PriceForm(ServiceForm):
@@ -49,7 +50,7 @@ def rate_card(request: HttpRequest) -> HttpResponseBase:
         given = dict(form.cleaned_data)
         pool = form.pools.get(given.pop("pool"))
         if form.carry_out(price_service.set_price, actor=user, pool=pool, now=now, **given) is not None:
-            messages.success(request, "The price is set. What was charged before stays as it is.")
+            messages.success(request, money_pages.PRICE_SET)
             return redirect("rate-card")
     context = {
         "rows": reads.rate_card(now),

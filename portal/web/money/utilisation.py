@@ -18,6 +18,7 @@ from portal.web.components.quantities import grouped, money, percent, short_dura
 from portal.web.money import utilisation_charts, utilisation_query, waiting_charts
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.organisation import current_currency
+from portal.wording.pages import money_pages
 from telemetry.money.billing_months import month_bounds, month_of, next_month
 from telemetry.money.statement_export import csv_safe_text
 from telemetry.reads.usage_filters import UsageFilters, data_freshness
@@ -91,7 +92,11 @@ def utilisation(request: HttpRequest) -> HttpResponseBase:
 def utilisation_csv(request: HttpRequest, chart: str) -> HttpResponseBase:
     """Return the numbers of one chart as CSV."""
     if chart not in utilisation_charts.CHART_ORDER:
-        raise Http404(f"chart is {chart[:30]!a}; allowed: {', '.join(utilisation_charts.CHART_ORDER)}.")
+        raise Http404(
+            money_pages.CHART_UNKNOWN.format(
+                given=chart[:30], allowed=", ".join(utilisation_charts.CHART_ORDER)
+            )
+        )
     made = utilisation_charts.make_chart(
         chart, _utilisation_query(request, current_user(request), timezone.now())
     )
@@ -115,7 +120,11 @@ def _utilisation_query(request: HttpRequest, user: User, now: datetime) -> utili
     model = request.GET.get("model", "")
     dimension = request.GET.get("by", "team")
     if dimension not in dict(utilisation_query.DIMENSIONS):
-        raise Http404(f"by is {dimension[:30]!a}; allowed: {', '.join(dict(utilisation_query.DIMENSIONS))}.")
+        raise Http404(
+            money_pages.DIMENSION_UNKNOWN.format(
+                given=dimension[:30], allowed=", ".join(dict(utilisation_query.DIMENSIONS))
+            )
+        )
     return utilisation_query.UtilisationQuery(
         filters=UsageFilters(
             start=start,
@@ -148,7 +157,7 @@ def _period(request: HttpRequest, now: datetime) -> tuple[datetime, datetime]:
         return month_bounds(last)[0], month_bounds(next_month(last))[0]
     days = {"24h": 1, "7d": 7, "30d": 30}
     if name not in days:
-        raise Http404(f"period is {name[:20]!a}; allowed: {', '.join(dict(PERIODS))}, or start and end.")
+        raise Http404(money_pages.PERIOD_UNKNOWN.format(given=name[:20], allowed=", ".join(dict(PERIODS))))
     return hour - timedelta(days=days[name]), hour
 
 
@@ -156,11 +165,9 @@ def _custom_period(first: str, last: str) -> tuple[datetime, datetime]:
     try:
         start, end = (datetime.fromisoformat(text).replace(tzinfo=UTC) for text in (first, last))
     except ValueError:
-        raise Http404("start and end: allowed are dates such as 2026-03-01, both of them.") from None
+        raise Http404(money_pages.NOT_TWO_DATES) from None
     if not start < end <= start + timedelta(days=MAX_PERIOD_DAYS) or start.year < 2000 or end.year > 2200:
-        raise Http404(
-            f"end is {last[:20]!a}; allowed: after the start and within {MAX_PERIOD_DAYS} days of it."
-        )
+        raise Http404(money_pages.PERIOD_LENGTH.format(end=last[:20], days=MAX_PERIOD_DAYS))
     return start, end
 
 
@@ -196,7 +203,7 @@ def _figures(
             "small": "of capacity",
         },
         {
-            "label": "Held but not used",
+            "label": money_pages.IDLE_LABEL,
             "value": f"{grouped(sum(step.gpu_hours for step in unused))} h",
             "small": money(sum((step.cost for step in unused), start=fall.cost * 0), usage_query.currency)
             if policy.sees_owner_cost(usage_query.viewer)

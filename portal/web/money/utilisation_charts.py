@@ -11,6 +11,7 @@ from portal.web.components.quantities import grouped, money, percent
 from portal.web.money.chart import UtilisationChart, csv_columns_of
 from portal.web.money.utilisation_query import DIMENSIONS, UtilisationQuery
 from portal.web.money.waiting_charts import pooling_saving_chart, waiting_time_chart
+from portal.wording.pages import money_pages
 from scheduler.models import Team
 from telemetry.reads.heatmap import utilisation_heatmap
 from telemetry.reads.live_readings import live_unit_readings
@@ -134,7 +135,7 @@ def _waterfall_chart(query: UtilisationQuery) -> UtilisationChart:
     ]
     hint = f"GPU-hours, coverage {percent(fall.coverage, 1)}"
     return UtilisationChart(
-        "Where the GPU-hours go",
+        money_pages.GPU_HOURS_TITLE,
         hint,
         figure,
         csv_columns_of("Bucket", "GPU-hours", "Share", f"Cost, {query.currency}")[: 4 if with_cost else 3],
@@ -350,7 +351,7 @@ def _current_use_chart(query: UtilisationQuery) -> UtilisationChart:
         rows,
         raw,
         220,
-        "No GPU reports.",
+        money_pages.NO_GPU_REPORTS,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from portal.web.components.quantities import grouped, money, short_duration
 from portal.web.money.chart import MEDIAN_WAIT_LABEL, P95_WAIT_LABEL, UtilisationChart, csv_columns_of
 from portal.web.money.utilisation_query import UtilisationQuery
+from portal.wording.pages import money_pages
 from telemetry.reads.wait_times import GroupWaitTimes
 
 
@@ -82,7 +83,7 @@ def waiting_time_chart(query: UtilisationQuery) -> UtilisationChart:
     ]
     labels = ("Started", MEDIAN_WAIT_LABEL, P95_WAIT_LABEL, "Longest", "Still wait", "Preemptions")
     return UtilisationChart(
-        "How long people wait",
+        money_pages.WAITING_TITLE,
         "from submission to the first GPU, by size",
         figure,
         csv_columns_of("Size", *labels),

@@ -17,6 +17,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 
 from portal.errors import Conflict, Invalid, NotAllowed, PlannerBudgetExceeded
 from portal.models import User
+from portal.wording.pages import home_pages
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler.core.rejection import OperationRejected
 
@@ -68,7 +69,7 @@ def get_visible_or_404(rows: QuerySet[Row], what: str, **keys: Any) -> Row:
     """Return the visible row with these keys, or raise Http404. ``what`` names the kind of row."""
     row = rows.filter(**keys).first()
     if row is None:
-        raise Http404(f"There is no {what} at this address, or you may not see it.")
+        raise Http404(home_pages.OBJECT_NOT_FOUND.format(what=what))
     return row
 
 

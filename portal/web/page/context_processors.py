@@ -13,6 +13,7 @@ from django.utils import timezone
 from portal import policy
 from portal.models import Membership, Organisation, Submission, SubmissionState, User
 from portal.web.page.organisation import current_currency, current_organisation
+from portal.wording.pages import home_pages
 from scheduler.models import WorkloadKind
 from scheduler.state.states import WorkloadState
 
@@ -137,7 +138,7 @@ def _viewer_line(user: User, memberships: list[Membership]) -> str:
         if flag
     ]
     teams = [f"{m.team.name}{', lead' if m.role == Membership.Role.LEAD else ''}" for m in memberships]
-    return " · ".join(roles + teams) or "In no team yet"
+    return " · ".join(roles + teams) or home_pages.IN_NO_TEAM
 
 
 def _simulation_notice(user: User, organisation: Organisation | None) -> str:
@@ -151,16 +152,13 @@ def _simulation_notice(user: User, organisation: Organisation | None) -> str:
             if hosts["simulated"] == hosts["all"]
             else f"{hosts['simulated']} of {hosts['all']} hosts are"
         )
-        parts.append(
-            f"{which} simulated: their GPU readings follow what the processes declare; "
-            "the processes are real."
-        )
+        parts.append(home_pages.SIMULATED_READINGS.format(hosts=which))
     until = organisation.simulated_history_until if organisation else None
     if until is not None:
         local = timezone.localtime(until)
-        parts.append(f"What is older than {local.day} {local:%b %Y %H:%M} is simulated history.")
+        parts.append(home_pages.SIMULATED_HISTORY.format(day=local.day, time=local))
     progress = organisation.history_progress if organisation else None
     if isinstance(progress, dict) and progress.get("words"):
         words = str(progress["words"])
-        parts.append(f"Loading it: {words}.")
+        parts.append(home_pages.LOADING_HISTORY.format(progress=words))
     return " ".join(parts)

@@ -7,6 +7,8 @@ from typing import Any
 
 from django import forms
 
+from portal.wording.pages import home_pages
+
 SECONDS_PER_UNIT = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1),
     **dict.fromkeys(("m", "min", "minute", "minutes"), 60),
@@ -17,7 +19,7 @@ SECONDS_PER_UNIT = {
 SHORT_UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 NUMBER_AND_UNIT = re.compile(r"(\d{1,9})\s*([a-z]*)\s*,?\s*", re.ASCII)
 ALLOWED_DURATIONS = "such as 90 s, 15 min, 2 h, 1 d 12 h, or a number of seconds"
-DURATION_EXAMPLES = "Such as 90 s, 15 min or 2 h."
+DURATION_EXAMPLES = home_pages.DURATION_HELP
 
 
 def parse_seconds(text: str) -> int | None:
@@ -55,10 +57,16 @@ class DurationInSecondsField(forms.CharField):
             return None
         seconds = parse_seconds(str(text))
         if seconds is None:
-            raise forms.ValidationError(f"{self.label} is {str(text)[:40]!a}; allowed: {ALLOWED_DURATIONS}.")
+            raise forms.ValidationError(
+                home_pages.DURATION_INVALID.format(
+                    label=self.label, given=str(text)[:40], allowed=ALLOWED_DURATIONS
+                )
+            )
         if self.most is not None and not self.least <= seconds <= self.most:
             allowed = f"{format_seconds(self.least)} to {format_seconds(self.most)}"
-            raise forms.ValidationError(f"{self.label} is {str(text)[:40]!a}; allowed: {allowed}.")
+            raise forms.ValidationError(
+                home_pages.DURATION_INVALID.format(label=self.label, given=str(text)[:40], allowed=allowed)
+            )
         return seconds
 
     def run_validators(self, value: Any) -> None:

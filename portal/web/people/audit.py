@@ -16,6 +16,7 @@ from django.utils import timezone
 from portal.models import AuditEvent
 from portal.reads.people import organisation as reads
 from portal.web.page.access import sign_in_required
+from portal.wording.pages import people_pages
 from telemetry.money.statement_export import csv_safe_text
 
 EVENTS_PER_PAGE = 50
@@ -27,7 +28,7 @@ class AuditFilterForm(forms.Form):
         required=False,
         max_length=80,
         label="Find",
-        widget=forms.TextInput(attrs={"placeholder": "Name, id or reason"}),
+        widget=forms.TextInput(attrs={"placeholder": people_pages.AUDIT_SEARCH_HINT}),
     )
     verb = forms.CharField(
         required=False, max_length=60, label="Verb", widget=forms.TextInput(attrs={"placeholder": "Any verb"})

@@ -16,6 +16,7 @@ from portal import policy
 from portal.models import Organisation, User
 from portal.services.people import accounts
 from portal.web.page.service_form import ServiceForm
+from portal.wording.pages import people_pages
 from scheduler.models import Host, Pool, Quota, Team, Workload
 
 LOGIN_BACKEND = "allauth.account.auth_backends.AuthenticationBackend"  # the backend in config.settings
@@ -56,7 +57,7 @@ def first_run_wizard(request: HttpRequest) -> HttpResponse:
     if not request.user.is_authenticated:
         return redirect("account_login")
     if not policy.may(request.user, "host.change"):
-        raise PermissionDenied("Only an operator can finish the setup.")
+        raise PermissionDenied(people_pages.SETUP_BY_OPERATOR)
     return render(
         request,
         "organisation/first_run.html",
@@ -73,34 +74,34 @@ def setup_steps() -> list[dict[str, Any]]:
             "done": Pool.objects.exists(),
             "url": "pool-new",
             "action": "Make a pool",
-            "text": "Hosts whose GPUs are shared by one set of rules. One is enough at first.",
+            "text": people_pages.SETUP_POOL,
         },
         {
             "title": "Add a host",
             "done": joined,
             "url": "host-add",
             "action": "Add a host",
-            "text": "One command on the machine starts its agent. Its GPUs then appear here.",
+            "text": people_pages.SETUP_HOST,
         },
         {
             "title": "Create a team",
             "done": Team.objects.exists(),
             "url": "teams",
             "action": "Create a team",
-            "text": "People ask for GPUs as members of a team, for one of its projects.",
+            "text": people_pages.SETUP_TEAM,
         },
         {
-            "title": "Give it a quota",
+            "title": people_pages.SETUP_QUOTA_TITLE,
             "done": Quota.objects.exists(),
             "url": "teams",
             "action": "Choose a team",
-            "text": "What a team is guaranteed, and how much it may borrow of what others leave free.",
+            "text": people_pages.SETUP_QUOTA,
         },
         {
             "title": "Launch a notebook",
             "done": Workload.objects.exists(),
             "url": "notebooks",
             "action": "Launch a notebook",
-            "text": "JupyterLab on a GPU of the pool, in two clicks.",
+            "text": people_pages.SETUP_NOTEBOOK,
         },
     ]

@@ -13,6 +13,7 @@ from portal.reads.people import organisation as reads
 from portal.services.people import accounts
 from portal.web.page.access import current_user, posted_key, sign_in_required
 from portal.web.page.service_form import ServiceForm
+from portal.wording.pages import people_pages
 
 
 class PersonForm(ServiceForm):
@@ -49,7 +50,7 @@ def people(request: HttpRequest) -> HttpResponse:
                 accounts.create_user, actor=current_user(request), now=timezone.now(), **form.cleaned_data
             )
             if made is not None:
-                messages.success(request, f"{made.username} can sign in now. Next, add them to a team.")
+                messages.success(request, people_pages.PERSON_CREATED.format(name=made.username))
                 return redirect("people")
         elif verb == "roles":
             _change_roles(request)
@@ -77,7 +78,7 @@ def _change_roles(request: HttpRequest) -> None:
         )
         is not None
     ):
-        messages.success(request, f"{person.username} is changed.")
+        messages.success(request, people_pages.PERSON_CHANGED.format(name=person.username))
     for errors in form.errors.values():
         for error in errors:
             messages.error(request, str(error))

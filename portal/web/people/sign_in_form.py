@@ -6,12 +6,14 @@ from typing import Any
 
 from allauth.account.forms import LoginForm
 
+from portal.wording.pages import people_pages
+
 
 class SignInForm(LoginForm):  # type: ignore[misc]
     """A sign-in form whose labels match those of the other pages."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fields["login"].label = "User name or e-mail address"
+        self.fields["login"].label = people_pages.USER_NAME_LABEL
         for field in self.fields.values():
             field.widget.attrs.pop("placeholder", None)  # it repeats the label

@@ -16,6 +16,7 @@ from portal.reads.people import organisation as reads
 from portal.services.people import teams as team_service
 from portal.web.page.access import current_user, posted_key, sign_in_required
 from portal.web.page.service_form import ServiceForm
+from portal.wording.pages import people_pages
 from scheduler.models import Project, Team
 
 TEAM_ACTIONS = ("add_member", "remove_member", "create_project", "project_active", "rename")
@@ -49,9 +50,7 @@ def teams(request: HttpRequest) -> HttpResponse:
             team_service.create_team, actor=current_user(request), now=timezone.now(), **form.cleaned_data
         )
         if made is not None:
-            messages.success(
-                request, f"{made.name} is created. Next: its members, its projects and its quota."
-            )
+            messages.success(request, people_pages.TEAM_CREATED.format(name=made.name))
             return redirect("team", made.slug)
     context = {
         "rows": reads.teams(request.user),
@@ -93,8 +92,7 @@ def _change_team(request: HttpRequest, team: Team, verb: str, shown: dict[str, A
         if person is None:
             form.add_error(
                 "user",
-                f"user is {form.cleaned_data['user']!a:.60}; "
-                "allowed: the user name of somebody with an account.",
+                people_pages.USER_UNKNOWN.format(given=form.cleaned_data["user"]),
             )
             return False
         return (

@@ -14,6 +14,7 @@ from portal.reads.people import organisation as reads
 from portal.services.people import api_tokens
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
+from portal.wording.pages import people_pages
 
 TOKEN_LIFETIMES = [("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("", "no end")]
 
@@ -31,7 +32,7 @@ def tokens(request: HttpRequest) -> HttpResponse:
         token = get_object_or_404(reads.own_tokens(request.user), pk=_id_or_404(request.POST.get("token")))
         if token.revoked_at is None:
             api_tokens.revoke_token(actor=current_user(request), token=token, now=now)
-        messages.success(request, f"The token {token.name} no longer works.")
+        messages.success(request, people_pages.TOKEN_REVOKED.format(name=token.name))
         return redirect("tokens")
     form, text = TokenForm(request.POST or None), ""
     if request.method == "POST" and form.is_valid():

@@ -14,6 +14,7 @@ from portal.services.work import templates
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.duration_field import DURATION_EXAMPLES, DurationInSecondsField
 from portal.web.page.service_form import ServiceForm
+from portal.wording.pages import people_pages
 from scheduler.models import WorkloadKind, WorkloadType
 
 
@@ -58,7 +59,7 @@ def edit_workload_template(request: HttpRequest, slug: str = "") -> HttpResponse
     row = get_object_or_404(Template, slug=slug) if slug else None
     if row is not None and request.POST.get("verb") == "delete":
         templates.delete_template(actor=current_user(request), template=row, now=timezone.now())
-        messages.success(request, f"{row.name} is deleted. Workloads launched from it stay.")
+        messages.success(request, people_pages.TEMPLATE_DELETED.format(name=row.name))
         return redirect("templates")
     initial = {} if row is None else {name: getattr(row, name) for name in WorkloadTemplateForm.base_fields}
     form = WorkloadTemplateForm(request.POST or None, initial=initial)

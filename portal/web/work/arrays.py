@@ -19,12 +19,10 @@ from portal.web.page.organisation import current_currency
 from portal.web.page.pagination import paginate
 from portal.web.work.workload_lists import WorkloadFilterForm
 from portal.web.work.workload_rows import borrowing_notes, list_rows
+from portal.wording.pages import work_pages
 from scheduler.models import WorkloadKind
 
-ARRAY_CANCEL_WARNING = (
-    "Every task that waits leaves the queue. "
-    "What those that run did since their last checkpoint is lost; logs and files stay."
-)
+ARRAY_CANCEL_WARNING = work_pages.ARRAY_CANCEL_EFFECT
 
 
 @sign_in_required
@@ -69,7 +67,7 @@ def cancel_array(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase
     address = reverse("array", args=[public_id])
     if not request.POST.get("confirmed"):
         context = {
-            "title": f"Cancel all of {row.name}?",
+            "title": work_pages.CANCEL_ARRAY_TITLE.format(name=row.name),
             "text": ARRAY_CANCEL_WARNING,
             "label": "Cancel all",
             "back": address,
@@ -78,6 +76,6 @@ def cancel_array(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase
     return run_and_redirect(
         request,
         lambda: workload_changes.cancel_array(actor=user, array=row, now=timezone.now()),
-        done=f"The tasks of {row.name} that had not ended are cancelled.",
+        done=work_pages.ARRAY_CANCELLED.format(name=row.name),
         to=address,
     )

@@ -12,6 +12,7 @@ from portal.reads.work.workload_details import WorkloadDetails
 from portal.web.components.quantities import short_duration
 from portal.web.work import workload_text
 from portal.wording import expected_start_texts, reason_texts, state_labels
+from portal.wording.pages import workload_pages
 from scheduler.models import Run, Workload
 from scheduler.runs.attempts import attempt_outcomes
 
@@ -34,9 +35,9 @@ def decision_rows(workload: Workload, user: User) -> list[dict[str, Any]]:
         "placed": "Placed",
         "evicted": "Preempted",
         "refused": "Waits",
-        "restarted": "All of it starts again",
-        "ended": "All of it ends",
-        "moved": "Moved from its host",
+        "restarted": workload_pages.RESTARTED,
+        "ended": workload_pages.ENDED,
+        "moved": workload_pages.MOVED,
     }
     return [
         {

@@ -24,6 +24,7 @@ from portal.web.page.access import get_visible_or_404 as found_row
 from portal.web.work import attempts, workload_text
 from portal.web.work.workload_actions import get_workload_or_404
 from portal.wording import expected_start_texts, formatting, queue_order_texts, reason_texts
+from portal.wording.pages import work_pages
 from scheduler.core.what_if.alternatives import Alternative, ChangedField
 from scheduler.models import Workload
 from scheduler.runs.commands import LIVE_STATES
@@ -276,7 +277,7 @@ def _blocker_row(
         )
         until += " at the latest"
     return {
-        "name": workload.name if workload else "Work of another team",
+        "name": workload.name if workload else work_pages.WORK_OF_ANOTHER_TEAM,
         "url": workload_text.workload_url(workload) if workload else "",
         "why_url": reverse("why-them", args=[waiting.public_id, workload.public_id])
         if workload and workload.pool_id == waiting.pool_id and waiting.state == WorkloadState.QUEUED
@@ -329,13 +330,9 @@ def _reservation_note(windows: list[wait_explanation.AlternativeWindow]) -> str:
     if not windows:
         return ""
     workload = windows[0].workload
-    needs = "An operator has to agree." if windows[0].needs_approval else "It is confirmed at once."
+    needs = work_pages.OPERATOR_AGREES if windows[0].needs_approval else work_pages.CONFIRMED_AT_ONCE
     request = workload_text.requested_units_text(workload)
-    return (
-        f"A reservation of {request}, within what {workload.project.team.name} is guaranteed: preemptible "
-        f"work is stopped for it, and it is charged whether used or not. {needs} "
-        "This workload keeps its place."
-    )
+    return work_pages.RESERVATION_NOTE.format(request=request, team=workload.project.team.name, needs=needs)
 
 
 def request_form_query(other: Alternative, pool: str) -> str:

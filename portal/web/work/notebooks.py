@@ -37,6 +37,7 @@ from portal.web.work import (
 )
 from portal.web.work.workload_actions import get_workload_or_404
 from portal.web.work.workload_lists import WorkloadFilterForm, sort_workloads, workloads_csv
+from portal.wording.pages import work_pages
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Reservation, WorkloadKind, WorkloadType
@@ -129,9 +130,9 @@ class NotebookLaunchForm(ServiceForm):
         fields["pool"].choices = [(pool.slug, pool.name) for pool in self.pools.values()]
         models = sorted({line.model for line in lines}, reverse=True)
         fields["model"].choices = [("", "Any model"), *((m, gpu_model(m)) for m in models)]
-        fields["type"].choices = [("", "As the template says"), *WorkloadType.choices]
+        fields["type"].choices = [("", work_pages.AS_THE_TEMPLATE), *WorkloadType.choices]
         fields["hours"].choices = [
-            ("", "As the template says"),
+            ("", work_pages.AS_THE_TEMPLATE),
             *((str(h), f"{h} hour{'s' if h > 1 else ''}") for h in RUNTIME_CHOICES_HOURS),
         ]
         fields["hours"].required = False

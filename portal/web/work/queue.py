@@ -24,22 +24,9 @@ from portal.web.page.query import parse_uuid
 from portal.web.work import workload_text
 from portal.web.work.explanation import explanation_columns
 from portal.wording import expected_start_texts, reason_texts
+from portal.wording.pages import work_pages
 from scheduler.models import Workload, WorkloadKind
 from scheduler.state.states import WorkloadState
-
-# Reason code: short label in the filter. The rows show full sentences.
-REASON_LABELS = {
-    "waits_for_units": "Waits for GPUs",
-    "waits_for_eviction": "Preemption under way",
-    "behind_others": "Behind others",
-    "over_quota": "Over quota",
-    "behind_own_team": "Behind its team",
-    "over_user_cap": "Over the person's limit",
-    "budget_closed": "Budget used up",
-    "held_for_reservation": "Held for a reservation",
-    "held_for_maintenance": "Held for maintenance",
-    "reservation_not_started": "Reservation has not begun",
-}
 
 
 class QueueFilterForm(forms.Form):
@@ -156,7 +143,7 @@ def _queue_row(
         ),
         "unknown": workload.expected_start is None,
         "waits": short_duration(now - workload.queued_at),
-        "reason": reason_texts.waiting_sentence(workload, user) or "Not looked at yet.",
+        "reason": reason_texts.waiting_sentence(workload, user) or work_pages.NOT_PLANNED_YET,
         "state": workload_text.displayed_state(workload),
         "detail": _unfolded_row(workload, user, now)
         if is_open and workload.state == WorkloadState.QUEUED
@@ -175,10 +162,12 @@ def _unfolded_row(workload: Workload, user: User, now: datetime) -> dict[str, An
 def _totals_text(totals: reads.QueueTotals, seen: int | None) -> str:
     """Return the totals of all teams and how many of these the user may see (``seen``; None: all)."""
     if not totals.waiting:
-        return f"Nothing waits; {totals.running} run."
+        return work_pages.NOTHING_WAITS.format(running=totals.running)
     whose = "" if seen is None else f", {seen or 'none'} of them of your teams"
     verb = "waits" if totals.waiting == 1 else "wait"
-    return f"{totals.waiting} {verb} for {totals.gpus_wanted} units{whose}; {totals.running} run."
+    return work_pages.QUEUE_TOTALS.format(
+        waiting=totals.waiting, verb=verb, units=totals.gpus_wanted, whose=whose, running=totals.running
+    )
 
 
 def _owner_choices(request: HttpRequest, counts: dict[str, int]) -> list[dict[str, Any]]:
@@ -207,7 +196,7 @@ def _url_with(request: HttpRequest, **changes: str | None) -> str:
 
 
 def _reason_label(code: str) -> str:
-    return REASON_LABELS.get(code, code.replace("_", " ").capitalize())
+    return work_pages.REASON_LABELS.get(code, code.replace("_", " ").capitalize())
 
 
 def _queue_csv(rows: Any, user: User, now: datetime) -> HttpResponseBase:

@@ -24,6 +24,7 @@ from portal.web.page.access import (
     sign_in_required,
 )
 from portal.web.work.workload_text import workload_url
+from portal.wording.pages import workload_pages
 from scheduler.models import Dependency, Workload
 
 MAX_EXTENSION_HOURS = 24 * 366
@@ -60,9 +61,9 @@ def cancel_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseB
             now=timezone.now(),
             why=request.POST.get("why", ""),
         ),
-        done=f"{workload.name} is being stopped."
+        done=workload_pages.STOPPING.format(name=workload.name)
         if workload.started_at
-        else f"{workload.name} was taken out of the queue.",
+        else workload_pages.OUT_OF_QUEUE.format(name=workload.name),
         to=workload_url(workload),
     )
 
@@ -80,7 +81,7 @@ def extend_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseB
         lambda: workload_changes.extend_workload(
             actor=current_user(request), workload=workload, seconds=hours * 3600, now=timezone.now()
         ),
-        done=f"{workload.name} may run {hours} h longer.",
+        done=workload_pages.EXTENDED.format(name=workload.name, hours=hours),
         to=workload_url(workload),
     )
 
@@ -98,7 +99,7 @@ def keep_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBas
         lambda: workload_changes.keep_workload(
             actor=current_user(request), workload=workload, seconds=hours * 3600, now=timezone.now()
         ),
-        done=f"{workload.name} is kept for {hours} h, idle or not.",
+        done=workload_pages.KEPT.format(name=workload.name, hours=hours),
         to=workload_url(workload),
     )
 
@@ -122,17 +123,13 @@ def _posted_hours(request: HttpRequest) -> int | None:
     ):
         return int(given)
     messages.error(
-        request, f"hours is {ascii(given[:20])}; allowed: a whole number from 1 to {MAX_EXTENSION_HOURS:,}."
+        request, workload_pages.HOURS_INVALID.format(given=ascii(given[:20]), most=MAX_EXTENSION_HOURS)
     )
     return None
 
 
 def _confirm_cancel(request: HttpRequest, workload: Workload) -> HttpResponse:
-    loss = (
-        "The memory of its kernels is lost. Files saved in its home stay."
-        if is_notebook(workload)
-        else "What it did since its last checkpoint is lost. Its log and files stay."
-    )
+    loss = workload_pages.NOTEBOOK_STOP_EFFECT if is_notebook(workload) else workload_pages.JOB_STOP_EFFECT
     waits_for_it = Q(on=workload) | (Q(on_array=workload.array_id) if workload.array_id else Q())
     dependents = Dependency.objects.filter(
         waits_for_it, settled_at=None, condition=Dependency.Condition.OK
@@ -143,7 +140,7 @@ def _confirm_cancel(request: HttpRequest, workload: Workload) -> HttpResponse:
             if dependents == 1
             else f"{dependents} jobs wait for it to finish and end"
         )
-        loss = f"{loss} {ends} with it."
+        loss = workload_pages.DEPENDENTS_END.format(loss=loss, ends=ends)
     context = {
         "title": f"Stop {workload.name}?",
         "text": loss,

@@ -31,6 +31,7 @@ from portal.wording import (
     reason_texts,
     state_labels,
 )
+from portal.wording.pages import workload_pages
 from scheduler.models import Workload
 from scheduler.state.states import LeaseState, WorkloadState
 
@@ -150,11 +151,11 @@ def _stop_button(workload: Workload, small: bool) -> dict[str, Any]:
     running = workload.state in RUNNING_STATES
     label = "Stop" if running else "Cancel"
     if not running:
-        loss = "It leaves the queue and loses its place."
+        loss = workload_pages.QUEUE_LEAVE_EFFECT
     elif is_notebook(workload):
-        loss = "The memory of its kernels is lost. Files saved in its home stay."
+        loss = workload_pages.NOTEBOOK_STOP_EFFECT
     else:
-        loss = "What it did since its last checkpoint is lost. Its log and files stay."
+        loss = workload_pages.JOB_STOP_EFFECT
     return {
         "label": label,
         "url": _action_url(workload, "cancel"),
@@ -175,13 +176,13 @@ def _waiting_fields(details: WorkloadDetails, user: User, now: datetime) -> dict
         "why": " ".join(filter(None, (_waiting_reason(workload, user), lateness_warning(workload)))),
         "why_url": reverse("why", args=[workload.public_id]),
         # A workload without a queue position is not behind other workloads.
-        "why_label": "Why them, not me?" if workload.position else "Why, and what would help?",
+        "why_label": workload_pages.WHY_THEM_LABEL if workload.position else workload_pages.WHY_LABEL,
     }
 
 
 def _waiting_reason(workload: Workload, user: User) -> str:
     sentence = reason_texts.waiting_sentence(workload, user)
-    return sentence or "The engine has not planned it yet."
+    return sentence or workload_pages.NOT_PLANNED
 
 
 def _running_fields(details: WorkloadDetails, currency: str, now: datetime) -> dict[str, Any]:
@@ -190,7 +191,7 @@ def _running_fields(details: WorkloadDetails, currency: str, now: datetime) -> d
     made: dict[str, Any] = {
         "spark": {
             "values": use.values or [None],
-            "label": f"Utilisation over the last two hours, {latest}",
+            "label": workload_pages.SPARK_LABEL.format(latest=latest),
             "value": percent(use.latest),
             "small": f"SM {percent(use.sm_active)}" if use.sm_active is not None else "",
         },
@@ -242,24 +243,33 @@ def _notice_line(details: WorkloadDetails, user: User, now: datetime) -> dict[st
     if workload.state == WorkloadState.ENDED:
         return None
     if workload.state == WorkloadState.NOTICE:
-        by = f" It is gone by {formatting.date_and_time(workload.gone_by)}." if workload.gone_by else ""
+        by = (
+            workload_pages.GONE_BY.format(time=formatting.date_and_time(workload.gone_by))
+            if workload.gone_by
+            else ""
+        )
         what_for = "and leaves its host" if details.move else "to make room"
-        return {"warn": True, "text": f"It writes a checkpoint {what_for}. {stop_reason(details, user)}{by}"}
+        return {
+            "warn": True,
+            "text": workload_pages.WRITES_CHECKPOINT.format(
+                purpose=what_for, reason=stop_reason(details, user), gone_by=by
+            ),
+        }
     if workload.state == WorkloadState.STOPPING or workload.stop_requested:
         if details.stop is not None:
             by = "you" if details.stop.user_id == user.pk else details.stop.name
             return {
-                "text": f"It is being stopped by {by}{': ' if details.stop.why else ''}"
-                f"{details.stop.why.rstrip('.')}."
+                "text": workload_pages.STOPPED_BY.format(
+                    person=by, colon=": " if details.stop.why else "", why=details.stop.why.rstrip(".")
+                )
             }
-        return {"text": f"It is being stopped. {stop_reason(details, user)}".strip()}
+        return {"text": workload_pages.STOPPED_BECAUSE.format(reason=stop_reason(details, user)).strip()}
     if workload.state == WorkloadState.RUNNING and (quiet := _silent_host_notice(details, now)):
         return {"warn": True, "text": quiet}
     if workload.state == WorkloadState.RUNNING and workload.idle_warned_at is not None:
         return {
             "warn": True,
-            "text": "No busy kernel, no open page and a quiet GPU. "
-            "It stops soon unless you use it; your files stay.",
+            "text": workload_pages.IDLE_WARNING,
             "actions": [
                 {
                     "label": "Keep it 2 h",
@@ -273,9 +283,9 @@ def _notice_line(details: WorkloadDetails, user: User, now: datetime) -> dict[st
     if state_labels.is_waiting_to_resume(workload):
         since = workload.checkpoint_at
         resumes = (
-            f"Its last checkpoint is of {formatting.date_and_time(since)}."
+            workload_pages.LAST_CHECKPOINT.format(time=formatting.date_and_time(since))
             if since
-            else "It wrote no checkpoint and begins anew."
+            else workload_pages.NO_CHECKPOINT
         )
         return {"text": f"{stop_reason(details, user)} {resumes}".strip()}
     end = details.ends_at
@@ -286,8 +296,7 @@ def _notice_line(details: WorkloadDetails, user: User, now: datetime) -> dict[st
     ):
         return {
             "warn": True,
-            "text": f"It reaches its longest runtime in {short_duration(end - now)}; "
-            "save your work or extend it.",
+            "text": workload_pages.RUNTIME_ENDS.format(left=short_duration(end - now)),
         }
     if workload.state == WorkloadState.RUNNING and details.borrows is not None:
         return {"text": borrowing_notice(details)}
@@ -299,10 +308,7 @@ def _silent_host_notice(details: WorkloadDetails, now: datetime) -> str:
     host = details.run.host if details.run is not None else None
     if host is None or host.lease_state == LeaseState.ALIVE or host.last_sync_at is None:
         return ""
-    return (
-        f"Its host {host.name} last reported {short_duration(now - host.last_sync_at)} ago. "
-        "Workloads there stop when its lease expires, and restart on another host if a retry is left."
-    )
+    return workload_pages.HOST_SILENT.format(host=host.name, silence=short_duration(now - host.last_sync_at))
 
 
 def _idle_time(workload: Workload, now: datetime) -> str:

@@ -16,6 +16,7 @@ from portal import policy
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.work.workload_actions import get_workload_or_404
+from portal.wording.pages import workload_pages
 from scheduler.models import Run, Workload
 from scheduler.runs import logs
 
@@ -31,7 +32,7 @@ def log(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
     policy.require(current_user(request), "workload.logs", workload)
     run = requested_run(request, workload)
     if run is None:
-        raise Http404("This workload has no such run.")
+        raise Http404(workload_pages.NO_SUCH_RUN)
     if request.GET.get("download"):
         return _download_log(workload, run)
     offset = _parse_offset(request.GET.get("offset"))
@@ -45,7 +46,7 @@ def log(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
 def _download_log(workload: Workload, run: Run) -> HttpResponseBase:
     written = logs.read_whole_log(run.public_id)
     if written is None:
-        raise Http404("This run has written nothing.")
+        raise Http404(workload_pages.EMPTY_LOG)
     name = f"{workload.public_id}-attempt-{run.attempt}-rank-{run.rank}.log"
     return FileResponse(
         BytesIO(written), as_attachment=True, filename=name, content_type="text/plain; charset=utf-8"

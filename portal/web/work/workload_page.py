@@ -19,6 +19,7 @@ from portal.web.components.quantities import short_duration
 from portal.web.page import live_refresh
 from portal.web.work import workload_text
 from portal.wording import reason_texts, request_texts
+from portal.wording.pages import workload_pages
 from scheduler.models import Workload, WorkloadKind
 
 PART_TEMPLATES = {"tab": "work/workload_tabs.html", "side": "work/workload_side.html"}
@@ -77,7 +78,7 @@ def workload_facts(details: WorkloadDetails, user: User, now: datetime) -> list[
         whole = reverse("array", args=[workload.array.public_id])
         facts.append(("Array", f"{workload.array.name}, task {workload.array_index}", whole))
     if workload.hosts > 1:
-        facts.append(("If it ends on one host", workload.get_if_member_ends_display(), ""))
+        facts.append((workload_pages.GANG_END_LABEL, workload.get_if_member_ends_display(), ""))
     if workload.most_retries:
         facts.append(("Retries", f"{workload.failures} of {workload.most_retries} used", ""))
     facts.append(("Submitted", f"{timezone.localtime(workload.submitted_at):%d %b %Y %H:%M:%S}", ""))

@@ -17,6 +17,7 @@ from portal.reads.work.workload_details import WorkloadDetails
 from portal.web.components.quantities import gpu_model, money, percent, short_duration
 from portal.web.work import attempts
 from portal.web.work.workload_log import LOG_TAIL_BYTES, log_state, requested_run
+from portal.wording.pages import workload_pages
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR, WHOLE_GPU_PROFILE
 from scheduler.models import Workload
 from scheduler.runs import logs
@@ -30,12 +31,6 @@ TABS = (
     ("cost", "Cost"),
     ("decisions", "Decisions"),
 )
-BUCKET_LABELS = {
-    "used": "Held by this workload",
-    "reserved_unused": "Reserved, not used",
-    "preempted": "Lost to a preemption, not charged",
-    "hardware_lost": "Lost to hardware, not charged",
-}
 
 
 def tab_links(
@@ -97,7 +92,7 @@ def _current_tab(request: HttpRequest) -> str:
 
 def _log_tab(request: HttpRequest, workload: Workload, user: User) -> dict[str, Any]:
     if not policy.may(user, "workload.logs", workload):
-        return {"log_refused": "Only its team, operators and auditors may read these logs."}
+        return {"log_refused": policy.ACTIONS["workload.logs"][1]}
     run = requested_run(request, workload)
     if run is None:
         return {"log": None}
@@ -113,7 +108,7 @@ def _log_tab(request: HttpRequest, workload: Workload, user: User) -> dict[str, 
         for other in runs
     ]
     note = (
-        f"The last {LOG_TAIL_BYTES // 1024} kB; download it for the rest."
+        workload_pages.LOG_TAIL.format(kilobytes=LOG_TAIL_BYTES // 1024)
         if end > LOG_TAIL_BYTES
         else f"Attempt {run.attempt} on {run.host.name}"
     )
@@ -141,7 +136,7 @@ def _use_tab(workload: Workload, now: datetime) -> dict[str, Any]:
         "columns": [
             {"label": "Time"},
             {"label": "Utilisation", "numeric": True},
-            {"label": "Memory at most, MiB", "numeric": True},
+            {"label": workload_pages.MEMORY_COLUMN, "numeric": True},
         ],
         "rows": [
             [f"{at:%d %b %H:%M}", percent(share), f"{memory:,}" if memory is not None else None]
@@ -150,9 +145,9 @@ def _use_tab(workload: Workload, now: datetime) -> dict[str, Any]:
     }
     measured = sum(share is not None for _, share, _ in readings)
     no_chart = (
-        "The driver measures no utilisation of a slice of a GPU; its memory is known."
+        workload_pages.NO_SLICE_UTILISATION
         if workload.profile != WHOLE_GPU_PROFILE
-        else "A chart is drawn from the second reading on."
+        else workload_pages.CHART_LATER
     )
     return {
         "is_chart": measured > 1,
@@ -168,7 +163,8 @@ def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> di
     rows = [
         [
             f"{line['day']:%d %b %Y}",
-            BUCKET_LABELS.get(line["bucket"], line["bucket"]) + (", taken back" if line["reversal"] else ""),
+            workload_pages.BUCKET_LABELS.get(line["bucket"], line["bucket"])
+            + (", taken back" if line["reversal"] else ""),
             gpu_model(line["model"]),
             _gpu_hours_figure(line["slot_seconds"]),
             money(round_amount(Decimal(line["amount"])), currency),
@@ -187,7 +183,7 @@ def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> di
         ],
         "rows": rows,
         "total": ["Total", "", "", "", money(round_amount(written), currency)],
-        "empty": "No charge has been written yet; the hour that runs is charged when it is over.",
+        "empty": workload_pages.NOTHING_CHARGED,
     }
     readings = [
         {
@@ -209,7 +205,7 @@ def _price_readings(workload: Workload, details: WorkloadDetails, currency: str)
     most = money(round_amount(details.price_per_hour * workload.max_runtime_seconds / 3600), currency)
     return [
         {
-            "label": "Per hour now" if details.held else "Per hour, once it runs",
+            "label": "Per hour now" if details.held else workload_pages.PRICE_LATER_LABEL,
             "value": money(details.price_per_hour, currency),
         },
         {"label": "At most", "value": most, "small": f"for {short_duration(workload.max_runtime_seconds)}"},

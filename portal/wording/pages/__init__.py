@@ -1,0 +1,1 @@
+"""Messages, titles and notes of pages, by area."""

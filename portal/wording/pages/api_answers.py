@@ -1,0 +1,19 @@
+"""Messages of the API that no service gives."""
+
+from __future__ import annotations
+
+TOKEN_NOT_VALID = "The token is unknown, revoked or out of date; make a new one under API tokens."
+NOT_FOUND = "There is no such thing, or it is not yours to see."
+NOT_ALLOWED = "You may not do this."
+BODY_TOO_LARGE = "The body is too large; allowed: up to {kibibytes:,} KiB."
+PROJECT_NOT_ALLOWED = "project is {given}; allowed: {allowed}."
+OBJECT_NOT_VISIBLE = "{field} is {given}; allowed: {what} that is visible to you."
+NESTED_TOO_DEEPLY = "The body is JSON nested too deeply; allowed: the fields of this call."
+UNKNOWN_FIELD = "is not a field of this request; allowed: {allowed}."
+PERIOD_NOT_ALLOWED = "end is {end}; allowed: after the start, {start}, by at most {days} days."
+RANK_NOT_ALLOWED = "rank is {rank}; allowed for {name}: {allowed}."
+NUMBER_FOR_TEXT = "a number; allowed: text."
+TOKEN_SCHEME = "A token made in the browser; it begins with gpp_."
+TOPICS_NOT_ALLOWED = "topics: {given} given; allowed: 1 to {most}"
+TOPIC_NOT_FOUND = "topics: {topic!r} is not a topic, or not yours to see"
+SIGN_IN_FIRST = "sign in to the portal first"

@@ -1,0 +1,72 @@
+"""Texts of pages about pools, hosts and GPUs."""
+
+from __future__ import annotations
+
+HOST_NOT_FOUND = "There is no host {name}, or it is not yours to see."
+GEOMETRY_REQUESTED = "GPU {gpu} of {host} takes nothing new. It is changed once nothing holds it."
+HEALTH_RULE_REMOVED = "{code} has no rule any more: its events are only recorded."
+RETURN_TITLE = "Return {} to service?"
+POWERED_OFF_BUTTON = "I have seen it powered off"
+POWERED_OFF_TITLE = "Is {} powered off?"
+REVOKE_TITLE = "Revoke the credential of {}?"
+LABELS_INVALID = "labels contains {given!a:.60}; allowed: name=value pairs with spaces between them."
+CLOSED_FOR = " It was closed for: {reason}."
+HOST_IS_ALIVE = (
+    "{name} is alive: its agent reports, so it is not off, and this would be refused. For a machine "
+    "that is off, this counts its workloads as lost and restarts them elsewhere at once, before its "
+    "lease has expired. To empty a host that is on, drain it."
+)
+MAINTENANCE_SET = "{name} is in maintenance from {start:%d %b %H:%M} on. No workload is planned into it."
+LIMITS_SAVED = "Saved. The engine uses it from its next cycle on."
+SETTINGS_SAVED = "Saved. The engine uses it from its next cycle on; running workloads continue."
+REPAIR_POLICY_SAVED = "Saved. Its hosts get the change at once."
+POOL_CREATED = "{name} is created with default limits. Next, add a host."
+UNKNOWN_REPAIR_VERB = "verb is {verb!r}; allowed: {allowed}."
+GPU_DIAGNOSED = "GPU {gpu} is being diagnosed."
+GPUS_DIAGNOSED = "Being diagnosed: {gpus}."
+GPU_RETURNED = "GPU {gpu} is back in service."
+GPU_TAKEN_OUT = "GPU {gpu} is out of service until it is returned."
+GPU_FORGOTTEN = "GPU {gpu} ({uuid}) is removed from the list."
+GEOMETRY_KEPT = "GPU {gpu} stays as it is."
+WINDOW_CANCELLED = "The maintenance window is cancelled."
+
+LIMIT_LABELS = {
+    "notice_seconds": (
+        "Notice",
+        "Between the warning and the stop signal, in which a checkpoint is written.",
+    ),
+    "grace_seconds": ("Grace", "Between the stop signal and the kill."),
+    "minimum_runtime_seconds": (
+        "Shortest undisturbed run",
+        "How long a workload runs before it may be preempted.",
+    ),
+    "half_life_seconds": ("Half-life of use", "After which past use counts half in fair share."),
+    "spare_gpus": ("Kept free", "GPUs that only work of critical priority may use. Empty: none."),
+    "longest_runtime_seconds": ("Longest runtime", "That a workload may ask for."),
+    "approval_above_gpus": ("Approval above", "Reservations of more GPUs than this wait for an operator."),
+    "longest_reservation_seconds": ("Longest reservation", "From its start to its end."),
+    "reservation_horizon_seconds": ("How far ahead", "From now, until which reservations may end."),
+    "no_show_seconds": ("No-show limit", "After which an unused reservation is released."),
+    "idle_limit_seconds": (
+        "Idle limit",
+        "Without work, after which a notebook is stopped, a warning before.",
+    ),
+    "most_gpus_per_user": ("Most GPUs per person", "Empty: no limit."),
+    "most_gpus_per_workload": ("Most GPUs per workload", "Empty: no limit."),
+    "most_waiting_per_user": (
+        "Most waiting per person",
+        "Notebooks, jobs and array tasks in the queue. More are refused when they are submitted.",
+    ),
+    "most_waiting_per_team": ("Most waiting per team", "The same for all people of a team together."),
+}
+
+# The action taken for a hardware event, as text.
+HARDWARE_ACTION_SENTENCES = {
+    "": "",
+    "note": "Noted.",
+    "warn": "Operators are notified.",
+    "quarantine_gpu": "The GPU is quarantined.",
+    "cordon": "The host is cordoned.",
+    "drain": "The host is drained.",
+    "held_back": "Left to a person: too much of the pool was taken out lately.",
+}

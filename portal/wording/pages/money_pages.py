@@ -1,0 +1,22 @@
+"""Texts of pages about money and utilisation."""
+
+from __future__ import annotations
+
+NOT_A_MONTH = "month is {given!a}; allowed: a year and a month, such as 2026-03."
+BUDGET_SET = "The budget of {subject} is set."
+COST_CENTRE_SET = "{code} pays for {project} from that date on."
+NOT_A_NUMBER = "{field} is {given!a}; allowed: its number."
+HALF_WAIT_LABEL = "Half wait at most"
+NOTHING_IN_PERIOD = "Nothing in this period."
+MONTH_CLOSED = "{month:%B %Y} is closed and cannot change any more. Later changes become corrections."
+YEAR_OUT_OF_RANGE = "month is {given!a}; allowed: years from 2000 to 2200."
+PRICE_SET = "The price is set. What was charged before stays as it is."
+CHART_UNKNOWN = "chart is {given!a}; allowed: {allowed}."
+DIMENSION_UNKNOWN = "by is {given!a}; allowed: {allowed}."
+PERIOD_UNKNOWN = "period is {given!a}; allowed: {allowed}, or start and end."
+NOT_TWO_DATES = "start and end: allowed are dates such as 2026-03-01, both of them."
+PERIOD_LENGTH = "end is {end!a}; allowed: after the start and within {days} days of it."
+IDLE_LABEL = "Held but not used"
+GPU_HOURS_TITLE = "Where the GPU-hours go"
+NO_GPU_REPORTS = "No GPU reports."
+WAITING_TITLE = "How long people wait"

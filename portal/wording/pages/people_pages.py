@@ -1,0 +1,19 @@
+"""Texts of pages about people, teams and tokens."""
+
+from __future__ import annotations
+
+AUDIT_SEARCH_HINT = "Name, id or reason"
+SETUP_BY_OPERATOR = "Only an operator can finish the setup."
+SETUP_POOL = "Hosts whose GPUs are shared by one set of rules. One is enough at first."
+SETUP_HOST = "One command on the machine starts its agent. Its GPUs then appear here."
+SETUP_TEAM = "People ask for GPUs as members of a team, for one of its projects."
+SETUP_QUOTA_TITLE = "Give it a quota"
+SETUP_QUOTA = "What a team is guaranteed, and how much it may borrow of what others leave free."
+SETUP_NOTEBOOK = "JupyterLab on a GPU of the pool, in two clicks."
+PERSON_CREATED = "{name} can sign in now. Next, add them to a team."
+PERSON_CHANGED = "{name} is changed."
+USER_NAME_LABEL = "User name or e-mail address"
+TEAM_CREATED = "{name} is created. Next: its members, its projects and its quota."
+USER_UNKNOWN = "user is {given!a:.60}; allowed: the user name of somebody with an account."
+TOKEN_REVOKED = "The token {name} no longer works."
+TEMPLATE_DELETED = "{name} is deleted. Workloads launched from it stay."

@@ -1,0 +1,1 @@
+"""What is wrong with a given value, and what is allowed; who may do something."""

@@ -1,0 +1,28 @@
+"""Problems of requests about pools, hosts, money, people and approvals."""
+
+from __future__ import annotations
+
+FIELD_IS_FIXED = "{field} can't be changed; allowed: {allowed}."
+REPAIR_FIELD_UNKNOWN = "{field} is not known; allowed: {allowed}."
+NOTHING_TO_CHANGE = "nothing to change is given; allowed: one or more of {allowed}."
+HEALTH_RULE_UNKNOWN = "code is {code}; allowed: {allowed}."
+MAINTENANCE_LENGTH = "end is {end}; allowed: after the start and within {days} days of it."
+MAINTENANCE_IS_PAST = "end is {end}, which is past; allowed: after {now}."
+GEOMETRY_INVALID = "geometry is {given}; allowed: {allowed}."
+STATIC_POOL_WITHOUT_TEAM = "team is empty; allowed: the team that owns a static pool."
+DYNAMIC_POOL_WITH_TEAM = "team is {team}; allowed: nothing, since a dynamic pool is shared."
+POOL_LIMIT_UNKNOWN = "{field} is not a limit of a pool; allowed: {allowed}."
+TEAM_AND_PROJECT = "team and project: give exactly one of the two."
+MONTH_IS_PAST = "month is {month:%Y-%m}; allowed: this month or a later one."
+VALID_FROM_IS_PAST = "valid_from is {valid_from}; allowed: from this hour on."
+MONTH_IS_NOT_PAST = "month is {month:%Y-%m}; allowed: a past month, before {this_month:%Y-%m}."
+PRICE_IS_PAST = "valid_from is {valid_from}; allowed: from this hour on. A price never changes the past."
+CURRENCY_INVALID = "currency is {given!a:.60}; allowed: three letters, such as EUR."
+AUDITOR_HAS_OTHER_ROLE = (
+    "auditor is true with another role; allowed: an auditor is neither operator nor finance."
+)
+PASSWORD_LENGTH = "password is too long or not text; allowed: 12 to 1,000 characters."
+EXPIRY_INVALID = "expires_at is {expires_at}; allowed: {allowed}."
+ENVIRONMENT_OF_ANOTHER = (
+    "environment of {workload} ({variables:.200}) is {owner}'s; allowed: your own values, or none."
+)

@@ -1,0 +1,25 @@
+"""Problems of single values, found by ``portal.input_checks``."""
+
+from __future__ import annotations
+
+NOT_TEXT = "{field} is {given}; allowed: text of {allowed}."
+WRONG_LENGTH = "{field} has {length:,} characters; allowed: {allowed}."
+FORBIDDEN_CHARACTER = "{field} contains the character U+{code_point:04X}; allowed: {allowed}."
+NOT_ALLOWED = "{field} is {given}; allowed: {allowed}."
+NOT_A_FLAG = "{field} is {given}; allowed: true or false."
+NOT_A_LIST = "{field} is {given}; allowed: a list of at most {most} of {allowed}."
+NOT_A_TIME = "{field} is {given}; allowed: a date and time with its time zone, such as 2026-03-02T09:00:00Z."
+YEAR_OUT_OF_RANGE = "{field} is in the year {year}; allowed: years from 2000 to {last_year}."
+NOT_A_MONTH = "{field} is {given}; allowed: the first day of a month, such as 2026-03-01."
+NOT_AN_ENVIRONMENT = "{field} is {given}; allowed: up to 100 pairs of a variable's name and text."
+VARIABLE_NAME_INVALID = "{field} has the name {given}; allowed: letters, digits and underscores."
+VARIABLE_NAME_RESERVED = (
+    "{field} sets {variable}; allowed: any name the program does not set itself (GPUPOOL_*, LD_*, "
+    "*_VISIBLE_DEVICES)."
+)
+VARIABLE_VALUE_INVALID = (
+    "{field} gives {variable} the value {given}; allowed: text of up to 4,096 characters without NUL."
+)
+NOT_A_TIME_ZONE = (
+    "{field} is {given}; allowed: a name of the time zone database, such as UTC or Europe/Berlin."
+)

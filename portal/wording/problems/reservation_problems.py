@@ -1,0 +1,21 @@
+"""Problems of windows and series of reservations."""
+
+from __future__ import annotations
+
+WEEKDAYS_EMPTY = "weekdays is empty; allowed: one or more of {allowed}."
+OCCURRENCE_TOO_LONG = "end is more than a day after start; allowed for a series: up to 24 hours."
+UNTIL_IS_NO_DATE = "until is not a date; allowed: a date such as 2026-03-31."
+UNTIL_OUT_OF_RANGE = "until is {until:%Y-%m-%d}; allowed in {pool}: {first:%Y-%m-%d} to {last:%Y-%m-%d}."
+NO_OCCURRENCE = "until is {until:%Y-%m-%d}; none of those weekdays lies before it."
+TOO_MANY_OCCURRENCES = "until is {until:%Y-%m-%d}; allowed: {most} occurrences, so up to {last:%Y-%m-%d}."
+WINDOW_UNCHANGED = "end is {end}, which changes nothing; allowed: another start or another end."
+START_IS_FIXED = "start is {start}; it started at {started}: only its end can change."
+END_IS_PAST = "end is {end}, which is past; allowed: after {now}."
+STARTS_ON_WEEKEND = "It starts on a weekend."
+LONGER_THAN_THREE_DAYS = "It is longer than three days: unused time is charged too."
+START_IS_PAST = "start is {start}, which is past; allowed: from {now} on."
+START_BEYOND_HORIZON = "start is {start}; allowed in {pool}: up to {horizon}."
+END_BEFORE_START = "end is {end}; allowed: after the start, {start}."
+WINDOW_TOO_SHORT = "end is {end}; allowed: at least 5 minutes after the start, {start}."
+WINDOW_TOO_LONG = "end is {end}; allowed in {pool}: up to {longest} after the start."
+END_NOT_EARLIER = "end is {end}; allowed: after {earliest} and before its present end, {latest}."
