@@ -17,10 +17,15 @@ from pytest_django.plugin import DjangoDbBlocker
 NOW = dt.datetime(2026, 3, 18, 10, 0, tzinfo=dt.UTC)  # a Wednesday morning, with no change of clocks near
 
 # A slow machine is no failure of the product: properties are judged by their assertions, not by the clock.
-hypothesis.settings.register_profile(
-    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
-)
-hypothesis.settings.load_profile("suite")
+for profile, examples in (("short", 25), ("full", 100)):
+    hypothesis.settings.register_profile(
+        profile,
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+        print_blob=True,
+    )
+hypothesis.settings.load_profile("short")  # the long part runs with `--hypothesis-profile full`
 
 NEEDS = {
     "browser": ("Chromium", ("chromium", "chromium-browser", "google-chrome")),

@@ -1,16 +1,23 @@
-"""Mark the tests that only `./run test --long` runs. Loaded by pytest as a plugin."""
+"""Mark the tests that only `./run test --long` runs, and those that one process runs. Loaded by pytest."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 # Installing the environment of these tests takes minutes: see examples/requirements.txt.
 EXAMPLES_MARKERS = ("torch", "lightning", "transformers", "ray")
 
+# These tests share what the first of them reads: the syntax trees of all source files.
+ONE_PROCESS_FOLDER = Path(__file__).parent / "architecture"
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Add the marker `long` before pytest applies `-m`."""
+    """Add the marker `long` before pytest applies `-m`, and the group of a folder before xdist reads it."""
     for item in items:
         if any(item.get_closest_marker(name) for name in EXAMPLES_MARKERS):
             item.add_marker("long")
+        if item.path.parent == ONE_PROCESS_FOLDER:
+            item.add_marker(pytest.mark.xdist_group("architecture"))

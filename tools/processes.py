@@ -44,7 +44,7 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _be_interrupted_with_parent() -> None:
+def be_interrupted_with_parent() -> None:
     """In a child before exec: accept SIGINT, even if this process ignores it; get it when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
@@ -96,22 +96,30 @@ def run_interruptible(
     Within `ending_descendants` orphans must be reaped meanwhile: the command may wait for their end.
     """
     child = subprocess.Popen(
-        command, cwd=cwd, env=env, start_new_session=True, preexec_fn=_be_interrupted_with_parent
+        command, cwd=cwd, env=env, start_new_session=True, preexec_fn=be_interrupted_with_parent
     )
     try:
         if reaps_orphans:
             _reap_until_ended(child)
         return child.wait()
     except BaseException:
-        child.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + INTERRUPT_SECONDS
-        while child.poll() is None and time.monotonic() < deadline:
-            if reaps_orphans:
-                _reap(other_than=child.pid)
-            time.sleep(POLL_SECONDS)
-        if child.poll() is None:
-            child.kill()
+        interrupt(child, reaps_orphans)
         raise
+
+
+def interrupt(child: subprocess.Popen[bytes], reaps_orphans: bool = False) -> None:
+    """Send a child one SIGINT and wait for its end; kill it if it takes longer than INTERRUPT_SECONDS."""
+    if child.poll() is not None:
+        return
+    child.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + INTERRUPT_SECONDS
+    while child.poll() is None and time.monotonic() < deadline:
+        if reaps_orphans:
+            _reap(other_than=child.pid)
+        time.sleep(POLL_SECONDS)
+    if child.poll() is None:
+        child.kill()
+        child.wait()
 
 
 def _reap_until_ended(child: subprocess.Popen[bytes]) -> None:

@@ -3,54 +3,96 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
+from typing import IO
 
 from tools.changed_tests import changed_files, choose_tests
 from tools.console import say
 from tools.environment import ensure_environment, ensure_examples_environment, ensure_test_programs
 from tools.paths import PYTHON, ROOT
-from tools.processes import run_interruptible
+from tools.processes import be_interrupted_with_parent, interrupt, run_interruptible
 from tools.throw_away import throw_away_stores
 
 FLAGS = ("--external", "--long", "--changed")
 NOTHING_COLLECTED_STATUS = 5
+PASSED = (0, NOTHING_COLLECTED_STATUS)
+# One gate after the other, at a lower priority than the tests.
+GATES = ("nice", "-n", "5", sys.executable, str(ROOT / "run"), "check", "--jobs", "1")
 SHOWN_CHOICES = 40
-SIDE_BY_SIDE = ("-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder")
+# A part without a database gets this address, so that a test of it that needs one fails at once.
+NO_DATABASE_URL = "postgresql://no-database.invalid/none"
 EXAMPLES_MARKERS = re.compile(r"(?P<negation>not\s+)?\b(long|torch|lightning|transformers|ray)\b")
 EXAMPLES_MARKED = re.compile(r"pytest\.mark\.(torch|lightning|transformers|ray)\b")
 
 
 @dataclass(frozen=True)
 class Part:
-    """Tests that are run together: chosen by a marker expression, in two processes or alone."""
+    """Tests that one pytest runs: those of a marker expression in some folders.
+
+    The parts of a run are side by side. Only one of them may have both a database and several processes:
+    the names of its databases are those of its processes.
+    """
 
     name: str
     markers: str
-    alone: bool = False
+    paths: tuple[str, ...] = ("tests",)
+    excluded: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    processes: int = 1
+    database: bool = True
 
-    def run(self, env: Mapping[str, str], arguments: Sequence[str] = ()) -> bool:
-        """Run the tests and return True if none fails. Their output goes straight to the caller's."""
-        how = () if self.alone else SIDE_BY_SIDE
-        pytest = [str(PYTHON), "-m", "pytest", *how, "-q", "--durations", "10", "-m", self.markers]
-        status = run_interruptible([*pytest, *arguments], ROOT, env)
-        return status in (0, NOTHING_COLLECTED_STATUS)
+    def chosen_paths(self, wanted: Sequence[str]) -> list[str]:
+        """Return the wanted files and folders that belong to this part; its own folders if none is wanted."""
+        found = {narrower(path, other) for path in self.paths for other in wanted or [path]}
+        return sorted(path for path in found if path and not any(is_within(path, e) for e in self.excluded))
+
+    def command(self, options: Sequence[str], paths: Sequence[str]) -> list[str]:
+        """Return the command that runs these files and folders, without the excluded ones."""
+        how = ["-n", str(self.processes), "--dist", "loadgroup", "--no-loadscope-reorder"]
+        ignored = [f"--ignore={path}" for path in self.excluded]
+        chosen = [*(how if self.processes > 1 else []), *ignored, "-m", self.markers, *self.options]
+        return [str(PYTHON), "-m", "pytest", "-q", "--durations", "10", *chosen, *options, *paths]
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        return {**env} if self.database else {**env, "DATABASE_URL": NO_DATABASE_URL}
 
 
-# Whole sites with a browser have the machine to themselves; everything else shares it.
+def is_within(path: str, folder: str) -> bool:
+    return PurePath(path).is_relative_to(folder)
+
+
+def narrower(one: str, other: str) -> str | None:
+    """Return which of two paths lies within the other, or None if neither does."""
+    if is_within(one, other):
+        return one
+    return other if is_within(other, one) else None
+
+
+# Most tests of agents and of whole sites wait: side by side they use the processors that others leave.
+MAIN_JOB = "tests/e2e/test_main_job.py"
+SITES = ("tests/benchmarks", "tests/e2e", "tests/house")
+AGENTS = "tests/agent"
 SHORT_PARTS = (
-    Part("tests", "not long and not site"),
-    Part("tests of whole sites", "site and not long", alone=True),
+    Part("tests", "not long and not site", excluded=(AGENTS,), processes=2),
+    Part("tests of agents", "not long and not site", (AGENTS,), processes=4, database=False),
+    Part("tests of whole sites", "site and not long", SITES, (MAIN_JOB,)),
+    Part("main job", "site and not long", (MAIN_JOB,), database=False),
 )
 LONG_PARTS = (
-    Part("long tests", "long and not site"),
-    Part("long tests of whole sites", "long and site", alone=True),
+    Part(
+        "long tests and properties with all examples",
+        "(long or hypothesis) and not site",
+        options=("--hypothesis-profile", "full"),
+        processes=3,
+    ),
+    Part("long tests of whole sites", "long and site", SITES, database=False),
 )
 
 
@@ -111,60 +153,61 @@ def _run_parts(
     parts: Sequence[Part], external: bool, arguments: Sequence[str] = (), with_gates: bool = False
 ) -> int:
     begin = time.monotonic()
-    failed: list[str] = []
-    with throw_away_stores(external) as env, _gates_beside(env, with_gates) as gates:
-        for part in parts:
-            if part.alone and not gates.wait():
-                failed.append("gates")
-            say(part.name.capitalize())
-            if not part.run(env, arguments):
-                failed.append(part.name)
+    wanted = [argument for argument in arguments if is_within(argument, "tests")]
+    options = [argument for argument in arguments if argument not in wanted]
+    with throw_away_stores(external) as env, contextlib.ExitStack() as stack:
+        commands = {
+            part: part.command(options, paths) for part in parts if (paths := part.chosen_paths(wanted))
+        }
+        first, *others = commands
+        beside = [
+            stack.enter_context(_Beside.run(part.name, commands[part], part.environment(env)))
+            for part in others
+        ]
+        if with_gates:
+            beside.append(stack.enter_context(_Beside.run("gates", GATES, env)))
+        say(first.name.capitalize())
+        status = run_interruptible(commands[first], ROOT, first.environment(env))
+        failed = [] if status in PASSED else [first.name]
+        failed += [other.name for other in beside if not other.wait()]
     what = "All gates and tests" if with_gates else "All tests"
     verdict = f"FAILED: {', '.join(failed)}" if failed else f"{what} passed"
     say(f"{verdict} ({time.monotonic() - begin:.0f} s)")
     return 1 if failed else 0
 
 
-class _Gates:
-    """The gates, run by `./run check` beside the tests; their results are printed when all are done."""
+class _Beside:
+    """A command that runs beside the first part. Its output is printed when it is waited for."""
 
-    def __init__(self, process: subprocess.Popen[str] | None) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+        self.name = name
         self._process = process
+        self._output = output
+
+    @classmethod
+    @contextlib.contextmanager
+    def run(cls, name: str, command: Sequence[str], env: Mapping[str, str]) -> Iterator[_Beside]:
+        """Run the command during the block. At the end of the block it is interrupted if it still runs."""
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=be_interrupted_with_parent,
+            )
+            try:
+                yield cls(name, process, output)
+            finally:
+                interrupt(process)
 
     def wait(self) -> bool:
-        """Wait for the gates and print their results. Returns True if all passed."""
-        if self._process is None:
-            return True
-        output, _ = self._process.communicate()
-        say("Gates")
-        say(output.rstrip())
-        passed = self._process.returncode == 0
-        self._process = None
-        return passed
-
-    def end(self) -> None:
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGTERM)
-            self._process.wait()
-
-
-@contextlib.contextmanager
-def _gates_beside(env: Mapping[str, str], wanted: bool) -> Iterator[_Gates]:
-    """Run the gates one after the other, at a lower priority than the tests; end them with the block."""
-    process = None
-    if wanted:
-        command = ["nice", "-n", "5", sys.executable, str(ROOT / "run"), "check", "--jobs", "1"]
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-    gates = _Gates(process)
-    try:
-        yield gates
-    finally:
-        gates.end()
+        """Wait for the end and print the output. Returns True if nothing failed."""
+        status = self._process.wait()
+        self._output.seek(0)
+        say(self.name.capitalize())
+        say(self._output.read().decode(errors="replace").rstrip())
+        return status in PASSED

@@ -93,9 +93,7 @@ async def _proof_of_key(state: StateFolder, host: str, token: str) -> tuple[str,
     ('', '') without a key.
     """
     try:
-        return await host_key.public_key(state.key), await host_key.sign(
-            state.key, host_key.join_message(host, token)
-        )
+        return await host_key.sign(state.key, host_key.join_message(host, token))
     except host_key.HostKeyError as problem:
         log.warning("this host joins without a key of its own: %s", problem)
         return "", ""
@@ -111,11 +109,8 @@ async def renew_credential(session: aiohttp.ClientSession, edge: str, state: Sta
     headers = {"Authorization": f"Bearer {state.identity.credential}"}
     try:
         challenge = await _post_json(session, edge + RENEW_PATH, RenewRequest(VERSION), RenewAnswer, headers)
-        proof = RenewRequest(
-            VERSION,
-            challenge.challenge,
-            await host_key.sign(state.key, host_key.renewal_message(challenge.challenge)),
-        )
+        _, signature = await host_key.sign(state.key, host_key.renewal_message(challenge.challenge))
+        proof = RenewRequest(VERSION, challenge.challenge, signature)
         renewed = await _post_json(session, edge + RENEW_PATH, proof, RenewAnswer, headers)
     except (ServerRejectedError, ProtocolError, host_key.HostKeyError) as error:
         log.warning("the credential can't be renewed: %s", error)

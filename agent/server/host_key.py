@@ -1,16 +1,12 @@
-"""Creates the key pair of this host (Ed25519) and signs with it.
+"""Signs with the key pair of this host (Ed25519), which is created by the first signature.
 
-The private key never leaves the state folder.
-
-The library takes 7 MB of memory and is used once a day, so it runs in a separate process. ``python -m
-agent.server.host_key FILE`` prints the public key, or the signature of a text on stdin, both in base64.
+The private key never leaves the state folder. The library takes 7 MB of memory and is used once a day, so it
+runs in a separate process: ``agent/server/host_key_process.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import os
 import sys
 from pathlib import Path
 
@@ -31,19 +27,19 @@ def renewal_message(challenge: str) -> bytes:
     return f"gpupool renew {challenge}".encode()
 
 
-async def public_key(file: Path) -> str:
-    """Return the public key of the key in ``file``. Creates the key if there is none. Raises HostKeyError."""
-    return await _run_key_process(file, b"")
+async def sign(file: Path, text: bytes) -> tuple[str, str]:
+    """Return the public key of the key in ``file``, and its signature of ``text``.
 
-
-async def sign(file: Path, text: bytes) -> str:
-    """Return the signature of ``text``. Raises HostKeyError."""
-    return await _run_key_process(file, text)
+    Creates the key if there is none. Raises HostKeyError.
+    """
+    output = await _run_key_process(file, text)
+    public_key, signature = output.split()
+    return public_key, signature
 
 
 async def _run_key_process(file: Path, text: bytes) -> str:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "agent.server.host_key", str(file)),
+        *(sys.executable, "-m", "agent.server.host_key_process", str(file)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -58,31 +54,3 @@ async def _run_key_process(file: Path, text: bytes) -> str:
     if process.returncode:
         raise HostKeyError(f"the host's key: {errors.decode('utf-8', 'replace').strip().splitlines()[-1:]}")
     return output.decode().strip()
-
-
-def main(file: Path, text: bytes) -> str:
-    """Return the public key, or the signature of ``text`` if it is not empty."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-        PublicFormat,
-    )
-
-    from agent.host.durable_files import write_text
-
-    if not file.exists():
-        private_bytes = Ed25519PrivateKey.generate().private_bytes(
-            Encoding.Raw, PrivateFormat.Raw, NoEncryption()
-        )
-        write_text(file, base64.b64encode(private_bytes).decode())
-    if os.stat(file).st_mode & 0o077:
-        raise SystemExit(f"{file}: other users may read it; its mode must be 0600")
-    key = Ed25519PrivateKey.from_private_bytes(base64.b64decode(file.read_text()))
-    answer = key.sign(text) if text else key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-    return base64.b64encode(answer).decode()
-
-
-if __name__ == "__main__":
-    print(main(Path(sys.argv[1]), sys.stdin.buffer.read()))

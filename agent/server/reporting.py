@@ -266,7 +266,7 @@ class ServerReporter:
 
     async def _prove(self, challenge: str) -> None:
         try:
-            signature = await host_key.sign(self.state.key, host_key.renewal_message(challenge))
+            _, signature = await host_key.sign(self.state.key, host_key.renewal_message(challenge))
         except host_key.HostKeyError as problem:
             log.error("the credential can't be renewed: %s", problem)
             return

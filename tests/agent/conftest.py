@@ -20,8 +20,10 @@ from agent.isolation.cgroups import Cgroups
 from agent.isolation.workload_network import NETNS_FOLDER, network_key
 from agent.protocol import RunWanted
 from tests.agent.fake_edge import TOKEN, FakeEdge
+from tests.agent.preloaded_agent import PreloadedAgent, has_its_first_environment, start_preloaded_agent
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = [sys.executable, "-m", "agent"]
 
 
 @dataclass
@@ -32,30 +34,25 @@ class AgentProcess:
     state: Path
     launcher: str
     more: list[str] = field(default_factory=list)
-    program: list[str] = field(default_factory=lambda: [sys.executable, "-m", "agent"])
+    program: list[str] = field(default_factory=lambda: list(PROGRAM))
     cwd: Path = ROOT
-    process: asyncio.subprocess.Process | None = None
+    process: asyncio.subprocess.Process | PreloadedAgent | None = None
 
     async def start(self, *, joined: bool = True) -> None:
         """Start the agent. If `joined`, wait for its first frame."""
         heard = len(self.edge.observed)
-        self.process = await asyncio.create_subprocess_exec(
-            *(*self.program, "run", "--state", str(self.state), "--edge", self.edge.url),
-            *(
-                "--join-token",
-                TOKEN,
-                "--host",
-                "h1",
-                "--simulate",
-                "2xH100-80GB",
-                "--simulate-mig",
-                "1:2x3g.40gb",
-            ),
+        arguments = [
+            *("run", "--state", str(self.state), "--edge", self.edge.url),
+            *("--join-token", TOKEN, "--host", "h1"),
+            *("--simulate", "2xH100-80GB", "--simulate-mig", "1:2x3g.40gb"),
             # The host's lock folder would be shared by all tests.
             *("--locks", str(self.state / "locks")),
             *("--launcher", self.launcher, "--sample-seconds", "0.3", *self.more),
-            cwd=self.cwd,
-        )
+        ]
+        if self.program == PROGRAM and self.cwd == ROOT and has_its_first_environment():
+            self.process = start_preloaded_agent(arguments)
+        else:
+            self.process = await asyncio.create_subprocess_exec(*self.program, *arguments, cwd=self.cwd)
         if joined:
             await self.edge.until(lambda: len(self.edge.observed) > heard)
 

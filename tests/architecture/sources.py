@@ -18,6 +18,12 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 
 
+@functools.cache
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """Return all nodes of a file's tree; each tree is walked once."""
+    return tuple(ast.walk(tree))
+
+
 def modules(*packages: str, migrations: bool = False) -> Iterator[tuple[str, ast.Module]]:
     """Yield (path relative to the checkout, syntax tree) of every module of the packages."""
     for package in packages or PRODUCT:
@@ -28,7 +34,7 @@ def modules(*packages: str, migrations: bool = False) -> Iterator[tuple[str, ast
 
 def imported_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield (line, dotted name) of each import of a module, also inside functions."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -9,7 +9,7 @@ from pathlib import Path
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from scheduler.core.reasons import ReasonCode
-from tests.architecture.sources import ROOT, parsed
+from tests.architecture.sources import ROOT, nodes, parsed
 from tests.architecture.test_states import tables
 
 
@@ -24,7 +24,7 @@ def settings_read() -> set[str]:
     return {
         node.value
         for path in (ROOT / "config" / "environment.py", *(ROOT / "tools").glob("*.py"))
-        for node in ast.walk(parsed(path))
+        for node in nodes(parsed(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and pattern.match(node.value)
     } - {"GPUPOOL_"}
 
@@ -48,7 +48,7 @@ def test_every_setting_that_the_code_reads_is_declared() -> None:
         name
         for package in ("scheduler", "telemetry", "portal")
         for path in (ROOT / package).rglob("*.py")
-        for node in ast.walk(parsed(path))
+        for node in nodes(parsed(path))
         for name in [getattr(node, "attr", None) or getattr(node, "value", None)]
         if isinstance(node, ast.Attribute | ast.Constant)
         and isinstance(name, str)
@@ -66,7 +66,7 @@ def test_no_setting_is_documented_that_does_not_exist() -> None:
 def test_every_verb_of_run_is_documented() -> None:
     verbs = [
         str(key.value)
-        for node in ast.walk(parsed(ROOT / "tools" / "verbs.py"))
+        for node in nodes(parsed(ROOT / "tools" / "verbs.py"))
         if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "VERBS"
         for key in getattr(node.value, "keys", [])
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.sources import PRODUCT, SERVER, imported_names, modules
+from tests.architecture.sources import PRODUCT, SERVER, imported_names, modules, nodes
 
 SIGNALS = (
     "django.db.models.signals",
@@ -57,7 +57,7 @@ def test_models_and_apps_do_not_override(method: str) -> None:
         f"{path}:{node.lineno} {owner.name}.{method}"
         for path, tree in modules("portal", "telemetry", "scheduler")
         if "/models/" in path or path.endswith("apps.py")
-        for owner in ast.walk(tree)
+        for owner in nodes(tree)
         if isinstance(owner, ast.ClassDef)
         for node in owner.body
         if isinstance(node, ast.FunctionDef) and node.name == method
@@ -70,7 +70,7 @@ def test_only_locks_modules_lock_rows() -> None:
         f"{path}:{node.lineno} {text}"
         for path, tree in modules(*SERVER)
         if not path.endswith("locks.py")
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         for text in _locking(node)
     ]
     assert not found
@@ -122,11 +122,11 @@ def test_every_way_to_import_wait_for_is_found(source: str) -> None:
 
 
 def _wait_for_lines(tree: ast.Module) -> list[int]:
-    imports = (alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names)
+    imports = (alias for node in nodes(tree) if isinstance(node, ast.Import) for alias in node.names)
     module_names = {alias.asname or alias.name for alias in imports if alias.name == "asyncio"}
     attribute_lines = [
         node.lineno
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Attribute)
         and node.attr == "wait_for"
         and getattr(node.value, "id", "") in module_names
@@ -139,7 +139,7 @@ def test_no_module_runs_celery_eagerly() -> None:
     found = [
         path
         for path, tree in modules(*PRODUCT, "tests")
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.keyword | ast.Attribute | ast.Name)
         and not isinstance(getattr(node, "ctx", None), ast.Load)
         and words & {getattr(node, name, None) for name in ("arg", "attr", "id")}

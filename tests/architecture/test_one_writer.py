@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.architecture.sources import imported_names, modules
+from tests.architecture.sources import imported_names, modules, nodes
 
 # The modules or folders that create rows of a model.
 WRITERS = {
@@ -35,7 +35,7 @@ CREATING_METHODS = {"create", "bulk_create", "get_or_create", "update_or_create"
 
 def creating_lines(tree: ast.Module, model: str) -> list[int]:
     """Return the lines that call a method such as ``Model.objects.create()`` or build an instance."""
-    return [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call) and creates(node, model)]
+    return [node.lineno for node in nodes(tree) if isinstance(node, ast.Call) and creates(node, model)]
 
 
 def creates(call: ast.Call, model: str) -> bool:
@@ -99,7 +99,7 @@ def test_cores_have_no_clock_no_io_and_no_randomness() -> None:
         f"{path}:{node.lineno} calls {node.func.id}"
         for path, tree in modules("scheduler", "telemetry")
         if "/core/" in path
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id in ("open", "print", "input")

@@ -10,7 +10,7 @@ import pytest
 from django.apps import apps
 from django.db import models
 
-from tests.architecture.sources import modules
+from tests.architecture.sources import modules, nodes
 
 PACKAGES = ("scheduler", "telemetry", "portal")
 
@@ -80,7 +80,7 @@ def test_rows_change_state_by_compare_and_swap_only() -> None:
         f"{path}:{node.lineno}"
         for path, tree in modules(*PACKAGES)
         if "/core/" not in path
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Call) and _updates_state_unconditionally(node)
     ]
     assert not found, f"UPDATE of a state without its old value: {found}"

@@ -20,12 +20,10 @@ from tests.core.crowded import crowded
 from tests.core.pool_history import pool_history
 from tests.core.strategies import NOW, snapshots
 
-FEW_EXAMPLES = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+LARGE_SNAPSHOTS = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
-@FEW_EXAMPLES
+@LARGE_SNAPSHOTS
 @given(snapshots(), snapshots(), snapshots())
 def test_a_snapshot_changed_by_deltas_equals_a_new_snapshot(
     first: Snapshot, second: Snapshot, third: Snapshot
@@ -38,7 +36,7 @@ def test_a_snapshot_changed_by_deltas_equals_a_new_snapshot(
         before = after
 
 
-@FEW_EXAMPLES
+@LARGE_SNAPSHOTS
 @given(snapshots(), st.integers(0, 10**6))
 def test_the_order_of_rows_in_a_delta_does_not_matter(snapshot: Snapshot, seed: int) -> None:
     rows: Any = {}

@@ -23,18 +23,16 @@ from scheduler.core.reasons import ReasonCode
 from tests.core.crowded import crowded
 from tests.core.strategies import NOW, WindowAsked, snapshots, windows
 
-FEW_EXAMPLES = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+LARGE_SNAPSHOTS = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
-@FEW_EXAMPLES
+@LARGE_SNAPSHOTS
 @given(snapshots())
 def test_a_plan_breaks_no_promise(snapshot: Snapshot) -> None:
     assert violations(snapshot, plan(snapshot, NOW), NOW) == []
 
 
-@FEW_EXAMPLES
+@LARGE_SNAPSHOTS
 @given(snapshots(), st.integers(0, 10**6))
 def test_the_order_of_rows_does_not_change_the_plan(snapshot: Snapshot, seed: int) -> None:
     shuffled: dict[str, Any] = {}
@@ -45,7 +43,7 @@ def test_the_order_of_rows_does_not_change_the_plan(snapshot: Snapshot, seed: in
     assert repr(plan(replace(snapshot, **shuffled), NOW)) == repr(plan(snapshot, NOW))
 
 
-@FEW_EXAMPLES
+@LARGE_SNAPSHOTS
 @given(snapshots())
 def test_planning_does_not_change_the_snapshot(snapshot: Snapshot) -> None:
     before = repr(snapshot)
@@ -53,7 +51,7 @@ def test_planning_does_not_change_the_snapshot(snapshot: Snapshot) -> None:
     assert repr(snapshot) == before
 
 
-@FEW_EXAMPLES
+@LARGE_SNAPSHOTS
 @given(st.data())
 def test_a_window_that_fits_breaks_no_promise(data: st.DataObject) -> None:
     snapshot = data.draw(snapshots())

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tools.changed_tests import Choice, choose_tests
 from tools.gates import gates
-from tools.testing import LONG_PARTS, SHORT_PARTS, selects_examples
+from tools.testing import LONG_PARTS, SHORT_PARTS, Part, selects_examples
 from tools.verbs import VERBS
 
 IGNORES_SIGNALS = """
@@ -83,13 +84,34 @@ def test_pre_commit_runs_every_gate(root: Path) -> None:
     assert not [gate.name for gate in gates() if f"./run check {gate.name}\n" not in text]
 
 
-def test_every_test_belongs_to_exactly_one_part() -> None:
-    assert {part.markers for part in (*SHORT_PARTS, *LONG_PARTS)} == {
-        "not long and not site",
-        "site and not long",
-        "long and not site",
-        "long and site",
-    }
+@pytest.mark.parametrize("parts", [SHORT_PARTS, LONG_PARTS], ids=["short", "long"])
+def test_every_test_belongs_to_exactly_one_part(root: Path, parts: Sequence[Part]) -> None:
+    """Each file is in one part for its tests of sites and in one for its other tests."""
+    for path in sorted(root.glob("tests/**/test_*.py")):
+        file = str(path.relative_to(root))
+        kinds = [part.markers for part in parts if part.chosen_paths([file])]
+        other = [kind for kind in kinds if kind.endswith("not site")]
+        sites = [kind for kind in kinds if kind not in other]
+        assert len(other) == 1, (file, kinds)
+        assert len(sites) == 1 or (not sites and "mark.site" not in path.read_text()), (file, kinds)
+
+
+def test_no_test_is_outside_the_parts() -> None:
+    assert {part.markers for part in SHORT_PARTS} == {"not long and not site", "site and not long"}
+    assert {part.markers for part in LONG_PARTS} == {"(long or hypothesis) and not site", "long and site"}
+
+
+def test_only_one_part_names_databases_after_its_processes() -> None:
+    for parts in (SHORT_PARTS, LONG_PARTS):
+        assert sum(part.database and part.processes > 1 for part in parts) == 1
+        assert sum(part.database and part.processes == 1 for part in parts) <= 1
+
+
+def test_a_part_runs_the_wanted_tests_that_belong_to_it() -> None:
+    part = Part("tests", "not long", ("tests",), excluded=("tests/agent",))
+    assert part.chosen_paths([]) == ["tests"]
+    assert part.chosen_paths(["tests/agent/test_runs.py", "tests/core"]) == ["tests/core"]
+    assert Part("sites", "site", ("tests/e2e",)).chosen_paths(["tests", "tests/house"]) == ["tests/e2e"]
 
 
 @pytest.mark.parametrize(

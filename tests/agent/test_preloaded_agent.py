@@ -1,0 +1,54 @@
+"""Tests of the process that forks the agents of these tests: an agent must behave as a new process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.agent.conftest import AgentProcess, MakeAgent
+from tests.agent.fake_edge import FakeEdge
+from tests.agent.preloaded_agent import PreloadedAgent, has_its_first_environment, start_preloaded_agent
+
+
+async def test_an_agent_is_forked_and_its_end_is_reported(agent: AgentProcess) -> None:
+    assert isinstance(agent.process, PreloadedAgent)
+    assert agent.process.returncode is None
+    waiting = asyncio.create_task(agent.process.wait())
+    assert await agent.end() == 0
+    assert await waiting == 0
+
+
+async def test_the_signal_that_ended_an_agent_is_reported(agent: AgentProcess) -> None:
+    assert agent.process is not None
+    await agent.kill()
+    assert agent.process.returncode == -signal.SIGKILL
+    agent.process.kill()  # an ended agent is sent no signal: its pid may belong to another process
+
+
+async def test_an_agent_has_the_callers_output_and_exit_status(capfd: pytest.CaptureFixture[str]) -> None:
+    assert await start_preloaded_agent(["run", "--state", "relative/path"]).wait() != 0
+    assert "--state" in capfd.readouterr().err
+
+
+async def test_an_agent_holds_no_file_of_the_process_that_forked_it(agent: AgentProcess) -> None:
+    assert agent.process is not None
+    folder = Path(f"/proc/{agent.process.pid}/fd")
+    files = {name: os.readlink(folder / name) for name in os.listdir(folder) if int(name) > 2}
+    sockets = [place for place in files.values() if place.startswith("socket:")]
+    listed = Path(f"/proc/{agent.process.pid}/net/unix").read_text().split("\n")
+    unnamed_seqpacket = {f"socket:[{line.split()[6]}]" for line in listed[1:-1] if line.split()[4] == "0005"}
+    assert not unnamed_seqpacket & set(sockets), files
+
+
+async def test_a_changed_environment_starts_a_new_process(
+    edge: FakeEdge, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHANGED_BY_THE_TEST", "yes")
+    assert not has_its_first_environment()
+    agent = await make_agent()
+    assert isinstance(agent.process, asyncio.subprocess.Process)
+    assert b"CHANGED_BY_THE_TEST=yes" in Path(f"/proc/{agent.process.pid}/environ").read_bytes()
