@@ -70,9 +70,13 @@ def _home_problem(home: HomeSeen) -> str:
 def store_homes(host: Host, seen: HomesSeen, now: datetime) -> None:
     """Store a listing of homes. One older than the stored listing only sets the host's storage."""
     listed_at = min(_past_time(seen.listed_at, now), now)
-    storage, made = Storage.objects.get_or_create(
-        key=seen.storage, defaults={"listed_at": listed_at, **_disk(seen), "left_out": seen.left_out}
-    )
+    storage = Storage.objects.filter(key=seen.storage).first()
+    made = False
+    if storage is None:
+        new = Storage(key=seen.storage, listed_at=listed_at, left_out=seen.left_out, **_disk(seen))
+        Storage.objects.bulk_create([new], ignore_conflicts=True)  # another host may report it at this moment
+        storage = Storage.objects.get(key=seen.storage)
+        made = storage.listed_at == listed_at
     Host.objects.filter(pk=host.pk).exclude(storage=storage).update(storage=storage)
     newer = made or bool(
         Storage.objects.filter(pk=storage.pk, listed_at__lt=listed_at).update(

@@ -38,7 +38,7 @@ from agent.protocol import (
 )
 
 TOKEN = "join-me"
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 100.0  # for a busy machine; less than the time limit of a test, to report the last frame
 
 
 @dataclass

@@ -196,6 +196,13 @@ async def assert_a_terminal_answers(session: aiohttp.ClientSession, url: str, to
                 return
 
 
+WAIT_FOR_FILE = """
+import pathlib, time
+while not pathlib.Path("~/go").expanduser().exists():
+    time.sleep(0.05)
+"""
+
+
 async def test_activity_distinguishes_busy_and_idle_kernels(edge: FakeEdge, agent: AgentProcess) -> None:
     seen = await start_notebook(edge, agent)
     assert seen.activity["kernels"] == 0 and seen.activity["busy"] == 0
@@ -212,9 +219,10 @@ async def test_activity_distinguishes_busy_and_idle_kernels(edge: FakeEdge, agen
             token = next(cookie.value for cookie in jar if cookie.key == "_xsrf")
         async with session.post(f"{url}/api/kernels", json={}, headers={"X-XSRFToken": token}) as answer:
             kernel = (await answer.json())["id"]
-        work = asyncio.create_task(execute(session, url, kernel, "import time; time.sleep(6)"))
+        work = asyncio.create_task(execute(session, url, kernel, WAIT_FOR_FILE))
         await edge.until(lambda: edge.seen("run-1").activity["busy"] == 1)  # type: ignore[union-attr]
-        assert edge.seen("run-1").activity["connections"] == 1  # type: ignore[union-attr]
+        await edge.until(lambda: edge.seen("run-1").activity["connections"] == 1)  # type: ignore[union-attr]
+        (agent.state / "homes" / "ada" / "go").touch()
         await work
         await edge.until(lambda: edge.seen("run-1").activity["busy"] == 0)  # type: ignore[union-attr]
         assert edge.seen("run-1").activity["last_activity"] > began  # type: ignore[union-attr]

@@ -21,24 +21,36 @@ from tests.portal.web.test_manage_money_pages import charged  # noqa: F401
 from tests.portal.web.work_samples import make_waiting, run_job, start
 from tests.world import PASSWORD, World
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.xdist_group("pages-in-browser"),
+]
 LIMA = "America/Lima"
 
 
-@pytest.fixture
-def browser(monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
-    """Start Chromium.
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """Start Chromium once for these tests.
 
     Playwright runs an event loop in this thread, so Django must allow ORM calls beside it.
     """
-    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
     program = next(
         path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))
     )
-    with sync_playwright() as playwright:
+    with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    """Return Chromium without a context of an earlier test."""
+    yield chromium
+    for context in chromium.contexts:
+        context.close()
 
 
 def sign_in(browser: Browser, live_server: Any, username: str, **context: Any) -> Page:
