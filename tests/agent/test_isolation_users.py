@@ -337,7 +337,7 @@ def test_a_home_that_is_a_link_is_followed_only_if_root_owns_the_link(tmp_path: 
     found = TeamUsers(homes, UidRange())
     assert found.home("ada", BLUE) == target  # a link of the operator
     os.lchown(homes / "ada", RED, RED)
-    with pytest.raises(TeamUserError, match="a link that root did not make"):
+    with pytest.raises(TeamUserError, match="a link that root did not create"):
         found.home("ada", BLUE)
 
 
