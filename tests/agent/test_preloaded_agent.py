@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.cli_arguments import EXIT_USAGE
 from tests.agent.conftest import AgentProcess, MakeAgent
 from tests.agent.fake_edge import FakeEdge
 from tests.agent.preloaded_agent import PreloadedAgent, has_its_first_environment, start_preloaded_agent
@@ -29,9 +30,11 @@ async def test_the_signal_that_ended_an_agent_is_reported(agent: AgentProcess) -
     agent.process.kill()  # an ended agent is sent no signal: its pid may belong to another process
 
 
-async def test_an_agent_has_the_callers_output_and_exit_status(capfd: pytest.CaptureFixture[str]) -> None:
-    assert await start_preloaded_agent(["run", "--state", "relative/path"]).wait() != 0
-    assert "--state" in capfd.readouterr().err
+async def test_an_agent_has_the_callers_output_and_exit_status(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert await start_preloaded_agent(["run", "--state", str(tmp_path / "state")]).wait() == EXIT_USAGE
+    assert "--join-token: needed for the first start" in capfd.readouterr().err
 
 
 async def test_an_agent_holds_no_file_of_the_process_that_forked_it(agent: AgentProcess) -> None:
