@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.traces.placement_policies import (
-    BatchFill,
     BestFit,
     Fgd,
     NodeStates,
     PlacementPolicy,
+    ProductRule,
     RandomPlacement,
 )
 from scheduler.core.scoring.demand_mix import ANY_CLASS, DemandMix, NodeDemand
@@ -196,7 +196,7 @@ def make(policy: str, nodes: NodeStates, mix: DemandMix, seed: int) -> Placement
     """Return a policy of POLICIES over these nodes."""
     if policy == "random":
         return RandomPlacement(nodes, mix, random.Random(seed).randrange)
-    return {"bestfit": BestFit, "fgd": Fgd, "ours": BatchFill}[policy](nodes, mix)
+    return {"bestfit": BestFit, "fgd": Fgd, "ours": ProductRule}[policy](nodes, mix)
 
 
 def _seeds(text: str) -> list[int]:

@@ -1,14 +1,6 @@
-"""Choose the best fitting place by the capacity that it leaves for the pool's real mix of requests.
+"""Placement policies over nodes with shared GPUs: the product's rule, and Random, BestFit and FGD to compare.
 
-Our rule takes the place with the largest
-
-    waste before - waste after - model price - slot price,      ties to the lowest node:
-
-- **Waste** (``waste``): the GPU capacity lost when the node is filled with the pool's mix of requests.
-- **Model price** (``scarcity``): the cost of taking a scarce model for requests that can use no other.
-- **Slot price** (``scarcity``): the cost of breaking up capacity for requests of several GPUs.
-
-Random, BestFit and FGD (USENIX ATC'23) use the same fit, for comparison.
+FGD is from USENIX ATC'23. All policies choose among the same feasible places.
 """
 
 from __future__ import annotations
@@ -26,16 +18,12 @@ from scheduler.core.scoring.demand_mix import (
     DemandMix,
     NodeDemand,
     nodes_with_capacity,
-    round_weights,
 )
-from scheduler.core.scoring.expected_waste import BATCH_COUNT, ExpectedWaste
-from scheduler.core.scoring.scarcity_prices import (
-    PRICE_REFRESH_PLACEMENTS,
-    SCORE_UNITS_PER_MILLI,
-    ScarcityPrices,
-)
+from scheduler.core.scoring.placement_rule import FreeCapacity, NodeSize, PlacementRule
 
-INFEASIBLE_SCORE = -(1 << 60)
+IN_USE, UNTOUCHED = WAYS = "in use", "untouched"  # on which GPU a share is placed
+UNLIMITED_RANK = 1 << 60
+NO_STATE, UNKNOWN_STATE = -1, -2
 
 
 class NodeStates:
@@ -46,6 +34,7 @@ class NodeStates:
     ) -> None:
         self.cpu: Ints = np.array(cpu, dtype=np.int64)
         self.memory: Ints = np.array(memory, dtype=np.int64)
+        self.cpu_capacity, self.memory_capacity = self.cpu.copy(), self.memory.copy()
         self.klass: Ints = np.array(klass, dtype=np.int64)
         count = np.array(gpus, dtype=np.int64)
         self.gpu: Ints = np.where(np.arange(max(gpus, default=0)) < count[:, None], MILLI_PER_GPU, 0)
@@ -155,12 +144,11 @@ class BestFit(PlacementPolicy):
 class NodeStateIndex:
     """Numbers of node states, for fast look-up of cached scores.
 
-    ``of[node]`` is the number of a node's current state. With ``alike``, nodes whose GPUs differ only in
-    order share a number.
+    ``of[node]`` is the number of a node's current state.
     """
 
-    def __init__(self, nodes: NodeStates, alike: bool) -> None:
-        self.nodes, self.alike = nodes, alike
+    def __init__(self, nodes: NodeStates) -> None:
+        self.nodes = nodes
         self._numbers: dict[bytes, int] = {}
         self.rows: Ints = np.zeros((0, 0), dtype=np.int64)
         self.of: Ints = np.zeros(len(nodes), dtype=np.int64)
@@ -175,8 +163,6 @@ class NodeStateIndex:
         """Update the state of a changed node."""
         nodes, gpus = self.nodes, self.nodes.gpu[node]
         state = np.array([nodes.klass[node], nodes.cpu[node], nodes.memory[node], *gpus], dtype=np.int64)
-        if self.alike:
-            state[3:].sort()
         key = state.tobytes()
         number = self._numbers.get(key)
         if number is None:
@@ -203,7 +189,7 @@ class Fgd(PlacementPolicy):
 
     def __init__(self, nodes: NodeStates, mix: DemandMix) -> None:
         super().__init__(nodes, mix)
-        self.states = NodeStateIndex(nodes, alike=False)
+        self.states = NodeStateIndex(nodes)
         common, self.weight = _commonest(mix, self.COVERED)
         self.asks = int(self.weight.sum())
         sizes = sorted({need.milli for need in common if need.gpus})
@@ -290,137 +276,97 @@ def _without_whole(gpus: Ints, count: int) -> Ints:
     return np.where(untouched & (np.cumsum(untouched, axis=1) <= count), 0, gpus)
 
 
-@dataclass(slots=True)
-class StateScores:
-    """Cached scores of one need, per state and kind of GPU (partly used, untouched).
+class ProductRule(PlacementPolicy):
+    """The rule of the product, over nodes whose GPUs can be shared in any parts.
 
-    ``gain`` is the reduction of waste in score units, ``loss`` the number of the lost slots, ``partly`` the
-    free thousandths of the partly used GPU.
+    A share can go on the fullest GPU in use that has enough left, or on an untouched GPU. The rule
+    ranks both.
     """
 
-    gain: Ints
-    loss: Ints
-    partly: Ints
-
-
-class BatchFill(PlacementPolicy):
-    """Our rule: least waste by batch filling, minus the prices of scarce models and scarce capacity."""
-
-    def __init__(self, nodes: NodeStates, mix: DemandMix, batches: int = BATCH_COUNT) -> None:
+    def __init__(self, nodes: NodeStates, mix: DemandMix) -> None:
         super().__init__(nodes, mix)
-        mix = round_weights(mix)
-        self.states = NodeStateIndex(nodes, alike=True)
-        self.classes = int(nodes.klass.max(initial=0)) + 1
-        self.waste = ExpectedWaste(mix, self.classes, batches)
-        self.prices = ScarcityPrices(mix, self.classes, batches)
-        self.asked = 0
-        self._known: dict[NodeDemand, StateScores] = {}
-        self._losses: dict[bytes, int] = {}
-        self._loss_rows: list[Ints] = []
-        self._loss_price: Ints = np.zeros(0, dtype=np.int64)
-
-    def choose(self, need: NodeDemand) -> NodeChoice | None:
-        if self.asked % PRICE_REFRESH_PLACEMENTS == 0:
-            self._refresh_prices()
-        self.asked += 1
-        return super().choose(need)
+        self.nodes_by_class = [
+            np.flatnonzero(nodes.klass == klass) for klass in range(int(nodes.klass.max(initial=0)) + 1)
+        ]
+        self.rule = PlacementRule(
+            mix, tuple(_largest_node(nodes, of_class) for of_class in self.nodes_by_class)
+        )
+        self.gpu_states = self.rule.tables.gpu_states
+        self.state_of: Ints = np.array([self.gpu_states.number(row) for row in nodes.gpu], dtype=np.int64)
+        self.placed = 0
+        # by request for GPUs: the number of the GPU state afterwards, by the number before: [way, state]
+        self._after: dict[tuple[int, int], Ints] = {}
 
     def took(self, node: int) -> None:
-        self.states.note(node)
+        self.state_of[node] = self.gpu_states.number(self.nodes.gpu[node])
+        self.placed += 1
 
     def best(self, need: NodeDemand, candidates: Ints) -> NodeChoice:
-        numbers = self.states.of[candidates]
-        cached = self._judged(need, numbers)
-        scores = cached.gain[numbers] - self._loss_price[cached.loss[numbers]]
-        if self.prices.groups:
-            scores -= (need.total * self.prices.model_price)[self.nodes.klass[candidates]][:, None]
-        at, untouched = divmod(int(scores.argmax()), 2)
+        self._refresh_prices()
+        before = self.state_of[candidates]
+        after = self._states_after(need, before)
+        ranks = np.full((len(candidates), len(WAYS)), UNLIMITED_RANK, dtype=np.int64)
+        for node_class in np.unique(self.nodes.klass[candidates]).tolist():
+            price = need.total * int(self.rule.prices.model_price[node_class])
+            for way in range(len(WAYS)):
+                at = np.flatnonzero((self.nodes.klass[candidates] == node_class) & (after[way] >= 0))
+                nodes = candidates[at]
+                cpu, memory = self.nodes.cpu[nodes], self.nodes.memory[nodes]
+                ranks[at, way] = price + self.rule.ranks(
+                    node_class, need, before[at], after[way, at], cpu, memory
+                )
+        at, way = divmod(int(ranks.argmin()), len(WAYS))
         node = int(candidates[at])
-        if need.whole or not need.gpus:
-            return NodeChoice(node)
-        free = MILLI_PER_GPU if untouched else int(cached.partly[numbers[at]])
-        return NodeChoice(node, int((self.nodes.gpu[node] == free).argmax()))
+        return NodeChoice(node, _first_gpu(need, self.nodes.gpu[node], WAYS[way]))
 
     def _refresh_prices(self) -> None:
-        nodes = self.nodes
-        free = np.bincount(nodes.klass, weights=nodes.idle, minlength=self.classes)
-        slots = self.prices.slots(nodes.klass, nodes.cpu, nodes.whole).sum(axis=0)
-        self.prices.refresh([int(f) for f in free], [int(s) for s in slots])
-        self._price_losses()
+        if self.rule.prices_are_due(self.placed):
+            nodes = self.nodes
+            free = [
+                FreeCapacity(nodes.cpu[of], nodes.whole[of], int(nodes.idle[of].sum()))
+                for of in self.nodes_by_class
+            ]
+            self.rule.refresh_prices(self.placed, free)
 
-    def _price_losses(self) -> None:
-        if self._loss_rows:
-            self._loss_price = (np.array(self._loss_rows) * self.prices.slot_price).sum(axis=1)
+    def _states_after(self, need: NodeDemand, before: Ints) -> Ints:
+        """Return the numbers of the GPU states after a request: [way, node]. -1: it does not fit this way."""
+        key = need.whole, need.total
+        known = self._after.get(key)
+        if known is None or known.shape[1] < len(self.gpu_states):
+            grown = np.full((len(WAYS), 2 * len(self.gpu_states)), UNKNOWN_STATE, dtype=np.int64)
+            if known is not None:
+                grown[:, : known.shape[1]] = known
+            known = self._after[key] = grown
+        for state in np.unique(before[known[0, before] == UNKNOWN_STATE]).tolist():
+            known[:, state] = [self._state_after(need, self.gpu_states.rows[state], way) for way in WAYS]
+        return known[:, before]
 
-    def _judged(self, need: NodeDemand, numbers: Ints) -> StateScores:
-        cached = self._known.get(need)
-        if cached is None or len(cached.gain) < len(self.states):
-            capacity = max(1024, 2 * len(self.states))
-            larger = StateScores(
-                np.full((capacity, 2), UNLIMITED_AMOUNT, dtype=np.int64),
-                np.zeros((capacity, 2), dtype=np.int64),
-                np.zeros(capacity, dtype=np.int64),
-            )
-            if cached is not None:
-                old = len(cached.gain)
-                larger.gain[:old], larger.loss[:old], larger.partly[:old] = (
-                    cached.gain,
-                    cached.loss,
-                    cached.partly,
-                )
-            cached = self._known[need] = larger
-        missing = np.unique(numbers[cached.gain[numbers, 0] == UNLIMITED_AMOUNT])
-        if len(missing):
-            self._judge(need, missing, cached)
-            if len(self._loss_rows) > len(self._loss_price):
-                self._price_losses()
-        return cached
-
-    def _judge(self, need: NodeDemand, numbers: Ints, cached: StateScores) -> None:
-        """Compute the scores of a request in new states, with the waste before and after in one call."""
-        klass, cpu, memory, gpus = self.states.read(numbers)
-        kinds, state, after = self._afters(need, gpus)
-        free_cpu = cpu[state] - need.cpu
-        waste = self.waste.of(
-            np.concatenate((klass, klass[state])),
-            np.concatenate((cpu, free_cpu)),
-            np.concatenate((memory, memory[state] - need.memory)),
-            np.concatenate((gpus, after)),
-        )
-        slots = self.prices.slots(klass, cpu, (gpus == MILLI_PER_GPU).sum(axis=1))
-        lost = slots[state] - self.prices.slots(klass[state], free_cpu, (after == MILLI_PER_GPU).sum(axis=1))
-        cached.gain[numbers] = INFEASIBLE_SCORE
-        cached.gain[numbers[state], kinds] = SCORE_UNITS_PER_MILLI * (waste[state] - waste[len(numbers) :])
-        cached.loss[numbers[state], kinds] = [self._loss(row) for row in lost]
-        partly = (gpus >= need.milli) & (gpus < MILLI_PER_GPU)
-        cached.partly[numbers] = np.where(partly, gpus, UNLIMITED_AMOUNT).min(axis=1)
-
-    def _loss(self, row: Ints) -> int:
-        key = row.tobytes()
-        number = self._losses.get(key)
-        if number is None:
-            number = self._losses[key] = len(self._loss_rows)
-            self._loss_rows.append(row)
-        return number
-
-    @staticmethod
-    def _afters(need: NodeDemand, gpus: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return (kind of GPU, state, its GPUs after the placement) for every way to place a request.
-
-        A share can go on the fullest fitting partly used GPU (kind 0) or on an untouched GPU (kind 1). Other
-        requests have one way.
-        """
-        all_states = np.arange(len(gpus))
+    def _state_after(self, need: NodeDemand, gpus: Ints, way: str) -> int:
+        gpus = gpus.copy()
         if need.whole or not need.gpus:
-            return np.ones(len(gpus), dtype=np.int64), all_states, _without_whole(gpus, need.whole)
-        kinds, states, after = [], [], []
-        for kind, usable in ((0, (gpus >= need.milli) & (gpus < MILLI_PER_GPU)), (1, gpus == MILLI_PER_GPU)):
-            fitting = np.flatnonzero(usable.any(axis=1))
-            rows = gpus[fitting]
-            rows[
-                np.arange(len(fitting)), np.where(usable[fitting], rows, UNLIMITED_AMOUNT).argmin(axis=1)
-            ] -= need.milli
-            kinds.append(np.full(len(fitting), kind, dtype=np.int64))
-            states.append(fitting)
-            after.append(rows)
-        return np.concatenate(kinds), np.concatenate(states), np.concatenate(after)
+            if way == IN_USE:
+                return NO_STATE
+            gpus[np.flatnonzero(gpus == MILLI_PER_GPU)[: need.whole]] = 0
+            return self.gpu_states.number(gpus)
+        gpu = _first_gpu(need, gpus, way)
+        if gpu < 0:
+            return NO_STATE
+        gpus[gpu] -= need.milli
+        return self.gpu_states.number(gpus)
+
+
+def _largest_node(nodes: NodeStates, of_class: Ints) -> NodeSize:
+    """Return the most GPUs, CPU and memory of one of these nodes."""
+    cpu, memory = nodes.cpu_capacity[of_class], nodes.memory_capacity[of_class]
+    return NodeSize(nodes.gpu.shape[1], int(cpu.max(initial=0)), int(memory.max(initial=0)))
+
+
+def _first_gpu(need: NodeDemand, gpus: Ints, way: str) -> int:
+    """Return the GPU for a share: the fullest in use that suffices, or an untouched one; -1 if there is none.
+
+    Return 0 for requests that are no share.
+    """
+    if need.whole or not need.gpus:
+        return 0
+    usable = (gpus >= need.milli) & (gpus < MILLI_PER_GPU) if way == IN_USE else gpus == MILLI_PER_GPU
+    return int(np.where(usable, gpus, UNLIMITED_AMOUNT).argmin()) if usable.any() else -1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import openb
-from benchmarks.traces.placement_policies import BatchFill, BestFit, Fgd, NodeChoice, NodeStates
+from benchmarks.traces.placement_policies import BestFit, Fgd, NodeChoice, NodeStates, ProductRule
 from scheduler.core.scoring.demand_mix import ANY_CLASS, BATCH_SIZE, MILLI_PER_GPU, DemandMix, NodeDemand
 from scheduler.core.scoring.expected_waste import (
     MAX_DEMAND_TO_IDLE_RATIO,
@@ -165,7 +165,7 @@ def test_fgd_counts_the_capacity_that_common_requests_cannot_use() -> None:
 def test_placement_is_deterministic() -> None:
     def placed() -> list[NodeChoice | None]:
         nodes = NodeStates([64_000] * 6, [500_000] * 6, [8, 4, 8, 2, 4, 1], [0, 1, 1, 0, 1, 0])
-        chooser, rng, chosen = BatchFill(nodes, MIX), random.Random(3), []
+        chooser, rng, chosen = ProductRule(nodes, MIX), random.Random(3), []
         for _ in range(60):
             need = rng.choice(MIX.needs)
             place = chooser.choose(need)

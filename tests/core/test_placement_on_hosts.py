@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.traces.placement_policies import BatchFill, NodeStates
+from benchmarks.traces.placement_policies import NodeStates, ProductRule
 from scheduler.core import planner
-from scheduler.core.fit import host_ranking, unit_selection
-from scheduler.core.fit.host_ranking import RESOURCE_LEVELS, HostWasteTables
+from scheduler.core.fit import unit_selection
 from scheduler.core.fit.topology import order_by_proximity
 from scheduler.core.model.pool_snapshot import PoolSnapshot
 from scheduler.core.model.pool_state import PoolState
@@ -29,6 +28,7 @@ from scheduler.core.model.snapshot import (
     TeamInfo,
     UnitInfo,
 )
+from scheduler.core.scoring import placement_rule
 from scheduler.core.scoring.demand_mix import (
     MILLI_PER_GPU,
     UNLIMITED_AMOUNT,
@@ -36,7 +36,7 @@ from scheduler.core.scoring.demand_mix import (
     NodeDemand,
     round_weights,
 )
-from scheduler.core.scoring.expected_waste import ExpectedWaste
+from scheduler.core.scoring.placement_rule import NodeSize, ResourceLevels, WasteTables
 
 NOW = 1_000_000
 HOUR = 3600
@@ -92,27 +92,6 @@ def hosts_of(snapshot: Snapshot, workload: int) -> list[int]:
     on = {unit.id: unit.host for unit in snapshot.units}
     placed = {p.workload: p.units for p in planner.plan(snapshot, NOW).placements}
     return sorted({on[unit] for unit in placed[workload]})
-
-
-def test_the_fast_path_for_whole_gpus_computes_the_same_waste() -> None:
-    mix = DemandMix.of(
-        [
-            (NodeDemand(n, MILLI_PER_GPU, n * 6_000, n * 40_000, classes), 9 - n)
-            for n, classes in ((1, -1), (2, 0b10), (4, -1), (8, -1))
-        ]
-    )
-    waste = ExpectedWaste(mix, classes=2, batches=16)
-    for klass in (0, 1):
-        for cpu, memory in (
-            (UNLIMITED_AMOUNT, UNLIMITED_AMOUNT),
-            (20_000, UNLIMITED_AMOUNT),
-            (UNLIMITED_AMOUNT, 130_000),
-            (17_000, 90_000),
-        ):
-            fast, _, _ = waste.of_whole_gpu_nodes(klass, 8, cpu, memory)
-            rows = np.array([[MILLI_PER_GPU] * k + [0] * (8 - k) for k in range(9)])
-            general = waste.of(np.full(9, klass), np.full(9, cpu), np.full(9, memory), rows)
-            assert fast.tolist() == general.tolist()
 
 
 def test_one_more_request_does_not_change_the_rounded_mix() -> None:
@@ -241,7 +220,7 @@ def test_cached_waste_of_other_pools_does_not_change_a_plan() -> None:
         waiting(n, Ask(rng.choice((1, 1, 2, 4)), cpu_milli=rng.choice((2_000, 9_000)))) for n in range(20, 60)
     ]
     snapshot = pool(hosts, units, queued, [])
-    host_ranking.host_waste_tables.cache_clear()
+    placement_rule.waste_tables.cache_clear()
     fresh = planner.plan(snapshot, NOW)
     planner.plan(pool(hosts, units, queued[:7], []), NOW)
     assert planner.plan(snapshot, NOW) == fresh
@@ -251,18 +230,33 @@ def test_cached_waste_of_other_pools_does_not_change_a_plan() -> None:
     )
 
 
-@pytest.mark.parametrize("level", [0, 3, RESOURCE_LEVELS])
-def test_rounding_of_free_cpu_never_underestimates_the_waste(level: int) -> None:
-    waste = HostWasteTables(
-        DemandMix.of(
-            [(NodeDemand(1, MILLI_PER_GPU, 4_000, 0), 3), (NodeDemand(2, MILLI_PER_GPU, 10_000, 0), 1)]
-        ),
-        (8,),
+@pytest.mark.parametrize("capacity", [20_000, UNLIMITED_AMOUNT])
+@pytest.mark.parametrize("cpu_of_large", [10_000, 10_007])
+def test_rounding_of_free_cpu_never_underestimates_the_waste(cpu_of_large: int, capacity: int) -> None:
+    mix = DemandMix.of(
+        [(NodeDemand(1, MILLI_PER_GPU, 4_000, 0), 3), (NodeDemand(2, MILLI_PER_GPU, cpu_of_large, 0), 1)]
     )
-    scarce = waste.table(0, {(level, RESOURCE_LEVELS)})[level, RESOURCE_LEVELS]
-    ample = waste.table(0, set())[RESOURCE_LEVELS, RESOURCE_LEVELS]
-    assert (scarce >= ample).all()
-    assert (level == RESOURCE_LEVELS) == (scarce.tolist() == ample.tolist())
+    tables = WasteTables(mix, (NodeSize(8, capacity),))
+    counts, none = np.arange(9), np.zeros(9, dtype=np.int64)
+    equal = []
+    for free in range(0, 22_000, 500):
+        level = tables.cpu[0].level(free)
+        assert tables.cpu[0].of(np.array([free])).tolist() == [level]
+        rounded = tables.at(0, np.full(9, level), none, counts)
+        exact = tables.waste.of(none, np.full(9, min(free, capacity)), none, tables.gpu_states.rows[counts])
+        assert (rounded >= exact).all()
+        equal.append(rounded.tolist() == exact.tolist())
+    assert all(equal) == (cpu_of_large == 10_000)  # all demands are multiples of one level
+
+
+def test_levels_of_cpu_end_at_the_capacity_of_the_largest_host() -> None:
+    scarce, ample = ResourceLevels(64_000, 300_000, 2_000, 128), ResourceLevels(300_000, 64_000, 2_000, 128)
+    amounts = np.array([-1, 0, 1_999, 2_000, 63_999, 64_000, 90_000])
+    assert scarce.of(amounts).tolist() == ample.of(amounts).tolist() == [0, 0, 0, 1, 31, 32, 32]
+    assert int(scarce.amounts[-1]) == 64_000
+    assert int(ample.amounts[-1]) == UNLIMITED_AMOUNT
+    assert ResourceLevels(64_000, 0, 1, 128).of(np.array([0, 9])).tolist() == [0, 0]
+    assert len(ResourceLevels(64_001, 64_001, 1, 128).amounts) <= 129
 
 
 def test_the_planner_and_the_benchmark_choose_the_same_hosts() -> None:
@@ -280,7 +274,7 @@ def test_the_planner_and_the_benchmark_choose_the_same_hosts() -> None:
         sizes,
         [("A100", GPU).index(model) for model in model_of],
     )
-    benchmarked = BatchFill(nodes, unit_selection.ranking_for_profile(state, "").mix)
+    benchmarked = ProductRule(nodes, unit_selection.ranking_for_profile(state, "").rule.mix)
     on = {unit.id: unit.host for unit in units}
     planned = {
         p.workload: sorted({on[unit] for unit in p.units}) for p in planner.plan(snapshot, NOW).placements

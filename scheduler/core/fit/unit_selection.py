@@ -13,7 +13,7 @@ import numpy as np
 
 from scheduler.core.arrays import Ints, Mask, intersection
 from scheduler.core.fit.availability import host_counts, units_of_kind_in
-from scheduler.core.fit.host_ranking import HostRanking, PlacementTerms
+from scheduler.core.fit.host_ranking import HostRanking
 from scheduler.core.fit.preferences import rank_by_preferences, spread_over_racks
 from scheduler.core.fit.topology import nvlink_islands, order_by_proximity
 from scheduler.core.model.hardware import PoolHardware, UnitKind
@@ -21,6 +21,7 @@ from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.core.model.snapshot import Ask
 from scheduler.core.scoring.demand_mix import nodes_with_capacity
+from scheduler.core.scoring.placement_rule import PlacementTerms
 
 AFFINITY_WEIGHT = 1 << 40  # outweighs every difference of the placement rule
 

@@ -39,7 +39,8 @@ class ExpectedWaste:
         self.asked_before: Ints32 = (np.cumsum(self.serves, axis=2) - self.serves).astype(np.int32)
         offered = self.serves * self.total
         self.offered_before: Ints32 = (np.cumsum(offered, axis=2) - offered).astype(np.int32)
-        self._known: dict[bytes, tuple[int, int]] = {}
+        self.has_shares = any(need.gpus and not need.whole for need in mix.needs)
+        self._known: dict[bytes, tuple[int, int, int]] = {}
         self.states_computed: int = 0  # states computed so far
 
     def of(self, node_class: Ints, cpu: Ints, memory: Ints, gpus: Ints) -> Ints:
@@ -48,19 +49,60 @@ class ExpectedWaste:
         Memory hardly ever runs out first, so a state is first looked up without a memory limit. It is
         computed again with its own memory only if the batches would have used more.
         """
-        states = np.empty((len(cpu), gpus.shape[1] + 3), dtype=np.int32)
-        states[:, 0], states[:, 1], states[:, 2] = node_class, cpu, UNLIMITED_AMOUNT
-        states[:, 3:] = np.sort(gpus, axis=1)
-        without_memory_limit = self._look_up(states)
-        wastes = np.array([waste for waste, _ in without_memory_limit], dtype=np.int64)
-        used = np.array([memory_used for _, memory_used in without_memory_limit], dtype=np.int64)
+        states = _states(node_class, cpu, UNLIMITED_AMOUNT, gpus)
+        wastes, _, used = self._look_up(states)
         tight = np.flatnonzero(memory < used)
         if len(tight):
             states[:, 2] = np.minimum(memory, UNLIMITED_AMOUNT)
-            wastes[tight] = [waste for waste, _ in self._look_up(states[tight])]
+            wastes[tight], _, _ = self._look_up(states[tight])
         return wastes
 
-    def _look_up(self, states: Ints32) -> list[tuple[int, int]]:
+    def most_used(self, node_class: int, max_gpus: int) -> tuple[int, int]:
+        """Return the most CPU and memory that any batch uses of nodes with up to ``max_gpus`` untouched GPUs
+        and unlimited CPU and memory.
+        """
+        if not self.has_shares:
+            unlimited = np.array([UNLIMITED_AMOUNT], dtype=np.int64)
+            _, cpu, memory = self.of_whole_gpus(node_class, max_gpus, unlimited, unlimited)
+            return cpu, memory
+        gpus = np.where(np.arange(max_gpus) < np.arange(max_gpus + 1)[:, None], MILLI_PER_GPU, 0)
+        _, used_cpu, used_memory = self._look_up(
+            _states(node_class, UNLIMITED_AMOUNT, UNLIMITED_AMOUNT, gpus)
+        )
+        return int(used_cpu.max(initial=0)), int(used_memory.max(initial=0))
+
+    def of_whole_gpus(self, node_class: int, max_gpus: int, cpu: Ints, memory: Ints) -> tuple[Ints, int, int]:
+        """Return the waste of nodes with each (CPU, memory) and 0 to ``max_gpus`` untouched GPUs, and the
+        most CPU and memory used.
+
+        Only for mixes without shares. This needs no row per GPU: hosts with dozens of slices cost a tenth.
+        """
+        counts = max_gpus + 1
+        free = np.tile(np.repeat(np.arange(counts, dtype=np.int64), self.batches), len(cpu))
+        batch = np.tile(np.arange(self.batches), counts * len(cpu))
+        left_cpu, left_memory = (
+            np.repeat(cpu, counts * self.batches),
+            np.repeat(memory, counts * self.batches),
+        )
+        over = (self.asked_before[node_class][batch] >= MIN_DEMANDS_PER_BATCH) & (
+            self.offered_before[node_class][batch]
+            >= (MAX_DEMAND_TO_IDLE_RATIO * MILLI_PER_GPU * free)[:, None]
+        )
+        pending = self.serves[node_class][batch] & ~over
+        for place in range(BATCH_SIZE):
+            whole, needs_cpu = self.whole[batch, place], self.cpu[batch, place]
+            needs_memory = self.memory[batch, place]
+            active = (
+                pending[:, place] & (whole <= free) & (needs_cpu <= left_cpu) & (needs_memory <= left_memory)
+            )
+            free -= whole * active
+            left_cpu -= needs_cpu * active
+            left_memory -= needs_memory * active
+        waste = free.reshape(len(cpu), counts, self.batches).sum(axis=2) * MILLI_PER_GPU
+        return waste, int(cpu.max()) - int(left_cpu.min()), int(memory.max()) - int(left_memory.min())
+
+    def _look_up(self, states: Ints32) -> Ints:
+        """Return (waste, most CPU used, most memory used), each with a column per state."""
         keys = [row.tobytes() for row in states]
         missing: dict[bytes, int] = {}
         for i, key in enumerate(keys):
@@ -69,13 +111,13 @@ class ExpectedWaste:
         if missing:
             new_states = states[list(missing.values())]
             self.states_computed += len(new_states)
-            wastes, used = self._fill(new_states[:, 0], new_states[:, 1], new_states[:, 2], new_states[:, 3:])
-            self._known.update(zip(missing, zip(wastes.tolist(), used.tolist(), strict=True), strict=True))
-        return [self._known[key] for key in keys]
+            filled = self._fill(new_states[:, 0], new_states[:, 1], new_states[:, 2], new_states[:, 3:])
+            self._known.update(zip(missing, zip(*filled.tolist(), strict=True), strict=True))
+        return np.array([self._known[key] for key in keys], dtype=np.int64).reshape(-1, 3).T
 
-    def _fill(self, node_class: Ints32, cpu: Ints32, memory: Ints32, gpus: Ints32) -> tuple[Ints, Ints]:
-        """Place each batch on each state. Return (idle thousandths, summed over batches; most memory that
-        a batch used).
+    def _fill(self, node_class: Ints32, cpu: Ints32, memory: Ints32, gpus: Ints32) -> Ints:
+        """Place each batch on each state. Return, with a column per state, the idle thousandths, summed
+        over the batches, and the most CPU and the most memory that a batch used.
 
         All batches of all states are computed in parallel. An ask that did not fit never fits later, because
         a node only gets fuller. So each round continues with the next ask that fits, and there are as many
@@ -98,7 +140,7 @@ class ExpectedWaste:
             np.repeat(memory, batches),
         )
         gpu, left = np.repeat(gpus, batches, axis=0), np.repeat(idle, batches)
-        used = np.zeros(count * batches, dtype=np.int64)
+        used_cpu, used_memory = np.zeros((2, count * batches), dtype=np.int64)
         while len(row):
             if bounded:
                 pending &= self.memory[batch] <= memory[:, None]
@@ -108,15 +150,22 @@ class ExpectedWaste:
                 row, batch, pending, first = row[active], batch[active], pending[active], first[active]
                 cpu, memory, gpu = cpu[active], memory[active], gpu[active]
             self._place(gpu, self.whole[batch, first], self.total[batch, first])
-            cpu = cpu - self.cpu[batch, first]
-            taken = self.memory[batch, first]
-            memory = memory - taken
-            used[row] += taken
+            taken_cpu, taken_memory = self.cpu[batch, first], self.memory[batch, first]
+            cpu, memory = cpu - taken_cpu, memory - taken_memory
+            used_cpu[row] += taken_cpu
+            used_memory[row] += taken_memory
             left[row] -= self.total[batch, first]
             pending[np.arange(len(row)), first] = False
             pending &= self.cpu[batch] <= cpu[:, None]
             pending &= self.total[batch] <= _largest_ask(gpu)[:, None]
-        return left.reshape(count, batches).sum(axis=1), used.reshape(count, batches).max(axis=1)
+        by_batch = count, batches
+        return np.stack(
+            (
+                left.reshape(by_batch).sum(axis=1),
+                used_cpu.reshape(by_batch).max(axis=1),
+                used_memory.reshape(by_batch).max(axis=1),
+            )
+        )
 
     @staticmethod
     def _place(gpu: Ints32, whole: Ints32, total: Ints32) -> None:
@@ -129,38 +178,6 @@ class ExpectedWaste:
         if len(share):
             rows, milli = gpu[share], total[share]
             gpu[share, np.where(rows >= milli[:, None], rows, UNLIMITED_AMOUNT).argmin(axis=1)] -= milli
-
-    def of_whole_gpu_nodes(
-        self, node_class: int, max_gpus: int, cpu: int, memory: int
-    ) -> tuple[Ints, int, int]:
-        """Return the waste of nodes of one class with 0, 1, ... ``max_gpus`` untouched GPUs free, and the
-        CPU and memory used.
-
-        These are the most CPU and memory that any batch used. A faster method for pools whose asks are whole
-        units only.
-        """
-        free = np.repeat(np.arange(max_gpus + 1, dtype=np.int64), self.batches)
-        batch = np.tile(np.arange(self.batches), max_gpus + 1)
-        over = (self.asked_before[node_class][batch] >= MIN_DEMANDS_PER_BATCH) & (
-            self.offered_before[node_class][batch]
-            >= (MAX_DEMAND_TO_IDLE_RATIO * MILLI_PER_GPU * free)[:, None]
-        )
-        pending = self.serves[node_class][batch] & ~over
-        left_cpu, left_memory = (
-            np.full(len(free), cpu, dtype=np.int64),
-            np.full(len(free), memory, dtype=np.int64),
-        )
-        for place in range(BATCH_SIZE):
-            whole, needs_cpu = self.whole[batch, place], self.cpu[batch, place]
-            needs_memory = self.memory[batch, place]
-            active = (
-                pending[:, place] & (whole <= free) & (needs_cpu <= left_cpu) & (needs_memory <= left_memory)
-            )
-            free -= whole * active
-            left_cpu -= needs_cpu * active
-            left_memory -= needs_memory * active
-        waste = free.reshape(max_gpus + 1, self.batches).sum(axis=1) * MILLI_PER_GPU
-        return waste, cpu - int(left_cpu.min()), memory - int(left_memory.min())
 
 
 def _largest_ask(gpu: Ints32) -> Ints32:
@@ -177,3 +194,11 @@ def _largest_ask(gpu: Ints32) -> Ints32:
 def _column(values: list[int], drawn: Ints) -> Ints32:
     column: Ints32 = np.array(values, dtype=np.int32)[drawn]
     return column
+
+
+def _states(node_class: Ints | int, cpu: Ints | int, memory: int, gpus: Ints) -> Ints32:
+    """Return rows (class, CPU, memory, free thousandths of each GPU in ascending order)."""
+    states = np.empty((len(gpus), gpus.shape[1] + 3), dtype=np.int32)
+    states[:, 0], states[:, 1], states[:, 2] = node_class, cpu, memory
+    states[:, 3:] = np.sort(gpus, axis=1)
+    return states
