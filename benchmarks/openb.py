@@ -16,7 +16,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -196,7 +196,12 @@ def make(policy: str, nodes: NodeStates, mix: DemandMix, seed: int) -> Placement
     """Return a policy of POLICIES over these nodes."""
     if policy == "random":
         return RandomPlacement(nodes, mix, random.Random(seed).randrange)
-    return {"bestfit": BestFit, "fgd": Fgd, "ours": ProductRule}[policy](nodes, mix)
+    policies: dict[str, Callable[[NodeStates, DemandMix], PlacementPolicy]] = {
+        "bestfit": BestFit,
+        "fgd": Fgd,
+        "ours": ProductRule,
+    }
+    return policies[policy](nodes, mix)
 
 
 def _seeds(text: str) -> list[int]:

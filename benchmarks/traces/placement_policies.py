@@ -19,7 +19,7 @@ from scheduler.core.scoring.demand_mix import (
     NodeDemand,
     nodes_with_capacity,
 )
-from scheduler.core.scoring.placement_rule import FreeCapacity, NodeSize, PlacementRule
+from scheduler.core.scoring.placement_rule import ClassCapacity, NodeSize, PlacementRule
 
 IN_USE, UNTOUCHED = WAYS = "in use", "untouched"  # on which GPU a share is placed
 UNLIMITED_RANK = 1 << 60
@@ -315,15 +315,15 @@ class ProductRule(PlacementPolicy):
                 ranks[at, way] = price + self.rule.ranks(
                     node_class, need, before[at], after[way, at], cpu, memory
                 )
-        at, way = divmod(int(ranks.argmin()), len(WAYS))
-        node = int(candidates[at])
+        first, way = divmod(int(ranks.argmin()), len(WAYS))
+        node = int(candidates[first])
         return NodeChoice(node, _first_gpu(need, self.nodes.gpu[node], WAYS[way]))
 
     def _refresh_prices(self) -> None:
         if self.rule.prices_are_due(self.placed):
             nodes = self.nodes
             free = [
-                FreeCapacity(nodes.cpu[of], nodes.whole[of], int(nodes.idle[of].sum()))
+                ClassCapacity(nodes.cpu[of], nodes.whole[of], int(nodes.idle[of].sum()))
                 for of in self.nodes_by_class
             ]
             self.rule.refresh_prices(self.placed, free)

@@ -38,14 +38,12 @@ class IncrementalPlanner:
         self._rows: dict[str, dict[Any, Any]] = {
             name: {row_key(row): row for row in getattr(snapshot, name)} for name in SNAPSHOT_TABLES
         }
-        self._planned: dict[tuple[int, bool], Plan] = {}  # plans since the last change, by (now, explain)
         self._pools: dict[int, PoolSnapshot] = {}
         self._unknown_pool: dict[int, QueuedWorkload] = {}
         self._rebuild_pools()
 
     def change(self, delta: SnapshotDelta) -> None:
         """Apply a delta."""
-        self._planned.clear()
         if delta.epoch is not None:
             self.epoch = delta.epoch
         changed = {name: self._change_rows(name, delta) for name in SNAPSHOT_TABLES}
@@ -135,9 +133,5 @@ class IncrementalPlanner:
 
     def plan(self, now: int, *, explain: bool = True) -> Plan:
         """Return the same plan as ``plan(self.snapshot(), now, explain=explain)``, byte for byte."""
-        planned = self._planned.get((now, explain))
-        if planned is None:
-            pools = [self._pools[pool] for pool in sorted(self._pools)]
-            planned = plan_pools(self.epoch, pools, list(self._unknown_pool.values()), now, explain)
-            self._planned = {(now, explain): planned}
-        return planned
+        pools = [self._pools[pool] for pool in sorted(self._pools)]
+        return plan_pools(self.epoch, pools, list(self._unknown_pool.values()), now, explain)

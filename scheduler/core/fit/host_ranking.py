@@ -12,7 +12,7 @@ from scheduler.core.arrays import Ints
 from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.snapshot import Ask
 from scheduler.core.scoring.demand_mix import MILLI_PER_GPU, UNLIMITED_AMOUNT, DemandMix, NodeDemand
-from scheduler.core.scoring.placement_rule import FreeCapacity, NodeSize, PlacementRule, PlacementTerms
+from scheduler.core.scoring.placement_rule import ClassCapacity, NodeSize, PlacementRule, PlacementTerms
 
 # The demand that is assumed before a pool had any: (units per host, weight). It stays in the mix, where real
 # demand soon outweighs it.
@@ -92,6 +92,8 @@ class HostRanking:
         state, placed = self.state, len(self.state.placements)
         if self.rule.prices_are_due(placed):
             counts = [state.free_counts[kind] for kind in self.kinds]
-            free = [FreeCapacity(state.cpu_free, count, MILLI_PER_GPU * int(count.sum())) for count in counts]
+            free = [
+                ClassCapacity(state.cpu_free, count, MILLI_PER_GPU * int(count.sum())) for count in counts
+            ]
             self.rule.refresh_prices(placed, free)
         return self.rule

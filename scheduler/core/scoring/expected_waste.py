@@ -39,7 +39,7 @@ class ExpectedWaste:
         self.asked_before: Ints32 = (np.cumsum(self.serves, axis=2) - self.serves).astype(np.int32)
         offered = self.serves * self.total
         self.offered_before: Ints32 = (np.cumsum(offered, axis=2) - offered).astype(np.int32)
-        self.has_shares = any(need.gpus and not need.whole for need in mix.needs)
+        self.has_shares: bool = any(need.gpus and not need.whole for need in mix.needs)
         self._known: dict[bytes, tuple[int, int, int]] = {}
         self.states_computed: int = 0  # states computed so far
 
@@ -50,6 +50,7 @@ class ExpectedWaste:
         computed again with its own memory only if the batches would have used more.
         """
         states = _states(node_class, cpu, UNLIMITED_AMOUNT, gpus)
+        wastes: Ints
         wastes, _, used = self._look_up(states)
         tight = np.flatnonzero(memory < used)
         if len(tight):

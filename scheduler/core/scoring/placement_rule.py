@@ -69,7 +69,7 @@ class PlacementTerms:
 
 
 @dataclass(frozen=True, slots=True)
-class FreeCapacity:
+class ClassCapacity:
     """The free capacity of all nodes of one class, with a row per node."""
 
     cpu: Ints
@@ -224,7 +224,7 @@ class PlacementRule:
         """Return True if ``PRICE_REFRESH_PLACEMENTS`` were made since the prices were computed."""
         return placed - self._priced_at >= PRICE_REFRESH_PLACEMENTS
 
-    def refresh_prices(self, placed: int, free: Sequence[FreeCapacity]) -> None:
+    def refresh_prices(self, placed: int, free: Sequence[ClassCapacity]) -> None:
         """Compute the prices from the free capacity of each class, after ``placed`` placements."""
         self._priced_at = placed - placed % PRICE_REFRESH_PLACEMENTS
         slots = np.zeros(len(self.prices.slot_shapes), dtype=np.int64)
