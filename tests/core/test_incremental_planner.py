@@ -112,15 +112,6 @@ def test_a_plan_without_explanations_has_the_same_decisions_and_held_units(seed:
     assert violations(snapshot, full, NOW) == []
 
 
-def test_an_unchanged_pool_is_not_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    planner = IncrementalPlanner(crowded(4, NOW))
-    first = planner.plan(NOW)
-    monkeypatch.setattr(
-        "scheduler.core.incremental_planner.plan_pools", lambda *_: pytest.fail("planned again")
-    )
-    assert planner.plan(NOW) == first
-
-
 def test_the_cache_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler.core.model.hardware.MAX_CACHED_ASKS", 20)
     before = crowded(1, NOW, waiting=15)
