@@ -95,14 +95,9 @@ class ApiClient:
             raise CliError(f"{self.login.url} can't be used: {problem}", EXIT_UNREACHABLE) from None
 
 
-# Not split: one rule per kind of answer, the most specific first.
 def _error_of_response(status: int, body: bytes) -> CliError:
-    try:
-        errors = json.loads(body)["errors"]
-        messages = [str(error["message"]) for error in errors]
-        windows = json.loads(body).get("windows") or []
-    except (ValueError, KeyError, TypeError):
-        messages, windows = [], []
+    """Return the error of a refused call, with the messages and the windows that the answer names."""
+    messages, windows = _messages_and_windows(body)
     if status == 401:
         return CliError(
             "The token is not accepted. Make a new one in the portal, then: gpupool login", EXIT_NOT_SIGNED_IN
@@ -121,6 +116,15 @@ def _error_of_response(status: int, body: bytes) -> CliError:
         messages[0] += f" Or the portal {PORTAL_IS_OLDER}."
     fits = [f"It would fit from {window['start']} to {window['end']}." for window in windows]
     return CliError(messages[0], EXIT_NOT_FOUND if status == 404 else EXIT_REFUSED, [*messages[1:], *fits])
+
+
+def _messages_and_windows(body: bytes) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the messages of an error answer, and the windows in which the request would fit."""
+    try:
+        answer = json.loads(body)
+        return [str(error["message"]) for error in answer["errors"]], answer.get("windows") or []
+    except (ValueError, KeyError, TypeError):
+        return [], []
 
 
 def _query_value(value: Any) -> str:

@@ -16,8 +16,6 @@ from tools.paths import PYTHON, ROOT, VENV
 from tools.throw_away import throw_away_stores
 
 PACKAGES = ("agent", "benchmarks", "cli", "config", "demo", "portal", "scheduler", "telemetry", "tools")
-# Paths whose format is fixed. The whole repository once all of it is formatted.
-FORMATTED = (".",)
 LINE_LENGTH = 110
 SHOWN_OUTPUT_CHARACTERS = 6000
 PRODUCTION_SETTINGS = {
@@ -67,7 +65,7 @@ def gates() -> list[Gate]:
         Gate("migrations", [*manage, "makemigrations", "--check", "--dry-run"], needs_database=True),
         Gate("settings", [*manage, "check", "--deploy", "--fail-level", "WARNING"], PRODUCTION_SETTINGS),
         Gate("lint", [python, "-m", "ruff", "check", "--quiet", "."]),
-        Gate("format", [python, "-m", "ruff", "format", "--check", "--quiet", *line_length, *FORMATTED]),
+        Gate("format", [python, "-m", "ruff", "format", "--check", "--quiet", *line_length, "."]),
     ]
 
 
@@ -94,6 +92,14 @@ def _run_gate(gate: Gate, env: Mapping[str, str]) -> GateResult:
     return GateResult(gate.name, done.returncode == 0, seconds, done.stdout + done.stderr)
 
 
+def _chosen_gates(names: Sequence[str], by_name: Mapping[str, Gate]) -> list[Gate]:
+    """Return the gates that are named, or all. Raises RunError for a name that is not a gate."""
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        raise RunError(f"{unknown[0]!r} is not a gate; there are: {', '.join(by_name)}")
+    return [by_name[name] for name in names or by_name]
+
+
 def check_verb(arguments: list[str]) -> int:
     """Run all gates, or those that are named."""
     by_name = {gate.name: gate for gate in gates()}
@@ -101,10 +107,7 @@ def check_verb(arguments: list[str]) -> int:
     parser.add_argument("gates", nargs="*", metavar="GATE", help=f"all unless named: {', '.join(by_name)}")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2, help="gates to run side by side")
     options = parser.parse_args(arguments)
-    unknown = [name for name in options.gates if name not in by_name]
-    if unknown:
-        raise RunError(f"{unknown[0]!r} is not a gate; there are: {', '.join(by_name)}")
-    chosen = [by_name[name] for name in options.gates or by_name]
+    chosen = _chosen_gates(options.gates, by_name)
     begin = time.monotonic()
     ensure_environment(with_tests=True)
     if not (ROOT / ".mypy_cache").exists() and any(gate.name == "types" for gate in chosen):

@@ -275,39 +275,47 @@ def _write_if_possible(path: Path, value: dict[str, Any]) -> None:
         log.error("%s of a diagnostic could not be kept: %s", path.name, error)
 
 
-# Not split: one pass over the lines, then one rule per way in which the process can end.
 def _parse_result(output: Path, status: int | None, deadline: float) -> dict[str, Any]:
     """Return {"tool", "checks", "end"} from the output of a process and its exit status (None: it still
     runs).
     """
     result: dict[str, Any] = {"tool": "", "checks": []}
     step, end, rest = "its start", None, ""
-    with output.open("rb") as file:
-        for line in file.read(MAX_OUTPUT_BYTES).decode("utf-8", "replace").splitlines():
-            try:
-                message = json.loads(line)
-            except ValueError:
-                rest = line
-                continue
-            if not isinstance(message, dict):
-                continue
-            result["tool"] = message.get("tool", result["tool"])
-            step = message.get("step", step)
-            if "check" in message:
-                result["checks"].append(message["check"])
-            if "end" in message:
-                end = message
-    if end is None and status == -signal.SIGTERM:  # SIGTERM came before its handler was installed
-        end = {"end": "stopped", "detail": "it was cancelled: a workload needs the GPU"}
-    if end is None and (status is None or status in (-signal.SIGALRM, -signal.SIGKILL)):
-        detail = f"{step}: no answer within {deadline:g} s" + (
-            ", and it can't be ended" if status is None else ""
-        )
-        result["checks"].append({"name": str(step)[:40], "passed": False, "numbers": {}, "detail": detail})
-        end = {"end": "failed", "detail": detail}
+    for line in _output_lines(output):
+        try:
+            message = json.loads(line)
+        except ValueError:
+            rest = line
+            continue
+        if not isinstance(message, dict):
+            continue
+        result["tool"] = message.get("tool", result["tool"])
+        step = message.get("step", step)
+        if "check" in message:
+            result["checks"].append(message["check"])
+        if "end" in message:
+            end = message
     if end is None:
-        end = {"end": "stopped", "detail": f"{step}: its process ended with {status}. {rest}"[:300]}
+        end = _end_without_message(status, step, rest, deadline)
+        if end["end"] == "failed":
+            name = str(step)[:40]
+            result["checks"].append({"name": name, "passed": False, "numbers": {}, "detail": end["detail"]})
     return {**result, "end": end}
+
+
+def _output_lines(output: Path) -> list[str]:
+    with output.open("rb") as file:
+        return file.read(MAX_OUTPUT_BYTES).decode("utf-8", "replace").splitlines()
+
+
+def _end_without_message(status: int | None, step: object, rest: str, deadline: float) -> dict[str, str]:
+    """Return the end of a diagnostic that did not report one, by the exit status of its process."""
+    if status == -signal.SIGTERM:  # SIGTERM came before its handler was installed
+        return {"end": "stopped", "detail": "it was cancelled: a workload needs the GPU"}
+    if status is None or status in (-signal.SIGALRM, -signal.SIGKILL):
+        suffix = ", and it can't be ended" if status is None else ""
+        return {"end": "failed", "detail": f"{step}: no answer within {deadline:g} s{suffix}"}
+    return {"end": "stopped", "detail": f"{step}: its process ended with {status}. {rest}"[:300]}
 
 
 def _send_signal(pid: int, number: signal.Signals) -> None:

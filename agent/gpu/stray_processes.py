@@ -58,6 +58,11 @@ class WorkloadContext:
     team_users: UidRange | None = None
     cgroup_pids: Callable[[], set[int]] = set
 
+    def is_of_unit_use(self, found: GpuProcess) -> bool:
+        """Return True if the process belonged to the run of its unit when the read of the GPUs began."""
+        use = self.uses.get(found.unit)
+        return use is not None and found.pid in use.pids
+
     def identifies_unit(self, found: GpuProcess) -> bool:
         """Return True if the process's unit is certain. Time-sliced runs on one GPU can't be told apart."""
         return found.unit == found.gpu or found.unit.startswith("MIG-")
@@ -100,7 +105,6 @@ class StrayTracker:
         # Until the process has ended, even if it no longer uses the GPU.
         self._ending: dict[ProcessKey, EndedStray] = {}
 
-    # Not split: each process passes through the same sequence of tests.
     def look(self, found: Iterable[GpuProcess], known: WorkloadContext, *, action: str, now: float) -> bool:
         """Update from the processes on the GPUs. Return True if anything changed since the last look.
 
@@ -110,8 +114,7 @@ class StrayTracker:
         strays: dict[ProcessKey, StraySeen] = {}
         self.runs_on_foreign_gpus = {}
         for gpu_process in found:
-            use = known.uses.get(gpu_process.unit)
-            if gpu_process.pid in own or (use is not None and gpu_process.pid in use.pids):
+            if gpu_process.pid in own or known.is_of_unit_use(gpu_process):
                 continue
             process = processes.read_process(gpu_process.pid)
             if process is None:
@@ -135,17 +138,20 @@ class StrayTracker:
                 done,
             )
             self._note_signal(key, strays[key])
-        self.ended = [
-            end for (_, pid, start), end in self._ending.items() if not processes.is_alive(pid, start)
-        ]
-        for end in self.ended:
-            del self._ending[_key(end.stray)]
+        self._note_ended()
         self._term_sent_at = {key: since for key, since in self._term_sent_at.items() if key in strays}
         current = [strays[key] for key in sorted(strays)]
         has_changed = list(map(_reported_fields, current)) != list(map(_reported_fields, self.seen))
         if has_changed:
             self.seen = current
         return has_changed
+
+    def _note_ended(self) -> None:
+        self.ended = [
+            end for (_, pid, start), end in self._ending.items() if not processes.is_alive(pid, start)
+        ]
+        for end in self.ended:
+            del self._ending[_key(end.stray)]
 
     def _note_signal(self, key: ProcessKey, stray: StraySeen) -> None:
         signal_sent, before = SIGNAL_SENT.get(stray.done), self._ending.get(key)

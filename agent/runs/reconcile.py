@@ -178,7 +178,6 @@ def outcome_of_stop(code: str) -> str:
     return code if code in STOP_OUTCOMES else "cancelled"
 
 
-# Not split: one check per field.
 def validation_error(wanted: RunWanted, known_units: frozenset[str]) -> str:
     """Return what is wrong with an order: field, value and what is allowed. '' if it is valid."""
     for field, pattern, allowed in (
@@ -189,14 +188,9 @@ def validation_error(wanted: RunWanted, known_units: frozenset[str]) -> str:
         value = getattr(wanted, field)
         if not pattern.fullmatch(value):
             return f"{field}: {value[:60]!r} is not made of {allowed}"
-    if wanted.verb not in VERBS:
-        return f"verb: {wanted.verb[:60]!r} is not one of {', '.join(VERBS)}"
-    if wanted.kind not in KINDS:
-        return f"kind: {wanted.kind[:60]!r} is not one of {', '.join(KINDS)}"
-    if wanted.verb != "stop" and wanted.kind == "job" and not wanted.command.strip():
-        return "command: empty; a job needs one"
-    if wanted.verb != "stop" and wanted.kind == "notebook" and not wanted.secret:
-        return "secret: empty; a notebook needs one"
+    error = _verb_error(wanted)
+    if error:
+        return error
     for field in ("cpu_milli", "memory_mib", "max_runtime_seconds"):
         if not 0 <= getattr(wanted, field) < MAX_NUMBER:
             return f"{field}: {getattr(wanted, field)} is not a whole number from 0 on"
@@ -207,3 +201,18 @@ def validation_error(wanted: RunWanted, known_units: frozenset[str]) -> str:
         if not _VARIABLE_PATTERN.fullmatch(name):
             return f"environment: {name[:60]!r} is not a name of letters, digits and _"
     return gangs.gang_error(wanted.gang)
+
+
+def _verb_error(wanted: RunWanted) -> str:
+    """Return what is wrong with verb and kind, or with the field that they need; '' if nothing is."""
+    if wanted.verb not in VERBS:
+        return f"verb: {wanted.verb[:60]!r} is not one of {', '.join(VERBS)}"
+    if wanted.kind not in KINDS:
+        return f"kind: {wanted.kind[:60]!r} is not one of {', '.join(KINDS)}"
+    if wanted.verb == "stop":
+        return ""
+    if wanted.kind == "job" and not wanted.command.strip():
+        return "command: empty; a job needs one"
+    if wanted.kind == "notebook" and not wanted.secret:
+        return "secret: empty; a notebook needs one"
+    return ""

@@ -23,7 +23,6 @@ def reservation() -> None:
     """Reserve GPUs for a window."""
 
 
-# Not split: it checks which options may be combined.
 @command(reservation, "create")
 @gpu_options
 @placement_options
@@ -63,19 +62,8 @@ def create_reservation(
     **given: Any,
 ) -> None:
     """Reserve GPUs for a window; above the pool's threshold it needs approval."""
-    days = {"day": WEEKDAY_NAMES, "weekday": WEEKDAY_NAMES[:5]}[every] if every else list(weekdays)
-    if bool(days) != bool(until or weeks) or (every and weekdays) or (until and weeks):
-        raise click.UsageError(
-            "A recurring one needs --every or --on, one of the two, and --until or --weeks."
-        )
-    if (end is None) == (length_ is None):
-        raise click.UsageError("Give --end or --for, one of the two.")
-    if length_ is not None:
-        try:
-            end = (datetime.fromisoformat(start) + timedelta(seconds=length_)).isoformat()
-        except OverflowError:
-            raise click.UsageError(f"--for {length_} seconds is longer than the calendar.") from None
-    body = {"units": 1} | request_body(session, given) | {"start": start, "end": end}
+    days = _recurring_days(weekdays, every, until, weeks)
+    body = {"units": 1} | request_body(session, given) | {"start": start, "end": _end(start, end, length_)}
     path = "reservations/"
     if days:
         path = "series/"
@@ -85,6 +73,33 @@ def create_reservation(
         return _print_fit(session, session.client.post(f"{path}preview/", body))
     body |= {"name": name} | ({"why": reason} if reason else {})
     return _print_confirmation(session, session.client.post(path, body))
+
+
+def _recurring_days(
+    weekdays: tuple[str, ...], every: str | None, until: datetime | None, weeks: int | None
+) -> list[str]:
+    """Return the weekdays of a recurring reservation; none for a single one.
+
+    Raises click.UsageError if the options contradict each other.
+    """
+    days = {"day": WEEKDAY_NAMES, "weekday": WEEKDAY_NAMES[:5]}[every] if every else list(weekdays)
+    if bool(days) != bool(until or weeks) or (every and weekdays) or (until and weeks):
+        raise click.UsageError(
+            "A recurring one needs --every or --on, one of the two, and --until or --weeks."
+        )
+    return list(days)
+
+
+def _end(start: str, end: str | None, length_seconds: int | None) -> str:
+    """Return the end by ``--end`` or ``--for``. Raises click.UsageError unless exactly one is given."""
+    if end is not None and length_seconds is None:
+        return end
+    if length_seconds is None or end is not None:
+        raise click.UsageError("Give --end or --for, one of the two.")
+    try:
+        return (datetime.fromisoformat(start) + timedelta(seconds=length_seconds)).isoformat()
+    except OverflowError:
+        raise click.UsageError(f"--for {length_seconds} seconds is longer than the calendar.") from None
 
 
 def _print_fit(session: CliSession, answer: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ GPU. Boundaries are whole seconds: every event is moved back to the beginning of
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -106,21 +106,26 @@ def price_pieces(
         rate = chosen[0].rate
         if rate is None:
             continue
-        weights = [piece.slot_seconds for piece in chosen]
-        low, high = min(p.start for p in chosen), max(p.end for p in chosen)
-        cost = value_between(low, high, rate.cost, rate.since)
-        if totals is not None and span is not None:
-            cost = totals[span][2]
-        costs = split_amount(cost, weights, MICRO)
-        prices = (
-            costs
-            if rate.price == rate.cost
-            else split_amount(value_between(low, high, rate.price, rate.since), weights, MICRO)
-        )
-        for index, piece_cost, price in zip(indexes, costs, prices, strict=True):
-            charged = price if parts[index].owner.bucket in CHARGED_BUCKETS else ZERO
-            result[index] = replace(parts[index], cost=piece_cost, charged=charged)
+        known_cost = totals[span][2] if totals is not None and span is not None else None
+        for index, piece in zip(indexes, _price_span(chosen, rate, known_cost), strict=True):
+            result[index] = piece
     return result
+
+
+def _price_span(chosen: list[ChargePiece], rate: Rate, known_cost: Decimal | None) -> Iterator[ChargePiece]:
+    """Yield the pieces of one pricing span with cost and charged amount. ``known_cost`` replaces the cost by
+    ``rate``.
+    """
+    weights = [piece.slot_seconds for piece in chosen]
+    low, high = min(p.start for p in chosen), max(p.end for p in chosen)
+    cost = value_between(low, high, rate.cost, rate.since) if known_cost is None else known_cost
+    costs = split_amount(cost, weights, MICRO)
+    prices = costs
+    if rate.price != rate.cost:
+        prices = split_amount(value_between(low, high, rate.price, rate.since), weights, MICRO)
+    for piece, piece_cost, price in zip(chosen, costs, prices, strict=True):
+        charged = price if piece.owner.bucket in CHARGED_BUCKETS else ZERO
+        yield replace(piece, cost=piece_cost, charged=charged)
 
 
 def asset_cost(rates: Sequence[Rate], start: datetime, end: datetime) -> Decimal:
@@ -209,16 +214,7 @@ def _slots_by_charge_key(gpu: GpuTimeline, moment: datetime) -> dict[ChargeKey, 
     holds = [h for h in gpu.holds if h.start <= moment and (h.end is None or moment < h.end)]
     bounds = [b for b in gpu.bounds if b.start <= moment and (b.end is None or moment < b.end)]
     condition = _condition_at(gpu.changes, moment)
-    edges = sorted(
-        {
-            0,
-            SLOTS_PER_GPU,
-            *(h.low for h in holds),
-            *(h.high for h in holds),
-            *(b.low for b in bounds),
-            *(b.high for b in bounds),
-        }
-    )
+    edges = sorted({0, SLOTS_PER_GPU, *(edge for r in (*holds, *bounds) for edge in (r.low, r.high))})
     owners: dict[ChargeKey, int] = defaultdict(int)
     for low, high in zip(edges, edges[1:], strict=False):
         hold = next((h for h in holds if h.low <= low < h.high), None)

@@ -145,15 +145,7 @@ def _add_reading(use: UsageSums, reading: UsageReading, seconds: float) -> None:
     activity is unknown.
     """
     use.covered_seconds += seconds
-    # NVML reports no utilisation for MIG slices: use SM activity.
-    activity = reading.utilisation if reading.utilisation is not None else reading.sm_active
-    kind = None
-    if activity is not None and activity > 0:
-        kind = "busy_seconds"
-    elif reading.processes == 0:
-        kind = "empty_seconds"
-    elif activity is not None:
-        kind = "idle_seconds"
+    kind = _activity_kind(reading)
     if kind is not None:
         for name in ("busy_seconds", "idle_seconds", "empty_seconds"):
             setattr(use, name, (getattr(use, name) or 0.0) + (seconds if name == kind else 0.0))
@@ -167,6 +159,17 @@ def _add_reading(use: UsageSums, reading: UsageReading, seconds: float) -> None:
         use.utilisation_max = max(use.utilisation_max or 0.0, reading.utilisation)
     if reading.memory_used_mib is not None:
         use.memory_used_max_mib = max(use.memory_used_max_mib or 0, reading.memory_used_mib)
+
+
+def _activity_kind(reading: UsageReading) -> str | None:
+    """Return the sum that the reading's time belongs to; None if the activity is unknown."""
+    # NVML reports no utilisation for MIG slices: use SM activity.
+    activity = reading.utilisation if reading.utilisation is not None else reading.sm_active
+    if activity is not None and activity > 0:
+        return "busy_seconds"
+    if reading.processes == 0:
+        return "empty_seconds"
+    return None if activity is None else "idle_seconds"
 
 
 def _add_energy(

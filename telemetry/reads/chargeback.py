@@ -165,26 +165,9 @@ def _charge_table(rows: Sequence[dict[str, Any]], above: RoundedAmounts | None) 
     within a row.
     """
     charged, costs, reserved = _round_columns(rows, above).values()
-    groups = []
-    for index, row in enumerate(rows):
-        held = charged[index] - reserved[index]
-        measured = min(held, _measured_cents(row["measured_sum"])) if held > 0 else ZERO
-        used = min(measured, _measured_cents(row["busy_sum"]))
-        groups.append(
-            ChargeGroup(
-                key=row["group_key"],
-                name=row["group_name"] or "",
-                gpu_hours=to_gpu_hours(row["slot_sum"]),
-                used=used,
-                idle=measured - used,
-                unmeasured=held - measured,
-                reserved_unused=reserved[index],
-                charged=charged[index],
-                cost=costs[index],
-                coverage=_coverage(row["covered_sum"], row["held_sum"]),
-                lines=row["line_count"],
-            )
-        )
+    groups = [
+        _charge_group(row, charged[index], costs[index], reserved[index]) for index, row in enumerate(rows)
+    ]
     covered = [row["covered_sum"] for row in rows if row["covered_sum"] is not None]
     total = ChargeGroup(
         key=None,
@@ -200,6 +183,26 @@ def _charge_table(rows: Sequence[dict[str, Any]], above: RoundedAmounts | None) 
         lines=sum(group.lines for group in groups),
     )
     return ChargeTable(groups, total)
+
+
+def _charge_group(row: dict[str, Any], charged: Decimal, cost: Decimal, reserved: Decimal) -> ChargeGroup:
+    """Return the group of one row with its rounded amounts. What is held is used, idle or unmeasured."""
+    held = charged - reserved
+    measured = min(held, _measured_cents(row["measured_sum"])) if held > 0 else ZERO
+    used = min(measured, _measured_cents(row["busy_sum"]))
+    return ChargeGroup(
+        key=row["group_key"],
+        name=row["group_name"] or "",
+        gpu_hours=to_gpu_hours(row["slot_sum"]),
+        used=used,
+        idle=measured - used,
+        unmeasured=held - measured,
+        reserved_unused=reserved,
+        charged=charged,
+        cost=cost,
+        coverage=_coverage(row["covered_sum"], row["held_sum"]),
+        lines=row["line_count"],
+    )
 
 
 def _sum_amounts(amounts: Any) -> Decimal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -63,26 +64,10 @@ def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> Us
     costs: dict[str, list[Decimal]] = defaultdict(list)
     covered = held_measured = 0.0
     for model in sorted({model for _, model in sums}):
-        for bucket, key in (
-            ("unhealthy", "unhealthy"),
-            ("maintenance", "maintenance"),
-            ("unallocated", "unallocated"),
-            ("reserved_unused", "reserved_unused"),
-            ("preempted", "lost"),
-            ("hardware_lost", "lost"),
-        ):
-            seconds, cost = sums.get((bucket, model), (0.0, ZERO))
+        row = use.get(model)
+        for key, seconds, cost in _model_parts(sums, model, row):
             parts[key].append(seconds)
             costs[key].append(cost)
-        seconds, cost = sums.get(("used", model), (0.0, ZERO))
-        row = use.get(model)
-        pieces = _split_used_time(seconds, row)
-        weights = [int(piece) for piece in pieces.values()]
-        for key, piece, part in zip(
-            pieces, pieces.values(), split_amount(round_amount(cost, MICRO), weights, MICRO), strict=True
-        ):
-            parts[key].append(piece)
-            costs[key].append(part)
         if row:
             covered += row["covered_seconds"] or 0.0
         held_measured += sum(sums.get((bucket, model), (0.0, ZERO))[0] for bucket in HELD_BUCKETS)
@@ -113,6 +98,31 @@ WATERFALL_ORDER = (
     "inefficient",
     "productive",
 )
+
+
+# Buckets of a charge whose whole time is one part of the waterfall. "used" is split by activity.
+PART_BY_BUCKET = {
+    "unhealthy": "unhealthy",
+    "maintenance": "maintenance",
+    "unallocated": "unallocated",
+    "reserved_unused": "reserved_unused",
+    "preempted": "lost",
+    "hardware_lost": "lost",
+}
+
+
+def _model_parts(
+    sums: Mapping[tuple[str, str], tuple[float, Decimal]], model: str, row: dict[str, float | None] | None
+) -> Iterator[tuple[str, float, Decimal]]:
+    """Yield (part, slot-seconds, cost) of one model. ``row`` has the model's measured use."""
+    for bucket, key in PART_BY_BUCKET.items():
+        yield key, *sums.get((bucket, model), (0.0, ZERO))
+    seconds, cost = sums.get(("used", model), (0.0, ZERO))
+    pieces = _split_used_time(seconds, row)
+    weights = [int(piece) for piece in pieces.values()]
+    yield from zip(
+        pieces, pieces.values(), split_amount(round_amount(cost, MICRO), weights, MICRO), strict=True
+    )
 
 
 def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dict[str, float]:
