@@ -116,6 +116,42 @@ def _format_file_count(count: int) -> str:
     return "more than could be measured" if count >= UNKNOWN_USAGE else f"{count} files"
 
 
+@dataclass(frozen=True)
+class FreeSpace:
+    """The free space of a disk, in bytes and in files.
+
+    ``lacking_bytes``, ``lacking_files``: how much is missing to the threshold. ``least_bytes``,
+    ``least_files``: a run that took less is not stopped.
+    """
+
+    free_bytes: int
+    free_files: int
+    lacking_bytes: int
+    lacking_files: int
+    least_bytes: int
+    least_files: int
+
+    @property
+    def is_low(self) -> bool:
+        """Return True if bytes or files are below their threshold."""
+        return self.lacking_bytes > 0 or self.lacking_files > 0
+
+
+def _read_free_space(folder: Path) -> FreeSpace:
+    disk, inodes = shutil.disk_usage(folder), os.statvfs(folder)
+    threshold = pressure_threshold(disk.total)
+    file_threshold = pressure_threshold(inodes.f_files, least=MIN_FREE_FILES, most=MAX_PRESSURE_FILES)
+    return FreeSpace(
+        free_bytes=disk.free,
+        free_files=inodes.f_favail,
+        lacking_bytes=threshold - disk.free,
+        # A file system without a limit on files reports no total.
+        lacking_files=file_threshold - inodes.f_favail if inodes.f_files else 0,
+        least_bytes=threshold // MIN_EVICTED_DIVISOR,
+        least_files=file_threshold // MIN_EVICTED_DIVISOR,
+    )
+
+
 class DiskPressure:
     """Watches the disk usage of the runs of one host. ``most_bytes``: limit of one run; 0 means no limit."""
 
@@ -139,7 +175,6 @@ class DiskPressure:
             except (OSError, RuntimeError, subprocess.SubprocessError) as problem:  # such as no free process
                 log.error("the disk usage of runs can't be measured: %s", problem)
 
-    # Not split: its steps share the free space and the thresholds read at its beginning.
     async def look(self, now: float) -> None:
         """Check the free space, measure runs if that is due, and stop a run that uses too much.
 
@@ -147,40 +182,48 @@ class DiskPressure:
         """
         if self._kept_at is None:
             self._recover_stopped_runs(now)
-        folder = self._runs.state.folder
-        disk, inodes = shutil.disk_usage(folder), os.statvfs(folder)
-        threshold, file_threshold = (
-            pressure_threshold(disk.total),
-            pressure_threshold(inodes.f_files, least=MIN_FREE_FILES, most=MAX_PRESSURE_FILES),
-        )
-        lacking, files = threshold - disk.free, file_threshold - inodes.f_favail if inodes.f_files else 0
-        least, least_files = threshold // MIN_EVICTED_DIVISOR, file_threshold // MIN_EVICTED_DIVISOR
+        space = _read_free_space(self._runs.state.folder)
         if self._kept_at is None or now - self._kept_at >= GROWTH_WINDOW_SECONDS:
-            await self._keep(now, disk.free, inodes.f_favail, is_low=lacking > 0 or files > 0)
-        is_unchanged = self._unchanged_since_external_fill(
-            now, disk.free + least, inodes.f_favail + least_files
-        )
-        if (lacking > 0 or files > 0) and not is_unchanged and not self._is_waiting_for_space(now):
-            gone, gone_files = self._before.free_bytes - disk.free, self._before.free_files - inodes.f_favail
-            name, took = await self._find_run_to_stop(
-                measure_bytes, count_bytes, self._before.bytes, lacking, least, gone
-            )
-            why = f"its temporary files grew most: {_format_mib(took)}"
-            if not name:
-                name, took = await self._find_run_to_stop(
-                    measure_files, count_files, self._before.files, files, least_files, gone_files
-                )
-                why = f"it created most of the new files: {_format_file_count(took)}"
-            if name:
-                self._stop(name, f"{DISK_PRESSURE_MESSAGE}, and {why}", now, host_full=True)
-            elif not self._runs.trash.is_emptied:
-                self._external_fill = (now, disk.free, inodes.f_favail)
+            await self._keep(now, space.free_bytes, space.free_files, is_low=space.is_low)
+        if space.is_low and not self._unchanged_since_external_fill(now, space):
+            if not self._is_waiting_for_space(now):
+                await self._stop_the_largest_run(now, space)
         if self._most and now - self._measured_at >= LIMIT_CHECK_SECONDS:
             self._measured_at = now
             for name, why in runs_over_limit(
                 await asyncio.to_thread(measure_bytes, self._active_runs()), self._most
             ).items():
                 self._stop(name, why, now)
+
+    async def _stop_the_largest_run(self, now: float, space: FreeSpace) -> None:
+        """Stop the run that took most of the missing bytes, or else of the missing files.
+
+        If no run did, remember the free space: something else fills the disk.
+        """
+        before = self._before
+        name, took = await self._find_run_to_stop(
+            measure_bytes,
+            count_bytes,
+            before.bytes,
+            space.lacking_bytes,
+            space.least_bytes,
+            before.free_bytes - space.free_bytes,
+        )
+        why = f"its temporary files grew most: {_format_mib(took)}"
+        if not name:
+            name, took = await self._find_run_to_stop(
+                measure_files,
+                count_files,
+                before.files,
+                space.lacking_files,
+                space.least_files,
+                before.free_files - space.free_files,
+            )
+            why = f"it created most of the new files: {_format_file_count(took)}"
+        if name:
+            self._stop(name, f"{DISK_PRESSURE_MESSAGE}, and {why}", now, host_full=True)
+        elif not self._runs.trash.is_emptied:
+            self._external_fill = (now, space.free_bytes, space.free_files)
 
     async def _find_run_to_stop(
         self,
@@ -247,7 +290,7 @@ class DiskPressure:
                 if stop.get("outcome") == OUT_OF_DISK:
                     self._stopped[run.id] = _StoppedRun(now + STOP_GRACE_SECONDS + STUCK_RUN_SECONDS)
 
-    def _unchanged_since_external_fill(self, now: float, free_bytes: int, free_files: int) -> bool:
+    def _unchanged_since_external_fill(self, now: float, space: FreeSpace) -> bool:
         """Return True if no run was the cause shortly before, and the free space shows that none can be
         since.
 
@@ -257,7 +300,11 @@ class DiskPressure:
         if self._external_fill is None:
             return False
         at, bytes_then, files_then = self._external_fill
-        return now - at < LIMIT_CHECK_SECONDS and free_bytes > bytes_then and free_files > files_then
+        return (
+            now - at < LIMIT_CHECK_SECONDS
+            and space.free_bytes + space.least_bytes > bytes_then
+            and space.free_files + space.least_files > files_then
+        )
 
     def _active_runs(self) -> list[LocalRun]:
         """Return the starting and running runs. A run may fill the disk before it is seen running."""

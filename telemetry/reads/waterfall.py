@@ -68,8 +68,7 @@ def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> Us
         for key, seconds, cost in _model_parts(sums, model, row):
             parts[key].append(seconds)
             costs[key].append(cost)
-        if row:
-            covered += row["covered_seconds"] or 0.0
+        covered += (row or {}).get("covered_seconds") or 0.0
         held_measured += sum(sums.get((bucket, model), (0.0, ZERO))[0] for bucket in HELD_BUCKETS)
     order = [key for key in WATERFALL_ORDER if sum(parts[key]) > 0 or key not in ("lost", "unmeasured")]
     total = sum(sum(parts[key]) for key in order)
@@ -77,10 +76,7 @@ def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> Us
     return UsageWaterfall(
         gpu_hours=to_gpu_hours(total),
         cost=sum(cents, ZERO),
-        steps=[
-            WaterfallStep(key, to_gpu_hours(sum(parts[key])), cost, sum(parts[key]) / total if total else 0.0)
-            for key, cost in zip(order, cents, strict=True)
-        ],
+        steps=[_step(key, sum(parts[key]), cost, total) for key, cost in zip(order, cents, strict=True)],
         coverage=min(1.0, covered / held_measured) if held_measured else None,
         charged_until=_charged_until(filters),
     )
@@ -98,6 +94,10 @@ WATERFALL_ORDER = (
     "inefficient",
     "productive",
 )
+
+
+def _step(key: str, slot_seconds: float, cost: Decimal, total: float) -> WaterfallStep:
+    return WaterfallStep(key, to_gpu_hours(slot_seconds), cost, slot_seconds / total if total else 0.0)
 
 
 # Buckets of a charge whose whole time is one part of the waterfall. "used" is split by activity.
