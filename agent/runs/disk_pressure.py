@@ -185,9 +185,9 @@ class DiskPressure:
         space = _read_free_space(self._runs.state.folder)
         if self._kept_at is None or now - self._kept_at >= GROWTH_WINDOW_SECONDS:
             await self._keep(now, space.free_bytes, space.free_files, is_low=space.is_low)
-        if space.is_low and not self._unchanged_since_external_fill(now, space):
-            if not self._is_waiting_for_space(now):
-                await self._stop_the_largest_run(now, space)
+        is_unexplained = space.is_low and not self._unchanged_since_external_fill(now, space)
+        if is_unexplained and not self._is_waiting_for_space(now):
+            await self._stop_the_largest_run(now, space)
         if self._most and now - self._measured_at >= LIMIT_CHECK_SECONDS:
             self._measured_at = now
             for name, why in runs_over_limit(

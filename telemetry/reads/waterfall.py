@@ -62,15 +62,14 @@ def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> Us
     use = (reads or UsageRows(filters)).sums_by_model()
     parts: dict[str, list[float]] = defaultdict(list)
     costs: dict[str, list[Decimal]] = defaultdict(list)
-    covered = held_measured = 0.0
-    for model in sorted({model for _, model in sums}):
-        row = use.get(model)
-        for key, seconds, cost in _model_parts(sums, model, row):
+    models = sorted({model for _, model in sums})
+    for model in models:
+        for key, seconds, cost in _model_parts(sums, model, use.get(model)):
             parts[key].append(seconds)
             costs[key].append(cost)
-        covered += (row or {}).get("covered_seconds") or 0.0
-        held_measured += sum(sums.get((bucket, model), (0.0, ZERO))[0] for bucket in HELD_BUCKETS)
-    order = [key for key in WATERFALL_ORDER if sum(parts[key]) > 0 or key not in ("lost", "unmeasured")]
+    covered = sum(use[model]["covered_seconds"] or 0.0 for model in models if model in use)
+    held_measured = sum(seconds for (bucket, _), (seconds, _) in sums.items() if bucket in HELD_BUCKETS)
+    order = [key for key in WATERFALL_ORDER if sum(parts[key]) > 0 or key not in PARTS_SHOWN_IF_ANY]
     total = sum(sum(parts[key]) for key in order)
     cents = round_parts([sum(costs[key], ZERO) for key in order])
     return UsageWaterfall(
@@ -123,6 +122,9 @@ def _model_parts(
     yield from zip(
         pieces, pieces.values(), split_amount(round_amount(cost, MICRO), weights, MICRO), strict=True
     )
+
+
+PARTS_SHOWN_IF_ANY = {"lost", "unmeasured"}
 
 
 def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dict[str, float]:
