@@ -112,12 +112,15 @@ class FakeAgent:
                 )
             elif known is not None and wanted.verb == "stop" and known.state != "ended":
                 self.end(wanted.run, now, outcome=self._outcome_of_stop(wanted, known))
-        for run in [
-            run for run, seen in self.runs.items() if run not in self.wanted and seen.state == "ended"
-        ]:
-            del self.runs[run]
-        for run in [run for run in self.runs if run not in self.wanted]:
-            self.end(run, now, outcome="cancelled")
+        self._drop_undesired_runs(now)
+
+    def _drop_undesired_runs(self, now: dt.datetime) -> None:
+        """Forget the ended runs that the server no longer lists; end the others."""
+        for run in [name for name in self.runs if name not in self.wanted]:
+            if self.runs[run].state == "ended":
+                del self.runs[run]
+            else:
+                self.end(run, now, outcome="cancelled")
 
     def _outcome_of_stop(self, wanted: RunWanted, seen: RunSeen) -> str:
         return "checkpointed" if seen.checkpoint_at is not None else "killed_at_grace"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -99,14 +100,7 @@ class AgentProcess:
         if self.process is not None and self.process.returncode is None:
             self.process.kill()
         for folder in (self.state / "runs").glob("*"):
-            shim = read_json(folder / "shim.json") or {}
-            if shim and processes.is_alive(shim["pid"], shim["start_ticks"]):
-                rest = processes.descendants(processes.scan(), shim["pid"])
-                for pid in [shim["pid"], *(process.pid for process in rest)]:
-                    try:
-                        os.kill(pid, signal.SIGKILL)
-                    except ProcessLookupError:
-                        continue
+            kill_shim(folder)
             about = read_json(folder / "run.json") or {}
             if "mark" in about:
                 Cgroups().remove(about["mark"])
@@ -115,6 +109,16 @@ class AgentProcess:
                     subprocess.run(["ip", "netns", "delete", space], check=True)
         if "--network" in self.more and os.geteuid() == 0:
             forget_network(self.state)
+
+
+def kill_shim(run_folder: Path) -> None:
+    """Kill the shim of a run and its descendants, if it is alive."""
+    shim = read_json(run_folder / "shim.json") or {}
+    if shim and processes.is_alive(shim["pid"], shim["start_ticks"]):
+        rest = processes.descendants(processes.scan(), shim["pid"])
+        for pid in [shim["pid"], *(process.pid for process in rest)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def forget_network(state: Path) -> None:

@@ -110,21 +110,13 @@ def read_errors(kept: Table, kind: str, value: Any, where: str) -> list[str]:
         return [] if value is None else read_errors(kept, kind.removesuffix(" | null"), value, where)
     if kind == "any":
         return []
+    if not _has_shape(kind, value):
+        return [f"{where}: {value!r} is not {kind}"]
     if kind in PLAIN:
-        fits = isinstance(value, PLAIN[kind]) or (kind == "float" and isinstance(value, int))
-        return (
-            []
-            if fits and (kind == "bool" or not isinstance(value, bool))
-            else [f"{where}: {value!r} is not {kind}"]
-        )
+        return []
     if kind.startswith(("list[", "dict[")):
-        shape = list if kind.startswith("list[") else dict
-        if not isinstance(value, shape):
-            return [f"{where}: {value!r} is not {kind}"]
         inside = list(value.values()) if isinstance(value, dict) else value
         return [problem for each in inside for problem in read_errors(kept, kind[5:-1], each, f"{where}[]")]
-    if not isinstance(value, dict):
-        return [f"{where}: {value!r} is not {kind}"]
     found: list[str] = []
     for name, about in kept[kind].items():
         found += (
@@ -133,6 +125,14 @@ def read_errors(kept: Table, kind: str, value: Any, where: str) -> list[str]:
             else [f"{where}.{name}: missing"]
         )
     return found
+
+
+def _has_shape(kind: str, value: Any) -> bool:
+    """Return True if `value` is of the plain type, the list or the object that `kind` names."""
+    if kind in PLAIN:
+        fits = isinstance(value, PLAIN[kind]) or (kind == "float" and isinstance(value, int))
+        return fits and (kind == "bool" or not isinstance(value, bool))
+    return isinstance(value, list if kind.startswith("list[") else dict)
 
 
 def without_defaults(kept: Table, kind: str, value: Any) -> Any:

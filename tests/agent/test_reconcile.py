@@ -199,9 +199,8 @@ class ActionHost:
                 del self.held[run]
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_shuffled_frames_converge_to_the_last_state_without_double_starts(seed: int) -> None:
-    rng = random.Random(seed)
+def _random_frames(rng: random.Random) -> list[Desired]:
+    """Return the frames of a server that stops the run of one unit after another and starts the next one."""
     sent_frames: list[Desired] = [frame()]
     wanted: dict[str, RunWanted] = {}
     for generation in range(1, 13):
@@ -216,13 +215,24 @@ def test_shuffled_frames_converge_to_the_last_state_without_double_starts(seed: 
         wanted = {name: run for name, run in wanted.items() if run.unit_uuids != [unit]}
         wanted[f"run-{generation}"] = job("x", generation=generation, units=[unit])
         sent_frames.append(frame(*wanted.values()))
+    return sent_frames
 
-    host = ActionHost()
+
+def _as_received(rng: random.Random, sent_frames: list[Desired]) -> list[Desired]:
+    """Return the frames as a bad network delivers them: lost, repeated and out of order."""
     received = [sent for sent in sent_frames for _ in range(rng.choice((0, 1, 1, 2, 3)))]
     for place in range(len(received)):
         other = min(len(received) - 1, place + rng.choice((0, 0, 1, 4)))
         received[place], received[other] = received[other], received[place]
-    for sent in received:
+    return received
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_shuffled_frames_converge_to_the_last_state_without_double_starts(seed: int) -> None:
+    rng = random.Random(seed)
+    sent_frames = _random_frames(rng)
+    host = ActionHost()
+    for sent in _as_received(rng, sent_frames):
         host.hear(sent)
     for _ in range(30):  # the network recovers: polls bring the newest state
         host.hear(sent_frames[-1])

@@ -6,6 +6,7 @@ The Hypothesis strategies rarely build such pools.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 from scheduler.core.model.slots import SLOTS_PER_GPU
@@ -41,52 +42,14 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
         max_slots_per_user=rng.choice((None, None, 8 * SLOTS_PER_GPU)),
     )
     pool = PoolInfo(1, "crowded", PoolKind.DYNAMIC, None, policy)
-    rows = [
-        HostInfo(
-            h,
-            f"h{h}",
-            1,
-            frozenset({("rack", f"r{h % 2}")}),
-            rng.choice((0, 64_000)),
-            0,
-            rng.random() > 0.05,
-        )
-        for h in range(1, hosts + 1)
-    ]
-    units: list[UnitInfo] = []
-    for host in rows:
-        model = rng.choice(("H100", "H100", "A100"))
-        for gpu in range(8):
-            cut = rng.choices(("", SLICE, SHARE), (12, 1, 1))[0]
-            for part in range(PARTS[cut]):
-                unit = host.id * 1000 + gpu * 10 + part
-                group = gpu // 4 if not cut else None
-                size = SLOTS_PER_GPU // PARTS[cut]
-                units.append(
-                    UnitInfo(unit, host.id, host.id * 100 + gpu, model, cut, size, 80_000, 90, group)
-                )
+    rows = [_host(rng, number) for number in range(1, hosts + 1)]
+    units = [unit for host in rows for unit in _units(rng, host.id)]
     shares = random.Random(-seed)  # a generator of its own, so that the other choices of a seed stay the same
     rows = [replace(host, home_storage=shares.choice((None, 1, 2))) for host in rows]
     rng.shuffle(units)
     running = _running(rng, units, now)
-    busy = {u for r in running for u in r.units}
-    reservations = []
-    for number in range(rng.choice((0, 0, 1, 2, 3))):
-        start = now + rng.choice((-60, 0, 30, 600, 3 * HOUR, 8 * HOUR))
-        free = sorted(u.id for u in units if u.id not in busy and not u.profile)
-        bound = tuple(free[:4]) if start < 0 and free else ()
-        busy |= set(bound)
-        ask = Ask(rng.choice((1, 2, 4, 8)), rng.choice((1, 1, 2)))
-        reservations.append(
-            ReservationInfo(number + 1, rng.randint(1, 4), 1, 1, ask, start, start + 6 * HOUR, bound)
-        )
-    quotas = []
-    for model in ("A100", "H100"):
-        remaining = sum(u.slots for u in units if u.model == model)
-        for team in (1, 2, 3, 4):
-            guaranteed = min(remaining, rng.choice((0, 2, 4, 8, 16)) * SLOTS_PER_GPU)
-            remaining -= guaranteed
-            quotas.append(QuotaInfo(team, 1, model, guaranteed, rng.choice((None, None, 4 * SLOTS_PER_GPU))))
+    reservations = _reservations(rng, units, {u for r in running for u in r.units}, now)
+    quotas = _quotas(rng, units)
     maintenance = (
         [MaintenanceInfo(rng.randint(1, hosts), now + 2 * HOUR, now + 4 * HOUR)] if rng.random() < 0.2 else []
     )
@@ -108,6 +71,51 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
     )
 
 
+def _host(rng: random.Random, number: int) -> HostInfo:
+    labels = frozenset({("rack", f"r{number % 2}")})
+    return HostInfo(number, f"h{number}", 1, labels, rng.choice((0, 64_000)), 0, rng.random() > 0.05)
+
+
+def _units(rng: random.Random, host: int) -> Iterator[UnitInfo]:
+    """Yield the units of a host with 8 GPUs; some GPUs are cut into slices or shares."""
+    model = rng.choice(("H100", "H100", "A100"))
+    for gpu in range(8):
+        cut = rng.choices(("", SLICE, SHARE), (12, 1, 1))[0]
+        for part in range(PARTS[cut]):
+            unit = host * 1000 + gpu * 10 + part
+            group = gpu // 4 if not cut else None
+            yield UnitInfo(
+                unit, host, host * 100 + gpu, model, cut, SLOTS_PER_GPU // PARTS[cut], 80_000, 90, group
+            )
+
+
+def _reservations(
+    rng: random.Random, units: list[UnitInfo], busy: set[int], now: int
+) -> list[ReservationInfo]:
+    reservations = []
+    for number in range(rng.choice((0, 0, 1, 2, 3))):
+        start = now + rng.choice((-60, 0, 30, 600, 3 * HOUR, 8 * HOUR))
+        free = sorted(u.id for u in units if u.id not in busy and not u.profile)
+        bound = tuple(free[:4]) if start < 0 and free else ()
+        busy |= set(bound)
+        ask = Ask(rng.choice((1, 2, 4, 8)), rng.choice((1, 1, 2)))
+        reservations.append(
+            ReservationInfo(number + 1, rng.randint(1, 4), 1, 1, ask, start, start + 6 * HOUR, bound)
+        )
+    return reservations
+
+
+def _quotas(rng: random.Random, units: list[UnitInfo]) -> list[QuotaInfo]:
+    quotas = []
+    for model in ("A100", "H100"):
+        remaining = sum(u.slots for u in units if u.model == model)
+        for team in (1, 2, 3, 4):
+            guaranteed = min(remaining, rng.choice((0, 2, 4, 8, 16)) * SLOTS_PER_GPU)
+            remaining -= guaranteed
+            quotas.append(QuotaInfo(team, 1, model, guaranteed, rng.choice((None, None, 4 * SLOTS_PER_GPU))))
+    return quotas
+
+
 def _running(rng: random.Random, units: list[UnitInfo], now: int) -> list[RunningWorkload]:
     running: list[RunningWorkload] = []
     remaining = {u.id: u for u in units}
@@ -121,28 +129,30 @@ def _running(rng: random.Random, units: list[UnitInfo], now: int) -> list[Runnin
             del remaining[unit.id]
         if first.profile == SHARE:  # shares of one GPU serve one team, so the other shares are not used
             remaining = {k: u for k, u in remaining.items() if u.gpu != first.gpu}
-        started = now - rng.randint(0, 20 * HOUR)
-        stopping = rng.random() < 0.1
-        running.append(
-            RunningWorkload(
-                id=500 + len(running),
-                team=rng.randint(1, 4),
-                project=1,
-                user=rng.randint(1, 5),
-                pool=1,
-                units=tuple(sorted(u.id for u in chosen)),
-                started=started,
-                until=max(started + 1, now + rng.randint(60, 30 * HOUR)),
-                predicted_end=now + rng.randint(-HOUR, 10 * HOUR),
-                priority=rng.choice(list(Priority)),
-                preemptible=rng.random() < 0.7,
-                checkpoint_at=rng.choice((None, max(started, now - rng.randint(0, HOUR)))),
-                stopping=stopping,
-                stop_by=now + 30 if stopping else None,
-                evicted_for_workload=rng.randint(1, 15) if stopping and rng.random() < 0.7 else None,
-            )
-        )
+        running.append(_running_on(rng, 500 + len(running), chosen, now))
     return running
+
+
+def _running_on(rng: random.Random, number: int, units: list[UnitInfo], now: int) -> RunningWorkload:
+    started = now - rng.randint(0, 20 * HOUR)
+    stopping = rng.random() < 0.1
+    return RunningWorkload(
+        id=number,
+        team=rng.randint(1, 4),
+        project=1,
+        user=rng.randint(1, 5),
+        pool=1,
+        units=tuple(sorted(u.id for u in units)),
+        started=started,
+        until=max(started + 1, now + rng.randint(60, 30 * HOUR)),
+        predicted_end=now + rng.randint(-HOUR, 10 * HOUR),
+        priority=rng.choice(list(Priority)),
+        preemptible=rng.random() < 0.7,
+        checkpoint_at=rng.choice((None, max(started, now - rng.randint(0, HOUR)))),
+        stopping=stopping,
+        stop_by=now + 30 if stopping else None,
+        evicted_for_workload=rng.randint(1, 15) if stopping and rng.random() < 0.7 else None,
+    )
 
 
 def _with_earlier_attempts(

@@ -84,39 +84,48 @@ def pool_history(seed: int, now: int, steps: int, planned: bool = True) -> Itera
             snapshot = _random_change(rng, snapshot, now, new_ids)
 
 
+WORK_CHANGES = ("ends", "arrives", "saves", "cancel", "gate")
+# A change that is listed more often is more frequent.
+CHANGES = (
+    "ends",
+    "ends",
+    "arrives",
+    "arrives",
+    "arrives",
+    "saves",
+    "host",
+    "unit",
+    "use",
+    "quota",
+    "cancel",
+    "reserve",
+    "over",
+    "maintenance",
+    "policy",
+    "weight",
+    "gate",
+    "grows",
+)
+
+
 def _random_change(rng: random.Random, snapshot: Snapshot, now: int, new_ids: Iterator[int]) -> Snapshot:
-    change = rng.choice(
-        (
-            "ends",
-            "ends",
-            "arrives",
-            "arrives",
-            "arrives",
-            "saves",
-            "host",
-            "unit",
-            "use",
-            "quota",
-            "cancel",
-            "reserve",
-            "over",
-            "maintenance",
-            "policy",
-            "weight",
-            "gate",
-            "grows",
-        )
-    )
+    change = rng.choice(CHANGES)
+    if change in WORK_CHANGES:
+        return _change_work(rng, change, snapshot, now, new_ids)
+    if change in ("host", "unit", "grows", "maintenance"):
+        return _change_hardware(rng, change, snapshot, now)
+    if change in ("reserve", "over"):
+        return _change_reservations(rng, change, snapshot, now, new_ids)
+    return _change_rules(rng, change, snapshot)
+
+
+def _change_work(
+    rng: random.Random, change: str, snapshot: Snapshot, now: int, new_ids: Iterator[int]
+) -> Snapshot:
     running, queued = list(snapshot.running), list(snapshot.queued)
     if change == "ends" and running:
         ended = running.pop(rng.randrange(len(running)))
-        beneficiary = ended.evicted_for_workload
-        queued = [
-            replace(q, earmarked_units=tuple(sorted({*q.earmarked_units, *ended.units})))
-            if q.id == beneficiary
-            else q
-            for q in queued
-        ]
+        queued = [_with_freed_units(q, ended) if q.id == ended.evicted_for_workload else q for q in queued]
     elif change == "arrives":
         model = rng.choice(crowded(rng.randrange(500), now).queued)
         queued.append(replace(model, id=next(new_ids), submitted=now))
@@ -128,15 +137,23 @@ def _random_change(rng: random.Random, snapshot: Snapshot, now: int, new_ids: It
     elif change == "gate" and queued:
         at = rng.randrange(len(queued))
         queued[at] = replace(queued[at], gate="" if queued[at].gate else "budget_closed")
-    elif change == "host":
+    return replace(snapshot, running=tuple(running), queued=tuple(queued))
+
+
+def _with_freed_units(queued: QueuedWorkload, ended: RunningWorkload) -> QueuedWorkload:
+    return replace(queued, earmarked_units=tuple(sorted({*queued.earmarked_units, *ended.units})))
+
+
+def _change_hardware(rng: random.Random, change: str, snapshot: Snapshot, now: int) -> Snapshot:
+    if change == "host":
         at = rng.randrange(len(snapshot.hosts))
         changed = replace(snapshot.hosts[at], schedulable=not snapshot.hosts[at].schedulable)
         return replace(snapshot, hosts=(*snapshot.hosts[:at], changed, *snapshot.hosts[at + 1 :]))
-    elif change == "unit":
+    if change == "unit":
         at = rng.randrange(len(snapshot.units))
         changed_unit = replace(snapshot.units[at], healthy=not snapshot.units[at].healthy)
         return replace(snapshot, units=(*snapshot.units[:at], changed_unit, *snapshot.units[at + 1 :]))
-    elif change == "grows":
+    if change == "grows":
         host = replace(snapshot.hosts[0], id=max(h.id for h in snapshot.hosts) + 1)
         units = tuple(
             replace(u, id=u.id + 500_000 + host.id * 1000, host=host.id, gpu=u.gpu + 50_000 + host.id * 100)
@@ -144,31 +161,35 @@ def _random_change(rng: random.Random, snapshot: Snapshot, now: int, new_ids: It
             if u.host == snapshot.hosts[0].id
         )
         return replace(snapshot, hosts=(*snapshot.hosts, host), units=(*snapshot.units, *units))
-    elif change == "use":
+    window = MaintenanceInfo(rng.choice(snapshot.hosts).id, now + rng.choice((-60, 600)), now + HOUR)
+    return replace(snapshot, maintenance=() if snapshot.maintenance else (window,))
+
+
+def _change_reservations(
+    rng: random.Random, change: str, snapshot: Snapshot, now: int, new_ids: Iterator[int]
+) -> Snapshot:
+    if change == "over":
+        return replace(snapshot, reservations=snapshot.reservations[1:])
+    ask = replace(rng.choice(crowded(1, now).queued).ask, profile="")
+    start = now + rng.choice((0, 60, HOUR))
+    new = ReservationInfo(next(new_ids), rng.randint(1, 4), 1, 1, ask, start, start + 2 * HOUR)
+    return replace(snapshot, reservations=(*snapshot.reservations, new))
+
+
+def _change_rules(rng: random.Random, change: str, snapshot: Snapshot) -> Snapshot:
+    if change == "use":
         use = tuple(
             DecayedUseInfo(u.team, u.pool, u.slot_seconds * rng.random()) for u in snapshot.decayed_use
         )
         return replace(snapshot, decayed_use=use)
-    elif change == "quota" and snapshot.quotas:
+    if change == "quota" and snapshot.quotas:
         at = rng.randrange(len(snapshot.quotas))
         less = replace(snapshot.quotas[at], guaranteed=snapshot.quotas[at].guaranteed // 2)
         return replace(snapshot, quotas=(*snapshot.quotas[:at], less, *snapshot.quotas[at + 1 :]))
-    elif change == "reserve":
-        ask, start = (
-            replace(rng.choice(crowded(1, now).queued).ask, profile=""),
-            now + rng.choice((0, 60, HOUR)),
-        )
-        new = ReservationInfo(next(new_ids), rng.randint(1, 4), 1, 1, ask, start, start + 2 * HOUR)
-        return replace(snapshot, reservations=(*snapshot.reservations, new))
-    elif change == "over" and snapshot.reservations:
-        return replace(snapshot, reservations=snapshot.reservations[1:])
-    elif change == "maintenance":
-        window = MaintenanceInfo(rng.choice(snapshot.hosts).id, now + rng.choice((-60, 600)), now + HOUR)
-        return replace(snapshot, maintenance=() if snapshot.maintenance else (window,))
-    elif change == "policy":
+    if change == "policy":
         pool = snapshot.pools[0]
         changed_pool = replace(pool, policy=replace(pool.policy, spare_slots=rng.choice((0, 1680))))
         return replace(snapshot, pools=(changed_pool,))
-    elif change == "weight":
+    if change == "weight":
         return replace(snapshot, teams=tuple(replace(t, weight=rng.randint(1, 4)) for t in snapshot.teams))
-    return replace(snapshot, running=tuple(running), queued=tuple(queued))
+    return snapshot

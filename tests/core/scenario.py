@@ -66,7 +66,7 @@ class Scenario:
         assert not data, f"{path.name}: nothing reads {sorted(data)}"
         self.unit_name = {number: name for name, number in self.unit_id.items()}
 
-    def _snapshot(self, data: dict[str, Any]) -> Snapshot:
+    def _pool(self, data: dict[str, Any]) -> PoolInfo:
         owner = data.pop("static_for", None)
         policy = dict(data.pop("policy", {}).items())
         for name in ("spare", "most_per_user", "most_per_workload"):
@@ -76,7 +76,10 @@ class Scenario:
         if "minimum_runtime" in policy:
             policy["minimum_runtime_seconds"] = seconds(policy.pop("minimum_runtime"))
         kind = PoolKind.STATIC if owner else PoolKind.DYNAMIC
-        pool = PoolInfo(1, "pool", kind, self.teams.get(owner) if owner else None, PoolPolicy(**policy))
+        return PoolInfo(1, "pool", kind, self.teams.get(owner) if owner else None, PoolPolicy(**policy))
+
+    def _snapshot(self, data: dict[str, Any]) -> Snapshot:
+        pool = self._pool(data)
         hosts: list[HostInfo] = []
         units: list[UnitInfo] = []
         for number, (name, row) in enumerate(data.pop("hosts").items(), start=1):

@@ -271,18 +271,21 @@ class PoolMaker:
             if not remaining:
                 break
             first = choose.of(remaining)
-            same = [u for u in remaining if (u.profile, u.model) == (first.profile, first.model)]
-            same = [u for u in same if inside.get(u.id) == inside.get(first.id)]
-            if first.profile == SHARE:
-                same = [u for u in same if u.gpu == first.gpu]
-            elif not choose.rarely(4):  # otherwise a gang
-                same = [u for u in same if u.host == first.host]
+            same = self._units_like(first, [u for u in remaining if inside.get(u.id) == inside.get(first.id)])
             chosen = same[: choose.one_of(1, 2, 4, 8)]
             unavailable = {u.id for u in chosen} | {
                 u.id for u in remaining if u.profile == SHARE and u.gpu == first.gpu
             }
             remaining = [u for u in remaining if u.id not in unavailable]
             self.running.append(self._one_running(chosen, inside.get(first.id)))
+
+    def _units_like(self, first: UnitInfo, units: list[UnitInfo]) -> list[UnitInfo]:
+        """Return the units of the model and profile of ``first``, mostly of one host; shares of one GPU."""
+        same = [u for u in units if (u.profile, u.model) == (first.profile, first.model)]
+        if first.profile == SHARE:
+            return [u for u in same if u.gpu == first.gpu]
+        is_gang = self.choose.rarely(4)
+        return same if is_gang else [u for u in same if u.host == first.host]
 
     def _one_running(self, units: list[UnitInfo], inside: ReservationInfo | None) -> RunningWorkload:
         choose = self.choose
@@ -332,6 +335,7 @@ class PoolMaker:
 
     # -- waiting work
 
+    # Not split: one expression per field.
     def _waiting(self, workload: int) -> QueuedWorkload:
         choose = self.choose
         inside = choose.of(self.reservations) if self.reservations and choose.rarely(6) else None
@@ -365,17 +369,24 @@ class PoolMaker:
     def _earmark_some(self) -> None:
         """Earmark units for some workloads: free units, or units that their stopping victims still hold."""
         choose = self.choose
-        held = {u for r in self.running for u in r.units} | {u for r in self.reservations for u in r.units}
-        free = [u for u in self.units if u.id not in held]
+        free = self._units_of_nobody()
         for number, queued in enumerate(self.queued):
             victims = [r for r in self.running if r.stopping and r.evicted_for_workload == queued.id]
             if not victims and not (free and queued.reservation is None and choose.rarely(8)):
                 continue
-            chosen = [u for u in free if u.profile == queued.ask.profile][: choose.one_of(0, 1, 2, 4)]
-            shared = {u.gpu for u in chosen if u.profile == SHARE}
-            free = [u for u in free if u not in chosen and u.gpu not in shared]
+            chosen, free = self._choose_free(free, queued.ask.profile)
             units = {u.id for u in chosen} | {u for r in victims for u in r.units}
             self.queued[number] = replace(queued, earmarked_units=tuple(sorted(units)))
+
+    def _units_of_nobody(self) -> list[UnitInfo]:
+        held = {u for r in self.running for u in r.units} | {u for r in self.reservations for u in r.units}
+        return [u for u in self.units if u.id not in held]
+
+    def _choose_free(self, free: list[UnitInfo], profile: str) -> tuple[list[UnitInfo], list[UnitInfo]]:
+        """Return some free units of a profile and the units that are left; shares take their whole GPU."""
+        chosen = [u for u in free if u.profile == profile][: self.choose.one_of(0, 1, 2, 4)]
+        shared = {u.gpu for u in chosen if u.profile == SHARE}
+        return chosen, [u for u in free if u not in chosen and u.gpu not in shared]
 
     # -- quotas
 

@@ -465,22 +465,12 @@ def test_lost_duplicated_and_reordered_frames_converge_to_the_same_end(world: Wo
     rng = random.Random(7)
     agents = agents_of(world, "alpha", "beta")
     workloads = [job(world, rng.choice(world.teams), rng.choice([1, 2, 4, 8]), world.now) for _ in range(15)]
-    at, late = world.now, []
+    late: list[tuple[FakeAgent, Observed]] = []
+    at = world.now
     for step in range(400):
         at += 2 * SECOND
         for agent in agents:
-            for run in agent.running:
-                if rng.random() < 0.2:
-                    agent.end(run, at, outcome=rng.choice(["finished", "finished", "failed"]))
-            frame = agent.observed()
-            fate = rng.random()
-            if fate < 0.2:
-                late.append((agent, frame))  # arrives later, after newer frames
-            elif fate < 0.4:
-                agent_api.sync(agent.host.pk, frame, at)  # the response is lost
-            else:
-                for _ in range(rng.choice([1, 1, 2])):
-                    agent.sync(at, frame)
+            _sync_over_a_lossy_connection(rng, agent, at, late)
         if late and rng.random() < 0.3:
             agent, frame = late.pop(rng.randrange(len(late)))
             agent_api.sync(agent.host.pk, frame, at)
@@ -500,6 +490,24 @@ def test_lost_duplicated_and_reordered_frames_converge_to_the_same_end(world: Wo
         assert workload.state == "ended", (workload.reason_code, workload.reason_numbers)
     assert not Allocation.objects.filter(period__upper_inf=True).exists()
     assert all(len(seen) == 1 for seen in _attempts_by_workload().values()), "no attempt was started twice"
+
+
+def _sync_over_a_lossy_connection(
+    rng: random.Random, agent: FakeAgent, at: dt.datetime, late: list[tuple[FakeAgent, Observed]]
+) -> None:
+    """End some runs and send one frame. It arrives once, twice or ``late``, or its answer is lost."""
+    for run in agent.running:
+        if rng.random() < 0.2:
+            agent.end(run, at, outcome=rng.choice(["finished", "finished", "failed"]))
+    frame = agent.observed()
+    fate = rng.random()
+    if fate < 0.2:
+        late.append((agent, frame))  # arrives later, after newer frames
+    elif fate < 0.4:
+        agent_api.sync(agent.host.pk, frame, at)  # the response is lost
+    else:
+        for _ in range(rng.choice([1, 1, 2])):
+            agent.sync(at, frame)
 
 
 def _attempts_by_workload() -> dict[tuple[int, int], list[int]]:

@@ -65,6 +65,7 @@ def test_a_job_is_placed_started_and_ended(world: World) -> None:
     assert agent.sync(now + 102 * SECOND).runs == [] and agent.runs == {}
 
 
+# Not split: one course of events, in the order in which they happen.
 def test_a_preempted_job_is_requeued_keeps_its_queue_position_and_resumes(world: World) -> None:
     now = world.now
     agents = [FakeAgent.of(host) for host in world.hosts.values()]
