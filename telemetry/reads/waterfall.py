@@ -62,13 +62,10 @@ def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> Us
     use = (reads or UsageRows(filters)).sums_by_model()
     parts: dict[str, list[float]] = defaultdict(list)
     costs: dict[str, list[Decimal]] = defaultdict(list)
-    models = sorted({model for _, model in sums})
-    for model in models:
+    for model in sorted({model for _, model in sums}):
         for key, seconds, cost in _model_parts(sums, model, use.get(model)):
             parts[key].append(seconds)
             costs[key].append(cost)
-    covered = sum(use[model]["covered_seconds"] or 0.0 for model in models if model in use)
-    held_measured = sum(seconds for (bucket, _), (seconds, _) in sums.items() if bucket in HELD_BUCKETS)
     order = [key for key in WATERFALL_ORDER if sum(parts[key]) > 0 or key not in PARTS_SHOWN_IF_ANY]
     total = sum(sum(parts[key]) for key in order)
     cents = round_parts([sum(costs[key], ZERO) for key in order])
@@ -76,7 +73,7 @@ def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> Us
         gpu_hours=to_gpu_hours(total),
         cost=sum(cents, ZERO),
         steps=[_step(key, sum(parts[key]), cost, total) for key, cost in zip(order, cents, strict=True)],
-        coverage=min(1.0, covered / held_measured) if held_measured else None,
+        coverage=_coverage(sums, use),
         charged_until=_charged_until(filters),
     )
 
@@ -122,6 +119,16 @@ def _model_parts(
     yield from zip(
         pieces, pieces.values(), split_amount(round_amount(cost, MICRO), weights, MICRO), strict=True
     )
+
+
+def _coverage(
+    sums: Mapping[tuple[str, str], tuple[float, Decimal]], use: Mapping[str, dict[str, float | None]]
+) -> float | None:
+    """Return the part of held time that samples cover; None if nothing was held."""
+    models = {model for _, model in sums}
+    covered = sum(row["covered_seconds"] or 0.0 for model, row in use.items() if model in models)
+    held = sum(seconds for (bucket, _), (seconds, _) in sums.items() if bucket in HELD_BUCKETS)
+    return min(1.0, covered / held) if held else None
 
 
 PARTS_SHOWN_IF_ANY = {"lost", "unmeasured"}
