@@ -172,7 +172,10 @@ class SyncHandler(Protocol):
 
     state: StateFolder
     reporter: ServerReporter
-    poll_seconds: float
+
+    @property
+    def poll_seconds(self) -> float:
+        """Return how often the server asks for a report, in seconds."""
 
     def on_connect(self) -> None:
         """Handle a new connection, on which nothing has been sent yet."""

@@ -20,6 +20,7 @@ import agent.host.offered_environment
 import agent.host.state
 import agent.host.tool_files
 import agent.monitoring
+import agent.reconciler
 import agent.runs.declared_load
 import agent.runs.local_run
 import agent.runs.manager
@@ -371,8 +372,8 @@ class SimulatedHost:
         assert self.agent is not None
         if self.agent.runs.look():
             self.agent.reporter.note_change()
-        if self.agent.runs.has_starts_awaiting_units or self.agent._has_undesired_runs():
-            self.world.wait(self.agent._reconcile())
+        if self.agent.runs.has_starts_awaiting_units or self.agent.reconciler.has_undesired_runs():
+            self.world.wait(self.agent.reconciler.reconcile())
         now = self.boottime()
         if self.connection and (self.agent.reporter.take_change() or now >= self.next_report_at):
             self.next_report_at = now + self.agent.poll_seconds
@@ -508,6 +509,7 @@ def simulated_machines(world: SimulatedWorld) -> Iterator[None]:
             agent.server.reporting,
             agent.monitoring,
             agent.daemon,
+            agent.reconciler,
         ):
             for name, value in (
                 ("boottime", lambda: here().boottime()),

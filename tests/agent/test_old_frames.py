@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import agent.daemon
+import agent.reconciler
 from agent.daemon import Agent, AgentOptions
 from agent.gpu.simulated_reader import SimulatedGpuReader
 from agent.host import processes
@@ -32,7 +32,7 @@ class AgentHost:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(agent.daemon, "boottime", lambda: self.now)
+        monkeypatch.setattr(agent.reconciler, "boottime", lambda: self.now)
         state = StateFolder(folder / "state")
         meter = SimulatedGpuReader("h1", ["A100-40GB"], {}, folder / "state")
         hardware = asyncio.run(meter.hardware())
@@ -78,8 +78,8 @@ class AgentHost:
     def wait(self, until: float) -> None:
         """Move the clock without a frame; the agent only reconciles."""
         self.now = until
-        if self.agent._has_undesired_runs():
-            asyncio.run(self.agent._reconcile())
+        if self.agent.reconciler.has_undesired_runs():
+            asyncio.run(self.agent.reconciler.reconcile())
 
     @property
     def stop(self) -> dict[str, object] | None:
@@ -132,7 +132,7 @@ def test_a_frame_received_during_a_slow_start_takes_effect_before_the_next(
         began.append(wanted.run)
         await asyncio.sleep(0.2)
 
-    monkeypatch.setattr(host.agent, "_start", slowly)
+    monkeypatch.setattr(host.agent.reconciler, "_start", slowly)
     first, taken_back, later = (job("true", generation=number) for number in (2, 3, 4))
 
     def frame(*runs: RunWanted) -> Desired:
@@ -195,14 +195,14 @@ def test_ends_of_other_runs_are_seen_during_a_slow_start(
             starting.set()
             await release.wait()
 
-        monkeypatch.setattr(live_agent, "_start", start)
+        monkeypatch.setattr(live_agent.reconciler, "_start", start)
         live_agent.runs.waiting[pending_job.run] = PendingStart(
             pending_job, host.now, "waiting until GPU-1 is free"
         )
-        live_agent._desired = Desired(
+        live_agent.reconciler.desired = Desired(
             version=VERSION, host="h1", lease_seconds=12.0, runs=[host.wanted, pending_job]
         )
-        looking = asyncio.create_task(live_agent._poll_shims())
+        looking = asyncio.create_task(live_agent.reconciler.poll_shims())
         async with asyncio.timeout(20):
             await starting.wait()
             ended = {"outcome": "finished", "exit_code": 0, "ended_at": 1.0, "error": ""}
@@ -216,7 +216,7 @@ def test_ends_of_other_runs_are_seen_during_a_slow_start(
     asyncio.run(live())
 
 
-@pytest.mark.parametrize("by", ["_poll_shims", "_reconcile_with_timeout"])
+@pytest.mark.parametrize("by", ["poll_shims", "reconcile_with_timeout"])
 def test_an_error_after_the_reconcile_timeout_is_raised_later(
     host: AgentHost, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
@@ -230,13 +230,13 @@ def test_an_error_after_the_reconcile_timeout_is_raised_later(
             if tried == 1:
                 raise RuntimeError("it can't be done")
 
-        monkeypatch.setattr(agent.daemon, "RECONCILE_WAIT_SECONDS", 0.01)
-        monkeypatch.setattr(host.agent, "_reconcile", reconcile)
-        await host.agent._reconcile_with_timeout()
+        monkeypatch.setattr(agent.reconciler, "RECONCILE_WAIT_SECONDS", 0.01)
+        monkeypatch.setattr(host.agent.reconciler, "reconcile", reconcile)
+        await host.agent.reconciler.reconcile_with_timeout()
         release.set()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         with pytest.raises(RuntimeError, match="it can't be done"):
-            await asyncio.wait_for(getattr(host.agent, by)(), 20)
+            await asyncio.wait_for(getattr(host.agent.reconciler, by)(), 20)
 
     asyncio.run(live())
