@@ -28,7 +28,8 @@ from django.core.exceptions import ObjectDoesNotExist
 from benchmarks.fault_injection import host_faults, message_faults, workload_faults  # noqa: F401 (register)
 from benchmarks.fault_injection.job_ledger import BackgroundLoad, JobLedger
 from benchmarks.fault_injection.process_faults import FAULTS, Fault, FaultContext, end_remaining_jobs
-from benchmarks.harness.installation import ConditionTimeout, Installation
+from benchmarks.harness.conditions import ConditionTimeout
+from benchmarks.harness.installation import Installation
 
 SERVICES = ()
 SHORT_LEASE_SECONDS = 20  # of the short form, which must pass on a machine that is busy with other tests

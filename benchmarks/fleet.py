@@ -38,7 +38,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.protocol import SLOTS_PER_GPU
-from benchmarks.harness.installation import ROOT, wait_until
+from benchmarks.harness.conditions import wait_until
+from benchmarks.harness.installation import ROOT
 from tools.agents import agent_command
 from tools.service_environment import agent_environment
 

@@ -17,18 +17,9 @@ from typing import Any
 
 from benchmarks.fault_injection.job_ledger import LedgerEntry, heartbeat_job
 from benchmarks.fault_injection.process_faults import MAX_WAIT_SECONDS, FaultContext, cancel, fault, last_sync
-from benchmarks.harness.installation import (
-    GRACE_SECONDS,
-    LEASE_SECONDS,
-    ROOT,
-    ConditionTimeout,
-    LocalHost,
-    new_boot,
-    processes_of_runs,
-    rows,
-    shims,
-    wait_until,
-)
+from benchmarks.harness.conditions import ConditionTimeout, rows, wait_until
+from benchmarks.harness.installation import GRACE_SECONDS, LEASE_SECONDS, ROOT, LocalHost, new_boot
+from benchmarks.harness.run_processes import processes_of_runs, shims
 
 STOP_LIMIT_SECONDS = LEASE_SECONDS + GRACE_SECONDS + 1.0
 BETWEEN_TICKS_SECONDS = 0.3  # ticks run every 2 s

@@ -14,13 +14,9 @@ import urllib.error
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness.installation import (
-    ConditionTimeout,
-    Installation,
-    processes_of_runs,
-    rows,
-    wait_until,
-)
+from benchmarks.harness.conditions import ConditionTimeout, rows, wait_until
+from benchmarks.harness.installation import Installation
+from benchmarks.harness.run_processes import processes_of_runs
 
 DRAIN_SECONDS = 90.0
 

@@ -28,7 +28,8 @@ from agent.host.state import Generations
 from agent.protocol import SLOTS_PER_GPU, VERSION, Desired, RunSeen, RunWanted, SampleBatch, encode, parse
 from agent.runs.reconcile import ForgetRun, RefuseRun, RunStatus, StartRun, StopRun, plan_actions
 from benchmarks.fault_injection.process_faults import MAX_WAIT_SECONDS, FaultContext, fault
-from benchmarks.harness.installation import MODEL, ConditionTimeout, Installation, rows, wait_until
+from benchmarks.harness.conditions import ConditionTimeout, rows, wait_until
+from benchmarks.harness.installation import MODEL, Installation
 from benchmarks.harness.light_agents import AgentTally, LightAgent, LightRun, sample_reading
 
 HOSTS = 24

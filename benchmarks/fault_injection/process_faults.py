@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.fault_injection.job_ledger import JobLedger, heartbeat_job
-from benchmarks.harness.installation import ConditionTimeout, Installation, LocalHost, rows, shims, wait_until
+from benchmarks.harness.conditions import ConditionTimeout, rows, wait_until
+from benchmarks.harness.installation import Installation, LocalHost
+from benchmarks.harness.run_processes import shims
 
 MAX_WAIT_SECONDS = 90.0  # longer than any pass condition; then the round fails
 

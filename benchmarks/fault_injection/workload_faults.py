@@ -29,15 +29,9 @@ from benchmarks.fault_injection.process_faults import (
     fault,
     last_sync,
 )
-from benchmarks.harness.installation import (
-    GRACE_SECONDS,
-    ROOT,
-    ConditionTimeout,
-    LocalHost,
-    processes_of_runs,
-    rows,
-    wait_until,
-)
+from benchmarks.harness.conditions import ConditionTimeout, rows, wait_until
+from benchmarks.harness.installation import GRACE_SECONDS, ROOT, LocalHost
+from benchmarks.harness.run_processes import processes_of_runs
 
 SOCKETS = 200
 STOP_SECONDS = 5.0  # within which a process is stopped after SIGSTOP

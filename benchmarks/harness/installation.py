@@ -8,11 +8,9 @@ stops passing bytes.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -23,12 +21,16 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agent.protocol import SLOTS_PER_GPU
+from benchmarks.harness.conditions import ConditionTimeout, rows, wait_until
+from benchmarks.harness.edge_proxies import EdgeProxies
+from benchmarks.harness.run_processes import kill_marked_processes
+from benchmarks.harness.shifted_clocks import ShiftedClocks
 from tools.agents import agent_command
 from tools.service_environment import agent_environment
 from tools.supervisor import Service
@@ -43,143 +45,6 @@ SERVICE_SECONDS = 15  # longest start of a service
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SMALL_DISK = "160m"  # disk of the first host, as root
 DATABASE_DISK = "900m"
-
-
-class ConditionTimeout(Exception):
-    """Raised when an expected condition does not become true in time."""
-
-
-def wait_until(condition: Callable[[], Any], seconds: float, description: str, every: float = 0.05) -> float:
-    """Wait for a condition and return the seconds that it took. Raises ConditionTimeout."""
-    began = time.monotonic()
-    while not condition():
-        if time.monotonic() - began > seconds:
-            raise ConditionTimeout(f"{description}: not within {seconds:.0f} s")
-        time.sleep(every)
-    return time.monotonic() - began
-
-
-class EdgeProxies:
-    """One TCP proxy (gate) per host, all in one thread. A closed gate passes no bytes on.
-
-    While ``rng`` is set, whole WebSocket frames are dropped, duplicated, delayed or reordered in both
-    directions.
-    """
-
-    def __init__(self, edge_port: int) -> None:
-        self.edge_port = edge_port
-        self.rng: random.Random | None = None
-        self.frames = 0  # passed while rng was set
-        self.disturbed = 0  # number of disturbed frames among them
-        self._open: dict[str, asyncio.Event] = {}
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="gates", daemon=True).start()
-
-    def make(self, host: str, address: str) -> int:
-        """Start a gate that listens on ``address`` and return its port."""
-        return asyncio.run_coroutine_threadsafe(self._make(host, address), self._loop).result(10)
-
-    def set(self, host: str, is_open: bool) -> None:
-        """Open or close a gate."""
-        event = self._open[host]
-        self._loop.call_soon_threadsafe(event.set if is_open else event.clear)
-
-    async def _make(self, host: str, address: str) -> int:
-        event = self._open[host] = asyncio.Event()
-        event.set()
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(OSError):
-                await self._serve(event, reader, writer)
-            writer.close()
-
-        server = await asyncio.start_server(serve, address, 0)
-        return int(server.sockets[0].getsockname()[1])
-
-    async def _serve(
-        self, event: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        await event.wait()
-        down_reader, down_writer = await asyncio.open_connection("127.0.0.1", self.edge_port)
-        # The edge accepts only its own name as Host, as behind any proxy.
-        gate_host, edge_host = (
-            "Host: {}:{}".format(*writer.get_extra_info("sockname")),
-            f"Host: 127.0.0.1:{self.edge_port}",
-        )
-        up = asyncio.create_task(
-            self._pass_on(event, reader, down_writer, gate_host.encode(), edge_host.encode())
-        )
-        down = asyncio.create_task(self._pass_on(event, down_reader, writer, b"", b""))
-        try:
-            await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
-            for task in (up, down):
-                task.cancel()
-            await asyncio.gather(up, down, return_exceptions=True)
-        finally:
-            down_writer.close()
-
-    async def _pass_on(
-        self,
-        event: asyncio.Event,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        gate_host: bytes,
-        edge_host: bytes,
-    ) -> None:
-        while True:
-            # Head of a request or response; its body or WebSocket frames follow.
-            head = await reader.readuntil(b"\r\n\r\n")
-            lowered = head.lower()
-            size = int(lowered.partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
-            body = await reader.readexactly(size)
-            await event.wait()
-            writer.write((head.replace(gate_host, edge_host) if gate_host else head) + body)
-            await writer.drain()
-            if b"upgrade: websocket" in lowered:
-                await self._pass_frames(event, reader, writer)
-
-    async def _pass_frames(
-        self, event: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        delayed: list[bytes] = []
-        while True:
-            frame, is_text = await read_frame(reader)
-            await event.wait()
-            for output_frame in (
-                self._disturbed(frame, delayed) if is_text and self.rng else [*delayed, frame]
-            ):
-                writer.write(output_frame)
-            if not self.rng:
-                delayed.clear()
-            await writer.drain()
-
-    def _disturbed(self, frame: bytes, delayed: list[bytes]) -> list[bytes]:
-        """Return the frames to send on, given a frame and the delayed frames; ``delayed`` is updated."""
-        assert self.rng is not None
-        self.frames += 1
-        draw = self.rng.random()
-        self.disturbed += draw < 0.5
-        if draw < 0.15:
-            return []
-        if draw < 0.3:
-            return [frame, frame]
-        if draw < 0.5:
-            delayed.append(frame)
-            return []
-        released, delayed[:] = [*delayed], []
-        self.rng.shuffle(released)
-        return [frame, *released]
-
-
-async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """Return one WebSocket frame as it is on the wire, and True if it is a whole text message."""
-    head = await reader.readexactly(2)
-    size = head[1] & 127
-    more = await reader.readexactly({126: 2, 127: 8}.get(size, 0))
-    if more:
-        size = int.from_bytes(more, "big")
-    mask = await reader.readexactly(4 if head[1] & 128 else 0)
-    return head + more + mask + await reader.readexactly(size), head[0] == 0x81
 
 
 @dataclass
@@ -508,158 +373,3 @@ class Installation:
 def new_boot(host: LocalHost) -> None:
     """Give the host a new boot id, as after a reboot."""
     host.boot.write_text(f"{uuid.uuid4()}\n")
-
-
-class ShiftedClocks:
-    """Wall clocks that can be set, one for the servers and one for each host.
-
-    A small library loaded before the C library (LD_PRELOAD) adds an offset from a file to the wall clock
-    only. (libfaketime does the same, but is not installed everywhere.)
-    """
-
-    SOURCE = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
-static volatile long *offset;
-static int (*real)(clockid_t, struct timespec *);
-__attribute__((constructor)) static void begin(void) {
-    const char *name = getenv("SHIFTED_CLOCK");
-    int file = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
-    real = dlsym(RTLD_NEXT, "clock_gettime");
-    if (file < 0) return;
-    void *page = mmap(0, sizeof(long), PROT_READ, MAP_SHARED, file, 0);
-    if (page != MAP_FAILED) offset = page;
-    close(file);
-}
-int clock_gettime(clockid_t clock, struct timespec *at) {
-    int done = real(clock, at);
-    if (!done && offset && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) at->tv_sec += *offset;
-    return done;
-}
-int gettimeofday(struct timeval *restrict at, void *restrict zone) {
-    struct timespec now;
-    (void) zone;
-    clock_gettime(CLOCK_REALTIME, &now);
-    at->tv_sec = now.tv_sec;
-    at->tv_usec = now.tv_nsec / 1000;
-    return 0;
-}
-time_t time(time_t *at) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (at) *at = now.tv_sec;
-    return now.tv_sec;
-}
-"""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "clocks"
-        self.library = self.folder / "clock.so"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        compiler = shutil.which("cc") or shutil.which("gcc")
-        if compiler:
-            (self.folder / "clock.c").write_text(self.SOURCE)
-            command = [
-                compiler,
-                "-shared",
-                "-fPIC",
-                "-O1",
-                "-o",
-                str(self.library),
-                str(self.folder / "clock.c"),
-                "-ldl",
-            ]
-            subprocess.run(command, check=True, capture_output=True)
-
-    def environment(self, name: str) -> dict[str, str]:
-        """Return the environment of programs with the clock ``name``; empty without a compiler."""
-        if not self.library.exists():
-            return {}
-        self.set(name, 0)
-        return {"LD_PRELOAD": str(self.library), "SHIFTED_CLOCK": str(self.folder / name)}
-
-    def set(self, name: str, seconds: int) -> None:
-        """Set the offset in seconds of every program with this clock."""
-        if not self.library.exists():
-            raise ConditionTimeout("a clock is set: needs a C compiler")
-        file = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT, 0o644)
-        try:
-            os.pwrite(file, seconds.to_bytes(8, sys.byteorder, signed=True), 0)
-        finally:
-            os.close(file)
-
-
-def rows(read: Callable[[], Any], seconds: float = 40) -> Any:
-    """Return the result of a query; retry while the database is unavailable."""
-    from django.db import InterfaceError, OperationalError, connection
-
-    ends = time.monotonic() + seconds
-    while True:
-        try:
-            return read()
-        except (OperationalError, InterfaceError):
-            connection.close()
-            if time.monotonic() > ends:
-                raise
-            time.sleep(0.05)
-
-
-def processes_of_runs(folder: Path, run: str = "") -> dict[int, str]:
-    """Return the runs of workload processes below ``folder`` by pid; only those of ``run`` if given."""
-    run_by_pid: dict[int, str] = {}
-    agents_folder = f"{folder}/agents/".encode()
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            environment = Path(f"/proc/{entry}/environ").read_bytes()
-            command = Path(f"/proc/{entry}/cmdline").read_bytes()
-        except OSError:
-            continue
-        name = next((v[12:].decode() for v in environment.split(b"\0") if v.startswith(b"GPUPOOL_RUN=")), "")
-        if name and (agents_folder in command or _of_site(int(entry), folder)) and run in ("", name):
-            run_by_pid[int(entry)] = name
-    return run_by_pid
-
-
-def _of_site(pid: int, folder: Path) -> bool:
-    """Return True if a sandboxed process descends from a shim below ``folder``."""
-    for _ in range(8):
-        try:
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            command = Path(f"/proc/{parent}/cmdline").read_bytes()
-        except (OSError, ValueError):
-            return False
-        if f"{folder}/agents/".encode() in command:
-            return True
-        if parent <= 1:
-            return False
-        pid = parent
-    return False
-
-
-def shims(folder: Path) -> dict[str, int]:
-    """Return the pid of each living shim by run."""
-    pid_by_run: dict[str, int] = {}
-    for path in folder.glob("agents/*/runs/*/shim.json"):
-        try:
-            shim = json.loads(path.read_text())
-            fields = Path(f"/proc/{shim['pid']}/stat").read_text().rpartition(")")[2].split()
-        except (OSError, ValueError):
-            continue
-        if int(fields[19]) == shim["start_ticks"] and fields[0] not in "ZX":
-            pid_by_run[path.parent.name] = int(shim["pid"])
-    return pid_by_run
-
-
-def kill_marked_processes(folder: Path) -> None:
-    """Kill every shim and workload below ``folder``."""
-    for pid in [*processes_of_runs(folder), *shims(folder).values()]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
