@@ -40,8 +40,8 @@ from typing import Any
 from agent.protocol import SLOTS_PER_GPU
 from benchmarks.harness.conditions import wait_until
 from benchmarks.harness.installation import ROOT
-from tools.agents import agent_command
 from tools.service_environment import agent_environment
+from tools.site.agents import agent_command
 
 SERVICES = ()
 GPUS = 8

@@ -14,8 +14,8 @@ from tools.environment import ensure_environment
 from tools.gates import check_verb
 from tools.paths import PYTHON, ROOT, VENV
 from tools.service_environment import agent_environment, environment_of_site
-from tools.site_verbs import demo_verb, up_verb
-from tools.state_folders import logs_verb, running_folder, status_verb, stop_verb
+from tools.site.site_verbs import demo_verb, up_verb
+from tools.site.state_folders import logs_verb, running_folder, status_verb, stop_verb
 from tools.testing import test_verb
 from tools.throw_away import throw_away_stores
 

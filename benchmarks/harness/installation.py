@@ -31,9 +31,9 @@ from benchmarks.harness.conditions import ConditionTimeout, rows, wait_until
 from benchmarks.harness.edge_proxies import EdgeProxies
 from benchmarks.harness.run_processes import kill_marked_processes
 from benchmarks.harness.shifted_clocks import ShiftedClocks
-from tools.agents import agent_command
 from tools.service_environment import agent_environment
-from tools.supervisor import Service
+from tools.site.agents import agent_command
+from tools.site.supervisor import Service
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "H100-80GB"

@@ -22,8 +22,8 @@ from tools import environment, throw_away
 from tools.console import RunError
 from tools.processes import process_start
 from tools.service_environment import agent_environment
-from tools.state_folders import logs_hint
-from tools.supervisor import Service, Supervisor, end_leftovers
+from tools.site.state_folders import logs_hint
+from tools.site.supervisor import Service, Supervisor, end_leftovers
 
 
 def run(root: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:

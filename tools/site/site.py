@@ -13,12 +13,12 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from tools.agents import agent_command, count_gpus, real_gpu_models
 from tools.console import RunError, run_quietly, timed_step
 from tools.paths import PYTHON, ROOT
 from tools.service_environment import agent_environment, kept_passwords, service_settings
+from tools.site.agents import agent_command, count_gpus, real_gpu_models
+from tools.site.supervisor import Service, Supervisor
 from tools.stores import Stores, embedded_stores
-from tools.supervisor import Service, Supervisor
 
 STORE_START_SECONDS = 30
 STORE_STEADY_SECONDS = 2.0  # a store that ran for so long had come up: after a kill it starts again at once

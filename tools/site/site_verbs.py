@@ -16,9 +16,9 @@ from tools.console import STARTED_AT, RunError, say, timed_step
 from tools.environment import ensure_environment, offer_sandbox
 from tools.paths import STATE
 from tools.ports import check_port, port_number
-from tools.site import Site
-from tools.state_folders import exit_if_running, logs_hint, remove_state, usual_folders
-from tools.supervisor import end_leftovers
+from tools.site.site import Site
+from tools.site.state_folders import exit_if_running, logs_hint, remove_state, usual_folders
+from tools.site.supervisor import end_leftovers
 
 DEFAULT_PORT = 8470
 STOP_ORDER = (("beat",), ("engine", "worker"), ("edge", "web"), ("valkey",), ("postgres",))

@@ -1,0 +1,1 @@
+"""Run an installation from this checkout: its folders, services, agents and verbs."""
