@@ -26,7 +26,7 @@ from agent.shim.process_tree import (
     send_signal,
 )
 from agent.shim.run_files import boot_id, boottime, log_error, read_json, write_json
-from agent.shim.workload_entry import argv_with_environment, enter_workload
+from agent.shim.workload_entry import fork_workload
 
 TYPE_CHECKING = False  # not from typing: it would double this process's memory
 if TYPE_CHECKING:
@@ -77,9 +77,8 @@ class WorkloadSupervisor:
     def run(self) -> None:
         """Start the workload, supervise it, and write how it ended."""
         self.catch_signals()
-        for descriptor in self.spec[
-            "own_fds"
-        ]:  # the alive lock and the GPU locks: the workload must not inherit them
+        # the alive lock and the GPU locks: the workload must not inherit them
+        for descriptor in self.spec["own_fds"]:
             os.set_inheritable(descriptor, False)
         own = process_stat(os.getpid())
         guard = process_stat(os.getppid())
@@ -97,7 +96,7 @@ class WorkloadSupervisor:
         if self.is_cancelled():  # the start may have taken longer than the lease
             self.finish_unstarted("it was stopped, or its lease expired, before it started")
             return
-        error = self.start()
+        self.main, self.pipe, error = fork_workload(self.spec)
         if error:
             self.finish("start_failed", None, error)
             return
@@ -114,9 +113,8 @@ class WorkloadSupervisor:
         for number in (signal.SIGCHLD, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
-            signal.signal(
-                number, signal.SIG_IGN
-            )  # a workload is stopped through the agent, not by signals to its shim
+            # A workload is stopped through the agent, not by signals to its shim.
+            signal.signal(number, signal.SIG_IGN)
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def make_notice_server(self) -> None:
@@ -128,46 +126,6 @@ class WorkloadSupervisor:
             log_error(f"notice over HTTP: {problem}")
         else:
             self.spec["env"]["GPUPOOL_NOTICE_URL"] = self.notice_server.url
-
-    def start(self) -> str:
-        """Fork and exec the workload. Return the reason if it could not be started, else ''."""
-        self.pipe, output = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self.pipe, False)
-        failed, failed_write = os.pipe2(os.O_CLOEXEC)
-        self.main = os.fork()
-        if self.main == 0:
-            try:
-                self.become_workload(output)
-            except (OSError, ValueError, TypeError) as problem:
-                os.write(failed_write, str(problem).encode()[:4000])
-            finally:
-                os._exit(127)
-        os.close(output)
-        os.close(failed_write)
-        message = os.read(failed, 4096).decode("utf-8", "replace")
-        os.close(failed)
-        if message:
-            os.waitpid(self.main, 0)
-        return message
-
-    def become_workload(self, output: int) -> None:
-        os.setsid()
-        nothing = os.open("/dev/null", os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        signal.set_wakeup_fd(-1)
-        for number in range(1, signal.NSIG):
-            if number not in (signal.SIGKILL, signal.SIGSTOP) and number < 32:
-                signal.signal(number, signal.SIG_DFL)
-        os.umask(0o077)
-        enter_workload(self.spec)
-        os.chdir(self.spec.get("cwd") or "/")
-        argv, env = self.spec["argv"], self.spec["env"]
-        if self.spec.get("launcher") == "bubblewrap":
-            argv, _ = argv_with_environment(argv, env)
-            env = {"GPUPOOL_MARK": env["GPUPOOL_MARK"]}  # the agent identifies the processes by it
-        os.execvpe(argv[0], argv, env)
 
     def supervise(self) -> None:
         """Supervise the workload until none of its processes remains."""

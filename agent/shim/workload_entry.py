@@ -1,10 +1,11 @@
-"""Prepares a process between fork and exec to become a workload: user, network, mounts and restrictions."""
+"""Forks a workload and prepares the process before exec: user, network, mounts and restrictions."""
 
 from __future__ import annotations
 
 import array
 import ctypes
 import os
+import signal
 
 from agent.shim.libc import CLONE_NEWNET, raise_on_error
 from agent.shim.socket_filter import restrict_socket_families
@@ -25,6 +26,51 @@ MS_BIND, MS_REC, MS_SLAVE, MS_NOSUID, MS_NODEV = 0x1000, 0x4000, 0x80000, 0x2, 0
 KEYCTL_JOIN_SESSION_KEYRING = 1
 # Numbers of the system call keyctl, for which the C library has no function.
 KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219}
+
+
+def fork_workload(spec: dict[str, Any]) -> tuple[int, int, str]:
+    """Fork and exec the workload.
+
+    Return its pid, the pipe of its output, and the reason if it could not be started, else ''.
+    """
+    pipe, output = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(pipe, False)
+    failed, failed_write = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _become_workload(spec, output)
+        except (OSError, ValueError, TypeError) as problem:
+            os.write(failed_write, str(problem).encode()[:4000])
+        finally:
+            os._exit(127)
+    os.close(output)
+    os.close(failed_write)
+    message = os.read(failed, 4096).decode("utf-8", "replace")
+    os.close(failed)
+    if message:
+        os.waitpid(pid, 0)
+    return pid, pipe, message
+
+
+def _become_workload(spec: dict[str, Any], output: int) -> None:
+    os.setsid()
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    signal.set_wakeup_fd(-1)
+    for number in range(1, signal.NSIG):
+        if number not in (signal.SIGKILL, signal.SIGSTOP) and number < 32:
+            signal.signal(number, signal.SIG_DFL)
+    os.umask(0o077)
+    enter_workload(spec)
+    os.chdir(spec.get("cwd") or "/")
+    argv, env = spec["argv"], spec["env"]
+    if spec.get("launcher") == "bubblewrap":
+        argv, _ = argv_with_environment(argv, env)
+        env = {"GPUPOOL_MARK": env["GPUPOOL_MARK"]}  # the agent identifies the processes by it
+    os.execvpe(argv[0], argv, env)
 
 
 def enter_workload(spec: dict[str, Any]) -> None:
