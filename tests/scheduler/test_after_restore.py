@@ -21,7 +21,7 @@ from scheduler.services import host_credentials as credentials
 from scheduler.services.host_credentials import CREDENTIAL_RENEW_AFTER, CREDENTIAL_TTL, MAX_CREDENTIAL_CHAIN
 from scheduler.sync.agent_rejections import AgentRejected
 from tests.fakes import FakeAgent
-from tests.scheduler.test_agents_and_hosts import Key
+from tests.scheduler.test_agent_identity import Key
 from tests.scheduler.test_job_lifecycle import job
 from tests.world import World, units_of
 
