@@ -209,12 +209,17 @@ def _condition_at(changes: Sequence[GpuConditionChange], moment: datetime) -> Gp
     return found
 
 
+def _includes(start: datetime, end: datetime | None, moment: datetime) -> bool:
+    return start <= moment and (end is None or moment < end)
+
+
 def _slots_by_charge_key(gpu: GpuTimeline, moment: datetime) -> dict[ChargeKey, int]:
     """Return the number of slots per charge key at ``moment``. They sum to SLOTS_PER_GPU."""
-    holds = [h for h in gpu.holds if h.start <= moment and (h.end is None or moment < h.end)]
-    bounds = [b for b in gpu.bounds if b.start <= moment and (b.end is None or moment < b.end)]
+    holds = [h for h in gpu.holds if _includes(h.start, h.end, moment)]
+    bounds = [b for b in gpu.bounds if _includes(b.start, b.end, moment)]
     condition = _condition_at(gpu.changes, moment)
-    edges = sorted({0, SLOTS_PER_GPU, *(edge for r in (*holds, *bounds) for edge in (r.low, r.high))})
+    spans = [*((h.low, h.high) for h in holds), *((b.low, b.high) for b in bounds)]
+    edges = sorted({0, SLOTS_PER_GPU, *(edge for span in spans for edge in span)})
     owners: dict[ChargeKey, int] = defaultdict(int)
     for low, high in zip(edges, edges[1:], strict=False):
         hold = next((h for h in holds if h.low <= low < h.high), None)
