@@ -10,6 +10,7 @@ check:
 - ``quota_checks``: quotas, borrowing, caps, spare capacity;
 - ``reservation_checks``: reservations stay possible (``window_violations`` checks the answer to a request);
 - ``binding_checks``: reservations get their units at their start, borrowers are evicted in time;
+- ``reservation_victim_checks``: whose units a reservation takes;
 - ``eviction_checks``: who is evicted, for whom, in good time, and only if needed;
 - ``refusal_checks``: every refusal has a true reason with numbers, a position, and an expected start or why
   there is none;
@@ -31,6 +32,7 @@ from benchmarks.plan_verifier import (
     quota_checks,
     refusal_checks,
     reservation_checks,
+    reservation_victim_checks,
 )
 from benchmarks.plan_verifier.plan_lookups import PlanLookups
 from benchmarks.plan_verifier.window_checks import window_violations
@@ -107,6 +109,10 @@ _CHECKS: tuple[tuple[str, Check], ...] = (
         binding_checks.reservations_with_free_units_are_bound,
     ),
     ("borrowers of reserved units get notice in time", binding_checks.borrowers_get_notice_in_time),
+    (
+        "for a reservation borrowed work is evicted before guaranteed work",
+        reservation_victim_checks.borrowers_are_evicted_before_guaranteed_work,
+    ),
     (
         "nothing is evicted for a reservation that has enough units",
         binding_checks.no_evictions_for_satisfied_reservations,

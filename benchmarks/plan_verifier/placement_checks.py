@@ -221,6 +221,10 @@ def placements_have_a_true_reason(lookups: PlanLookups) -> Iterator[str]:
         elif lookups.is_static(queued.pool):
             expected = {ReasonCode.OWN_STATIC_POOL}
         elif queued.id in lookups.awaiting_evictions:
-            expected = {ReasonCode.RECLAIMED_GUARANTEE, ReasonCode.OUTRANKED_WITHIN_TEAM}
+            expected = {
+                None: {ReasonCode.RECLAIMED_GUARANTEE, ReasonCode.OUTRANKED_WITHIN_TEAM},
+                True: {ReasonCode.OUTRANKED_WITHIN_TEAM},
+                False: {ReasonCode.RECLAIMED_GUARANTEE},
+            }[queued.room_made_by_own_team]
         if placement.code not in expected:
             yield f"{subject} starts with code {placement.code}, true is {' or '.join(sorted(expected))}"

@@ -205,6 +205,9 @@ class WorkloadTurn:
         if self.state.pool.kind is PoolKind.STATIC:
             return ReasonCode.OWN_STATIC_POOL
         if queued.id in self.state.workloads_with_earmarks:
+            if queued.room_made_by_own_team is not None:
+                own = queued.room_made_by_own_team
+                return ReasonCode.OUTRANKED_WITHIN_TEAM if own else ReasonCode.RECLAIMED_GUARANTEE
             is_above_guarantee = room.held + self.state.slots_needed(queued.ask, kind) > room.guaranteed
             return ReasonCode.OUTRANKED_WITHIN_TEAM if is_above_guarantee else ReasonCode.RECLAIMED_GUARANTEE
         return ReasonCode.FREE_BORROWED if room.borrowed else ReasonCode.FREE_WITHIN_GUARANTEE

@@ -221,6 +221,7 @@ class _PlanApplication:
     def evict(self) -> None:
         """Evict work, and earmark its units for the workload that needs them."""
         earmarks: dict[int, set[int]] = defaultdict(set)
+        victim_teams: dict[int, set[int]] = defaultdict(set)
         running = {r.id: r for r in self.snapshot.running} if self.plan.evictions else {}
         for eviction in self._allowed_evictions(running):
             workload = self.workloads[eviction.workload]
@@ -231,11 +232,20 @@ class _PlanApplication:
             self._add_decision(workload.pk, Decision.Kind.EVICTED, eviction.code, eviction.numbers, eviction)
             if eviction.for_workload is not None:
                 earmarks[eviction.for_workload] |= set(running[eviction.workload].units)
+                victim_teams[eviction.for_workload].add(running[eviction.workload].team)
         for pk, units in earmarks.items():
             beneficiary = self.workloads.get(pk)
             if beneficiary is not None and beneficiary.state == WorkloadState.QUEUED:
                 beneficiary.earmarked_units = sorted(units | set(beneficiary.earmarked_units))
-                beneficiary.save(update_fields=["earmarked_units"])
+                beneficiary.room_made_by_own_team = (
+                    victim_teams[pk] == {self._team_of_queued(pk)}
+                    and beneficiary.room_made_by_own_team is not False
+                )
+                beneficiary.save(update_fields=["earmarked_units", "room_made_by_own_team"])
+
+    def _team_of_queued(self, workload: int) -> int:
+        assert self.checks is not None, "a plan that evicts is one that acts"
+        return self.checks.snapshot_queued[workload].team
 
     def _allowed_evictions(self, running: Mapping[int, RunningWorkload]) -> list[Eviction]:
         """Return the evictions that are still allowed.
@@ -439,6 +449,7 @@ class _PlanApplication:
             expected_start=None,
             blockers=[],
             earmarked_units=[],
+            room_made_by_own_team=None,
             not_before=None,
         )
         assert changed == len(placements), "every workload was queued under this transaction's lock"

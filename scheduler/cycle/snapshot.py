@@ -131,6 +131,7 @@ class TimeEffects:
             gate=code,
             gate_numbers=numbers,
             earmarked_units=tuple(sorted(row["earmarked_units"])),
+            room_made_by_own_team=row["room_made_by_own_team"],
             avoids=tuple(sorted(row["avoids"])),
             avoids_until=epoch_seconds_or_none(row["avoids_until"]) or 0,
             checkpoint_storage=row["homes_id"],

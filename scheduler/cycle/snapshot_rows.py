@@ -332,6 +332,7 @@ QUEUED_COLUMNS = (
     "submitted_at",
     "not_before",
     "earmarked_units",
+    "room_made_by_own_team",
     "waits_for",
     "waits_for_arrays",
     "held_back",

@@ -141,6 +141,11 @@ class Workload(HardwareColumns):
         blank=True,
         help_text="units that others were told to leave for it",
     )
+    room_made_by_own_team = models.BooleanField(
+        null=True,
+        blank=True,
+        help_text="whether all work evicted for it is of its own team; empty if none was evicted",
+    )
     checkpoint_at = models.DateTimeField(null=True, blank=True)
     homes = models.ForeignKey(
         Storage,

@@ -322,6 +322,23 @@ def needless_eviction_for_a_reservation(snapshot: Snapshot, planned: Plan) -> tu
     return snapshot, replace(planned, evictions=(note,), bindings=(), unbound=(waits,))
 
 
+def guaranteed_work_goes_for_a_reservation(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+    """Evict guaranteed work for a reservation although borrowed work holds enough units."""
+    soon = ReservationInfo(9, 1, 1, 1, Ask(4), NOW + 30, NOW + HOUR)
+    guaranteed, borrowed = running(50, 1, tuple(range(100, 104))), running(51, 2, tuple(range(104, 108)))
+    alone = replace(
+        snapshot,
+        hosts=snapshot.hosts[:1],
+        units=units_of(1),
+        quotas=(QuotaInfo(1, 1, "H100", 8 * GPU), QuotaInfo(2, 1, "H100", 0)),
+        queued=(),
+        running=(guaranteed, borrowed),
+        reservations=(soon,),
+    )
+    note = Eviction(50, None, 9, ReasonCode.EVICTED_FOR_RESERVATION, NOW + 30, (("reservation", 9),))
+    return alone, Plan(7, evictions=(note,))
+
+
 def small_plan(*rows: QueuedWorkload, placed: Placement, waits: int, **more: Any) -> Bug:
     """Start one workload and make another wait, on a host of 8 GPUs or with the tables in ``more``."""
 
@@ -540,6 +557,10 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "borrowers not evicted for a reservation": (
         no_eviction_for_a_reservation,
         "nobody is told to leave its units",
+    ),
+    "guaranteed work evicted for a reservation": (
+        guaranteed_work_goes_for_a_reservation,
+        "borrowed work suffices",
     ),
     "an eviction for a reservation that has enough units": (
         needless_eviction_for_a_reservation,

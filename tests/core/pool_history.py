@@ -141,7 +141,11 @@ def _change_work(
 
 
 def _with_freed_units(queued: QueuedWorkload, ended: RunningWorkload) -> QueuedWorkload:
-    return replace(queued, earmarked_units=tuple(sorted({*queued.earmarked_units, *ended.units})))
+    return replace(
+        queued,
+        earmarked_units=tuple(sorted({*queued.earmarked_units, *ended.units})),
+        room_made_by_own_team=ended.team == queued.team and queued.room_made_by_own_team is not False,
+    )
 
 
 def _change_hardware(rng: random.Random, change: str, snapshot: Snapshot, now: int) -> Snapshot:

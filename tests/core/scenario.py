@@ -218,6 +218,7 @@ class Scenario:
             gate=gate,
             gate_numbers=tuple(sorted(row.pop("gate_numbers", {}).items())),
             earmarked_units=tuple(sorted(self.unit_id[u] for u in row.pop("earmarked", []))),
+            room_made_by_own_team=row.pop("room_made_by_own_team", None),
             avoids=tuple(sorted(self.host_id[name] for name in row.pop("avoids", []))),
             avoids_until=at(row.pop("avoids_until", "0s")),
             checkpoint_storage=row.pop("homes", None),

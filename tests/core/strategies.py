@@ -376,7 +376,12 @@ class PoolMaker:
                 continue
             chosen, free = self._choose_free(free, queued.ask.profile)
             units = {u.id for u in chosen} | {u for r in victims for u in r.units}
-            self.queued[number] = replace(queued, earmarked_units=tuple(sorted(units)))
+            teams = {r.team for r in victims}
+            self.queued[number] = replace(
+                queued,
+                earmarked_units=tuple(sorted(units)),
+                room_made_by_own_team=teams == {queued.team} if teams else None,
+            )
 
     def _units_of_nobody(self) -> list[UnitInfo]:
         held = {u for r in self.running for u in r.units} | {u for r in self.reservations for u in r.units}

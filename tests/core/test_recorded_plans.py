@@ -33,10 +33,14 @@ FINER_LEVELS_OF_CPU = (
     "0 1 2 3 5 6 8 9 10 13 15 18 19 20 21 29 44 71 129"
     " 130 140 142 145 149 184 264 265 1313 1314 1331 1344 1359"
 )
+BORROWERS_FIRST = "1 127 173 198 246 351"
 CHANGED_ON_PURPOSE: dict[int, str] = dict.fromkeys(
     map(int, FINER_LEVELS_OF_CPU.split()),
     "the placement rule rounds free CPU to finer levels, up to the capacity of the largest host, so that the"
     " planner and the openb benchmark run the same code",
+) | dict.fromkeys(
+    map(int, BORROWERS_FIRST.split()),
+    "for a reservation, borrowed work is evicted before guaranteed work that would lose less",
 )
 
 Rows = dict[str, list[dict[str, Any]]]  # of each table: its rows, each by column

@@ -65,6 +65,40 @@ def test_a_job_is_placed_started_and_ended(world: World) -> None:
     assert agent.sync(now + 102 * SECOND).runs == [] and agent.runs == {}
 
 
+def test_work_that_replaces_its_own_teams_work_says_so_and_not_that_a_borrower_made_room(
+    world: World,
+) -> None:
+    now, later = world.now, world.now + dt.timedelta(seconds=1000)
+    agents = [FakeAgent.of(host) for host in world.hosts.values()]
+
+    def sync(at: dt.datetime) -> None:
+        for agent in agents:
+            agent.sync(at)
+
+    outranked = job(world, world.vision, 8, now, priority=Priority.LOW)
+    job(world, world.language, 8, now)
+    engine.run_cycle("test", now)
+    for step in (1, 2):
+        sync(now + step * SECOND)
+    urgent = job(world, world.vision, 8, later, priority=Priority.HIGH)
+    engine.run_cycle("test", later)
+    urgent.refresh_from_db()
+    outranked.refresh_from_db()
+    assert (outranked.state, outranked.stop_requested) == ("notice", ReasonCode.EVICTED_FOR_PRIORITY)
+    assert urgent.reason_code == ReasonCode.WAITS_FOR_EVICTION and urgent.room_made_by_own_team is True
+
+    sync(later + SECOND)
+    services.cancel_workload(
+        outranked, now=later + 2 * SECOND
+    )  # it is not in the queue when the other starts
+    for step in (3, 4):
+        sync(later + step * SECOND)
+    engine.run_cycle("test", later + 5 * SECOND)
+    urgent.refresh_from_db()
+    assert (urgent.state, urgent.reason_code) == ("placed", ReasonCode.OUTRANKED_WITHIN_TEAM)
+    assert urgent.room_made_by_own_team is None
+
+
 # Not split: one course of events, in the order in which they happen.
 def test_a_preempted_job_is_requeued_keeps_its_queue_position_and_resumes(world: World) -> None:
     now = world.now
@@ -90,7 +124,7 @@ def test_a_preempted_job_is_requeued_keeps_its_queue_position_and_resumes(world:
     assert victim in (borrower, owner_of_rest) and victim.evicted_for_workload == claimant
     claimant.refresh_from_db()
     assert claimant.state == "queued" and claimant.reason_code == ReasonCode.WAITS_FOR_EVICTION
-    assert len(claimant.earmarked_units) == 8
+    assert len(claimant.earmarked_units) == 8 and claimant.room_made_by_own_team is False
 
     sync(later + SECOND)
     for agent in agents:

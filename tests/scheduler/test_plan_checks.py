@@ -242,7 +242,7 @@ def test_work_inside_a_cancelled_reservation_does_not_start_on_its_units(
     answer, taken = planned(world, at)
     assert [p.workload for p in answer.placements] == [inside.pk]
     Reservation.objects.filter(pk=reservation.pk).update(state="cancelled")
-    assert "not open any more" in refusals(apply_plan(answer, taken, at), Placement)[0]
+    assert "no longer open" in refusals(apply_plan(answer, taken, at), Placement)[0]
     monkeypatch.setattr(plan_checks.PlanChecks, "placement_problem", lambda self, placement: "")
     assert len(apply_plan(answer, taken, at).accepted) == 1
 
@@ -398,7 +398,7 @@ def test_the_evictions_for_one_workload_are_applied_together_or_not_at_all(world
         Workload.objects.get(pk=first), now=at
     )  # it stops anyway; the other eviction is still needed
     again = apply_plan(Plan(answer.epoch, evictions=answer.evictions), taken, at)
-    assert "is stopping already" in refusals(again, Eviction)[0]
+    assert "already stopping" in refusals(again, Eviction)[0]
 
 
 # -- leaders -------------------------------------------------------------------------------------------------

@@ -184,6 +184,8 @@ class QueuedWorkload:
     gate_numbers: tuple[tuple[str, Any], ...] = ()
     # Units that evictions for it freed or will free. No other workload gets them until it has started.
     earmarked_units: tuple[int, ...] = ()
+    # whether all work evicted for it is of its own team; None if none was evicted, or if that is not known
+    room_made_by_own_team: bool | None = None
     # hosts on which an attempt could not start; other hosts are preferred until avoids_until
     avoids: tuple[int, ...] = ()
     avoids_until: int = 0

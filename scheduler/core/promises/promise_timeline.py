@@ -15,11 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler.core.arrays import Ints, Mask, intersection
+from scheduler.core.fit.availability import units_of_kind_in
 from scheduler.core.fit.cheapest_units import cheapest_units
 from scheduler.core.model.hardware import FAR_FUTURE
 from scheduler.core.model.pool_state import PoolState, eviction_lead_seconds
 from scheduler.core.model.running_work import NO_HOLDER, PREEMPTIBLE, STARTED, STOP_BY, STOPPING, UNTIL
 from scheduler.core.model.snapshot import PoolKind, ReservationInfo
+from scheduler.core.promises.guaranteed_work import GuaranteedWork
 from scheduler.core.reasons import Reason, ReasonCode, reason_numbers
 
 # A full disk is usually cleared within minutes, so promises later than this, beyond notice and grace, may
@@ -225,15 +227,32 @@ class PromiseTimeline:
 
     def find(self, reservation: ReservationInfo, start: int) -> list[int] | None:
         """Return units for a reservation for ``[start, its end)``, or None. Units whose holders lose least
-        come first.
+        come first; near the start, units of borrowed work come before units of guaranteed work.
         """
         mask = self.open_units(start, reservation.end)
         cost = self.cost(start, reservation.id)
         for kind in self._kinds_to_bind(reservation, start):
             units = cheapest_units(self.state, reservation.ask, kind, mask, cost)
             if units is not None:
-                return units
+                is_near = start - eviction_lead_seconds(self.state) <= self.state.now
+                return self._borrowers_first(reservation, kind, units, mask, cost) if is_near else units
         return None
+
+    def _borrowers_first(
+        self, reservation: ReservationInfo, kind: int, cheapest: list[int], mask: Mask, cost: Ints
+    ) -> list[int]:
+        """Return units whose eviction takes the fewest guaranteed slots from teams, then the cheapest.
+
+        Guaranteed work would otherwise reclaim borrowed units after its eviction, so that more work is
+        evicted than the reservation needs.
+        """
+        guaranteed_work = GuaranteedWork(self.state, reservation, kind)
+        choices = [cheapest]
+        if guaranteed_work.slots_lost(cheapest):
+            for guaranteed in guaranteed_work.unit_costs(units_of_kind_in(self.state, kind, mask)):
+                units = cheapest_units(self.state, reservation.ask, kind, mask, cost + guaranteed)
+                choices += [units] if units is not None else []
+        return min(choices, key=lambda units: (guaranteed_work.slots_lost(units), int(cost[units].sum())))
 
     def _kinds_to_bind(self, reservation: ReservationInfo, start: int) -> Iterator[int]:
         """Yield the kinds that a reservation may be given, each only if the previous ones do not suffice.

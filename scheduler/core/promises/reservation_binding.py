@@ -13,6 +13,7 @@ from scheduler.core.model.pool_state import PoolState, eviction_lead_seconds
 from scheduler.core.model.quota_ledger import UpcomingReservation
 from scheduler.core.model.running_work import NO_HOLDER
 from scheduler.core.model.snapshot import PoolKind, ReservationInfo
+from scheduler.core.promises.guaranteed_work import preemptible_holders
 from scheduler.core.promises.promise_timeline import PromiseTimeline
 from scheduler.core.reasons import ReasonCode, reason_numbers
 
@@ -94,15 +95,6 @@ def units_in_use(state: PoolState, reservation: ReservationInfo, units: list[int
         hosts=reservation.ask.hosts,
     )
     return UnboundReservation(reservation.id, ReasonCode.RESERVED_UNITS_IN_USE, numbers)
-
-
-def preemptible_holders(state: PoolState, reservation: ReservationInfo, units: list[int]) -> list[int]:
-    """Return the evictable work that would still be on a reservation's units at its start."""
-    victims = []
-    for victim in sorted({int(state.holder[u]) for u in units} - {NO_HOLDER}):
-        if state.evictable[victim] and state.running[victim].until > reservation.start:
-            victims.append(victim)
-    return victims
 
 
 def choose_units_with_fewer_evictions(

@@ -440,7 +440,12 @@ class Simulation:
         beneficiary = self.queued.get(eviction.for_workload or 0)
         if beneficiary is not None:
             kept = tuple(sorted({*beneficiary.queued.earmarked_units, *attempt.units}))
-            beneficiary.queued = replace(beneficiary.queued, earmarked_units=kept)
+            only_own_team = job.queued.team == beneficiary.queued.team
+            beneficiary.queued = replace(
+                beneficiary.queued,
+                earmarked_units=kept,
+                room_made_by_own_team=only_own_team and beneficiary.queued.room_made_by_own_team is not False,
+            )
             self.changed_queued.add(beneficiary.queued.id)
         remaining_seconds = max(60, job.arrival.queued.predicted_seconds - job.saved_seconds)
         job.attempt += 1
@@ -449,6 +454,7 @@ class Simulation:
             predicted_seconds=remaining_seconds,
             evicted_by=eviction.for_workload,
             earmarked_units=(),
+            room_made_by_own_team=None,
         )
         self.queued[job.queued.id] = job
         self._queue_event(job)

@@ -1,0 +1,78 @@
+"""Tell borrowed from guaranteed work among the holders of units that a reservation could take at its start.
+
+A team's work borrows as far as the team holds more than its guarantee. Which of its workloads borrow is not
+fixed: the team may lose any of them until it is back at its guarantee.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from scheduler.core.arrays import Ints
+from scheduler.core.model.pool_state import PoolState
+from scheduler.core.model.running_work import NO_HOLDER
+from scheduler.core.model.snapshot import PoolKind, ReservationInfo
+
+# The cost of a guaranteed unit: more than the lost work of all units of a host.
+GUARANTEED_UNIT_COST = 1 << 32
+
+
+def preemptible_holders(state: PoolState, reservation: ReservationInfo, units: Iterable[int]) -> list[int]:
+    """Return the evictable work that would still be on a reservation's units at its start."""
+    victims = []
+    for victim in sorted({int(state.holder[u]) for u in units} - {NO_HOLDER}):
+        if state.evictable[victim] and state.running[victim].until > reservation.start:
+            victims.append(victim)
+    return victims
+
+
+class GuaranteedWork:
+    """The guaranteed slots of one kind's model that teams lose if work is evicted for one reservation."""
+
+    def __init__(self, state: PoolState, reservation: ReservationInfo, kind: int) -> None:
+        self.state, self.reservation, self.kind = state, reservation, kind
+
+    def slots_lost(self, units: Iterable[int]) -> int:
+        """Return the guaranteed slots that teams lose if their work on these units is evicted."""
+        state = self.state
+        by_team: dict[int, int] = defaultdict(int)
+        for victim in preemptible_holders(state, self.reservation, units):
+            if state.running[victim].reservation is None:
+                by_team[state.running[victim].team] += int(state.run_slots[victim])
+        return sum(max(0, slots - self._borrowed_slots(team)) for team, slots in by_team.items())
+
+    def _borrowed_slots(self, team: int) -> int:
+        """Return the slots that a team borrows once the reservation has started."""
+        state = self.state
+        if state.pool.kind is PoolKind.STATIC and team == state.pool.team:
+            return 0
+        excess = state.ledger.reclaimable_slots(team, state.kinds[self.kind].model)
+        if team == self.reservation.team:
+            excess += state.slots_needed(self.reservation.ask, self.kind)
+        return max(0, excess)
+
+    def unit_costs(self, units: Ints) -> tuple[Ints, Ints]:
+        """Return two estimates of what each unit costs in guaranteed slots.
+
+        The first counts every victim as if it were its team's only one. It is too low if several victims of
+        a team together hold more than the team borrows. The second counts a team's work as borrowed in the
+        order of its eviction cost, so that no choice of units can lose more than it says.
+        """
+        state = self.state
+        alone: Ints = np.zeros(len(state.units), dtype=np.int64)
+        in_turn: Ints = np.zeros(len(state.units), dtype=np.int64)
+        slots_before: dict[int, int] = defaultdict(int)
+        victims = preemptible_holders(state, self.reservation, units.tolist())
+        for victim in sorted(victims, key=lambda v: (int(state.cost[v]), state.running[v].id)):
+            running, slots = state.running[victim], int(state.run_slots[victim])
+            if running.reservation is not None:
+                continue
+            borrowed, before = self._borrowed_slots(running.team), slots_before[running.team]
+            slots_before[running.team] += slots
+            held = state.units_of[victim]
+            alone[held] = GUARANTEED_UNIT_COST * max(0, slots - borrowed) // slots
+            in_turn[held] = GUARANTEED_UNIT_COST * max(0, before + slots - max(before, borrowed)) // slots
+        return alone, in_turn
