@@ -54,6 +54,12 @@ class IncrementalPlanner:
             self._pools[pool].set_pool(self._rows["pools"][pool])
         if changed["hosts"] or changed["units"]:
             self._change_hardware(changed)
+        self._change_pool_tables(changed)
+        self._change_workloads("running", changed["running"], PoolSnapshot.change_running)
+        self._change_workloads("queued", changed["queued"], PoolSnapshot.change_queued)
+
+    def _change_pool_tables(self, changed: dict[str, dict[Any, Any]]) -> None:
+        """Pass the tables that changed and are small to every pool as a whole."""
         for name, set_rows in (
             ("quotas", PoolSnapshot.set_quotas),
             ("reservations", PoolSnapshot.set_reservations),
@@ -67,8 +73,6 @@ class IncrementalPlanner:
                 pool_snapshot.set_decayed_use(
                     self._rows["teams"].values(), self._rows["decayed_use"].values()
                 )
-        self._change_workloads("running", changed["running"], PoolSnapshot.change_running)
-        self._change_workloads("queued", changed["queued"], PoolSnapshot.change_queued)
 
     def _change_rows(self, name: str, delta: SnapshotDelta) -> dict[Any, Any]:
         """Change one table. Return the old row of each changed key, None where there was none."""

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from scheduler.core.model.plan import Eviction, Placement, Plan, ReservationBinding
 from scheduler.core.model.quota_ledger import UNLIMITED_SLOTS
-from scheduler.core.model.snapshot import QuotaInfo, RunningWorkload, Snapshot
+from scheduler.core.model.snapshot import QueuedWorkload, QuotaInfo, RunningWorkload, Snapshot
 from scheduler.core.model.snapshot import ReservationInfo as Promise
 from scheduler.cycle import core_values, gate_effects, snapshot_rows
 from scheduler.cycle import snapshot as reading
@@ -111,11 +111,9 @@ class PlanChecks:
             return "it may run longer than was planned"
         if workload.not_before is not None and workload.not_before > self.now:
             return "it backs off after a failed attempt"
-        budget = gate_effects.budget_effect(self.gates, then.team, then.project)
-        if budget.gate:
-            return "a budget that is used up refuses new work"
-        if borrowed_slots and not budget.may_borrow:
-            return "a budget that is used up does not let it borrow"
+        problem = self._budget_problem(then, borrowed_slots)
+        if problem:
+            return problem
         if then.reservation is not None:
             return ""
         if then.user in self.grown_users or then.team in self.grown_teams:
@@ -128,6 +126,14 @@ class PlanChecks:
             ),
             "",
         )
+
+    def _budget_problem(self, then: QueuedWorkload, borrowed_slots: int) -> str:
+        budget = gate_effects.budget_effect(self.gates, then.team, then.project)
+        if budget.gate:
+            return "a budget that is used up refuses new work"
+        if borrowed_slots and not budget.may_borrow:
+            return "a budget that is used up does not let it borrow"
+        return ""
 
     def _quota_problem(self, team: int, pool: int, model: str) -> str:
         before, now = self.snapshot_quotas.get((team, pool, model)), self.quotas.get((team, pool, model))

@@ -76,6 +76,7 @@ class RetryDecision:
     wait_seconds: int = 0
 
 
+# Not split: the first rule that matches decides, and the order of the rules is their meaning.
 def decide_retry(workload: Workload, outcome: str) -> RetryDecision:
     """Decide whether a workload whose attempt ended with ``outcome`` is requeued.
 

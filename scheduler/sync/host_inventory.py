@@ -43,6 +43,7 @@ REPORTED_AGAIN = "its host reports it again"
 UnitLayout = set[tuple[str, str, int, int]]  # profile, uuid, first slot within the GPU, slots
 
 
+# Not split: one check per field.
 def inventory_problem(host: Host, inventory: Inventory) -> str:
     """Return what is wrong with an inventory: the field, the value and what is allowed; empty if valid."""
     if len(inventory.gpus) > MAX_GPUS:
@@ -56,11 +57,8 @@ def inventory_problem(host: Host, inventory: Inventory) -> str:
             "inventory.gpus: the same uuid of a unit twice; "
             "allowed: each once, for claims and samples name units by it"
         )
-    for gpu in inventory.gpus:
-        found = _problem_of(gpu)
-        if found:
-            return found
-    found = _problem_of_profiles(inventory.mig_profiles)
+    found = next(filter(None, map(_problem_of_gpu, inventory.gpus)), "")
+    found = found or _problem_of_profiles(inventory.mig_profiles)
     if found:
         return found
     if len(inventory.diagnostics) > MAX_DIAGNOSTICS or not all(
@@ -91,7 +89,8 @@ def inventory_problem(host: Host, inventory: Inventory) -> str:
     return ""
 
 
-def _problem_of(gpu: GpuSeen) -> str:
+# Not split: one check per group of fields.
+def _problem_of_gpu(gpu: GpuSeen) -> str:
     where = f"inventory.gpus[{gpu.index}]"
     if not 0 <= gpu.index < 1000 or not gpu.uuid or len(gpu.uuid) > 80:
         return (
@@ -125,6 +124,10 @@ def _problem_of(gpu: GpuSeen) -> str:
             f"{where}: {len(gpu.links)} links, pcie {gpu.pcie[:70]!r}; "
             f"allowed: at most {MAX_GPUS}, words of {MAX_WORD_LENGTH}"
         )
+    return _problem_of_units(gpu, where)
+
+
+def _problem_of_units(gpu: GpuSeen, where: str) -> str:
     at = 0
     for unit in sorted(gpu.units, key=lambda u: u.first_slot):
         inside = at <= unit.first_slot and unit.slots > 0 and unit.first_slot + unit.slots <= SLOTS_PER_GPU
@@ -151,21 +154,7 @@ def _problem_of_profiles(offered: Mapping[str, Sequence[MigProfileSeen]]) -> str
         )
     for model, profiles in offered.items():
         for one in profiles:
-            fits = (
-                1 <= one.slices <= COMPUTE_SLICES_PER_GPU
-                and 1 <= one.most <= COMPUTE_SLICES_PER_GPU
-                and 0 <= one.size <= MAX_MEMORY_SLICES
-            )
-            starts = len(one.starts) <= MAX_MEMORY_SLICES and all(
-                0 <= start < MAX_MEMORY_SLICES for start in one.starts
-            )
-            if (
-                not one.name
-                or len(one.name) > 30
-                or not fits
-                or not starts
-                or not 0 <= one.memory_mib < 2**31
-            ):
+            if not _is_possible(one):
                 return (
                     f"inventory.mig_profiles.{model[:60]}: {one.name[:40]!r} with {one.slices} slices, "
                     f"{one.most} at most, size "
@@ -173,6 +162,18 @@ def _problem_of_profiles(offered: Mapping[str, Sequence[MigProfileSeen]]) -> str
                     f"size and starts within {MAX_MEMORY_SLICES}"
                 )
     return ""
+
+
+def _is_possible(profile: MigProfileSeen) -> bool:
+    fits = (
+        1 <= profile.slices <= COMPUTE_SLICES_PER_GPU
+        and 1 <= profile.most <= COMPUTE_SLICES_PER_GPU
+        and 0 <= profile.size <= MAX_MEMORY_SLICES
+    )
+    starts = len(profile.starts) <= MAX_MEMORY_SLICES and all(
+        0 <= start < MAX_MEMORY_SLICES for start in profile.starts
+    )
+    return 0 < len(profile.name) <= 30 and fits and starts and 0 <= profile.memory_mib < 2**31
 
 
 def _problem_of_environment(seen: EnvironmentSeen) -> str:

@@ -293,6 +293,7 @@ def _has_ended_runs(host: Host, seen: dict[uuid.UUID, RunSeen]) -> bool:
     return Run.objects.filter(host=host, public_id__in=live, state=RunState.ENDED).exists()
 
 
+# Not split: one rule per outcome; the first that matches decides.
 def _outcome(run: Run, told: RunSeen) -> str:
     if told.outcome == ReasonCode.START_FAILED and told.started_at is None and run.running_at is not None:
         # It did start: the host has no record of the start since this database was restored.

@@ -386,25 +386,10 @@ class RefusalRecorder:
         if code == ReasonCode.OVER_QUOTA:
             headroom = headroom_for(self.state, queued, kind)
             slots_over = headroom.over
-            # evaluated only as far as needed
-            own_work: Iterable[int] = (
-                i
-                for i in self._team_work_by_end(queued.team)
-                if state.running[i].reservation is None
-                and not (headroom.non_preemptible_only and state.running[i].preemptible)
-            )
-            started_rows = [
-                (end, q.id, units)
-                for end, q, units in self._started.get(queued.team, ())
-                if q.reservation is None and not (headroom.non_preemptible_only and q.preemptible)
-            ]
+            own_work, started_rows = self._work_of_team(queued.team, headroom.non_preemptible_only)
         else:
             slots_over = need - state.ledger.user_cap_left(queued.user)
-            own_work = sorted(
-                (i for i, r in enumerate(state.running) if r.user == queued.user), key=self._end_and_id
-            )
-            started = (row for team in self._started.values() for row in team)
-            started_rows = [(end, q.id, units) for end, q, units in started if q.user == queued.user]
+            own_work, started_rows = self._work_of_user(queued.user)
         rows: Iterable[tuple[int, int, list[int]]] = (
             (*self._end_and_id(i), state.units_of[i]) for i in own_work
         )
@@ -426,6 +411,32 @@ class RefusalRecorder:
             return None
         started_ids = {workload for _, workload, _ in started_rows}
         return end, tuple(sorted(w for w in blockers if w not in started_ids)), -slots_over
+
+    def _work_of_team(
+        self, team: int, non_preemptible_only: bool
+    ) -> tuple[Iterable[int], list[tuple[int, int, list[int]]]]:
+        """Return a team's running work outside reservations by end, and (end, id, units) of what this plan
+        started.
+        """
+        running = self.state.running
+        own_work = (  # evaluated only as far as needed
+            i
+            for i in self._team_work_by_end(team)
+            if running[i].reservation is None and not (non_preemptible_only and running[i].preemptible)
+        )
+        started_rows = [
+            (end, q.id, units)
+            for end, q, units in self._started.get(team, ())
+            if q.reservation is None and not (non_preemptible_only and q.preemptible)
+        ]
+        return own_work, started_rows
+
+    def _work_of_user(self, user: int) -> tuple[Iterable[int], list[tuple[int, int, list[int]]]]:
+        """Return a user's running work by end, and (end, id, units) of what this plan started."""
+        own_work = (i for i, r in enumerate(self.state.running) if r.user == user)
+        started = (row for team in self._started.values() for row in team)
+        started_rows = [(end, q.id, units) for end, q, units in started if q.user == user]
+        return sorted(own_work, key=self._end_and_id), started_rows
 
     def _end_and_id(self, i: int) -> tuple[int, int]:
         end = self.state.expected_end_list[i]

@@ -212,13 +212,8 @@ class WaitReasons:
         another state.
         """
         state = self.state
-        for kind in kinds:
-            if fits_on_empty_hosts(state, queued.ask, kind, state.in_service):
-                current = [(start, end) for _, start, end in state.maintenance if start <= state.now < end]
-                ends = min(end for _, end in current)
-                return ReasonCode.HELD_FOR_MAINTENANCE, reason_numbers(
-                    end=ends, start=min(start for start, _ in current)
-                )
+        if any(fits_on_empty_hosts(state, queued.ask, kind, state.in_service) for kind in kinds):
+            return self._in_maintenance()
         full = [host for host in state.hosts if host.closed_code == ReasonCode.HOST_FULL]
         if full and any(
             fits_on_empty_hosts(state, queued.ask, kind, self._healthy_or_disk_full) for kind in kinds
@@ -227,6 +222,19 @@ class WaitReasons:
             return ReasonCode.HOST_FULL, reason_numbers(
                 full=len(full), hosts=named, need=queued.ask.total_units
             )
+        return self._other_closed_hosts(queued)
+
+    def _in_maintenance(self) -> Reason:
+        """Return the first start and the first end of the maintenance windows that have begun."""
+        state = self.state
+        current = [(start, end) for _, start, end in state.maintenance if start <= state.now < end]
+        return ReasonCode.HELD_FOR_MAINTENANCE, reason_numbers(
+            end=min(end for _, end in current), start=min(start for start, _ in current)
+        )
+
+    def _other_closed_hosts(self, queued: QueuedWorkload) -> Reason:
+        """Return how many hosts of the pool are closed, and why, and how many units are not healthy."""
+        state = self.state
         codes = sorted({h.closed_code for h in state.hosts if not h.schedulable and h.closed_code})
         closed = sum(not h.schedulable for h in state.hosts)
         unhealthy = sum(not u.healthy for u in state.units)

@@ -105,17 +105,7 @@ class RunningWork:
         positions = np.searchsorted(self.table[ID], columns[ID])
         self._renumber(np.arange(len(self.running)) + np.searchsorted(columns[ID], self.table[ID]))
         self.table = np.insert(self.table, positions, columns, axis=1)
-        if len(new_rows) <= MAX_SINGLE_UPDATES:
-            for row, row_units in zip(new_rows, units, strict=True):
-                position = bisect_left(self.running, row.id, key=_workload_id)
-                self.running.insert(position, row)
-                self.units_of.insert(position, row_units)
-        else:
-            merged = sorted(
-                zip([*self.running, *new_rows], [*self.units_of, *units], strict=True),
-                key=lambda pair: pair[0].id,
-            )
-            self.running, self.units_of = [row for row, _ in merged], [row_units for _, row_units in merged]
+        self._insert_into_lists(new_rows, units)
         indices = positions + np.arange(len(new_rows))
         taken = [u for row_units in units for u in row_units]
         self.has_conflicts = (
@@ -128,6 +118,19 @@ class RunningWork:
             sum(self.hardware.slots_list[u] for u in row_units) for row_units in units
         ]
         self._count(indices.tolist(), 1)
+
+    def _insert_into_lists(self, new_rows: list[RunningWorkload], units: list[list[int]]) -> None:
+        if len(new_rows) <= MAX_SINGLE_UPDATES:
+            for row, row_units in zip(new_rows, units, strict=True):
+                position = bisect_left(self.running, row.id, key=_workload_id)
+                self.running.insert(position, row)
+                self.units_of.insert(position, row_units)
+            return
+        merged = sorted(
+            zip([*self.running, *new_rows], [*self.units_of, *units], strict=True),
+            key=lambda pair: pair[0].id,
+        )
+        self.running, self.units_of = [row for row, _ in merged], [row_units for _, row_units in merged]
 
     def _renumber(self, index: Ints) -> None:
         """Replace the indices of running work; ``index`` has NO_HOLDER for removed work."""

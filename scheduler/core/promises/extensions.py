@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from scheduler.core.model.pool_snapshot import PoolSnapshot
 from scheduler.core.model.pool_state import PoolState
-from scheduler.core.model.snapshot import PoolKind, ReservationInfo, Snapshot
+from scheduler.core.model.snapshot import PoolKind, ReservationInfo, RunningWorkload, Snapshot
 from scheduler.core.promises.promise_timeline import PromiseTimeline, ReservationRequester, quota_violation
 from scheduler.core.promises.reservation_windows import (
     SEARCH_HORIZON_SECONDS,
@@ -43,19 +43,9 @@ def check_extension(
         PromiseTimeline(state),
         ReservationRequester(row.team, row.user, row.may_exceed_guarantee, borrows_again_from),
     )
-    reservations_extended = tuple(
-        replace(r, end=end) if r.id == reservation else r for r in snapshot.reservations
-    )
-    timeline_extended = PromiseTimeline(
-        PoolState(PoolSnapshot(replace(snapshot, reservations=reservations_extended), state.pool), now)
-    )
-    displaced = sorted(timeline.tentative_units.keys() - timeline_extended.tentative_units.keys())
+    displaced = timeline.tentative_units.keys() - _kept_if_extended(snapshot, state, reservation, end, now)
     own_units = {state.unit_index[u] for u in row.units if u in state.unit_index}
-    units_in_maintenance = {
-        s.unit
-        for s in timeline.promised_intervals
-        if s.team is None and s.unit in own_units and s.start < end and s.end > now
-    }
+    units_in_maintenance = _units_in_maintenance(timeline, own_units, end, now)
     code, numbers = "", reason_numbers()
     if displaced or units_in_maintenance:
         code, numbers = (
@@ -75,6 +65,22 @@ def check_extension(
     return WindowCheckResult(
         False, code, numbers, first_windows(timeline, row.ask, requester, end - row.end, limits)
     )
+
+
+def _kept_if_extended(snapshot: Snapshot, state: PoolState, reservation: int, end: int, now: int) -> set[int]:
+    """Return the unbound reservations that could be kept if ``reservation`` lasted until ``end``."""
+    extended = tuple(replace(r, end=end) if r.id == reservation else r for r in snapshot.reservations)
+    pool_extended = PoolSnapshot(replace(snapshot, reservations=extended), state.pool)
+    return set(PromiseTimeline(PoolState(pool_extended, now)).tentative_units)
+
+
+def _units_in_maintenance(timeline: PromiseTimeline, units: set[int], end: int, now: int) -> set[int]:
+    """Return those of the units that have maintenance between ``now`` and ``end``."""
+    return {
+        interval.unit
+        for interval in timeline.promised_intervals
+        if interval.team is None and interval.unit in units and interval.start < end and interval.end > now
+    }
 
 
 def _extension_quota_violation(
@@ -108,51 +114,61 @@ def check_longer_runtime(snapshot: Snapshot, workload: int, until: int, now: int
     row = next((r for r in snapshot.running if r.id == workload), None)
     if row is None or row.preemptible or row.stopping or row.reservation is not None:
         return WindowCheckResult(True)
-    pool = next(p for p in snapshot.pools if p.id == row.pool)
-    others = tuple(r for r in snapshot.running if r.id != workload)
-    timeline_without = PromiseTimeline(PoolState(PoolSnapshot(replace(snapshot, running=others), pool), now))
-    state = timeline_without.state
-    hosts = {int(state.host_of[state.unit_index[u]]) for u in row.units if u in state.unit_index}
-    maintenance_starts = sorted(
-        start for host, start, end in state.maintenance if host in hosts and end > now
-    )
-
-    def reservations_broken_by(limit: int) -> list[ReservationInfo]:
-        """Return the reservations that would be broken if it stayed until ``limit``."""
-        running = (*others, replace(row, until=limit))
-        kept_reservations = PromiseTimeline(
-            PoolState(PoolSnapshot(replace(snapshot, running=running), pool), now)
-        ).tentative_units.keys()
-        broken_rows = (
-            state.reservation_by_id[r]
-            for r in sorted(timeline_without.tentative_units.keys() - kept_reservations)
-        )
-        return sorted(
-            (r for r in broken_rows if r.end > row.until and r.start < limit), key=lambda r: (r.start, r.id)
-        )
-
-    displaced, in_service_until = reservations_broken_by(until), min([until, *maintenance_starts])
-    if not displaced and in_service_until == until:
+    stay = _LongerStay(snapshot, row, now)
+    displaced = stay.reservations_broken_by(until)
+    maintenance_starts = [start for start in stay.maintenance_starts if start < until]
+    if not displaced and not maintenance_starts:
         return WindowCheckResult(True)
-    # A longer stay never keeps more reservations, and the next one breaks only if the stay exceeds its start.
-    # So the latest limit is found by bisection.
-    candidates = sorted(
-        {r.start for r in state.reservations if row.until < r.start < until} | {in_service_until}
-    )
-    fitting_limits = [time for time in candidates if row.until < time <= in_service_until]
-    low, high = 0, len(fitting_limits)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (
-            (middle + 1, high) if not reservations_broken_by(fitting_limits[middle]) else (low, middle)
-        )
-    latest = fitting_limits[low - 1] if low else row.until
     numbers = reason_numbers(
-        latest=latest,
+        latest=stay.latest_limit(min([until, *maintenance_starts]), until),
         limit=row.until,
-        maintenance=sum(start < until for start in maintenance_starts),
+        maintenance=len(maintenance_starts),
         reservations=len(displaced),
-        start=min([r.start for r in displaced] + [start for start in maintenance_starts if start < until]),
+        start=min([r.start for r in displaced] + maintenance_starts),
         until=until,
     )
     return WindowCheckResult(False, ReasonCode.MORE_TIME_BLOCKED, numbers)
+
+
+class _LongerStay:
+    """The promises of a pool beside one running workload that would stay beyond its runtime limit."""
+
+    def __init__(self, snapshot: Snapshot, row: RunningWorkload, now: int) -> None:
+        self.snapshot, self.row, self.now = snapshot, row, now
+        self.pool = next(p for p in snapshot.pools if p.id == row.pool)
+        self.others = tuple(r for r in snapshot.running if r.id != row.id)
+        self.timeline_without = self._timeline(self.others)
+        self.state = state = self.timeline_without.state
+        hosts = {int(state.host_of[state.unit_index[u]]) for u in row.units if u in state.unit_index}
+        self.maintenance_starts = sorted(
+            start for host, start, end in state.maintenance if host in hosts and end > now
+        )
+
+    def _timeline(self, running: tuple[RunningWorkload, ...]) -> PromiseTimeline:
+        pool_snapshot = PoolSnapshot(replace(self.snapshot, running=running), self.pool)
+        return PromiseTimeline(PoolState(pool_snapshot, self.now))
+
+    def reservations_broken_by(self, limit: int) -> list[ReservationInfo]:
+        """Return the reservations that would be broken if the workload stayed until ``limit``."""
+        kept = self._timeline((*self.others, replace(self.row, until=limit))).tentative_units.keys()
+        broken = self.timeline_without.tentative_units.keys() - kept
+        rows = (self.state.reservation_by_id[reservation] for reservation in broken)
+        return sorted(
+            (r for r in rows if r.end > self.row.until and r.start < limit), key=lambda r: (r.start, r.id)
+        )
+
+    def latest_limit(self, in_service_until: int, until: int) -> int:
+        """Return the latest limit up to ``in_service_until`` that breaks no reservation.
+
+        A longer stay never keeps more reservations, and the next one breaks only if the stay exceeds its
+        start. So the latest limit is found by bisection.
+        """
+        present = self.row.until
+        starts = {r.start for r in self.state.reservations if present < r.start < until}
+        limits = [time for time in sorted(starts | {in_service_until}) if present < time <= in_service_until]
+        low, high = 0, len(limits)
+        while low < high:
+            middle = (low + high) // 2
+            breaks = self.reservations_broken_by(limits[middle])
+            low, high = (low, middle) if breaks else (middle + 1, high)
+        return limits[low - 1] if low else present

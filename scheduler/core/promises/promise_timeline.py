@@ -167,22 +167,34 @@ class PromiseTimeline:
         The unbound ones are tried in order of confirmation, then in denser orders, until all can be kept.
         """
         reservations = [r for r in self.state.reservations if r.id != exclude]
-        for reservation in reservations:
-            if reservation.units:
-                for unit in (
-                    self.state.unit_index[u] for u in reservation.units if u in self.state.unit_index
-                ):
-                    start = min(reservation.start, self.state.now)
-                    self.promised_intervals.append(
-                        PromisedInterval(unit, start, reservation.end, reservation.team, reservation.id)
+        self._add_bound([r for r in reservations if r.units])
+        unbound = [r for r in reservations if not r.units]
+        self.tentative_units, self._tentative_slots = self._most_that_can_be_kept(unbound), {}
+        for reservation in unbound:
+            for unit in self.tentative_units.get(reservation.id, ()):
+                self.promised_intervals.append(
+                    PromisedInterval(
+                        unit, reservation.start, reservation.end, reservation.team, reservation.id
                     )
+                )
+
+    def _add_bound(self, bound: list[ReservationInfo]) -> None:
+        """Add the reservations that have units, and arrange all intervals so far as arrays."""
+        for reservation in bound:
+            start = min(reservation.start, self.state.now)
+            for unit in (self.state.unit_index[u] for u in reservation.units if u in self.state.unit_index):
+                self.promised_intervals.append(
+                    PromisedInterval(unit, start, reservation.end, reservation.team, reservation.id)
+                )
         self._unit = np.array([s.unit for s in self.promised_intervals], dtype=np.int64)
         self._start = np.array([s.start for s in self.promised_intervals], dtype=np.int64)
         self._end = np.array([s.end for s in self.promised_intervals], dtype=np.int64)
         self._team = np.array(
             [NO_HOLDER if s.team is None else s.team for s in self.promised_intervals], dtype=np.int64
         )
-        unbound = [r for r in reservations if not r.units]
+
+    def _most_that_can_be_kept(self, unbound: list[ReservationInfo]) -> dict[int, list[int]]:
+        """Return the tentative units of the order in which the most reservations can be kept."""
         best: dict[int, list[int]] | None = None
         for order in (
             unbound,
@@ -194,14 +206,7 @@ class PromiseTimeline:
                 best = self.tentative_units
             if len(best) == len(unbound):
                 break
-        self.tentative_units, self._tentative_slots = best or {}, {}
-        for reservation in unbound:
-            for unit in self.tentative_units.get(reservation.id, ()):
-                self.promised_intervals.append(
-                    PromisedInterval(
-                        unit, reservation.start, reservation.end, reservation.team, reservation.id
-                    )
-                )
+        return best or {}
 
     def _assign(self, order: list[ReservationInfo]) -> None:
         """Choose tentative units for the reservations in this order, as far as possible."""

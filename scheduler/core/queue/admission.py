@@ -121,9 +121,22 @@ class AdmissionCheck:
         borrow.
         """
         state, may_borrow = self.state, queued.preemptible and queued.may_borrow
-        used_up = state.ledger.used_up
-        if not used_up or state.pool.kind is PoolKind.STATIC or queued.reservation is not None:
+        is_static = state.pool.kind is PoolKind.STATIC
+        if not state.ledger.used_up or is_static or queued.reservation is not None:
             return None
+        earliest = self._first_quota_to_reset(queued, may_borrow)
+        if earliest is None:
+            return None
+        return ReasonCode.GPU_HOURS_USED_UP, reason_numbers(
+            gpu_hours=earliest.gpu_hours,
+            may_borrow=may_borrow,
+            model=earliest.model,
+            until=earliest.used_up_until,
+        )
+
+    def _first_quota_to_reset(self, queued: QueuedWorkload, may_borrow: bool) -> QuotaInfo | None:
+        """Return the quota whose period ends first, or None if an accepted model still allows a start."""
+        state, used_up = self.state, self.state.ledger.used_up
         team_models = [(queued.team, state.kinds[kind].model) for kind in state.kinds_for(queued.ask)]
         earliest: QuotaInfo | None = None
         for team_model in team_models:
@@ -134,14 +147,7 @@ class AdmissionCheck:
                 return None
             if earliest is None or (quota.used_up_until or 0) < (earliest.used_up_until or 0):
                 earliest = quota
-        if earliest is None:
-            return None
-        return ReasonCode.GPU_HOURS_USED_UP, reason_numbers(
-            gpu_hours=earliest.gpu_hours,
-            may_borrow=may_borrow,
-            model=earliest.model,
-            until=earliest.used_up_until,
-        )
+        return earliest
 
 
 def admit(state: PoolState, explain: bool) -> EligibleWork:

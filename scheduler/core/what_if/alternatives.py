@@ -126,10 +126,22 @@ def earlier_alternatives_for(
     answer = known_refusal or what_if.answer(queued)
     if isinstance(answer, Placement):
         return []
+    candidates = _planned_alternatives(
+        what_if, _promising_changes(what_if, snapshot, queued, allowed, answer), answer, now
+    )
+    candidates.sort(key=lambda item: item[:2])
+    return _drop_larger_changes([alternative for _, _, alternative in candidates])
+
+
+def _planned_alternatives(
+    what_if: PoolWhatIf,
+    changes: list[tuple[int, QueuedWorkload, tuple[ChangedField, ...]]],
+    answer: Refusal,
+    now: int,
+) -> list[tuple[int, int, Alternative]]:
+    """Return the changed requests that the planner starts sooner, each with its start and its rank."""
     candidates: list[tuple[int, int, Alternative]] = []
-    for tried, (rank, changed_request, changed) in enumerate(
-        _promising_changes(what_if, snapshot, queued, allowed, answer)
-    ):
+    for tried, (rank, changed_request, changed) in enumerate(changes):
         if len(candidates) == MAX_ALTERNATIVES or (
             tried >= MIN_CHANGES_TRIED and what_if.turns_evaluated >= MAX_TURNS_EVALUATED
         ):
@@ -144,8 +156,7 @@ def earlier_alternatives_for(
             candidates.append(
                 (start, rank, _alternative(changed_request, changed, start, isinstance(planned, Placement)))
             )
-    candidates.sort(key=lambda item: item[:2])
-    return _drop_larger_changes([alternative for _, _, alternative in candidates])
+    return candidates
 
 
 def _promising_changes(
@@ -219,20 +230,14 @@ def _changed_requests(
     together.
     """
     ask = queued.ask
-    hosts = {host.id for host in snapshot.hosts if host.pool == queued.pool}
-    models = sorted(
-        {unit.model for unit in snapshot.units if unit.host in hosts and unit.profile == ask.profile}
-    )
-    requested_models = set(ask.models) or set(models)
-    other_models = [(model,) for model in models if model not in requested_models]
-    units = [replace(ask, units=count) for count in _halves(ask.units)]
-    fewer_hosts = [replace(ask, hosts=count) for count in _halves(ask.hosts)]
+    other_models = _other_models(snapshot, queued)
+    smaller_asks = [(replace(ask, units=count), ChangedField.UNITS) for count in _halves(ask.units)]
+    smaller_asks += [(replace(ask, hosts=count), ChangedField.HOSTS) for count in _halves(ask.hosts)]
     requests: list[tuple[QueuedWorkload, tuple[ChangedField, ...]]] = []
     requests += [
         (replace(queued, ask=replace(ask, models=model)), (ChangedField.MODEL,)) for model in other_models
     ]
-    requests += [(replace(queued, ask=smaller), (ChangedField.UNITS,)) for smaller in units]
-    requests += [(replace(queued, ask=smaller), (ChangedField.HOSTS,)) for smaller in fewer_hosts]
+    requests += [(replace(queued, ask=smaller), (size,)) for smaller, size in smaller_asks]
     requests += [
         (_with_shorter_runtime(queued, seconds), (ChangedField.RUNTIME,)) for seconds in _runtimes(queued)
     ]
@@ -240,15 +245,21 @@ def _changed_requests(
         requests.append((replace(queued, preemptible=True, may_borrow=True), (ChangedField.PREEMPTIBLE,)))
     higher = [p for p in Priority if queued.priority < p <= allowed.priority]
     requests += [(replace(queued, priority=priority), (ChangedField.PRIORITY,)) for priority in higher]
-    for smaller, size in [
-        *((a, ChangedField.UNITS) for a in units),
-        *((a, ChangedField.HOSTS) for a in fewer_hosts),
-    ]:
+    for smaller, size in smaller_asks:
         requests += [
             (replace(queued, ask=replace(smaller, models=model)), (size, ChangedField.MODEL))
             for model in other_models
         ]
     return requests
+
+
+def _other_models(snapshot: Snapshot, queued: QueuedWorkload) -> list[tuple[str]]:
+    """Return the pool's models with the requested profile that the workload does not ask for."""
+    hosts = {host.id for host in snapshot.hosts if host.pool == queued.pool}
+    models = {
+        unit.model for unit in snapshot.units if unit.host in hosts and unit.profile == queued.ask.profile
+    }
+    return [(model,) for model in sorted(models - (set(queued.ask.models) or models))]
 
 
 def _halves(count: int) -> list[int]:

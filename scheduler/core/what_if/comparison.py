@@ -67,6 +67,7 @@ def turns_in_pool(snapshot: Snapshot, pool: int, now: int) -> PoolTurns:
     return PoolTurns(turns)
 
 
+# Not split: it reads as one list of facts, in the order of the result's fields.
 def compare_workloads(
     snapshot: Snapshot, workload: int, other: int, now: int, other_submitted: int
 ) -> WorkloadComparison | None:
@@ -84,11 +85,11 @@ def compare_workloads(
         queued=tuple(q for q in snapshot.queued if q.id != other),
         running=tuple(r for r in snapshot.running if r.id != other),
     )
+    compared = snapshot
     if running_other is not None:
         requeued = replace(as_requeued(snapshot, running_other, now), submitted=other_submitted)
-        turns = turns_in_pool(replace(overlay, queued=(*overlay.queued, requeued)), queued.pool, now).turns
-    else:
-        turns = turns_in_pool(snapshot, queued.pool, now).turns
+        compared = replace(overlay, queued=(*overlay.queued, requeued))
+    turns = turns_in_pool(compared, queued.pool, now).turns
     own_turn, other_turn = turns.get(workload), turns.get(other)
     comes_first = own_turn is not None and other_turn is not None and other_turn.number < own_turn.number
     criterion = deciding_criterion(other_turn, own_turn) if comes_first and other_turn and own_turn else None
