@@ -1,7 +1,10 @@
-"""Defines the options of requests for GPUs, and builds the request from them."""
+"""Defines the options of requests for GPUs from the schema of a request, and builds the body from them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from importlib import resources
 from typing import Any
 
 import click
@@ -14,117 +17,72 @@ from cli.session import CliSession, CommandFunction
 
 DURATION_TYPE, TIMESTAMP_TYPE = DurationType(), TimestampType()
 CORES_TYPE, MEMORY_TYPE, COMPUTE_CAPABILITY_TYPE = CoresType(), MemoryType(), ComputeCapabilityType()
-WORKLOAD_TYPE = click.Choice(["training", "inference", "interactive", "other"])
+TYPES_OF_UNITS: dict[str, click.ParamType[Any]] = {
+    "seconds": DURATION_TYPE,
+    "thousandths of a core": CORES_TYPE,
+    "MiB": MEMORY_TYPE,
+    "tenths": COMPUTE_CAPABILITY_TYPE,
+}
+# Generated from the server's request; installed with this package.
+SCHEMA: dict[str, dict[str, Any]] = json.loads(
+    resources.files("cli").joinpath("request_schema.json").read_text("utf-8")
+)["properties"]
+METAVARS = {("object", ""): "NAME=VALUE", ("array", "object"): "HOW:ID"}
+FOUND_IF_ONLY_ONE = ("project", "pool")
+POSITIONAL = ("command",)  # given after --
 
 
-def gpu_options(function: CommandFunction) -> CommandFunction:
-    """Add the options of every request for GPUs."""
-    for option in reversed(
-        (
-            click.option("--project", help="TEAM/PROJECT; may be omitted if you have only one."),
-            click.option("--pool", help="May be omitted if there is only one."),
-            click.option("--gpus", type=int, help="Number of GPUs on each host."),
-            click.option(
-                "--model", "models", multiple=True, help="Such as H100-80GB; repeat for a second choice."
-            ),
-            click.option("--profile", help="A MIG slice, such as 1g.10gb; default: whole GPUs."),
+def request_options(kind: str) -> Callable[[CommandFunction], CommandFunction]:
+    """Return a decorator that adds the options of a notebook, job or reservation."""
+
+    def with_options(function: CommandFunction) -> CommandFunction:
+        for name, declared in reversed(SCHEMA.items()):
+            if kind in declared["x-kinds"] and name not in POSITIONAL:
+                function = _option(name, declared)(function)
+        return function
+
+    return with_options
+
+
+def _option(name: str, declared: dict[str, Any]) -> Callable[[CommandFunction], CommandFunction]:
+    """Return the option of a property of the schema. An option that is not given has no value."""
+    option, text = declared.get("x-option") or f"--{name.replace('_', '-')}", declared["description"]
+    if name in FOUND_IF_ONLY_ONE:
+        text = f"{text} May be omitted if there is only one."
+    if declared["type"] == "boolean":
+        return click.option(option, name, is_flag=True, default=None, help=text)
+    if declared["type"] in ("array", "object"):
+        metavar = METAVARS.get((declared["type"], declared.get("items", {}).get("type", "")))
+        return click.option(
+            option, name, multiple=True, metavar=metavar, help=f"{text} May be given several times."
         )
-    ):
-        function = option(function)
-    return function
-
-
-def run_options(function: CommandFunction) -> CommandFunction:
-    """Add the options of every workload."""
-    for option in reversed(
-        (
-            click.option("--name", help="Name of the workload."),
-            click.option("--type", "type_", type=WORKLOAD_TYPE),
-            click.option("--max-runtime", type=DURATION_TYPE, help="Such as 90m, 8h, 1d."),
-            click.option("--reservation", "inside", help="ID of a reservation to run inside."),
-        )
-    ):
-        function = option(function)
-    return function
-
-
-def requirement_options(function: CommandFunction) -> CommandFunction:
-    """Add the options for requirements on the GPUs and hosts."""
-    for option in reversed(
-        (
-            click.option(
-                "--cpus",
-                "cpu_milli",
-                type=CORES_TYPE,
-                help="CPU cores on each host; default: no limit.",
-            ),
-            click.option(
-                "--memory",
-                "memory_mib",
-                type=MEMORY_TYPE,
-                help="Memory on each host, such as 64G; default: no limit.",
-            ),
-            click.option(
-                "--min-memory",
-                "min_memory_mib",
-                type=MEMORY_TYPE,
-                help="Minimum memory of each GPU, such as 40G.",
-            ),
-            click.option(
-                "--min-compute-capability",
-                type=COMPUTE_CAPABILITY_TYPE,
-                help="Minimum compute capability of each GPU, such as 8.0 (A100) or 9.0 (H100).",
-            ),
-            click.option(
-                "--nvlink", is_flag=True, default=None, help="All GPUs of a host in one NVLink group."
-            ),
-            click.option(
-                "--label",
-                "labels",
-                multiple=True,
-                metavar="NAME=VALUE",
-                help="Only on hosts with this label.",
-            ),
-            click.option(
-                "--prefer", multiple=True, metavar="NAME=VALUE", help="Prefer hosts with this label."
-            ),
-        )
-    ):
-        function = option(function)
-    return function
-
-
-def placement_options(function: CommandFunction) -> CommandFunction:
-    """Add the requirement options and those for the number of hosts."""
-    function = click.option(
-        "--spread", is_flag=True, default=None, help="Spread over hosts that share as little as possible."
-    )(function)
-    return click.option("--hosts", type=int, help="Number of hosts.")(requirement_options(function))
+    kind: click.ParamType[Any] | None = TYPES_OF_UNITS.get(declared.get("x-unit", ""))
+    if "enum" in declared:
+        kind = click.Choice(declared["enum"])
+    elif declared.get("format") == "date-time":
+        kind = TIMESTAMP_TYPE
+    elif kind is None and declared["type"] == "integer":
+        kind = click.INT
+    return click.option(option, name, type=kind, help=text)
 
 
 def request_body(session: CliSession, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the given options under the API's names, with the only project and pool as defaults."""
-    labels = label_fields(options.pop("labels", ()), options.pop("prefer", ()))
-    names = {"gpus": "units", "type_": "type", "max_runtime": "max_runtime_seconds", "inside": "reservation"}
-    body = {
-        names.get(name, name): value for name, value in options.items() if value not in (None, ())
-    } | labels
+    """Return the body of the given options, with the only project and pool as defaults."""
+    body: dict[str, Any] = {
+        name: parse_pairs(value) if SCHEMA.get(name, {}).get("type") == "object" else value
+        for name, value in options.items()
+        if value not in (None, ())
+    }
     if "models" in body:
         body["models"] = list(body["models"])
     if "reservation" in body:
         body["reservation"] = find_by_id_or_name(
             session.client, body["reservation"], "reservations/", "reservation"
         )["id"]
-    body.setdefault("project", None)
-    body["project"] = body["project"] or only_project(session.client)
+    if not body.get("project"):
+        body["project"] = only_project(session.client)
     body["pool"] = body.get("pool") or only_pool(session.client)
     return body
-
-
-def label_fields(labels: tuple[str, ...], prefer: tuple[str, ...]) -> dict[str, dict[str, str]]:
-    """Return the required and preferred labels under the API's names; empty ones are left out."""
-    wanted = {"labels_required": parse_pairs(labels), "labels_preferred": parse_pairs(prefer)}
-    return {name: pairs for name, pairs in wanted.items() if pairs}
 
 
 def parse_pairs(given: tuple[str, ...]) -> dict[str, str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypedDict, cast
+from typing import Any
 
 from django.db.models import Exists, Max, OuterRef
 
@@ -14,61 +13,44 @@ from portal.wording import request_texts
 from scheduler.core.model.slots import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
 from scheduler.core.reasons import ReasonCode
 from scheduler.models import Gpu, Host, Pool, Project, Team, Unit
+from scheduler.requests import HardwareRequest, Labels, RequestField, request_fields
 
 MIN_RESERVATION_WINDOW = timedelta(minutes=5)
-MAX_UNITS_PER_HOST = 10_000
-MAX_HOSTS = 1_000
-MAX_MEMORY_MIB = 10_000_000
-MAX_CPU_MILLI = 10_000_000
-MAX_COMPUTE_CAPABILITY = 1_000
-HOST_RESOURCES = ("cpu_milli", "memory_mib")
+HOST_RESOURCES = tuple(each.name for each in request_fields(HardwareRequest) if each.form_section == "host")
 
 
-class PlacementConstraints(TypedDict, total=False):
-    """Constraints and preferences for the placement: the part of a request besides size, model and
-    profile.
+def checked_value(checks: InputChecks, declared: RequestField, value: Any) -> Any:
+    """Return a value that keeps the bounds of its declaration; problems go to ``checks``."""
+    name = declared.argument
+    if declared.type is bool:
+        return checks.flag(name, value)
+    if declared.choices:
+        return checks.choice(name, value, [allowed for allowed, _ in declared.choices])
+    if declared.type is int:
+        return checks.count(name, value, declared.low, declared.high, declared.unit)
+    if declared.type == Labels:
+        return checks.labels(name, value)
+    return checks.text(name, value, most=declared.max_length)
+
+
+def given_values(fields: Iterable[RequestField], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments by the names of the request's fields; None and absent ones get the defaults.
+
+    Raises TypeError for an argument that is not among the fields.
     """
-
-    min_memory_mib: int
-    min_compute_capability: int
-    nvlink: bool
-    labels_required: dict[str, str] | None
-    labels_preferred: dict[str, str] | None
-    spread: bool
-    cpu_milli: int
-    memory_mib: int
+    names = {each.argument: each for each in fields}
+    if unknown := arguments.keys() - names.keys():
+        raise TypeError(f"no fields of this request: {', '.join(sorted(unknown))}")
+    given = {each.name: arguments.get(argument) for argument, each in names.items()}
+    return {each.name: each.default for each in names.values()} | {
+        name: value for name, value in given.items() if value is not None
+    }
 
 
-@dataclass(frozen=True)
-class HardwareRequest:
-    """A validated hardware request with the columns of ``scheduler.models.HardwareColumns``."""
-
-    units: int
-    hosts: int = 1
-    models_wanted: list[str] = field(default_factory=list)
-    profile: str = WHOLE_GPU_PROFILE
-    min_memory_mib: int = 0
-    min_compute_capability: int = 0
-    nvlink: bool = False
-    labels_required: dict[str, str] = field(default_factory=dict)
-    labels_preferred: dict[str, str] = field(default_factory=dict)
-    spread: bool = False
-    cpu_milli: int = 0  # per host; 0: no limit and not accounted
-    memory_mib: int = 0  # per host; 0: no limit and not accounted
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        """Return keyword arguments for a Workload or a Reservation."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    @property
-    def placing(self) -> dict[str, Any]:
-        """Return the requested ``PlacementConstraints`` as JSON."""
-        return {
-            name: getattr(self, name)
-            for name in PlacementConstraints.__optional_keys__
-            if getattr(self, name)
-        }
+def hardware_arguments_in(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the hardware among ``values``, such as the payload of a submission."""
+    names = (each.argument for each in request_fields(HardwareRequest))
+    return {name: values[name] for name in names if name in values}
 
 
 def profile_slots(wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], int]:
@@ -85,18 +67,12 @@ def profile_slots(wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], 
     }
 
 
-def placement_constraints_in(payload: Mapping[str, Any]) -> PlacementConstraints:
-    """Return the ``PlacementConstraints`` in the payload of a submission."""
-    found: Any = {name: payload[name] for name in PlacementConstraints.__optional_keys__ if name in payload}
-    return cast(PlacementConstraints, found)
-
-
 def gpu_models_of_pool(pool: Pool) -> list[str]:
     """Return the GPU models of a pool, sorted."""
     return sorted(set(Gpu.objects.filter(host__pool=pool, retired_at=None).values_list("model", flat=True)))
 
 
-def profiles_of_pool(pool: Pool, models: list[str]) -> dict[str, int]:
+def profiles_of_pool(pool: Pool, models: Sequence[str]) -> dict[str, int]:
     """Return slots by profile for the profiles that a pool can serve with these models (empty: any). "" is
     the whole GPU.
     """
@@ -131,51 +107,30 @@ def check_project(checks: InputChecks, project: Project) -> None:
 
 
 def check_hardware_request(
-    checks: InputChecks,
-    *,
-    pool: Pool,
-    units: Any,
-    hosts: Any = 1,
-    models: Any = (),
-    profile: Any = WHOLE_GPU_PROFILE,
-    min_memory_mib: Any = 0,
-    min_compute_capability: Any = 0,
-    nvlink: Any = False,
-    labels_required: Any = None,
-    labels_preferred: Any = None,
-    spread: Any = False,
-    cpu_milli: Any = 0,
-    memory_mib: Any = 0,
+    checks: InputChecks, project: Project, pool: Pool, arguments: Mapping[str, Any]
 ) -> HardwareRequest:
-    """Validate every part of a request; problems go to ``checks``. The engine checks the CPU and memory of
-    hosts.
+    """Validate the hardware that a project asks for in a pool; problems go to ``checks``.
+
+    ``arguments``: the hardware by the names of the API. The engine checks the CPU and memory of hosts.
     """
-    known = gpu_models_of_pool(pool)
-    wanted = checks.choices("models", list(models or ()), known)
+    check_project(checks, project)
+    check_pool(checks, pool, project.team)
+    fields = request_fields(HardwareRequest)
+    given = given_values(fields, arguments)
+    wanted = checks.choices("models", list(given.pop("models_wanted")), gpu_models_of_pool(pool))
+    profile = given.pop("profile")
     profiles = profiles_of_pool(pool, wanted)
     if profile != WHOLE_GPU_PROFILE and profile not in profiles:
         names = ", ".join(sorted(p for p in profiles if p)) or "whole GPUs only (leave it empty)"
         checks.note("profile", profile, f"profile is {profile!a:.60}; allowed in {pool.name}: {names}.")
         profile = WHOLE_GPU_PROFILE
-    clean = HardwareRequest(
-        units=checks.count("units", units, 1, MAX_UNITS_PER_HOST),
-        hosts=checks.count("hosts", hosts, 1, MAX_HOSTS),
-        models_wanted=wanted,
-        profile=profile,
-        min_memory_mib=checks.count("min_memory_mib", min_memory_mib, 0, MAX_MEMORY_MIB, "MiB"),
-        min_compute_capability=checks.count(
-            "min_compute_capability", min_compute_capability, 0, MAX_COMPUTE_CAPABILITY
-        ),
-        nvlink=checks.flag("nvlink", nvlink),
-        labels_required=checks.labels("labels_required", labels_required or {}),
-        labels_preferred=checks.labels("labels_preferred", labels_preferred or {}),
-        spread=checks.flag("spread", spread),
-        cpu_milli=checks.count("cpu_milli", cpu_milli, 0, MAX_CPU_MILLI, "thousandths of a core"),
-        memory_mib=checks.count("memory_mib", memory_mib, 0, MAX_MEMORY_MIB, "MiB"),
-    )
-    _check_memory(checks, pool, clean)
-    _check_size(checks, pool, clean)
-    return clean
+    clean = {
+        each.name: checked_value(checks, each, given[each.name]) for each in fields if each.name in given
+    }
+    request = HardwareRequest(**clean, models_wanted=tuple(wanted), profile=profile)
+    _check_memory(checks, pool, request)
+    _check_size(checks, pool, request)
+    return request
 
 
 def field_to_change(code: str, numbers: Mapping[str, Any], otherwise: str = "units") -> str:
@@ -209,24 +164,7 @@ def whole_gpus_of(pool: Pool, ask: HardwareRequest) -> float:
     return ask.units * ask.hosts * slots / SLOTS_PER_GPU
 
 
-class MultiHostRequest(Protocol):
-    """The part of a request that decides which hosts can serve it."""
-
-    @property
-    def hosts(self) -> int: ...
-    @property
-    def models_wanted(self) -> list[str]: ...
-    @property
-    def profile(self) -> str: ...
-    @property
-    def min_memory_mib(self) -> int: ...
-    @property
-    def min_compute_capability(self) -> int: ...
-    @property
-    def labels_required(self) -> dict[str, str]: ...
-
-
-def network_warnings(pool: Pool, ask: MultiHostRequest) -> list[str]:
+def network_warnings(pool: Pool, ask: HardwareRequest) -> list[str]:
     """Return a warning if hosts of the pool that could serve a multi-host request cannot reach each other. At
     most one query.
 

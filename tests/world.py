@@ -17,6 +17,7 @@ import datetime as dt
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from django.contrib.auth.hashers import make_password
@@ -24,8 +25,10 @@ from django.db import connection, transaction
 from django.db.backends.postgresql.psycopg_any import NumericRange
 
 from portal.models import Membership, Organisation, User
+from scheduler import services
 from scheduler.core.model.slots import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
-from scheduler.models import Gpu, Host, HostStateChange, Leader, Pool, Project, Quota, Team, Unit
+from scheduler.models import Gpu, Host, HostStateChange, Leader, Pool, Project, Quota, Team, Unit, Workload
+from scheduler.requests import WorkloadRequest
 from scheduler.state.states import LeaseState
 
 MONDAY = dt.datetime(2026, 3, 2, 9, 0, tzinfo=dt.UTC)
@@ -353,3 +356,14 @@ def units_of(host: Host, profile: str = WHOLE_GPU_PROFILE) -> list[Unit]:
     """Return a host's units of one profile, ordered by GPU index."""
     found = Unit.objects.filter(gpu__host=host, profile=profile, retired_at__isnull=True)
     return list(found.select_related("gpu").order_by("gpu__index", "slots"))
+
+
+def queue_workload(*, owner: User, now: dt.datetime, **fields: Any) -> Workload:
+    """Queue a workload with these fields of its request."""
+    return services.queue_workload(WorkloadRequest(**fields), owner=owner, now=now)
+
+
+def preview_workload(*, owner: User, now: dt.datetime, **fields: Any) -> dict[str, Any]:
+    """Preview a job with these fields of its request."""
+    named = {"kind": "job", "type": "training", "name": "what if", **fields}
+    return services.preview_workload(WorkloadRequest(**named), owner=owner, now=now)

@@ -32,6 +32,7 @@ from scheduler.models import (
     Unit,
     Workload,
 )
+from scheduler.requests import WorkloadRequest
 
 GPUS_PER_HOST = 8
 MODELS = ("H100-80GB", "A100-40GB")
@@ -71,7 +72,9 @@ class PoolRows:
             "preemptible": True,
             "command": "true",
         }
-        return services.queue_workload(now=now, **{**columns, **overrides})
+        columns |= overrides
+        owner = columns.pop("owner")
+        return services.queue_workload(WorkloadRequest(**columns), owner=owner, now=now)
 
 
 def make_pool_rows(gpus: int, waiting: int, now: datetime, seed: int = 42) -> PoolRows:

@@ -25,6 +25,7 @@ from scheduler.core.planner import plan
 from scheduler.cycle import core_values, snapshot
 from scheduler.cycle.apply import StaleEpoch, apply_plan
 from scheduler.models import Host, Reservation, Workload
+from scheduler.requests import WorkloadRequest
 from scheduler.state import nudge
 from scheduler.state.states import OPEN_RESERVATION_STATES, WorkloadState
 from scheduler.sweeps import dependency_release, reservation_windows, silent_hosts, time_limits
@@ -285,16 +286,18 @@ class ControlPlane:
         team_index = rng.randrange(len(self.world.projects))
         workload = self.commit(
             lambda: services.queue_workload(
-                kind="job",
-                type="training",
-                name=name,
-                command=name,
-                pool=self.world.pool,
-                now=self.now(),
-                project=self.world.projects[team_index],
+                WorkloadRequest(
+                    kind="job",
+                    type="training",
+                    name=name,
+                    command=name,
+                    pool=self.world.pool,
+                    project=self.world.projects[team_index],
+                    models_wanted=(self.world.model,),
+                    **columns,
+                ),
                 owner=self.world.owners[team_index],
-                models_wanted=[self.world.model],
-                **columns,
+                now=self.now(),
             )
         )
         if workload is not None:

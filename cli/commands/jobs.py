@@ -14,14 +14,7 @@ from cli import output
 from cli.errors import EXIT_NOT_FOUND, CliError
 from cli.formatting import expected_start_text
 from cli.lookup import find_by_id_or_name, find_workload
-from cli.request_options import (
-    TIMESTAMP_TYPE,
-    gpu_options,
-    parse_pairs,
-    placement_options,
-    request_body,
-    run_options,
-)
+from cli.request_options import request_body, request_options
 from cli.session import CliSession, cli, command
 from cli.workload_actions import (
     POLL_SECONDS,
@@ -30,8 +23,6 @@ from cli.workload_actions import (
     print_created,
 )
 
-PRIORITY_TYPE = click.Choice(["low", "normal", "high", "critical"])
-
 
 @cli.group()
 def job() -> None:
@@ -39,31 +30,7 @@ def job() -> None:
 
 
 @command(job, "run", context_settings={"ignore_unknown_options": False})
-@gpu_options
-@run_options
-@placement_options
-@click.option("--priority", type=PRIORITY_TYPE)
-@click.option(
-    "--preemptible/--no-preemptible", default=None, help="Whether it may borrow GPUs and be preempted."
-)
-@click.option("--most-retries", type=int, help="How often to retry after a failure.")
-@click.option(
-    "--if-member-ends",
-    type=click.Choice(["restart", "end"]),
-    help="What to do when it ends on one of several hosts.",
-)
-@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable.")
-@click.option(
-    "--wanted-by",
-    type=TIMESTAMP_TYPE,
-    help="Deadline. Not guaranteed: you are notified if it is likely to end later.",
-)
-@click.option(
-    "--after",
-    multiple=True,
-    metavar="HOW:ID",
-    help="Start only after a job or array has ended; HOW: ok, any or not_ok.",
-)
+@request_options("job")
 @click.option("--array", help="One task per index: 0-9 or 1,3,5-9:2; append %4 to run at most 4 at once.")
 @click.option("--follow", "-f", is_flag=True, help="Wait for it and print its output.")
 @click.option("--dry-run", is_flag=True, help="Only show whether it would start, and when.")
@@ -73,7 +40,6 @@ def run_job(
     words: tuple[str, ...],
     follow: bool,
     dry_run: bool,
-    environment: tuple[str, ...],
     after: tuple[str, ...],
     array: str | None,
     **given: Any,
@@ -85,8 +51,6 @@ def run_job(
     body["command"] = words[0] if len(words) == 1 else shlex.join(words)
     body.setdefault("name", words[0].split()[0].rsplit("/", 1)[-1][:80] if words[0].split() else "job")
     body.setdefault("units", 1)
-    if environment:
-        body["environment"] = parse_pairs(environment)
     if after:
         body["after"] = [_parse_dependency(session, text) for text in after]
     if dry_run:

@@ -10,7 +10,7 @@ import click
 from cli import output
 from cli.errors import CliError
 from cli.lookup import find_workload
-from cli.request_options import gpu_options, request_body, requirement_options, run_options
+from cli.request_options import request_body, request_options
 from cli.session import CliSession, cli, command
 from cli.workload_actions import (
     POLL_SECONDS,
@@ -27,9 +27,7 @@ def notebook() -> None:
 
 
 @command(notebook, "launch")
-@gpu_options
-@run_options
-@requirement_options
+@request_options("notebook")
 @click.option("--template", help="Default values for options that are not given.")
 @click.option("--open", "open_it", is_flag=True, help="Wait until it is ready and open it in the browser.")
 @click.option("--wait", is_flag=True, help="Wait until it is ready.")

@@ -11,7 +11,7 @@ from cli import output
 from cli.errors import CliError
 from cli.formatting import format_local_time, local_zone_name
 from cli.lookup import find_by_id_or_name
-from cli.request_options import DURATION_TYPE, TIMESTAMP_TYPE, gpu_options, placement_options, request_body
+from cli.request_options import DURATION_TYPE, TIMESTAMP_TYPE, request_body, request_options
 from cli.session import CliSession, cli, command
 
 WEEKDAY_NAMES = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
@@ -24,9 +24,7 @@ def reservation() -> None:
 
 
 @command(reservation, "create")
-@gpu_options
-@placement_options
-@click.option("--name", default="Reservation")
+@request_options("reservation")
 @click.option(
     "--start", type=TIMESTAMP_TYPE, required=True, help="Such as 'tomorrow 09:00' or 2026-03-02T09:00."
 )
@@ -48,7 +46,7 @@ def reservation() -> None:
 @click.option("--dry-run", is_flag=True, help="Only say whether it fits.")
 def create_reservation(
     session: CliSession,
-    name: str,
+    name: str | None,
     start: str,
     end: str | None,
     length_: int | None,
@@ -71,7 +69,7 @@ def create_reservation(
         body |= {"weekdays": days, "until": f"{last:%Y-%m-%d}", "time_zone": time_zone or local_zone_name()}
     if dry_run:
         return _print_fit(session, session.client.post(f"{path}preview/", body))
-    body |= {"name": name} | ({"why": reason} if reason else {})
+    body |= {"name": name or "Reservation"} | ({"why": reason} if reason else {})
     return _print_confirmation(session, session.client.post(path, body))
 
 

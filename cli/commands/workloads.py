@@ -16,11 +16,20 @@ from cli.formatting import (
     relative_time,
 )
 from cli.lookup import find_workload
-from cli.request_options import (
-    DURATION_TYPE,
-)
+from cli.request_options import DURATION_TYPE, SCHEMA
 from cli.session import CliSession, cli, command
 from cli.workload_actions import cancel_workload, gpu_request_text
+
+# Shown in words of their own, or not at all because they are wishes.
+DESCRIBED = frozenset(
+    ("units", "hosts", "models", "profile", "min_memory_mib", "min_compute_capability", "nvlink")
+    + ("labels_required", "cpu_milli", "memory_mib", "labels_preferred", "spread", "project", "pool", "name")
+)
+OTHER_REQUIREMENTS = [
+    name
+    for name, declared in SCHEMA.items()
+    if "reservation" in declared["x-kinds"] and name not in DESCRIBED
+]
 
 
 @command(cli, "show")
@@ -128,5 +137,6 @@ def _requirements_text(row: Any) -> str:
         f"compute capability {capability / 10:.1f} or higher" if capability else "",
         "one NVLink group" if row.get("nvlink") else "",
         *(f"{name}={value}" for name, value in row.get("labels_required", {}).items()),
+        *(f"{name.replace('_', ' ')} {row[name]}" for name in OTHER_REQUIREMENTS if row.get(name)),
     ]
     return ", ".join(filter(None, parts))

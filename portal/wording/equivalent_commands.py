@@ -7,9 +7,14 @@ import re
 import shlex
 from collections.abc import Mapping
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
+from scheduler.requests import WorkloadRequest, request_fields
+
 Arguments = Mapping[str, Any]
+DECLARED = {each.argument: each for each in request_fields(WorkloadRequest)}
+OTHER_OPTIONS = {"weekdays": "on"}  # of arguments that are not fields of a request
 
 # verb -> (CLI command, HTTP method, API path)
 CLI_AND_API_OF_VERB: dict[str, tuple[str, str, str]] = {
@@ -30,17 +35,8 @@ def cli_command(verb: str, arguments: Arguments, *, target: str = "") -> str:
     """
     parts = ["gpupool", *CLI_AND_API_OF_VERB[verb][0].split(), *([target] if target else [])]
     for name, value in arguments.items():
-        if name == "command" or value in (None, "", [], {}, ()):
-            continue
-        option = f"--{_CLI_OPTION_OF_ARGUMENT.get(name, name).replace('_', '-')}"
-        if isinstance(value, bool):
-            parts += [option] if value else [f"--no-{option[2:]}"] if name == "preemptible" else []
-        elif isinstance(value, list | tuple):
-            parts += [word for item in value for word in (option, str(item))]
-        elif isinstance(value, Mapping):
-            parts += [word for key, item in value.items() for word in (option, f"{key}={item}")]
-        else:
-            parts += [option, value.isoformat() if isinstance(value, datetime) else str(value)]
+        if name != "command":
+            parts += _option_words(name, value)
     command = arguments.get("command")
     line = " ".join(shlex.quote(part) for part in parts)
     if not command:
@@ -48,6 +44,23 @@ def cli_command(verb: str, arguments: Arguments, *, target: str = "") -> str:
     # Quote the command as one word if a shell would interpret it; `job run` takes one word as a whole command.
     plain = re.fullmatch(r"[\w@%+=:,./ -]+", command)
     return f"{line} -- {command if plain else shlex.quote(command)}"
+
+
+def _option_words(name: str, value: Any) -> list[str]:
+    """Return an argument as words of the command line; none if it is empty."""
+    option, _, negative = cli_option(name).partition("/")
+    if value in (None, "", [], {}, ()):
+        return []
+    if isinstance(value, bool):
+        return [option] if value else [negative] if negative else []
+    if isinstance(value, list | tuple):
+        return [word for item in value for word in (option, _item_text(item))]
+    if isinstance(value, Mapping):
+        return [word for key, item in value.items() for word in (option, f"{key}={item}")]
+    declared = DECLARED.get(name)
+    if declared is not None and declared.unit:
+        return [option, quantity_text(declared.unit, value)]
+    return [option, value.isoformat() if isinstance(value, datetime) else str(value)]
 
 
 def curl_command(verb: str, arguments: Arguments, *, target: str = "", base: str = "") -> str:
@@ -65,15 +78,29 @@ def curl_command(verb: str, arguments: Arguments, *, target: str = "", base: str
     )
 
 
-_CLI_OPTION_OF_ARGUMENT = {
-    "units": "gpus",
-    "models": "model",
-    "max_runtime_seconds": "max-runtime",
-    "labels_required": "label",
-    "environment": "env",
-    "weekdays": "on",
-    "labels_preferred": "prefer",
-    "cpu_milli": "cpus",
-    "memory_mib": "memory",
-    "min_memory_mib": "min-memory",
-}
+def cli_option(argument: str) -> str:
+    """Return the option of an argument; an option that can be negated is followed by / and its negation."""
+    declared = DECLARED.get(argument)
+    if declared is not None and declared.option:
+        return declared.option
+    return f"--{OTHER_OPTIONS.get(argument, argument).replace('_', '-')}"
+
+
+def quantity_text(unit: str, value: int) -> str:
+    """Return a number of the API as forms and the command line take it: 4h, 90m, 2.5 cores, GiB, 8.0."""
+    if unit == "seconds":
+        for size, suffix in ((3600, "h"), (60, "m")):
+            if value % size == 0:
+                return f"{value // size}{suffix}"
+        return f"{value}s"
+    if unit == "tenths":
+        return f"{value / 10:.1f}"
+    per_unit = {"thousandths of a core": 1000, "MiB": 1024}.get(unit, 1)
+    return f"{Decimal(value) / per_unit:.4f}".rstrip("0").rstrip(".")
+
+
+def _item_text(item: Any) -> str:
+    """Return an item of a list; a dependency as HOW:ID."""
+    if not isinstance(item, Mapping):
+        return str(item)
+    return f"{item['condition']}:{item.get('array') or item['workload']}"

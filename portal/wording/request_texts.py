@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from portal.wording.formatting import (
@@ -20,9 +22,15 @@ from portal.wording.formatting import (
     window,
 )
 from scheduler.models import Reservation, Workload
+from scheduler.requests import HardwareRequest, RequestField, request_fields
 from scheduler.services.recurrence import DstOccurrence
 
 MAX_HOSTS_NAMED = 5
+# Fields that ``placement_rows`` or the size of a request shows in words of their own.
+DESCRIBED_HARDWARE = frozenset(
+    ("units", "hosts", "models_wanted", "profile", "min_memory_mib", "min_compute_capability", "nvlink")
+    + ("labels_required", "labels_preferred", "spread", "cpu_milli", "memory_mib")
+)
 
 
 def clock_change(change: DstOccurrence, time_zone: str) -> str:
@@ -113,13 +121,23 @@ def placement_rows(row: Workload | Reservation) -> list[tuple[str, str]]:
         "in one NVLink group" if row.nvlink else "",
     ]
     rather = [_labels(row.labels_preferred), "spread over hosts" if row.spread else ""]
+    others = [each for each in request_fields(HardwareRequest) if each.name not in DESCRIBED_HARDWARE]
     found = [
         ("CPU and memory", f"{words} on each host" if words and row.hosts > 1 else words),
         ("Each GPU", ", ".join(filter(None, each))),
         ("Only on hosts with", _labels(row.labels_required)),
         ("Rather", ", ".join(filter(None, rather))),
+        *((each.label, _value_text(each, getattr(row, each.name))) for each in others),
     ]
     return [(label, said) for label, said in found if said]
+
+
+def _value_text(declared: RequestField, value: Any) -> str:
+    """Return a value with its unit; "" for the default."""
+    if value == declared.default:
+        return ""
+    text = "yes" if value is True else f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{text} {declared.unit}".strip()
 
 
 def _cpu_and_memory(cpu_milli: int, memory_mib: int) -> str:
@@ -175,3 +193,34 @@ def submission_summary(kind: str, payload: Numbers) -> str:
             return f"another window for {payload.get('name')}: {what} instead of {old}"
         return what
     return f"membership as {payload.get('role')}"
+
+
+def number_text(number: Decimal) -> str:
+    """Return a number as a message repeats it, at most 30 characters long."""
+    return f"{number:f}"[:30] if abs(number.adjusted()) < 30 else str(number)[:30]
+
+
+def size_is_no_number(label: str, example: str) -> str:
+    """Return the message for a size that cannot be read."""
+    return f"{label} is not a number; allowed: such as {example}, or nothing."
+
+
+def size_out_of_bounds(label: str, value: Decimal, most: int) -> str:
+    """Return the message for a size that is not positive or is above ``most``."""
+    return f"{label} is {number_text(value)}; allowed: more than 0, up to {most:,}, or nothing."
+
+
+def length_out_of_bounds(value: Decimal | None, most: int, unit: str) -> str:
+    """Return the message for a length that is missing, not positive or above ``most``."""
+    text = "empty" if value is None else number_text(value)
+    return f"For is {text}; allowed: more than 0, up to {most:,} {unit}."
+
+
+def is_no_label(part: str) -> str:
+    """Return the message for a text that is not NAME=VALUE."""
+    return f"{ascii(part)[:40]} is no label; allowed: name=value, with commas between."
+
+
+def is_no_variable(number: int, line: str) -> str:
+    """Return the message for a line of the environment that is not NAME=VALUE."""
+    return f"Line {number} is {ascii(line)[:40]}; allowed: NAME=value."

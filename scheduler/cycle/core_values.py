@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from scheduler.core import reasons
 from scheduler.core.model import snapshot
 from scheduler.models import HardwareColumns
+from scheduler.requests import HARDWARE_COLUMNS, HardwareRequest
 
-ASK_COLUMNS = (
-    "units",
-    "hosts",
-    "models_wanted",
-    "profile",
-    "min_memory_mib",
-    "min_compute_capability",
-    "nvlink",
-    "labels_required",
-    "cpu_milli",
-    "memory_mib",
-    "labels_preferred",
-    "spread",
-)
+# Columns of a request that have another name or type in the core.
+ASK_NAMES = {"models_wanted": "models", "labels_required": "labels"}
 
 
 def epoch_seconds(time: datetime) -> int:
@@ -32,39 +20,19 @@ def epoch_seconds(time: datetime) -> int:
     return int(time.timestamp())
 
 
-def ask_from_row(row: HardwareColumns) -> snapshot.Ask:
+def ask_from_row(row: HardwareColumns | HardwareRequest) -> snapshot.Ask:
     """Return the request in the hardware columns of a workload or a reservation."""
-    return _ask_from_columns(*(getattr(row, name) for name in ASK_COLUMNS))
+    return _ask_from_columns(*(getattr(row, name) for name in HARDWARE_COLUMNS))
 
 
-def _ask_from_columns(
-    units: int,
-    hosts: int,
-    models: Sequence[str],
-    profile: str,
-    min_memory_mib: int,
-    min_compute_capability: int,
-    nvlink: bool,
-    labels: Any,
-    cpu_milli: int,
-    memory_mib: int,
-    labels_preferred: Any,
-    spread: bool,
-) -> snapshot.Ask:
-    return snapshot.Ask(
-        units=units,
-        hosts=hosts,
-        models=tuple(models),
-        profile=profile,
-        min_memory_mib=min_memory_mib,
-        min_compute_capability=min_compute_capability,
-        nvlink=nvlink,
-        labels=label_pairs(labels),
-        cpu_milli=cpu_milli,
-        memory_mib=memory_mib,
-        labels_preferred=label_pairs(labels_preferred),
-        spread=spread,
-    )
+def _ask_from_columns(*columns: Any) -> snapshot.Ask:
+    """Return the request of values in the order of ``HARDWARE_COLUMNS``; those that no rule reads are left
+    out.
+    """
+    asked = {ASK_NAMES.get(name, name): value for name, value in zip(HARDWARE_COLUMNS, columns, strict=True)}
+    asked |= {name: label_pairs(asked[name]) for name in ("labels", "labels_preferred")}
+    known = {name: value for name, value in asked.items() if name in snapshot.Ask.__dataclass_fields__}
+    return snapshot.Ask(**known | {"models": tuple(known["models"])})
 
 
 @functools.lru_cache(maxsize=10_000)

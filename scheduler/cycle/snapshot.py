@@ -19,7 +19,6 @@ from scheduler.core.model import snapshot
 from scheduler.core.model.quota_ledger import decayed_use
 from scheduler.core.reasons import ReasonCode
 from scheduler.cycle.core_values import (
-    ASK_COLUMNS,
     ask_from_row,
     epoch_seconds,
     epoch_seconds_or_none,
@@ -41,6 +40,7 @@ from scheduler.models import (
     Workload,
 )
 from scheduler.queue import dependencies
+from scheduler.requests import HARDWARE_COLUMNS
 from scheduler.runs.commands import LIVE_STATES
 from scheduler.state.states import OPEN_RESERVATION_STATES, TERMINATING_STATES
 
@@ -118,7 +118,7 @@ class TimeEffects:
             project=row["project_id"],
             user=row["owner_id"],
             pool=row["pool_id"],
-            ask=interned_ask(*(hashable(row[name]) for name in ASK_COLUMNS)),
+            ask=interned_ask(*(hashable(row[name]) for name in HARDWARE_COLUMNS)),
             submitted=epoch_seconds(row["submitted_at"]),
             max_runtime_seconds=row["max_runtime_seconds"],
             predicted_seconds=row["predicted_seconds"],
@@ -168,7 +168,7 @@ class TimeEffects:
             evictions=max(0, row["attempt"] - 1 - row["failures"] - row["lost_attempts"]),
             cpu_milli=row["cpu_milli"],
             memory_mib=row["memory_mib"],
-            ask=interned_ask(*(hashable(row[name]) for name in ASK_COLUMNS)),
+            ask=interned_ask(*(hashable(row[name]) for name in HARDWARE_COLUMNS)),
         )
 
 

@@ -21,7 +21,6 @@ from scheduler.core.model import snapshot
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.cycle import schedulable_hosts
 from scheduler.cycle.core_values import (
-    ASK_COLUMNS,
     epoch_seconds,
     label_pairs,
 )
@@ -39,6 +38,7 @@ from scheduler.models import (
     Team,
     Workload,
 )
+from scheduler.requests import HARDWARE_COLUMNS
 from scheduler.state.states import OPEN_RESERVATION_STATES, WorkloadState
 
 SNAPSHOT_QUERIES = 14
@@ -321,13 +321,13 @@ RUNNING_COLUMNS = (
     "attempt",
     "failures",
     "lost_attempts",
-    *ASK_COLUMNS,
+    *HARDWARE_COLUMNS,
 )
 
 
 QUEUED_COLUMNS = (
     *WORK_COLUMNS,
-    *ASK_COLUMNS,
+    *HARDWARE_COLUMNS,
     "reservation__state",
     "submitted_at",
     "not_before",

@@ -10,39 +10,27 @@ from django.contrib.auth.base_user import AbstractBaseUser as Person
 
 from scheduler.core import reasons
 from scheduler.core.model import plan
-from scheduler.core.model import snapshot as model
 from scheduler.core.reasons import ReasonCode
 from scheduler.core.what_if import alternatives, impossible, preview
 from scheduler.cycle import core_values, request_snapshot_cache, snapshot
-from scheduler.models import Pool, Project, Reservation, Workload
+from scheduler.models import Workload
 from scheduler.queue import start_estimates
-from scheduler.queue.dependencies import DependencySpecs, awaited_ids, dependency_states
+from scheduler.queue.dependencies import awaited_ids, dependency_states
 from scheduler.queue.queue_limits import queue_limit_exceeded
 from scheduler.queue.runtime_prediction import predict_runtime_seconds
 from scheduler.reads import capacity, explanations
+from scheduler.requests import WorkloadRequest
 
 
-def preview_workload(
-    *,
-    project: Project,
-    pool: Pool,
-    owner: Person,
-    max_runtime_seconds: int,
-    now: datetime,
-    preemptible: bool = False,
-    priority: int = model.Priority.NORMAL,
-    reservation: Reservation | None = None,
-    after: DependencySpecs = (),
-    **columns: Any,
-) -> dict[str, Any]:
+def preview_workload(request: WorkloadRequest, *, owner: Person, now: datetime) -> dict[str, Any]:
     """Return what the next cycle would decide if this workload were queued now.
 
     ``starts_now`` (bool), ``code`` and ``numbers`` (the reason), ``expected_start`` (datetime or None),
     ``likely`` (earliest and latest start, or None), ``past_starts`` (the pool's record, None if it starts
     now), ``sooner`` (``alternatives.Alternative``), ``never`` (``ImpossibleStart`` or None),
     ``borrowed_slots``, ``predicted_seconds`` (runtime), ``quota_effect`` (see ``capacity.quota_use``).
-    ``columns`` are those of ``queue_workload``; columns that the plan does not need are ignored.
     """
+    pool, project = request.pool, request.project
     numbers = queue_limit_exceeded(pool, person=owner.pk, team=project.team_id, more=1)
     if numbers is not None:
         effect = capacity.quota_use(team=project.team_id, pool=pool.pk, now=now)
@@ -54,24 +42,15 @@ def preview_workload(
         }
     taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
     row = _unsaved_row(
-        pk=1 + max([q.id for q in taken.queued] + [r.id for r in taken.running], default=0),
-        project=project,
-        pool=pool,
-        owner=owner,
-        max_runtime_seconds=max_runtime_seconds,
-        now=now,
-        preemptible=preemptible,
-        priority=priority,
-        reservation=reservation,
-        after=after,
-        columns=columns,
+        request, 1 + max([q.id for q in taken.queued] + [r.id for r in taken.running], default=0), owner, now
     )
+    row.waits_for, row.waits_for_arrays = awaited_ids(dependency_states(request.after))
     row.predicted_seconds = predict_runtime_seconds(
         pool=pool,
         team=project.team,
         owner_id=owner.pk,
         total_units=row.units * row.hosts,
-        max_runtime_seconds=max_runtime_seconds,
+        max_runtime_seconds=row.max_runtime_seconds,
     )
     queued = snapshot.queued_from_row(row, now)
     answer = preview.preview(taken, queued, core_values.epoch_seconds(now))
@@ -84,7 +63,7 @@ def preview_workload(
     expected = _datetime(answer.expected_start)
     result["past_starts"] = past = start_estimates.past_starts_by_pool([pool.pk], now)[pool.pk]
     result["likely"] = start_estimates.likely_range(past, expected, now)
-    allowed = explanations.allowed_alternatives(columns.get("kind", ""), project, now)
+    allowed = explanations.allowed_alternatives(request.kind, project, now)
     result["sooner"] = alternatives.earlier_alternatives_for(
         taken, queued, core_values.epoch_seconds(now), allowed, answer
     )
@@ -102,35 +81,10 @@ class ImpossibleStart:
     may_be_granted: bool
 
 
-def impossible_start(
-    *,
-    project: Project,
-    pool: Pool,
-    owner: Person,
-    max_runtime_seconds: int,
-    now: datetime,
-    preemptible: bool = False,
-    priority: int = model.Priority.NORMAL,
-    reservation: Reservation | None = None,
-    **columns: Any,
-) -> ImpossibleStart | None:
-    """Return why this workload would never start, even if everything else ended; None if it can. See
-    ``queue_workload``.
-    """
-    row = _unsaved_row(
-        pk=1,
-        project=project,
-        pool=pool,
-        owner=owner,
-        max_runtime_seconds=max_runtime_seconds,
-        now=now,
-        preemptible=preemptible,
-        priority=priority,
-        reservation=reservation,
-        after=(),
-        columns=columns,
-    )
-    row.predicted_seconds = max_runtime_seconds
+def impossible_start(request: WorkloadRequest, *, owner: Person, now: datetime) -> ImpossibleStart | None:
+    """Return why this workload would never start, even if everything else ended; None if it can."""
+    row = _unsaved_row(request, 1, owner, now)
+    row.predicted_seconds = row.max_runtime_seconds
     return _impossible_start(row, now)
 
 
@@ -151,37 +105,9 @@ def _impossible_start(row: Workload, now: datetime) -> ImpossibleStart | None:
     )
 
 
-def _unsaved_row(
-    *,
-    pk: int,
-    project: Project,
-    pool: Pool,
-    owner: Person,
-    max_runtime_seconds: int,
-    now: datetime,
-    preemptible: bool,
-    priority: int,
-    reservation: Reservation | None,
-    after: DependencySpecs,
-    columns: dict[str, Any],
-) -> Workload:
+def _unsaved_row(request: WorkloadRequest, pk: int, owner: Person, now: datetime) -> Workload:
     """Return a workload row that is not saved."""
-    workloads, arrays = awaited_ids(dependency_states(after))
-    asked = {name: columns[name] for name in core_values.ASK_COLUMNS if name in columns}
-    return Workload(
-        pk=pk,
-        project=project,
-        owner_id=owner.pk,
-        pool=pool,
-        reservation=reservation,
-        submitted_at=now,
-        max_runtime_seconds=max_runtime_seconds,
-        priority=int(priority),
-        preemptible=preemptible,
-        waits_for=workloads,
-        waits_for_arrays=arrays,
-        **asked,
-    )
+    return Workload(**request.columns(), pk=pk, owner_id=owner.pk, submitted_at=now)
 
 
 def _rejected_preview(code: ReasonCode, numbers: reasons.ReasonNumbers) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.base_user import AbstractBaseUser as Person
 
 from scheduler.core.model import snapshot as model
-from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.core.planner import plan
 from scheduler.core.promises.extensions import check_extension
 from scheduler.core.promises.promise_timeline import ReservationRequester
@@ -22,6 +21,7 @@ from scheduler.core.promises.reservation_windows import (
 from scheduler.core.reasons import ReasonCode
 from scheduler.cycle import core_values, gate_effects, request_snapshot_cache, snapshot
 from scheduler.models import BudgetGate, Pool, Project, Reservation, Workload
+from scheduler.requests import HardwareRequest
 from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState
 
 Window = tuple[datetime, datetime]
@@ -38,19 +38,28 @@ def check_window(
     may_exceed_guarantee: bool = False,
     exclude: Reservation | None = None,
     owner: Person | None = None,
-    **ask: Any,
+    **hardware: Any,
 ) -> WindowCheckResult:
     """Check whether a reservation would fit its window now. Holds nothing.
 
     ``exclude``: the reservation that would be moved. ``owner``: the owner whose per-user cap applies. A
-    budget that rejects new work rejects this, too. ``ask``: the columns of
-    ``scheduler.models.HardwareColumns``. ``name`` is accepted so that one set of columns serves all
+    budget that rejects new work rejects this, too. ``hardware``: the fields of
+    ``HardwareRequest``. ``name`` is accepted so that one set of columns serves all
     operations.
     """
     taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
     owner_id = None if owner is None else owner.pk
     return check_window_in_snapshot(
-        taken, project, pool, start, end, now, may_exceed_guarantee, exclude, owner_id, ask
+        taken,
+        project,
+        pool,
+        start,
+        end,
+        now,
+        may_exceed_guarantee,
+        exclude,
+        owner_id,
+        HardwareRequest(**hardware),
     )
 
 
@@ -62,7 +71,7 @@ def first_windows(
     now: datetime,
     owner: Person,
     may_exceed_guarantee: bool = False,
-    **ask: Any,
+    **hardware: Any,
 ) -> list[Window]:
     """Return the first windows of a length that fit; ``check_window`` names the same ones in a rejection."""
     taken, budget = request_snapshot_cache.take_cached_snapshot([pool.pk], now), _BudgetLimits(project, now)
@@ -71,7 +80,7 @@ def first_windows(
     )
     found = free_windows(
         taken,
-        _ask(**ask),
+        core_values.ask_from_row(HardwareRequest(**hardware)),
         requester,
         pool.pk,
         int(length.total_seconds()),
@@ -92,7 +101,7 @@ def check_window_in_snapshot(
     may_exceed_guarantee: bool,
     exclude: Reservation | None,
     owner: int | None,
-    ask: Mapping[str, Any],
+    hardware: HardwareRequest,
 ) -> WindowCheckResult:
     """Check one window against a snapshot."""
     before = None if exclude is None else (max(exclude.start, now), exclude.end)
@@ -101,7 +110,7 @@ def check_window_in_snapshot(
         return rejection
     return check_reservation_window(
         taken,
-        _ask(**ask),
+        core_values.ask_from_row(hardware),
         project.team_id,
         pool.pk,
         core_values.epoch_seconds(start),
@@ -170,7 +179,7 @@ def check_windows(
     name: str = "",
     may_exceed_guarantee: bool = False,
     owner: Person | None = None,
-    **ask: Any,
+    **hardware: Any,
 ) -> list[WindowCheckResult]:
     """Check windows that do not overlap and are reserved together; one snapshot for all of them."""
     bounds = [(core_values.epoch_seconds(start), core_values.epoch_seconds(end)) for start, end in windows]
@@ -180,7 +189,7 @@ def check_windows(
     )
     answers = check_reservation_windows(
         snapshot.take_snapshot([pool.pk], now),
-        _ask(**ask),
+        core_values.ask_from_row(HardwareRequest(**hardware)),
         project.team_id,
         pool.pk,
         bounds,
@@ -216,7 +225,6 @@ def check_change(
             horizon=pool.reservation_horizon_seconds,
             borrows_again_from=budget.borrows_again_from,
         )
-    ask = {field: getattr(reservation, field) for field in core_values.ASK_COLUMNS}
     return check_window_in_snapshot(
         snapshot.take_snapshot([pool.pk], now),
         reservation.project,
@@ -227,7 +235,7 @@ def check_change(
         reservation.may_exceed_guarantee,
         reservation,
         reservation.owner_id,
-        ask,
+        HardwareRequest.from_row(reservation),
     )
 
 
@@ -248,7 +256,7 @@ def evicted_by_reservation(
     now: datetime,
     name: str = "",
     may_exceed_guarantee: bool = False,
-    **ask: Any,
+    **hardware: Any,
 ) -> list[Workload]:
     """Return the workloads that would be evicted if this reservation started now, for its approver.
 
@@ -261,7 +269,7 @@ def evicted_by_reservation(
         team=project.team_id,
         project=project.pk,
         pool=pool.pk,
-        ask=_ask(**ask),
+        ask=core_values.ask_from_row(HardwareRequest(**hardware)),
         start=at,
         end=at + core_values.epoch_seconds(end) - core_values.epoch_seconds(start),
         may_exceed_guarantee=may_exceed_guarantee,
@@ -271,38 +279,3 @@ def evicted_by_reservation(
     return list(
         Workload.objects.filter(pk__in=victims).select_related("project__team", "owner").order_by("pk")
     )
-
-
-def ask_columns(
-    *,
-    units: int,
-    hosts: int = 1,
-    models_wanted: Sequence[str] = (),
-    profile: str = WHOLE_GPU_PROFILE,
-    min_memory_mib: int = 0,
-    min_compute_capability: int = 0,
-    nvlink: bool = False,
-    labels_required: Mapping[str, str] | None = None,
-    cpu_milli: int = 0,
-    memory_mib: int = 0,
-    labels_preferred: Mapping[str, str] | None = None,
-    spread: bool = False,
-) -> dict[str, object]:
-    return {
-        "units": units,
-        "hosts": hosts,
-        "models_wanted": list(models_wanted),
-        "profile": profile,
-        "min_memory_mib": min_memory_mib,
-        "min_compute_capability": min_compute_capability,
-        "nvlink": nvlink,
-        "labels_required": dict(labels_required or {}),
-        "cpu_milli": cpu_milli,
-        "memory_mib": memory_mib,
-        "labels_preferred": dict(labels_preferred or {}),
-        "spread": spread,
-    }
-
-
-def _ask(**ask: Any) -> model.Ask:
-    return core_values.ask_from_row(Reservation(**ask_columns(**ask)))  # type: ignore[arg-type]

@@ -18,10 +18,10 @@ from scheduler.core.promises.reservation_windows import (
 from scheduler.core.reasons import ReasonCode
 from scheduler.cycle import snapshot
 from scheduler.models import BoundUnit, Pool, Project, Reservation, Series, Workload
+from scheduler.requests import HardwareRequest
 from scheduler.runs import commands
 from scheduler.services.recurrence import Recurrence
 from scheduler.services.reservation_checks import (
-    ask_columns,
     changed_window,
     check_change,
     check_window_in_snapshot,
@@ -43,7 +43,7 @@ def confirm_reservation(
     end: datetime,
     now: datetime,
     may_exceed_guarantee: bool = False,
-    **ask: Any,
+    **hardware: Any,
 ) -> tuple[Reservation | None, WindowCheckResult]:
     """Confirm a reservation if it fits, checked here under the pool's lock.
 
@@ -51,9 +51,10 @@ def confirm_reservation(
     that fit.
     """
     locks.pools([pool.pk])
+    request = HardwareRequest(**hardware)
     taken = snapshot.take_snapshot([pool.pk], now)
     answer = check_window_in_snapshot(
-        taken, project, pool, start, end, now, may_exceed_guarantee, None, owner.pk, ask
+        taken, project, pool, start, end, now, may_exceed_guarantee, None, owner.pk, request
     )
     if not answer.fits:
         return None, answer
@@ -66,7 +67,7 @@ def confirm_reservation(
         end=end,
         may_exceed_guarantee=may_exceed_guarantee,
         created_at=now,
-        **ask_columns(**ask),
+        **request.hardware_columns(),
     )
     _notify(reservation)
     return reservation, answer
@@ -83,7 +84,7 @@ def confirm_series(
     windows: Sequence[tuple[datetime, datetime]],
     now: datetime,
     may_exceed_guarantee: bool = False,
-    **ask: Any,
+    **hardware: Any,
 ) -> tuple[Series | None, list[WindowCheckResult]]:
     """Confirm a reservation for every window, or for none: they are checked together under the pool's lock.
 
@@ -98,7 +99,7 @@ def confirm_series(
         now=now,
         may_exceed_guarantee=may_exceed_guarantee,
         owner=owner,
-        **ask,
+        **hardware,
     )
     if not all(answer.fits for answer in answers):
         return None, answers
@@ -126,7 +127,7 @@ def confirm_series(
             end=end,
             may_exceed_guarantee=may_exceed_guarantee,
             created_at=now,
-            **ask_columns(**ask),
+            **HardwareRequest(**hardware).hardware_columns(),
         )
         for start, end in windows
     )

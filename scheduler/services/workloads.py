@@ -12,16 +12,15 @@ from django.contrib.auth.base_user import AbstractBaseUser as Person
 from django.db import transaction
 
 from scheduler.coordination import locks
-from scheduler.core.model.slots import WHOLE_GPU_PROFILE
-from scheduler.core.model.snapshot import Priority
 from scheduler.core.promises import extensions
 from scheduler.core.reasons import ReasonCode
 from scheduler.core.rejection import OperationRejected
 from scheduler.cycle import core_values, snapshot
-from scheduler.models import Dependency, IfMemberEnds, JobArray, Pool, Project, Reservation, Workload
-from scheduler.queue.dependencies import DependencySpecs, DependencyState, awaited_ids, dependency_states
+from scheduler.models import Dependency, JobArray, Pool, Workload
+from scheduler.queue.dependencies import DependencyState, awaited_ids, dependency_states
 from scheduler.queue.queue_limits import queue_limit_exceeded_locked
 from scheduler.queue.runtime_prediction import predict_runtime_seconds
+from scheduler.requests import WorkloadRequest
 from scheduler.runs import commands
 from scheduler.runs.retry_policy import LOST_CODES, REQUEUE_CODES
 from scheduler.state import nudge
@@ -36,16 +35,15 @@ CHANGEABLE_STATES = (
 
 
 @transaction.atomic
-def queue_workload(*, now: datetime, after: DependencySpecs = (), **columns: Any) -> Workload:
+def queue_workload(request: WorkloadRequest, *, owner: Person, now: datetime) -> Workload:
     """Put a workload with ``hosts`` x ``units`` units into its pool's queue. The runtime is predicted here,
     once.
 
-    ``after``: the work that has to end first, and how. ``columns``: see ``_unsaved_workload``. Raises
-    OperationRejected ``too_many_waiting``.
+    Raises OperationRejected ``too_many_waiting``.
     """
-    _reject_over_queue_limit(columns["pool"], columns["project"], columns["owner"], 1)
-    linked = dependency_states(after)
-    workload = _unsaved_workload(after=linked, now=now, **columns)
+    _reject_over_queue_limit(request, owner, 1)
+    linked = dependency_states(request.after)
+    workload = _unsaved_workload(request, owner, linked, now)
     workload.save(force_insert=True)
     _create_dependencies([workload], linked, now)
     nudge.engine()
@@ -55,42 +53,36 @@ def queue_workload(*, now: datetime, after: DependencySpecs = (), **columns: Any
 
 @transaction.atomic
 def queue_array(
+    request: WorkloadRequest,
     *,
     indices: Sequence[int],
     words: str,
     most_at_once: int | None,
-    name: str,
-    pool: Pool,
-    project: Project,
     owner: Person,
     now: datetime,
-    after: DependencySpecs = (),
-    **columns: Any,
 ) -> JobArray:
     """Queue one job per index, named NAME[INDEX]. At most ``most_at_once`` of them are queued or running
     together.
 
-    ``words``: the indices as the user wrote them. ``columns``: see ``_unsaved_workload``. Raises
-    OperationRejected ``too_many_waiting``; then no job is queued.
+    ``words``: the indices as the user wrote them. Raises OperationRejected ``too_many_waiting``; then no job
+    is queued.
     """
-    _reject_over_queue_limit(pool, project, owner, len(indices))
-    linked = dependency_states(after)
+    _reject_over_queue_limit(request, owner, len(indices))
+    linked = dependency_states(request.after)
     array = JobArray.objects.create(
-        project=project,
-        pool=pool,
+        project=request.project,
+        pool=request.pool,
         owner_id=owner.pk,
-        name=name,
+        name=request.name,
         indices=words,
         most_at_once=most_at_once,
         created_at=now,
     )
-    first = _unsaved_workload(
-        name=name, pool=pool, project=project, owner=owner, now=now, after=linked, **columns
-    )
+    first = _unsaved_workload(request, owner, linked, now)
     tasks = []
     for place, index in enumerate(indices):
         task = copy.copy(first)
-        task.public_id, task.name = uuid.uuid4(), f"{name[:70]}[{index}]"
+        task.public_id, task.name = uuid.uuid4(), f"{request.name[:70]}[{index}]"
         task.array, task.array_index = array, index
         task.held_back = most_at_once is not None and place >= most_at_once
         tasks.append(task)
@@ -101,8 +93,10 @@ def queue_array(
     return array
 
 
-def _reject_over_queue_limit(pool: Pool, project: Project, owner: Person, more: int) -> None:
-    numbers = queue_limit_exceeded_locked(pool, person=owner.pk, team=project.team_id, more=more)
+def _reject_over_queue_limit(request: WorkloadRequest, owner: Person, more: int) -> None:
+    numbers = queue_limit_exceeded_locked(
+        request.pool, person=owner.pk, team=request.project.team_id, more=more
+    )
     if numbers is not None:
         raise OperationRejected(ReasonCode.TOO_MANY_WAITING, numbers)
 
@@ -153,78 +147,24 @@ def _create_dependencies(
 
 
 def _unsaved_workload(
-    *,
-    kind: str,
-    type: str,
-    name: str,
-    pool: Pool,
-    project: Project,
-    owner: Person,
-    units: int,
-    max_runtime_seconds: int,
-    now: datetime,
-    hosts: int = 1,
-    models_wanted: Sequence[str] = (),
-    profile: str = WHOLE_GPU_PROFILE,
-    min_memory_mib: int = 0,
-    min_compute_capability: int = 0,
-    nvlink: bool = False,
-    labels_required: Mapping[str, str] | None = None,
-    cpu_milli: int = 0,
-    memory_mib: int = 0,
-    command: str = "",
-    environment: Mapping[str, str] | None = None,
-    priority: int = Priority.NORMAL,
-    preemptible: bool = False,
-    most_retries: int = 0,
-    if_member_ends: str = IfMemberEnds.RESTART,
-    reservation: Reservation | None = None,
-    after: Sequence[DependencyState] = (),
-    labels_preferred: Mapping[str, str] | None = None,
-    spread: bool = False,
-    wanted_by: datetime | None = None,
+    request: WorkloadRequest, owner: Person, after: Sequence[DependencyState], now: datetime
 ) -> Workload:
     """Return the row, not saved yet."""
     waits_for, waits_for_arrays = awaited_ids(after)
     return Workload(
-        kind=kind,
-        type=type,
-        name=name,
-        pool=pool,
-        project=project,
+        **request.columns(),
         owner_id=owner.pk,
-        reservation=reservation,
-        command=command,
-        environment=dict(environment or {}),
-        priority=int(priority),
-        preemptible=preemptible,
-        max_runtime_seconds=max_runtime_seconds,
         predicted_seconds=predict_runtime_seconds(
-            pool=pool,
-            team=project.team,
+            pool=request.pool,
+            team=request.project.team,
             owner_id=owner.pk,
-            total_units=units * hosts,
-            max_runtime_seconds=max_runtime_seconds,
+            total_units=request.units * request.hosts,
+            max_runtime_seconds=request.max_runtime_seconds,
         ),
-        most_retries=most_retries,
-        if_member_ends=if_member_ends,
         submitted_at=now,
         queued_at=now,
-        units=units,
-        hosts=hosts,
-        models_wanted=list(models_wanted),
-        profile=profile,
-        min_memory_mib=min_memory_mib,
-        min_compute_capability=min_compute_capability,
-        nvlink=nvlink,
-        labels_required=dict(labels_required or {}),
-        cpu_milli=cpu_milli,
-        memory_mib=memory_mib,
         waits_for=waits_for,
         waits_for_arrays=waits_for_arrays,
-        labels_preferred=dict(labels_preferred or {}),
-        spread=spread,
-        wanted_by=wanted_by,
     )
 
 

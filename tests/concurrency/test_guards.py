@@ -27,7 +27,7 @@ from scheduler.services import quotas, reservations
 from scheduler.state.states import IllegalTransition, WorkloadState, change_state
 from tests.concurrency.conftest import GUARDED, UNGUARDED, Meeting, race
 from tests.fakes import FakeAgent
-from tests.world import H100, World, units_of
+from tests.world import H100, World, queue_workload, units_of
 
 HOUR = dt.timedelta(hours=1)
 SECOND = dt.timedelta(seconds=1)
@@ -49,7 +49,7 @@ def job(world: World, units: int = 1, **overrides: Any) -> Workload:
         "now": world.now,
         **overrides,
     }
-    return services.queue_workload(**fields)
+    return queue_workload(**fields)
 
 
 def planned(world: World, at: dt.datetime | None = None) -> tuple[Plan, Any]:

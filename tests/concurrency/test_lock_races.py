@@ -21,11 +21,12 @@ from scheduler.coordination import locks
 from scheduler.cycle import engine, plan_checks
 from scheduler.models import JobArray, Pool, Reservation, Workload
 from scheduler.queue import queue_limits
+from scheduler.requests import WorkloadRequest
 from scheduler.services import budget_gates, reservations
 from scheduler.services.recurrence import Recurrence, occurrences
 from scheduler.sweeps import dependency_release
 from tests.concurrency.conftest import GUARDED, UNGUARDED, Meeting, race
-from tests.world import H100, World
+from tests.world import H100, World, queue_workload
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -106,19 +107,25 @@ def test_only_the_pool_lock_prevents_that_two_windows_move_into_the_same_free_ti
     assert Reservation.objects.filter(start=later).count() == 2, "without the lock both get the same GPUs"
 
 
-def test_concurrent_releases_never_exceed_the_limit_of_an_array(world: World) -> None:
-    services.queue_array(
-        indices=range(40),
-        words="0-39",
-        most_at_once=4,
+def sweep_of(world: World) -> WorkloadRequest:
+    return WorkloadRequest(
         kind="job",
         type="training",
         name="sweep",
         pool=world.shared,
         project=world.vision.project,
-        owner=world.vision.lead,
         units=1,
         max_runtime_seconds=600,
+    )
+
+
+def test_concurrent_releases_never_exceed_the_limit_of_an_array(world: World) -> None:
+    services.queue_array(
+        sweep_of(world),
+        indices=range(40),
+        words="0-39",
+        most_at_once=4,
+        owner=world.vision.lead,
         now=world.now,
     )
     tasks = JobArray.objects.get().tasks
@@ -137,17 +144,11 @@ def test_only_the_submitters_lock_keeps_concurrent_submissions_within_the_queue_
 
     def array_of(owner: User) -> Callable[[], Any]:
         return lambda: services.queue_array(
+            sweep_of(world),
             indices=range(30),
             words="0-29",
             most_at_once=None,
-            kind="job",
-            type="training",
-            name="sweep",
-            pool=world.shared,
-            project=world.vision.project,
             owner=owner,
-            units=1,
-            max_runtime_seconds=600,
             now=world.now,
         )
 
@@ -192,7 +193,7 @@ def test_a_submission_does_not_wait_for_the_locks_of_the_engine(world: World) ->
     def submit() -> Any:
         with connection.cursor() as cursor:
             cursor.execute("SET lock_timeout = '2s'")
-        return services.queue_workload(
+        return queue_workload(
             kind="job",
             type="training",
             name="a job",
@@ -216,7 +217,7 @@ def test_only_the_leader_lock_prevents_a_start_after_a_budget_gate_has_closed(
     world: World, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     """The gate closes after the plan was checked against the gates and before it commits."""
-    workload = services.queue_workload(
+    workload = queue_workload(
         kind="job",
         type="training",
         name="a job",

@@ -22,7 +22,7 @@ from scheduler.models import Allocation, Host, Leader, Run, Workload
 from scheduler.state import nudge
 from tests.fakes import FakeAgent
 from tests.scheduler.conftest import engine_process
-from tests.world import A100, H100, TeamOfWorld, World, build_world, make_host
+from tests.world import A100, H100, TeamOfWorld, World, build_world, make_host, queue_workload
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -48,7 +48,7 @@ def queue(world: World, team: TeamOfWorld, units: int = 1, **overrides: object) 
         "command": "true",
         **overrides,
     }
-    return services.queue_workload(now=timezone.now(), **fields)  # type: ignore[arg-type]
+    return queue_workload(now=timezone.now(), **fields)  # type: ignore[arg-type]
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> float:

@@ -11,7 +11,7 @@ from scheduler.cycle import engine
 from scheduler.models import Allocation, Command, Decision, Run, Workload
 from scheduler.sweeps import time_limits
 from tests.fakes import FakeAgent
-from tests.world import H100, TeamOfWorld, World
+from tests.world import H100, TeamOfWorld, World, queue_workload
 
 SECOND = dt.timedelta(seconds=1)
 
@@ -32,7 +32,7 @@ def job(world: World, team: TeamOfWorld, units: int, now: dt.datetime, **also: o
         "command": "train",
         **also,
     }
-    return services.queue_workload(now=now, **fields)  # type: ignore[arg-type]
+    return queue_workload(now=now, **fields)  # type: ignore[arg-type]
 
 
 def test_a_job_is_placed_started_and_ended(world: World) -> None:

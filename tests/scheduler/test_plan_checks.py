@@ -22,7 +22,7 @@ from scheduler.cycle import core_values, engine, plan_checks, snapshot, snapshot
 from scheduler.cycle.apply import ApplyResult, StaleEpoch, apply_plan
 from scheduler.models import Allocation, BoundUnit, Decision, Pool, Quota, Reservation, Run, Workload
 from tests.fakes import FakeAgent
-from tests.world import H100, World, units_of
+from tests.world import H100, World, queue_workload, units_of
 
 SECOND, HOUR = dt.timedelta(seconds=1), dt.timedelta(hours=1)
 
@@ -43,7 +43,7 @@ def job(world: World, **overrides: Any) -> Workload:
         "now": world.now,
         **overrides,
     }
-    return services.queue_workload(**fields)
+    return queue_workload(**fields)
 
 
 def reserve(world: World, start: dt.datetime, **overrides: Any) -> Reservation:

@@ -18,7 +18,7 @@ from scheduler.sweeps import time_limits
 from scheduler.sync import agent_api
 from tests.fakes import FakeAgent
 from tests.scheduler.test_job_lifecycle import job
-from tests.world import H100, World
+from tests.world import H100, World, preview_workload, queue_workload
 
 HOUR = dt.timedelta(hours=1)
 SECOND = dt.timedelta(seconds=1)
@@ -201,14 +201,14 @@ def test_a_preview_equals_the_next_cycles_decision_and_changes_nothing(world: Wo
         "preemptible": True,
         "now": world.now,
     }
-    fits = services.preview_workload(**request, units=8)
+    fits = preview_workload(**request, units=8)
     assert (
         fits["starts_now"]
         and fits["code"] == ReasonCode.FREE_WITHIN_GUARANTEE
         and fits["borrowed_slots"] == 0
     )
     assert [(q.model, q.guaranteed, q.held) for q in fits["quota_effect"]][1] == (H100, 8 * SLOTS_PER_GPU, 0)
-    never = services.preview_workload(**request, units=9)
+    never = preview_workload(**request, units=9)
     assert (
         not never["starts_now"]
         and never["code"] == ReasonCode.TOO_BIG_FOR_ANY_HOST
@@ -229,11 +229,11 @@ def test_a_preview_respects_closed_budgets(world: World) -> None:
         "units": 4,
     }
     gate: dict[str, Any] = {"numbers": {"spent": "9"}, "until": world.now + HOUR, "now": world.now}
-    assert services.preview_workload(**request)["borrowed_slots"] == 2 * SLOTS_PER_GPU
+    assert preview_workload(**request)["borrowed_slots"] == 2 * SLOTS_PER_GPU
     services.close_budget_gate(action="stop_borrowing", project=world.robotics.project, **gate)
-    assert services.preview_workload(**request)["code"] == ReasonCode.OVER_QUOTA
+    assert preview_workload(**request)["code"] == ReasonCode.OVER_QUOTA
     services.close_budget_gate(action="refuse_new", team=world.robotics.team, **gate)
-    preview = services.preview_workload(**request)
+    preview = preview_workload(**request)
     assert (preview["starts_now"], preview["code"], preview["numbers"]) == (
         False,
         ReasonCode.BUDGET_CLOSED,
@@ -261,9 +261,9 @@ def test_with_several_obstacles_a_preview_names_the_same_reason_as_the_next_cycl
         until=world.now + HOUR,
         now=world.now,
     )
-    first = services.queue_workload(**request)
-    preview = services.preview_workload(**request, after=[("ok", first)])
-    waiting = services.queue_workload(**request, after=[("ok", first)])
+    first = queue_workload(**request)
+    preview = preview_workload(**request, after=[("ok", first)])
+    waiting = queue_workload(**request, after=[("ok", first)])
     engine.run_cycle("test", world.now)
     waiting.refresh_from_db()
     assert (preview["code"], preview["numbers"]) == (waiting.reason_code, waiting.reason_numbers)

@@ -36,8 +36,9 @@ from scheduler.models import (
     Unit,
     Workload,
 )
+from scheduler.requests import HARDWARE_COLUMNS
 from tests.fakes import FakeAgent
-from tests.world import A100, H100, MONDAY, World, build_world, make_gpu, make_host
+from tests.world import A100, H100, MONDAY, World, build_world, make_gpu, make_host, queue_workload
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -66,7 +67,7 @@ def job(world: World, now: dt.datetime, **overrides: Any) -> Workload:
         "now": now,
         **overrides,
     }
-    return services.queue_workload(**fields)
+    return queue_workload(**fields)
 
 
 def assert_equals_fresh_snapshot(warm: SnapshotCache, epoch: int, now: dt.datetime) -> None:
@@ -513,7 +514,7 @@ READ_BY_NAME = {
     "scheduler_gpu": set(re.findall(r"gpu\.(\w+)", snapshot_rows.READ_UNITS_SQL)) - {"id"},
     "scheduler_unit": set(re.findall(r"unit\.(\w+)", snapshot_rows.READ_UNITS_SQL)) - {"id"},
     "scheduler_reservation": {
-        *core_values.ASK_COLUMNS,
+        *HARDWARE_COLUMNS,
         "state",
         "start",
         "end",

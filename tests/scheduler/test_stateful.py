@@ -45,7 +45,7 @@ from scheduler.models import Allocation, BoundUnit, Command, Host, Reservation, 
 from scheduler.state.states import LeaseState, RunState, WorkloadState, accepts_work
 from scheduler.sweeps import dependency_release, reservation_windows, silent_hosts, time_limits
 from tests.fakes import FakeAgent
-from tests.world import A100, H100, MIG, MONDAY, World, build_world
+from tests.world import A100, H100, MIG, MONDAY, World, build_world, queue_workload
 
 T = TypeVar("T")
 SECOND = dt.timedelta(seconds=1)
@@ -253,7 +253,7 @@ class Walk(RuleBasedStateMachine):
         self.wake()
 
     def _queue(self, **columns: Any) -> None:
-        workload = services.queue_workload(
+        workload = queue_workload(
             kind="job",
             type="training",
             name=f"job {len(self.mine)}",

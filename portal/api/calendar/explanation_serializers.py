@@ -10,9 +10,9 @@ from portal.api.base.fields import ResponseSerializer, numbers_field
 from portal.api.calendar.serializers import ReservationWish, WindowShape
 from portal.api.work.preview_serializers import PastStartsShape
 from portal.api.work.workload_serializers import BlockerShape
-from portal.hardware_request import PlacementConstraints
 from portal.reads.work.wait_explanation import AlternativeWindow, WorkloadAhead
 from portal.wording import expected_start_texts, queue_order_texts, reason_texts
+from scheduler.requests import HardwareRequest
 from scheduler.state.states import WorkloadState
 
 
@@ -111,11 +111,7 @@ def reservation_window_body(other: AlternativeWindow) -> dict[str, Any]:
         "project": f"{workload.project.team.slug}/{workload.project.slug}",
         "pool": workload.pool.slug,
         "name": workload.name,
-        "models": workload.models_wanted,
-        **{
-            name: getattr(workload, name)
-            for name in ("units", "hosts", "profile", *PlacementConstraints.__optional_keys__)
-        },
+        **HardwareRequest.from_row(workload).hardware_arguments(),
         "start": other.start,
         "end": other.end,
     }

@@ -10,14 +10,12 @@ from rest_framework import serializers
 from portal.api.base.fields import (
     RecordField,
     ResponseSerializer,
-    count_field,
-    name_field,
     numbers_field,
     public_numbers,
     slug_field,
 )
 from portal.api.base.serializers import PageQuery, StrictSerializer
-from portal.api.work.request_serializers import PlacedWish
+from portal.api.work.request_serializers import HardwareShape, RequestSerializer
 from portal.models import Submission, SubmissionState
 from portal.services.approvals.payloads import expiry_of
 from portal.services.calendar.recurring_reservations import WEEKDAYS, clock_changes_of
@@ -26,24 +24,12 @@ from scheduler.models import Project, Reservation, Series
 from scheduler.state.states import ReservationState
 
 
-class ReservationShape(ResponseSerializer):
+class ReservationShape(HardwareShape):
     id = serializers.UUIDField(source="public_id")
     name = serializers.CharField()
     pool = serializers.CharField(source="pool.slug")
     project = serializers.SerializerMethodField()
     owner = serializers.CharField(source="owner.username")
-    units = serializers.IntegerField(help_text="on each host")
-    hosts = serializers.IntegerField()
-    models = serializers.ListField(child=serializers.CharField(), source="models_wanted")
-    profile = serializers.CharField()
-    min_memory_mib = serializers.IntegerField(help_text="of each GPU; 0: any")
-    min_compute_capability = serializers.IntegerField(help_text="80 is 8.0; 0: any")
-    nvlink = serializers.BooleanField()
-    labels_required = serializers.DictField(child=serializers.CharField())
-    labels_preferred = serializers.DictField(child=serializers.CharField())
-    spread = serializers.BooleanField()
-    cpu_milli = serializers.IntegerField(help_text="minimum of its hosts, in millicores")
-    memory_mib = serializers.IntegerField(help_text="minimum of its hosts")
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
     state = serializers.ChoiceField(choices=[s.value for s in ReservationState])
@@ -76,10 +62,8 @@ class ReservationQuery(PageQuery):
     mine = serializers.BooleanField(required=False, default=False)
 
 
-class ReservationWish(PlacedWish):
-    name = name_field()
-    units = count_field(1, help_text="on each host")
-    hosts = count_field(1, required=False)
+class ReservationWish(RequestSerializer):
+    kind = "reservation"
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
     may_exceed_guarantee = serializers.BooleanField(
@@ -88,9 +72,9 @@ class ReservationWish(PlacedWish):
     why = serializers.CharField(max_length=1000, required=False, allow_blank=True)
 
 
-class WindowWish(PlacedWish):
-    units = count_field(1, help_text="on each host")
-    hosts = count_field(1, required=False)
+class WindowWish(RequestSerializer):
+    kind = "reservation"
+    without = ("name",)
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
     may_exceed_guarantee = serializers.BooleanField(required=False)

@@ -9,10 +9,10 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from portal.api.base.fields import ResponseSerializer, numbers_field
-from portal.services.work.request_checks import PRIORITY_NAMES
 from portal.wording import expected_start_texts
 from scheduler.core.explain.start_ranges import EstimateAccuracy
 from scheduler.core.what_if.alternatives import Alternative, ChangedField
+from scheduler.requests import PRIORITY_NAMES
 
 
 class AnotherWay(ResponseSerializer):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from rest_framework import serializers
 
-from portal.api.base.fields import count_field, name_field, slug_field
+from portal.api.base.fields import ResponseSerializer, count_field, name_field, slug_field
 from portal.api.base.serializers import PageQuery, StrictSerializer
-from portal.services.work.request_checks import MAX_DEPENDENCIES, PRIORITY_NAMES
-from scheduler.models import Dependency, IfMemberEnds, WorkloadKind, WorkloadType
+from scheduler.models import Dependency, WorkloadKind
+from scheduler.requests import (
+    MAX_DEPENDENCIES,
+    HardwareRequest,
+    Labels,
+    RequestField,
+    WorkloadRequest,
+    request_fields,
+)
 from scheduler.state.states import WorkloadState
 
 
@@ -35,18 +42,67 @@ class JobQuery(KindQuery):
     array = serializers.UUIDField(required=False, help_text="only the tasks of this array")
 
 
-class _GpuRequestFields(StrictSerializer):
-    project = slug_field(help_text="team/project, or the project alone if it is unique")
-    pool = slug_field()
-    models = serializers.ListField(
-        child=serializers.CharField(max_length=60),
-        required=False,
-        max_length=10,
-        help_text="in order of preference; empty: any",
-    )
-    profile = serializers.CharField(
-        max_length=30, required=False, allow_blank=True, help_text="empty: whole GPUs"
-    )
+def _request_field(declared: RequestField, required: bool) -> serializers.Field[Any, Any, Any, Any]:
+    """Return the field of a body that a declaration describes."""
+    unit = f" Unit: {declared.unit}." if declared.unit else ""
+    more: dict[str, Any] = {"required": required, "help_text": f"{declared.help}{unit}"}
+    if declared.choices:
+        return serializers.ChoiceField(choices=declared.choices, **more)
+    if declared.type is bool:
+        return serializers.BooleanField(**more)
+    if declared.type is int:
+        return count_field(min(declared.low, 1), **more)
+    if declared.type == Labels:
+        return serializers.DictField(child=serializers.CharField(max_length=declared.max_length), **more)
+    if declared.max_items:
+        item = serializers.CharField(max_length=declared.max_length)
+        return serializers.ListField(child=item, max_length=declared.max_items, **more)
+    if declared.format == "uuid":
+        return serializers.UUIDField(allow_null=True, **more)
+    if declared.format == "date-time":
+        return serializers.DateTimeField(allow_null=True, **more)
+    return serializers.CharField(max_length=declared.max_length, allow_blank=not required, **more)
+
+
+class _GeneratedFields(serializers.Serializer[Any]):
+    """The fields of a request of ``kind``; a subclass declares other fields, or replaces these.
+
+    ``optional``: if given, only these fields, and none is required.
+    """
+
+    kind: ClassVar[str] = ""
+    optional: ClassVar[tuple[str, ...]] = ()
+    without: ClassVar[tuple[str, ...]] = ()
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        """Return the generated and the declared fields."""
+        generated = {
+            each.argument: _request_field(each, self.kind in each.required_in and not self.optional)
+            for each in request_fields(WorkloadRequest, self.kind)
+            if each.argument not in self.without and (not self.optional or each.argument in self.optional)
+        }
+        return generated | super().get_fields()
+
+
+class RequestSerializer(StrictSerializer, _GeneratedFields):
+    """The body of a request for GPUs."""
+
+
+class HardwareShape(ResponseSerializer):
+    """The hardware that a workload or reservation asked for."""
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        """Return the declared fields and those of the hardware."""
+        fields = super().get_fields()
+        for each in request_fields(HardwareRequest):
+            given = _request_field(each, required=True)
+            more: dict[str, Any] = {"help_text": given.help_text}
+            if each.argument != each.name:
+                more["source"] = each.name
+            if isinstance(given, serializers.ListField | serializers.DictField):
+                more["child"] = serializers.CharField()
+            fields[each.argument] = type(given)(**more)
+        return fields
 
 
 class AfterWish(StrictSerializer):
@@ -68,61 +124,15 @@ class AfterWish(StrictSerializer):
         return attrs
 
 
-class PlacedWish(_GpuRequestFields):
-    """The placement constraints and preferences."""
-
-    min_memory_mib = count_field(0, required=False, help_text="of each GPU")
-    min_compute_capability = count_field(0, required=False, help_text="80 is 8.0")
-    nvlink = serializers.BooleanField(required=False, help_text="all units of a host in one NVLink group")
-    labels_required = serializers.DictField(child=serializers.CharField(max_length=63), required=False)
-    labels_preferred = serializers.DictField(
-        child=serializers.CharField(max_length=63),
-        required=False,
-        help_text="hosts with more of these labels are preferred",
-    )
-    spread = serializers.BooleanField(
-        required=False, help_text="on hosts that share as few failure domains as possible"
-    )
-    cpu_milli = count_field(
-        0,
-        required=False,
-        help_text="millicores on each host, with the units; 0: not limited and not counted",
-    )
-    memory_mib = count_field(
-        0, required=False, help_text="on each host, with the units; 0: not limited and not counted"
-    )
-
-
-class NotebookWish(PlacedWish):
+class NotebookWish(RequestSerializer):
+    kind = "notebook"
     template = slug_field(required=False, allow_null=True)
-    name = name_field(required=False, allow_blank=True)
-    units = count_field(1, required=False)
-    type = serializers.ChoiceField(choices=WorkloadType.choices, required=False)
-    max_runtime_seconds = count_field(1, required=False)
-    reservation = serializers.UUIDField(required=False, allow_null=True)
 
 
-class JobWish(PlacedWish):
-    name = name_field()
-    command = serializers.CharField(max_length=20_000)
-    units = count_field(1)
-    hosts = count_field(1, required=False)
-    type = serializers.ChoiceField(choices=WorkloadType.choices, required=False)
-    priority = serializers.ChoiceField(choices=list(PRIORITY_NAMES), required=False)
-    preemptible = serializers.BooleanField(required=False)
-    max_runtime_seconds = count_field(1, required=False)
-    most_retries = count_field(0, required=False)
-    if_member_ends = serializers.ChoiceField(
-        choices=IfMemberEnds.choices,
-        required=False,
-        help_text="on several hosts: the action when one of its members ends",
-    )
-    reservation = serializers.UUIDField(required=False, allow_null=True)
+class JobWish(RequestSerializer):
+    kind = "job"
     environment = serializers.DictField(
         child=serializers.CharField(max_length=4096, allow_blank=True), required=False
-    )
-    wanted_by = serializers.DateTimeField(
-        required=False, allow_null=True, help_text="a preference, not a limit"
     )
     after = AfterWish(  # type: ignore[call-arg]  # with many=True the arguments are those of a list, which stubs do not know
         many=True,
@@ -140,11 +150,10 @@ class ArrayWish(JobWish):
     )
 
 
-class RelaunchWish(StrictSerializer):
+class RelaunchWish(RequestSerializer):
+    kind = "job"
+    optional = ("name", "units", "models", "max_runtime_seconds")
     name = name_field(required=False)
-    units = count_field(1, required=False)
-    models = serializers.ListField(child=serializers.CharField(max_length=60), required=False, max_length=10)
-    max_runtime_seconds = count_field(1, required=False)
 
 
 class SecondsWish(StrictSerializer):

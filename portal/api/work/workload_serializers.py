@@ -11,17 +11,18 @@ from rest_framework import serializers
 
 from portal import policy
 from portal.api.base.fields import ResponseSerializer, gpus_of_slots
+from portal.api.work.request_serializers import HardwareShape
 from portal.reads.work import expected_starts, manual_stops
 from portal.reads.work.expected_starts import StartRange, StartRecords
 from portal.reads.work.workload_details import attempts_without_checkpoint
 from portal.services.work import impossible_starts
-from portal.services.work.request_checks import PRIORITY_NAMES
 from portal.wording import outcome_texts
 from scheduler.models import Dependency, Pool, Workload, WorkloadKind, WorkloadType
+from scheduler.requests import PRIORITY_NAMES
 from scheduler.state.states import WorkloadState
 
 
-class WorkloadShape(ResponseSerializer):
+class WorkloadShape(HardwareShape):
     id = serializers.UUIDField(source="public_id")
     kind = serializers.ChoiceField(choices=WorkloadKind.choices)
     type = serializers.ChoiceField(choices=WorkloadType.choices)
@@ -31,18 +32,6 @@ class WorkloadShape(ResponseSerializer):
     owner = serializers.CharField(source="owner.username")
     state = serializers.ChoiceField(choices=[s.value for s in WorkloadState])
     outcome = serializers.CharField(help_text="a reason code once it has ended")
-    units = serializers.IntegerField(help_text="on each host")
-    hosts = serializers.IntegerField()
-    models = serializers.ListField(child=serializers.CharField(), source="models_wanted")
-    profile = serializers.CharField()
-    min_memory_mib = serializers.IntegerField(help_text="of each GPU; 0: any")
-    min_compute_capability = serializers.IntegerField(help_text="80 is 8.0; 0: any")
-    nvlink = serializers.BooleanField()
-    labels_required = serializers.DictField(child=serializers.CharField())
-    labels_preferred = serializers.DictField(child=serializers.CharField())
-    spread = serializers.BooleanField()
-    cpu_milli = serializers.IntegerField(help_text="millicores on each host; 0: not limited")
-    memory_mib = serializers.IntegerField(help_text="on each host; 0: not limited")
     command = serializers.CharField()
     priority = serializers.SerializerMethodField()
     preemptible = serializers.BooleanField()

@@ -9,7 +9,7 @@ from typing import Any
 
 from portal import policy
 from portal.answer_cache import cache_get, cache_set, cached_answer
-from portal.hardware_request import MIN_RESERVATION_WINDOW, HardwareRequest, whole_gpus_of
+from portal.hardware_request import MIN_RESERVATION_WINDOW, whole_gpus_of
 from portal.models import User
 from portal.planner_budget import metered_planning
 from portal.reads.work import expected_starts
@@ -26,6 +26,7 @@ from scheduler.core.what_if.fairness import FairnessRow
 from scheduler.cycle import request_snapshot_cache
 from scheduler.models import Pool, Team, Workload
 from scheduler.reads import capacity, explanations
+from scheduler.requests import HardwareRequest
 from scheduler.services import ImpossibleStart, impossible_start_of
 from scheduler.state.states import WorkloadState
 
@@ -272,7 +273,7 @@ def alternative_windows(workload: Workload, user: User, now: datetime) -> list[A
         return []
     if not project.active or not policy.may(user, "reservation.request", project):
         return []
-    ask = HardwareRequest(**{name: getattr(workload, name) for name in HardwareRequest.__dataclass_fields__})
+    ask = HardwareRequest.from_row(workload)
     needs_approval = whole_gpus_of(pool, ask) > pool.approval_above_gpus
     in_form = len(ask.models_wanted) <= MAX_FORM_MODELS
     found = cached_answer(

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.utils.dateparse import parse_datetime
 
-from portal.hardware_request import placement_constraints_in
+from portal.hardware_request import hardware_arguments_in
 from portal.models import Submission
 from portal.services.calendar import (
     recurring_reservations,
@@ -30,18 +30,14 @@ def series_request_of(
         project,
         pool_of_submission(submission),
         payload["name"],
-        payload["units"],
-        payload["models"],
-        payload["profile"],
         _datetime_of(payload["start"]),
         _datetime_of(payload["end"]),
         payload["weekdays"],
         date.fromisoformat(payload["until"]),
         payload["time_zone"],
         now,
-        hosts=payload.get("hosts", 1),
         may_exceed_guarantee=payload.get("may_exceed_guarantee", False),
-        **placement_constraints_in(payload),
+        **hardware_arguments_in(payload),
     )
 
 
@@ -53,15 +49,11 @@ def reservation_request_of(
         project,
         pool_of_submission(submission),
         payload["name"],
-        payload["units"],
-        payload["models"],
-        payload["profile"],
         _datetime_of(payload["start"]),
         _datetime_of(payload["end"]),
         now,
-        hosts=payload.get("hosts", 1),
         may_exceed_guarantee=payload.get("may_exceed_guarantee", False),
-        **placement_constraints_in(payload),
+        **hardware_arguments_in(payload),
     )
 
 

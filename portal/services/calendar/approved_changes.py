@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import transaction
 
-from portal.hardware_request import HardwareRequest, whole_gpus_of
+from portal.hardware_request import whole_gpus_of
 from portal.models import Submission, SubmissionState, User
 from portal.services import audit
 from portal.services.calendar.reservation_checks import (
@@ -20,6 +20,7 @@ from portal.services.calendar.reservation_checks import (
 from scheduler import services as engine
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Reservation
+from scheduler.requests import HardwareRequest
 
 
 def change_window(reservation: Reservation, start: datetime, end: datetime, now: datetime) -> None:
@@ -73,9 +74,7 @@ def refuse_if_window_moved(reservation: Reservation, start: datetime, end: datet
 def change_needs_approval(reservation: Reservation, start: datetime, end: datetime) -> bool:
     """Return True if the change adds time and a new reservation of this size would need approval."""
     within = reservation.start <= start and end <= reservation.end
-    hardware = HardwareRequest(
-        **{name: getattr(reservation, name) for name in HardwareRequest.__dataclass_fields__}
-    )
+    hardware = HardwareRequest.from_row(reservation)
     large = whole_gpus_of(reservation.pool, hardware) > reservation.pool.approval_above_gpus
     return not within and (large or reservation.may_exceed_guarantee)
 
@@ -101,9 +100,7 @@ def submit_window_change(
     )
     if waiting.exists():
         raise OperationRejected("window_change_waits", {"name": reservation.name}, field="end")
-    hardware = HardwareRequest(
-        **{name: getattr(reservation, name) for name in HardwareRequest.__dataclass_fields__}
-    )
+    hardware = HardwareRequest.from_row(reservation)
     payload = {
         "reservation": reservation.pk,
         "project": reservation.project_id,

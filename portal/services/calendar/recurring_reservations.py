@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, Unpack
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from django.db import transaction
 
 from portal import policy
-from portal.hardware_request import PlacementConstraints, field_to_change, gpu_models_of_pool
+from portal.hardware_request import field_to_change, gpu_models_of_pool
 from portal.input_checks import InputChecks
 from portal.models import Submission, User
 from portal.planner_budget import metered_planning
@@ -76,20 +76,16 @@ def request_series(
     project: Project,
     pool: Pool,
     name: str,
-    units: int,
     start: datetime,
     end: datetime,
     weekdays: list[str],
     until: date,
     now: datetime,
     time_zone: str = "UTC",
-    hosts: int = 1,
-    models: list[str] | None = None,
-    profile: str = "",
     why: str = "",
     may_exceed_guarantee: bool = False,
     via: str = "web",
-    **placing: Unpack[PlacementConstraints],
+    **hardware: Any,
 ) -> Submission | Series:
     """Reserve the same hours on ``weekdays`` (mon to sun) from the day of ``start`` to ``until``.
 
@@ -103,19 +99,15 @@ def request_series(
         project,
         pool,
         name,
-        units,
-        models,
-        profile,
         start,
         end,
         weekdays,
         until,
         time_zone,
         now,
-        hosts=hosts,
         why=why,
         may_exceed_guarantee=may_exceed_guarantee,
-        **placing,
+        **hardware,
     )
     why = why.strip()
     check_time_for_approval(request.first, now)
@@ -143,20 +135,16 @@ def preview_series(
     actor: User,
     project: Project,
     pool: Pool,
-    units: int,
     start: datetime,
     end: datetime,
     weekdays: list[str],
     until: date,
     now: datetime,
     time_zone: str = "UTC",
-    hosts: int = 1,
-    models: list[str] | None = None,
-    profile: str = "",
     may_exceed_guarantee: bool = False,
     name: str = "preview",
     via: str = "web",
-    **placing: Unpack[PlacementConstraints],
+    **hardware: Any,
 ) -> dict[str, Any]:
     """Check every occurrence without reserving anything. Raises Invalid, NotAllowed.
 
@@ -170,25 +158,21 @@ def preview_series(
         project,
         pool,
         name,
-        units,
-        models,
-        profile,
         start,
         end,
         weekdays,
         until,
         time_zone,
         now,
-        hosts=hosts,
         may_exceed_guarantee=may_exceed_guarantee,
-        **placing,
+        **hardware,
     )
     check_time_for_approval(request.first, now)
     with metered_planning(actor, now):
         answers = engine.check_windows(now=now, owner=actor, **request.columns)
     worst = first_unavailable_occurrence(answers)
     price = rate_card.gpu_hour_price(
-        pool=pool, models=request.first.hardware.models_wanted or gpu_models_of_pool(pool), now=now
+        pool=pool, models=request.first.models_wanted or gpu_models_of_pool(pool), now=now
     )
     per_hour = None if price is None else price * Decimal(str(request.first.gpus))
     hours = Decimal(int(sum((end - start).total_seconds() for start, end in request.windows))) / 3600
@@ -252,35 +236,27 @@ def checked_series_request(
     project: Project,
     pool: Pool,
     name: Any,
-    units: Any,
-    models: Any,
-    profile: Any,
     start: Any,
     end: Any,
     weekdays: Any,
     until: Any,
     time_zone: Any,
     now: datetime,
-    hosts: Any = 1,
     why: Any = "",
     may_exceed_guarantee: Any = False,
-    **placing: Unpack[PlacementConstraints],
+    **hardware: Any,
 ) -> SeriesRequest:
     """Return the checked request. Raises Invalid with all the problems."""
     first = checked_reservation_request(
         project,
         pool,
         name,
-        units,
-        models,
-        profile,
         start,
         end,
         now,
-        hosts=hosts,
         why=why,
         may_exceed_guarantee=may_exceed_guarantee,
-        **placing,
+        **hardware,
     )
     checks = InputChecks()
     days = checks.choices("weekdays", weekdays, WEEKDAYS)

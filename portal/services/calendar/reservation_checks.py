@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NoReturn, Unpack
+from typing import Any, NoReturn
 
 from portal.hardware_request import (
     MIN_RESERVATION_WINDOW,
-    HardwareRequest,
-    PlacementConstraints,
     check_hardware_request,
-    check_pool,
-    check_project,
     field_to_change,
     network_warnings,
     whole_gpus_of,
@@ -24,17 +20,20 @@ from portal.wording.problems import reservation_problems
 from scheduler.core.promises.reservation_windows import WindowCheckResult
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Project, Reservation
+from scheduler.requests import HardwareRequest
 from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState
 
+# A payload names these even if they are empty.
+PAYLOAD_NAMES = ("units", "hosts", "models", "profile")
 
-@dataclass(frozen=True)
-class ReservationRequest:
+
+@dataclass(frozen=True, kw_only=True)
+class ReservationRequest(HardwareRequest):
     """The checked arguments of one reservation. Times are UTC, in whole seconds."""
 
     project: Project
     pool: Pool
     name: str
-    hardware: HardwareRequest
     start: datetime
     end: datetime
     may_exceed_guarantee: bool = False  # request to use the guarantees of other teams; an operator decides
@@ -42,7 +41,7 @@ class ReservationRequest:
     @property
     def gpus(self) -> float:
         """Return the requested hardware in whole GPUs."""
-        return whole_gpus_of(self.pool, self.hardware)
+        return whole_gpus_of(self.pool, self)
 
     @property
     def needs_approval(self) -> bool:
@@ -55,18 +54,15 @@ class ReservationRequest:
     @property
     def payload(self) -> dict[str, Any]:
         """Return the request as JSON, for a Submission."""
+        hardware = self.hardware_arguments()
         return {
             "project": self.project.pk,
             "pool": self.pool.pk,
             "name": self.name,
-            "units": self.hardware.units,
-            "hosts": self.hardware.hosts,
-            "models": self.hardware.models_wanted,
-            "profile": self.hardware.profile,
             "start": self.start.isoformat(),
             "end": self.end.isoformat(),
             "gpus": self.gpus,
-            **self.hardware.placing,
+            **{name: value for name, value in hardware.items() if value or name in PAYLOAD_NAMES},
             # The request does not grant it: only the approver sets may_exceed_guarantee.
             "asks_to_exceed_guarantee": self.may_exceed_guarantee,
         }
@@ -81,7 +77,7 @@ class ReservationRequest:
             "start": self.start,
             "end": self.end,
             "may_exceed_guarantee": self.may_exceed_guarantee,
-            **self.hardware.columns,
+            **self.hardware_columns(),
         }
 
 
@@ -95,24 +91,16 @@ def checked_reservation_request(
     project: Project,
     pool: Pool,
     name: Any,
-    units: Any,
-    models: Any,
-    profile: Any,
     start: Any,
     end: Any,
     now: datetime,
-    hosts: Any = 1,
     why: Any = "",
     may_exceed_guarantee: Any = False,
-    **placing: Unpack[PlacementConstraints],
+    **hardware: Any,
 ) -> ReservationRequest:
     """Return the checked request. Raises Invalid with all the problems."""
     checks = InputChecks()
-    check_project(checks, project)
-    check_pool(checks, pool, project.team)
-    hardware = check_hardware_request(
-        checks, pool=pool, units=units, hosts=hosts, models=models, profile=profile, **placing
-    )
+    asked = check_hardware_request(checks, project, pool, hardware)
     name = checks.text("name", name)
     checks.text("why", why, least=0, most=1000, lines=True)
     exceed = checks.flag("may_exceed_guarantee", may_exceed_guarantee)
@@ -121,7 +109,13 @@ def checked_reservation_request(
         _check_window(checks, pool, first, last, now)
     checks.done()
     return ReservationRequest(
-        project, pool, name, hardware, first.replace(microsecond=0), last.replace(microsecond=0), exceed
+        **vars(asked),
+        project=project,
+        pool=pool,
+        name=name,
+        start=first.replace(microsecond=0),
+        end=last.replace(microsecond=0),
+        may_exceed_guarantee=exceed,
     )
 
 
@@ -202,7 +196,7 @@ def reservation_warnings(request: ReservationRequest) -> list[str]:
         warnings.append(reservation_problems.STARTS_ON_WEEKEND)
     if request.end - request.start > timedelta(days=3):
         warnings.append(reservation_problems.LONGER_THAN_THREE_DAYS)
-    return warnings + network_warnings(request.pool, request.hardware)
+    return warnings + network_warnings(request.pool, request)
 
 
 def _check_window(checks: InputChecks, pool: Pool, start: datetime, end: datetime, now: datetime) -> None:

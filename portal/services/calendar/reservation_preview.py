@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, Unpack
+from typing import Any
 
 from portal import policy
-from portal.hardware_request import PlacementConstraints, gpu_models_of_pool
+from portal.hardware_request import gpu_models_of_pool
 from portal.models import User
 from portal.planner_budget import metered_planning
 from portal.services.calendar.reservation_checks import (
@@ -27,17 +27,13 @@ def preview_reservation(
     actor: User,
     project: Project,
     pool: Pool,
-    units: int,
     start: datetime,
     end: datetime,
     now: datetime,
-    hosts: int = 1,
-    models: list[str] | None = None,
-    profile: str = "",
     may_exceed_guarantee: bool = False,
     name: str = "preview",
     via: str = "web",
-    **placing: Unpack[PlacementConstraints],
+    **hardware: Any,
 ) -> dict[str, Any]:
     """Check a window without reserving it. Raises Invalid, NotAllowed.
 
@@ -47,24 +43,13 @@ def preview_reservation(
     """
     policy.require(actor, "reservation.request", project)
     request = checked_reservation_request(
-        project,
-        pool,
-        name,
-        units,
-        models,
-        profile,
-        start,
-        end,
-        now,
-        hosts=hosts,
-        may_exceed_guarantee=may_exceed_guarantee,
-        **placing,
+        project, pool, name, start, end, now, may_exceed_guarantee=may_exceed_guarantee, **hardware
     )
     check_time_for_approval(request, now)
     with metered_planning(actor, now):
         answer = engine.check_window(now=now, owner=actor, **request.columns)
     price = rate_card.gpu_hour_price(
-        pool=pool, models=request.hardware.models_wanted or gpu_models_of_pool(pool), now=now
+        pool=pool, models=request.models_wanted or gpu_models_of_pool(pool), now=now
     )
     hours = Decimal(int((request.end - request.start).total_seconds())) / 3600
     per_hour = None if price is None else round_amount(price * Decimal(str(request.gpus)))
@@ -87,14 +72,10 @@ def first_fitting_windows(
     actor: User,
     project: Project,
     pool: Pool,
-    units: int,
     length: timedelta,
     now: datetime,
-    hosts: int = 1,
-    models: list[str] | None = None,
-    profile: str = "",
     may_exceed_guarantee: bool = False,
-    **placing: Unpack[PlacementConstraints],
+    **hardware: Any,
 ) -> list[tuple[datetime, datetime]]:
     """Return the first windows of a length that fit, for a person who gave no start.
 
@@ -105,15 +86,11 @@ def first_fitting_windows(
         project,
         pool,
         "preview",
-        units,
-        models,
-        profile,
         now,
         now + length,
         now,
-        hosts=hosts,
         may_exceed_guarantee=may_exceed_guarantee,
-        **placing,
+        **hardware,
     )
     columns = {name: value for name, value in request.columns.items() if name not in ("name", "start", "end")}
     with metered_planning(actor, now):

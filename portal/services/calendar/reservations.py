@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Unpack
+from typing import Any
 
 from django.db import transaction
 
 from portal import policy
-from portal.hardware_request import (
-    PlacementConstraints,
-)
 from portal.input_checks import InputChecks
 from portal.models import Submission, User
 from portal.services import audit
@@ -53,19 +50,17 @@ def request_reservation(
     project: Project,
     pool: Pool,
     name: str,
-    units: int,
     start: datetime,
     end: datetime,
     now: datetime,
-    hosts: int = 1,
-    models: list[str] | None = None,
-    profile: str = "",
     why: str = "",
     may_exceed_guarantee: bool = False,
     via: str = "web",
-    **placing: Unpack[PlacementConstraints],
+    **hardware: Any,
 ) -> Submission | Reservation:
     """Reserve ``units`` on each of ``hosts`` hosts.
+
+    ``hardware``: the fields of a ``HardwareRequest`` by the names of the API.
 
     Returns a confirmed Reservation, or a Submission, which reserves nothing yet, if the size is above the
     pool's threshold or if ``may_exceed_guarantee`` requests the guarantees of other teams. The window is
@@ -73,19 +68,7 @@ def request_reservation(
     """
     policy.require(actor, "reservation.request", project)
     request = checked_reservation_request(
-        project,
-        pool,
-        name,
-        units,
-        models,
-        profile,
-        start,
-        end,
-        now,
-        hosts=hosts,
-        why=why,
-        may_exceed_guarantee=may_exceed_guarantee,
-        **placing,
+        project, pool, name, start, end, now, why, may_exceed_guarantee, **hardware
     )
     why = why.strip()
     check_time_for_approval(request, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
 
@@ -74,7 +75,7 @@ def set_price(
     return row
 
 
-def gpu_hour_price(*, pool: Pool, models: list[str], now: datetime) -> Decimal | None:
+def gpu_hour_price(*, pool: Pool, models: Sequence[str], now: datetime) -> Decimal | None:
     """Return the present price of a GPU-hour: the highest of these models, as any may be allocated.
 
     None if a model has no price.

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Unpack
+from typing import Any
 
 from django.db import transaction
 
 from portal import policy
 from portal.errors import Invalid
-from portal.hardware_request import PlacementConstraints
 from portal.input_checks import InputChecks
 from portal.models import Template, User
 from portal.services import audit
 from portal.services.work.impossible_starts import refuse_if_never_starts
 from portal.services.work.request_checks import (
-    WorkloadRequest,
     checked_job_request,
     checked_notebook_request,
     parse_array_indices,
-    with_job_defaults,
-    workload_columns,
 )
 from portal.services.work.workspaces import workspace_origin
 from portal.wording.problems import administration_problems
 from scheduler import services as engine
-from scheduler.models import IfMemberEnds, JobArray, Pool, Project, Reservation, Workload, WorkloadKind
+from scheduler.models import JobArray, Pool, Project, Workload, WorkloadKind
+from scheduler.requests import WorkloadRequest
 
 AUDITED_FIELDS = (
     "name",
@@ -48,97 +45,32 @@ def launch_notebook(
     pool: Pool,
     now: datetime,
     template: Template | None = None,
-    name: str = "",
-    units: int | None = None,
-    models: list[str] | None = None,
-    profile: str | None = None,
-    type: str | None = None,
-    max_runtime_seconds: int | None = None,
-    reservation: Reservation | None = None,
     via: str = "web",
-    **placing: Unpack[PlacementConstraints],
+    **arguments: Any,
 ) -> Workload:
-    """Queue a notebook.
+    """Queue a notebook. It is not preemptible and may not borrow.
 
-    Arguments that are None come from the template. A notebook is not preemptible and may not borrow.
-    ``placing``: placement constraints and preferences, and CPU and memory on its host. Raises Invalid,
-    NotAllowed, and OperationRejected if too many workloads are waiting already.
+    ``arguments``: fields of a ``WorkloadRequest`` by the names of the API; the template gives those that are
+    absent or None. Raises Invalid, NotAllowed, and OperationRejected if too many workloads wait already.
     """
     policy.require(actor, "workload.launch", project)
-    request = checked_notebook_request(
-        actor,
-        project,
-        pool,
-        now,
-        template,
-        name,
-        units,
-        models,
-        profile,
-        type,
-        max_runtime_seconds,
-        reservation,
-        placing,
-    )
+    request = checked_notebook_request(actor, project, pool, now, template, **arguments)
     return _queue_and_record(actor=actor, via=via, now=now, request=request, verb="launch_notebook")
 
 
 def submit_job(
-    *,
-    actor: User,
-    project: Project,
-    pool: Pool,
-    name: str,
-    command: str,
-    units: int,
-    now: datetime,
-    hosts: int = 1,
-    models: list[str] | None = None,
-    profile: str = "",
-    type: str = "training",
-    priority: int | str = "normal",
-    preemptible: bool = True,
-    max_runtime_seconds: int = 24 * 3600,
-    most_retries: int = 0,
-    if_member_ends: str = IfMemberEnds.RESTART,
-    reservation: Reservation | None = None,
-    environment: dict[str, str] | None = None,
-    after: list[tuple[str, Workload | JobArray]] | None = None,
-    wanted_by: datetime | None = None,
-    via: str = "web",
-    **placing: Unpack[PlacementConstraints],
+    *, actor: User, project: Project, pool: Pool, now: datetime, via: str = "web", **arguments: Any
 ) -> Workload:
     """Queue a job: ``units`` on each of ``hosts`` hosts, running ``command`` in a shell.
 
-    ``priority`` is a name or a number. ``placing``: placement constraints and preferences, and CPU and memory
-    on each host. ``after``: workloads or arrays that must end first, each with the required outcome (ok, any,
+    ``arguments``: fields of a ``WorkloadRequest`` by the names of the API. ``priority`` is a name or a
+    number. ``after``: workloads or arrays that must end first, each with the required outcome (ok, any,
     not_ok). ``wanted_by``, ``labels_preferred`` and ``spread`` are preferences: they never delay the start.
 
     Raises Invalid, NotAllowed, and OperationRejected if too many workloads are waiting already.
     """
     policy.require(actor, "workload.launch", project)
-    request = checked_job_request(
-        project,
-        pool,
-        now,
-        name=name,
-        command=command,
-        units=units,
-        hosts=hosts,
-        models=models,
-        profile=profile,
-        type=type,
-        priority=priority,
-        preemptible=preemptible,
-        max_runtime_seconds=max_runtime_seconds,
-        most_retries=most_retries,
-        if_member_ends=if_member_ends,
-        reservation=reservation,
-        environment=environment,
-        after=after,
-        wanted_by=wanted_by,
-        placing=placing,
-    )
+    request = checked_job_request(project, pool, now, **arguments)
     return _queue_and_record(actor=actor, via=via, now=now, request=request, verb="submit_job")
 
 
@@ -162,16 +94,16 @@ def submit_array(
     checks = InputChecks()
     indices, most_at_once = parse_array_indices(checks, array)
     checks.done()
-    request = checked_job_request(project, pool, now, **with_job_defaults(arguments))
+    request = checked_job_request(project, pool, now, **arguments)
     refuse_if_never_starts(actor, request, now)
     with transaction.atomic():
         job_array = engine.queue_array(
-            owner=actor,
-            now=now,
+            request,
             indices=indices,
             words=array.strip(),
             most_at_once=most_at_once,
-            **workload_columns(request),
+            owner=actor,
+            now=now,
         )
         audited = {
             **{name: getattr(request, name) for name in ("name", "priority", "max_runtime_seconds")},
@@ -196,29 +128,14 @@ def relaunch_workload(
             workload=workload.name, variables=named, owner=workload.owner
         )
         raise Invalid({"environment": message})
-    arguments: dict[str, Any] = {
-        "project": workload.project,
-        "pool": workload.pool,
-        "name": workload.name,
-        "units": workload.units,
-        "models": list(workload.models_wanted),
-        "profile": workload.profile,
-        "type": workload.type,
+    request = WorkloadRequest.from_row(workload)
+    arguments: dict[str, Any] = request.arguments() | {
         "max_runtime_seconds": min(workload.max_runtime_seconds, workload.pool.longest_runtime_seconds),
-        **{name: getattr(workload, name) for name in PlacementConstraints.__optional_keys__},
     }
-    if workload.kind == WorkloadKind.NOTEBOOK:
-        return launch_notebook(actor=actor, now=now, via=via, **(arguments | changes))
-    arguments |= {
-        "command": workload.command,
-        "hosts": workload.hosts,
-        "priority": workload.priority,
-        "preemptible": workload.preemptible,
-        "most_retries": workload.most_retries,
-        "if_member_ends": workload.if_member_ends,
-        "environment": dict(workload.environment),
-    }
-    return submit_job(actor=actor, now=now, via=via, **(arguments | changes))
+    # The copy is independent of the windows, dependencies and deadlines of the first.
+    arguments |= dict.fromkeys({"reservation", "after", "wanted_by"} & arguments.keys())
+    verb = launch_notebook if workload.kind == WorkloadKind.NOTEBOOK else submit_job
+    return verb(actor=actor, now=now, via=via, **(arguments | changes))
 
 
 def _queue_and_record(
@@ -226,7 +143,7 @@ def _queue_and_record(
 ) -> Workload:
     refuse_if_never_starts(actor, request, now)
     with transaction.atomic():
-        workload = engine.queue_workload(owner=actor, now=now, **workload_columns(request))
+        workload = engine.queue_workload(request, owner=actor, now=now)
         if request.kind == WorkloadKind.NOTEBOOK:
             workspace_origin(workload, now)
         audit.record(

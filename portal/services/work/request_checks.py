@@ -3,101 +3,48 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from portal.hardware_request import (
-    HardwareRequest,
-    PlacementConstraints,
     check_hardware_request,
-    check_pool,
-    check_project,
-    placement_constraints_in,
+    checked_value,
+    given_values,
+    hardware_arguments_in,
 )
 from portal.input_checks import InputChecks, display_value
 from portal.models import Template, User
 from scheduler import services as engine
 from scheduler.core.model.snapshot import Priority
-from scheduler.models import (
-    Dependency,
-    IfMemberEnds,
-    JobArray,
-    Pool,
-    Project,
-    Reservation,
-    Workload,
-    WorkloadKind,
-    WorkloadType,
+from scheduler.models import Dependency, JobArray, Pool, Project, Reservation, Workload, WorkloadKind
+from scheduler.requests import (
+    HARDWARE_COLUMNS,
+    MAX_DEPENDENCIES,
+    PRIORITY_NAMES,
+    RequestField,
+    WorkloadRequest,
+    request_fields,
 )
 from scheduler.state.states import OPEN_RESERVATION_STATES
 
-MIN_RUNTIME_SECONDS = 60
-MAX_RETRIES = 10
-MAX_COMMAND_LENGTH = 20_000
-MAX_DEPENDENCIES = 20
 MAX_ARRAY_TASKS = 1_000
 MAX_ARRAY_INDEX = 1_000_000
 INDEX_RANGE_REGEX = r"[0-9]{1,7}(-[0-9]{1,7}(:[0-9]{1,7})?)?"
 ARRAY_PATTERN = re.compile(
     rf"(?P<parts>{INDEX_RANGE_REGEX}(,{INDEX_RANGE_REGEX})*)(%(?P<at_once>[0-9]{{1,4}}))?"
 )
-PRIORITY_NAMES = {priority.name.lower(): priority for priority in Priority}
-
-
-@dataclass(frozen=True)
-class WorkloadRequest:
-    """The checked arguments of one workload."""
-
-    kind: str
-    project: Project
-    pool: Pool
-    name: str
-    type: str
-    hardware: HardwareRequest
-    command: str
-    environment: dict[str, str]
-    priority: int
-    preemptible: bool
-    max_runtime_seconds: int
-    most_retries: int
-    if_member_ends: str
-    reservation: Reservation | None
-    after: tuple[tuple[str, Workload | JobArray], ...] = ()
-    wanted_by: datetime | None = None
-
-
-def with_notebook_defaults(arguments: dict[str, Any]) -> dict[str, Any]:
-    names = ("template", "name", "units", "models", "profile", "type", "max_runtime_seconds", "reservation")
-    present = {name: arguments.get(name) for name in names if name != "name" or arguments.get("name")}
-    return {"name": "", **present, "placing": placement_constraints_in(arguments)}
-
-
-def with_job_defaults(arguments: dict[str, Any]) -> dict[str, Any]:
-    defaults: dict[str, Any] = {
-        "name": "",
-        "command": "",
-        "units": 1,
-        "hosts": 1,
-        "models": None,
-        "profile": "",
-        "type": "training",
-        "priority": "normal",
-        "preemptible": True,
-        "max_runtime_seconds": 24 * 3600,
-        "most_retries": 0,
-        "if_member_ends": "restart",
-        "reservation": None,
-        "environment": None,
-        "after": None,
-        "wanted_by": None,
-    }
-    return (
-        defaults
-        | {name: value for name, value in arguments.items() if name in defaults}
-        | {"placing": placement_constraints_in(arguments)}
-    )
+MAX_NOTEBOOK_SECONDS = 8 * 3600  # if nobody says how long
+JOB_DEFAULTS: dict[str, Any] = {
+    "name": "",
+    "command": "",
+    "units": 1,
+    "type": "training",
+    "priority": "normal",
+    "preemptible": True,
+    "max_runtime_seconds": 24 * 3600,
+}
 
 
 def checked_notebook_request(
@@ -105,16 +52,13 @@ def checked_notebook_request(
     project: Project,
     pool: Pool,
     now: datetime,
-    template: Template | None,
-    name: str,
-    units: int | None,
-    models: list[str] | None,
-    profile: str | None,
-    type: str | None,
-    max_runtime_seconds: int | None,
-    reservation: Reservation | None,
-    placing: PlacementConstraints,
+    template: Template | None = None,
+    **arguments: Any,
 ) -> WorkloadRequest:
+    """Return the request of a notebook; the template gives arguments that are absent or None.
+
+    Raises Invalid with all the problems.
+    """
     checks = InputChecks()
     if template is not None and template.kind != WorkloadKind.NOTEBOOK:
         checks.note(
@@ -123,105 +67,74 @@ def checked_notebook_request(
             f"template is {template.name}, which is for jobs; allowed: a template for notebooks.",
         )
         template = None
-    message = f"{template.name if template else 'Notebook'} of {actor.get_username()}"[:80]
-    units = units if units is not None else template.units if template else 1
-    profile = profile if profile is not None else template.profile if template else ""
-    longest = min(8 * 3600, pool.longest_runtime_seconds)
-    seconds = (
-        max_runtime_seconds
-        if max_runtime_seconds is not None
-        else template.max_runtime_seconds
-        if template
-        else longest
+    defaults: dict[str, Any] = {
+        "units": 1,
+        "type": "interactive",
+        "max_runtime_seconds": min(MAX_NOTEBOOK_SECONDS, pool.longest_runtime_seconds),
+    }
+    if template is not None:
+        names = ("units", "profile", "type", "max_runtime_seconds")
+        defaults |= {name: getattr(template, name) for name in names}
+    given = defaults | {name: value for name, value in arguments.items() if value is not None}
+    given["name"] = (
+        arguments.get("name") or f"{template.name if template else 'Notebook'} of {actor.get_username()}"[:80]
     )
-    hardware = _checked_hardware(
-        checks, project, pool, units=units, models=models, profile=profile, **placing
-    )
-    request = WorkloadRequest(
-        kind=WorkloadKind.NOTEBOOK,
-        project=project,
-        pool=pool,
-        name=checks.text("name", name or message),
-        type=checks.choice(
-            "type",
-            type if type is not None else template.type if template else "interactive",
-            WorkloadType.values,
-        ),
-        hardware=hardware,
-        command="",
-        environment={},
-        priority=int(Priority.NORMAL),
-        preemptible=False,
-        max_runtime_seconds=checks.count(
-            "max_runtime_seconds", seconds, MIN_RUNTIME_SECONDS, pool.longest_runtime_seconds, "seconds"
-        ),
-        most_retries=0,
-        if_member_ends=IfMemberEnds.RESTART,
-        reservation=_checked_reservation(checks, reservation, project, pool, now),
-    )
-    checks.done()
-    return request
+    return _checked_request(checks, WorkloadKind.NOTEBOOK, project, pool, now, given)
 
 
-def checked_job_request(
+def checked_job_request(project: Project, pool: Pool, now: datetime, **arguments: Any) -> WorkloadRequest:
+    """Return the request of a job. Raises Invalid with all the problems."""
+    given = JOB_DEFAULTS | arguments
+    return _checked_request(InputChecks(), WorkloadKind.JOB, project, pool, now, given)
+
+
+def _checked_request(
+    checks: InputChecks,
+    kind: WorkloadKind,
     project: Project,
     pool: Pool,
     now: datetime,
-    *,
-    name: Any,
-    command: Any,
-    units: Any,
-    hosts: Any,
-    models: Any,
-    profile: Any,
-    type: Any,
-    priority: Any,
-    preemptible: Any,
-    max_runtime_seconds: Any,
-    most_retries: Any,
-    if_member_ends: Any,
-    reservation: Reservation | None,
-    environment: Any,
-    placing: PlacementConstraints,
-    after: Any = None,
-    wanted_by: Any = None,
+    arguments: Mapping[str, Any],
 ) -> WorkloadRequest:
-    checks = InputChecks()
-    hardware = _checked_hardware(
-        checks, project, pool, units=units, hosts=hosts, models=models, profile=profile, **placing
+    """Return the request if every argument is as declared and as the project, the pool and ``now`` allow.
+
+    Raises Invalid with all the problems.
+    """
+    hardware_arguments = hardware_arguments_in(arguments)
+    hardware = check_hardware_request(checks, project, pool, hardware_arguments)
+    own = [
+        each
+        for each in request_fields(WorkloadRequest, kind)
+        if each.name not in (*HARDWARE_COLUMNS, "project", "pool")
+    ]
+    given = given_values(
+        own, {name: value for name, value in arguments.items() if name not in hardware_arguments}
     )
-    request = WorkloadRequest(
-        kind=WorkloadKind.JOB,
-        project=project,
-        pool=pool,
-        name=checks.text("name", name),
-        type=checks.choice("type", type, WorkloadType.values),
-        hardware=hardware,
-        command=checks.text("command", command, most=MAX_COMMAND_LENGTH, lines=True),
-        environment=checks.environment("environment", environment or {}),
-        priority=_checked_priority(checks, priority, project),
-        preemptible=checks.flag("preemptible", preemptible),
-        max_runtime_seconds=checks.count(
-            "max_runtime_seconds",
-            max_runtime_seconds,
-            MIN_RUNTIME_SECONDS,
-            pool.longest_runtime_seconds,
-            "seconds",
-        ),
-        most_retries=checks.count("most_retries", most_retries, 0, MAX_RETRIES),
-        if_member_ends=checks.choice("if_member_ends", if_member_ends, IfMemberEnds.values),
-        reservation=_checked_reservation(checks, reservation, project, pool, now),
-        after=_checked_dependencies(checks, after or ()),
-        wanted_by=_checked_wanted_by(checks, wanted_by, now),
-    )
+    clean = {each.name: _checked_field(checks, each, given[each.name], project, pool, now) for each in own}
     checks.done()
-    return request
+    return WorkloadRequest(**vars(hardware), kind=str(kind), project=project, pool=pool, **clean)
 
 
-def _checked_hardware(checks: InputChecks, project: Project, pool: Pool, **hardware: Any) -> HardwareRequest:
-    check_project(checks, project)
-    check_pool(checks, pool, project.team)
-    return check_hardware_request(checks, pool=pool, **hardware)
+def _checked_field(
+    checks: InputChecks, declared: RequestField, value: Any, project: Project, pool: Pool, now: datetime
+) -> Any:
+    """Return the value of one field, checked against its declaration and what depends on other rows."""
+    match declared.name:
+        case "command":
+            return checks.text("command", value, most=declared.max_length, lines=True)
+        case "environment":
+            return checks.environment("environment", value)
+        case "priority":
+            return _checked_priority(checks, value, project)
+        case "max_runtime_seconds":
+            return checked_value(checks, replace(declared, high=pool.longest_runtime_seconds), value)
+        case "reservation":
+            return _checked_reservation(checks, value, project, pool, now)
+        case "after":
+            return _checked_dependencies(checks, value)
+        case "wanted_by":
+            return _checked_wanted_by(checks, value, now)
+    return checked_value(checks, declared, value)
 
 
 def _checked_priority(checks: InputChecks, value: Any, project: Project) -> int:
@@ -293,24 +206,27 @@ def parse_array_indices(checks: InputChecks, text: Any) -> tuple[list[int], int 
         return [], None
     indices: set[int] = set()
     for part in matched["parts"].split(","):
-        span, _, step = part.partition(":")
-        first, _, last = span.partition("-")
-        low, high = int(first), int(last or first)
-        if (
-            high < low
-            or high > MAX_ARRAY_INDEX
-            or int(step or 1) < 1
-            or (high - low) // int(step or 1) >= MAX_ARRAY_TASKS
-        ):
+        found = _indices_of_part(part)
+        if found is None:
             checks.note("array", text, f"array has the part {part}; allowed: {allowed}.")
             return [], None
-        indices.update(range(low, high + 1, int(step or 1)))
+        indices.update(found)
     at_once = int(matched["at_once"]) if matched["at_once"] else None
     if len(indices) > MAX_ARRAY_TASKS or at_once == 0:
         checks.note(
             "array", text, f"array is {display_value(text)}, {len(indices):,} tasks; allowed: {allowed}."
         )
     return sorted(indices), at_once
+
+
+def _indices_of_part(part: str) -> range | None:
+    """Return the indices of a part such as 5-9:2; None if they are out of bounds."""
+    span, _, step_text = part.partition(":")
+    first, _, last = span.partition("-")
+    low, high, step = int(first), int(last or first), int(step_text or 1)
+    if high < low or high > MAX_ARRAY_INDEX or step < 1 or (high - low) // step >= MAX_ARRAY_TASKS:
+        return None
+    return range(low, high + 1, step)
 
 
 def _checked_reservation(
@@ -327,24 +243,3 @@ def _checked_reservation(
             f"allowed: a reservation of {project.name} in {pool.name} that is not over.",
         )
     return reservation
-
-
-def workload_columns(request: WorkloadRequest) -> dict[str, Any]:
-    return {
-        "kind": request.kind,
-        "type": request.type,
-        "name": request.name,
-        "project": request.project,
-        "pool": request.pool,
-        "reservation": request.reservation,
-        "command": request.command,
-        "environment": request.environment,
-        "priority": request.priority,
-        "preemptible": request.preemptible,
-        "max_runtime_seconds": request.max_runtime_seconds,
-        "most_retries": request.most_retries,
-        "if_member_ends": request.if_member_ends,
-        "after": request.after,
-        "wanted_by": request.wanted_by,
-        **request.hardware.columns,
-    }

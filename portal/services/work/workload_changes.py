@@ -10,10 +10,10 @@ from portal import policy
 from portal.input_checks import InputChecks
 from portal.models import User
 from portal.services import audit
-from portal.services.work.request_checks import MIN_RUNTIME_SECONDS
 from scheduler import services as engine
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import JobArray, Workload, WorkloadKind
+from scheduler.requests import MIN_RUNTIME_SECONDS
 
 MAX_KEEP_SECONDS = 24 * 3600
 

@@ -11,18 +11,12 @@ from portal.hardware_request import gpu_models_of_pool, network_warnings, whole_
 from portal.models import User
 from portal.planner_budget import metered_planning
 from portal.services.money import rate_card
-from portal.services.work.request_checks import (
-    WorkloadRequest,
-    checked_job_request,
-    checked_notebook_request,
-    with_job_defaults,
-    with_notebook_defaults,
-    workload_columns,
-)
+from portal.services.work.request_checks import checked_job_request, checked_notebook_request
 from portal.wording import reason_texts, request_texts
 from scheduler import services as engine
 from scheduler.core.reasons import ReasonCode
 from scheduler.models import JobArray, Pool, Project, Workload, WorkloadKind
+from scheduler.requests import WorkloadRequest
 from telemetry.core.amounts import round_amount
 
 
@@ -47,19 +41,19 @@ def preview_workload(
     """
     policy.require(actor, "workload.launch", project)
     request = (
-        checked_notebook_request(actor, project, pool, now, **with_notebook_defaults(arguments))
+        checked_notebook_request(actor, project, pool, now, **arguments)
         if kind == WorkloadKind.NOTEBOOK
-        else checked_job_request(project, pool, now, **with_job_defaults(arguments))
+        else checked_job_request(project, pool, now, **arguments)
     )
     return _preview_of(actor, request, now)
 
 
 def _preview_of(actor: User, request: WorkloadRequest, now: datetime) -> dict[str, Any]:
     with metered_planning(actor, now):
-        answer = engine.preview_workload(owner=actor, now=now, **workload_columns(request))
-    gpus = whole_gpus_of(request.pool, request.hardware)
+        answer = engine.preview_workload(request, owner=actor, now=now)
+    gpus = whole_gpus_of(request.pool, request)
     price = rate_card.gpu_hour_price(
-        pool=request.pool, models=request.hardware.models_wanted or gpu_models_of_pool(request.pool), now=now
+        pool=request.pool, models=request.models_wanted or gpu_models_of_pool(request.pool), now=now
     )
     per_hour = None if price is None else round_amount(price * Decimal(str(gpus)))
     longest = (
@@ -67,7 +61,7 @@ def _preview_of(actor: User, request: WorkloadRequest, now: datetime) -> dict[st
         if price is None
         else round_amount(price * Decimal(str(gpus)) * Decimal(request.max_runtime_seconds) / 3600)
     )
-    answer["numbers"] |= reason_texts.requested_hardware(answer["code"], request.hardware)
+    answer["numbers"] |= reason_texts.requested_hardware(answer["code"], request)
     if answer["code"] == ReasonCode.DEPENDENCY and request.after:
         answer["numbers"]["condition"] = _condition_of_dependency(request, answer["numbers"])
     return {
@@ -77,7 +71,7 @@ def _preview_of(actor: User, request: WorkloadRequest, now: datetime) -> dict[st
         "longest_cost": longest,
         "currency": rate_card.organisation_currency(),
         "wish": _late_warning(request, answer, now),
-        "warnings": network_warnings(request.pool, request.hardware),
+        "warnings": network_warnings(request.pool, request),
     }
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import Any
 
 from django.utils import timezone
 
-from portal.hardware_request import MAX_COMPUTE_CAPABILITY, MAX_CPU_MILLI, MAX_MEMORY_MIB
 from portal.models import User
 from portal.reads.fleet.free_capacity import FreeCapacity
+from portal.web.gpu_request.generated_fields import GENERATED_FIELDS, form_value
 from scheduler.core.model.snapshot import Priority
 from scheduler.models import Workload
 
@@ -32,39 +30,17 @@ DEPENDENCY_CHOICES = [
 LENGTH_UNIT_CHOICES = [("hours", "hours"), ("minutes", "minutes"), ("days", "days")]
 SECONDS_PER_LENGTH_UNIT = {"minutes": 60, "hours": 3600, "days": 86_400}
 MAX_LENGTH_IN_UNITS = 100_000
-# Form field: (service argument, argument units per field unit, maximum of the argument).
-SIZE_FIELDS: dict[str, tuple[str, int, int]] = {
-    "cpus": ("cpu_milli", 1000, MAX_CPU_MILLI),
-    "memory": ("memory_mib", 1024, MAX_MEMORY_MIB),
-    "min_memory": ("min_memory_mib", 1024, MAX_MEMORY_MIB),
-    "min_capability": ("min_compute_capability", 10, MAX_COMPUTE_CAPABILITY),
-}
 # Service argument: the field that shows its errors.
 FIELD_FOR_ARGUMENT = {
-    "labels_preferred": "prefer",
-    "labels_required": "labels",
     "models": "target",
     "pool": "target",
     "profile": "target",
-    **{argument: name for name, (argument, _, _) in SIZE_FIELDS.items()},
+    **{declared.argument: name for name, declared in GENERATED_FIELDS.items()},
     "units": "units_other",
     "end": "length",
     "max_runtime_seconds": "length",
 }
 ANY_MODEL = ""
-
-
-def number_text(number: Decimal) -> str:
-    """Return a number as a message repeats it, at most 30 characters long."""
-    return f"{number:f}"[:30] if abs(number.adjusted()) < 30 else str(number)[:30]
-
-
-def size_text(name: str, size: int) -> str:
-    """Return a size in the unit of its field; empty if it is 0."""
-    if not size:
-        return ""
-    text = f"{Decimal(size) / SIZE_FIELDS[name][1]:.4f}".rstrip("0").rstrip(".")
-    return f"{size / 10:.1f}" if name == "min_capability" else text
 
 
 def default_name(kind: str, user: User, now: datetime) -> str:
@@ -108,32 +84,21 @@ def values_of_workload(workload: Workload, user: User) -> dict[str, Any]:
         "third": models[2],
         **count_values(workload.units),
         "hosts": workload.hosts,
-        "nvlink": workload.nvlink,
         "length": workload.max_runtime_seconds // 60 if rest else hours,
         "length_unit": "minutes" if rest else "hours",
         "type": workload.type,
         "command": workload.command,
         "priority": Priority(workload.priority).name.lower(),
-        "preemptible": workload.preemptible,
-        "most_retries": workload.most_retries,
         "if_member_ends": workload.if_member_ends,
-        "labels": labels_text(workload.labels_required),
-        "prefer": labels_text(workload.labels_preferred),
-        "spread": workload.spread,
         **{
-            name: size_text(name, getattr(workload, argument))
-            for name, (argument, _, _) in SIZE_FIELDS.items()
+            name: form_value(declared, getattr(workload, declared.name))
+            for name, declared in GENERATED_FIELDS.items()
         },
         "environment": "\n".join(
             f"{name}={value if workload.owner_id == user.pk else ''}"
             for name, value in workload.environment.items()
         ),
     }
-
-
-def labels_text(labels: Mapping[str, str]) -> str:
-    """Return labels as the text of their field."""
-    return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
 def count_values(units: int) -> dict[str, Any]:

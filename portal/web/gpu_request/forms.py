@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from typing import Any
 
 from django import forms
@@ -21,26 +20,21 @@ from portal.web.gpu_request.field_values import (
     REPEAT_CHOICES,
     REQUEST_KINDS,
     SECONDS_PER_LENGTH_UNIT,
-    SIZE_FIELDS,
     end_or_latest,
-    number_text,
+)
+from portal.web.gpu_request.generated_fields import (
+    GENERATED_FIELDS,
+    fields_of_section,
+    generated_form_fields,
+    is_shown,
+    request_value,
 )
 from portal.web.gpu_request.options import GpuRequestOptions, dependency_label, target_choices
 from portal.web.page.service_form import ServiceForm
+from portal.wording import request_texts
 from scheduler.core.model.snapshot import Priority
 from scheduler.models import Pool, Project, WorkloadType
-
-
-def _size_field(label: str, example: str) -> forms.DecimalField:
-    """Return an optional field for a size."""
-    return forms.DecimalField(
-        label=label,
-        required=False,
-        error_messages={"invalid": f"{label} is not a number; allowed: such as {example}, or nothing."},
-        widget=forms.NumberInput(
-            attrs={"class": "input number", "step": "any", "min": "0", "placeholder": "any"}
-        ),
-    )
+from scheduler.requests import PLACED_KINDS
 
 
 class GpuRequestForm(ServiceForm):
@@ -61,7 +55,6 @@ class GpuRequestForm(ServiceForm):
     hosts = forms.IntegerField(
         label="Hosts", required=False, initial=1, help_text="As many GPUs on each of them."
     )
-    nvlink = forms.BooleanField(label="Within one NVLink group", required=False)
     start = forms.DateTimeField(
         label="Start",
         required=False,
@@ -122,35 +115,12 @@ class GpuRequestForm(ServiceForm):
         widget=forms.RadioSelect,
         initial="normal",
     )
-    preemptible = forms.BooleanField(
-        label="May be preempted: it can borrow GPUs, and resumes from its checkpoint",
-        required=False,
-        initial=True,
-    )
-    most_retries = forms.IntegerField(label="Retries after a failure", required=False, initial=0)
     if_member_ends = forms.ChoiceField(
         label="If it ends on one host",
         choices=[("restart", "All of it starts again"), ("end", "All of it ends")],
         required=False,
         help_text="On several hosts. It restarts while retries are left; after a lost host always.",
     )
-    labels = forms.CharField(
-        label="Only on hosts with",
-        required=False,
-        max_length=300,
-        help_text="Labels such as site=north, with commas.",
-    )
-    prefer = forms.CharField(
-        label="Rather on hosts with",
-        required=False,
-        max_length=300,
-        help_text="Labels such as rack=r1, with commas.",
-    )
-    spread = forms.BooleanField(label="Spread over hosts that share as little as can be", required=False)
-    cpus = _size_field("CPU cores on each host", "64")
-    memory = _size_field("Memory on each host (GiB)", "512")
-    min_memory = _size_field("GPU memory at least (GiB)", "40")
-    min_capability = _size_field("Compute capability at least", "8.0")
     wanted_by = forms.DateTimeField(
         label="Wanted by",
         required=False,
@@ -183,6 +153,7 @@ class GpuRequestForm(ServiceForm):
         self.lines, self.projects, self.reservations = options.lines, options.projects, options.reservations
         self.pools = {line.pool.slug: line.pool for line in self.lines}
         fields: dict[str, Any] = self.fields
+        fields.update(generated_form_fields())
         fields["start"].required = self.selected_kind == "reservation"
         fields["project"].choices = [(key, f"{p.name}, {p.team.name}") for key, p in self.projects.items()]
         fields["target"].choices = target_choices(self.lines, options.currency)
@@ -219,26 +190,10 @@ class GpuRequestForm(ServiceForm):
         data["units"] = self._units(data)
         data["seconds"] = self._seconds(data)
         data["pairs"] = self._pairs(data)
-        data["preferred"] = self._labels(data, "prefer")
-        data["required"] = self._labels(data, "labels")
-        data["sizes"] = {argument: self._size(data, name) for name, (argument, _, _) in SIZE_FIELDS.items()}
+        data["generated"] = {
+            declared.argument: request_value(self, name, data) for name, declared in GENERATED_FIELDS.items()
+        }
         return data
-
-    def _size(self, data: Mapping[str, Any], name: str) -> int:
-        """Return a size in the unit of the service; 0 if the field is empty or invalid."""
-        value, (_, factor, most) = data.get(name), SIZE_FIELDS[name]
-        if value is None:
-            return 0
-        size = int(value * factor + Decimal("0.5")) if 0 < value <= most else 0
-        if not 0 < size <= most:
-            label = self.fields[name].label
-            self.add_error(
-                name,
-                f"{label} is {number_text(value)}; "
-                f"allowed: more than 0, up to {most // factor:,}, or nothing.",
-            )
-            return 0
-        return size
 
     def _units(self, data: Mapping[str, Any]) -> int | None:
         if data.get("count") in ("", "other", None):
@@ -252,24 +207,10 @@ class GpuRequestForm(ServiceForm):
         if "length" in self.errors:
             return None
         if length is None or not 0 < length <= MAX_LENGTH_IN_UNITS:
-            text = "empty" if length is None else number_text(length)
-            self.add_error(
-                "length", f"For is {text}; allowed: more than 0, up to {MAX_LENGTH_IN_UNITS:,} {unit}."
-            )
+            message = request_texts.length_out_of_bounds(length, MAX_LENGTH_IN_UNITS, unit)
+            self.add_error("length", message)
             return None
         return int(length * SECONDS_PER_LENGTH_UNIT[unit])
-
-    def _labels(self, data: Mapping[str, Any], field: str) -> dict[str, str]:
-        pairs = {}
-        for part in filter(None, (part.strip() for part in (data.get(field) or "").split(","))):
-            name, equals, value = part.partition("=")
-            if not equals:
-                self.add_error(
-                    field, f"{ascii(part)[:40]} is no label; allowed: name=value, with commas between."
-                )
-                return {}
-            pairs[name.strip()] = value.strip()
-        return pairs
 
     def _models(self) -> list[str]:
         """Return the accepted models in order of preference; empty if any model will do."""
@@ -284,7 +225,7 @@ class GpuRequestForm(ServiceForm):
                 continue
             name, equals, value = line.partition("=")
             if not equals:
-                self.add_error("environment", f"Line {number} is {ascii(line)[:40]}; allowed: NAME=value.")
+                self.add_error("environment", request_texts.is_no_variable(number, line))
                 return {}
             pairs[name.strip()] = value
         return pairs
@@ -314,6 +255,13 @@ class GpuRequestForm(ServiceForm):
             "profile": profile,
         }
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the service of the chosen kind."""
+        if self.recurs:
+            return self.for_series()
+        kinds = {"notebook": self.for_notebook, "job": self.for_job, "reservation": self.for_reservation}
+        return kinds[self.selected_kind]()
+
     def for_reservation(self) -> dict[str, Any]:
         """Return the arguments of ``request_reservation``."""
         start = self.cleaned_data["start"]
@@ -337,24 +285,24 @@ class GpuRequestForm(ServiceForm):
             "models": self._models(),
             "profile": profile,
             "may_exceed_guarantee": self.cleaned_data["may_exceed_guarantee"],
-            **self.placed(),
+            **self.generated(),
         }
 
-    def placed(self) -> dict[str, Any]:
-        """Return the placement arguments of a job or reservation: number of hosts, requirements, spread."""
-        data = self.cleaned_data
-        hosts = 1 if data.get("hosts") is None else data["hosts"]
-        return {"hosts": hosts, **self.placing(), "spread": data["spread"]}
-
-    def placing(self) -> dict[str, Any]:
-        """Return the requirements on GPUs and hosts that every kind of request can have."""
-        data = self.cleaned_data
-        return {
-            "nvlink": data["nvlink"],
-            "labels_required": data["required"],
-            "labels_preferred": data["preferred"],
-            **data["sizes"],
+    def generated(self) -> dict[str, Any]:
+        """Return the arguments of the generated fields, and the number of hosts, of the chosen kind."""
+        data, kind = self.cleaned_data, self.selected_kind
+        hosts = {"hosts": 1 if data.get("hosts") is None else data["hosts"]} if kind in PLACED_KINDS else {}
+        return hosts | {
+            declared.argument: data["generated"][declared.argument]
+            for declared in GENERATED_FIELDS.values()
+            if is_shown(declared, kind)
         }
+
+    @property
+    def sections(self) -> dict[str, list[forms.BoundField]]:
+        """Return the generated fields by section."""
+        names = {declared.form_section for declared in GENERATED_FIELDS.values()}
+        return {name: [self[field] for field in fields_of_section(name)] for name in names}
 
     @property
     def more_is_used(self) -> bool:
@@ -364,7 +312,8 @@ class GpuRequestForm(ServiceForm):
     @property
     def place_is_used(self) -> bool:
         """Return True if a field in the section about hosts has a value or an error."""
-        return self._are_used("labels", "prefer", "spread", *SIZE_FIELDS)
+        sections = ("host", "gpu", "place", "several_hosts")
+        return self._are_used(*(name for section in sections for name in fields_of_section(section)))
 
     def _are_used(self, *names: str) -> bool:
         return any(self[name].value() or self[name].errors for name in names)
@@ -402,7 +351,7 @@ class GpuRequestForm(ServiceForm):
         data = self.cleaned_data
         return {
             **self.common(),
-            **self.placing(),
+            **self.generated(),
             "type": data["type"] or "interactive",
             "max_runtime_seconds": data["seconds"],
             "reservation": self.reservations.get(data["reservation"]),
@@ -414,12 +363,10 @@ class GpuRequestForm(ServiceForm):
         return {
             **self.common(),
             "command": data["command"],
-            **self.placed(),
+            **self.generated(),
             "type": data["type"] or "training",
             "priority": data["priority"] or "normal",
-            "preemptible": data["preemptible"],
             "max_runtime_seconds": data["seconds"],
-            "most_retries": data["most_retries"] or 0,
             "if_member_ends": data["if_member_ends"] or "restart",
             "reservation": self.reservations.get(data["reservation"]),
             "environment": data["pairs"],

@@ -20,6 +20,7 @@ from portal.web.gpu_request.field_values import (
     values_of_workload,
 )
 from portal.web.gpu_request.forms import GpuRequestForm
+from portal.web.gpu_request.generated_fields import GENERATED_FIELDS
 from portal.web.gpu_request.options import GpuRequestOptions, target_values
 from portal.web.page.query import parse_uuid
 from scheduler.core.model.snapshot import Priority
@@ -58,9 +59,8 @@ def initial_values(
     remembered = dict(request.session.get(LAST_REQUEST_SESSION_KEY, {}))
     if remembered:
         # Browsers do not send unchecked boxes.
-        remembered["preemptible"] = bool(remembered.get("preemptible"))
-        remembered["nvlink"] = bool(remembered.get("nvlink"))
-        remembered["spread"] = bool(remembered.get("spread"))
+        boxes = [name for name, declared in GENERATED_FIELDS.items() if declared.type is bool]
+        remembered |= {name: bool(remembered.get(name)) for name in boxes}
     initial |= remembered
     initial["kind"] = kind
     initial["project"] = initial.get("project") or next(iter(options.projects), "")

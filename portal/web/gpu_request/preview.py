@@ -203,7 +203,7 @@ def _window(start: datetime, end: datetime) -> dict[str, Any]:
 
 def _workload_preview(form: GpuRequestForm, user: User, now: datetime) -> dict[str, Any]:
     kind = form.selected_kind
-    arguments = form.for_notebook() if kind == "notebook" else form.for_job()
+    arguments = form.arguments()
     arguments["name"] = arguments["name"] or "preview"
     if kind == "job":
         arguments["command"] = arguments["command"] or "true"
