@@ -23,7 +23,7 @@ def request_schema() -> dict[str, Any]:
 
 
 def _property(declared: RequestField) -> dict[str, Any]:
-    found = {"description": declared.help, **_value_schema(declared), "x-kinds": list(declared.kinds)}
+    found = {"description": declared.help_text, **_value_schema(declared), "x-kinds": list(declared.kinds)}
     optional = {"x-unit": declared.unit, "x-option": declared.option}
     return found | {name: value for name, value in optional.items() if value}
 

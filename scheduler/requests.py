@@ -40,7 +40,7 @@ Labels = Mapping[str, str]
 class RequestField:
     """The declaration of one field. ``name``, ``type`` and ``default`` are filled in from the annotation."""
 
-    help: str
+    help_text: str  # for the API and the command line
     label: str = ""  # in forms and on pages
     low: int = 0  # of a number
     high: int = 2**31 - 1
@@ -62,7 +62,7 @@ class RequestField:
 
 def _row_field(help_text: str, **more: Any) -> dict[str, RequestField]:
     """Return the metadata of a field that holds a row; the API and the command line name it by a slug."""
-    return {"declared": RequestField(help_text, max_length=81, **more)}
+    return {"declared": RequestField(help_text=help_text, max_length=81, **more)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +72,20 @@ class HardwareRequest:
     units: Annotated[
         int,
         RequestField(
-            "Number of GPUs on each host.", low=1, high=10_000, required_in=PLACED_KINDS, option="--gpus"
+            help_text="Number of GPUs on each host.",
+            low=1,
+            high=10_000,
+            required_in=PLACED_KINDS,
+            option="--gpus",
         ),
     ]
-    hosts: Annotated[int, RequestField("Number of hosts.", low=1, high=1_000, kinds=PLACED_KINDS)] = 1
+    hosts: Annotated[
+        int, RequestField(help_text="Number of hosts.", low=1, high=1_000, kinds=PLACED_KINDS)
+    ] = 1
     models_wanted: Annotated[
         tuple[str, ...],
         RequestField(
-            "GPU models in order of preference, such as H100-80GB; empty: any.",
+            help_text="GPU models in order of preference, such as H100-80GB; empty: any.",
             max_length=60,
             max_items=10,
             argument="models",
@@ -87,12 +93,12 @@ class HardwareRequest:
         ),
     ] = ()
     profile: Annotated[
-        str, RequestField("A MIG slice, such as 1g.10gb; empty: whole GPUs.", max_length=30)
+        str, RequestField(help_text="A MIG slice, such as 1g.10gb; empty: whole GPUs.", max_length=30)
     ] = WHOLE_GPU_PROFILE
     min_memory_mib: Annotated[
         int,
         RequestField(
-            "Minimum memory of each GPU.",
+            help_text="Minimum memory of each GPU.",
             label="GPU memory at least",
             high=MAX_MEMORY_MIB,
             unit="MiB",
@@ -104,7 +110,7 @@ class HardwareRequest:
     min_compute_capability: Annotated[
         int,
         RequestField(
-            "Minimum compute capability of each GPU, such as 8.0 (A100) or 9.0 (H100).",
+            help_text="Minimum compute capability of each GPU, such as 8.0 (A100) or 9.0 (H100).",
             label="Compute capability at least",
             high=1_000,
             unit="tenths",
@@ -115,7 +121,7 @@ class HardwareRequest:
     nvlink: Annotated[
         bool,
         RequestField(
-            "All GPUs of a host in one NVLink group.",
+            help_text="All GPUs of a host in one NVLink group.",
             label="Within one NVLink group",
             form_field="nvlink",
             form_section="amount",
@@ -124,7 +130,7 @@ class HardwareRequest:
     labels_required: Annotated[
         Labels,
         RequestField(
-            "Only hosts with these labels.",
+            help_text="Only hosts with these labels.",
             label="Only on hosts with",
             max_length=63,
             option="--label",
@@ -135,7 +141,7 @@ class HardwareRequest:
     cpu_milli: Annotated[
         int,
         RequestField(
-            "CPU cores on each host, beside its GPUs; default: not limited and not counted.",
+            help_text="CPU cores on each host, beside its GPUs; default: not limited and not counted.",
             label="CPU cores on each host",
             high=10_000_000,
             unit="thousandths of a core",
@@ -147,7 +153,7 @@ class HardwareRequest:
     memory_mib: Annotated[
         int,
         RequestField(
-            "Memory on each host, beside its GPUs; default: not limited and not counted.",
+            help_text="Memory on each host, beside its GPUs; default: not limited and not counted.",
             label="Memory on each host",
             high=MAX_MEMORY_MIB,
             unit="MiB",
@@ -159,7 +165,7 @@ class HardwareRequest:
     labels_preferred: Annotated[
         Labels,
         RequestField(
-            "Hosts with more of these labels are preferred.",
+            help_text="Hosts with more of these labels are preferred.",
             label="Rather on hosts with",
             max_length=63,
             option="--prefer",
@@ -170,7 +176,7 @@ class HardwareRequest:
     spread: Annotated[
         bool,
         RequestField(
-            "Spread over hosts that share as few failure domains as possible.",
+            help_text="Spread over hosts that share as few failure domains as possible.",
             label="Spread over hosts that share as little as can be",
             form_field="spread",
             form_section="several_hosts",
@@ -199,17 +205,22 @@ class WorkloadRequest(HardwareRequest):
     kind: str
     # Not Annotated: the types of Django give Annotated models a meaning of their own.
     project: Project = field(
-        metadata=_row_field("TEAM/PROJECT, or the project alone if it is unique.", required_in=REQUEST_KINDS)
+        metadata=_row_field(
+            help_text="TEAM/PROJECT, or the project alone if it is unique.", required_in=REQUEST_KINDS
+        )
     )
-    pool: Pool = field(metadata=_row_field("The slug of the pool.", required_in=REQUEST_KINDS))
-    name: Annotated[str, RequestField("Its name.", max_length=80, required_in=PLACED_KINDS)]
+    pool: Pool = field(metadata=_row_field(help_text="The slug of the pool.", required_in=REQUEST_KINDS))
+    name: Annotated[str, RequestField(help_text="Its name.", max_length=80, required_in=PLACED_KINDS)]
     type: Annotated[
-        str, RequestField("Type of the workload.", choices=tuple(WorkloadType.choices), kinds=WORKLOAD_KINDS)
+        str,
+        RequestField(
+            help_text="Type of the workload.", choices=tuple(WorkloadType.choices), kinds=WORKLOAD_KINDS
+        ),
     ]
     max_runtime_seconds: Annotated[
         int,
         RequestField(
-            "Maximum runtime, such as 90m, 8h, 1d.",
+            help_text="Maximum runtime, such as 90m, 8h, 1d.",
             low=MIN_RUNTIME_SECONDS,
             unit="seconds",
             kinds=WORKLOAD_KINDS,
@@ -218,23 +229,25 @@ class WorkloadRequest(HardwareRequest):
     ]
     reservation: Annotated[
         Reservation | None,
-        RequestField("ID of a reservation to run inside.", format="uuid", kinds=WORKLOAD_KINDS),
+        RequestField(help_text="ID of a reservation to run inside.", format="uuid", kinds=WORKLOAD_KINDS),
     ] = None
     command: Annotated[
         str,
-        RequestField("The command, for a shell.", max_length=20_000, kinds=("job",), required_in=("job",)),
+        RequestField(
+            help_text="The command, for a shell.", max_length=20_000, kinds=("job",), required_in=("job",)
+        ),
     ] = ""
     environment: Annotated[
         Mapping[str, str],
-        RequestField("Environment variables.", max_length=4096, kinds=("job",), option="--env"),
+        RequestField(help_text="Environment variables.", max_length=4096, kinds=("job",), option="--env"),
     ] = field(default_factory=dict)
-    priority: Annotated[int, RequestField("Priority.", choices=PRIORITY_CHOICES, kinds=("job",))] = int(
-        Priority.NORMAL
-    )
+    priority: Annotated[
+        int, RequestField(help_text="Priority.", choices=PRIORITY_CHOICES, kinds=("job",))
+    ] = int(Priority.NORMAL)
     preemptible: Annotated[
         bool,
         RequestField(
-            "Whether it may borrow GPUs and be preempted.",
+            help_text="Whether it may borrow GPUs and be preempted.",
             label="May be preempted: it can borrow GPUs, and resumes from its checkpoint",
             kinds=("job",),
             option="--preemptible/--no-preemptible",
@@ -245,7 +258,7 @@ class WorkloadRequest(HardwareRequest):
     most_retries: Annotated[
         int,
         RequestField(
-            "How often to retry after a failure.",
+            help_text="How often to retry after a failure.",
             label="Retries after a failure",
             high=10,
             kinds=("job",),
@@ -256,7 +269,7 @@ class WorkloadRequest(HardwareRequest):
     if_member_ends: Annotated[
         str,
         RequestField(
-            "What to do when it ends on one of several hosts.",
+            help_text="What to do when it ends on one of several hosts.",
             choices=tuple(IfMemberEnds.choices),
             kinds=("job",),
         ),
@@ -264,7 +277,7 @@ class WorkloadRequest(HardwareRequest):
     wanted_by: Annotated[
         datetime | None,
         RequestField(
-            "Deadline. Not guaranteed: you are notified if it is likely to end later.",
+            help_text="Deadline. Not guaranteed: you are notified if it is likely to end later.",
             format="date-time",
             kinds=("job",),
         ),
@@ -272,7 +285,7 @@ class WorkloadRequest(HardwareRequest):
     after: Annotated[
         tuple[tuple[str, Workload | JobArray], ...],
         RequestField(
-            "Jobs and arrays that must end first, each with its required outcome: ok, any or not_ok.",
+            help_text="Jobs and arrays that must end first, each with its required outcome: ok, any or not_ok.",
             format="dependency",
             max_items=MAX_DEPENDENCIES,
             kinds=("job",),

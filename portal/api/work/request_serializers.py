@@ -45,7 +45,7 @@ class JobQuery(KindQuery):
 def _request_field(declared: RequestField, required: bool) -> serializers.Field[Any, Any, Any, Any]:
     """Return the field of a body that a declaration describes."""
     unit = f" Unit: {declared.unit}." if declared.unit else ""
-    more: dict[str, Any] = {"required": required, "help_text": f"{declared.help}{unit}"}
+    more: dict[str, Any] = {"required": required, "help_text": f"{declared.help_text}{unit}"}
     if declared.choices:
         return serializers.ChoiceField(choices=declared.choices, **more)
     if declared.type is bool:
