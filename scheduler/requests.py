@@ -285,7 +285,7 @@ class WorkloadRequest(HardwareRequest):
     after: Annotated[
         tuple[tuple[str, Workload | JobArray], ...],
         RequestField(
-            help_text="Jobs and arrays that must end first, each with its required outcome: ok, any or not_ok.",
+            help_text="Jobs and arrays that must end first, each as required: ok, any or not_ok.",
             format="dependency",
             max_items=MAX_DEPENDENCIES,
             kinds=("job",),
