@@ -95,9 +95,9 @@ def _past_starts(past: EstimateAccuracy) -> str:
     if past.with_range < MIN_OUTCOMES:
         return (
             f"The range comes from the last {past.started_count} that waited in this pool; {off}. "
-            "Too few were told a range yet to say how many kept to it. It is no guarantee."
+            "Too few had a range so far to say how many started within it. It is no guarantee."
         )
     return (
-        f"Of the last {past.with_range} that were told a range in this pool, {round(100 * past.started_in_range_count / past.with_range)} % "
+        f"Of the last {past.with_range} that had a range in this pool, {round(100 * past.started_in_range_count / past.with_range)} % "
         f"started by its upper end; {off}. It is no guarantee."
     )

@@ -43,14 +43,14 @@ HOST_VERBS = {
         "{} counts as powered off. Its work starts elsewhere.",
     ),
     "revoke": HostVerb(
-        "Its agent is cut off at once and told no more. What runs there stops when its lease ends, and starts elsewhere "
+        "Its agent is cut off at once and gets no more orders. What runs there stops when its lease ends, and starts elsewhere "
         "after that. It joins again with a new join token.",
         "{} is cut off: its credential is revoked. It joins again with a new token.",
     ),
     "maintenance": HostVerb(
         "Nothing is planned into the window. Work that can't end before it does not start there. What still runs there shortly "
-        "before it begins is told to go, with notice and grace, also work that can't be preempted.",
-        "{} is away in the window: no work is scheduled in it.",
+        "before it begins is stopped, with notice and grace, also work that can't be preempted.",
+        "{} is in maintenance in the window: no work is scheduled in it.",
     ),
 }
 # Effect of a verb on work on a host -> text.
@@ -63,13 +63,17 @@ WORKLOAD_EFFECTS = {
     "lease": "stops when its lease ends",
     "lost": "counts as lost, starts elsewhere",
     "before": "ends before the window",
-    "moved_before": "is told to go in time for the window, unless it has ended",
+    "moved_before": "is stopped in time for the window, unless it has ended",
 }
 
 
 def workload_effect_text(happens: str, begins_anew: bool = False) -> str:
     """Return the text of one key of WORKLOAD_EFFECTS."""
-    anew = " – in another home folder: it does not find the checkpoint and begins anew" if begins_anew else ""
+    anew = (
+        " – in another home folder: it does not find the checkpoint and starts from the beginning"
+        if begins_anew
+        else ""
+    )
     return f"{WORKLOAD_EFFECTS[happens]}{anew}"
 
 
@@ -85,8 +89,8 @@ HOST_ACTIONS: dict[str, Callable[[ReasonNumbers], str]] = {
     "cancel_maintenance": lambda f: (
         f"Maintenance taken back: {window(parsed_time(f.get('start')), parsed_time(f.get('end')))}"
     ),
-    "diagnose_gpu": lambda f: f"GPU {f.plain('', 'gpu')} is to be looked at",
-    "diagnose_host": lambda f: f"To be looked at: {gpu_list(f.get('gpus') or [])}",
+    "diagnose_gpu": lambda f: f"GPU {f.plain('', 'gpu')} is to be diagnosed",
+    "diagnose_host": lambda f: f"To be diagnosed: {gpu_list(f.get('gpus') or [])}",
     "forget_gpu": lambda f: f"GPU {f.plain('', 'gpu')} ({f.plain('', 'uuid')}) is gone for good",
     "change_geometry": lambda f: f"GPU {f.plain('', 'gpu')} is to become {f.plain('', 'geometry')}",
     "withdraw_geometry": lambda f: (

@@ -25,7 +25,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     "started": lambda f: f"{f.plain('', 'name')} started{f.plain(' on ', 'host')}.",
     "resumed": lambda f: (
         f"{f.plain('', 'name')} resumed{f.plain(' on ', 'host')}{f.plain(', attempt ', 'attempt')}"
-        f"{': another home folder, so it does not find its checkpoint and begins anew' if f.get('other_homes') else ''}."
+        f"{': another home folder, so it does not find its checkpoint and starts from the beginning' if f.get('other_homes') else ''}."
     ),
     "ended": lambda f: (
         f"{f.plain('', 'name')} ended. {reason_sentence(str(f.get('outcome') or ''), f.numbers, f.viewer)}"
@@ -45,7 +45,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         + f". {_last_failed_task(f) if f.get('failed') else ''}"
     ),
     "preemption_notice": lambda f: (
-        f"{f.plain('', 'name')} has to make room. {reason_sentence(str(f.get('code') or ''), f.numbers, f.viewer)}"
+        f"{f.plain('', 'name')} is being preempted. {reason_sentence(str(f.get('code') or ''), f.numbers, f.viewer)}"
     ),
     "expected_start_moved": lambda f: (
         f"{f.plain('', 'name')} is now expected to start{f.time(' at ', 'expected_start')}{f.time(', before that ', 'before')}."
@@ -134,7 +134,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"{'what runs' if f.get('workloads') != 1 else 'the one workload'} there for that, or go on with the rest."
     ),
     "maintenance_announced": lambda f: (
-        f"{f.plain('', 'host')} is away{f.time(' from ', 'start')}{f.time(' to ', 'end')}{f.plain(': ', 'reason')}. "
+        f"{f.plain('', 'host')} is in maintenance{f.time(' from ', 'start')}{f.time(' to ', 'end')}{f.plain(': ', 'reason')}. "
         + (
             f"{f.plain('', 'name')} is moved off it before that unless it has ended."
             if f.get("moves")

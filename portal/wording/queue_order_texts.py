@@ -30,7 +30,7 @@ def not_comparable(mine: Workload, theirs: Workload) -> str:
     if mine.state == "ended":
         return f"{mine.name} has ended ({workload_state_label(mine)[1].lower()}), so it waits for nobody any more."
     if mine.state != "queued":
-        return f"{mine.name} has its GPUs: nobody goes before it."
+        return f"{mine.name} has its GPUs: no other work is ahead of it."
     if mine.pk == theirs.pk:
         return f"That is {mine.name} itself. Name another workload that waits or runs in {mine.pool.name}."
     if theirs.state == "ended":
@@ -41,7 +41,7 @@ def not_comparable(mine: Workload, theirs: Workload) -> str:
 # Short form for lists: the criterion that puts it first (scheduler.core.queue.turn.TurnCriterion).
 EARLIER_BECAUSE: dict[str, str] = {
     "reservation": "runs inside a reservation",
-    "room_is_made": "others already make room for it",
+    "room_is_made": "units are already being freed for it",
     "within_guarantee": "within its team's guarantee",
     "below_guarantee": "its team is below its guarantee",
     "fair_share": "its team used less of its fair share",
@@ -73,10 +73,10 @@ QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"Its turn comes after yours, but it asks for {_request_text(f, 'theirs')}, and there is room for that which does "
         f"not do for yours: {_request_text(f, 'mine')}. What goes past yours may not delay its expected start."
     ),
-    "turned_away": lambda f: "Yours does not stand in line at present: its reason is told on its own page.",
+    "turned_away": lambda f: "Yours is not considered at present; its own page says why.",
     "reservation": lambda f: "It runs inside a reservation, whose GPUs were promised to its project before.",
     "room_is_made": lambda f: (
-        "Others were already told to make room for it; what is freed for it is kept for it."
+        "Other work is already being preempted for it; the freed units are kept for it."
     ),
     "within_guarantee": lambda f: (
         f"All that it asks for is within what {f.plain('', 'theirs_team')} is guaranteed{_quota_text(f, 'theirs')}; "
@@ -93,14 +93,14 @@ QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"{', each halved every ' + duration(f.get('half_life')) if f.get('half_life') else ''}."
     ),
     "own_team": lambda f: (
-        f"Other work of {f.plain('', 'mine_team')} stands before yours; by the time its turn was over, this one's had come."
+        f"Other work of {f.plain('', 'mine_team')} is ahead of yours, and this workload's turn comes before the next turn of that team."
     ),
     "priority": lambda f: (
         f"Both are of {f.plain('', 'mine_team')}; its priority is {PRIORITY_WORDS.get(f.get('theirs_priority'), '')}, yours "
         f"{PRIORITY_WORDS.get(f.get('mine_priority'), '')}."
     ),
     "aged": lambda f: (
-        f"It has waited for {duration(f.get('theirs_waited'))}. A team's oldest job goes before others of equal standing after "
+        f"It has waited for {duration(f.get('theirs_waited'))}. A team's oldest job comes before others of equal standing after "
         f"{duration(OLDEST_FIRST_AFTER_SECONDS)}, its oldest over {LARGE_JOB_UNITS} GPUs after {duration(LARGE_OLDEST_FIRST_AFTER_SECONDS)}."
     ),
     "submitted": lambda f: (

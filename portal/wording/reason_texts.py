@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from portal import policy
-from portal.wording.formatting import Numbers, cores, duration, gibibytes, gpus, model_name, with_count
+from portal.wording import reason_parts
+from portal.wording.formatting import Numbers, duration, gpus, with_count
 from portal.wording.reason_numbers import ReasonNumbers, SentenceBuilder
 from scheduler.models import Workload
-
-# How a dependency must end.
-DEPENDENCY_CONDITIONS = {"ok": "finish well", "any": "end", "not_ok": "end without finishing"}
 
 CONDITIONS = {"ok": "finished", "any": "ended", "not_ok": "ended without finishing"}
 
@@ -20,7 +18,7 @@ REASONS: dict[str, SentenceBuilder] = {
     "free_within_guarantee": lambda f: "It starts on free GPUs within its team's guarantee.",
     "free_borrowed": lambda f: (
         f"It starts on free GPUs{f.slots('; ', 'borrowed')}{' of them' if f.get('borrowed') else ''} beyond its team's guarantee, so it "
-        "may be asked to make room for a team whose guarantee they are."
+        "may be preempted for a team that is guaranteed them."
     ),
     "inside_reservation": lambda f: "It starts inside its reservation.",
     "reclaimed_guarantee": lambda f: (
@@ -42,9 +40,9 @@ REASONS: dict[str, SentenceBuilder] = {
     ),
     # why it waits: it never starts unless the request or the pool changes
     "no_such_hardware": lambda f: (
-        f"This pool has no GPU that is what it asks for{_requested_properties(f)}. Ask for another model, less memory or whole GPUs."
+        f"This pool has no GPU that is what it asks for{reason_parts.requested_properties(f)}. Ask for another model, less memory or whole GPUs."
     ),
-    "too_big_for_any_host": lambda f: _too_big_for_any_host(f),
+    "too_big_for_any_host": lambda f: reason_parts.too_big_for_any_host(f),
     "not_your_pool": lambda f: "This pool belongs to another team. Choose a shared pool.",
     "no_quota": lambda f: f"Its team has no quota for {f.model()} in this pool. A team lead can ask for one.",
     "over_workload_cap": lambda f: (
@@ -55,10 +53,10 @@ REASONS: dict[str, SentenceBuilder] = {
     ),
     # why it waits: until a limit, a state or a time changes
     "over_quota": lambda f: (
-        _window_over_quota(f)
+        reason_parts.window_over_quota(f)
         if f.get("at")
-        else _never_within_quota(f)
-        if _exceeds(f, "limit")
+        else reason_parts.never_within_quota(f)
+        if reason_parts.exceeds(f, "limit")
         else f"Its team holds {f.slots('', 'held') or 'all it may'}{f.of_model_text()}"
         f"{f.slots(' and may hold ', 'limit') or f.slots(' and is guaranteed ', 'guaranteed')}; this needs {f.slots('', 'need') or 'more'}. "
         + (
@@ -72,7 +70,7 @@ REASONS: dict[str, SentenceBuilder] = {
         f"{f.slots('', 'held') or 'nothing'} reserved{f.time(' at ', 'at')}. Ask for fewer; only an operator can allow more, when asked to."
         if f.get("at")
         else f"One person may hold {f.slots('at most ', 'cap')} in this pool, and this needs {f.slots('', 'need')}. Ask for fewer."
-        if _exceeds(f, "cap")
+        if reason_parts.exceeds(f, "cap")
         else f"Its owner holds {f.slots('', 'held') or 'as much as one person may'}{f.slots(' of at most ', 'cap')}; this needs {f.slots('', 'need') or 'more'}."
     ),
     "gpu_hours_used_up": lambda f: (
@@ -88,7 +86,7 @@ REASONS: dict[str, SentenceBuilder] = {
         f"The budget{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''} is used up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}. Finance can raise it."
     ),
     "dependency": lambda f: (
-        f"It waits for {f.dependency_name()} to {_dependency_condition(f)}"
+        f"It waits for {f.dependency_name()} to {reason_parts.dependency_condition(f)}"
         f"{', and for ' + with_count(int(f.get('workloads')) - 1, 'other') if f.is_plural('workloads') else ''}."
     ),
     "array_limit": lambda f: (
@@ -103,7 +101,7 @@ REASONS: dict[str, SentenceBuilder] = {
         "Its reservation belongs to another project. Launch it again in its own project, or without one."
     ),
     "host_closed": lambda f: (
-        f"The hosts that could run it take no new work{f.plain(': ', 'hosts')}{_of_hosts(f.get('hosts'))} cordoned, draining, "
+        f"The hosts that could run it take no new work{f.plain(': ', 'hosts')}{reason_parts.of_hosts(f.get('hosts'))} cordoned, draining, "
         f"in maintenance, silent or unwell{f.plain(', ', 'too_weak', after=' keep workloads less apart than the pool demands')}."
     ),
     "isolation_too_weak": lambda f: (
@@ -112,19 +110,12 @@ REASONS: dict[str, SentenceBuilder] = {
     # why it waits: it starts when units become free
     "waits_for_units": lambda f: (
         f"Its reservation has {f.plain('', 'of')} such GPUs, and this needs {f.plain('', 'need')}. Ask for fewer, or launch it without one."
-        if f.get("reservation") and _exceeds(f, "of")
+        if f.get("reservation") and reason_parts.exceeds(f, "of")
         else f"It waits for its reservation's GPUs: it needs {f.plain('', 'need')}, {f.plain('', 'free')} of {f.plain('', 'of')} are free."
         if f.get("reservation")
-        else f"It needs {_requested_gpus(f)}{_free_gpus(f)}.{_cpu_and_memory_shortage(f)}{_min_runtime_note(f)}"
+        else f"It needs {reason_parts.requested_gpus(f)}{reason_parts.free_gpus(f)}.{reason_parts.cpu_and_memory_shortage(f)}{reason_parts.min_runtime_note(f)}"
     ),
-    "waits_for_eviction": lambda f: (
-        f"Room is being made for it: {with_count(int(f.get('workloads') or 0), 'workload') if f.get('workloads') else 'borrowed work'} "
-        + (
-            f"of its own team, of lower priority, on {f.model()} was told to go."
-            if f.get("own") and f.get("own") == f.get("workloads")
-            else f"that borrowed {f.model()} was told to go."
-        )
-    ),
+    "waits_for_eviction": lambda f: reason_parts.preempted_for_it(f),
     "held_for_reservation": lambda f: (
         f"Its team's own reservation takes {f.slots('', 'slots') or 'a part'} of the {f.slots('', 'guaranteed') or 'GPUs'}{f.of_model_text()} that "
         f"the team is guaranteed{f.time(' from ', 'start')}{f.time(' to ', 'end')}, and this would not be done by then. Launch it for "
@@ -174,10 +165,10 @@ REASONS: dict[str, SentenceBuilder] = {
         f"{f.slots('', 'left') or 'fewer'} left for this team. Only an operator can allow it, when asked to."
     ),
     "extension_blocked": lambda f: (
-        f"It can't keep its GPUs{f.time(' beyond ', 'end')}: {_reservation_blockers(f)}. Reserve the time after it beside it."
+        f"It can't keep its GPUs{f.time(' beyond ', 'end')}: {reason_parts.reservation_blockers(f)}. Reserve the time after it beside it."
     ),
     "more_time_blocked": lambda f: (
-        f"It holds its GPUs until its limit, and {_promised_to(f)}{f.time(' from ', 'start')} on. "
+        f"It holds its GPUs until its limit, and {reason_parts.promised_to(f)}{f.time(' from ', 'start')} on. "
         + (
             f"It can be extended{f.time(' until ', 'latest')} at most."
             if f.get("latest") != f.get("limit")
@@ -191,14 +182,14 @@ REASONS: dict[str, SentenceBuilder] = {
     "killed_at_grace": lambda f: "It did not stop when asked and was killed at the end of its grace.",
     "out_of_memory": lambda f: "It used more memory than it may and was stopped.",
     "disk_ran_low": lambda f: (
-        "The disk of its host ran low, and its temporary files had taken the most of it of late, so it was stopped there. "
+        "The disk of its host ran low, and its temporary files had recently taken most of it, so it was stopped there. "
         "Its own retries stay as they were."
     ),
     "out_of_disk": lambda f: (
         "Its temporary files took more of its host's disk than there is for it, so it was stopped."
     ),
     "gpu_error": lambda f: (
-        f"{_failed_gpu(f)}, and it ran on that GPU."
+        f"{reason_parts.failed_gpu(f)}, and it ran on that GPU."
         if f.get("host") and f.get("event")
         else f"A GPU failed under it{f.plain(' (', 'xid', 'event', 'words', after=')')}."
     ),
@@ -222,12 +213,12 @@ REASONS: dict[str, SentenceBuilder] = {
         "The operator's preparation of its host failed. It is tried again, and none of its retries is used."
     ),
     "host_full": lambda f: (
-        f"{_full_disks(f.get('hosts'), f.get('full'))}. What could run it starts nothing new until there is room."
+        f"{reason_parts.full_disks(f.get('hosts'), f.get('full'))}. What could run it starts nothing new until there is room."
         if isinstance(f.get("hosts"), list) and isinstance(f.get("full"), int)
         else "The disk of its host is full. It is tried again, and none of its retries is used."
     ),
     "drained": lambda f: (
-        f"{_failed_gpu(f)}. By the table of hardware events the host takes nothing new, and work that can move leaves it."
+        f"{reason_parts.failed_gpu(f)}. By the table of hardware events the host takes nothing new, and work that can move leaves it."
         if f.get("host") and f.get("event")
         else f"Its host{f.plain(' ', 'host')} is taken out of service{f.plain(': ', 'words')}."
     ),
@@ -237,189 +228,6 @@ REASONS: dict[str, SentenceBuilder] = {
         f"{', ' + ('one' if f.get('array') else 'it') + ' ended as ' + str(f.get('outcome')).replace('_', ' ') if f.get('outcome') else ''}."
     ),
 }
-
-
-def _requested_gpus(f: ReasonNumbers) -> str:
-    """Return ``4 H100 80GB``, ``8 GPUs of any model on each of 2 hosts`` or ``2 × 1g.10gb of A100 80GB``.
-
-    If the numbers lack the request, name the engine's model, which is the first that would do.
-    """
-    hosts = f.get("hosts") if f.is_plural("hosts") else None
-    count, where = f.get("units" if hosts else "need"), f" on each of {hosts} hosts" if hosts else ""
-    profile, wanted = f.get("profile"), f.get("wanted")
-    models = f.model() if wanted is None else " or ".join(map(model_name, wanted)) or "any model"
-    if not isinstance(count, int):
-        return f"more {f.model()}"
-    if profile:
-        return f"{count} × {profile} of {models}{where}"
-    return f"{with_count(count, 'GPU')} of {models}{where}" if wanted == [] else f"{count} {models}{where}"
-
-
-def _free_gpus(f: ReasonNumbers) -> str:
-    """Return how many GPUs are free; if several models would do, of those the team may have."""
-    free, wanted = f.get("free"), f.get("wanted")
-    if not isinstance(free, int):
-        return ""
-    which = "" if wanted is None or len(wanted) == 1 else " that it may have"
-    return f"; {free}{which} {'is' if free == 1 else 'are'} free now"
-
-
-def _min_runtime_note(f: ReasonNumbers) -> str:
-    """Return when running work reaches the pool's minimum runtime and may be preempted."""
-    young = f.get("young")
-    if not young:
-        return ""
-    have = f"{with_count(int(young), 'workload')} {'has' if young == 1 else 'have'}"
-    return f" Room can be made for it{f.time(' from ', 'told_at')}, when {have} run for the pool's minimum and may be told to go."
-
-
-def _cpu_and_memory_shortage(f: ReasonNumbers) -> str:
-    """Return the CPU and memory that must be free next to the GPUs; GPUs alone do not help."""
-    cpu, memory = f.get("cpu_milli"), f.get("memory_mib")
-    words = " and ".join(filter(None, [cores(cpu) if cpu else "", gibibytes(memory) if memory else ""]))
-    return f" On the same host it needs {words} that nobody else has asked for." if words else ""
-
-
-def _exceeds(f: ReasonNumbers, name: str) -> bool:
-    """Return True if the request exceeds the number, so that waiting cannot help."""
-    need, most = f.get("need"), f.get(name)
-    return isinstance(need, int) and isinstance(most, int) and need > most
-
-
-def _never_within_quota(f: ReasonNumbers) -> str:
-    alone = "" if f.get("may_borrow") else ", since what is not preemptible may not borrow"
-    return (
-        f"Its team may hold {f.slots('', 'limit')}{f.of_model_text()} at most{alone}, and this needs {f.slots('', 'need')}: it does not start, "
-        "whatever ends, before its team may hold more. A team lead can ask for that; or ask for fewer."
-    )
-
-
-def _window_over_quota(f: ReasonNumbers) -> str:
-    """Return the sentence for a reservation that exceeds its team's quota at a later time."""
-    return (
-        f"Its team would have {f.slots('', 'held') or 'none'}{f.of_model_text()} promised or in use{f.time(' at ', 'at')}, and may hold "
-        f"{f.slots('', 'limit') or 'none'}; this needs {f.slots('', 'need')} more. Only an operator can allow it, when asked to."
-    )
-
-
-def _dependency_condition(f: ReasonNumbers) -> str:
-    how = str(f.get("condition"))
-    return (
-        "end, not all of them well"
-        if how == "not_ok" and f.get("array")
-        else DEPENDENCY_CONDITIONS.get(how, "end")
-    )
-
-
-def _failed_gpu(f: ReasonNumbers) -> str:
-    """Return ``GPU 3 of h3 failed (XID 79, GPU has fallen off the bus)``."""
-    kind, _, number = str(f.get("event")).partition(":")
-    said = f"{kind.upper()} {number}" if kind in ("xid", "ecc") and number else str(f.get("event"))
-    return f"{f.plain('GPU ', 'gpu') or 'A GPU'} of {f.get('host')} failed ({said}{f.plain(', ', 'meaning') if f.get('meaning') else ''})"
-
-
-def _reservation_blockers(f: ReasonNumbers) -> str:
-    """Return what prevents a reservation from keeping its units."""
-    others, serviced = int(f.get("reservations") or 0), int(f.get("maintenance") or 0)
-    words = [
-        f"{with_count(others, 'other reservation')} would lose what was promised" if others else "",
-        f"maintenance begins on {with_count(serviced, 'GPU')} of them" if serviced else "",
-    ]
-    return " and ".join(word for word in words if word) or "others are promised them"
-
-
-def _promised_to(f: ReasonNumbers) -> str:
-    """Return what the GPUs are promised to. Other teams' reservations are not named."""
-    promised, serviced = int(f.get("reservations") or 0), bool(f.get("maintenance"))
-    words = [
-        f"{with_count(promised, 'reservation')} {'counts' if promised == 1 else 'count'} on them"
-        if promised
-        else "",
-        "maintenance of its host is planned" if serviced else "",
-    ]
-    return " and ".join(filter(None, words)) or "others count on them"
-
-
-def _full_disks(hosts: list[str], full: int) -> str:
-    """Return ``h3: its disk is full`` or ``h3, h4 and 2 others: their disks are full``."""
-    others = full - len(hosts)
-    named = ", ".join(hosts) + (f" and {with_count(others, 'other')}" if others > 0 else "")
-    return f"{named}: {'its disk is' if full == 1 else 'their disks are'} full"
-
-
-def _of_hosts(hosts: object) -> str:
-    """Return the verb after a number of hosts: `` of them is``, or `` are`` if there is no number."""
-    return " are" if not hosts else " of them is" if hosts == 1 else " of them are"
-
-
-def _too_big_for_any_host(f: ReasonNumbers) -> str:
-    """Return the sentence for a request larger than any host, or for GPUs without the requested CPU, memory
-    or NVLink.
-    """
-    units, largest = f.get("units"), f.get("largest")
-    if f.get("hosts_with_labels") == 0:
-        return "No host of this pool has the labels it asks for. Ask without them, or in another pool."
-    if (
-        isinstance(units, int)
-        and isinstance(largest, int)
-        and largest >= units
-        and (beside := _insufficient_cpu_or_memory(f, units))
-    ):
-        return beside
-    if isinstance(units, int) and isinstance(largest, int) and largest >= units and not f.is_plural("hosts"):
-        return f"No host has the CPU, the memory or the NVLink that it asks for beside {with_count(units, 'GPU')}. Ask for less."
-    if isinstance(units, int) and isinstance(largest, int) and largest >= units:
-        return (
-            f"This pool has fewer than {f.plain('', 'hosts')} hosts that could give {with_count(units, 'GPU')} each as asked for. "
-            "Ask for fewer hosts, or for other GPUs."
-        )
-    subject = f"There are not {f.plain('', 'hosts')} hosts" if f.is_plural("hosts") else "No host is"
-    asked = with_count(units, "GPU") if isinstance(units, int) else "more GPUs"
-    return (
-        f"{subject} big enough: it asks for {asked} on one host, the largest has {f.plain('', 'largest') or 'fewer'}. "
-        "Ask for fewer on each host."
-    )
-
-
-def _insufficient_cpu_or_memory(f: ReasonNumbers, units: int) -> str:
-    """Return the sentence if CPU or memory is what no host has, with the maximum available; otherwise ""."""
-    words = {"cpu_milli": cores, "memory_mib": gibibytes}
-    asked = [
-        (name, f.get(name), f.get(f"most_{name}")) for name in words if isinstance(f.get(f"most_{name}"), int)
-    ]
-    if not asked:
-        return ""
-    short = [(name, want, most) for name, want, most in asked if want > most]
-    wanted = " and ".join(words[name](want) for name, want, _ in short or asked)
-    beside = f"beside {with_count(units, 'GPU')}"
-    subject = (
-        f"There are not {f.plain('', 'hosts')} hosts that have" if f.is_plural("hosts") else "No host has"
-    )
-    if not short and len(asked) < 2:
-        return ""
-    if not short:
-        return f"{subject} {wanted} together {beside}. Ask for less of one of them."
-    most = " and ".join(words[name](most) for name, _, most in short)
-    hosts = (
-        f"the most that {f.plain('', 'hosts')} hosts have is"
-        if f.is_plural("hosts")
-        else "the most that one has is"
-    )
-    return f"{subject} {wanted} {beside}: {hosts} {most}. Ask for less."
-
-
-def _requested_properties(f: ReasonNumbers) -> str:
-    """Return the requested properties in brackets."""
-    words = [
-        f.model() if f.get("models") else "",
-        f.plain("", "profile"),
-        f.plain("at least ", "min_memory_mib", after=" MiB") if f.get("min_memory_mib") else "",
-        f"compute capability {f.get('min_compute_capability') / 10:.1f}"
-        if f.get("min_compute_capability")
-        else "",
-    ]
-    said = ", ".join(word for word in words if word)
-    return f" ({said})" if said else ""
 
 
 def reason_sentence(code: str, numbers: Numbers | None = None, viewer: policy.Viewer | None = None) -> str:

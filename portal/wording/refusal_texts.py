@@ -82,7 +82,7 @@ REFUSALS: dict[str, Sentence] = {
     "host_cannot_become": "{name} is {state}; it can't become {wanted}.",
     "host_is_not_off": "{name}'s agent is connected, or never was: the machine is not off. Drain the host instead.",
     "windows_overlap": lambda n: (
-        f"{n['host']} is away already {window(parsed_time(n['start']), parsed_time(n['end']))} ({n['reason']}, window {n['window']}). "
+        f"{n['host']} is in maintenance already {window(parsed_time(n['start']), parsed_time(n['end']))} ({n['reason']}, window {n['window']}). "
         "Choose a time outside of it, or take it back first."
     ),
     "maintenance_is_cancelled": "The window is cancelled already.",
@@ -114,7 +114,7 @@ REFUSALS: dict[str, Sentence] = {
     ),
     "health_rule_exists": "code is {rule}; it has a rule already: change that one.",
     "health_rule_has_no_default": "{rule} was added by an operator and has no default: change it, or remove it.",
-    "health_rule_is_default": "{rule} is as it began.",
+    "health_rule_is_default": "{rule} is at its default already.",
     "health_rule_is_built_in": "{rule} is built in and can't be removed: to ignore its events, change its action to note.",
     # money
     "month_is_not_over": "{month} is not over; only a month that is over can be closed.",

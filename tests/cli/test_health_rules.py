@@ -67,7 +67,7 @@ def test_a_rule_is_changed_listed_as_changed_and_reset(
     assert "began as" in run_ok(gpupool, "health-rule show xid:109")
     assert "xid:109 has its default again: quarantine_gpu" in run_ok(gpupool, "health-rule reset xid:109")
     again = gpupool("health-rule", "reset", "xid:109")
-    assert again.code == 1 and "xid:109 is as it began." in again.err
+    assert again.code == 1 and "xid:109 is at its default already." in again.err
 
 
 def test_a_rule_is_added_and_removed(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:

@@ -95,12 +95,12 @@ def test_a_host_is_cordoned_drained_returned_and_its_maintenance_cancelled(
     line = "host maintenance alpha --start 'tomorrow 08:00' --end 'tomorrow 12:00'"
     assert gpupool(*shlex.split(line)).code == 2, "a reason is needed"
     output = run_ok(gpupool, f"{line} --preview")
-    assert "told to go, with notice and grace" in output and "GPUs that are away meanwhile: 8." in output
+    assert "stopped, with notice and grace" in output and "GPUs that are away meanwhile: 8." in output
     assert not MaintenanceWindow.objects.exists()
     output = run_ok(gpupool, f"{line} --why fans")
     window = MaintenanceWindow.objects.get()
     assert "alpha is away from" in output and f"gpupool host cancel-maintenance alpha {window.pk}" in output
-    assert "alpha is away already" in gpupool(*shlex.split(line), "--preview").err
+    assert "alpha is in maintenance already" in gpupool(*shlex.split(line), "--preview").err
     assert f"(window {window.pk})" in run_ok(gpupool, "host health alpha")
     assert "is cancelled" in run_ok(gpupool, f"host cancel-maintenance alpha {window.pk}")
     unknown_window = gpupool("host", "cancel-maintenance", "alpha", str(window.pk))

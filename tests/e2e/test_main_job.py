@@ -437,7 +437,7 @@ def test_3_a_borrower_is_preempted_checkpoints_waits_and_resumes(story: Story) -
     expect(me.page.locator("#parts")).to_contain_text("It is queued again with its place kept")
     me.check()
     page.get_by_role("link", name="Decisions").click()
-    expect(page.locator("#parts")).to_contain_text("Room is being made for it: 1 workload that borrowed")
+    expect(page.locator("#parts")).to_contain_text("GPUs are being freed for it: 1 workload that borrowed")
     expect(page.locator("#parts")).to_contain_text(
         "GPUs that its team is guaranteed and had lent; the borrower made room"
     )

@@ -246,7 +246,8 @@ def test_owners_and_operators_see_that_moved_work_does_not_find_its_checkpoint(w
     notice = Notification.objects.get(user=world.vision.member, kind="resumed")
     words = notice_texts.notice_sentence(notice.kind, notice.numbers)
     assert words.endswith(
-        "resumed on beta, attempt 2: another home folder, so it does not find its checkpoint and begins anew."
+        "resumed on beta, attempt 2: another home folder, so it does not find its checkpoint"
+        " and starts from the beginning."
     )
     assert [(row["number"], row["begins_anew"]) for row in attempts_of(work)] == [(2, True), (1, False)]
     Host.objects.filter(name="beta").update(storage=Host.objects.get(name="alpha").storage)

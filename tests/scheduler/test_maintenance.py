@@ -109,7 +109,7 @@ def test_an_overlapping_window_is_rejected_and_the_message_names_the_other_windo
     with rejected() as refused:
         hosts.set_maintenance(host=host, **times, **fields)
     assert (
-        f"alpha is away already Mon 2 Mar 12:00 to 13:00 (new fans, window {first.pk})"
+        f"alpha is in maintenance already Mon 2 Mar 12:00 to 13:00 (new fans, window {first.pk})"
         in refusal_sentence(refused.value)
     )
     details = refused.value.numbers

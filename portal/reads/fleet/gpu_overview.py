@@ -6,15 +6,17 @@ The number of queries is fixed.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Count, Q
+from django.db.models import Count
 
 from portal import policy
 from portal.models import User
 from portal.reads.fleet.host_details import RECENT_SAMPLE_WINDOW, host_state
+from portal.wording.pages import fleet_pages
 from scheduler.cycle import schedulable_hosts
 from scheduler.models import Allocation, BoundUnit, Gpu, Host, MaintenanceWindow, Team, Unit
 from scheduler.state.states import LeaseState, RepairState
@@ -210,68 +212,67 @@ def largest_requests(groups: list[FleetModelGroup]) -> list[dict[str, Any]]:
 
 def attention_list(viewer: User, groups: list[FleetModelGroup], now: datetime) -> list[dict[str, Any]]:
     """Return what needs attention, worst first: ``host``, ``kind`` (bad, warn or info), ``words``, ``at``."""
-    found: list[dict[str, Any]] = []
     hosts = {row.host.pk: row for group in groups for row in group.hosts}
-    recent = HealthEvent.objects.filter(host__in=hosts, at__gt=now - ATTENTION_WINDOW, at__lte=now)
-    meanings = dict(HealthRule.objects.filter(code__in=recent.values("code")).values_list("code", "meaning"))
-    for name, code, count in (
-        recent.values_list("host__name", "code").annotate(Count("pk")).order_by("host__name", "code")
-    ):
-        what = event_title(code, meanings.get(code, ""))
-        words = f"{what} {count} times in 24 h" if count > 1 else f"{what} in the last 24 h"
-        found.append({"host": name, "kind": "bad", "words": words})
+    found = [*_hardware_events(hosts, now), *_planned_maintenance(hosts, now)]
     for row in hosts.values():
-        if row.host.disk_full:
-            found.append(
-                {"host": row.host.name, "kind": "bad", "words": "its disk is full: nothing new starts there"}
-            )
-        if row.state not in ("ready", "maintenance"):
-            quiet = {"suspect": "one renewal late", "silent": "silent"}.get(
-                row.state
-            )  # the time belongs to another state than the reason
-            words = quiet or row.state + (f": {row.host.state_reason}" if row.host.state_reason else "")
-            found.append(
-                {
-                    "host": row.host.name,
-                    "kind": "bad" if row.state in ("silent", "quarantined", "out") else "warn",
-                    "words": words,
-                }
-            )
-        unseen = sum(1 for cell in row.cells if not cell.seen)
-        if unseen and row.host.lease_state == LeaseState.ALIVE:
-            found.append(
-                {
-                    "host": row.host.name,
-                    "kind": "warn",
-                    "words": f"no telemetry from {unseen} of {len(row.cells)} GPUs",
-                }
-            )
-        idle = sum(1 for cell in row.cells if cell.idle)
-        if idle:
-            found.append(
-                {
-                    "host": row.host.name,
-                    "kind": "warn",
-                    "words": f"{idle} GPU{'s' if idle > 1 else ''} held and idle",
-                }
-            )
-    windows = MaintenanceWindow.objects.filter(
-        Q(start__lte=now + ATTENTION_WINDOW) & Q(end__gt=now), host__in=hosts
-    )
-    for window in windows.select_related("host").order_by("start"):
-        found.append(
-            {
-                "host": window.host.name,
-                "kind": "info",
-                "words": f"maintenance: {window.reason}",
-                "at": window.start,
-            }
-        )
+        found += _host_problems(row)
     if policy.may(viewer, "host.change"):
-        waited_for = policy.visible_hosts(viewer).filter(last_sync_at=None, gpus=None)
-        found += [
-            {"host": name, "kind": "info", "words": "has not joined yet", "at": at}
-            for name, at in waited_for.values_list("name", "created_at")
-        ]
+        found += _hosts_not_joined(viewer)
     order = {"bad": 0, "warn": 1, "info": 2}
     return sorted(found, key=lambda entry: (order[entry["kind"]], entry["host"], entry["words"]))
+
+
+def _hardware_events(hosts: Mapping[int, FleetHostRow], now: datetime) -> list[dict[str, Any]]:
+    """Return the recent hardware events of the hosts, one entry for each host and code."""
+    recent = HealthEvent.objects.filter(host__in=hosts, at__gt=now - ATTENTION_WINDOW, at__lte=now)
+    meanings = dict(HealthRule.objects.filter(code__in=recent.values("code")).values_list("code", "meaning"))
+    counted = recent.values_list("host__name", "code").annotate(Count("pk")).order_by("host__name", "code")
+    return [
+        {
+            "host": name,
+            "kind": "bad",
+            "words": fleet_pages.event_count(event_title(code, meanings.get(code, "")), count),
+        }
+        for name, code, count in counted
+    ]
+
+
+def _host_problems(row: FleetHostRow) -> list[dict[str, Any]]:
+    """Return what is wrong with one host: its disk, its state, missing telemetry, idle GPUs."""
+    host = row.host
+    problems: list[tuple[str, str]] = []
+    if host.disk_full:
+        problems.append(("bad", fleet_pages.DISK_FULL))
+    if row.state not in ("ready", "maintenance"):
+        kind = "bad" if row.state in ("silent", "quarantined", "out") else "warn"
+        problems.append((kind, fleet_pages.host_state_note(row.state, host.state_reason)))
+    unseen = sum(1 for cell in row.cells if not cell.seen)
+    if unseen and host.lease_state == LeaseState.ALIVE:
+        problems.append(("warn", fleet_pages.NO_TELEMETRY.format(unseen=unseen, gpus=len(row.cells))))
+    idle = sum(1 for cell in row.cells if cell.idle)
+    if idle:
+        problems.append(("warn", fleet_pages.idle_gpus(idle)))
+    return [{"host": host.name, "kind": kind, "words": words} for kind, words in problems]
+
+
+def _planned_maintenance(hosts: Mapping[int, FleetHostRow], now: datetime) -> list[dict[str, Any]]:
+    """Return the maintenance windows that are open or begin soon."""
+    windows = MaintenanceWindow.objects.filter(start__lte=now + ATTENTION_WINDOW, end__gt=now, host__in=hosts)
+    return [
+        {
+            "host": window.host.name,
+            "kind": "info",
+            "words": fleet_pages.MAINTENANCE_NOTE.format(reason=window.reason),
+            "at": window.start,
+        }
+        for window in windows.select_related("host").order_by("start")
+    ]
+
+
+def _hosts_not_joined(viewer: User) -> list[dict[str, Any]]:
+    """Return the hosts whose agent has never joined."""
+    expected = policy.visible_hosts(viewer).filter(last_sync_at=None, gpus=None)
+    return [
+        {"host": name, "kind": "info", "words": fleet_pages.NOT_JOINED, "at": at}
+        for name, at in expected.values_list("name", "created_at")
+    ]

@@ -102,15 +102,30 @@ def workload_details(
     found = {workload.pk: WorkloadDetails(workload) for workload in workloads}
     if not found:
         return []
-    for run in Run.objects.filter(workload__in=found, attempt=F("workload__attempt"), rank=0).select_related(
-        "host"
-    ):
+    _add_runs_and_units(found)
+    _add_endings(found)
+    _add_queue_forecasts(found, now)
+    _add_use_and_cost(found, now, with_use)
+    _note_borrowing([piece for piece in found.values() if _may_borrow(piece)], now)
+    return list(found.values())
+
+
+def _add_runs_and_units(found: dict[int, WorkloadDetails]) -> None:
+    """Add the present run, its units and the runtime so far."""
+    runs = Run.objects.filter(workload__in=found, attempt=F("workload__attempt"), rank=0)
+    for run in runs.select_related("host"):
         found[run.workload_id].run = run
     for allocation in _held_or_had(found):
         piece = found[allocation.workload_id]
         (piece.held if allocation.period.upper_inf else piece.had).append(held_unit(allocation))
-    made_room = [pk for pk, piece in found.items() if _was_told_to_make_room(piece.workload)]
-    evictions = Decision.objects.filter(workload__in=made_room, kind=Decision.Kind.EVICTED)
+    for pk, ran in _run_seconds(found.values()).items():
+        found[pk].ran = ran
+
+
+def _add_endings(found: dict[int, WorkloadDetails]) -> None:
+    """Add why a workload is being stopped: a preemption, a person, or a host that was taken out."""
+    evicted = [pk for pk, piece in found.items() if _was_preempted(piece.workload)]
+    evictions = Decision.objects.filter(workload__in=evicted, kind=Decision.Kind.EVICTED)
     for decision in evictions.order_by("workload_id", "-at", "-pk").distinct("workload_id"):
         found[decision.workload_id].eviction = decision
     for pk, stop in manual_stops.manual_stops_of(piece.workload for piece in found.values()).items():
@@ -123,23 +138,28 @@ def workload_details(
     if gone:
         for run_id, move in forced_moves.forced_moves_of_runs(gone).items():
             gone[run_id].move = move
-    for pk, ran in _run_seconds(found.values()).items():
-        found[pk].ran = ran
+
+
+def _add_queue_forecasts(found: dict[int, WorkloadDetails], now: datetime) -> None:
+    """Add the length of the queue and the range of the expected start."""
     told = expected_starts.start_records_for((piece.workload for piece in found.values()), now)
     counts = queue_lengths({piece.workload.pool_id for piece in found.values()})
+    for piece in found.values():
+        piece.likely, piece.past = told.likely(piece.workload), told.past(piece.workload.pool_id)
+        piece.waiting = counts.get(piece.workload.pool_id, 0)
+
+
+def _add_use_and_cost(found: dict[int, WorkloadDetails], now: datetime, with_use: bool) -> None:
+    """Add the utilisation of held units, the cost so far and the price per hour."""
     prices = cost_totals.prices(now)
     costs = cost_totals.workload_costs(list(found), now, prices)
     holding = [pk for pk, piece in found.items() if piece.held] if with_use else []
     hosts = {unit.host_id for pk in holding for unit in found[pk].held}
     used = utilisation.utilisation_of(holding, hosts, now)
     for pk, piece in found.items():
-        piece.likely, piece.past = told.likely(piece.workload), told.past(piece.workload.pool_id)
-        piece.waiting = counts.get(piece.workload.pool_id, 0)
         piece.cost = costs.get(pk)
         piece.use = used.get(pk, piece.use)
         piece.price_per_hour = _price_per_hour(piece, prices)
-    _note_borrowing([piece for piece in found.values() if _may_borrow(piece)], now)
-    return list(found.values())
 
 
 def _may_borrow(piece: WorkloadDetails) -> bool:
@@ -167,7 +187,7 @@ def _note_borrowing(pieces: list[WorkloadDetails], now: datetime) -> None:
         piece.borrows = line if line is not None and line.borrowed else None
 
 
-def _was_told_to_make_room(workload: Workload) -> bool:
+def _was_preempted(workload: Workload) -> bool:
     """Return True if the workload is being preempted, or waits again after a preemption."""
     return workload.state in TERMINATING_STATES or (
         workload.state == WorkloadState.QUEUED and workload.attempt > 0
@@ -175,7 +195,7 @@ def _was_told_to_make_room(workload: Workload) -> bool:
 
 
 def _is_being_evicted(workload: Workload) -> bool:
-    return _was_told_to_make_room(workload) or workload.outcome in forced_moves.FORCED_MOVE_CODES
+    return _was_preempted(workload) or workload.outcome in forced_moves.FORCED_MOVE_CODES
 
 
 def _run_seconds(pieces: Iterable[WorkloadDetails]) -> dict[int, timedelta]:

@@ -70,3 +70,24 @@ HARDWARE_ACTION_SENTENCES = {
     "drain": "The host is drained.",
     "held_back": "Left to a person: too much of the pool was taken out lately.",
 }
+
+DISK_FULL = "its disk is full: nothing new starts there"
+NO_TELEMETRY = "no telemetry from {unseen} of {gpus} GPUs"
+MAINTENANCE_NOTE = "maintenance: {reason}"
+NOT_JOINED = "has not joined yet"
+LEASE_STATE_NOTES = {"suspect": "one renewal late", "silent": "silent"}
+
+
+def event_count(title: str, count: int) -> str:
+    """Return a hardware event and how often it happened within a day."""
+    return f"{title} {count} times in 24 h" if count > 1 else f"{title} in the last 24 h"
+
+
+def idle_gpus(count: int) -> str:
+    """Return the number of GPUs that are held and idle."""
+    return f"{count} GPU{'s' if count > 1 else ''} held and idle"
+
+
+def host_state_note(state: str, reason: str) -> str:
+    """Return a host's state with its reason. The reason of a silent host belongs to an earlier state."""
+    return LEASE_STATE_NOTES.get(state) or (f"{state}: {reason}" if reason else state)

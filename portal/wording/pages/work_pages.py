@@ -16,7 +16,7 @@ RESERVATION_NOTE = (
     "and it is charged whether used or not. {needs} This workload keeps its place."
 )
 AS_THE_TEMPLATE = "As the template says"
-NOT_PLANNED_YET = "Not looked at yet."
+NOT_PLANNED_YET = "Not planned yet."
 NOTHING_WAITS = "Nothing waits; {running} run."
 QUEUE_TOTALS = "{waiting} {verb} for {units} units{whose}; {running} run."
 

@@ -26,7 +26,7 @@ IDLE_WARNING = (
     "No busy kernel, no open page and a quiet GPU. It stops soon unless you use it; your files stay."
 )
 LAST_CHECKPOINT = "Its last checkpoint is of {time}."
-NO_CHECKPOINT = "It wrote no checkpoint and begins anew."
+NO_CHECKPOINT = "It wrote no checkpoint and starts from the beginning."
 RUNTIME_ENDS = "It reaches its longest runtime in {left}; save your work or extend it."
 HOST_SILENT = (
     "Its host {host} last reported {silence} ago. Workloads there stop when its lease expires, and "

@@ -113,7 +113,9 @@ def test_a_preview_shows_which_work_would_lose_its_checkpoint(busy: World, clien
         homes = Storage.objects.create(key=name, listed_at=busy.now)
         Host.objects.filter(name=name).update(storage=homes)
     body = client_of(busy.operator).post(PREVIEW, {"verb": "drain"}).json()["work"][0]
-    assert body["begins_anew"] and body["words"].endswith("it does not find the checkpoint and begins anew")
+    assert body["begins_anew"] and body["words"].endswith(
+        "it does not find the checkpoint and starts from the beginning"
+    )
 
 
 def test_a_preview_is_refused_with_the_same_error_as_its_action(busy: World, client_of: Client) -> None:

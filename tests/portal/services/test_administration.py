@@ -324,7 +324,7 @@ def test_each_rule_keeps_its_original_action_and_can_be_reset_to_it(world: World
     assert HealthRule.objects.get(code="xid:109").default == ("quarantine_gpu", 3, 86_400, "people")
     assert HealthRule.objects.get(code="xid:79").default == ("cordon", 1, 3600, "events")
     fields: dict[str, Any] = {"actor": world.operator, "code": "xid:109", "now": world.now}
-    with rejected("is as it began"):
+    with rejected("is at its default already"):
         health.reset_health_rule(**fields)
     for change in ({"action": "warn"}, {"repeats": 4}, {"window_seconds": 60}, {"counts": "events"}):
         assert health.set_health_rule(**fields, **change).origin == "changed"

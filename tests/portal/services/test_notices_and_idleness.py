@@ -661,7 +661,7 @@ def test_evicted_tasks_of_an_array_are_notified_together(world: World) -> None:
         )
     delivery.write_notices(world.now + MINUTE)
     assert [sentence.partition(".")[0] for sentence in sentences_for(world.vision.member)] == [
-        "sweep, or a part of it, has to make room"
+        "sweep, or a part of it, is being preempted"
     ]
 
 

@@ -60,7 +60,7 @@ def notices_for(world: World, role: str) -> list[str]:
 
 def test_an_operator_starts_a_diagnostic_and_sees_its_findings(world: World) -> None:
     Host.objects.filter(name="alpha").update(simulated=False)
-    assert "GPU 2 is being looked at" in submit_repair(world, "diagnose", gpu=2)
+    assert "GPU 2 is being diagnosed" in submit_repair(world, "diagnose", gpu=2)
     row = Diagnostic.objects.get()
     seen = DiagnosticSeen(
         str(row.public_id),
@@ -364,8 +364,11 @@ def test_owners_are_notified_of_maintenance_and_of_its_cancellation(world: World
     window = host_verbs.set_maintenance(**fields, start=start, end=start + timedelta(hours=2), why="new fans")
     delivery.write_notices(world.now + timedelta(seconds=5))
     (notice,) = notices_for(world, "member")
-    assert notice.startswith("alpha is away from") and "new fans. storm is moved off it before that" in notice
-    assert not [each for each in notices_for(world, "other team") if "away" in each]
+    assert (
+        notice.startswith("alpha is in maintenance from")
+        and "new fans. storm is moved off it before that" in notice
+    )
+    assert not [each for each in notices_for(world, "other team") if "in maintenance" in each]
     host_verbs.cancel_maintenance(**fields | {"now": world.now + timedelta(minutes=1)}, window=window.pk)
     assert not MaintenanceWindow.objects.exists()
     delivery.write_notices(world.now + timedelta(minutes=2))
@@ -504,7 +507,7 @@ def test_draining_a_host_shows_which_work_would_lose_its_checkpoint(world: World
         homes = Storage.objects.create(key=name, listed_at=world.now)
         Host.objects.filter(pk=world.hosts[name].pk).update(storage=homes)
     text = signed_in(world.operator).get(reverse("host-drain", args=["alpha"])).content.decode()
-    assert "in another home folder: it does not find the checkpoint and begins anew" in text
+    assert "in another home folder: it does not find the checkpoint and starts from the beginning" in text
     Host.objects.update(storage=Storage.objects.first())
     assert (
         "another home folder"

@@ -224,7 +224,8 @@ def test_a_changed_health_rule_shows_its_original_and_can_be_reset(world: World)
     assert HealthRule.objects.get(code="xid:109").origin == "default"
     second_response = client.post(address, {"verb": "reset", "code": "xid:109"})
     assert (
-        second_response.status_code == 400 and "xid:109 is as it began." in second_response.content.decode()
+        second_response.status_code == 400
+        and "xid:109 is at its default already." in second_response.content.decode()
     )
 
 

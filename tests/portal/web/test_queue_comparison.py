@@ -148,7 +148,9 @@ def test_ended_work_cannot_be_compared(world: World) -> None:
     assert "mine has ended (taken back), so it waits for nobody any more." in comparison_page(
         world, mine, runs[0]
     )
-    assert f"{runs[0].name} has its GPUs: nobody goes before it." in comparison_page(world, runs[0], mine)
+    assert f"{runs[0].name} has its GPUs: no other work is ahead of it." in comparison_page(
+        world, runs[0], mine
+    )
     again = waiting_job(world, world.vision, "again")
     assert "mine has ended (taken back), so it is not before again any more." in comparison_page(
         world, again, mine
@@ -186,8 +188,7 @@ def test_an_expected_start_is_a_range_with_its_past_accuracy(world: World) -> No
     for found in (address, reverse("queue"), reverse("job", args=[mine.public_id])):
         text = member.get(found).content.decode()
         assert (
-            f"Of the last {MIN_OUTCOMES} that were told a range in this pool, 80 % started by its upper end"
-            in text
+            f"Of the last {MIN_OUTCOMES} that had a range in this pool, 80 % started by its upper end" in text
         )
         assert "half were off by more than 30 minutes" in text and "no guarantee" in text
 
@@ -205,7 +206,7 @@ def test_the_accuracy_text_does_not_overstate_few_samples() -> None:
     unproven = EstimateAccuracy(
         errors=(1.0,) * 30, started_count=30, median_error=600, with_range=2, started_in_range_count=2
     )
-    assert "Too few were told a range yet" in expected_start_texts.forecast_accuracy_text(unproven)
+    assert "Too few had a range so far" in expected_start_texts.forecast_accuracy_text(unproven)
 
 
 def test_users_of_a_pool_may_read_its_fair_shares(world: World) -> None:

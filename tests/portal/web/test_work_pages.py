@@ -562,7 +562,7 @@ def test_work_that_lost_its_host_says_so_while_it_waits_to_resume(world: World) 
     Run.objects.filter(workload=job).update(state="ended", outcome="host_lost", ended_at=timezone.now())
     Workload.objects.filter(pk=job.pk).update(state="queued", reason_code="waits_for_units")
     page = signed_in(world.vision.member).get(reverse("job", args=[job.public_id])).content.decode()
-    assert "Its host fell silent. It wrote no checkpoint and begins anew." in page
+    assert "Its host fell silent. It wrote no checkpoint and starts from the beginning." in page
 
 
 def test_stopping_a_ready_notebook_marks_no_startup_step_as_failed(world: World) -> None:
@@ -646,7 +646,7 @@ def test_only_work_that_has_run_waits_to_resume(world: World) -> None:
         )
         page = owner.get(reverse("job", args=[job.public_id])).content.decode()
         assert word in page
-        assert ("It wrote no checkpoint and begins anew." in page) is (job is ran)
+        assert ("It wrote no checkpoint and starts from the beginning." in page) is (job is ran)
 
 
 def test_everybody_who_sees_a_notebook_sees_who_stopped_it(world: World) -> None:

@@ -1,0 +1,206 @@
+"""Parts of the sentences in ``reason_texts`` that depend on several numbers."""
+
+from __future__ import annotations
+
+from portal.wording.formatting import cores, gibibytes, model_name, with_count
+from portal.wording.reason_numbers import ReasonNumbers
+
+# How a dependency must end.
+DEPENDENCY_CONDITIONS = {"ok": "finish well", "any": "end", "not_ok": "end without finishing"}
+
+
+def requested_gpus(f: ReasonNumbers) -> str:
+    """Return ``4 H100 80GB``, ``8 GPUs of any model on each of 2 hosts`` or ``2 × 1g.10gb of A100 80GB``.
+
+    If the numbers lack the request, name the engine's model, which is the first that would do.
+    """
+    hosts = f.get("hosts") if f.is_plural("hosts") else None
+    count, where = f.get("units" if hosts else "need"), f" on each of {hosts} hosts" if hosts else ""
+    profile, wanted = f.get("profile"), f.get("wanted")
+    models = f.model() if wanted is None else " or ".join(map(model_name, wanted)) or "any model"
+    if not isinstance(count, int):
+        return f"more {f.model()}"
+    if profile:
+        return f"{count} × {profile} of {models}{where}"
+    return f"{with_count(count, 'GPU')} of {models}{where}" if wanted == [] else f"{count} {models}{where}"
+
+
+def free_gpus(f: ReasonNumbers) -> str:
+    """Return how many GPUs are free; if several models would do, of those the team may have."""
+    free, wanted = f.get("free"), f.get("wanted")
+    if not isinstance(free, int):
+        return ""
+    which = "" if wanted is None or len(wanted) == 1 else " that it may have"
+    return f"; {free}{which} {'is' if free == 1 else 'are'} free now"
+
+
+def preempted_for_it(f: ReasonNumbers) -> str:
+    """Return which work is being preempted for the workload."""
+    number = int(f.get("workloads") or 0)
+    work = with_count(number, "workload") if number else "borrowed work"
+    verb = "are" if number > 1 else "is"
+    if f.get("own") and f.get("own") == number:
+        return (
+            f"GPUs are being freed for it: {work} of lower priority in its own team, on {f.model()}, "
+            f"{verb} being preempted."
+        )
+    return f"GPUs are being freed for it: {work} that borrowed {f.model()} {verb} being preempted."
+
+
+def min_runtime_note(f: ReasonNumbers) -> str:
+    """Return when running work reaches the pool's minimum runtime and may be preempted."""
+    young = f.get("young")
+    if not young:
+        return ""
+    have = f"{with_count(int(young), 'workload')} {'has' if young == 1 else 'have'}"
+    return f" Units can be freed for it{f.time(' from ', 'told_at')}, when {have} run for the pool's minimum and may be preempted."
+
+
+def cpu_and_memory_shortage(f: ReasonNumbers) -> str:
+    """Return the CPU and memory that must be free next to the GPUs; GPUs alone do not help."""
+    cpu, memory = f.get("cpu_milli"), f.get("memory_mib")
+    words = " and ".join(filter(None, [cores(cpu) if cpu else "", gibibytes(memory) if memory else ""]))
+    return f" On the same host it needs {words} that nobody else has asked for." if words else ""
+
+
+def exceeds(f: ReasonNumbers, name: str) -> bool:
+    """Return True if the request exceeds the number, so that waiting cannot help."""
+    need, most = f.get("need"), f.get(name)
+    return isinstance(need, int) and isinstance(most, int) and need > most
+
+
+def never_within_quota(f: ReasonNumbers) -> str:
+    alone = "" if f.get("may_borrow") else ", since what is not preemptible may not borrow"
+    return (
+        f"Its team may hold {f.slots('', 'limit')}{f.of_model_text()} at most{alone}, and this needs {f.slots('', 'need')}: it does not start, "
+        "whatever ends, before its team may hold more. A team lead can ask for that; or ask for fewer."
+    )
+
+
+def window_over_quota(f: ReasonNumbers) -> str:
+    """Return the sentence for a reservation that exceeds its team's quota at a later time."""
+    return (
+        f"Its team would have {f.slots('', 'held') or 'none'}{f.of_model_text()} promised or in use{f.time(' at ', 'at')}, and may hold "
+        f"{f.slots('', 'limit') or 'none'}; this needs {f.slots('', 'need')} more. Only an operator can allow it, when asked to."
+    )
+
+
+def dependency_condition(f: ReasonNumbers) -> str:
+    how = str(f.get("condition"))
+    return (
+        "end, not all of them well"
+        if how == "not_ok" and f.get("array")
+        else DEPENDENCY_CONDITIONS.get(how, "end")
+    )
+
+
+def failed_gpu(f: ReasonNumbers) -> str:
+    """Return ``GPU 3 of h3 failed (XID 79, GPU has fallen off the bus)``."""
+    kind, _, number = str(f.get("event")).partition(":")
+    said = f"{kind.upper()} {number}" if kind in ("xid", "ecc") and number else str(f.get("event"))
+    return f"{f.plain('GPU ', 'gpu') or 'A GPU'} of {f.get('host')} failed ({said}{f.plain(', ', 'meaning') if f.get('meaning') else ''})"
+
+
+def reservation_blockers(f: ReasonNumbers) -> str:
+    """Return what prevents a reservation from keeping its units."""
+    others, serviced = int(f.get("reservations") or 0), int(f.get("maintenance") or 0)
+    words = [
+        f"{with_count(others, 'other reservation')} would lose what was promised" if others else "",
+        f"maintenance begins on {with_count(serviced, 'GPU')} of them" if serviced else "",
+    ]
+    return " and ".join(word for word in words if word) or "others are promised them"
+
+
+def promised_to(f: ReasonNumbers) -> str:
+    """Return what the GPUs are promised to. Other teams' reservations are not named."""
+    promised, serviced = int(f.get("reservations") or 0), bool(f.get("maintenance"))
+    words = [
+        f"{with_count(promised, 'reservation')} {'counts' if promised == 1 else 'count'} on them"
+        if promised
+        else "",
+        "maintenance of its host is planned" if serviced else "",
+    ]
+    return " and ".join(filter(None, words)) or "others count on them"
+
+
+def full_disks(hosts: list[str], full: int) -> str:
+    """Return ``h3: its disk is full`` or ``h3, h4 and 2 others: their disks are full``."""
+    others = full - len(hosts)
+    named = ", ".join(hosts) + (f" and {with_count(others, 'other')}" if others > 0 else "")
+    return f"{named}: {'its disk is' if full == 1 else 'their disks are'} full"
+
+
+def of_hosts(hosts: object) -> str:
+    """Return the verb after a number of hosts: `` of them is``, or `` are`` if there is no number."""
+    return " are" if not hosts else " of them is" if hosts == 1 else " of them are"
+
+
+# Not split: a decision table; the first match counts.
+def too_big_for_any_host(f: ReasonNumbers) -> str:
+    """Return the sentence for a request larger than any host, or for GPUs without the requested CPU, memory
+    or NVLink.
+    """
+    units, largest = f.get("units"), f.get("largest")
+    if f.get("hosts_with_labels") == 0:
+        return "No host of this pool has the labels it asks for. Ask without them, or in another pool."
+    if (
+        isinstance(units, int)
+        and isinstance(largest, int)
+        and largest >= units
+        and (beside := insufficient_cpu_or_memory(f, units))
+    ):
+        return beside
+    if isinstance(units, int) and isinstance(largest, int) and largest >= units and not f.is_plural("hosts"):
+        return f"No host has the CPU, the memory or the NVLink that it asks for beside {with_count(units, 'GPU')}. Ask for less."
+    if isinstance(units, int) and isinstance(largest, int) and largest >= units:
+        return (
+            f"This pool has fewer than {f.plain('', 'hosts')} hosts that could give {with_count(units, 'GPU')} each as asked for. "
+            "Ask for fewer hosts, or for other GPUs."
+        )
+    subject = f"There are not {f.plain('', 'hosts')} hosts" if f.is_plural("hosts") else "No host is"
+    asked = with_count(units, "GPU") if isinstance(units, int) else "more GPUs"
+    return (
+        f"{subject} big enough: it asks for {asked} on one host, the largest has {f.plain('', 'largest') or 'fewer'}. "
+        "Ask for fewer on each host."
+    )
+
+
+def insufficient_cpu_or_memory(f: ReasonNumbers, units: int) -> str:
+    """Return the sentence if CPU or memory is what no host has, with the maximum available; otherwise ""."""
+    words = {"cpu_milli": cores, "memory_mib": gibibytes}
+    asked = [
+        (name, f.get(name), f.get(f"most_{name}")) for name in words if isinstance(f.get(f"most_{name}"), int)
+    ]
+    if not asked:
+        return ""
+    short = [(name, want, most) for name, want, most in asked if want > most]
+    wanted = " and ".join(words[name](want) for name, want, _ in short or asked)
+    beside = f"beside {with_count(units, 'GPU')}"
+    subject = (
+        f"There are not {f.plain('', 'hosts')} hosts that have" if f.is_plural("hosts") else "No host has"
+    )
+    if not short and len(asked) < 2:
+        return ""
+    if not short:
+        return f"{subject} {wanted} together {beside}. Ask for less of one of them."
+    most = " and ".join(words[name](most) for name, _, most in short)
+    hosts = (
+        f"the most that {f.plain('', 'hosts')} hosts have is"
+        if f.is_plural("hosts")
+        else "the most that one has is"
+    )
+    return f"{subject} {wanted} {beside}: {hosts} {most}. Ask for less."
+
+
+def requested_properties(f: ReasonNumbers) -> str:
+    """Return the requested properties in brackets."""
+    words = [
+        f.model() if f.get("models") else "",
+        f.plain("", "profile"),
+        f.plain("at least ", "min_memory_mib", after=" MiB") if f.get("min_memory_mib") else "",
+        f"compute capability {f.get('min_compute_capability') / 10:.1f}"
+        if f.get("min_compute_capability")
+        else "",
+    ]
+    said = ", ".join(word for word in words if word)
+    return f" ({said})" if said else ""
