@@ -8,6 +8,7 @@ from typing import Any
 from django.utils import timezone
 
 from portal.web.components.quantities import gpu_model, short_duration
+from portal.wording.pages import request_pages
 from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.models import Pool
 from scheduler.reads import capacity as engine
@@ -158,8 +159,11 @@ def _span_text(span: timedelta) -> str:
 
 def _chart_description(model: str, in_range: list[int], asked: int, start: datetime, end: datetime) -> str:
     if not in_range:
-        return f"{gpu_model(model)} units free; your range lies outside the chart."
-    return (
-        f"{gpu_model(model)} units free: in your range of {short_duration(end - start)} "
-        f"at least {min(in_range)} and at most {max(in_range)}; you ask for {asked}."
+        return request_pages.CHART_WITHOUT_RANGE.format(model=gpu_model(model))
+    return request_pages.CHART_OF_RANGE.format(
+        model=gpu_model(model),
+        length=short_duration(end - start),
+        least=min(in_range),
+        most=max(in_range),
+        asked=asked,
     )

@@ -17,6 +17,7 @@ from portal.reads.work import job_arrays, team_summaries, workload_details
 from portal.web.components.quantities import gpu_model, money
 from portal.web.gpu_request.field_values import target_value
 from portal.wording import formatting
+from portal.wording.pages import request_pages
 from scheduler.models import JobArray, Pool, Project, Reservation, Workload
 
 MAX_DEPENDENCY_CHOICES = 50
@@ -84,7 +85,7 @@ def target_choices(lines: list[FreeCapacity], currency: str) -> list[tuple[str, 
             (target_value(line), _target_label(name, where, f"{line.free} of {line.total} free now", price))
         )
     for slug, name in {line.pool.slug: line.pool.name for line in lines}.items():
-        label = f"Any whole GPU of {name}" if several else "Any whole GPU"
+        label = request_pages.ANY_WHOLE_GPU.format(pool=name) if several else "Any whole GPU"
         choices.append((f"{slug}||", _target_label(label, "", "", "")))
     return choices
 

@@ -21,6 +21,7 @@ from portal.web.gpu_request.free_chart import WORKING_HOURS, free_units_chart
 from portal.web.gpu_request.price_and_quota import price_lines, quota_bar
 from portal.web.work.explanation import request_form_query
 from portal.wording import expected_start_texts, formatting, reason_texts
+from portal.wording.pages import request_pages
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler.core.rejection import OperationRejected
 from scheduler.core.what_if.alternatives import Alternative
@@ -115,10 +116,7 @@ def _free_now_note(form: GpuRequestForm, start: datetime | None, now: datetime) 
     if line is None or start is None or line.free >= asked:
         return ""
     free = "none is" if line.free == 0 else "1 is" if line.free == 1 else f"{line.free} are"
-    return (
-        f"Right now {free} free. A reservation counts the GPUs that are free when it starts: running "
-        "work ends by then, and work on borrowed GPUs is preempted with a notice."
-    )
+    return request_pages.FREE_NOW_NOTE.format(free=free)
 
 
 # -- a reservation -------------------------------------------------------------------------------------------
@@ -186,11 +184,11 @@ def _series_preview(form: GpuRequestForm, user: User, now: datetime) -> dict[str
 
 def _working_hours_warnings(start: datetime, end: datetime, pool: Pool) -> list[str]:
     local = timezone.localtime(start)
-    idle = f"If nothing runs in it for {short_duration(pool.no_show_seconds)} it is released."
+    idle = request_pages.RELEASED_IF_IDLE.format(limit=short_duration(pool.no_show_seconds))
     if local.hour not in WORKING_HOURS:
-        return [f"It starts outside working hours, at {local:%H:%M}. {idle}"]
+        return [request_pages.OUTSIDE_WORKING_HOURS.format(start=local, release=idle)]
     if timezone.localtime(end).date() != local.date():
-        return [f"It runs overnight. {idle}"]
+        return [request_pages.OVERNIGHT.format(release=idle)]
     return []
 
 
@@ -233,7 +231,7 @@ def _workload_preview(form: GpuRequestForm, user: User, now: datetime) -> dict[s
             {"warnings": [block, *also]} if answer["never"].may_be_granted else {"blocks": [block]}
         )
     if not answer["starts_now"] and answer["expected_start"] is None:
-        text = f"It would wait, and nothing known now would start it. {context['reason']}"
+        text = request_pages.NO_KNOWN_START.format(reason=context["reason"])
         context["warnings"] = [{"text": text}, *also]
     return context
 

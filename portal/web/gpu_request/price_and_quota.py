@@ -10,6 +10,7 @@ from portal.reads.work.team_summaries import QuotaUsage
 from portal.web.components.quantities import gpu_model, grouped, money
 from portal.web.gpu_request.forms import GpuRequestForm
 from portal.web.work.workload_text import gpu_count_text
+from portal.wording.pages import request_pages
 from telemetry.models import BudgetMeasure
 from telemetry.money.billing_months import month_of
 from telemetry.reads.budget_status import find_budget_status
@@ -33,9 +34,7 @@ def price_lines(
     hours_left = None if hours is None else float(hours.left) - answer["gpus"] * length.total_seconds() / 3600
     return {
         "total": money(total, answer["currency"]),
-        "how": f"{gpus} GPU{'s' if gpus != '1' else ''}, {how}"
-        if known
-        else "No price is set for this model.",
+        "how": f"{gpus} GPU{'s' if gpus != '1' else ''}, {how}" if known else request_pages.NO_PRICE,
         "known": known,
         "left": None if left is None else money(left, answer["currency"]),
         "over": left is not None and left < 0,
@@ -71,8 +70,7 @@ def quota_bar(form: GpuRequestForm, lines: list[QuotaUsage], gpus: float) -> dic
         "mark": line.guaranteed,
         "words": _quota_sentence(held + gpus, line.guaranteed, limit, team.name, later)
         if later or _may_borrow(form) or held + gpus <= line.guaranteed
-        else f"{gpu_count_text(held + gpus - line.guaranteed)} above the guarantee; "
-        "only preemptible work may borrow.",
+        else request_pages.MAY_NOT_BORROW.format(gpus=gpu_count_text(held + gpus - line.guaranteed)),
     }
 
 
@@ -82,11 +80,11 @@ def _may_borrow(form: GpuRequestForm) -> bool:
 
 def _quota_sentence(after: float, guaranteed: float, limit: float | None, team: str, later: bool) -> str:
     if after <= guaranteed:
-        return "Within the guarantee: other teams can't take it back."
+        return request_pages.WITHIN_GUARANTEE
     if limit is not None and after > limit:
-        words = f"Above the {gpu_count_text(limit)} that {team} may hold of this model"
-        return f"{words}: an operator has to agree." if later else f"{words}."
+        text = request_pages.NEEDS_OPERATOR if later else request_pages.ABOVE_LIMIT
+        return text.format(limit=gpu_count_text(limit), team=team)
     if later:
         above = gpu_count_text(after - guaranteed)
-        return f"{above} above what {team} is guaranteed. A confirmed reservation is not called back."
-    return f"{gpu_count_text(after - guaranteed)} above the guarantee are borrowed and may be reclaimed."
+        return request_pages.RESERVED_ABOVE_GUARANTEE.format(gpus=above, team=team)
+    return request_pages.BORROWED.format(gpus=gpu_count_text(after - guaranteed))

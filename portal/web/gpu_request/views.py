@@ -32,6 +32,7 @@ from portal.web.gpu_request.prefill import (
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.organisation import current_currency
 from portal.web.work import workload_actions
+from portal.wording.pages import request_pages
 from scheduler.models import JobArray, Reservation, Series, Workload
 
 
@@ -100,27 +101,29 @@ def _redirect_after(
     if isinstance(made, Submission):
         messages.info(
             request,
-            f"{made.payload['name']} fits and waits for approval. Until then it holds no GPUs. "
-            "You will be notified.",
+            request_pages.RESERVATION_WAITS.format(name=made.payload["name"]),
         )
         return redirect(f"{reverse('calendar')}?{_calendar_query(made)}")
     if isinstance(made, Series):
         first = made.occurrences.order_by("start", "pk")[0]
-        messages.success(request, f"{made.name} is reserved {made.occurrences.count()} times.")
+        messages.success(
+            request,
+            request_pages.SERIES_RESERVED.format(name=made.name, occurrences=made.occurrences.count()),
+        )
         for change in recurring_reservations.clock_changes_of(made):
             messages.info(request, change)
         return redirect("reservation", public_id=first.public_id)
     if isinstance(made, JobArray):
-        messages.success(request, f"{made.name} is queued: {made.tasks.count()} tasks.")
+        messages.success(request, request_pages.ARRAY_QUEUED.format(name=made.name, tasks=made.tasks.count()))
         workload_actions.add_start_warning(request, made.tasks.order_by("pk")[0], now)
         return redirect("array", public_id=made.public_id)
     if isinstance(made, Reservation):
-        messages.success(request, f"{made.name} is reserved.")
+        messages.success(request, request_pages.RESERVED.format(name=made.name))
         return redirect("reservation", public_id=made.public_id)
     workload_actions.add_start_warning(request, made, now)
     if made.kind == "notebook":
         return redirect(f"{reverse('notebook', args=[made.public_id])}?open=1")
-    messages.success(request, f"{made.name} is queued.")
+    messages.success(request, request_pages.QUEUED.format(name=made.name))
     return redirect("job", public_id=made.public_id)
 
 
