@@ -121,7 +121,7 @@ REASONS: dict[str, SentenceBuilder] = {
         f"the team is guaranteed{f.time(' from ', 'start')}{f.time(' to ', 'end')}, and this would not be done by then. Launch it for "
         "less time, inside the reservation, or as a preemptible job."
         if f.get("own")
-        else f"{f.plain('', 'free') or 'What is free'} GPUs are free, but promised to a reservation{f.time(' from ', 'start')}; it would not be done by then."
+        else f"{f.plain('', 'free') or 'Some'} GPUs are free, but promised to a reservation{f.time(' from ', 'start')}; it would not be done by then."
     ),
     "held_for_maintenance": lambda f: (
         f"The GPUs that could serve it go into maintenance{f.time(' at ', 'start')}{f.time(' until ', 'end')}."
@@ -138,7 +138,7 @@ REASONS: dict[str, SentenceBuilder] = {
         + f"{f.time(', expected to start at ', 'start')}; it would not be done by then."
     ),
     "spare_capacity_kept": lambda f: (
-        f"What is free{f.slots(' (', 'free')}{')' if f.get('free') else ''} is kept for critical work."
+        f"The free capacity{f.slots(' (', 'free')}{')' if f.get('free') else ''} is kept for critical work."
     ),
     # why it is not queued
     "too_many_waiting": lambda f: (

@@ -10,7 +10,10 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from portal.api.base.errors import api_exception_handler
+from portal.edge.workspaces.access import AccessRefusal
+from portal.edge.workspaces.error_pages import ACCESS_REFUSAL_STATUS
 from portal.web.page.service_form import ServiceForm
+from portal.wording.pages.workspace_pages import ACCESS_REFUSALS
 from portal.wording.reason_texts import REASONS
 from portal.wording.refusal_texts import REFUSALS, refusal_sentence
 from scheduler.core.reasons import ReasonCode
@@ -71,6 +74,10 @@ def test_each_rejection_has_a_sentence_and_each_sentence_a_rejection() -> None:
     assert not missing, {code: codes[code] for code in missing}
     assert not REFUSALS.keys() - codes.keys(), "no code raises them"
     assert not REFUSALS.keys() & REASONS.keys(), "two sentences for one code"
+
+
+def test_each_refusal_of_a_notebook_has_a_status_and_a_page() -> None:
+    assert ACCESS_REFUSALS.keys() == ACCESS_REFUSAL_STATUS.keys() == set(AccessRefusal)
 
 
 def test_each_rejection_of_an_agent_has_a_sentence_and_each_sentence_a_rejection() -> None:

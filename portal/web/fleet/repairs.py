@@ -63,11 +63,11 @@ class RepairPolicyForm(ServiceForm):
     stray_action = forms.ChoiceField(
         choices=StrayAction.choices,
         label="Processes outside workloads",
-        help_text="On a GPU that nobody holds, or beside its holder. Operators are told in any case.",
+        help_text="On a GPU that nobody holds, or beside its holder. Operators are notified in any case.",
     )
     diagnostic_tool = forms.ChoiceField(
         label="Diagnostic",
-        help_text="What hosts name their own is allowed in their agents' options (--diagnostic).",
+        help_text="The agent's option --diagnostic allows a host's own tools.",
     )
     diagnostic_seconds = DurationInSecondsField(
         label="Deadline of a diagnostic",

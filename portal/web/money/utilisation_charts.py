@@ -24,11 +24,11 @@ WATERFALL_BUCKETS = {
     "unallocated": ("Unallocated", "nobody held it", "rest"),
     "reserved_unused": ("Reserved, unused", "booked, nothing ran", "rest"),
     "lost": ("Lost", "work undone by a preemption or by hardware", "rest"),
-    "unmeasured": ("Held, not measured", "no sample speaks for it", "rest"),
+    "unmeasured": ("Held, not measured", "no sample covers it", "rest"),
     "empty": ("Held, empty", "no process on it", "rest"),
     "idle": ("Held, idle", "a process there, under 5 % busy", "rest"),
     "inefficient": ("Held, inefficient", "busy, little SM or tensor work", "use-3"),
-    "productive": ("Productive", "what is left", "use-5"),
+    "productive": ("Productive", "all other held time", "use-5"),
 }
 WEEKDAY_LABELS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MAX_BARS = 30
