@@ -43,7 +43,7 @@ def test_a_gpu_is_diagnosed_taken_out_and_returned(
     sign_in(served_world.people["operator"])
     assert "Diagnostic started: GPU 1" in run_ok(gpupool, "host diagnose alpha --gpu 1 --why noise")
     assert Diagnostic.objects.get().why == "operator"
-    assert "being diagnosed already" in gpupool("host", "diagnose", "alpha", "--gpu", "1").err
+    assert "is being diagnosed: wait" in gpupool("host", "diagnose", "alpha", "--gpu", "1").err
     assert "gpu is '99'; allowed: 0, 1" in gpupool("host", "diagnose", "alpha", "--gpu", "99").err
     assert "is out" in run_ok(gpupool, "host take-out-gpu alpha 1 --why 'goes back'")
     assert Gpu.objects.get(host__name="alpha", index=1).state_reason == "goes back"
