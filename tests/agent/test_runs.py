@@ -525,7 +525,7 @@ async def test_a_host_without_bubblewrap_reports_no_isolation(
     inventory = edge.observed[-1].inventory
     assert inventory.isolation == "plain"
     assert any(
-        note.startswith("NO ISOLATION: ") and "bwrap is not installed" in note for note in inventory.notes
+        note.startswith("No isolation: ") and "bwrap is not installed" in note for note in inventory.notes
     )
     refused = await make_agent(launcher="bubblewrap", state="other", joined=False)
     assert refused.process is not None and await refused.process.wait() == 1

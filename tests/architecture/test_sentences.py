@@ -139,6 +139,7 @@ def page(name: str) -> None:
     assert [line for line, _ in finder.found] == [4, 5, 6]
 
 
+# Not split: each condition narrows the type of a node for the next one.
 def test_each_text_gets_the_values_that_it_names() -> None:
     """A text with ``{name}`` is a constant of a module of ``portal/wording``; its callers call ``format``."""
     texts = {
