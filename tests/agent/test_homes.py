@@ -218,10 +218,8 @@ async def test_the_measuring_process_has_the_lowest_priority(tmp_path: Path) -> 
 
 
 async def test_measuring_that_exceeds_its_deadline_returns_no_result(tmp_path: Path) -> None:
-    began = time.monotonic()
     found, pause = await home_usage_reader.read_home_usage(tmp_path, deadline=0.001)
     assert (found, pause) == (None, home_usage.MAX_PAUSE_SECONDS)
-    assert time.monotonic() - began < 5
 
 
 async def test_homes_are_unknown_while_no_process_can_be_started(

@@ -106,12 +106,11 @@ async def test_a_process_that_hangs_at_its_exit_does_not_block_the_agent() -> No
     """The process has closed its output but not the GPUs; the kernel closes in order, and the second may
     take forever.
     """
-    reader = await make_reader("import os, time; input(); os.close(1); time.sleep(6)")
-    began = time.monotonic()
-    for _ in range(2):
-        with pytest.raises(GpuReadError):
-            await reader._ask("sample", 0.5)
-    assert time.monotonic() - began < 3
+    reader = await make_reader("import os, time; input(); os.close(1); time.sleep(600)")
+    async with asyncio.timeout(60):
+        for _ in range(2):
+            with pytest.raises(GpuReadError):
+                await reader._ask("sample", 0.5)
     assert reader._process is not None
     reader._process.kill()
     reader._process.wait()
@@ -267,9 +266,7 @@ def test_a_held_lock_of_the_team_record_does_not_block_another_host(tmp_path: Pa
     )
     assert holder.stdout is not None
     holder.stdout.readline()
-    began = time.monotonic()
-    with pytest.raises(OwnershipChangeInProgress):
+    with pytest.raises(OwnershipChangeInProgress):  # the holder keeps the lock until it is told to end
         tenants.user("7.1", 70_007)
-    assert time.monotonic() - began < 1
     holder.communicate(b"\n")
     assert tenants.user("7.1", 70_007) == 70_007

@@ -238,11 +238,11 @@ def test_three_people_are_distinguished_on_a_host_whose_clock_is_ahead(world: Wo
 
 def test_the_number_of_distinct_owners_is_found_quickly_for_many_owners() -> None:
     alone = [frozenset({person}) for person in range(50)]
-    began = time.monotonic()
+    began = time.process_time()
     assert minimum_hitting_set_size(alone, 40) == 40
     by_eight = [frozenset(range(number, number + 8)) for number in range(0, 200, 4)]
     assert 25 <= minimum_hitting_set_size(by_eight, 40) <= 40, "25 of them share nobody"
-    assert time.monotonic() - began < 5.0
+    assert time.process_time() - began < 5.0, "seconds of CPU"
 
 
 @given(
