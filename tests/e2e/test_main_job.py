@@ -57,6 +57,7 @@ FLAGS = [
 ABORTED_REFRESHES = ("htmx:afterRequest,", "htmx:sendAbort,")
 REFUSED = "Failed to load resource: the server responded with a status of 400 (Bad Request)"
 SERIOUS = ("serious", "critical")
+PAGE_MILLISECONDS = 20_000  # for a page to show what is expected on a busy machine
 
 
 class Person:
@@ -133,6 +134,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     try:
         demo.wait_ready()
         chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+        expect.set_options(timeout=PAGE_MILLISECONDS)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
             yield Story(demo, browser, playwright.request)

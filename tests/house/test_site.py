@@ -68,7 +68,7 @@ def test_every_killed_service_is_back_in_seconds(demo: Demo) -> None:
             entry = demo.status()["services"][name]
             return entry["state"] == "running" and entry["pid"] not in (None, before)
 
-        demo.wait_for(is_back, 15)
+        demo.wait_for(is_back, 60)
     demo.wait_for(lambda: demo.answers("/readyz"), 30)
 
 
