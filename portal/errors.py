@@ -1,4 +1,7 @@
-"""Errors of services. Pages show them next to their fields; the API maps each to one 4xx response."""
+"""Errors of services. Pages show them next to their fields; the API maps each to one 4xx response.
+
+A request that the present state does not allow raises ``scheduler.core.rejection.OperationRejected``.
+"""
 
 from __future__ import annotations
 
@@ -67,28 +70,3 @@ class ObjectNotFound(ServiceError):
 
 # What a service raises if it refuses a request.
 SERVICE_REFUSALS = (ServiceError, OperationRejected)
-
-
-class Conflict(ServiceError):
-    """The current state does not allow the change: someone was faster, a window is full, a month is closed.
-
-    ``code`` and ``numbers`` are the engine's reason, if it gave one. ``windows`` are (start, end) pairs that
-    would fit instead.
-    """
-
-    status = 409
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        field: str = "",
-        code: str = "",
-        numbers: Mapping[str, Any] | None = None,
-        windows: list[tuple[Any, Any]] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.field = field
-        self.code = code
-        self.numbers = dict(numbers or {})
-        self.windows = list(windows or [])

@@ -14,7 +14,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal.api.base.fields import JsonObject, public_numbers
-from portal.errors import Conflict, Invalid, ObjectNotFound, PlannerBudgetExceeded, ServiceError
+from portal.errors import Invalid, ObjectNotFound, PlannerBudgetExceeded, ServiceError
 from portal.input_checks import display_value
 from portal.wording.pages import api_answers
 from portal.wording.refusal_texts import refusal_sentence
@@ -94,14 +94,7 @@ def _service_error_body(problem: ServiceError) -> JsonObject:
         }
     if isinstance(problem, ObjectNotFound):
         return {"errors": [error_entry(problem.message, problem.field, problem.value)]}
-    body: JsonObject = {"errors": [error_entry(problem.message)]}
-    if isinstance(problem, Conflict):
-        body["errors"][0]["field"] = problem.field
-        if problem.code:
-            body |= {"code": problem.code, "numbers": public_numbers(problem.numbers)}
-        if problem.windows:
-            body["windows"] = [{"start": start, "end": end} for start, end in problem.windows]
-    return body
+    return {"errors": [error_entry(problem.message)]}
 
 
 def _rejection_body(problem: OperationRejected) -> JsonObject:

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from portal.errors import SERVICE_REFUSALS, Conflict, Invalid, NotAllowed, PlannerBudgetExceeded
+from portal.errors import SERVICE_REFUSALS, Invalid, NotAllowed, PlannerBudgetExceeded
 from portal.models import User
 from portal.planner_budget import metered_planning
 from portal.reads.work.team_summaries import quota_usages
@@ -60,7 +60,7 @@ def _preview(form: GpuRequestForm, user: User, now: datetime) -> dict[str, Any]:
     except Invalid as refusal:
         errors = {FIELD_FOR_ARGUMENT.get(name, name): message for name, message in refusal.fields.items()}
         return context | _blocked_preview(form, user, now, list(errors.values()), set(errors))
-    except (Conflict, NotAllowed, OperationRejected) as refusal:
+    except (NotAllowed, OperationRejected) as refusal:
         return context | _blocked_preview(form, user, now, [refusal_sentence(refusal)], set())
     start, end = _chart_range(form, now)
     context["chart"] = free_units_chart(pool, model, profile, form.cleaned_data["units"], start, end, now)

@@ -15,7 +15,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils.http import url_has_allowed_host_and_scheme
 
-from portal.errors import Conflict, Invalid, NotAllowed, PlannerBudgetExceeded
+from portal.errors import Invalid, NotAllowed, PlannerBudgetExceeded
 from portal.models import User
 from portal.wording.pages import home_pages
 from portal.wording.refusal_texts import refusal_sentence
@@ -79,7 +79,7 @@ def run_and_redirect(
     """Call a service, then redirect to the form's page (or to ``to``) with a success or error message."""
     try:
         verb()
-    except (Conflict, Invalid, OperationRejected) as refusal:
+    except (Invalid, OperationRejected) as refusal:
         messages.error(request, refusal_sentence(refusal))
     else:
         messages.success(request, done)

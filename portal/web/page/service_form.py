@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from django import forms
 
-from portal.errors import Conflict, Invalid, NotAllowed, ServiceError
+from portal.errors import Invalid, NotAllowed, ServiceError
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler.core.rejection import OperationRejected
 
@@ -37,7 +37,7 @@ class ServiceForm(forms.Form):
         except Invalid as error:
             for name, message in error.fields.items():
                 self.add_error(self.field_for_argument(name), message)
-        except (Conflict, OperationRejected) as error:
+        except OperationRejected as error:
             self.add_error(self.field_for_argument(error.field), refusal_sentence(error))
         except ServiceError as error:
             self.add_error(None, error.message)
