@@ -23,8 +23,6 @@ from benchmarks.harness.run_processes import processes_of_runs, shims
 
 STOP_LIMIT_SECONDS = LEASE_SECONDS + GRACE_SECONDS + 1.0
 BETWEEN_TICKS_SECONDS = 0.3  # ticks run every 2 s
-# The server's lease time, its check every 2 s, and a start.
-RESTART_ELSEWHERE_LIMIT_SECONDS = LEASE_SECONDS * 4 / 3 + GRACE_SECONDS + 2 + 4
 
 
 def host_of(context: FaultContext, run: str) -> LocalHost:
