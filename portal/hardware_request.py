@@ -10,6 +10,7 @@ from django.db.models import Exists, Max, OuterRef
 
 from portal.input_checks import InputChecks
 from portal.wording import request_texts
+from portal.wording.problems import request_problems
 from scheduler.core.model.slots import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
 from scheduler.core.reasons import ReasonCode
 from scheduler.models import Gpu, Host, Pool, Project, Team, Unit
@@ -91,8 +92,7 @@ def check_pool(checks: InputChecks, pool: Pool, team: Team) -> None:
         checks.note(
             "pool",
             pool.slug,
-            f"pool is {pool.name}, which belongs to another team;"
-            f" allowed: a shared pool or a pool of {team.name}.",
+            request_problems.POOL_OF_ANOTHER_TEAM.format(pool=pool.name, team=team.name),
         )
 
 
@@ -102,7 +102,7 @@ def check_project(checks: InputChecks, project: Project) -> None:
         checks.note(
             "project",
             project.slug,
-            f"project is {project.name}, which is no longer active; allowed: an active project.",
+            request_problems.PROJECT_INACTIVE.format(project=project.name),
         )
 
 
@@ -121,8 +121,9 @@ def check_hardware_request(
     profile = given.pop("profile")
     profiles = profiles_of_pool(pool, wanted)
     if profile != WHOLE_GPU_PROFILE and profile not in profiles:
-        names = ", ".join(sorted(p for p in profiles if p)) or "whole GPUs only (leave it empty)"
-        checks.note("profile", profile, f"profile is {profile!a:.60}; allowed in {pool.name}: {names}.")
+        names = ", ".join(sorted(p for p in profiles if p)) or request_problems.PROFILE_WHOLE_GPUS_ONLY
+        message = request_problems.PROFILE_UNKNOWN.format(given=profile, pool=pool.name, allowed=names)
+        checks.note("profile", profile, message)
         profile = WHOLE_GPU_PROFILE
     clean = {
         each.name: checked_value(checks, each, given[each.name]) for each in fields if each.name in given
@@ -201,7 +202,9 @@ def _check_memory(checks: InputChecks, pool: Pool, ask: HardwareRequest) -> None
         checks.note(
             "min_memory_mib",
             ask.min_memory_mib,
-            f"min_memory_mib is {ask.min_memory_mib:,}; allowed in {pool.name}: up to {largest:,} MiB.",
+            request_problems.MEMORY_TOO_LARGE.format(
+                given=ask.min_memory_mib, pool=pool.name, largest=largest
+            ),
         )
 
 
@@ -216,12 +219,13 @@ def _check_size(checks: InputChecks, pool: Pool, ask: HardwareRequest) -> None:
         checks.note(
             "units",
             ask.units,
-            f"units asks for {asked:g} GPUs{of} in all; allowed in {pool.name}: up to {have}, all it has.",
+            request_problems.MORE_THAN_THE_POOL_HAS.format(asked=asked, models=of, pool=pool.name, most=have),
         )
     elif pool.most_gpus_per_workload is not None and asked > pool.most_gpus_per_workload:
         checks.note(
             "units",
             ask.units,
-            f"units asks for {asked:g} GPUs in all;"
-            f" allowed in {pool.name}: up to {pool.most_gpus_per_workload} for one workload.",
+            request_problems.MORE_THAN_ONE_WORKLOAD_MAY.format(
+                asked=asked, pool=pool.name, most=pool.most_gpus_per_workload
+            ),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from django.utils import timezone
@@ -137,3 +138,8 @@ def parsed_time(value: Any) -> datetime | None:
     if isinstance(value, str):
         return datetime.fromisoformat(value)
     return value if isinstance(value, datetime) else None
+
+
+def number_text(number: Decimal) -> str:
+    """Return a number as a message repeats it, at most 30 characters long."""
+    return f"{number:f}"[:30] if abs(number.adjusted()) < 30 else str(number)[:30]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -193,34 +192,3 @@ def submission_summary(kind: str, payload: Numbers) -> str:
             return f"another window for {payload.get('name')}: {what} instead of {old}"
         return what
     return f"membership as {payload.get('role')}"
-
-
-def number_text(number: Decimal) -> str:
-    """Return a number as a message repeats it, at most 30 characters long."""
-    return f"{number:f}"[:30] if abs(number.adjusted()) < 30 else str(number)[:30]
-
-
-def size_is_no_number(label: str, example: str) -> str:
-    """Return the message for a size that cannot be read."""
-    return f"{label} is not a number; allowed: such as {example}, or nothing."
-
-
-def size_out_of_bounds(label: str, value: Decimal, most: int) -> str:
-    """Return the message for a size that is not positive or is above ``most``."""
-    return f"{label} is {number_text(value)}; allowed: more than 0, up to {most:,}, or nothing."
-
-
-def length_out_of_bounds(value: Decimal | None, most: int, unit: str) -> str:
-    """Return the message for a length that is missing, not positive or above ``most``."""
-    text = "empty" if value is None else number_text(value)
-    return f"For is {text}; allowed: more than 0, up to {most:,} {unit}."
-
-
-def is_no_label(part: str) -> str:
-    """Return the message for a text that is not NAME=VALUE."""
-    return f"{ascii(part)[:40]} is no label; allowed: name=value, with commas between."
-
-
-def is_no_variable(number: int, line: str) -> str:
-    """Return the message for a line of the environment that is not NAME=VALUE."""
-    return f"Line {number} is {ascii(line)[:40]}; allowed: NAME=value."

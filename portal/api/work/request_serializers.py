@@ -8,6 +8,7 @@ from rest_framework import serializers
 
 from portal.api.base.fields import ResponseSerializer, count_field, name_field, slug_field
 from portal.api.base.serializers import PageQuery, StrictSerializer
+from portal.wording.problems import request_problems
 from scheduler.models import Dependency, WorkloadKind
 from scheduler.requests import (
     MAX_DEPENDENCIES,
@@ -118,9 +119,7 @@ class AfterWish(StrictSerializer):
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Require exactly one of the two."""
         if ("workload" in attrs) == ("array" in attrs):
-            raise serializers.ValidationError(
-                {"workload": "allowed: the id of a workload, or instead of it that of an array."}
-            )
+            raise serializers.ValidationError({"workload": request_problems.WORKLOAD_OR_ARRAY})
         return attrs
 
 

@@ -16,6 +16,7 @@ from portal.hardware_request import (
 )
 from portal.input_checks import InputChecks, display_value
 from portal.models import Template, User
+from portal.wording.problems import request_problems
 from scheduler import services as engine
 from scheduler.core.model.snapshot import Priority
 from scheduler.models import Dependency, JobArray, Pool, Project, Reservation, Workload, WorkloadKind
@@ -64,7 +65,7 @@ def checked_notebook_request(
         checks.note(
             "template",
             template.slug,
-            f"template is {template.name}, which is for jobs; allowed: a template for notebooks.",
+            request_problems.TEMPLATE_FOR_JOBS.format(template=template.name),
         )
         template = None
     defaults: dict[str, Any] = {
@@ -145,7 +146,9 @@ def _checked_priority(checks: InputChecks, value: Any, project: Project) -> int:
         checks.note(
             "priority",
             value,
-            f"priority is {value!a:.60}; allowed for {project.team.name}: {', '.join(allowed)}.",
+            request_problems.PRIORITY_TOO_HIGH.format(
+                given=value, team=project.team.name, allowed=", ".join(allowed)
+            ),
         )
         return int(Priority.NORMAL)
     return int(number)
@@ -160,8 +163,8 @@ def _checked_dependencies(
     """
     dependencies = {(type(on), on.pk): (condition, on) for condition, on in after}
     if len(dependencies) > MAX_DEPENDENCIES:
-        message = (
-            f"after names {len(dependencies)} workloads and arrays; allowed: at most {MAX_DEPENDENCIES}."
+        message = request_problems.TOO_MANY_DEPENDENCIES.format(
+            count=len(dependencies), most=MAX_DEPENDENCIES
         )
         checks.note("after", len(dependencies), message)
     for condition, _ in dependencies.values():
@@ -170,10 +173,11 @@ def _checked_dependencies(
         unmet = engine.first_never_met(dependencies.values())
         if unmet is not None:
             if isinstance(unmet, JobArray):
-                ended = "in which some tasks did not end as required"
+                ended = request_problems.ARRAY_ENDED_OTHERWISE
             else:
-                ended = f"which ended as {unmet.outcome.replace('_', ' ')}"
-            message = f"after names {unmet.name}, {ended}; allowed: work that can still end as required."
+                outcome = unmet.outcome.replace("_", " ")
+                ended = request_problems.WORKLOAD_ENDED_OTHERWISE.format(outcome=outcome)
+            message = request_problems.DEPENDENCY_NEVER_MET.format(name=unmet.name, ended=ended)
             checks.note("after", unmet.name, message)
     return tuple(dependencies.values())
 
@@ -184,9 +188,7 @@ def _checked_wanted_by(checks: InputChecks, wanted_by: Any, now: datetime) -> da
         return None
     at = checks.aware_datetime("wanted_by", wanted_by)
     if "wanted_by" not in checks.problems and at <= now:
-        message = (
-            f"wanted_by is {at:%Y-%m-%d %H:%M} UTC, which is past; allowed: after {now:%Y-%m-%d %H:%M} UTC."
-        )
+        message = request_problems.DEADLINE_IS_PAST.format(given=at, now=now)
         checks.note("wanted_by", at.isoformat(), message)
     return at
 
@@ -196,26 +198,26 @@ def parse_array_indices(checks: InputChecks, text: Any) -> tuple[list[int], int 
 
     Accepts ``0-9``, ``1,3,5-9:2``, ``0-99%4``.
     """
-    allowed = (
-        f"such as 0-9, 1,3,5-9:2 or 0-99%4: at most {MAX_ARRAY_TASKS:,} tasks, "
-        f"with numbers up to {MAX_ARRAY_INDEX:,}"
-    )
+    allowed = request_problems.ARRAY_ALLOWED.format(tasks=MAX_ARRAY_TASKS, highest=MAX_ARRAY_INDEX)
     matched = ARRAY_PATTERN.fullmatch(text.strip()) if isinstance(text, str) and len(text) <= 200 else None
     if matched is None:
-        checks.note("array", text, f"array is {display_value(text)}; allowed: {allowed}.")
+        message = request_problems.ARRAY_INVALID.format(given=display_value(text), allowed=allowed)
+        checks.note("array", text, message)
         return [], None
     indices: set[int] = set()
     for part in matched["parts"].split(","):
         found = _indices_of_part(part)
         if found is None:
-            checks.note("array", text, f"array has the part {part}; allowed: {allowed}.")
+            message = request_problems.ARRAY_PART_INVALID.format(part=part, allowed=allowed)
+            checks.note("array", text, message)
             return [], None
         indices.update(found)
     at_once = int(matched["at_once"]) if matched["at_once"] else None
     if len(indices) > MAX_ARRAY_TASKS or at_once == 0:
-        checks.note(
-            "array", text, f"array is {display_value(text)}, {len(indices):,} tasks; allowed: {allowed}."
+        message = request_problems.ARRAY_TOO_LARGE.format(
+            given=display_value(text), tasks=len(indices), allowed=allowed
         )
+        checks.note("array", text, message)
     return sorted(indices), at_once
 
 
@@ -239,7 +241,8 @@ def _checked_reservation(
         checks.note(
             "reservation",
             str(reservation.public_id),
-            f"reservation is {reservation.name}; "
-            f"allowed: a reservation of {project.name} in {pool.name} that is not over.",
+            request_problems.RESERVATION_UNUSABLE.format(
+                reservation=reservation.name, project=project.name, pool=pool.name
+            ),
         )
     return reservation

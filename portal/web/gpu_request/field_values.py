@@ -15,18 +15,6 @@ from scheduler.models import Workload
 
 REQUEST_KINDS = [("notebook", "Notebook"), ("job", "Job"), ("reservation", "Reservation")]
 GPU_COUNT_CHOICES = [("1", "1"), ("2", "2"), ("4", "4"), ("8", "8"), ("other", "Other")]
-REPEAT_CHOICES = [
-    ("", "Once"),
-    ("weekdays", "Every weekday"),
-    ("daily", "Every day"),
-    ("weekly", "Every week on that day"),
-]
-DEPENDENCY_CHOICES = [
-    ("", "Any time"),
-    ("ok", "Once it has finished"),
-    ("any", "Once it has ended"),
-    ("not_ok", "Only if it fails"),
-]
 LENGTH_UNIT_CHOICES = [("hours", "hours"), ("minutes", "minutes"), ("days", "days")]
 SECONDS_PER_LENGTH_UNIT = {"minutes": 60, "hours": 3600, "days": 86_400}
 MAX_LENGTH_IN_UNITS = 100_000

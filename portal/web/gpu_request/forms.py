@@ -12,12 +12,10 @@ from django.utils import timezone
 from portal.services.calendar.recurring_reservations import WEEKDAYS
 from portal.web.components.quantities import gpu_model
 from portal.web.gpu_request.field_values import (
-    DEPENDENCY_CHOICES,
     FIELD_FOR_ARGUMENT,
     GPU_COUNT_CHOICES,
     LENGTH_UNIT_CHOICES,
     MAX_LENGTH_IN_UNITS,
-    REPEAT_CHOICES,
     REQUEST_KINDS,
     SECONDS_PER_LENGTH_UNIT,
     end_or_latest,
@@ -31,7 +29,9 @@ from portal.web.gpu_request.generated_fields import (
 )
 from portal.web.gpu_request.options import GpuRequestOptions, dependency_label, target_choices
 from portal.web.page.service_form import ServiceForm
-from portal.wording import request_texts
+from portal.wording.formatting import number_text
+from portal.wording.pages import request_pages
+from portal.wording.problems import request_problems
 from scheduler.core.model.snapshot import Priority
 from scheduler.models import Pool, Project, WorkloadType
 from scheduler.requests import PLACED_KINDS
@@ -61,17 +61,15 @@ class GpuRequestForm(ServiceForm):
         widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": 300}, format="%Y-%m-%dT%H:%M"),
         input_formats=["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M"],
         error_messages={
-            "invalid": "This is not a date and time; allowed: such as 2026-03-02 09:00.",
-            "required": "Start is empty; allowed: a date and time from now on.",
+            "invalid": request_problems.TIME_INVALID,
+            "required": request_problems.START_EMPTY,
         },
     )
     length = forms.DecimalField(
         label="For",
         initial=4,
         required=False,
-        error_messages={
-            "invalid": f"For is not a number; allowed: more than 0, up to {MAX_LENGTH_IN_UNITS:,}."
-        },
+        error_messages={"invalid": request_problems.LENGTH_IS_NO_NUMBER.format(most=MAX_LENGTH_IN_UNITS)},
         widget=forms.NumberInput(attrs={"class": "input number", "step": "any"}),
     )
     length_unit = forms.ChoiceField(
@@ -79,7 +77,7 @@ class GpuRequestForm(ServiceForm):
         choices=LENGTH_UNIT_CHOICES,
         initial="hours",
         required=False,
-        widget=forms.Select(attrs={"class": "input auto", "aria-label": "Unit of the length"}),
+        widget=forms.Select(attrs={"class": "input auto", "aria-label": request_pages.UNIT_OF_LENGTH}),
     )
     why = forms.CharField(
         label="Why",
@@ -90,13 +88,13 @@ class GpuRequestForm(ServiceForm):
     may_exceed_guarantee = forms.BooleanField(
         label="Ask an operator to let it use what other teams are guaranteed", required=False
     )
-    repeat = forms.ChoiceField(label="Repeat", choices=REPEAT_CHOICES, required=False)
+    repeat = forms.ChoiceField(label="Repeat", choices=request_pages.REPEAT_CHOICES, required=False)
     until = forms.DateField(
         label="Until",
         required=False,
         widget=forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d"),
         help_text="The last day. All of it is reserved, or nothing.",
-        error_messages={"invalid": "This is not a date; allowed: such as 2026-03-31."},
+        error_messages={"invalid": request_problems.DATE_INVALID},
     )
     reservation = forms.ChoiceField(label="Inside a reservation", required=False)
     type = forms.ChoiceField(
@@ -117,7 +115,7 @@ class GpuRequestForm(ServiceForm):
     )
     if_member_ends = forms.ChoiceField(
         label="If it ends on one host",
-        choices=[("restart", "All of it starts again"), ("end", "All of it ends")],
+        choices=request_pages.MEMBER_END_CHOICES,
         required=False,
         help_text="On several hosts. It restarts while retries are left; after a lost host always.",
     )
@@ -127,11 +125,11 @@ class GpuRequestForm(ServiceForm):
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
         input_formats=["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M"],
         help_text="A wish: you are told here when it looks later.",
-        error_messages={"invalid": "This is not a date and time; allowed: such as 2026-03-02 09:00."},
+        error_messages={"invalid": request_problems.TIME_INVALID},
     )
     after = forms.ChoiceField(label="After another one", required=False)
     after_how = forms.ChoiceField(
-        label="Starts", choices=DEPENDENCY_CHOICES[1:], required=False, initial="ok"
+        label="Starts", choices=request_pages.DEPENDENCY_CHOICES[1:], required=False, initial="ok"
     )
     array = forms.CharField(
         label="Array",
@@ -182,7 +180,7 @@ class GpuRequestForm(ServiceForm):
         """Return the start. Reject years that overflow in some time zone."""
         start: datetime | None = self.cleaned_data["start"]
         if start is not None and not 1 < start.year < 9999:
-            raise forms.ValidationError(f"Start is {start:%Y-%m-%d %H:%M}; allowed: from the year 2 to 9998.")
+            raise forms.ValidationError(request_problems.START_OUT_OF_RANGE.format(start=start))
         return start
 
     def clean(self) -> dict[str, Any]:
@@ -198,7 +196,7 @@ class GpuRequestForm(ServiceForm):
     def _units(self, data: Mapping[str, Any]) -> int | None:
         if data.get("count") in ("", "other", None):
             if data.get("units_other") is None and "units_other" not in self.errors:
-                self.add_error("units_other", "How many GPUs is empty; allowed: a whole number from 1.")
+                self.add_error("units_other", request_problems.UNITS_EMPTY)
             return data.get("units_other")
         return int(data["count"])
 
@@ -207,7 +205,10 @@ class GpuRequestForm(ServiceForm):
         if "length" in self.errors:
             return None
         if length is None or not 0 < length <= MAX_LENGTH_IN_UNITS:
-            message = request_texts.length_out_of_bounds(length, MAX_LENGTH_IN_UNITS, unit)
+            given = "empty" if length is None else number_text(length)
+            message = request_problems.LENGTH_OUT_OF_BOUNDS.format(
+                given=given, most=MAX_LENGTH_IN_UNITS, unit=unit
+            )
             self.add_error("length", message)
             return None
         return int(length * SECONDS_PER_LENGTH_UNIT[unit])
@@ -225,7 +226,9 @@ class GpuRequestForm(ServiceForm):
                 continue
             name, equals, value = line.partition("=")
             if not equals:
-                self.add_error("environment", request_texts.is_no_variable(number, line))
+                self.add_error(
+                    "environment", request_problems.IS_NO_VARIABLE.format(line=number, given=ascii(line)[:40])
+                )
                 return {}
             pairs[name.strip()] = value
         return pairs

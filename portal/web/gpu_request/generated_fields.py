@@ -8,8 +8,9 @@ from typing import Any
 
 from django import forms
 
-from portal.wording import request_texts
 from portal.wording.equivalent_commands import quantity_text
+from portal.wording.formatting import number_text
+from portal.wording.problems import request_problems
 from scheduler.requests import PLACED_KINDS, Labels, RequestField, WorkloadRequest, request_fields
 
 GENERATED_FIELDS = {each.form_field: each for each in request_fields(WorkloadRequest) if each.form_field}
@@ -53,7 +54,7 @@ def _form_field(declared: RequestField) -> forms.Field:
     return forms.DecimalField(
         label=label,
         required=False,
-        error_messages={"invalid": request_texts.size_is_no_number(label, example)},
+        error_messages={"invalid": request_problems.SIZE_IS_NO_NUMBER.format(label=label, example=example)},
         widget=forms.NumberInput(
             attrs={"class": "input number", "step": "any", "min": "0", "placeholder": "any"}
         ),
@@ -81,8 +82,10 @@ def request_value(form: forms.Form, name: str, data: Mapping[str, Any]) -> Any:
     factor = _form_unit(declared)[0]
     size = int(value * factor + Decimal("0.5")) if 0 < value <= declared.high else 0
     if not 0 < size <= declared.high:
-        label = str(form.fields[name].label)
-        form.add_error(name, request_texts.size_out_of_bounds(label, value, declared.high // factor))
+        message = request_problems.SIZE_OUT_OF_BOUNDS.format(
+            label=form.fields[name].label, given=number_text(value), most=declared.high // factor
+        )
+        form.add_error(name, message)
         return declared.default
     return size
 
@@ -93,7 +96,7 @@ def _labels(form: forms.Form, name: str, text: str) -> dict[str, str]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         label, equals, value = part.partition("=")
         if not equals:
-            form.add_error(name, request_texts.is_no_label(part))
+            form.add_error(name, request_problems.IS_NO_LABEL.format(given=ascii(part)[:40]))
             return {}
         pairs[label.strip()] = value.strip()
     return pairs

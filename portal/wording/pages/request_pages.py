@@ -29,3 +29,17 @@ RESERVED = "{name} is reserved."
 QUEUED = "{name} is queued."
 ABOVE_LIMIT = "Above the {limit} that {team} may hold of this model."
 NEEDS_OPERATOR = "Above the {limit} that {team} may hold of this model: an operator has to agree."
+UNIT_OF_LENGTH = "Unit of the length"
+MEMBER_END_CHOICES = [("restart", "All of it starts again"), ("end", "All of it ends")]
+REPEAT_CHOICES = [
+    ("", "Once"),
+    ("weekdays", "Every weekday"),
+    ("daily", "Every day"),
+    ("weekly", "Every week on that day"),
+]
+DEPENDENCY_CHOICES = [
+    ("", "Any time"),
+    ("ok", "Once it has finished"),
+    ("any", "Once it has ended"),
+    ("not_ok", "Only if it fails"),
+]
