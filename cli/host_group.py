@@ -88,19 +88,29 @@ def print_affected_workloads(rows: list[dict[str, Any]]) -> None:
 
 
 def print_affected_reservations(found: dict[str, Any]) -> None:
-    """Print the bound reservations that move to other GPUs, and the future ones that can't be kept."""
-    if found["reservations"]:
-        listed = ", ".join(
-            f"{r['name']} ({r['team']}, until {format_local_time(r['end'])})" for r in found["reservations"]
+    """Print the reservations that move to other GPUs, and those that could not be served."""
+    unserved = found.get("unkept")
+    unserved_ids = {row["id"] for row in unserved or ()}
+    # An older portal sends no "moved".
+    rows = found.get("moved") or found["reservations"]
+    if moved := [row for row in rows if row["id"] not in unserved_ids]:
+        output.print_line(f"Reservations that get other GPUs: {_reservation_list(moved)}.")
+    if unserved:
+        output.print_line(
+            f"Reservations that could not be served: {_reservation_list(unserved)}. "
+            "Their owners and the operators are notified."
         )
-        output.print_line(f"Reservations on its GPUs, which get other GPUs: {listed}.")
-    if found.get("unkept"):
-        listed = ", ".join(
-            f"{r['name']} ({r['team']}, from {format_local_time(r['start'])})" for r in found["unkept"]
-        )
-        output.print_line(f"Coming reservations that could not be served: {listed}.")
-    elif found.get("unkept") is not None:
-        output.print_line("Every coming reservation can be served without it.")
+    elif unserved is not None:
+        output.print_line("Every reservation can be served without it.")
+
+
+def _reservation_list(rows: list[dict[str, Any]]) -> str:
+    """Return the name, team, owner and window of each reservation."""
+    return ", ".join(
+        f"{row['name']} ({row['team']}, {row.get('owner', 'owner unknown')}, "
+        f"{format_local_time(row['start'])} to {format_local_time(row['end'])})"
+        for row in rows
+    )
 
 
 def require_reason(why: str, preview: bool) -> None:

@@ -91,6 +91,7 @@ app.conf.update(
         "geometries": {"task": "scheduler.tasks.keep_geometries", **_periodic(5.0, "engine")},
         "diagnostics": {"task": "scheduler.tasks.keep_diagnostics", **_periodic(5.0, "engine")},
         "quota hours": {"task": "scheduler.tasks.count_quota_hours", **_periodic(60.0, "engine")},
+        "unserved reservations": {"task": "scheduler.tasks.check_reservations", **_periodic(30.0, "default")},
         "forget old": {"task": "scheduler.tasks.forget_old", **_periodic(600.0, "default")},
         "ingest": {"task": "telemetry.tasks.ingest_stream", **_periodic(1.0, "telemetry")},
         "health": {"task": "telemetry.tasks.health", **_periodic(5.0, "telemetry")},

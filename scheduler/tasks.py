@@ -23,6 +23,7 @@ from scheduler.sweeps import (
     silent_hosts,
     stuck_processes,
     time_limits,
+    unserved_reservations,
 )
 from scheduler.sync import geometry_changes, gpu_diagnostics
 
@@ -91,6 +92,14 @@ def count_quota_hours() -> None:
 def reservation_clock() -> None:
     """Start, end and release reservations at their times."""
     clock_correction.with_steady_clock(lambda moment: reservation_windows.sweep_reservations(moment.wall))
+
+
+@shared_task(name="scheduler.tasks.check_reservations")
+def check_reservations() -> None:
+    """Record which promised reservations no units could serve."""
+    clock_correction.with_steady_clock(
+        lambda moment: unserved_reservations.sweep_unserved_reservations(moment.wall)
+    )
 
 
 @shared_task(name="scheduler.tasks.forget_old")

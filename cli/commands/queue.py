@@ -96,6 +96,8 @@ def why(session: CliSession, id_: str, them: str | None, sooner: bool) -> None:
     if session.json:
         return output.print_json(answer)
     output.print_line(f"{found['name']} is {answer['state']}. {answer['sentence']}".strip())
+    if answer.get("reservation_problem"):  # an older portal sends none
+        output.print_line(answer["reservation_problem"])
     now = datetime.now().astimezone()
     hidden = answer["hidden_blockers"]
     before = [f"{blocker['name']} of {blocker['owner']}" for blocker in answer["blockers"]] + (

@@ -32,6 +32,7 @@ from portal.notices.maintenance import maintenance_windows
 from portal.notices.reservations import (
     rebound_reservations,
     released_reservations,
+    reservations_at_risk,
     reservations_with_unusable_units,
     reservations_without_units,
     upcoming_reservations,
@@ -108,6 +109,7 @@ NOTICE_SOURCES = (
     upcoming_reservations,
     released_reservations,
     reservations_without_units,
+    reservations_at_risk,
     submissions_to_approve,
     decided_submissions,
     expired_submissions,

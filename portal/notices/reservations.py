@@ -60,6 +60,26 @@ def reservations_without_units(since: datetime, now: datetime) -> Iterator[Pendi
         )
 
 
+def reservations_at_risk(since: datetime, now: datetime) -> Iterator[PendingNotice]:
+    """Yield a notice, to the owner and to operators, for each reservation that no units could serve until its
+    end.
+    """
+    rows = Reservation.objects.filter(
+        at_risk_since__gt=since, at_risk_since__lte=now, state__in=OPEN_RESERVATION_STATES
+    )
+    for row in rows.select_related("owner", "project__team"):
+        numbers = {
+            **row.at_risk_numbers,
+            "name": row.name,
+            "owner": row.owner.get_username(),
+            "team": row.project.team.name,
+        }
+        source = f"at risk:{row.pk}:{row.at_risk_since:%Y%m%d%H%M%S}"
+        yield PendingNotice(
+            "reservation_at_risk", source, (row.owner_id, *operator_ids()), numbers, reservation=row.pk
+        )
+
+
 def rebound_reservations(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """Yield a notice for each reservation that gets other GPUs because its own became unusable."""
     for row in Reservation.objects.filter(moved_at__gt=since, moved_at__lte=now):

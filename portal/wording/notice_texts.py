@@ -128,6 +128,10 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"Reservation {f.plain('', 'name')} leaves {f.plain('', 'host')}, which can't be used at present. It gets other GPUs as soon "
         "as there are any."
     ),
+    "reservation_at_risk": lambda f: (
+        f"Reservation {f.plain('', 'name')} of {f.plain('', 'owner')} ({f.plain('', 'team')}) can't be served at present. "
+        f"{reason_sentence('reservation_at_risk', f.numbers, f.viewer)}"
+    ),
     "reservation_stuck": lambda f: (
         f"{f.plain('', 'units')} of the {f.plain('', 'of')} GPUs of reservation {f.plain('', 'name')} can't be used at present "
         f"({f.plain('', 'host')}). It gets others once nothing runs inside it: end "

@@ -9,7 +9,8 @@ from portal import policy
 from portal.wording import reason_parts
 from portal.wording.formatting import Numbers, duration, gpus, with_count
 from portal.wording.reason_numbers import ReasonNumbers, SentenceBuilder
-from scheduler.models import Workload
+from scheduler.models import Reservation, Workload
+from scheduler.state.states import WorkloadState
 
 CONDITIONS = {"ok": "finished", "any": "ended", "not_ok": "ended without finishing"}
 
@@ -156,6 +157,13 @@ REASONS: dict[str, SentenceBuilder] = {
         f"{f.plain('', 'free') or 'fewer'} of {f.plain('', 'total') or 'all'} such GPUs could serve it until its end"
         f"{f.plain(', ', 'closed', after=' are out of service') if f.get('closed') else ''}. It is tried again all the time."
     ),
+    "reservation_at_risk": lambda f: (
+        f"Its GPUs are missing{f.time(' from ', 'start')} on: it needs {f.plain('', 'need') or 'more'}"
+        f"{f.plain(' on ', 'hosts', after=' hosts') if f.is_plural('hosts') else ''}; "
+        f"{f.plain('', 'free') or 'fewer'} of {f.plain('', 'total') or 'all'} such GPUs could serve it until its end"
+        f"{f.plain(', ', 'closed', after=' are out of service or in maintenance') if f.get('closed') else ''}. "
+        "It is kept if others become free; else change or cancel it, or ask an operator."
+    ),
     "reserved_units_in_use": lambda f: (
         f"It has begun; {f.plain('', 'units') or 'some'} of its{f.plain(' ', 'need')} GPUs are still in use by "
         f"{with_count(int(f.get('workloads') or 0), 'workload') if f.get('workloads') else 'others'}. It gets them as soon as they are free."
@@ -242,6 +250,23 @@ def reason_sentence(code: str, numbers: Numbers | None = None, viewer: policy.Vi
     )
     hosts = (numbers or {}).get("failed_on_hosts")
     return f"{said} It failed on {hosts} hosts, so it is not tried again." if isinstance(hosts, int) else said
+
+
+def reservation_problem(reservation: Reservation, viewer: policy.Viewer | None = None) -> str:
+    """Return why a reservation has no units, or can get none until its end; "" if all is well."""
+    if reservation.reason_code:
+        return reason_sentence(reservation.reason_code, reservation.reason_numbers, viewer)
+    if reservation.at_risk_since is not None:
+        return reason_sentence("reservation_at_risk", reservation.at_risk_numbers, viewer)
+    return ""
+
+
+def problem_of_its_reservation(workload: Workload, viewer: policy.Viewer | None = None) -> str:
+    """Return why the reservation in which a workload waits can't be served; "" if all is well."""
+    if workload.state != WorkloadState.QUEUED or workload.reservation is None:
+        return ""
+    problem = reservation_problem(workload.reservation, viewer)
+    return f"About the reservation {workload.reservation.name}: {problem}" if problem else ""
 
 
 def waiting_sentence(workload: Workload, viewer: policy.Viewer | None = None) -> str:

@@ -63,6 +63,8 @@ class ReasonCode(StrEnum):
     # why a reservation that has begun has no units
     RESERVED_UNITS_MISSING = "reserved_units_missing"
     RESERVED_UNITS_IN_USE = "reserved_units_in_use"
+    # why a reservation could not be served at its start, or for the rest of its time
+    RESERVATION_AT_RISK = "reservation_at_risk"
     # how an attempt ended (also used by the agent)
     FINISHED = "finished"
     FAILED = "failed"

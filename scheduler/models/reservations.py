@@ -76,6 +76,12 @@ class Reservation(HardwareColumns):
     )
     reason_numbers = models.JSONField(default=dict, blank=True)
     reason_at = models.DateTimeField(null=True, blank=True, help_text="since when that is its reason")
+    at_risk_since = models.DateTimeField(
+        null=True, blank=True, help_text="since when no units could serve it until its end; null: some could"
+    )
+    at_risk_numbers = models.JSONField(
+        default=dict, blank=True, help_text="of the reason reservation_at_risk; empty: none"
+    )
     moved_at = models.DateTimeField(
         null=True, blank=True, help_text="when it last let go of GPUs that can't be used"
     )

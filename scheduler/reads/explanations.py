@@ -102,6 +102,15 @@ def drain_effect(host: Host, now: datetime) -> drain.DrainEffect:
     )
 
 
+def maintenance_effect(host: Host, start: datetime, end: datetime, now: datetime) -> drain.ReservationEffect:
+    """Return which reservations maintenance of a host would move or break. It may be announced already."""
+    return drain.maintenance_effect(
+        request_snapshot_cache.take_cached_snapshot([host.pool_id], now),
+        host.pk,
+        *(core_values.epoch_seconds(at) for at in (start, end, now)),
+    )
+
+
 def reservations_broken_without(gpu: Gpu, now: datetime) -> tuple[int, ...]:
     """Return future reservations that can be kept now but not without this GPU. Its host is loaded."""
     taken, pool = request_snapshot_cache.take_cached_snapshot([gpu.host.pool_id], now), gpu.host.pool_id

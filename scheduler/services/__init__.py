@@ -56,6 +56,7 @@ from scheduler.services.reservations import (
     rebind_reservation,
     shorten_reservation,
 )
+from scheduler.services.unserved_reservations import record_unserved_reservations
 from scheduler.services.workloads import (
     cancel_array,
     cancel_workload,
@@ -105,6 +106,7 @@ __all__ = [
     "challenge_for_expired",
     "due_challenge",
     "record_rejected_agent",
+    "record_unserved_reservations",
     "redeem_challenge",
     "renew_expired_credential",
     "open_budget_gate",

@@ -4,14 +4,16 @@ bound.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import DurationField, Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet, Value
 
-from scheduler.models import BoundUnit, Reservation
+from scheduler.models import BoundUnit, MaintenanceWindow, Reservation
 from scheduler.services.reservations import rebind_reservation
 from scheduler.state.states import AdminState, LeaseState, RepairState, ReservationState
+
+ONE_SECOND = timedelta(seconds=1)
 
 
 def unusable_bound_units(now: datetime) -> QuerySet[BoundUnit]:
@@ -30,15 +32,36 @@ def unusable_bound_units(now: datetime) -> QuerySet[BoundUnit]:
     return bound.exclude(usable)
 
 
+def bound_units_before_maintenance(now: datetime) -> QuerySet[BoundUnit]:
+    """Return bindings of active reservations to units whose hosts are drained for maintenance before their
+    ends.
+    """
+    lead = ExpressionWrapper(
+        (F("host__pool__notice_seconds") + F("host__pool__grace_seconds")) * Value(ONE_SECOND),
+        output_field=DurationField(),
+    )
+    drained = MaintenanceWindow.objects.annotate(lead=lead).filter(
+        host=OuterRef("unit__gpu__host"),
+        end__gt=now,
+        start__lte=now + F("lead"),
+        start__lt=OuterRef("reservation__end"),
+    )
+    bound = BoundUnit.objects.filter(reservation__state=ReservationState.ACTIVE, period__contains=now)
+    return bound.filter(Exists(drained))
+
+
 def rebind_unusable_units(now: datetime) -> None:
     """Release the units of reservations that have unusable ones, once no work runs inside; the next cycle
     binds others.
 
-    Until then the owner sees a notice.
+    Units whose host is drained for maintenance count too, so that others are bound when it begins. Until then
+    the owner sees a notice.
     """
-    ids = unusable_bound_units(now).values_list("reservation_id", flat=True).distinct()
+    leaving = unusable_bound_units(now).values("pk").union(bound_units_before_maintenance(now).values("pk"))
+    units = BoundUnit.objects.filter(pk__in=[row["pk"] for row in leaving])
+    ids = units.values_list("reservation_id", flat=True).distinct()
     for reservation in Reservation.objects.filter(pk__in=list(ids)).order_by("pk"):
-        unusable = unusable_bound_units(now).filter(reservation=reservation)
+        unusable = units.filter(reservation=reservation)
         hosts = sorted(set(unusable.values_list("unit__gpu__host__name", flat=True)))
         with transaction.atomic():
             if rebind_reservation(reservation, now=now):

@@ -140,7 +140,7 @@ def test_a_preview_lists_affected_work_and_changes_nothing(
     )
     assert "language" in desk and "runs to its end: it can't be preempted" in desk
     assert "GPUs that leave the pool: 8." in output and "Nothing is changed" in output
-    assert "Every coming reservation can be served without it." in output
+    assert "Every reservation can be served without it." in output
     assert "runs on" in run_ok(gpupool, "host cordon alpha --preview")
     lease = run_ok(gpupool, "host revoke alpha --preview")
     assert lease.count("stops when its lease ends") >= 2 and "joins again with a new join token" in lease

@@ -320,6 +320,7 @@ def test_a_request_that_may_write_checks_the_clock_first(
         tasks.keep_diagnostics,
         tasks.keep_geometries,
         tasks.reservation_clock,
+        tasks.check_reservations,
         portal_tasks.idle_cull,
         portal_tasks.expire_submissions,
         telemetry_tasks.act_on_health,

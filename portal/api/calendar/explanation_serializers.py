@@ -79,6 +79,9 @@ class WhyShape(ResponseSerializer):
     code = serializers.CharField()
     numbers = numbers_field()
     sentence = serializers.CharField()
+    reservation_problem = serializers.CharField(
+        help_text="why its reservation can't be served, while it waits; empty: it can, or there is none"
+    )
     position = serializers.IntegerField(allow_null=True)
     expected_start = serializers.DateTimeField(allow_null=True)
     likely_from = serializers.DateTimeField(allow_null=True, help_text="null with too few past starts")

@@ -50,6 +50,7 @@ class WorkloadExplanationView(ApiView):
             "code": code,
             "numbers": numbers,
             "sentence": reason_texts.reason_sentence(code, numbers, self.actor),
+            "reservation_problem": reason_texts.problem_of_its_reservation(workload, self.actor),
             "position": workload.position,
             "expected_start": workload.expected_start,
             "likely_from": likely[0] if likely else None,

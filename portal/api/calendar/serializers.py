@@ -41,6 +41,12 @@ class ReservationShape(HardwareShape):
     )
     reason_code = serializers.CharField(help_text="why it has started without GPUs; otherwise empty")
     reason = serializers.SerializerMethodField(help_text="the reason as a sentence")
+    at_risk_since = serializers.DateTimeField(
+        allow_null=True, help_text="since when no GPUs could serve it until its end; null: some can"
+    )
+    at_risk = serializers.SerializerMethodField(
+        help_text="why no GPUs could serve it, as a sentence; or empty"
+    )
     created_at = serializers.DateTimeField()
 
     def get_project(self, reservation: Reservation) -> str:
@@ -54,6 +60,11 @@ class ReservationShape(HardwareShape):
             if reservation.reason_code
             else ""
         )
+
+    def get_at_risk(self, reservation: Reservation) -> str:
+        """Return the sentence, or an empty text."""
+        numbers = reservation.at_risk_numbers
+        return reason_texts.reason_sentence("reservation_at_risk", numbers) if numbers else ""
 
 
 class ReservationQuery(PageQuery):

@@ -294,6 +294,7 @@ class TouchedReservationShape(ResponseSerializer):
     id = serializers.UUIDField(source="public_id")
     name = serializers.CharField()
     team = serializers.CharField(source="project.team.slug")
+    owner = serializers.CharField(source="owner.username")
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
 
@@ -306,12 +307,18 @@ class HostEffectShape(ResponseSerializer):
     )
     work = TouchedShape(many=True, help_text="on it now, the soonest gone first")
     reservations = TouchedReservationShape(
-        many=True, help_text="active ones on its GPUs: they get other GPUs"
+        many=True, help_text="active ones on its GPUs: they get other GPUs, unless in unkept"
+    )
+    moved = TouchedReservationShape(
+        many=True,
+        allow_null=True,
+        help_text="active and future ones that get other GPUs than the present or planned ones;"
+        " null: not checked",
     )
     unkept = TouchedReservationShape(
         many=True,
         allow_null=True,
-        help_text="future ones that would not fit without it; null: not checked",
+        help_text="active and future ones that could not be served without it; null: not checked",
     )
     last_end = serializers.DateTimeField(allow_null=True, help_text="latest end of its present workloads")
 
@@ -328,7 +335,13 @@ class MadeMaintenanceShape(ResponseSerializer):
     reason = serializers.CharField(source="window.reason")
     work = TouchedShape(many=True, help_text="workloads on it now, and the effect of the window")
     reservations = TouchedReservationShape(
-        many=True, help_text="active ones on its GPUs in that time: they get other GPUs"
+        many=True, help_text="active ones on its GPUs in that time: they get other GPUs, unless in unkept"
+    )
+    moved = TouchedReservationShape(
+        many=True, help_text="active and future ones that get other GPUs than the present or planned ones"
+    )
+    unkept = TouchedReservationShape(
+        many=True, help_text="active and future ones that can't be served; owners and operators are notified"
     )
 
 

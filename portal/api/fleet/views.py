@@ -179,7 +179,13 @@ class HostMaintenanceView(ApiView):
         )
         made = hosts.set_maintenance(**by, host=host, **given)
         found = host_effects.host_verb_effect(host, "maintenance", by["now"], made.start, made.end)
-        told = {"window": made, "work": found.work, "reservations": found.reservations}
+        told = {
+            "window": made,
+            "work": found.work,
+            "reservations": found.reservations,
+            "moved": found.moved,
+            "unkept": found.unkept,
+        }
         return self.object_response(told, shapes.MadeMaintenanceShape, 201)
 
 

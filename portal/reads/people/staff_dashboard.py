@@ -62,7 +62,7 @@ def operations_dashboard(user: User, now: datetime) -> OperationsDashboard | Non
         unserved=list(
             policy.visible_reservations(user)
             .filter(state__in=OPEN_RESERVATION_STATES)
-            .exclude(reason_code="")
+            .exclude(reason_code="", at_risk_since=None)
             .select_related("project__team")
             .order_by("start", "pk")[:MAX_DASHBOARD_ROWS]
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -49,9 +49,10 @@ class HostEffect:
     """The effect of a verb on a host.
 
     ``gpus`` leave the pool, or return to it with "return"; None: neither. ``reservations`` are active and
-    bound to its GPUs. ``unkept`` are future reservations that fit now and would not fit without the host
-    (None: not checked). ``last_end``: latest end of the present workloads (None: none run, or the verb ends
-    them).
+    bound to its GPUs. ``moved`` are active and future reservations that get other GPUs than the present or
+    planned ones. ``unkept`` are those that can be served now and could not be afterwards. Both are None if
+    the verb does not change that. ``last_end``: latest end of the present workloads (None: none run, or the
+    verb ends them).
     """
 
     verb: str
@@ -60,6 +61,7 @@ class HostEffect:
     work: list[AffectedWorkload]
     reservations: list[Reservation] = field(default_factory=list)
     unkept: list[Reservation] | None = None
+    moved: list[Reservation] | None = None
 
     @property
     def last_end(self) -> datetime | None:
@@ -108,16 +110,28 @@ def host_verb_effect(
     """
     gpus = None if verb == "off" else host.gpus.filter(retired_at=None).count()
     if verb == "maintenance" and start is not None and end is not None:
+        effect = explanations.maintenance_effect(host, start, end, now)
         return HostEffect(
-            verb, host, gpus, _effect_of_maintenance(host, start, now), _bound_reservations(host, start, end)
+            verb,
+            host,
+            gpus,
+            _effect_of_maintenance(host, start, now),
+            _bound_reservations(host, start, end),
+            _reservations(effect.broken),
+            _reservations(effect.moved),
         )
     if verb in PLANNED_VERBS:
         found = explanations.drain_effect(host, now)
-        rows = Reservation.objects.select_related("project__team")
-        held = list(rows.filter(pk__in=found.reservations).order_by("end", "pk"))
-        unkept = list(rows.filter(pk__in=found.broken_reservations).order_by("start", "pk"))
         moved = {each.workload: each for each in found.workloads}
-        return HostEffect(verb, host, gpus, affected_workloads(host, verb, now, moved), held, unkept)
+        return HostEffect(
+            verb,
+            host,
+            gpus,
+            affected_workloads(host, verb, now, moved),
+            sorted(_reservations(found.reservations), key=lambda row: (row.end, row.pk)),
+            _reservations(found.broken_reservations),
+            _reservations(found.moved_reservations),
+        )
     return HostEffect(verb, host, gpus, affected_workloads(host, verb, now))
 
 
@@ -176,8 +190,13 @@ def _effect_of_maintenance(host: Host, start: datetime, now: datetime) -> list[A
     )
 
 
+def _reservations(ids: Iterable[int]) -> list[Reservation]:
+    rows = Reservation.objects.filter(pk__in=ids).select_related("project__team", "owner")
+    return list(rows.order_by("start", "pk"))
+
+
 def _bound_reservations(host: Host, start: datetime, end: datetime) -> list[Reservation]:
     found = Reservation.objects.filter(
         state=ReservationState.ACTIVE, start__lt=end, end__gt=start, bound_units__unit__gpu__host=host
     )
-    return list(found.select_related("project__team").distinct().order_by("end", "pk"))
+    return list(found.select_related("project__team", "owner").distinct().order_by("end", "pk"))

@@ -190,6 +190,7 @@ def set_maintenance(
             why=why,
             after={"start": first.isoformat(), "end": last.isoformat()},
         )
+    engine.record_unserved_reservations(host.pool, now=now)
     return window
 
 
@@ -242,6 +243,7 @@ def _change_admin_state(
             before=before,
             after=audit.audited_fields(host, *told),
         )
+    engine.record_unserved_reservations(host.pool, now=now)
     return host
 
 
@@ -283,5 +285,6 @@ def cancel_maintenance(
         audit.record(
             actor=actor, via=via, now=now, verb="cancel_maintenance", target=host, before=before, why=why
         )
+    engine.record_unserved_reservations(host.pool, now=now)
     row.pk = int(name)
     return row

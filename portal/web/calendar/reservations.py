@@ -183,9 +183,8 @@ def _reservation_context(request: HttpRequest, row: Reservation, user: User, now
     return {
         "reservation": row,
         "asked": workload_text.requested_units_text(row),
-        "reason": reason_texts.reason_sentence(row.reason_code, row.reason_numbers, user)
-        if row.reason_code
-        else "",
+        "reason": reason_texts.reservation_problem(row, user),
+        "reason_since": row.reason_at if row.reason_code else row.at_risk_since,
         "facts": _reservation_facts(row),
         "rows": workload_rows.list_rows(
             workload_details.workload_details(inside, now), user, current_currency(request), now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django import forms
@@ -270,8 +271,10 @@ def host_maintenance(request: HttpRequest, name: str) -> HttpResponseBase:
         "start": _datetime_input_value(start),
         "end": _datetime_input_value(start + timedelta(hours=4)),
     }
-    form = MaintenanceForm(request.POST or None, initial=initial)
+    form, effect, confirmation = MaintenanceForm(request.POST or None, initial=initial), None, ""
     if request.method == "POST" and form.is_valid():
+        effect, confirmation = _maintenance_effect(form, user, row, now)
+    if effect is not None and _is_confirmed(request, effect, confirmation):
         made = form.carry_out(verbs.set_maintenance, actor=user, host=row, now=now, **form.cleaned_data)
         if made is not None:
             messages.success(
@@ -280,8 +283,37 @@ def host_maintenance(request: HttpRequest, name: str) -> HttpResponseBase:
             )
             return redirect("host", name)
     work = reads.remaining_workloads(row, now)
-    context = {"host": row, "form": form, "last_end": work[-1].by if work else None, "now": now}
+    context = {
+        "host": row,
+        "form": form,
+        "effect": effect,
+        "confirmation": confirmation,
+        "last_end": work[-1].by if work else None,
+        "now": now,
+    }
     return render(request, "manage/host_maintenance.html", context, status=400 if form.errors else 200)
+
+
+def _maintenance_effect(
+    form: MaintenanceForm, user: User, row: Host, now: datetime
+) -> tuple[host_effects.HostEffect | None, str]:
+    """Return the effect of the window in the form, and the value that confirms this window.
+
+    The effect is None if the window is refused; the form then has the reason.
+    """
+    window = {name: form.cleaned_data[name] for name in ("start", "end")}
+    effect = form.carry_out(
+        partial(host_effects.preview_host_verb, verb="maintenance"), actor=user, host=row, now=now, **window
+    )
+    return effect, "/".join(at.isoformat() for at in window.values())
+
+
+def _is_confirmed(request: HttpRequest, effect: host_effects.HostEffect, confirmation: str) -> bool:
+    """Return True unless a preview was asked for, or it affects reservations and they were not shown yet."""
+    if request.POST.get("preview"):
+        return False
+    affects_reservations = bool(effect.unkept or effect.moved)
+    return not affects_reservations or request.POST.get("confirmed") == confirmation
 
 
 @sign_in_required

@@ -129,7 +129,7 @@ def operations_panel(user: User, now: datetime) -> dict[str, Any] | None:
             {
                 "row": row,
                 "url": reverse("reservation", args=[row.public_id]),
-                "reason": reason_texts.reason_sentence(row.reason_code, row.reason_numbers, user),
+                "reason": reason_texts.reservation_problem(row, user),
             }
             for row in dashboard.unserved
         ],

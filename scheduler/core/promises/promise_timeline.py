@@ -5,12 +5,15 @@ A reservation holds no particular units before its start. To check that it can b
 reservation gets *tentative* units, in order of confirmation, on which nothing that must stay overlaps its
 window. New work gets tentative units only if it can be gone in time, so that a confirmed reservation can
 still be kept.
+
+A bound reservation whose hosts go into maintenance before its end also gets tentative units, from the start
+of the maintenance on: it is moved to them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -81,6 +84,31 @@ def earliest_release_times(state: PoolState) -> Ints:
     return until
 
 
+def relocation_of(state: PoolState, reservation: ReservationInfo) -> ReservationInfo | None:
+    """Return the part of a bound reservation that it can't spend on its units, without units.
+
+    It begins with the first maintenance of a host of its units. None if no maintenance begins before its end.
+    """
+    if not (reservation.units and state.maintenance):
+        return None
+    hosts = {int(state.host_of[state.unit_index[u]]) for u in reservation.units if u in state.unit_index}
+    starts = [
+        max(start, state.now)
+        for host, start, end in state.maintenance
+        if host in hosts and start < reservation.end and end > state.now
+    ]
+    return replace(reservation, start=min(starts), units=()) if starts else None
+
+
+def maintained_units(state: PoolState, start: int, end: int) -> Mask:
+    """Return the units whose hosts are in maintenance at some time in ``[start, end)``."""
+    mask: Mask = np.zeros(len(state.units), dtype=np.bool_)
+    for host, from_, until in state.maintenance:
+        if from_ < end and until > start:
+            mask[state.first_unit[host] : state.first_unit[host + 1]] = True
+    return mask
+
+
 @dataclass(frozen=True, slots=True)
 class PromisedInterval:
     """A unit is promised for ``[start, end)``. ``team`` is None for maintenance."""
@@ -121,6 +149,8 @@ class PromiseTimeline:
         # maintenance and reservations; running work is in ``held_until``
         self.promised_intervals: list[PromisedInterval] = []
         self.held_until = self._held_until(exclude)
+        # by id: reservations that need units, and the parts of bound ones that maintenance moves elsewhere
+        self.to_be_bound: dict[int, ReservationInfo] = {}
         # by reservation: its tentative units; absent if it cannot be kept at present
         self.tentative_units: dict[int, list[int]] = {}
         # by (reservation, model): slots among these units
@@ -166,9 +196,8 @@ class PromiseTimeline:
 
         The unbound ones are tried in order of confirmation, then in denser orders, until all can be kept.
         """
-        reservations = [r for r in self.state.reservations if r.id != exclude]
-        self._add_bound([r for r in reservations if r.units])
-        unbound = [r for r in reservations if not r.units]
+        self._add_bound([r for r in self.state.reservations if r.id != exclude])
+        unbound = list(self.to_be_bound.values())
         self.tentative_units, self._tentative_slots = self._most_that_can_be_kept(unbound), {}
         for reservation in unbound:
             for unit in self.tentative_units.get(reservation.id, ()):
@@ -178,13 +207,20 @@ class PromiseTimeline:
                     )
                 )
 
-    def _add_bound(self, bound: list[ReservationInfo]) -> None:
-        """Add the reservations that have units, and arrange all intervals so far as arrays."""
-        for reservation in bound:
+    def _add_bound(self, reservations: list[ReservationInfo]) -> None:
+        """Add the units that reservations have, until maintenance displaces them, as arrays too.
+
+        A reservation without units, or one that will be displaced, goes into ``to_be_bound``.
+        """
+        for reservation in reservations:
+            relocation = relocation_of(self.state, reservation)
+            if relocation is not None or not reservation.units:
+                self.to_be_bound[reservation.id] = relocation or reservation
             start = min(reservation.start, self.state.now)
+            end = reservation.end if relocation is None else relocation.start
             for unit in (self.state.unit_index[u] for u in reservation.units if u in self.state.unit_index):
                 self.promised_intervals.append(
-                    PromisedInterval(unit, start, reservation.end, reservation.team, reservation.id)
+                    PromisedInterval(unit, start, end, reservation.team, reservation.id)
                 )
         self._unit = np.array([s.unit for s in self.promised_intervals], dtype=np.int64)
         self._start = np.array([s.start for s in self.promised_intervals], dtype=np.int64)
@@ -225,7 +261,7 @@ class PromiseTimeline:
         mask = intersection(units_in_service(self.state, start), self.held_until <= start)
         mask[self._unit[(self._start < end) & (self._end > start)]] = False
         for promised, units in self.tentative_units.items():
-            reservation = self.state.reservation_by_id[promised]
+            reservation = self.to_be_bound[promised]
             if reservation.start < end and reservation.end > start:
                 mask[units] = False
         return mask
@@ -292,7 +328,7 @@ class PromiseTimeline:
         promised_slots = dict(self._held_or_bound(model, time))
         of_model = _of_model(self.state, model)
         for promise, units in self.tentative_units.items():
-            row = self.state.reservation_by_id[promise]
+            row = self.to_be_bound[promise]
             if row.start <= time < row.end:
                 if (promise, model) not in self._tentative_slots:
                     self._tentative_slots[promise, model] = int(
@@ -326,7 +362,7 @@ class PromiseTimeline:
         increase.
         """
         promised_starts = self._start[(self._start > start) & (self._start < end)].tolist()
-        tentative_starts = (self.state.reservation_by_id[promise].start for promise in self.tentative_units)
+        tentative_starts = (self.to_be_bound[promise].start for promise in self.tentative_units)
         return {*promised_starts, *(at for at in tentative_starts if start < at < end)}
 
     def cost(self, start: int, reservation: int | None) -> Ints:

@@ -29,6 +29,10 @@ def bind_reservations(state: PoolState) -> PromiseTimeline:
             if reservation.start <= state.now and not reservation.units:
                 state.unbound.append(units_missing(state, promises, reservation))
             continue
+        if reservation.units:
+            # It leaves its own units before their maintenance begins: others are kept free for that time.
+            state.note_reservation_units(promises.to_be_bound[reservation.id], units)
+            continue
         if reservation.start <= state.now and all(
             state.holder[u] == NO_HOLDER and state.earmarked_for[u] == 0 for u in units
         ):

@@ -1,4 +1,4 @@
-"""Show what draining a host, or losing units, would affect."""
+"""Show what draining a host, its maintenance, or losing units would affect."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from scheduler.core.model.plan import Placement, Refusal
 from scheduler.core.model.pool_snapshot import PoolSnapshot
 from scheduler.core.model.pool_state import PoolState
-from scheduler.core.model.snapshot import RunningWorkload, Snapshot
+from scheduler.core.model.snapshot import MaintenanceInfo, ReservationInfo, RunningWorkload, Snapshot
 from scheduler.core.planner import plan
 from scheduler.core.promises.promise_timeline import PromiseTimeline
 from scheduler.core.what_if.requeue import as_requeued, home_storage_of
@@ -33,8 +33,20 @@ class DrainEffect:
 
     workloads: tuple[DrainedWorkload, ...]
     reservations: tuple[int, ...]  # bound to units of this host
-    # future reservations that can be kept now, but not without this host
+    moved_reservations: tuple[int, ...]
     broken_reservations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationEffect:
+    """The reservations that a change of a host affects, by id.
+
+    ``moved`` are served by other units than the present or planned ones. ``broken`` can be served now, but
+    not after the change. Both contain active reservations and future ones.
+    """
+
+    moved: tuple[int, ...]
+    broken: tuple[int, ...]
 
 
 def drain_effect(snapshot: Snapshot, host: int, now: int) -> DrainEffect:
@@ -56,7 +68,9 @@ def drain_effect(snapshot: Snapshot, host: int, now: int) -> DrainEffect:
     planned = plan(overlay, now)
     placed = {p.workload: p for p in planned.placements}
     refused = {row.workload: row for row in planned.refusals}
-    pool = next((h.pool for h in snapshot.hosts if h.id == host), None)
+    effect = effect_on_reservations(
+        snapshot, replace(overlay, reservations=_without_units(snapshot, units, now)), host, now
+    )
     return DrainEffect(
         tuple(
             DrainedWorkload(
@@ -70,10 +84,63 @@ def drain_effect(snapshot: Snapshot, host: int, now: int) -> DrainEffect:
             for row in displaced
         ),
         tuple(sorted(row.id for row in snapshot.reservations if units & set(row.units) and row.end > now)),
-        tuple(
-            sorted(_keepable_reservations(snapshot, pool, now) - _keepable_reservations(overlay, pool, now))
-        ),
+        effect.moved,
+        effect.broken,
     )
+
+
+def _without_units(snapshot: Snapshot, units: set[int], now: int) -> tuple[ReservationInfo, ...]:
+    """Return the reservations; those bound to one of these units have lost all their units."""
+    return tuple(
+        replace(row, units=()) if units & set(row.units) and row.end > now else row
+        for row in snapshot.reservations
+    )
+
+
+def maintenance_effect(snapshot: Snapshot, host: int, start: int, end: int, now: int) -> ReservationEffect:
+    """Return the reservations that maintenance of a host would move or break. It may be announced already."""
+    window = MaintenanceInfo(host, start, end)
+    before = replace(snapshot, maintenance=tuple(row for row in snapshot.maintenance if row != window))
+    after = replace(before, maintenance=(*before.maintenance, window))
+    return effect_on_reservations(before, after, host, now)
+
+
+def effect_on_reservations(before: Snapshot, after: Snapshot, host: int, now: int) -> ReservationEffect:
+    """Return which reservations of a host's pool a change of the host moves, and which it breaks."""
+    units = {unit.id for unit in before.units if unit.host == host}
+    pool = next((h.pool for h in before.hosts if h.id == host), None)
+    units_before, units_after = (
+        _units_of_reservations(before, pool, now),
+        _units_of_reservations(after, pool, now),
+    )
+    moved = {
+        reservation
+        for reservation, chosen in units_before.items()
+        if units & chosen and not units & units_after.get(reservation, units)
+    }
+    return ReservationEffect(tuple(sorted(moved)), tuple(sorted(units_before.keys() - units_after.keys())))
+
+
+def _units_of_reservations(snapshot: Snapshot, pool: int | None, now: int) -> dict[int, frozenset[int]]:
+    """Return the units that serve each reservation of a pool until its end; without those that can't be kept.
+
+    These are the bound units, or the tentative ones of a reservation that is not bound or has to be moved.
+    """
+    found: dict[int, frozenset[int]] = {}
+    for p in snapshot.pools:
+        if p.id == pool:
+            state = PoolState(PoolSnapshot(snapshot, p), now)
+            promises = PromiseTimeline(state)
+            found |= {
+                row.id: frozenset(row.units)
+                for row in state.reservations
+                if row.units and row.id not in promises.to_be_bound
+            }
+            found |= {
+                reservation: frozenset(state.units[unit].id for unit in units)
+                for reservation, units in promises.tentative_units.items()
+            }
+    return found
 
 
 def _loses_checkpoint(overlay: Snapshot, running: RunningWorkload, placement: Placement | None) -> bool:
@@ -113,10 +180,5 @@ def reservations_broken_without(
 
 
 def _keepable_reservations(snapshot: Snapshot, pool: int | None, now: int) -> set[int]:
-    """Return the unbound reservations of a pool that can be kept."""
-    return {
-        reservation
-        for p in snapshot.pools
-        if p.id == pool
-        for reservation in PromiseTimeline(PoolState(PoolSnapshot(snapshot, p), now)).tentative_units
-    }
+    """Return the reservations of a pool that can be kept until their ends."""
+    return set(_units_of_reservations(snapshot, pool, now))

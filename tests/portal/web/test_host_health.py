@@ -311,7 +311,7 @@ def test_the_confirmation_pages_of_a_host_show_the_effect_on_gpus_and_work(
     assert (
         f"GPUs that leave the pool</dt> <dd>{count}</dd>" in revoke and "stops when its lease ends" in revoke
     )
-    assert "Coming reservations that could not be served" in revoke
+    assert "Reservations that could not be served" in revoke
     assert "The last ends at the latest" not in revoke, "all work stops with the lease"
     Host.objects.filter(pk=host.pk).update(lease_state="silent")
     off = shown("host-off")

@@ -1,0 +1,15 @@
+"""Find reservations that could not be served, whatever the cause."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from scheduler.models import Pool
+from scheduler.services.unserved_reservations import record_unserved_reservations
+from scheduler.state.states import OPEN_RESERVATION_STATES
+
+
+def sweep_unserved_reservations(now: datetime) -> int:
+    """Record which open reservations can't be served at present; return how many. Idempotent."""
+    pools = Pool.objects.filter(reservations__state__in=OPEN_RESERVATION_STATES).distinct().order_by("pk")
+    return sum(record_unserved_reservations(pool, now=now) for pool in pools)
