@@ -56,7 +56,7 @@ from scheduler.services.reservations import (
     rebind_reservation,
     shorten_reservation,
 )
-from scheduler.services.unserved_reservations import record_unserved_reservations
+from scheduler.services.reservation_risk import record_unserved_reservations
 from scheduler.services.workloads import (
     cancel_array,
     cancel_workload,

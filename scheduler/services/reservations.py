@@ -205,7 +205,13 @@ def close_reservation(reservation: Reservation, state: ReservationState, now: da
     transaction.
     """
     if not change_state(
-        reservation, "state", old=ReservationState(reservation.state), new=state, ended_at=now
+        reservation,
+        "state",
+        old=ReservationState(reservation.state),
+        new=state,
+        ended_at=now,
+        at_risk_since=None,
+        at_risk_numbers={},
     ):
         return False
     release_units(reservation, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from scheduler.models import Pool
-from scheduler.services.unserved_reservations import record_unserved_reservations
+from scheduler.services.reservation_risk import record_unserved_reservations
 from scheduler.state.states import OPEN_RESERVATION_STATES
 
 

@@ -17,7 +17,7 @@ from portal.wording import notice_texts
 from scheduler import services as engine_services
 from scheduler.cycle import engine
 from scheduler.models import BoundUnit, Host, MaintenanceWindow, Reservation
-from scheduler.services.unserved_reservations import SILENCE_THAT_COUNTS
+from scheduler.services.reservation_risk import SILENCE_THAT_COUNTS
 from scheduler.sweeps import maintenance, reservation_windows
 from scheduler.sweeps.unserved_reservations import sweep_unserved_reservations
 from tests.portal.web.work_samples import make_waiting, signed_in
@@ -172,6 +172,14 @@ def test_it_is_cleared_when_the_host_returns(world: World) -> None:
     )
     row.refresh_from_db()
     assert row.at_risk_since is None
+
+
+def test_a_cancelled_reservation_is_not_at_risk(world: World) -> None:
+    row = reserve(world)
+    close(world, "drain")
+    engine_services.cancel_reservation(row, now=world.now)
+    row.refresh_from_db()
+    assert (row.state, row.at_risk_since, row.at_risk_numbers) == ("cancelled", None, {})
 
 
 def test_a_sweep_finds_what_no_operator_caused_but_not_a_short_silence(world: World) -> None:
