@@ -46,6 +46,7 @@ from scheduler.services.reservation_checks import (
     evicted_by_reservation,
     first_windows,
 )
+from scheduler.services.reservation_risk import record_unserved_reservations
 from scheduler.services.reservations import (
     cancel_reservation,
     cancel_series,
@@ -56,7 +57,6 @@ from scheduler.services.reservations import (
     rebind_reservation,
     shorten_reservation,
 )
-from scheduler.services.reservation_risk import record_unserved_reservations
 from scheduler.services.workloads import (
     cancel_array,
     cancel_workload,

@@ -21,11 +21,11 @@ from scheduler.state.states import OPEN_RESERVATION_STATES, AdminState, LeaseSta
 SILENCE_THAT_COUNTS = timedelta(minutes=15)
 
 
-@transaction.atomic
 def record_unserved_reservations(pool: Pool, *, now: datetime) -> int:
     """Record which open reservations of a pool can't be served at present; return how many.
 
-    It is called after an operator closes or opens a host; a sweep covers all other causes.
+    It is called after an operator closes or opens a host, outside that transaction, so that the snapshot is of
+    one moment; a sweep covers all other causes.
     """
     open_rows = Reservation.objects.filter(pool=pool, state__in=OPEN_RESERVATION_STATES)
     if not open_rows.exists():
@@ -36,11 +36,12 @@ def record_unserved_reservations(pool: Pool, *, now: datetime) -> int:
         for row in unserved_reservations(taken, pool.pk, core_values.epoch_seconds(now))
     }
     changed = [row.pk for row in open_rows if row.at_risk_numbers != found.get(row.pk, {})]
-    for row in locks.reservations(changed).values():
-        numbers = found.get(row.pk, {}) if row.state in OPEN_RESERVATION_STATES else {}
-        since = row.at_risk_since or now if numbers else None
-        Reservation.objects.filter(pk=row.pk).update(at_risk_since=since, at_risk_numbers=numbers)
-        nudge.pages(nudge.CALENDAR, f"reservation:{row.public_id}")
+    with transaction.atomic():
+        for row in locks.reservations(changed).values():
+            numbers = found.get(row.pk, {}) if row.state in OPEN_RESERVATION_STATES else {}
+            since = row.at_risk_since or now if numbers else None
+            Reservation.objects.filter(pk=row.pk).update(at_risk_since=since, at_risk_numbers=numbers)
+            nudge.pages(nudge.CALENDAR, f"reservation:{row.public_id}")
     return len(found)
 
 
