@@ -24,8 +24,8 @@ SILENCE_THAT_COUNTS = timedelta(minutes=15)
 def record_unserved_reservations(pool: Pool, *, now: datetime) -> int:
     """Record which open reservations of a pool can't be served at present; return how many.
 
-    It is called after an operator closes or opens a host, and by a sweep for all other causes. Call it outside
-    a transaction, so that the snapshot shows one time.
+    It is called after an operator closes or opens a host, and by a sweep for all other causes. Call it
+    outside a transaction, so that the snapshot shows one time.
     """
     open_rows = Reservation.objects.filter(pool=pool, state__in=OPEN_RESERVATION_STATES)
     if not open_rows.exists():
