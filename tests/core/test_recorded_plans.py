@@ -37,8 +37,8 @@ BORROWERS_FIRST = "1 127 173 198 246 351"
 CHANGED_ON_PURPOSE: dict[int, str] = (
     dict.fromkeys(
         map(int, FINER_LEVELS_OF_CPU.split()),
-        "the placement rule rounds free CPU to finer levels, up to the capacity of the largest host, so that the"
-        " planner and the openb benchmark run the same code",
+        "the placement rule rounds free CPU to finer levels, up to the capacity of the largest host, so that"
+        " the planner and the openb benchmark run the same code",
     )
     | dict.fromkeys(
         map(int, BORROWERS_FIRST.split()),

@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("scheduler", "0027_after_a_clock_was_ahead"),
+        ("scheduler", "0028_room_made_by_own_team"),
     ]
 
     operations = [
