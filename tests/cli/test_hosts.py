@@ -175,7 +175,7 @@ def test_a_preview_lists_reservations(gpupool: Gpupool, sign_in: SignIn, served_
     sign_in(served_world.people["operator"])
     for verb in ("drain", "cordon", "revoke"):
         output = run_ok(gpupool, f"host {verb} alpha --preview")
-        assert "Reservations on its GPUs, which get other GPUs: review (vision, until " in output, verb
+        assert "Reservations that get other GPUs: review (vision, " in output, verb
 
 
 def test_a_host_is_joined_by_the_printed_command_and_revoked(
