@@ -45,7 +45,7 @@ CHANGED_ON_PURPOSE: dict[int, str] = (
         "for a reservation, borrowed work is evicted before guaranteed work that would lose less",
     )
     | {
-        381: "a bound reservation that maintenance will displace gives up its units then, and others are kept for it",
+        381: "a bound reservation gives up its units when maintenance begins, and others are kept for it",
         1068: "other units are kept for a bound reservation whose host goes into maintenance before its end",
     }
 )
