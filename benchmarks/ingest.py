@@ -109,6 +109,7 @@ def _fleet(gpus: int, now: datetime) -> list[tuple[int, list[str]]]:
         [
             Gpu(
                 host=hosts[number // GPUS_PER_HOST],
+                pool=pool,
                 index=number % GPUS_PER_HOST,
                 uuid=f"GPU-{number}",
                 model=MODEL,

@@ -18,6 +18,7 @@ from cli.commands import (
     notebooks,
     queue,
     quotas,
+    removal,
     reservations,
     workloads,
 )
@@ -36,6 +37,7 @@ COMMAND_MODULES = (
     gpus,
     maintenance,
     health_rules,
+    removal,
     account,
 )  # imported because each adds its commands to ``cli``
 

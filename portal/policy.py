@@ -158,6 +158,7 @@ ACTIONS: dict[str, tuple[Any, str]] = {
         changes_things & (is_lead | is_operator),
         permission_problems.TEAM_CHANGE,
     ),
+    "team.remove": (changes_things & is_operator, permission_problems.TEAM_REMOVE),
     "team.join": (changes_things, permission_problems.TEAM_JOIN),
     # [Submission]
     "submission.decide": (
@@ -250,9 +251,18 @@ def my_team_ids(user: Viewer, role: str = "") -> QuerySet[Membership, Any]:
 
 def visible_teams(user: Viewer) -> QuerySet[Team]:
     """Return the user's teams; all for operators, auditors and finance."""
+    return _visible_team_rows(user, Team.objects.all())
+
+
+def visible_teams_with_removed(user: Viewer) -> QuerySet[Team]:
+    """Return the visible teams and removed ones. A removed team has no members."""
+    return _visible_team_rows(user, Team.with_removed.all())
+
+
+def _visible_team_rows(user: Viewer, teams: QuerySet[Team]) -> QuerySet[Team]:
     if sees_all_teams(user) or sees_all_charges(user):
-        return Team.objects.all()
-    return Team.objects.filter(pk__in=my_team_ids(user))
+        return teams
+    return teams.filter(pk__in=my_team_ids(user))
 
 
 def named_teams(user: Viewer) -> QuerySet[Team]:
@@ -266,7 +276,7 @@ def named_teams(user: Viewer) -> QuerySet[Team]:
 def visible_projects(user: Viewer) -> QuerySet[Project]:
     """Return the projects of visible teams."""
     if sees_all_teams(user) or sees_all_charges(user):
-        return Project.objects.all()
+        return Project.objects.filter(team__removed_at=None)
     return Project.objects.filter(team__in=my_team_ids(user))
 
 
@@ -279,16 +289,30 @@ def launchable_projects(user: Viewer) -> QuerySet[Project]:
 
 def visible_pools(user: Viewer) -> QuerySet[Pool]:
     """Return dynamic pools and static pools of the user's teams; all for operators, auditors and finance."""
+    return _visible_pool_rows(user, Pool.objects.all())
+
+
+def visible_pools_with_removed(user: Viewer) -> QuerySet[Pool]:
+    """Return the visible pools and removed ones."""
+    return _visible_pool_rows(user, Pool.with_removed.all())
+
+
+def _visible_pool_rows(user: Viewer, pools: QuerySet[Pool]) -> QuerySet[Pool]:
     if not _active(user):
-        return Pool.objects.none()
+        return pools.none()
     if sees_all_teams(user) or sees_all_charges(user):
-        return Pool.objects.all()
-    return Pool.objects.filter(Q(team__isnull=True) | Q(team__in=my_team_ids(user)))
+        return pools
+    return pools.filter(Q(team__isnull=True) | Q(team__in=my_team_ids(user)))
 
 
 def visible_hosts(user: Viewer) -> QuerySet[Host]:
     """Return the hosts of visible pools. Their workloads are subject to ``visible_workloads``."""
     return Host.objects.filter(pool__in=visible_pools(user))
+
+
+def visible_hosts_with_removed(user: Viewer) -> QuerySet[Host]:
+    """Return the visible hosts and removed ones, also of removed pools."""
+    return Host.with_removed.filter(pool__in=visible_pools_with_removed(user))
 
 
 def visible_gpus(user: Viewer) -> QuerySet[Gpu]:

@@ -312,6 +312,7 @@ def make_gpus(host: Host, gpus: Sequence[tuple[int, str, int]], now: dt.datetime
     made = Gpu.objects.bulk_create(
         Gpu(
             host=host,
+            pool_id=host.pool_id,
             index=index,
             uuid=f"GPU-{host.name}-{index}",
             model=model,

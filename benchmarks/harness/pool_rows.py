@@ -126,6 +126,7 @@ def _hardware(pool: Pool, count: int, now: datetime) -> tuple[list[Host], dict[H
         [
             Gpu(
                 host=host,
+                pool_id=host.pool_id,
                 index=index,
                 uuid=f"GPU-{host.name}-{index}",
                 model=model_of[host],

@@ -16,7 +16,7 @@ from cli.session import CliSession, cli, command
 
 @cli.group()
 def pool() -> None:
-    """Isolation that pools require of their hosts."""
+    """Isolation that pools require of their hosts, and removal."""
 
 
 @cli.group()

@@ -7,8 +7,10 @@ from django.urls import path
 from portal.api.calendar import approval_views, explanation_views
 from portal.api.calendar import views as calendar
 from portal.api.fleet import gpu_geometry, health_rules, recordings, repairs, volumes
+from portal.api.fleet import removal as fleet_removal
 from portal.api.fleet import views as fleet
 from portal.api.money import views as money
+from portal.api.people import removal as own_removal
 from portal.api.people import views as own
 from portal.api.work import views
 
@@ -17,6 +19,11 @@ urlpatterns = [
     path("teams/", own.TeamListView.as_view()),
     path("projects/", own.ProjectListView.as_view()),
     path("templates/", own.TemplateListView.as_view()),
+    path("teams/<slug:slug>/", own.TeamDetailView.as_view()),
+    path("teams/<slug:slug>/removal/", own_removal.TeamRemovalView.as_view()),
+    path("teams/<slug:slug>/remove/", own_removal.RemoveTeamView.as_view()),
+    path("templates/<slug:slug>/removal/", own_removal.TemplateRemovalView.as_view()),
+    path("templates/<slug:slug>/remove/", own_removal.RemoveTemplateView.as_view()),
     path("tokens/", own.TokenListView.as_view()),
     path("tokens/<int:id>/revoke/", own.RevokeTokenView.as_view()),
     path("notifications/", own.NotificationListView.as_view()),
@@ -24,10 +31,16 @@ urlpatterns = [
     path("audit/", own.AuditEventListView.as_view()),
     path("pools/", fleet.PoolListView.as_view()),
     path("pools/<slug:slug>/", fleet.PoolDetailView.as_view()),
+    path("pools/<slug:slug>/removal/", fleet_removal.PoolRemovalView.as_view()),
+    path("pools/<slug:slug>/remove/", fleet_removal.RemovePoolView.as_view()),
     path("pools/<slug:slug>/isolation/", fleet.PoolIsolationView.as_view()),
     path("pools/<slug:slug>/fairness/", explanation_views.FairShareView.as_view()),
     path("hosts/", fleet.HostListView.as_view()),
     path("hosts/<str:name>/", fleet.HostDetailView.as_view()),
+    path("hosts/<str:name>/removal/", fleet_removal.HostRemovalView.as_view()),
+    path("hosts/<str:name>/remove/", fleet_removal.RemoveHostView.as_view()),
+    path("hosts/<str:name>/move/", fleet_removal.MoveHostView.as_view()),
+    path("hosts/<str:name>/move/preview/", fleet_removal.HostMovePreviewView.as_view()),
     path("hosts/<str:name>/preview/", fleet.HostChangePreviewView.as_view()),
     path("hosts/<str:name>/cordon/", fleet.CordonHostView.as_view()),
     path("hosts/<str:name>/drain/", fleet.DrainHostView.as_view()),

@@ -29,6 +29,7 @@ from portal.notices.hosts import (
     host_failures,
 )
 from portal.notices.maintenance import maintenance_windows
+from portal.notices.removals import removals
 from portal.notices.reservations import (
     rebound_reservations,
     released_reservations,
@@ -123,6 +124,7 @@ NOTICE_SOURCES = (
     rebound_reservations,
     reservations_with_unusable_units,
     maintenance_windows,
+    removals,
     forced_moves_of_workloads,
     budgets_reached,
 )

@@ -80,6 +80,8 @@ def workload_effect_text(happens: str, begins_anew: bool = False) -> str:
 # Audit verb -> text, for actions that change no state of the host.
 HOST_ACTIONS: dict[str, Callable[[ReasonNumbers], str]] = {
     "add_host": lambda f: "Made known",
+    "remove_host": lambda f: "Removed",
+    "move_host": lambda f: "Moved to another pool",
     "new_join_token": lambda f: "A join token was made; those not used before stopped working",
     "revoke_host": lambda f: "Its agent's credential was revoked",
     "attest_host_off": lambda f: "It counts as powered off",

@@ -148,6 +148,14 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     "maintenance_cancelled": lambda f: (
         f"The maintenance of {f.plain('', 'host')}{f.time(' from ', 'start')} is taken back: {f.plain('', 'name')} stays where it is."
     ),
+    "team_removed": lambda f: (
+        f"The team {f.plain('', 'name')} was removed{f.plain(' by ', 'by')}{f.plain(': ', 'why') if f.get('why') else ''}. "
+        "Its memberships, its quotas and its open requests ended."
+    ),
+    "pool_removed": lambda f: (
+        f"The pool {f.plain('', 'name')} was removed{f.plain(' by ', 'by')}{f.plain(': ', 'why') if f.get('why') else ''}. "
+        "Quotas in it and requests for it ended."
+    ),
     "has_to_move": lambda f: (
         f"{f.plain('', 'name')} leaves {f.plain('', 'host') or 'its host'}. "
         f"{reason_sentence(str(f.get('code') or ''), f.numbers, f.viewer)} "

@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from portal.errors import ServiceError
-from portal.wording.formatting import Numbers, local_time_text, parsed_time, window
+from portal.wording.formatting import Numbers, gpu_list, local_time_text, parsed_time, window
 from portal.wording.reason_texts import REASONS, reason_sentence
 from portal.wording.request_texts import expired_submission_sentence, guarantee_effect
 from scheduler.core.promises.reservation_windows import ReservationWindow
@@ -31,7 +31,9 @@ REFUSALS: dict[str, Sentence] = {
     # names
     "host_name_is_taken": "name is {name}; a host of that name exists already.",
     "pool_name_is_taken": "name is {name}; a pool of that name exists already.",
+    "pool_name_was_used": "name is {name}; a removed pool had that name, and its charges keep it.",
     "team_name_is_taken": "name is {name}; a team of that name exists already.",
+    "team_name_was_used": "name is {name}; a removed team had that name, and its charges keep it.",
     "project_name_is_taken": "name is {name}; {team} has a project of that name already.",
     "username_is_taken": "username is {name}; an account of that name exists already.",
     # workloads
@@ -116,6 +118,41 @@ REFUSALS: dict[str, Sentence] = {
     "health_rule_has_no_default": "{rule} was added by an operator and has no default: change it, or remove it.",
     "health_rule_is_default": "{rule} is at its default already.",
     "health_rule_is_built_in": "{rule} is built in and can't be removed: to ignore its events, change its action to note.",
+    # removals and moves
+    "host_is_removed": "{host} is removed already.",
+    "host_has_work": lambda n: (
+        f"{n['host']} runs work: {_named(n, 'work')}. Drain it and wait until nothing runs on it."
+    ),
+    "host_is_in_pool": "{host} is in the pool {pool} already.",
+    "host_has_reserved_units": lambda n: (
+        f"GPUs of {n['host']} are reserved: {_named(n, 'reservations')}. "
+        "Cordon it and wait until the reservations have moved."
+    ),
+    "host_is_in_repair": lambda n: (
+        f"{n['host']} diagnoses or changes {gpu_list(n['gpus'])}: wait until that is over."
+    ),
+    "host_is_reserved": lambda n: (
+        f"Without {n['host']} its pool could not keep coming reservations: {_named(n, 'reservations')}."
+    ),
+    "pool_has_hosts": lambda n: (
+        f"{n['pool']} has hosts: {_named(n, 'hosts')}. Remove them or move them to another pool first."
+    ),
+    "pool_has_work": lambda n: (
+        f"{n['pool']} has work that waits or runs: {_named(n, 'work')}. Cancel it or wait for its end."
+    ),
+    "pool_has_reservations": lambda n: (
+        f"{n['pool']} has reservations: {_named(n, 'reservations')}. Cancel them or wait for their end."
+    ),
+    "pool_is_removed": "{pool} is removed already.",
+    "team_has_pools": lambda n: f"{n['team']} owns pools: {_named(n, 'pools')}. Remove them first.",
+    "team_has_work": lambda n: (
+        f"{n['team']} has work that waits or runs: {_named(n, 'work')}. Cancel it or wait for its end."
+    ),
+    "team_has_reservations": lambda n: (
+        f"{n['team']} has reservations: {_named(n, 'reservations')}. Cancel them or wait for their end."
+    ),
+    "team_is_removed": "{team} is removed already.",
+    "pool_or_team_is_removed": "The pool {pool} or the team {team} was removed.",
     # money
     "month_is_not_over": "{month} is not over; only a month that is over can be closed.",
     "month_is_closed": "{month} is closed already.",
@@ -181,6 +218,13 @@ def _alternative(numbers: Numbers, windows: Sequence[ReservationWindow], operati
     if operation == "confirm_series":
         return f"{others} The next window of that length: {window(start, end)}."
     return f" The first window of that length that fits starts {local_time_text(start)}."
+
+
+def _named(numbers: Mapping[str, Any], what: str) -> str:
+    """Return the names in ``numbers[what]``, and how many more there are."""
+    names = numbers[what]
+    more = numbers["count"] - len(names)
+    return f"{', '.join(names)} and {more} more" if more > 0 else ", ".join(names)
 
 
 def _local_time(value: Any) -> str:

@@ -41,6 +41,18 @@ def pools(ids: Iterable[int]) -> dict[int, Pool]:
     return _rows(Pool, ids)
 
 
+def pool_and_references(pk: int) -> Pool:
+    """Lock a pool also against new rows that refer to it: a workload that is inserted meanwhile waits."""
+    row = Pool._base_manager.select_for_update().get(pk=pk)
+    clock_check.check_clock_sample()
+    return row
+
+
+def team(pk: int) -> Team:
+    """Lock a team, as ``submitters`` does."""
+    return _rows(Team, [pk])[pk]
+
+
 def hosts(ids: Iterable[int]) -> dict[int, Host]:
     """Lock hosts. A host's states, inventory and runs change only under this lock."""
     return _rows(Host, ids)
@@ -79,7 +91,7 @@ def reservations(ids: Iterable[int]) -> dict[int, Reservation]:
 
 
 def _rows(kind: type[Row], ids: Iterable[int]) -> dict[int, Row]:
-    locked = kind._default_manager.select_for_update(no_key=True).filter(pk__in=sorted(set(ids)))
+    locked = kind._base_manager.select_for_update(no_key=True).filter(pk__in=sorted(set(ids)))
     rows = {row.pk: row for row in locked.order_by("pk")}
     clock_check.check_clock_sample()
     return rows

@@ -229,7 +229,8 @@ class SnapshotReader:
         return list(self._within(rows, "host__pool").values_list("host_id", "start", "end"))
 
     def used(self) -> list[tuple[int, int, float, datetime]]:
-        rows = self._within(DecayedUse.objects.order_by("team_id", "pool_id"), "pool")
+        present = DecayedUse.objects.filter(pool__removed_at=None, team__removed_at=None)
+        rows = self._within(present.order_by("team_id", "pool_id"), "pool")
         return list(rows.values_list("team_id", "pool_id", "slot_seconds", "as_of"))
 
 

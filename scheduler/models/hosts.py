@@ -9,6 +9,7 @@ from django.db.models import Q
 
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models.pools import Pool
+from scheduler.models.removal import PresentRows
 from scheduler.state import states
 from scheduler.state.isolation import Isolation
 
@@ -57,7 +58,7 @@ class Volume(models.Model):
 
 class Host(models.Model):
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="hosts")
-    name = models.CharField(unique=True, max_length=63)
+    name = models.CharField(max_length=63)
     labels = models.JSONField(default=dict, blank=True)
     simulated = models.BooleanField(default=False, help_text="its NVML readings are simulated")
     hardware = models.JSONField(
@@ -131,6 +132,19 @@ class Host(models.Model):
     )
     silent_since = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField()
+    removed_at = models.DateTimeField(
+        null=True, blank=True, help_text="kept for its runs and its charges; its name may be used again"
+    )
+
+    objects = PresentRows["Host"]()
+    with_removed = models.Manager["Host"]()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["name"], condition=Q(removed_at__isnull=True), name="one_present_host_per_name"
+            )
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -148,8 +162,14 @@ class JoinToken(models.Model):
 
 class Gpu(models.Model):
     host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="gpus")
+    pool = models.ForeignKey(
+        Pool,
+        on_delete=models.PROTECT,
+        related_name="gpus",
+        help_text="its use and its time are charged there: a host that moves gets new rows for its GPUs",
+    )
     index = models.PositiveSmallIntegerField()
-    uuid = models.CharField(unique=True, max_length=80)
+    uuid = models.CharField(max_length=80, db_index=True)
     model = models.CharField(max_length=60)
     memory_mib = models.PositiveIntegerField()
     compute_capability = models.PositiveSmallIntegerField(default=0, help_text="90 for 9.0")
@@ -174,7 +194,10 @@ class Gpu(models.Model):
                 fields=["host", "index"],
                 condition=Q(retired_at__isnull=True),
                 name="one_gpu_per_host_and_index",
-            )
+            ),
+            models.UniqueConstraint(
+                fields=["uuid"], condition=Q(retired_at__isnull=True), name="one_present_gpu_per_uuid"
+            ),
         ]
 
     @property

@@ -7,6 +7,7 @@ from django.db.models import Q
 
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import PoolKind
+from scheduler.models.removal import PresentRows
 from scheduler.models.teams import Team
 from scheduler.state.isolation import Isolation
 
@@ -85,6 +86,12 @@ class Pool(models.Model):
     )
     diagnose_every_hours = models.PositiveIntegerField(default=0, help_text="GPUs that are idle; 0: never")
     created_at = models.DateTimeField()
+    removed_at = models.DateTimeField(
+        null=True, blank=True, help_text="kept for its charges and its audit records; its name stays taken"
+    )
+
+    objects = PresentRows["Pool"]()
+    with_removed = models.Manager["Pool"]()
 
     class Meta:
         constraints = [

@@ -7,6 +7,7 @@ from django.db.models import Q
 
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from scheduler.models.pools import Pool
+from scheduler.models.removal import PresentRows
 from scheduler.models.teams import Project, Team
 
 
@@ -43,6 +44,12 @@ class Quota(models.Model):
         null=True, blank=True, help_text="the end of the period that was counted"
     )
     hours_counted_at = models.DateTimeField(null=True, blank=True)
+    removed_at = models.DateTimeField(
+        null=True, blank=True, help_text="its team or its pool was removed; statements still read it"
+    )
+
+    objects = PresentRows["Quota"]()
+    with_removed = models.Manager["Quota"]()
 
     @property
     def gpu_hours(self) -> int | None:

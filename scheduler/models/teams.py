@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 
 from scheduler.core.model.snapshot import Priority
+from scheduler.models.removal import PresentRows
 
 PRIORITIES = [(int(p), p.name.lower()) for p in Priority]
 
@@ -17,6 +18,12 @@ class Team(models.Model):
     weight = models.PositiveIntegerField(default=1, help_text="its part in fair share")
     highest_priority = models.PositiveSmallIntegerField(choices=PRIORITIES, default=int(Priority.HIGH))
     created_at = models.DateTimeField()
+    removed_at = models.DateTimeField(
+        null=True, blank=True, help_text="kept for its charges and its audit records; its name stays taken"
+    )
+
+    objects = PresentRows["Team"]()
+    with_removed = models.Manager["Team"]()
 
     def __str__(self) -> str:
         return self.name

@@ -76,13 +76,16 @@ def redeem_join_token(
     and the key that it registered, until they have used the credential. The credential of the lost response
     becomes invalid.
 
-    Raises OperationRejected ``join_token_unknown``, ``join_token_spent``, ``join_token_expired``,
+    Raises OperationRejected ``host_is_removed``, ``join_token_unknown``, ``join_token_spent``,
+    ``join_token_expired``,
     ``join_token_of_another_host``, or ``join_key_not_proven`` if the token was not signed with the private
     key of ``public_key``.
     """
     row = JoinToken.objects.select_related("host").filter(token_hash=_hash(token)).first()
     if row is None:
         raise OperationRejected("join_token_unknown")
+    if row.host.removed_at is not None:
+        raise OperationRejected("host_is_removed", (("host", row.host.name),))
     if row.host.name != host_name:
         raise OperationRejected("join_token_of_another_host", (("host", host_name),))
     if row.expires_at <= now:
@@ -143,6 +146,11 @@ def verify_credential(text: str, *, now: datetime) -> int | None:
         same.update(credential_hash=_hash(text), credential_expires_at=now + CREDENTIAL_TTL)
         return int(host.pk)
     return None
+
+
+def is_of_removed_host(text: str) -> bool:
+    """Return True if this names a removed host as its owner. Its secret cannot be checked any more."""
+    return Host.with_removed.filter(pk=_host_id(text), removed_at__isnull=False).exists()
 
 
 def _is_in_chain(text: str, host: Host) -> bool:

@@ -31,10 +31,10 @@ LEFT JOIN (
     JOIN scheduler_project AS project ON project.id = allocation.project_id
     JOIN scheduler_unit AS unit ON unit.id = allocation.unit_id
     JOIN scheduler_gpu AS gpu ON gpu.id = unit.gpu_id
-    JOIN scheduler_host AS host ON host.id = gpu.host_id
-) ON project.team_id = quota.team_id AND host.pool_id = quota.pool_id AND gpu.model = quota.model
+) ON project.team_id = quota.team_id AND gpu.pool_id = quota.pool_id AND gpu.model = quota.model
  AND allocation.period && tstzrange(begun.at, %(now)s)
-WHERE quota.hours_slot_seconds IS NOT NULL AND (%(only)s::bigint IS NULL OR quota.id = %(only)s)
+WHERE quota.removed_at IS NULL AND quota.hours_slot_seconds IS NOT NULL
+  AND (%(only)s::bigint IS NULL OR quota.id = %(only)s)
 GROUP BY quota.id
 ORDER BY quota.id
 """

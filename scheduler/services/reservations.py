@@ -21,6 +21,7 @@ from scheduler.models import BoundUnit, Pool, Project, Reservation, Series, Work
 from scheduler.requests import HardwareRequest
 from scheduler.runs import commands
 from scheduler.services.recurrence import Recurrence
+from scheduler.services.removed_rows import reject_if_removed
 from scheduler.services.reservation_checks import (
     changed_window,
     check_change,
@@ -48,10 +49,11 @@ def confirm_reservation(
     """Confirm a reservation if it fits, checked here under the pool's lock.
 
     Returns the reservation and the result; or None and the result with its reason and the first windows
-    that fit.
+    that fit. Raises OperationRejected ``pool_or_team_is_removed``.
     """
     locks.pools([pool.pk])
     request = HardwareRequest(**hardware)
+    reject_if_removed(pool, project)
     taken = snapshot.take_snapshot([pool.pk], now)
     answer = check_window_in_snapshot(
         taken, project, pool, start, end, now, may_exceed_guarantee, None, owner.pk, request
@@ -92,6 +94,7 @@ def confirm_series(
     order; the first rejected one has the first windows that fit.
     """
     locks.pools([pool.pk])
+    reject_if_removed(pool, project)
     answers = check_windows(
         project=project,
         pool=pool,

@@ -23,6 +23,7 @@ from scheduler.queue.runtime_prediction import predict_runtime_seconds
 from scheduler.requests import WorkloadRequest
 from scheduler.runs import commands
 from scheduler.runs.retry_policy import LOST_CODES, REQUEUE_CODES
+from scheduler.services.removed_rows import reject_if_removed
 from scheduler.state import nudge
 from scheduler.state.states import WorkloadState, change_state, change_states
 
@@ -39,12 +40,13 @@ def queue_workload(request: WorkloadRequest, *, owner: Person, now: datetime) ->
     """Put a workload with ``hosts`` x ``units`` units into its pool's queue. The runtime is predicted here,
     once.
 
-    Raises OperationRejected ``too_many_waiting``.
+    Raises OperationRejected ``too_many_waiting``, and ``pool_or_team_is_removed`` if that happened meanwhile.
     """
     _reject_over_queue_limit(request, owner, 1)
     linked = dependency_states(request.after)
     workload = _unsaved_workload(request, owner, linked, now)
     workload.save(force_insert=True)
+    reject_if_removed(request.pool, request.project)
     _create_dependencies([workload], linked, now)
     nudge.engine()
     nudge.pages(nudge.QUEUE, nudge.workload_topic(workload.public_id))
@@ -64,8 +66,8 @@ def queue_array(
     """Queue one job per index, named NAME[INDEX]. At most ``most_at_once`` of them are queued or running
     together.
 
-    ``words``: the indices as the user wrote them. Raises OperationRejected ``too_many_waiting``; then no job
-    is queued.
+    ``words``: the indices as the user wrote them. Raises OperationRejected as ``queue_workload``; then no
+    job is queued.
     """
     _reject_over_queue_limit(request, owner, len(indices))
     linked = dependency_states(request.after)
@@ -87,6 +89,7 @@ def queue_array(
         task.held_back = most_at_once is not None and place >= most_at_once
         tasks.append(task)
     Workload.objects.bulk_create(tasks)
+    reject_if_removed(request.pool, request.project)
     _create_dependencies(tasks, linked, now)
     nudge.engine()
     nudge.pages(nudge.QUEUE)

@@ -32,6 +32,7 @@ from scheduler.sync.agent_rejections import AgentRejected
 
 __all__ = [
     "authenticate",
+    "credential_rejection",
     "desired",
     "join",
     "redeem_challenge",
@@ -107,6 +108,13 @@ def renew(credential: str, request: RenewRequest, now: datetime) -> RenewAnswer:
 def authenticate(credential: str, now: datetime) -> int | None:
     """Return the host's id, or None for a credential that is unknown, expired or revoked."""
     return services.verify_credential(credential, now=now)
+
+
+def credential_rejection(credential: str, code: str) -> AgentRejected:
+    """Return the rejection of a credential that ``authenticate`` does not accept: ``code``, or the removal
+    of its host.
+    """
+    return AgentRejected("host_is_removed" if services.is_of_removed_host(credential) else code)
 
 
 def sync_unchanged(

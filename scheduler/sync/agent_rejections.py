@@ -15,6 +15,9 @@ AGENT_REJECTIONS: dict[str, str] = {
     "credential_unknown": "this credential is unknown, expired or revoked; join again with a new token",
     "credential_expired": "this host's credential has expired or was revoked; join again with a new token",
     "credential_revoked": "the credential of this host was revoked: join again with a new token",
+    "host_is_removed": (
+        "this host was removed by an operator; to use the machine again, add a host and join as that"
+    ),
     "host_unknown": "this host is no longer known",
     "clock_stepped": "{problem}",
     # join

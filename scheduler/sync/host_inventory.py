@@ -11,6 +11,7 @@ from typing import Any
 
 from django.db import transaction
 from django.db.backends.postgresql.psycopg_any import NumericRange
+from django.db.models import F
 
 from agent.protocol import (
     LONGEST_PATH,
@@ -218,10 +219,7 @@ def store_inventory(host: Host, inventory: Inventory, now: datetime) -> bool:
     before = host.hardware
     if before.get("reported") == reported and before.get("applied") and before.get("digest") == short:
         return False
-    known = {gpu.uuid: gpu for gpu in Gpu.objects.filter(host=host)}
-    known |= {
-        g.uuid: g for g in Gpu.objects.filter(uuid__in=[s.uuid for s in inventory.gpus]).exclude(host=host)
-    }
+    known = _known_gpus(host, [seen.uuid for seen in inventory.gpus])
     held = _held_gpus(known.values())
     applied = _retire_missing(known, {gpu.uuid for gpu in inventory.gpus}, held, host, now)
     for seen in inventory.gpus:
@@ -233,6 +231,17 @@ def store_inventory(host: Host, inventory: Inventory, now: datetime) -> bool:
     nudge.engine()
     nudge.pages(nudge.HOSTS)
     return True
+
+
+def _known_gpus(host: Host, reported: Sequence[str]) -> dict[str, Gpu]:
+    """Return by uuid the host's GPUs, and GPUs that another host of its pool had before.
+
+    Rows of another pool or of a removed host are history; such a GPU gets a new row.
+    """
+    rows = Gpu.objects.filter(pool=host.pool_id).order_by(F("retired_at").asc(nulls_last=True), "pk")
+    elsewhere = rows.filter(uuid__in=reported, host__removed_at=None).exclude(host=host)
+    # Of several rows of one GPU the present one comes last.
+    return {gpu.uuid: gpu for gpu in (*elsewhere, *rows.filter(host=host))}
 
 
 def _held_gpus(gpus: Iterable[Gpu]) -> set[int]:
@@ -283,15 +292,40 @@ def _create_gpus(host: Host, new: list[GpuSeen], now: datetime) -> None:
     ):
         # A missing GPU that is held keeps its row but not its index.
         Gpu.objects.filter(pk=other.pk).update(index=_spare_index(host))
-    gpus = Gpu.objects.bulk_create(Gpu(uuid=seen.uuid, created_at=now, **_facts(host, seen)) for seen in new)
+    repairs = _earlier_repairs([seen.uuid for seen in new])
+    gpus = Gpu.objects.bulk_create(
+        Gpu(uuid=seen.uuid, created_at=now, **_facts(host, seen), **repairs.get(seen.uuid, {}))
+        for seen in new
+    )
+    GpuStateChange.objects.bulk_create(
+        GpuStateChange(gpu=gpu, repair_state=gpu.repair_state, reason=gpu.state_reason, at=now)
+        for gpu in gpus
+        if gpu.repair_state != RepairState.WELL
+    )
     Unit.objects.bulk_create(
         _unit_of(gpu, unit, now) for gpu, seen in zip(gpus, new, strict=True) for unit in _wanted_units(seen)
     )
 
 
+def _earlier_repairs(uuids: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the repair state and its reason of GPUs that were out of service on a former host or pool.
+
+    Their earlier rows no longer count as missing.
+    """
+    rows = Gpu.objects.filter(uuid__in=uuids)
+    last = {gpu.uuid: gpu for gpu in rows.order_by("pk")}
+    rows.filter(missing_since__isnull=False).update(missing_since=None)
+    return {
+        uuid: {"repair_state": gpu.repair_state, "state_reason": gpu.state_reason}
+        for uuid, gpu in last.items()
+        if gpu.repair_state in (RepairState.QUARANTINED, RepairState.OUT) and gpu.state_reason != NOT_REPORTED
+    }
+
+
 def _facts(host: Host, seen: GpuSeen) -> dict[str, Any]:
     return {
         "host": host,
+        "pool_id": host.pool_id,
         "index": seen.index,
         "model": seen.model,
         "memory_mib": seen.memory_mib,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from django.db import transaction
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, F, OuterRef
 
 from agent.protocol import StraySeen
 from scheduler.coordination import locks
@@ -33,7 +33,9 @@ def sync_stray_rows(host: Host, seen: Sequence[StraySeen], now: datetime) -> boo
     Processes on GPUs that the host does not have are ignored.
     """
     locks.hosts([host.pk])
-    gpus = {gpu.uuid: gpu for gpu in Gpu.objects.filter(host=host)}
+    # Of several rows of one GPU the present one comes last.
+    rows = Gpu.objects.filter(host=host).order_by(F("retired_at").asc(nulls_last=True), "pk")
+    gpus = {gpu.uuid: gpu for gpu in rows}
     known = {(row.gpu_id, row.pid, row.started): row for row in Stray.objects.filter(host=host, gone_at=None)}
     found_new = False
     for process in seen[:MAX_STRAYS_PER_HOST]:

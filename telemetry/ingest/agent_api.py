@@ -12,6 +12,7 @@ import redis
 from celery import current_app
 from django.db import connection as database
 from django.db import transaction
+from django.db.models import F
 from kombu.exceptions import OperationalError
 
 from agent.protocol import Health, RunSeen, SampleBatch, StraySeen
@@ -60,7 +61,12 @@ def record_health_event(host_id: int, health: Health, now: datetime) -> bool:
     have names no GPU.
     """
     at = min(_to_datetime(health.ts, now), now)
-    gpu = Gpu.objects.filter(host=host_id, uuid=health.gpu).order_by("retired_at", "-pk").first()
+    # A host that moved to another pool has older rows of its GPUs.
+    gpu = (
+        Gpu.objects.filter(host=host_id, uuid=health.gpu)
+        .order_by(F("retired_at").desc(nulls_first=True), "-pk")
+        .first()
+    )
     _, created = HealthEvent.objects.get_or_create(
         host_id=host_id,
         event_id=health.event_id[:80],

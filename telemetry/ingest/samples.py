@@ -79,7 +79,8 @@ def drain_stream(stream: redis.Redis, now: datetime, *, most: int = 3_000) -> In
 
 def _commit_batches(batches: Sequence[DecodedBatch], now: datetime, done: IngestResult) -> None:
     """Store the batches of known hosts in one transaction, and add the counts to ``done``."""
-    known = set(Host.objects.filter(pk__in={batch.host for batch in batches}).values_list("pk", flat=True))
+    hosts = Host.with_removed.filter(pk__in={batch.host for batch in batches})
+    known = set(hosts.values_list("pk", flat=True))
     batches = [batch for batch in batches if batch.host in known]
     if not batches:
         return

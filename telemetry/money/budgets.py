@@ -103,6 +103,6 @@ def _open_unneeded_gates(required_gates: set[tuple[int | None, int | None, str]]
     for team, project, action in set(gates) - required_gates:
         open_budget_gate(
             action=action,
-            team=Team.objects.filter(pk=team).first(),
+            team=Team.with_removed.filter(pk=team).first(),
             project=Project.objects.filter(pk=project).first(),
         )

@@ -51,13 +51,13 @@ def load_charging_inputs(
         gpu.pk: GpuChargingInputs(
             id=gpu.pk,
             model=gpu.model,
-            pool=gpu.host.pool_id,
+            pool=gpu.pool_id,
             host=gpu.host_id,
-            team=gpu.host.pool.team_id if gpu.host.pool.kind == PoolKind.STATIC else None,
+            team=gpu.pool.team_id if gpu.pool.kind == PoolKind.STATIC else None,
             created_at=gpu.created_at,
             retired_at=gpu.retired_at,
         )
-        for gpu in Gpu.objects.filter(pk__in=gpu_ids).select_related("host__pool")
+        for gpu in Gpu.objects.filter(pk__in=gpu_ids).select_related("pool")
     }
     period = TimestamptzRange(start, end)
     holds, bounds = _load_holds(gpus, period), _load_reserved_slots(gpus, period)

@@ -98,7 +98,7 @@ def reconcile_costs(month: date) -> list[CostReconciliation]:
     for row in rows:
         sums[row["pool"]][row["bucket"]] = (row["c"], row["p"])
     costs = asset_cost_by_pool(month)
-    pools = Pool.objects.filter(pk__in={*sums, *costs}).order_by("name", "pk")
+    pools = Pool.with_removed.filter(pk__in={*sums, *costs}).order_by("name", "pk")
     return [_reconcile_pool(pool, sums[pool.pk], costs.get(pool.pk, ZERO)) for pool in pools]
 
 
@@ -128,7 +128,7 @@ def asset_cost_by_pool(month: date) -> dict[int, Decimal]:
     start, end = month_bounds(month)
     gpus = list(
         ChargedUntil.objects.filter(since__lt=end, until__gt=start).values_list(
-            "gpu__host__pool", "gpu__model", "since", "until"
+            "gpu__pool", "gpu__model", "since", "until"
         )
     )
     rates = load_rates({(pool, model) for pool, model, _, _ in gpus})

@@ -145,7 +145,7 @@ def _allocate_idle_cost(
 
 def _guarantee_weights(line: StatementEntry) -> dict[str, Decimal]:
     """Return guaranteed slots by team for the line's pool and model."""
-    rows = Quota.objects.filter(pool__name=line.pool, model=line.model).values_list(
+    rows = Quota.with_removed.filter(pool__name=line.pool, model=line.model).values_list(
         "team__name", "guaranteed_slots"
     )
     return {team: Decimal(slots) for team, slots in rows}

@@ -73,12 +73,12 @@ def _owned_gpus(filters: UsageFilters) -> float:
     """Return the number of GPUs that match the filters' pool and model."""
     where, values = "", []
     if filters.pool is not None:
-        where, values = " AND h.pool_id = %s", [filters.pool]
+        where, values = " AND g.pool_id = %s", [filters.pool]
     if filters.model:
         where, values = f"{where} AND g.model = %s", [*values, filters.model]  # type: ignore[list-item]
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT count(*) FROM scheduler_gpu g JOIN scheduler_host h ON h.id = g.host_id"
+            "SELECT count(DISTINCT g.uuid) FROM scheduler_gpu g"
             f" WHERE (g.retired_at IS NULL OR g.retired_at > %s) AND g.created_at < %s{where}",
             [filters.start, filters.end, *values],
         )

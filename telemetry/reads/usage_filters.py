@@ -24,7 +24,7 @@ USAGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "user": ("w.owner_id", "o.username"),
     "type": ("w.type", "w.type"),
     "model": ("g.model", "g.model"),
-    "pool": ("h.pool_id", "pool.name"),
+    "pool": ("g.pool_id", "pool.name"),
     "host": ("h.id", "h.name"),
     "gpu": ("g.id", "h.name || ' GPU ' || g.index"),
     "workload": ("w.id", "w.name"),
@@ -32,7 +32,7 @@ USAGE_DIMENSIONS: dict[str, tuple[str, str]] = {
 # Left joins: PostgreSQL removes those that a query does not use.
 HARDWARE_JOINS_SQL = (
     " JOIN scheduler_unit u ON u.id = {unit} LEFT JOIN scheduler_gpu g ON g.id = u.gpu_id"
-    " LEFT JOIN scheduler_host h ON h.id = g.host_id LEFT JOIN scheduler_pool pool ON pool.id = h.pool_id"
+    " LEFT JOIN scheduler_host h ON h.id = g.host_id LEFT JOIN scheduler_pool pool ON pool.id = g.pool_id"
 )
 # The table of the configured user model.
 _USER_META = get_user_model()._meta
@@ -95,7 +95,7 @@ class UsageFilters:
         clauses: list[str] = []
         values: list[Any] = []
         for column, value in (
-            ("h.pool_id", self.pool),
+            ("g.pool_id", self.pool),
             ("p.team_id", self.team),
             ("p.id", self.project),
             ("w.owner_id", self.user),

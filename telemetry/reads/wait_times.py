@@ -45,7 +45,7 @@ def wait_times(by: str, filters: UsageFilters) -> list[GroupWaitTimes]:
     key, name = WAIT_DIMENSIONS[by]
     where, values = filters.sql()
     # Filter by the workload's model and pool: a waiting workload has no GPU.
-    where = where.replace("h.pool_id", "w.pool_id").replace("g.model = %s", "%s = ANY(w.models_wanted)")
+    where = where.replace("g.pool_id", "w.pool_id").replace("g.model = %s", "%s = ANY(w.models_wanted)")
     waited = "extract(epoch FROM first.placed_at - w.submitted_at)::float8"
     with connection.cursor() as cursor:
         cursor.execute(

@@ -18,7 +18,7 @@ from agent.gpu.simulated_models import mig_profiles_of
 from cli import credentials
 from cli.formatting import format_duration
 from cli.param_types import DurationType, parse_timestamp
-from portal.models import AuditEvent, User
+from portal.models import AuditEvent, Template, User
 from portal.wording.equivalent_commands import cli_command
 from scheduler.models import Host, MaintenanceWindow, Reservation, Run, Storage, Volume, Workload
 from scheduler.runs import logs
@@ -378,6 +378,9 @@ def test_every_example_of_the_documentation_runs(
     Host.objects.filter(name="alpha").update(name="h3", hardware={"reported": reported})
     Host.objects.filter(name="delta").update(
         name="gpu-07", last_sync_at=served_world.now - timedelta(hours=1)
+    )
+    Template.objects.create(
+        slug="old-lab", name="Old lab", kind="notebook", type="interactive", max_runtime_seconds=60
     )
     sign_in(lead)
     lines = examples()

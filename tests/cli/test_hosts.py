@@ -10,7 +10,7 @@ import pytest
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRange
 from django.utils import timezone
 
-from portal.models import AuditEvent
+from portal.models import AuditEvent, Template
 from scheduler import services as engine
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import (
@@ -440,3 +440,29 @@ def test_all_hardware_events_are_listed(gpupool: Gpupool, sign_in: SignIn, serve
     assert all(
         "pid=4711, name=train" in run_ok(gpupool, f"host {part} alpha") for part in ("events", "health")
     )
+
+
+def test_hosts_pools_teams_and_templates_are_previewed_removed_and_moved(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
+    sign_in(served_world.people["operator"])
+    assert "GPUs that leave the pool: 8." in run_ok(gpupool, "host remove beta --preview")
+    assert Host.objects.filter(name="beta").exists()
+    assert "beta is removed." in run_ok(gpupool, "host remove beta --why scrapped")
+    preview = run_ok(gpupool, "host move gamma --pool vision-only --preview")
+    assert "guaranteed" in preview and "Nothing is changed" in preview
+    assert "gamma is moved to Vision only." in run_ok(gpupool, "host move gamma --pool vision-only")
+    assert Host.objects.get(name="gamma").pool.slug == "vision-only"
+    refused = gpupool("pool", "remove", "shared")
+    assert refused.code != 0 and "Shared has hosts: alpha." in refused.err
+    run_ok(gpupool, "host remove alpha")
+    assert "Refused now" not in run_ok(gpupool, "pool remove shared --preview")
+    assert json.loads(run_ok(gpupool, "pool remove shared --json"))["name"] == "Shared"
+    assert "Members that leave it: robotics-1" in run_ok(gpupool, "team remove robotics --preview")
+    assert "Robotics is removed." in run_ok(gpupool, "team remove robotics --why merged")
+    Template.objects.create(
+        slug="lab", name="Lab", kind="notebook", type="interactive", units=1, max_runtime_seconds=60
+    )
+    assert "Lab: Nobody can start work" in run_ok(gpupool, "template remove lab --preview")
+    assert "Lab is deleted." in run_ok(gpupool, "template remove lab")
+    assert not Template.objects.filter(slug="lab").exists()

@@ -43,7 +43,13 @@ def demo(transactional_db: None) -> None:  # the simulation takes longer than a 
 
 def _gpu(host: Host, index: int, name: str, slices: int) -> None:
     gpu = Gpu.objects.create(
-        host=host, index=index, uuid=f"GPU-{host.name}-{index}", model=name, memory_mib=81_559, created_at=NOW
+        host=host,
+        pool_id=host.pool_id,
+        index=index,
+        uuid=f"GPU-{host.name}-{index}",
+        model=name,
+        memory_mib=81_559,
+        created_at=NOW,
     )
     size = SLOTS_PER_GPU // (slices or 1)
     for part in range(slices or 1):

@@ -156,6 +156,7 @@ def test_snapshot_query_and_function_agree_for_every_combination_of_states(world
     gpus = Gpu.objects.bulk_create(
         Gpu(
             host=host,
+            pool_id=host.pool_id,
             index=0,
             uuid=f"GPU-{host.name}",
             model=H100,

@@ -306,6 +306,24 @@ def test_a_late_commit_of_an_older_transaction_is_not_missed(world: World) -> No
     assert len(warm.standing.snapshot().queued) == 2 and warm.full_reads == 1
 
 
+def test_removed_and_moved_rows_leave_the_snapshot(world: World) -> None:
+    epoch = leadership.acquire_or_renew("test", world.now) or 0
+    warm = SnapshotCache()
+    warm.refresh(epoch, world.now)
+    services.remove_host(world.hosts["alpha"], reason="", now=world.now)
+    assert_equals_fresh_snapshot(warm, epoch, world.now)
+    assert "alpha" not in {host.name for host in warm.standing.snapshot().hosts}
+    services.move_host(world.hosts["beta"], world.static, reason="", now=world.now)
+    assert_equals_fresh_snapshot(warm, epoch, world.now)
+    assert {h.name for h in warm.standing.snapshot().hosts if h.pool == world.static.pk} == {"beta", "delta"}
+    services.remove_team(world.robotics.team, now=world.now)
+    assert_equals_fresh_snapshot(warm, epoch, world.now)
+    services.remove_host(world.hosts["gamma"], reason="", now=world.now)
+    services.remove_pool(world.shared, now=world.now)
+    assert_equals_fresh_snapshot(warm, epoch, world.now)
+    assert [pool.id for pool in warm.standing.snapshot().pools] == [world.static.pk]
+
+
 def test_changes_that_are_rolled_back_are_not_in_the_snapshot(world: World) -> None:
     epoch = leadership.acquire_or_renew("test", world.now) or 0
     warm = SnapshotCache()

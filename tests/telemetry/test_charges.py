@@ -11,12 +11,14 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
+from scheduler import services
 from scheduler.models import Gpu, HostStateChange
 from scheduler.services.hosts import quarantine_gpu, return_gpu
 from telemetry.core.charge_pieces import asset_cost
 from telemetry.models import Charge, ChargedUntil, Price, SettledAllocation, Statement
 from telemetry.money.charges import charge_all_gpus, charge_past
 from telemetry.money.rate_card import load_rates
+from telemetry.money.reconciliation import reconcile_costs
 from tests.telemetry.rows import at, end_hold, hold, host_state, price, reservation, workload
 from tests.world import H100, World, make_host, units_of
 
@@ -38,11 +40,11 @@ def hours(**filters: Any) -> dict[str, float]:
 
 def assert_conserved() -> None:
     """Assert that the lines of each GPU cover its time once and sum to its cost by the rate card."""
-    for done in ChargedUntil.objects.select_related("gpu__host"):
+    for done in ChargedUntil.objects.select_related("gpu"):
         lines = Charge.objects.filter(gpu=done.gpu_id)
         seconds = int((done.until - done.since).total_seconds())
         assert sum(line.slot_seconds for line in lines) == 840 * seconds
-        key = (done.gpu.host.pool_id, done.gpu.model)
+        key = (done.gpu.pool_id, done.gpu.model)
         assert sum(line.cost for line in lines) == asset_cost(load_rates({key})[key], done.since, done.until)
 
 
@@ -283,3 +285,32 @@ def test_charging_takes_as_many_queries_for_ten_changed_hosts_as_for_one(rates: 
     assert statements(10, at(9, 5, 10)) == few
     assert ChargedUntil.objects.count() == Gpu.objects.count()
     assert not HostStateChange.objects.filter(settledstatechange=None).exists()
+
+
+def test_charges_and_their_sums_stay_with_the_pool_that_a_host_has_left(rates: World) -> None:
+    host = rates.hosts["alpha"]
+    unit = units_of(host)[0]
+    hold(workload(rates, rates.vision), unit, at(9, 10), at(10, 40), end_code="finished")
+    charge_all_gpus(at(11, 5))
+    services.move_host(host, rates.static, reason="", now=at(12))
+    charge_all_gpus(at(14, 5))
+    assert hours(gpu=unit.gpu) == {"used": 1.5, "unallocated": 1.5}
+    assert hours(gpu=unit.gpu) == hours(gpu=unit.gpu, pool=rates.shared)
+    moved = host.gpus.get(index=0, retired_at=None)
+    assert (
+        hours(gpu=moved)
+        == {"reserved_unused": 2.0}
+        == hours(gpu=moved, pool=rates.static, team=rates.vision.team)
+    )
+    assert_conserved()
+    assert all(pool.holds for pool in reconcile_costs(dt.date(2026, 3, 1)))
+
+
+def test_a_removed_host_is_charged_until_its_removal(rates: World) -> None:
+    host = rates.hosts["alpha"]
+    hold(workload(rates, rates.vision), units_of(host)[0], at(9, 10), at(10, 40), end_code="finished")
+    services.remove_host(host, reason="", now=at(12))
+    charge_all_gpus(at(14, 5))
+    assert hours(gpu__host=host) == {"used": 1.5, "unallocated": 22.5}
+    lines = [line for line in reconcile_costs(dt.date(2026, 3, 1)) if line.pool == rates.shared.pk]
+    assert [line.holds for line in lines] == [True]

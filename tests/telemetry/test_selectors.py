@@ -11,6 +11,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from scheduler import services
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Allocation, Run, Workload
 from telemetry.models import Budget, Charge, Price, Rollup, Sample
@@ -324,3 +325,15 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_rows(morning: Wo
     assert count() == before
     assert Run.objects.count() == 7
     assert Workload.objects.count() == 7
+
+
+def test_use_is_counted_in_the_pool_that_a_host_has_left(world: World) -> None:
+    host = world.hosts["alpha"]
+    allocation = hold(workload(world, world.vision), units_of(host)[0], at(9), at(11), end_code="finished")
+    create_hour_of_use(allocation, 9)
+    create_hour_of_use(allocation, 10)
+    services.move_host(host, world.static, reason="", now=at(12))
+    assert [(group.name, group.held) for group in usage_by("pool", MORNING).groups] == [("Shared", 2.0)]
+    services.remove_host(host, reason="", now=at(12))
+    assert [(group.name, group.held) for group in usage_by("pool", MORNING).groups] == [("Shared", 2.0)]
+    assert [group.name for group in usage_by("host", MORNING).groups] == ["alpha"]

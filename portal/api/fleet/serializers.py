@@ -21,7 +21,7 @@ from scheduler.state.states import AdminState, LeaseState, RepairState
 from telemetry.models import HealthRule
 
 HOST_STATES = sorted(
-    {"ready", "revoked", *LeaseState, *AdminState, *RepairState} - {"alive", "in_service", "well"}
+    {"ready", "removed", "revoked", *LeaseState, *AdminState, *RepairState} - {"alive", "in_service", "well"}
 )
 
 
@@ -59,6 +59,7 @@ class PoolShape(ResponseSerializer):
     )
     most_waiting_per_team = serializers.IntegerField(help_text="notebooks and jobs of one team in the queue")
     models = ModelShape(many=True, source="model_counts")
+    removed_at = serializers.DateTimeField(allow_null=True, help_text="null: it is not removed")
 
 
 class HostShape(ResponseSerializer):
@@ -87,11 +88,12 @@ class HostShape(ResponseSerializer):
     disk_full_since = serializers.DateTimeField(
         allow_null=True, help_text="since then it accepts no new workloads; null: its disk is not full"
     )
+    removed_at = serializers.DateTimeField(allow_null=True, help_text="null: it is not removed")
 
     @extend_schema_field(serializers.ChoiceField(choices=HOST_STATES))
     def get_state(self, host: Host) -> str:
         """Return the state that pages show."""
-        return "revoked" if self._revoked(host) else host_state(host)
+        return "revoked" if self._revoked(host) and not host.removed_at else host_state(host)
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_revoked_at(self, host: Host) -> datetime | None:

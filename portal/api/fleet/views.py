@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -60,8 +60,9 @@ class PoolListView(ApiView):
 class PoolDetailView(ApiView):
     @extend_schema(operation_id="pools_read", responses=shapes.PoolShape)
     def get(self, request: Request, slug: str) -> Response:
-        """Return one pool, with its free units."""
-        pool = get_visible_or_404(policy.visible_pools(self.actor).select_related("team"), slug=slug)
+        """Return one pool, with its free units; a removed one has removed_at."""
+        rows = policy.visible_pools_with_removed(self.actor).select_related("team")
+        pool = get_visible_or_404(rows, slug=slug)
         return self.object_response(_pool_with_counts(pool, self), shapes.PoolShape)
 
 
@@ -103,8 +104,10 @@ class HostListView(ApiView):
 class HostDetailView(ApiView):
     @extend_schema(operation_id="hosts_read", responses=shapes.HostDetail)
     def get(self, request: Request, name: str) -> Response:
-        """Return one host, with its agent's report and the last rejected agent."""
-        return self.object_response(_visible_host(self, name), shapes.HostDetail)
+        """Return one host, its agent's report and last rejected agent; a removed one has removed_at."""
+        rows = policy.visible_hosts_with_removed(self.actor).select_related("pool").prefetch_related("gpus")
+        newest_first = rows.order_by(F("removed_at").desc(nulls_first=True), "-pk")
+        return self.object_response(lookups.visible_host(self.actor, name, newest_first), shapes.HostDetail)
 
 
 class HostChangePreviewView(ApiView):

@@ -17,6 +17,7 @@ class TeamShape(ResponseSerializer):
     tag = serializers.CharField()
     colour = serializers.IntegerField(help_text="1 to 8, of the palette")
     weight = serializers.IntegerField()
+    removed_at = serializers.DateTimeField(allow_null=True, help_text="null: it is not removed")
 
 
 class RoleShape(ResponseSerializer):

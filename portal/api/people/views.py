@@ -45,6 +45,14 @@ class TeamListView(ApiView):
         )
 
 
+class TeamDetailView(ApiView):
+    @extend_schema(operation_id="teams_read", responses=shapes.TeamShape)
+    def get(self, request: Request, slug: str) -> Response:
+        """Return one team; a removed one has removed_at."""
+        rows = policy.visible_teams_with_removed(self.actor)
+        return self.object_response(get_visible_or_404(rows, slug=slug), shapes.TeamShape)
+
+
 class ProjectListView(ApiView):
     @extend_schema(
         operation_id="projects_list", parameters=[PageQuery], responses=page_schema(shapes.ProjectShape)

@@ -94,7 +94,7 @@ class _CalendarReader:
         self.user, self.pools, self.start, self.end, self.now, self.team = user, pools, start, end, now, team
         self.by_key: dict[tuple[int, str], CalendarModelGroup] = {}
         self.rows: dict[tuple[str, str], CalendarHostRow] = {}
-        self.teams = {team.pk: team for team in Team.objects.all()}
+        self.teams = {team.pk: team for team in Team.with_removed.all()}
         self.cut_off = False
         self.seen = (
             set(policy.visible_teams(user).values_list("pk", flat=True))

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from django.db.models import Max, Min, Q
+from django.db.models import F, Max, Min, Q
 from django.db.models.functions import Coalesce
 
 from portal import policy
@@ -31,8 +31,19 @@ def visible_host(viewer: User, name: str) -> Host | None:
     return policy.visible_hosts(viewer).select_related("pool__team").filter(name=name).first()
 
 
+def visible_or_removed_host(viewer: User, name: str) -> Host | None:
+    """Return a visible host with its pool; if there is none of this name, the one that was removed last."""
+    rows = policy.visible_hosts_with_removed(viewer).select_related("pool__team").filter(name=name)
+    return rows.order_by(F("removed_at").desc(nulls_first=True), "-pk").first()
+
+
 def host_state(host: Host) -> str:
-    """Return the most important of the host's three states, by the order of the state signs."""
+    """Return the most important of the host's three states, by the order of the state signs.
+
+    A removed host is "removed".
+    """
+    if host.removed_at is not None:
+        return "removed"
     if host.repair_state != RepairState.WELL:
         return str(host.repair_state)
     if host.lease_state != LeaseState.ALIVE:

@@ -54,7 +54,7 @@ def workload_costs(
         "period",
         "slots",
         "unit__gpu__model",
-        "unit__gpu__host__pool_id",
+        "unit__gpu__pool_id",
         "unit__gpu__charged__until",
     )
     for pk, period, slots, model, pool, charged_until in held.values_list(*columns):

@@ -45,11 +45,11 @@ def queue_leaders(pool: Pool) -> list[dict[str, Any]]:
 
 
 def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:
-    """Return one visible team, or None.
+    """Return one visible team, also a removed one, or None.
 
     The team has its people, its projects (with the last cost centre) and its quotas.
     """
-    team = policy.visible_teams(viewer).filter(slug=slug).first()
+    team = policy.visible_teams_with_removed(viewer).filter(slug=slug).first()
     if team is None:
         return None
     projects = Project.objects.filter(team=team).prefetch_related("cost_centres").order_by("name")
@@ -134,7 +134,7 @@ def pools(viewer: policy.Viewer) -> QuerySet[Pool]:
     return (
         policy.visible_pools(viewer)
         .select_related("team")
-        .annotate(host_count=Count("hosts"))
+        .annotate(host_count=Count("hosts", filter=Q(hosts__removed_at=None)))
         .order_by("name")
     )
 

@@ -98,8 +98,9 @@ def money_dashboard(user: User, now: datetime) -> MoneyDashboard | None:
     if not policy.sees_all_charges(user):
         return None
     month = month_of(now)
-    teams = list(Team.objects.order_by("name"))
+    teams = list(Team.with_removed.order_by("name"))
     spent = cost_totals.team_spending(teams, month)
+    teams = [team for team in teams if team.removed_at is None or spent.get(team.pk)]
     budgets = dict(
         Budget.objects.filter(team__in=teams, month=month, measure=BudgetMeasure.MONEY).values_list(
             "team_id", "amount"

@@ -294,7 +294,7 @@ def fair_share_rows(pool: Pool, mine: Collection[int] | int, now: datetime) -> l
         ("fairness", pool.pk), now, lambda: explanations.fairness_rows(pool, now)
     )
     own = {mine} if isinstance(mine, int) else set(mine)
-    teams = {team.pk: team for team in Team.objects.filter(pk__in=[row.team for row in rows])}
+    teams = {team.pk: team for team in Team.with_removed.filter(pk__in=[row.team for row in rows])}
     drawn = [
         {
             "team": teams[row.team],

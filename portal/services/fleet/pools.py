@@ -72,7 +72,7 @@ def create_pool(
     try:
         with transaction.atomic():
             pool = Pool.objects.create(
-                slug=unique_slug(name, Pool.objects.values_list("slug", flat=True)),
+                slug=unique_slug(name, Pool.with_removed.values_list("slug", flat=True)),
                 name=name,
                 kind=kind,
                 team=team,
@@ -88,7 +88,7 @@ def create_pool(
                 after=audit.audited_fields(pool, "name", "kind", *POOL_LIMITS),
             )
     except IntegrityError:
-        raise OperationRejected("pool_name_is_taken", {"name": name}, field="name") from None
+        raise _name_rejection(name) from None
     return pool
 
 
@@ -167,3 +167,10 @@ def _checked_limits(checks: InputChecks, limits: dict[str, int | None]) -> dict[
         else:
             clean[field] = checks.count(field, value, low, high, unit)
     return clean
+
+
+def _name_rejection(name: str) -> OperationRejected:
+    """Return why a pool cannot get a name. Removed ones keep theirs."""
+    if Pool.objects.filter(name=name).exists():
+        return OperationRejected("pool_name_is_taken", {"name": name}, field="name")
+    return OperationRejected("pool_name_was_used", {"name": name}, field="name")

@@ -40,14 +40,14 @@ def create_team(
     tag = checks.text("tag", tag or "".join(c for c in name if c.isalnum())[:2].upper() or "T", most=3)
     colour = checks.count(
         "colour",
-        Team.objects.count() % TEAM_COLOUR_COUNT + 1 if colour is None else colour,
+        Team.with_removed.count() % TEAM_COLOUR_COUNT + 1 if colour is None else colour,
         1,
         TEAM_COLOUR_COUNT,
     )
     weight = checks.count("weight", weight, 1, MAX_TEAM_WEIGHT)
     highest = checks.count("highest_priority", highest_priority, 0, int(Priority.CRITICAL))
     checks.done()
-    slug = unique_slug(name, Team.objects.values_list("slug", flat=True))
+    slug = unique_slug(name, Team.with_removed.values_list("slug", flat=True))
     try:
         with transaction.atomic():
             team = Team.objects.create(
@@ -68,7 +68,7 @@ def create_team(
                 after=audit.audited_fields(team, "name", "slug", "weight"),
             )
     except IntegrityError:
-        raise OperationRejected("team_name_is_taken", {"name": name}, field="name") from None
+        raise _name_rejection(name) from None
     return team
 
 
@@ -96,7 +96,7 @@ def rename_team(*, actor: User, team: Team, name: str, now: datetime, via: str =
                 after=audit.audited_fields(team, "name"),
             )
     except IntegrityError:
-        raise OperationRejected("team_name_is_taken", {"name": name}, field="name") from None
+        raise _name_rejection(name) from None
     return team
 
 
@@ -193,3 +193,10 @@ def remove_member(*, actor: User, team: Team, user: User, now: datetime, via: st
         old.delete()
         publish_rights_changed()
         audit.record(actor=actor, via=via, now=now, verb="remove_member", target=team, before=before)
+
+
+def _name_rejection(name: str) -> OperationRejected:
+    """Return why a team cannot get a name. Removed ones keep theirs."""
+    if Team.objects.filter(name=name).exists():
+        return OperationRejected("team_name_is_taken", {"name": name}, field="name")
+    return OperationRejected("team_name_was_used", {"name": name}, field="name")

@@ -8,9 +8,10 @@ from typing import Any
 from django.db import transaction
 
 from portal import policy
-from portal.input_checks import InputChecks, unique_slug
+from portal.input_checks import InputChecks, checked_reason, unique_slug
 from portal.models import Template, User
 from portal.services import audit
+from portal.services.removal_effect import RemovalEffect
 from scheduler.models import WorkloadKind, WorkloadType
 
 
@@ -72,9 +73,18 @@ def save_template(
     return template
 
 
-def delete_template(*, actor: User, template: Template, now: datetime, via: str = "web") -> None:
-    """Delete a template; workloads launched from it stay. Raises NotAllowed."""
+def preview_template_deletion(*, actor: User, template: Template) -> RemovalEffect:
+    """Return what deleting a template affects: nothing that exists. Raises NotAllowed."""
     policy.require(actor, "template.change")
+    return RemovalEffect("delete_template", template.name)
+
+
+def delete_template(
+    *, actor: User, template: Template, now: datetime, why: str = "", via: str = "web"
+) -> Template:
+    """Delete a template; workloads launched from it stay. Raises Invalid, NotAllowed."""
+    policy.require(actor, "template.change")
+    why = checked_reason(why)
     with transaction.atomic():
         audit.record(
             actor=actor,
@@ -83,5 +93,7 @@ def delete_template(*, actor: User, template: Template, now: datetime, via: str 
             verb="delete_template",
             target=template,
             before=audit.audited_fields(template, "name", "kind", "units"),
+            why=why,
         )
         template.delete()
+    return template

@@ -47,6 +47,7 @@ STATE_DISPLAY: dict[str, tuple[str, str, str]] = {
     "in_service": ("In service", "running", "running"),
     "ready": ("Ready", "running", "running"),
     "revoked": ("Credential revoked", "lost", "failed"),
+    "removed": ("Removed", "ended", "ended"),
     "cordoned": ("Cordoned", "blocked", "idle"),
     "draining": ("Draining", "ending", "ending"),
     "maintenance": ("Maintenance", "maintenance", "idle"),

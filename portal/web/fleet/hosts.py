@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -107,12 +108,17 @@ class AddHostForm(ServiceForm):
 def host(request: HttpRequest, name: str) -> HttpResponseBase:
     """Render hardware, GPUs with holders and readings, events, and the possible changes."""
     user, now = current_user(request), timezone.now()
-    row = _get_host_or_404(user, name)
-    may_change = policy.may(user, "host.change")
-    if request.method == "POST":
+    posted = request.method == "POST"
+    row = (
+        _get_host_or_404(user, name)
+        if posted
+        else _get_host_or_404(user, name, reads.visible_or_removed_host)
+    )
+    may_change = policy.may(user, "host.change") and row.removed_at is None
+    if posted:
         policy.require(user, "host.change")
         return _render_join_command(request, row, verbs.new_join_token(actor=user, host=row, now=now))
-    revoked = host_history.credential_revocation(row)
+    revoked = None if row.removed_at else host_history.credential_revocation(row)
     context = {
         "host": row,
         "state_name": "revoked" if revoked else reads.host_state(row),
@@ -192,8 +198,10 @@ def _event_row(entry: host_history.HostHistoryEntry) -> dict[str, Any]:
     }
 
 
-def _get_host_or_404(user: User, name: str) -> Host:
-    row = reads.visible_host(user, name)
+def _get_host_or_404(
+    user: User, name: str, find: Callable[[User, str], Host | None] = reads.visible_host
+) -> Host:
+    row = find(user, name)
     if row is None:
         raise Http404(fleet_pages.HOST_NOT_FOUND.format(name=name))
     return row

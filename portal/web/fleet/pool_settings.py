@@ -65,7 +65,9 @@ class NewPoolForm(ServiceForm):
 @sign_in_required
 def pool_settings(request: HttpRequest, slug: str) -> HttpResponse:
     """Show and change a pool's limits, its isolation and its repair policy."""
-    row = get_object_or_404(policy.visible_pools(request.user), slug=slug)
+    posted = request.method == "POST"
+    pools = policy.visible_pools if posted else policy.visible_pools_with_removed
+    row = get_object_or_404(pools(request.user), slug=slug)
     if request.method == "POST" and "isolation" in request.POST:
         return _change_isolation(request, row)
     if request.method == "POST" and "stray_action" in request.POST:
@@ -155,7 +157,7 @@ def _pool_page(
             }
             for host in row.hosts.select_related("pool").order_by("name")
         ],
-        "may_change": policy.may(request.user, "pool.change"),
+        "may_change": policy.may(request.user, "pool.change") and row.removed_at is None,
     }
     status = 400 if form.errors or isolation.errors or repair.errors else 200
     return render(request, "organisation/pool.html", context, status=status)

@@ -152,7 +152,8 @@ def _use_over_time_chart(query: UtilisationQuery) -> UtilisationChart:
     dimension = "team"
     series = usage_over_time(query.filters, dimension=dimension, reads=query.usage_rows)
     colours = {
-        team.pk: f"team-{team.colour}" for team in Team.objects.filter(pk__in=[line.key for line in series])
+        team.pk: f"team-{team.colour}"
+        for team in Team.with_removed.filter(pk__in=[line.key for line in series])
     }
     figure = {
         "data": [

@@ -64,7 +64,8 @@ def teams(request: HttpRequest) -> HttpResponse:
 def team(request: HttpRequest, slug: str) -> HttpResponse:
     """Show and change one team: members, projects, quotas."""
     page = reads.team_page(request.user, slug)
-    if page is None:
+    removed = page is not None and page["team"].removed_at is not None
+    if page is None or (removed and request.method == "POST"):
         raise Http404
     verb = request.POST.get("verb", "")
     forms_: dict[str, Any] = {
@@ -76,7 +77,10 @@ def team(request: HttpRequest, slug: str) -> HttpResponse:
             raise Http404
         if _change_team(request, page["team"], verb, forms_):
             return redirect("team", slug)
-    page |= forms_ | {"may_change": policy.may(request.user, "team.change", page["team"])}
+    page |= forms_ | {
+        "may_change": not removed and policy.may(request.user, "team.change", page["team"]),
+        "may_remove": not removed and policy.may(request.user, "team.remove", page["team"]),
+    }
     failed = any(form.errors for form in forms_.values())
     return render(request, "organisation/team.html", page, status=400 if failed else 200)
 

@@ -9,6 +9,7 @@ from portal.web.people import (
     organisation_settings,
     people,
     preferences,
+    removal,
     teams,
     tokens,
     workload_templates,
@@ -17,6 +18,7 @@ from portal.web.people import (
 urlpatterns = [
     path("teams/", teams.teams, name="teams"),
     path("teams/<slug:slug>/", teams.team, name="team"),
+    path("teams/<slug:slug>/remove/", removal.team_remove, name="team-remove"),
     path("people/", people.people, name="people"),
     path("first-run/", first_run.first_run_wizard, name="first-run"),
     path("tokens/", tokens.tokens, name="tokens"),
@@ -27,4 +29,5 @@ urlpatterns = [
     path("templates/", workload_templates.workload_templates, name="templates"),
     path("templates/new/", workload_templates.edit_workload_template, name="template-new"),
     path("templates/<slug:slug>/", workload_templates.edit_workload_template, name="template"),
+    path("templates/<slug:slug>/remove/", removal.template_remove, name="template-remove"),
 ]

@@ -14,7 +14,6 @@ from portal.services.work import templates
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.duration_field import DURATION_EXAMPLES, DurationInSecondsField
 from portal.web.page.service_form import ServiceForm
-from portal.wording.pages import people_pages
 from scheduler.models import WorkloadKind, WorkloadType
 
 
@@ -54,13 +53,9 @@ def workload_templates(request: HttpRequest) -> HttpResponse:
 
 @sign_in_required
 def edit_workload_template(request: HttpRequest, slug: str = "") -> HttpResponse:
-    """Create, change or delete a template."""
+    """Create or change a template."""
     policy.require(request.user, "template.change")
     row = get_object_or_404(Template, slug=slug) if slug else None
-    if row is not None and request.POST.get("verb") == "delete":
-        templates.delete_template(actor=current_user(request), template=row, now=timezone.now())
-        messages.success(request, people_pages.TEMPLATE_DELETED.format(name=row.name))
-        return redirect("templates")
     initial = {} if row is None else {name: getattr(row, name) for name in WorkloadTemplateForm.base_fields}
     form = WorkloadTemplateForm(request.POST or None, initial=initial)
     if (

@@ -58,6 +58,7 @@ OPERATORS_DO = (403, 403, 403, 403, 403, 302, 403, 403)
 SEE_ALL = (403, 403, 403, 403, 403, 200, 403, 200)
 POOL = (200, 200, 200, 404, 404, 200, 200, 200)  # the static pool of vision
 TEAM = (200, 200, 200, 404, 404, 200, 200, 200)
+TEAM_REMOVAL = (403, 403, 403, 404, 404, 200, 403, 403)
 LEADS = (403, 403, 200, 404, 404, 200, 403, 403)
 SUBMISSION = (200, 404, 200, 404, 404, 200, 404, 200)
 DECIDE = (403, 404, 403, 404, 404, 302, 404, 403)
@@ -104,6 +105,8 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "host-off": ("GET", OPERATORS),
     "host-revoke": ("GET", OPERATORS),
     "host-maintenance": ("GET", OPERATORS),
+    "host-remove": ("POST", OPERATORS_DO),
+    "host-move": ("GET", OPERATORS),
     "host-repair": ("POST", OPERATORS_DO),
     "gpu-geometry": ("GET", OPERATORS),
     "utilisation": ("GET", ALL),
@@ -121,6 +124,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "month-close": ("GET", FINANCE),
     "teams": ("GET", ALL),
     "team": ("GET", TEAM),
+    "team-remove": ("GET", TEAM_REMOVAL),
     "people": ("GET", ALL),
     "first-run": ("GET", OPERATORS),
     "tokens": ("GET", ALL),
@@ -130,12 +134,14 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "settings": ("GET", ALL),
     "pool": ("GET", POOL),
     "pool-new": ("GET", OPERATORS),
+    "pool-remove": ("GET", OPERATORS),
     "health-rules": ("GET", ALL),
     "recordings": ("GET", SEE_ALL),
     "recording": ("GET", SEE_ALL),
     "templates": ("GET", ALL),
     "template": ("GET", OPERATORS),
     "template-new": ("GET", OPERATORS),
+    "template-remove": ("POST", OPERATORS_DO),
 }
 
 
@@ -210,6 +216,9 @@ class SampleObjects:
             "team": ["vision"],
             "quota-change": ["vision"],
             "pool": ["vision-only"],
+            "pool-remove": ["vision-only"],
+            "team-remove": ["vision"],
+            "template-remove": ["lab"],
             "fairness": ["vision-only"],
             "why-them": [self.job.public_id, self.notebook.public_id],
             "template": ["lab"],
@@ -226,7 +235,7 @@ class SampleObjects:
             "workload-relaunch",
         )
         arguments |= dict.fromkeys(jobs, [self.job.public_id])
-        verbs = ("cordon", "drain", "return", "off", "revoke", "maintenance", "repair")
+        verbs = ("cordon", "drain", "return", "off", "revoke", "maintenance", "repair", "remove", "move")
         arguments |= dict.fromkeys(("host", *(f"host-{verb}" for verb in verbs)), ["delta"])
         arguments["gpu-geometry"] = ["delta", 0]
         decisions = ("submission", "submission-approve", "submission-decline", "submission-withdraw")

@@ -1,0 +1,66 @@
+"""Serializers of removals and moves: the reason in the request, and the effect in the response."""
+
+from __future__ import annotations
+
+from rest_framework import serializers
+
+from portal.api.base.fields import ResponseSerializer, numbers_field
+from portal.api.base.serializers import StrictSerializer
+from portal.wording.removal_texts import REMOVAL_VERBS
+from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.models import Quota
+
+
+class RemovalWish(StrictSerializer):
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
+
+
+class RemovalReservationShape(ResponseSerializer):
+    id = serializers.UUIDField(source="public_id")
+    name = serializers.CharField()
+    team = serializers.CharField(source="project.team.slug")
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+
+
+class RemovalQuotaShape(ResponseSerializer):
+    team = serializers.CharField(source="team.slug")
+    pool = serializers.CharField(source="pool.slug")
+    model = serializers.CharField()
+    guaranteed_gpus = serializers.SerializerMethodField()
+
+    def get_guaranteed_gpus(self, quota: Quota) -> float:
+        """Return the guarantee in GPUs."""
+        return quota.guaranteed_slots / SLOTS_PER_GPU
+
+
+class RemovalRequestShape(ResponseSerializer):
+    id = serializers.UUIDField(source="public_id")
+    kind = serializers.CharField()
+    team = serializers.CharField(source="team.slug")
+    author = serializers.CharField(source="author.username")
+
+
+class RemovalEffectShape(ResponseSerializer):
+    verb = serializers.ChoiceField(choices=list(REMOVAL_VERBS))
+    name = serializers.CharField(help_text="of what is removed or moved")
+    text = serializers.CharField(help_text="what the verb does")
+    refused = serializers.CharField(help_text="why it would be refused now; empty: it would be done")
+    code = serializers.CharField(help_text="code of that reason; empty: none")
+    numbers = numbers_field()
+    gpus = serializers.IntegerField(help_text="GPUs that leave the pool")
+    reservations = RemovalReservationShape(
+        many=True, help_text="active ones on its GPUs: they get other GPUs"
+    )
+    unkept = RemovalReservationShape(many=True, help_text="coming ones that the pool cannot keep without it")
+    quotas = RemovalQuotaShape(many=True, help_text="end; of a move: those of both pools, which stay")
+    members = serializers.ListField(child=serializers.CharField(), help_text="lose their membership")
+    projects = serializers.ListField(child=serializers.CharField(), help_text="close")
+    requests = RemovalRequestShape(
+        many=True, source="submissions", help_text="wait for approval and are withdrawn"
+    )
+
+
+class RemovedShape(ResponseSerializer):
+    name = serializers.CharField()
+    said = serializers.CharField(help_text="what was done, as a sentence")

@@ -1,0 +1,68 @@
+"""Remove a team. The preview makes the checks of the removal."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.db import transaction
+
+from portal import policy
+from portal.input_checks import checked_reason
+from portal.models import Membership, User
+from portal.redis_state.access_revocation import publish_rights_changed
+from portal.services import audit
+from portal.services.removal_effect import (
+    RemovalEffect,
+    refusal_of,
+    waiting_submissions,
+    withdraw_submissions,
+)
+from scheduler import services as engine
+from scheduler.models import Project, Quota, Team
+
+
+def preview_team_removal(*, actor: User, team: Team, now: datetime) -> RemovalEffect:
+    """Return what removing a team affects. Raises NotAllowed."""
+    policy.require(actor, "team.remove", team)
+    members = Membership.objects.filter(team=team).order_by("user__username")
+    projects = Project.objects.filter(team=team, active=True).order_by("name")
+    quotas = Quota.objects.filter(team=team).select_related("team", "pool")
+    return RemovalEffect(
+        "remove_team",
+        team.name,
+        members=list(members.values_list("user__username", flat=True)),
+        projects=list(projects.values_list("name", flat=True)),
+        quotas=list(quotas.order_by("pool__name", "model")),
+        submissions=waiting_submissions(team=team),
+        **refusal_of(lambda: engine.check_team_removal(team, now)),
+    )
+
+
+def remove_team(*, actor: User, team: Team, now: datetime, why: str = "", via: str = "web") -> Team:
+    """Remove a team: members lose their membership, projects close, quotas end; its history stays.
+
+    Raises Invalid, NotAllowed, and OperationRejected while it owns a pool or has work or reservations.
+    """
+    policy.require(actor, "team.remove", team)
+    why = checked_reason(why)
+    with transaction.atomic():
+        effect = preview_team_removal(actor=actor, team=team, now=now)
+        engine.remove_team(team, now=now)
+        Membership.objects.filter(team=team).delete()
+        withdraw_submissions(effect.submissions)
+        publish_rights_changed()
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="remove_team",
+            target=team,
+            before={
+                **audit.audited_fields(team, "name", "slug"),
+                "members": effect.members,
+                "projects": effect.projects,
+                "authors": sorted({row.author.username for row in effect.submissions}),
+            },
+            why=why,
+        )
+    return team

@@ -1,0 +1,67 @@
+"""What removing a row or moving a host affects, as shown before it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from portal.models import Submission, SubmissionState
+from portal.wording import removal_texts
+from portal.wording.refusal_texts import refusal_sentence
+from scheduler.core.rejection import OperationRejected
+from scheduler.models import Pool, Quota, Reservation, Team
+
+
+@dataclass(frozen=True)
+class RemovalEffect:
+    """The effect of a removal or a move.
+
+    ``refused``: why it would be refused now; empty: it would be done. ``gpus`` leave the pool.
+    ``reservations`` are active on the host and get other units; ``unkept`` are coming ones that the pool
+    cannot keep without it. ``quotas`` end; for a move they are those of both pools, which stay.
+    ``submissions`` wait for approval and are withdrawn.
+    """
+
+    verb: str
+    name: str
+    code: str = ""
+    refused: str = ""
+    numbers: dict[str, Any] = field(default_factory=dict)
+    gpus: int = 0
+    pool: str = ""
+    reservations: list[Reservation] = field(default_factory=list)
+    unkept: list[Reservation] = field(default_factory=list)
+    quotas: list[Quota] = field(default_factory=list)
+    members: list[str] = field(default_factory=list)
+    projects: list[str] = field(default_factory=list)
+    submissions: list[Submission] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return removal_texts.REMOVAL_VERBS[self.verb].text
+
+
+def refusal_of(check: Callable[[], None]) -> dict[str, Any]:
+    """Return ``code``, ``refused`` and ``numbers`` of an effect, from the check that the operation makes."""
+    try:
+        check()
+    except OperationRejected as rejected:
+        return {
+            "code": rejected.code,
+            "refused": refusal_sentence(rejected),
+            "numbers": rejected.numbers,
+        }
+    return {}
+
+
+def waiting_submissions(**of: Pool | Team) -> list[Submission]:
+    """Return the requests of a pool or a team that wait for approval."""
+    rows = Submission.objects.filter(state=SubmissionState.WAITING, **of)
+    return list(rows.select_related("author", "team").order_by("created_at", "pk"))
+
+
+def withdraw_submissions(submissions: list[Submission]) -> None:
+    """Withdraw requests because their pool or their team is removed. Decided ones stay as they are."""
+    waiting = Submission.objects.filter(pk__in=[row.pk for row in submissions], state=SubmissionState.WAITING)
+    waiting.update(state=SubmissionState.WITHDRAWN)

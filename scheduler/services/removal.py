@@ -1,0 +1,289 @@
+"""Remove hosts, pools and teams, and move hosts to other pools.
+
+Removed rows stay: charges, runs and audit records refer to them. Each ``check_…`` raises OperationRejected
+with the names of what is in the way; a preview calls it, and so does the operation under its locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from django.db import transaction
+from django.db.backends.postgresql.psycopg_any import NumericRange
+from django.db.models import Q, QuerySet
+
+from scheduler.coordination import locks
+from scheduler.core.reasons import ReasonNumbers
+from scheduler.core.rejection import OperationRejected
+from scheduler.models import (
+    Command,
+    Gpu,
+    GpuStateChange,
+    Host,
+    MaintenanceWindow,
+    Pool,
+    Project,
+    Quota,
+    Reservation,
+    Team,
+    Unit,
+    Workload,
+)
+from scheduler.reads import explanations
+from scheduler.services.host_credentials import revoke_credential
+from scheduler.services.hosts import record_host_change
+from scheduler.state import nudge
+from scheduler.state.states import (
+    OPEN_RESERVATION_STATES,
+    DiagnosticState,
+    GeometryState,
+    RepairState,
+    ReservationState,
+    RunState,
+    WorkloadState,
+    change_state,
+)
+
+MAX_NAMED = 20  # names in a rejection
+HOST_WAS_REMOVED = "its host was removed"
+OPEN_GEOMETRY_STATES = (GeometryState.DRAINING, GeometryState.CHANGING)
+OPEN_DIAGNOSTIC_STATES = (DiagnosticState.WANTED, DiagnosticState.RUNNING)
+
+
+# -- what is in the way ---------------------------------------------------------------------------------
+
+
+def workloads_on_host(host: Host) -> QuerySet[Workload]:
+    """Return the workloads that run on a host or hold a part of it."""
+    runs = Q(runs__in=host.runs.exclude(state=RunState.ENDED))
+    holds = Q(allocations__unit__gpu__host=host, allocations__period__upper_inf=True)
+    return Workload.objects.filter(runs | holds).distinct().order_by("pk")
+
+
+def reservations_on_host(host: Host, now: datetime) -> QuerySet[Reservation]:
+    """Return the active reservations that are bound to units of a host."""
+    bound = Reservation.objects.filter(
+        state=ReservationState.ACTIVE,
+        bound_units__unit__gpu__host=host,
+        bound_units__period__endswith__gt=now,
+    )
+    return bound.distinct().order_by("pk")
+
+
+def check_host_removal(host: Host) -> None:
+    """Raise OperationRejected ``host_has_work`` while a workload runs on the host, ``host_is_removed`` after
+    its removal.
+    """
+    if host.removed_at is not None:
+        raise OperationRejected("host_is_removed", (("host", host.name),))
+    if work := _names("work", workloads_on_host(host)):
+        raise OperationRejected("host_has_work", (("host", host.name), *work))
+
+
+def check_host_move(host: Host, pool: Pool, now: datetime) -> None:
+    """Raise OperationRejected if the host cannot move to ``pool`` now.
+
+    Codes: those of ``check_host_removal``, ``host_is_in_pool``, ``host_has_reserved_units``,
+    ``host_is_in_repair``, and ``host_is_reserved`` if a coming reservation could not be kept without it.
+    """
+    _check_host_move(host, pool, now)
+    broken = explanations.drain_effect(host, now).broken_reservations
+    reservations = Reservation.objects.filter(pk__in=broken).order_by("start", "pk")
+    if needed := _names("reservations", reservations):
+        raise OperationRejected("host_is_reserved", (("host", host.name), *needed))
+
+
+def _check_host_move(host: Host, pool: Pool, now: datetime) -> None:
+    check_host_removal(host)
+    if host.pool_id == pool.pk:
+        raise OperationRejected("host_is_in_pool", (("host", host.name), ("pool", pool.name)))
+    if reserved := _names("reservations", reservations_on_host(host, now)):
+        raise OperationRejected("host_has_reserved_units", (("host", host.name), *reserved))
+    changing = host.geometry_changes.filter(state__in=OPEN_GEOMETRY_STATES)
+    diagnosed = host.diagnostics.filter(state__in=OPEN_DIAGNOSTIC_STATES)
+    gpus = {index for rows in (changing, diagnosed) for index in rows.values_list("gpu__index", flat=True)}
+    if gpus:
+        raise OperationRejected("host_is_in_repair", (("host", host.name), ("gpus", sorted(gpus))))
+
+
+def check_pool_removal(pool: Pool, now: datetime) -> None:
+    """Raise OperationRejected ``pool_has_hosts``, ``pool_has_work``, ``pool_has_reservations`` or
+    ``pool_is_removed``.
+    """
+    if pool.removed_at is not None:
+        raise OperationRejected("pool_is_removed", (("pool", pool.name),))
+    if hosts := _names("hosts", Host.objects.filter(pool=pool).order_by("name")):
+        raise OperationRejected("pool_has_hosts", (("pool", pool.name), *hosts))
+    if work := _names("work", _open_workloads(pool=pool)):
+        raise OperationRejected("pool_has_work", (("pool", pool.name), *work))
+    if reservations := _names("reservations", _open_reservations(now, pool=pool)):
+        raise OperationRejected("pool_has_reservations", (("pool", pool.name), *reservations))
+
+
+def check_team_removal(team: Team, now: datetime) -> None:
+    """Raise OperationRejected ``team_has_pools``, ``team_has_work``, ``team_has_reservations`` or
+    ``team_is_removed``.
+    """
+    if team.removed_at is not None:
+        raise OperationRejected("team_is_removed", (("team", team.name),))
+    if pools := _names("pools", Pool.objects.filter(team=team).order_by("name")):
+        raise OperationRejected("team_has_pools", (("team", team.name), *pools))
+    if work := _names("work", _open_workloads(project__team=team)):
+        raise OperationRejected("team_has_work", (("team", team.name), *work))
+    if reservations := _names("reservations", _open_reservations(now, project__team=team)):
+        raise OperationRejected("team_has_reservations", (("team", team.name), *reservations))
+
+
+def _open_workloads(**of: Pool | Team) -> QuerySet[Workload]:
+    return Workload.objects.filter(**of).exclude(state=WorkloadState.ENDED).order_by("pk")
+
+
+def _open_reservations(now: datetime, **of: Pool | Team) -> QuerySet[Reservation]:
+    rows = Reservation.objects.filter(state__in=OPEN_RESERVATION_STATES, end__gt=now, **of)
+    return rows.order_by("start", "pk")
+
+
+def _names(
+    what: str, rows: QuerySet[Workload] | QuerySet[Reservation] | QuerySet[Host] | QuerySet[Pool]
+) -> ReasonNumbers:
+    """Return the number of rows and their first names, as numbers of a rejection; empty if there are none."""
+    count = rows.count()
+    names = [str(name) for name in rows.values_list("name", flat=True)[:MAX_NAMED]]
+    return (("count", count), (what, names)) if count else ()
+
+
+# -- the operations ---------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def remove_host(host: Host, *, reason: str, now: datetime) -> None:
+    """Remove a host: revoke its credential, retire its GPUs, cancel its maintenance windows.
+
+    Reservations that are bound to its units get others. Its name may be used again. Raises OperationRejected
+    as ``check_host_removal``.
+    """
+    fresh = locks.hosts([host.pk])[host.pk]
+    check_host_removal(fresh)
+    revoke_credential(fresh, now=now)
+    _end_repairs(fresh, now)
+    gpus = list(Gpu.objects.filter(host=fresh, retired_at__isnull=True))
+    _retire_gpus(gpus, now)
+    Gpu.objects.filter(host=fresh).update(missing_since=None)
+    Command.objects.filter(host=fresh, done_at__isnull=True).update(done_at=now)
+    MaintenanceWindow.objects.filter(host=fresh, start__gte=now).delete()
+    MaintenanceWindow.objects.filter(host=fresh, end__gt=now).update(end=now)
+    Host.objects.filter(pk=fresh.pk).update(removed_at=now)
+    host.removed_at = fresh.removed_at = now
+    record_host_change(fresh, reason, now)
+    nudge.hosts([fresh.pk])
+    nudge.pages(nudge.CALENDAR)
+
+
+@transaction.atomic
+def move_host(host: Host, pool: Pool, *, reason: str, now: datetime) -> None:
+    """Move a host to another pool. Its agent stays connected.
+
+    Its GPUs get new rows there: what they did before stays with the earlier pool, in usage and in charges.
+    Raises OperationRejected as ``check_host_move``.
+    """
+    check_host_move(host, pool, now)
+    locked = locks.pools([host.pool_id, pool.pk])
+    fresh = locks.hosts([host.pk])[host.pk]
+    if locked[pool.pk].removed_at is not None:
+        raise OperationRejected("pool_is_removed", (("pool", pool.name),))
+    _check_host_move(fresh, pool, now)
+    Host.objects.filter(pk=fresh.pk).update(pool=pool)
+    fresh.pool = host.pool = pool
+    _move_gpus(fresh, now)
+    record_host_change(fresh, reason, now)
+    nudge.hosts([fresh.pk])
+    nudge.pages(nudge.CALENDAR)
+
+
+@transaction.atomic
+def remove_pool(pool: Pool, *, now: datetime) -> None:
+    """Remove a pool; its quotas end. Raises OperationRejected as ``check_pool_removal``."""
+    fresh = locks.pool_and_references(pool.pk)
+    check_pool_removal(fresh, now)
+    Quota.objects.filter(pool=fresh).update(removed_at=now)
+    Pool.objects.filter(pk=fresh.pk).update(removed_at=now)
+    pool.removed_at = now
+    _notify_of_teams_and_pools()
+
+
+@transaction.atomic
+def remove_team(team: Team, *, now: datetime) -> None:
+    """Remove a team: its projects close and its quotas end. Raises OperationRejected as
+    ``check_team_removal``.
+    """
+    # Reservations are confirmed under the locks of their pools, workloads are queued under their team's.
+    locks.pools(Pool.objects.values_list("pk", flat=True))
+    fresh = locks.team(team.pk)
+    check_team_removal(fresh, now)
+    Quota.objects.filter(team=fresh).update(removed_at=now)
+    Project.objects.filter(team=fresh).update(active=False)
+    Team.objects.filter(pk=fresh.pk).update(removed_at=now)
+    team.removed_at = now
+    _notify_of_teams_and_pools()
+
+
+def _notify_of_teams_and_pools() -> None:
+    nudge.engine()
+    nudge.pages(nudge.HOSTS, nudge.QUEUE, nudge.CALENDAR)
+
+
+def _end_repairs(host: Host, now: datetime) -> None:
+    """End the open diagnostics and geometry changes of a host that is removed."""
+    for diagnostic in host.diagnostics.filter(state__in=OPEN_DIAGNOSTIC_STATES):
+        old = DiagnosticState(diagnostic.state)
+        change_state(
+            diagnostic, "state", old=old, new=DiagnosticState.STOPPED, detail=HOST_WAS_REMOVED, ended_at=now
+        )
+    for change in host.geometry_changes.filter(state__in=OPEN_GEOMETRY_STATES):
+        state = GeometryState(change.state)
+        change_state(
+            change, "state", old=state, new=GeometryState.FAILED, detail=HOST_WAS_REMOVED, ended_at=now
+        )
+
+
+def _retire_gpus(gpus: Iterable[Gpu], now: datetime) -> None:
+    ids = [gpu.pk for gpu in gpus]
+    Unit.objects.filter(gpu__in=ids, retired_at__isnull=True).update(retired_at=now)
+    Gpu.objects.filter(pk__in=ids).update(retired_at=now)
+
+
+def _move_gpus(host: Host, now: datetime) -> None:
+    """Retire the GPUs of a host that has moved, and create equal ones in its new pool."""
+    before = list(Gpu.objects.filter(host=host, retired_at__isnull=True).order_by("index"))
+    units = list(Unit.objects.filter(gpu__in=before, retired_at__isnull=True).order_by("slots"))
+    _retire_gpus(before, now)
+    made = Gpu.objects.bulk_create(_copy_of_gpu(gpu, host, now) for gpu in before)
+    new_gpu = {old.pk: new for old, new in zip(before, made, strict=True)}
+    Unit.objects.bulk_create(_copy_of_unit(unit, new_gpu[unit.gpu_id], now) for unit in units)
+    GpuStateChange.objects.bulk_create(
+        GpuStateChange(gpu=gpu, repair_state=gpu.repair_state, reason=gpu.state_reason, at=now)
+        for gpu in made
+        if gpu.repair_state != RepairState.WELL
+    )
+
+
+def _copy_of_gpu(gpu: Gpu, host: Host, now: datetime) -> Gpu:
+    kept = {
+        field.attname: getattr(gpu, field.attname)
+        for field in Gpu._meta.concrete_fields
+        if not field.primary_key
+    }
+    return Gpu(**{**kept, "pool_id": host.pool_id, "retired_at": None, "created_at": now})
+
+
+def _copy_of_unit(unit: Unit, gpu: Gpu, now: datetime) -> Unit:
+    shift = gpu.first_slot - Gpu(pk=unit.gpu_id).first_slot
+    return Unit(
+        gpu=gpu,
+        profile=unit.profile,
+        uuid=unit.uuid,
+        slots=NumericRange(unit.slots.lower + shift, unit.slots.upper + shift),
+        memory_mib=unit.memory_mib,
+        created_at=now,
+    )
