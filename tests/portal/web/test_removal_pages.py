@@ -54,7 +54,7 @@ def test_a_team_a_pool_and_a_template_are_removed(world: World) -> None:
     Template.objects.create(
         slug="lab", name="Lab", kind="notebook", type="interactive", units=1, max_runtime_seconds=60
     )
-    client.post(reverse("host-remove", args=["delta"]))
+    client.post(reverse("host-remove", args=["delta"]), {"why": ""})
     for page, slug in (("pool", "vision-only"), ("team", "robotics"), ("template", "lab")):
         address = reverse(f"{page}-remove", args=[slug])
         assert address in client.get(reverse(page, args=[slug])).content.decode()
