@@ -63,5 +63,7 @@ def waiting_submissions(**of: Pool | Team) -> list[Submission]:
 
 def withdraw_submissions(submissions: list[Submission]) -> None:
     """Withdraw requests because their pool or their team is removed. Decided ones stay as they are."""
-    waiting = Submission.objects.filter(pk__in=[row.pk for row in submissions], state=SubmissionState.WAITING)
-    waiting.update(state=SubmissionState.WITHDRAWN)
+    ids = [row.pk for row in submissions]
+    Submission.objects.filter(pk__in=ids, state=SubmissionState.WAITING).update(
+        state=SubmissionState.WITHDRAWN
+    )

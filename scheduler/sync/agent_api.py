@@ -32,11 +32,11 @@ from scheduler.sync.agent_rejections import AgentRejected
 
 __all__ = [
     "authenticate",
-    "credential_rejection",
     "desired",
     "join",
     "redeem_challenge",
     "record_rejected",
+    "removal_rejection",
     "renew",
     "store_log",
     "sync",
@@ -110,11 +110,9 @@ def authenticate(credential: str, now: datetime) -> int | None:
     return services.verify_credential(credential, now=now)
 
 
-def credential_rejection(credential: str, code: str) -> AgentRejected:
-    """Return the rejection of a credential that ``authenticate`` does not accept: ``code``, or the removal
-    of its host.
-    """
-    return AgentRejected("host_is_removed" if services.is_of_removed_host(credential) else code)
+def removal_rejection(credential: str) -> AgentRejected | None:
+    """Return the rejection of a credential of a removed host; None for other credentials."""
+    return AgentRejected("host_is_removed") if services.is_of_removed_host(credential) else None
 
 
 def sync_unchanged(

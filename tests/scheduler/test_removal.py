@@ -114,11 +114,10 @@ def test_a_removed_hosts_agent_is_rejected_for_good_with_the_reason(world: World
     unused = services.issue_join_token(world.hosts["alpha"], now=world.now)
     services.remove_host(world.hosts["alpha"], reason="scrapped", now=world.now + SECOND)
     assert agent_api.authenticate(credential, world.now + SECOND) is None
-    reason = agent_api.credential_rejection(credential, "credential_unknown")
-    assert (reason.code, reason.retry) == ("host_is_removed", False) and "removed by an operator" in str(
-        reason
-    )
-    assert agent_api.credential_rejection("none", "credential_unknown").code == "credential_unknown"
+    reason = agent_api.removal_rejection(credential)
+    assert reason is not None and (reason.code, reason.retry) == ("host_is_removed", False)
+    assert "removed by an operator" in str(reason)
+    assert agent_api.removal_rejection("none") is None
     with pytest.raises(AgentRejected) as refused:
         agent.sync(world.now + 2 * SECOND)
     assert not refused.value.retry

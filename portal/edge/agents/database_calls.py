@@ -50,7 +50,7 @@ def authenticate(credential: str, now: dt.datetime) -> AuthenticatedHost:
     host_id = scheduler_api.authenticate(credential, now)
     host = Host.objects.filter(pk=host_id).first() if host_id is not None else None
     if host is None:
-        raise scheduler_api.credential_rejection(credential, "credential_unknown")
+        raise scheduler_api.removal_rejection(credential) or AgentRejected("credential_unknown")
     return AuthenticatedHost(host.pk, host.name)
 
 
@@ -159,7 +159,7 @@ def _check_credential(host: AuthenticatedHost, credentials: Sequence[str], now: 
     for credential in credentials:
         if scheduler_api.authenticate(credential, now) == host.id:
             return
-    raise scheduler_api.credential_rejection(credentials[0], "credential_expired")
+    raise scheduler_api.removal_rejection(credentials[0]) or AgentRejected("credential_expired")
 
 
 def _with_sample_watermark(host: AuthenticatedHost, wanted: Desired) -> Desired:
