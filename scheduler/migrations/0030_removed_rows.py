@@ -78,7 +78,7 @@ def pool_of_gpu(**options):
 
 
 class Migration(migrations.Migration):
-    dependencies = [("scheduler", "0028_room_made_by_own_team")]
+    dependencies = [("scheduler", "0029_reservations_at_risk")]
 
     operations = [
         removed_at("host", "kept for its runs and its charges; its name may be used again"),
