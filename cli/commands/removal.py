@@ -98,7 +98,7 @@ def _print_effect(session: CliSession, found: dict[str, Any]) -> None:
         output.print_line(f"GPUs that leave the pool: {found['gpus']}.")
     for title, rows in (
         ("Active reservations on it, which get other GPUs", _reservation_names(found["reservations"])),
-        ("Coming reservations that could not be kept", _reservation_names(found["unkept"])),
+        ("Reservations that could not be kept", _reservation_names(found["unkept"])),
         ("Members that leave it", found["members"]),
         ("Projects that close", found["projects"]),
         ("Requests that are withdrawn", [f"{row['kind']} by {row['author']}" for row in found["requests"]]),

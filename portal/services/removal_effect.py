@@ -18,7 +18,7 @@ class RemovalEffect:
     """The effect of a removal or a move.
 
     ``refused``: why it would be refused now; empty: it would be done. ``gpus`` leave the pool.
-    ``reservations`` are active on the host and get other units; ``unkept`` are coming ones that the pool
+    ``reservations`` are active on the host and get other units; ``unkept`` are those that the pool
     cannot keep without it. ``quotas`` end; for a move they are those of both pools, which stay.
     ``submissions`` wait for approval and are withdrawn.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from django.db import transaction
@@ -30,7 +31,7 @@ def preview_host_removal(*, actor: User, host: Host, now: datetime) -> RemovalEf
         host.name,
         gpus=host.gpus.filter(retired_at=None).count(),
         pool=host.pool.name,
-        reservations=_reservations(found.reservations),
+        reservations=_reservations(set(found.reservations) - set(found.broken_reservations)),
         unkept=_reservations(found.broken_reservations),
         **refusal_of(lambda: engine.check_host_removal(host)),
     )
@@ -47,6 +48,7 @@ def remove_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
         before = {**audit.audited_fields(host, "name", "admin_state"), "pool": host.pool.slug}
         engine.remove_host(host, reason=why, now=now)
         audit.record(actor=actor, via=via, now=now, verb="remove_host", target=host, before=before, why=why)
+    engine.record_unserved_reservations(host.pool, now=now)
     return host
 
 
@@ -60,7 +62,7 @@ def preview_host_move(*, actor: User, host: Host, pool: Pool, now: datetime) -> 
         host.name,
         gpus=host.gpus.filter(retired_at=None).count(),
         pool=pool.name,
-        reservations=_reservations(found.reservations),
+        reservations=_reservations(set(found.reservations) - set(found.broken_reservations)),
         unkept=_reservations(found.broken_reservations),
         quotas=_quotas(pool__in=[host.pool, pool], model__in=models),
         **refusal_of(lambda: engine.check_host_move(host, pool, now)),
@@ -135,6 +137,6 @@ def _quotas(**of: object) -> list[Quota]:
     return list(rows.order_by("pool__name", "model", "team__name"))
 
 
-def _reservations(ids: tuple[int, ...]) -> list[Reservation]:
+def _reservations(ids: Iterable[int]) -> list[Reservation]:
     rows = Reservation.objects.filter(pk__in=ids).select_related("project__team")
     return list(rows.order_by("start", "pk"))

@@ -18,12 +18,13 @@ from portal.services.fleet import hosts, pools, removal
 from portal.services.people import team_removal, teams
 from portal.services.work import templates
 from portal.wording import notice_texts
-from scheduler.models import Host, Pool, Quota, Team, Workload
+from scheduler.models import Host, Pool, Quota, Reservation, Team, Workload
 from tests.portal.rejections import rejected
 from tests.scheduler.test_job_lifecycle import job
 from tests.scheduler.test_removal import run_job
 from tests.scheduler.test_reservations import confirm
-from tests.world import A100, H100, World
+from tests.telemetry.rows import reservation as bound_reservation
+from tests.world import A100, H100, World, units_of
 
 HOUR = dt.timedelta(hours=1)
 
@@ -51,12 +52,30 @@ def test_what_the_preview_of_a_hosts_removal_shows_happens(world: World) -> None
     effect = removal.preview_host_removal(actor=world.operator, host=host, now=world.now)
     assert (effect.refused, effect.gpus, effect.unkept) == ("", 8, [coming])
     removal.remove_host(actor=world.operator, host=host, why="scrapped", now=world.now)
+    coming.refresh_from_db()
+    assert coming.at_risk_since == world.now
     assert not Host.objects.filter(name="alpha").exists()
     assert policy.visible_hosts(world.operator).filter(name="alpha").first() is None
     found = host_details.visible_or_removed_host(world.operator, "alpha")
     assert found == host and host_details.host_state(found) == "removed"
     event = AuditEvent.objects.get(verb="remove_host")
     assert (event.why, event.target_name, event.before["pool"]) == ("scrapped", "alpha", "shared")  # type: ignore[index]
+
+
+def test_the_preview_of_a_removal_tells_active_reservations_that_move_from_those_that_cannot_be_kept(
+    world: World,
+) -> None:
+    since, until = world.now - HOUR, world.now + 8 * HOUR
+    moving = bound_reservation(world, world.vision, units_of(world.hosts["alpha"])[:2], since, until)
+    stuck = bound_reservation(world, world.vision, units_of(world.hosts["gamma"])[:2], since, until)
+    Reservation.objects.filter(pk=moving.pk).update(models_wanted=[H100])
+    Reservation.objects.filter(pk=stuck.pk).update(models_wanted=[A100])
+    alpha, gamma = (
+        removal.preview_host_removal(actor=world.operator, host=world.hosts[name], now=world.now)
+        for name in ("alpha", "gamma")
+    )
+    assert (alpha.reservations, alpha.unkept) == ([moving], [])
+    assert (gamma.reservations, gamma.unkept) == ([], [stuck])
 
 
 def test_a_new_host_gets_the_name_of_a_removed_one(world: World) -> None:
