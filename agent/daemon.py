@@ -64,7 +64,7 @@ class Agent:
         options: AgentOptions,
         state: StateFolder,
         launcher: Launcher,
-        meter: GpuReader,
+        reader: GpuReader,
         hardware: GpuInventory,
         runs: RunManager,
         notes: list[str],
@@ -72,27 +72,31 @@ class Agent:
         self.options = options
         self.state = state
         self.runs = runs
-        self.gpu_reader = meter
+        self.gpu_reader = reader
         self._diagnostics = DiagnosticRunner(
             state,
             hardware,
             runs.locks_folder,
-            simulated=meter.simulated,
-            conditions=meter.conditions,
+            simulated=reader.simulated,
+            conditions=reader.conditions,
             commands=options.diagnostics,
         )
-        self._geometries = GeometryChanges(state, meter, hardware, runs.locks_folder, self._take_over)
+        self._geometries = GeometryChanges(state, reader, hardware, runs.locks_folder, self._take_over)
         self._isolation_notes = notes
         self._hardware = hardware
         offered = offered_environment.offered_environment(runs.exposed)
-        here = build_inventory(hardware, launcher, meter, notes, offered, runs, options.diagnostics)
+        here = build_inventory(hardware, launcher, reader, notes, offered, runs, options.diagnostics)
         self.reporter = ServerReporter(state, runs, here, self._diagnostics, self._geometries)
         self._monitor = HostMonitor(
-            runs, meter, self.reporter, sample_seconds=options.sample_seconds, own_pids=self._diagnostics.pids
+            runs,
+            reader,
+            self.reporter,
+            sample_seconds=options.sample_seconds,
+            own_pids=self._diagnostics.pids,
         )
         self._disk_pressure = DiskPressure(runs, options.most_tmp_mib << 20)
         self.reconciler = HostReconciler(
-            state, runs, meter, hardware, self.reporter, self._diagnostics, self._geometries, self._monitor
+            state, runs, reader, hardware, self.reporter, self._diagnostics, self._geometries, self._monitor
         )
         self._streams: WorkspaceStreams | None = None
 
@@ -291,7 +295,7 @@ class Agent:
                     log.info("GPUs can be read again: %s", ", ".join(str(index) for index in recovered))
                 else:
                     log.info("the notes on the GPUs have changed: %s", " ".join(hardware.notes))
-                self._geometries.know(hardware)
+                self._geometries.set_inventory(hardware)
                 self._take_over(hardware)
 
     def _take_over(self, hardware: GpuInventory) -> None:

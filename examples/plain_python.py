@@ -1,6 +1,6 @@
-"""A long sum that can be interrupted anywhere and ends with the same result. Needs nothing but Python.
+"""A long sum that can be interrupted anywhere and ends with the same result. Needs only Python.
 
-STEPS is how far it sums, PAUSE how many seconds a step takes.
+STEPS is the number of steps; PAUSE is the seconds per step.
 """
 
 import json

@@ -30,7 +30,7 @@ def bench_verb(arguments: list[str]) -> int:
     names = sorted(path.stem for path in BENCHMARKS.glob("*.py") if not path.stem.startswith("_"))
     if not arguments or arguments[0] not in names:
         given = f"{arguments[0]!r} is not a benchmark" if arguments else "name a benchmark"
-        raise RunError(f"{given}; there are: {', '.join(names) or 'none'}")
+        raise RunError(f"{given}; allowed: {', '.join(names) or 'none'}")
     name, rest = arguments[0], arguments[1:]
     ensure_environment()
     services = declared_services(BENCHMARKS / f"{name}.py")

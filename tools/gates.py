@@ -96,7 +96,7 @@ def _chosen_gates(names: Sequence[str], by_name: Mapping[str, Gate]) -> list[Gat
     """Return the gates that are named, or all. Raises RunError for a name that is not a gate."""
     unknown = [name for name in names if name not in by_name]
     if unknown:
-        raise RunError(f"{unknown[0]!r} is not a gate; there are: {', '.join(by_name)}")
+        raise RunError(f"{unknown[0]!r} is not a gate; allowed: {', '.join(by_name)}")
     return [by_name[name] for name in names or by_name]
 
 

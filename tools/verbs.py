@@ -1,4 +1,4 @@
-"""Find the verb that `./run` was called with, and run it."""
+"""Run the verb that `./run` was called with."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def manage_verb(arguments: list[str]) -> int:
     command = [str(PYTHON), str(ROOT / "manage.py"), *arguments]
     folder = running_folder()
     if folder is None:
-        print("gpupool does not run: throw-away services are used.", file=sys.stderr)
+        print("gpupool is not running; using throw-away services.", file=sys.stderr)
         with throw_away_stores() as env:
             return subprocess.run(command, env=env).returncode
     env = environment_of_site(folder)
@@ -49,27 +49,27 @@ def manage_verb(arguments: list[str]) -> int:
 
 
 def agent_verb(arguments: list[str]) -> int:
-    """Become the agent of this machine."""
+    """Replace this process with the agent of this machine."""
     ensure_environment(quiet=True)
     os.chdir(ROOT)
     os.execve(str(PYTHON), [str(PYTHON), "-m", "agent", *arguments], agent_environment())
 
 
 def gpupool_verb(arguments: list[str]) -> int:
-    """Become the command line of people who use the pool."""
+    """Replace this process with the `gpupool` command line."""
     ensure_environment(quiet=True)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     os.execve(str(PYTHON), [str(PYTHON), "-P", "-m", "cli", *arguments], env)
 
 
 def build_agent_verb(arguments: list[str]) -> int:
-    """Build what GPU hosts install."""
+    """Build the files that a GPU host installs."""
     program = str(ROOT / "deploy" / "build_agent.py")
     return subprocess.run([sys.executable, program, *arguments]).returncode
 
 
 def env_verb(arguments: list[str]) -> int:
-    """Make the Python environment."""
+    """Create or update the Python environment."""
     ensure_environment(with_tests="--tests" in arguments)
     say(f"The environment is {VENV}")
     return 0
@@ -100,9 +100,9 @@ def run_verb(arguments: list[str], help_text: str) -> int:
         say(help_text)
         return 0 if verb else WRONG_USE_STATUS
     if verb not in VERBS:
-        print(f"gpupool: there is no verb {verb!r}; there are: {', '.join(VERBS)}", file=sys.stderr)
+        print(f"gpupool: unknown verb {verb!r}; allowed: {', '.join(VERBS)}", file=sys.stderr)
         return WRONG_USE_STATUS
-    # SIGTERM ends this program in order, so that throw-away services end with it.
+    # On SIGTERM, exit by SystemExit, so that throw-away services are stopped too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         return VERBS[verb](arguments[1:])

@@ -1,7 +1,7 @@
 """Carries out changes of MIG geometry that the server orders, and reports their state.
 
 Each change has a folder with the geometry before the first attempt, and the result until the server has
-confirmed it. Nothing else is stored: an agent that was killed at any point is ordered the same change again.
+confirmed it. Nothing else is stored: after the agent was killed, the server orders the same change again.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class GeometryChanges:
     def __init__(
         self,
         state: StateFolder,
-        meter: GpuReader,
+        reader: GpuReader,
         hardware: GpuInventory,
         locks_folder: Path,
         take_over: Callable[[GpuInventory], None],
     ) -> None:
         self._folder = state.folder / "geometries"
         self._folder.mkdir(exist_ok=True, mode=0o700)
-        self._meter = meter
+        self._reader = reader
         self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
         self._locks = locks_folder
         self._take_over = take_over
@@ -60,11 +60,11 @@ class GeometryChanges:
         return self._one_at_a_time.locked()
 
     def want(self, wanted: Iterable[GeometryWanted]) -> None:
-        """Start new changes, cancel withdrawn ones, forget those whose result the server has confirmed."""
+        """Start new changes, cancel withdrawn ones, and forget those with a confirmed result."""
         named = {order.change: order for order in wanted if order.change.replace("-", "").isalnum()}
         for name in [name for name in self._tasks if name not in named]:
             self._tasks.pop(name).cancel()
-            self._refreshing = asyncio.create_task(self._refresh())  # it may have changed something
+            self._refreshing = asyncio.create_task(self._refresh())  # the task may have changed the GPU
         for name in [name for name in self._seen if name not in named]:
             del self._seen[name]
             shutil.rmtree(self._folder / name, ignore_errors=True)
@@ -75,8 +75,8 @@ class GeometryChanges:
                 self._tasks[name] = asyncio.create_task(self._carry_out(order))
                 self._tasks[name].add_done_callback(lambda task, name=name: self._on_task_done(name, task))  # type: ignore[misc]
 
-    def know(self, hardware: GpuInventory) -> None:
-        """Take over an inventory that was read for another reason than a change."""
+    def set_inventory(self, hardware: GpuInventory) -> None:
+        """Store an inventory that was read for another reason than a geometry change."""
         self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
 
     def seen(self) -> list[GeometrySeen]:
@@ -86,7 +86,7 @@ class GeometryChanges:
     async def close(self) -> None:
         """Cancel all tasks.
 
-        The driver completes a call that it has begun; the next agent continues from there.
+        The driver completes a call that it has begun; the next agent continues the change.
         """
         await cancel_tasks([*self._tasks.values(), *([self._refreshing] if self._refreshing else [])])
 
@@ -95,7 +95,7 @@ class GeometryChanges:
             del self._tasks[name]
         if not task.cancelled() and task.exception() is not None:
             log.error("geometry %s: %r", name, task.exception())
-            self._report(GeometrySeen(name, "unsure", "the agent failed to carry it out"))
+            self._report(GeometrySeen(name, "unsure", "the agent failed during the change"))
 
     async def _carry_out(self, wanted: GeometryWanted) -> None:
         gpu = self._gpus.get(wanted.gpu)
@@ -113,18 +113,18 @@ class GeometryChanges:
         self._finish(GeometrySeen(wanted.change, outcome.state, outcome.detail[:300]))
 
     def _before(self, name: str, gpu: GpuSeen) -> list[str] | None:
-        """Return the profiles before the first attempt of any agent; None if MIG mode was off."""
+        """Return the profiles before the first attempt of any agent process; None if MIG mode was off."""
         path = self._folder / name / "before.json"
-        kept = read_json(path)
-        if kept is None:
+        stored = read_json(path)
+        if stored is None:
             profiles = [unit.profile for unit in gpu.units if unit.profile]
-            kept = {"profiles": profiles, "split": not any(unit.profile == "" for unit in gpu.units)}
+            stored = {"profiles": profiles, "split": not any(unit.profile == "" for unit in gpu.units)}
             path.parent.mkdir(exist_ok=True, mode=0o700)
-            write_json(path, kept)
-        return kept["profiles"] if kept["split"] and kept["profiles"] else None
+            write_json(path, stored)
+        return stored["profiles"] if stored["split"] and stored["profiles"] else None
 
     async def _reshape_with_retries(self, wanted: GeometryWanted, before: list[str] | None) -> ReshapeOutcome:
-        """Retry until the driver answers; a repeated attempt only does what is missing.
+        """Retry until the driver answers; a repeated attempt performs only the missing steps.
 
         The server enforces the time limit.
         """
@@ -132,12 +132,12 @@ class GeometryChanges:
         while True:
             self._report(GeometrySeen(wanted.change, "changing"))
             try:
-                outcome = await self._meter.reshape(
+                outcome = await self._reader.reshape(
                     wanted.gpu, wanted.parts, before, self._locks, max(1.0, wanted.deadline_seconds)
                 )
-            except GpuReadError as problem:
-                log.error("geometry %s: %s", wanted.change, problem)
-                self._report(GeometrySeen(wanted.change, "changing", str(problem)[:300]))
+            except GpuReadError as error:
+                log.error("geometry %s: %s", wanted.change, error)
+                self._report(GeometrySeen(wanted.change, "changing", str(error)[:300]))
             else:
                 if outcome is not None:
                     return outcome
@@ -149,9 +149,9 @@ class GeometryChanges:
     async def _hardware(self) -> GpuInventory:
         while True:
             try:
-                return await self._meter.hardware()
-            except GpuReadError as problem:
-                log.error("GPUs can't be read: %s", problem)
+                return await self._reader.hardware()
+            except GpuReadError as error:
+                log.error("GPUs can't be read: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _refresh(self) -> None:

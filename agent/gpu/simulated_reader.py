@@ -52,8 +52,8 @@ class SimulatedMigGpu:
 
     def parts(self) -> list[str] | None:
         """Return the profiles of its instances; None if MIG mode is off."""
-        found: list[str] | None = (read_json(self._path) or {}).get(self._gpu, self._initial)
-        return found
+        profiles: list[str] | None = (read_json(self._path) or {}).get(self._gpu, self._initial)
+        return profiles
 
     def split(self, on: bool) -> None:
         """Switch MIG mode."""
@@ -167,14 +167,14 @@ class SimulatedGpuReader:
 
     def _planted_strays(self) -> list[GpuProcess]:
         """Return the planted strays that still run: real processes, reported on simulated GPUs."""
-        found = []
+        strays = []
         for entry in read_json(self._strays) or []:
             if processes.is_alive(entry["pid"], entry["start_ticks"]):
                 gpu = self._gpus[entry["gpu"]]
-                found.append(GpuProcess(gpu.uuid, gpu.units[0].uuid, entry["pid"], CONTEXT_MIB))
-        return found
+                strays.append(GpuProcess(gpu.uuid, gpu.units[0].uuid, entry["pid"], CONTEXT_MIB))
+        return strays
 
-    # Not split: one expression per field; most fields are known of whole GPUs only.
+    # Not split: one expression per field. Most fields are known only for whole GPUs.
     def _row(self, gpu: GpuSeen, unit: UnitSeen, use: UnitUse | None, now: float) -> SampleRow:
         board = SIMULATED_MODELS[gpu.model]
         history = self._histories.setdefault(unit.uuid, _UnitHistory())
@@ -188,14 +188,14 @@ class SimulatedGpuReader:
         power += self._noise.uniform(-0.01, 0.01) * board.idle_w
         _advance_sensors(history, power, board, now)
         active = load * 0.82 if load else 0.0
-        knows_instances = board.compute_capability >= 90  # per-instance activity: Hopper and newer
+        has_instance_activity = board.compute_capability >= 90  # per-instance activity: Hopper and newer
         return SampleRow(
             unit=unit.uuid,
             ts=now,
             run=use.run if use else None,
             utilisation=round(load, 1) if whole else None,
-            sm_active=round(active, 1) if whole or knows_instances else None,
-            tensor_active=round(active * 0.45, 1) if whole or knows_instances else None,
+            sm_active=round(active, 1) if whole or has_instance_activity else None,
+            tensor_active=round(active * 0.45, 1) if whole or has_instance_activity else None,
             memory_used_mib=memory,
             memory_utilisation=round(load * 0.55, 1) if whole else None,
             power_w=round(power, 1) if whole else None,
@@ -229,17 +229,17 @@ class SimulatedGpuReader:
         return min(100.0, max(0.0, load))
 
     async def events(self, now: float) -> list[HardwareEvent]:
-        found: list[HardwareEvent] = []
+        events: list[HardwareEvent] = []
         for path in sorted(self._planted.glob("*.json")):
             data = read_json(path)
             if data:
                 gpu = self._gpus[data["gpu"]].uuid
                 detail = "planted on a simulated GPU"
-                found.append(
+                events.append(
                     HardwareEvent(path.stem, gpu, "simulated", f"xid:{data['code']}", data["ts"], detail)
                 )
             path.unlink()
-        return found
+        return events
 
     async def close(self) -> None:
         return

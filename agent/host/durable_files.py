@@ -41,7 +41,7 @@ def write_text(path: Path, text: str, mode: int = 0o600) -> None:
 def overwrite_in_place(path: Path, text: str) -> None:
     """Overwrite a small file in its existing blocks, which works on a full disk.
 
-    A crash meanwhile may damage it.
+    A crash during the write may damage it.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -72,9 +72,7 @@ def read_json(path: Path) -> Any:
 def read_json_or_raise(path: Path) -> Any:
     """Return the value in ``path``; None only if the file is missing.
 
-    Raises StateFolderError if it is damaged.
-
-    For files that fence something: a damaged one must not count as an empty one.
+    Raises StateFolderError if it is damaged: a damaged fencing file must not count as an empty one.
     """
     value = read_json(path)
     if value is None and path.exists():

@@ -41,8 +41,8 @@ async def cancel_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
 def run_and_exit(main: Coroutine[Any, Any, None], status_of: Callable[[BaseException], int]) -> NoReturn:
     """Run ``main`` and end this process with 0, or with the status of its exception.
 
-    ``asyncio.run`` and Python itself would wait for every task and thread; one at a slow disk could take
-    minutes. Writes that threads have begun are completed.
+    ``asyncio.run`` and Python itself would wait for every task and thread; a thread that waits for a slow
+    disk could take minutes. Writes that threads have begun are completed.
     """
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)

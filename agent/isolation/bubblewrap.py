@@ -132,8 +132,8 @@ class BubblewrapLauncher:
 class _StagedMounts:
     """Maps host paths to the paths at which the run's user can access them.
 
-    Without a user of its own, a path stays as it is. Otherwise it is mounted at the stage, and ``mounts``
-    lists it.
+    If runs have no user of their own, paths stay unchanged. Otherwise each path is mounted below STAGE_ROOT
+    and added to ``mounts``.
     """
 
     def __init__(self, user: int | None) -> None:

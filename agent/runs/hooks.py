@@ -35,14 +35,14 @@ class Hooks:
 
         It is stored with the run, so a restart of the agent with other options does not affect the run.
         """
-        named = {
+        programs = {
             name: str(path)
             for name, path in (("prolog", self.prolog), ("epilog", self.epilog))
             if path is not None
         }
         return (
-            {"hooks": {**named, "seconds": self.seconds, "env": hook_environment(wanted, box)}}
-            if named
+            {"hooks": {**programs, "seconds": self.seconds, "env": hook_environment(wanted, box)}}
+            if programs
             else {}
         )
 
@@ -79,21 +79,21 @@ def checked_hook_program(value: str) -> Path:
     if not path.is_absolute():
         raise UnsafeHookError(f"{value!r} is not an absolute path")
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise UnsafeHookError(f"{value!r}: {error.strerror}") from None
-    if not stat.S_ISREG(found.st_mode) or not os.access(path, os.X_OK):
+    if not stat.S_ISREG(status.st_mode) or not os.access(path, os.X_OK):
         raise UnsafeHookError(f"{value!r} is not a program that can be executed")
-    if _writable_by_others(found):
+    if _writable_by_others(status):
         raise UnsafeHookError(
             f"{value!r} can be changed by others: its owner must be root or the agent's user, "
             "and only the owner may write to it"
         )
     for folder in {*path.parents, *path.resolve().parents}:
-        about = folder.stat()
+        folder_status = folder.stat()
         # In a folder with the sticky bit, such as /tmp, other users cannot replace files.
-        if _writable_by_others(about) and not (
-            about.st_mode & stat.S_ISVTX and about.st_uid in (0, os.getuid())
+        if _writable_by_others(folder_status) and not (
+            folder_status.st_mode & stat.S_ISVTX and folder_status.st_uid in (0, os.getuid())
         ):
             raise UnsafeHookError(
                 f"{value!r} can be replaced by others: they own {str(folder)!r} or may write to it"
@@ -101,10 +101,10 @@ def checked_hook_program(value: str) -> Path:
     return path
 
 
-def _writable_by_others(found: os.stat_result) -> bool:
-    """Return True if a user other than root and the agent's user may write to it.
+def _writable_by_others(status: os.stat_result) -> bool:
+    """Return True if a user other than root and the agent's user may write to the file.
 
     Members of root's group count as root.
     """
-    by_group = bool(found.st_mode & 0o020) and (found.st_gid != 0 or stat.S_ISREG(found.st_mode))
-    return by_group or bool(found.st_mode & 0o002) or found.st_uid not in (0, os.getuid())
+    by_group = bool(status.st_mode & 0o020) and (status.st_gid != 0 or stat.S_ISREG(status.st_mode))
+    return by_group or bool(status.st_mode & 0o002) or status.st_uid not in (0, os.getuid())

@@ -297,7 +297,7 @@ class ServerReporter:
 def build_inventory(
     hardware: GpuInventory,
     launcher: Launcher,
-    meter: GpuReader,
+    reader: GpuReader,
     notes: list[str],
     environment: EnvironmentSeen,
     runs: RunManager,
@@ -313,7 +313,7 @@ def build_inventory(
         cpu_milli=(os.cpu_count() or 1) * 1000,
         memory_mib=memory,
         isolation=launcher.name,
-        simulated=meter.simulated,
+        simulated=reader.simulated,
         driver_version=hardware.driver_version,
         cuda_version=hardware.cuda_version,
         mig_profiles=hardware.mig_profiles,

@@ -28,18 +28,17 @@ def fork_guard(spec: dict[str, Any]) -> None:
     The guard holds the GPU locks: the descriptors in ``own_fds`` except the first, which shows that the shim
     lives. A shim that ends normally does so only when no process of the workload remains. If the shim is
     killed, the processes of the workload become children of the guard, which is their subreaper. The guard
-    then holds the locks until the last of them has ended, so no process of the workload needs the locks.
+    holds the locks until the last of them has ended, so the workload's processes need not inherit them.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # the agent stops the shim by an order; the guard ends after the shim
+        # The agent stops the shim by an order, and the guard ends after the shim.
+        signal.signal(number, signal.SIG_IGN)
     shim = os.fork()
     if shim == 0:
         return
-    for alive in spec.get("own_fds", [])[:1]:
-        os.close(alive)
+    for liveness_fd in spec.get("own_fds", [])[:1]:
+        os.close(liveness_fd)
     if shim_wait_status(shim) != 0:
         wait_until_empty(spec.get("cgroup_procs", []))
     os._exit(0)

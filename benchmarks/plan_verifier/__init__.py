@@ -85,12 +85,15 @@ _CHECKS: tuple[tuple[str, Check], ...] = (
     ("the caps on users and workloads hold", quota_checks.caps_hold),
     ("spare capacity is kept for critical work", quota_checks.spare_capacity_is_kept),
     # reservations
-    ("only work of the reservation is on its bound units", reservation_checks.no_stranger_on_bound_units),
-    ("work inside a reservation is entitled to it", reservation_checks.work_inside_belongs_there),
-    ("a reservation that could be kept stays feasible", reservation_checks.promises_stay_possible),
+    (
+        "only work of the reservation is on its bound units",
+        reservation_checks.only_reservation_work_on_bound_units,
+    ),
+    ("work inside a reservation is entitled to it", reservation_checks.work_is_entitled_to_its_reservation),
+    ("a reservation that could be kept stays feasible", reservation_checks.reservations_stay_feasible),
     (
         "work that may not be evicted leaves its team's reservation its guarantee",
-        reservation_checks.firm_work_leaves_room_for_its_teams_reservation,
+        reservation_checks.non_preemptible_work_leaves_room_for_its_teams_reservation,
     ),
     (
         "a reservation is bound at its start to the units that it requested",

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from benchmarks.plan_verifier.plan_lookups import PlanLookups
-from benchmarks.plan_verifier.reservation_checks import only_claimants
+from benchmarks.plan_verifier.reservation_checks import sole_unbound_reservations
 from benchmarks.plan_verifier.unit_lookups import serves
 from benchmarks.plan_verifier.window_checks import first_violated_guarantee
 from scheduler.core.model.plan import ReservationBinding
@@ -137,7 +137,7 @@ def _has_begun(lookups: PlanLookups, reservation: ReservationInfo) -> bool:
 
 def reservations_with_free_units_are_bound(lookups: PlanLookups) -> Iterator[str]:
     """A reservation that has begun is bound if enough units that it may use are free."""
-    for reservation in only_claimants(lookups):
+    for reservation in sole_unbound_reservations(lookups):
         free = [
             u
             for u in lookups.free_after_plan.get(reservation.pool, ())
@@ -159,7 +159,7 @@ def reservations_with_free_units_are_bound(lookups: PlanLookups) -> Iterator[str
 def borrowers_get_notice_in_time(lookups: PlanLookups) -> Iterator[str]:
     """From notice and grace before its start on, work on the units that a reservation needs is evicted."""
     victims = {e.workload for e in lookups.evictions}
-    for reservation in only_claimants(lookups):
+    for reservation in sole_unbound_reservations(lookups):
         soonest = lookups.now + lookups.eviction_lead(reservation.pool)
         if reservation.start > soonest:
             continue
@@ -189,7 +189,7 @@ def _units_in_service_for(lookups: PlanLookups, reservation: ReservationInfo) ->
 
 def no_evictions_for_satisfied_reservations(lookups: PlanLookups) -> Iterator[str]:
     """Each victim for a reservation holds units without which the reservation would not have enough."""
-    for reservation in only_claimants(lookups):
+    for reservation in sole_unbound_reservations(lookups):
         victims = [e.workload for e in lookups.evictions if e.for_reservation == reservation.id]
         free = [
             u

@@ -1,4 +1,4 @@
-"""Checks of reservations: work inside belongs there, and no start makes a promise impossible."""
+"""Check that only entitled work starts inside reservations, and that no start breaks a reservation."""
 
 from __future__ import annotations
 
@@ -10,38 +10,36 @@ from benchmarks.plan_verifier.unit_lookups import serves
 from scheduler.core.model.snapshot import ReservationInfo, UnitInfo
 
 
-def no_stranger_on_bound_units(lookups: PlanLookups) -> Iterator[str]:
-    """Bound units are used only by work inside the reservation, and that work uses no other units."""
+def only_reservation_work_on_bound_units(lookups: PlanLookups) -> Iterator[str]:
+    """Report work on units of a reservation that it is not inside, and work inside one on other units."""
     for placement, queued, subject in known_placements(lookups):
         for unit in placement.units:
             bound = lookups.bound.get(unit)
             if queued.reservation is None and bound is not None:
-                yield f"{subject} is a stranger on unit {unit} of reservation {bound}"
+                yield f"{subject} is outside reservation {bound} and uses its unit {unit}"
             elif queued.reservation is not None and bound != queued.reservation:
-                yield f"{subject} is not inside its reservation on unit {unit}"
+                yield f"{subject} uses unit {unit}, which is not bound to its reservation"
 
 
-def work_inside_belongs_there(lookups: PlanLookups) -> Iterator[str]:
-    """Work starts only inside a reservation of its own team and project, during its window."""
+def work_is_entitled_to_its_reservation(lookups: PlanLookups) -> Iterator[str]:
+    """Report work that starts in a reservation of another team or project, or outside its window."""
     for _, queued, subject in known_placements(lookups):
         if queued.reservation is None:
             continue
         reservation = lookups.reservations.get(queued.reservation)
         if reservation is None or not reservation.start <= lookups.now < reservation.end:
-            yield f"{subject} started in a reservation that is not on"
+            yield f"{subject} started in a reservation outside its window"
         elif (reservation.team, reservation.project) != (queued.team, queued.project):
-            yield f"{subject} started in a reservation of somebody else"
+            yield f"{subject} started in a reservation of another team or project"
 
 
-def promises_stay_possible(lookups: PlanLookups) -> Iterator[str]:
-    """A reservation that could be kept before the plan can still be kept after it, alone and with its
-    rivals.
-    """
+def reservations_stay_feasible(lookups: PlanLookups) -> Iterator[str]:
+    """Report reservations that can be kept before the plan, alone and with their rivals, but not after it."""
     before, after = lookups.release_times, _release_times_after_plan(lookups)
     for pool in sorted(lookups.pools):
         promised = largest_first(lookups.unbound(pool))
         if not can_all_be_kept(lookups, promised, before):
-            continue  # The planner could possibly not keep all of them.
+            continue  # The planner may be unable to keep all of them.
         for reservation in promised:
             rivals = [r for r in promised if r.start <= reservation.start < r.end]
             if not can_be_kept(lookups, reservation, after):
@@ -53,7 +51,7 @@ def promises_stay_possible(lookups: PlanLookups) -> Iterator[str]:
 
 
 def _release_times_after_plan(lookups: PlanLookups) -> dict[int, int]:
-    """Return until when running and placed work outside reservations holds each unit."""
+    """Return when running and placed work outside reservations releases each unit."""
     after = dict(lookups.release_times)
     for placement, queued, _ in known_placements(lookups):
         stays = queued.max_runtime_seconds
@@ -73,7 +71,7 @@ def largest_first(reservations: list[ReservationInfo]) -> list[ReservationInfo]:
 def open_units_for(
     lookups: PlanLookups, reservation: ReservationInfo, stays: dict[int, int]
 ) -> list[UnitInfo]:
-    """Return the units that nothing known keeps from the reservation in its whole window."""
+    """Return the units without a known obstacle to the reservation during its whole window."""
     start = max(reservation.start, lookups.now + lookups.eviction_lead(reservation.pool))
     open_units = []
     for unit in lookups.units_by_pool.get(reservation.pool, ()):
@@ -94,7 +92,7 @@ def can_be_kept(lookups: PlanLookups, reservation: ReservationInfo, stays: dict[
 
 
 def can_all_be_kept(lookups: PlanLookups, promised: list[ReservationInfo], stays: dict[int, int]) -> bool:
-    """Return True if each can be assigned the first units that serve it. False may be wrong, True is not."""
+    """Return True if a greedy assignment serves every reservation. False can be wrong; True cannot."""
     assigned: list[tuple[ReservationInfo, set[int]]] = []
     for reservation in promised:
         taken = {
@@ -115,24 +113,22 @@ def can_all_be_kept(lookups: PlanLookups, promised: list[ReservationInfo], stays
 def _enough(
     lookups: PlanLookups, reservation: ReservationInfo, rivals: list[ReservationInfo], stays: dict[int, int]
 ) -> bool:
-    """Return True if there are as many units as the rivals need together, of all that serve one of them."""
+    """Return True if the units that serve at least one rival are enough for all rivals together."""
     units = [u for u in open_units_for(lookups, reservation, stays) if any(serves(u, r.ask) for r in rivals)]
     return len(units) >= sum(r.ask.total_units for r in rivals)
 
 
-def firm_work_leaves_room_for_its_teams_reservation(lookups: PlanLookups) -> Iterator[str]:
-    """A team's reservation and its work that is not preemptible stay within its guarantee, if they did
-    before the plan.
-    """
-    for row in only_claimants(lookups):
+def non_preemptible_work_leaves_room_for_its_teams_reservation(lookups: PlanLookups) -> Iterator[str]:
+    """Report teams whose reservation and non-preemptible work exceed their guarantee only after the plan."""
+    for row in sole_unbound_reservations(lookups):
         if row.may_exceed_guarantee or lookups.is_static(row.pool):
             continue
         if not can_be_kept(lookups, row, lookups.release_times):
             continue
         model, need = next(iter(lookups.least_slots_by_model(row.ask, row.pool).items()))
         at = max(row.start, lookups.now)
-        before = need + _firm_slots_before_plan(lookups, row, model, at)
-        started = _firm_starts(lookups, row, model, at)
+        before = need + _non_preemptible_slots_before_plan(lookups, row, model, at)
+        started = _non_preemptible_starts(lookups, row, model, at)
         guaranteed = lookups.guaranteed_slots_at((row.pool, row.team, model), at)
         if before <= guaranteed < before + sum(slots for _, slots in started):
             yield (
@@ -141,10 +137,10 @@ def firm_work_leaves_room_for_its_teams_reservation(lookups: PlanLookups) -> Ite
             )
 
 
-def _firm_slots_before_plan(lookups: PlanLookups, row: ReservationInfo, model: str, at: int) -> int:
-    """Return the slots of ``model`` that the team's work that is not preemptible and its reservations hold
-    at ``at``.
-    """
+def _non_preemptible_slots_before_plan(
+    lookups: PlanLookups, row: ReservationInfo, model: str, at: int
+) -> int:
+    """Return the slots of ``model`` that the team's non-preemptible work and reservations hold at ``at``."""
     of_team = (row.pool, row.team)
     working = [r for r in lookups.snapshot.running if (r.pool, r.team) == of_team and r.until > at]
     firm = [r for r in working if r.reservation is None and not r.preemptible]
@@ -153,8 +149,10 @@ def _firm_slots_before_plan(lookups: PlanLookups, row: ReservationInfo, model: s
     return sum(lookups.slots_by_model(units)[model] for units in unit_sets)
 
 
-def _firm_starts(lookups: PlanLookups, row: ReservationInfo, model: str, at: int) -> list[tuple[str, int]]:
-    """Return (subject, slots of ``model``) of the team's placed work that cannot be evicted and still runs at
+def _non_preemptible_starts(
+    lookups: PlanLookups, row: ReservationInfo, model: str, at: int
+) -> list[tuple[str, int]]:
+    """Return (subject, slots of ``model``) of the team's placed non-preemptible work that still runs at
     ``at``.
     """
     return [
@@ -168,8 +166,8 @@ def _firm_starts(lookups: PlanLookups, row: ReservationInfo, model: str, at: int
     ]
 
 
-def only_claimants(lookups: PlanLookups) -> Iterator[ReservationInfo]:
-    """Yield reservations that are the only unbound one of their pool, and can use only one kind of unit."""
+def sole_unbound_reservations(lookups: PlanLookups) -> Iterator[ReservationInfo]:
+    """Yield each reservation that is the only unbound one of its pool and can use only one kind of unit."""
     for pool in sorted(lookups.pools):
         unbound = lookups.unbound(pool)
         kinds = lookups.kinds_by_pool.get(pool, {}).values()

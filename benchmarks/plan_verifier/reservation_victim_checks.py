@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from benchmarks.plan_verifier.plan_lookups import PlanLookups
-from benchmarks.plan_verifier.reservation_checks import only_claimants
+from benchmarks.plan_verifier.reservation_checks import sole_unbound_reservations
 from benchmarks.plan_verifier.unit_lookups import serves
 from scheduler.core.model.snapshot import ReservationInfo, RunningWorkload, UnitInfo
 
@@ -17,7 +17,7 @@ def borrowers_are_evicted_before_guaranteed_work(lookups: PlanLookups) -> Iterat
     """For a reservation no team loses guaranteed slots if free units and borrowed work suffice."""
     if lookups.plan.bindings:
         return  # the snapshot does not say what these take from their teams
-    for reservation in only_claimants(lookups):
+    for reservation in sole_unbound_reservations(lookups):
         soonest = lookups.now + lookups.eviction_lead(reservation.pool)
         if not reservation.start <= soonest < reservation.end or lookups.is_static(reservation.pool):
             continue

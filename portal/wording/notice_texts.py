@@ -11,11 +11,11 @@ from portal.wording.reason_texts import reason_sentence
 
 # Action that a health rule took (telemetry.health.rules) -> sentence.
 HARDWARE_ACTIONS = {
-    "warn": "Nothing was done; have a look.",
-    "cordon": "The host was cordoned, and work that can go leaves it.",
+    "warn": "No action was taken: check the host.",
+    "cordon": "The host was cordoned, and work that can move leaves it.",
     "drain": "The host is being drained.",
-    "quarantine_gpu": "The GPU was taken out; its work starts elsewhere.",
-    "held_back": "Too much of the pool was taken out lately to do what the table says: decide on the host's page.",
+    "quarantine_gpu": "The GPU was taken out of service; its work starts elsewhere.",
+    "held_back": "No action was taken, because much of the pool was taken out of service recently: decide on the host's page.",
 }
 
 # Outcomes of array tasks: (name of the number, text).
@@ -79,7 +79,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         else f"{f.plain('', 'host')}: {f.plain('', 'trouble')}."
     ),
     "disk_is_full": lambda f: (
-        f"{f.plain('', 'host')} has started nothing new{f.time(' since ', 'since')}: its disk is full. Look what fills it; homes and "
+        f"{f.plain('', 'host')} has started nothing new{f.time(' since ', 'since')}: its disk is full. Check which files fill it; homes and "
         "checkpoints belong on a disk of their own, or under a quota."
     ),
     "hardware_event": lambda f: (
@@ -91,7 +91,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     "strays_found": lambda f: (
         f"{f.plain('', 'host')}, {'; '.join(f.get('told') or ('a process that belongs to no workload',))}{f.plain('; and ', 'more', after=' more') if f.get('more') else ''}. "
         + (
-            "By the pool's policy it is ended if it stays; the host's page says so, or why not."
+            "The pool's policy ends such a process if it stays. The host's page shows the result."
             if f.get("ends") and f.get("action") == "warn"
             else HARDWARE_ACTIONS.get(str(f.get("action")), "")
         )
@@ -99,9 +99,9 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     "diagnostic_failed": lambda f: (
         f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} failed its diagnostic{f.plain(': ', 'detail') if f.get('detail') else ''}."
         + (
-            " It is out until you return it."
+            " It is out of service until you return it."
             if f.get("out")
-            else " It is still in service, since many of the pool failed lately: decide on the host's page."
+            else " It is still in service, because many GPUs of the pool failed recently: decide on the host's page."
         )
     ),
     "geometry_changed": lambda f: (
@@ -122,7 +122,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     ),
     "stray_is_yours": lambda f: (
         f"Your process {f.plain('', 'process')} (pid {f.plain('', 'pid')}) uses GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} "
-        "outside the pool. End it, or ask for a GPU: others count on that one."
+        "outside the pool. End it, or ask for a GPU: other work needs this one."
     ),
     "reservation_moves": lambda f: (
         f"Reservation {f.plain('', 'name')} leaves {f.plain('', 'host')}, which can't be used at present. It gets other GPUs as soon "
@@ -134,8 +134,8 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     ),
     "reservation_stuck": lambda f: (
         f"{f.plain('', 'units')} of the {f.plain('', 'of')} GPUs of reservation {f.plain('', 'name')} can't be used at present "
-        f"({f.plain('', 'host')}). It gets others once nothing runs inside it: end "
-        f"{'what runs' if f.get('workloads') != 1 else 'the one workload'} there for that, or go on with the rest."
+        f"({f.plain('', 'host')}). It gets other GPUs once nothing runs inside it: end "
+        f"{'all workloads' if f.get('workloads') != 1 else 'the one workload'} inside it, or continue with its usable GPUs."
     ),
     "maintenance_announced": lambda f: (
         f"{f.plain('', 'host')} is in maintenance{f.time(' from ', 'start')}{f.time(' to ', 'end')}{f.plain(': ', 'reason')}. "
@@ -146,7 +146,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         )
     ),
     "maintenance_cancelled": lambda f: (
-        f"The maintenance of {f.plain('', 'host')}{f.time(' from ', 'start')} is taken back: {f.plain('', 'name')} stays where it is."
+        f"The maintenance of {f.plain('', 'host')}{f.time(' from ', 'start')} is cancelled: {f.plain('', 'name')} stays there."
     ),
     "team_removed": lambda f: (
         f"The team {f.plain('', 'name')} was removed{f.plain(' by ', 'by')}{f.plain(': ', 'why') if f.get('why') else ''}. "
@@ -166,7 +166,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         )
     ),
     "budget_reached": lambda f: (
-        f"{f.plain('', 'name')} {'is on its way to' if f.get('forecast') else 'has used'} {f.plain('', 'percent')} % of its budget"
+        f"{f.plain('', 'name')} {'is forecast to use' if f.get('forecast') else 'has used'} {f.plain('', 'percent')} % of its budget"
         f"{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''}."
     ),
 }

@@ -21,10 +21,12 @@ Sentence = str | Callable[[Mapping[str, Any]], str]
 
 # Code of a refused MIG geometry -> sentence.
 GEOMETRY_MISFITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "unknown": lambda n: f"{n['profile']} is no profile of it; allowed: {', '.join(n['offered'])}.",
-    "most": lambda n: f"{n['asked']} times {n['profile']} is asked for, and {n['allowed']} of it fit.",
-    "slices": lambda n: f"together they take {n['asked']} compute slices, and it has {n['allowed']}.",
-    "places": lambda n: "there is no place for all of them: together they need too much memory.",
+    "unknown": lambda n: (
+        f"{n['profile']} is not a MIG profile of this GPU; allowed: {', '.join(n['offered'])}."
+    ),
+    "most": lambda n: f"{n['profile']} is requested {n['asked']} times; at most {n['allowed']} fit.",
+    "slices": lambda n: f"together they need {n['asked']} compute slices, and the GPU has {n['allowed']}.",
+    "places": lambda n: "the profiles do not fit together: they need too much memory.",
 }
 
 REFUSALS: dict[str, Sentence] = {

@@ -19,7 +19,7 @@ class OperationRejected(Exception):
 
     ``code``: a ReasonCode, or a code of its own where no reason of the engine fits. ``numbers``: the facts.
     ``first_windows``: windows that would fit instead, for reservations only. ``field``: the argument to
-    change; empty if no single one decides. ``operation``: the rejected operation, if its sentence names it.
+    change; empty if several cause it. ``operation``: the rejected operation, if its sentence names it.
     """
 
     def __init__(
@@ -42,6 +42,6 @@ class OperationRejected(Exception):
     def windows(self) -> list[tuple[datetime, datetime]]:
         """Return the windows that would fit instead, as times in UTC."""
         return [
-            (datetime.fromtimestamp(each.start, UTC), datetime.fromtimestamp(each.end, UTC))
-            for each in self.first_windows
+            (datetime.fromtimestamp(window.start, UTC), datetime.fromtimestamp(window.end, UTC))
+            for window in self.first_windows
         ]

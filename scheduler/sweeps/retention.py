@@ -16,9 +16,9 @@ MAX_ROWS_PER_CALL = 5_000  # rows of one kind per call; the next tick continues
 
 
 def delete_expired_rows(now: datetime) -> tuple[int, int]:
-    """Delete decisions and recordings that are older than the settings keep; return the number of each.
+    """Delete decisions and recordings past their retention period; return the number of each.
 
-    Decisions about work that has not ended stay, however old: they explain why it waits or was evicted.
+    Decisions about work that has not ended are kept at any age: they explain why it waits or was evicted.
     """
     before = now - timedelta(days=settings.GPUPOOL_DECISION_DAYS)
     old = Decision.objects.filter(at__lt=before, workload__state=WorkloadState.ENDED).order_by("at")

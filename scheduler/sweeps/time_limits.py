@@ -57,9 +57,9 @@ def stop_at_time_limits(now: datetime) -> None:
 
 
 def requeue_late_starts(now: datetime) -> None:
-    """Stop workloads that a live host has not started within ``START_TIMEOUT``; they are tried again.
+    """Stop workloads that a live host has not started within ``START_TIMEOUT``, and queue them again.
 
-    A gang is stopped as a whole: members that have started wait for the late one.
+    A gang is stopped as a whole, because its started members wait for the late member.
     """
     starting_states = (WorkloadState.PLACED, WorkloadState.STARTING)
     late = Command.objects.filter(

@@ -20,9 +20,7 @@ def has_other_storage(homes: int | None, host: Host) -> bool:
 
 
 def homes_problem(seen: HomesSeen | None) -> str:
-    """Return what is wrong with a report of homes: the field, the value and what is allowed; empty if
-    valid.
-    """
+    """Return the problem of an invalid report of homes: field, value and allowed values; empty if valid."""
     if seen is None:
         return ""
     if not (1 <= len(seen.storage) <= 64 and seen.storage.isascii() and seen.storage.isalnum()):
@@ -33,9 +31,7 @@ def homes_problem(seen: HomesSeen | None) -> str:
         return f"homes.left_out: {seen.left_out}; allowed: 0 to {2**31 - 1}"
     for name, size in (("total_bytes", seen.total_bytes), ("free_bytes", seen.free_bytes)):
         if size is not None and not 0 <= size <= LARGEST_SIZE:
-            return (
-                f"homes.{name}: {size}; allowed: 0 to {LARGEST_SIZE} bytes, or nothing where it is not known"
-            )
+            return f"homes.{name}: {size}; allowed: 0 to {LARGEST_SIZE} bytes, or null if unknown"
     if not 0 <= seen.listed_at <= MAX_TIMESTAMP_SECONDS:
         return (
             f"homes.listed_at: {seen.listed_at}; "
@@ -56,7 +52,7 @@ def _home_problem(home: HomeSeen) -> str:
         if count is not None and not 0 <= count <= LARGEST_SIZE:
             return (
                 f"homes.homes: {name} of {home.name[:60]!r} is {count}; "
-                f"allowed: 0 to {LARGEST_SIZE}, or nothing where it is not known"
+                f"allowed: 0 to {LARGEST_SIZE}, or null if unknown"
             )
     for name, at in (("changed_at", home.changed_at), ("measured_at", home.measured_at)):
         if at is not None and not at <= MAX_TIMESTAMP_SECONDS:
@@ -68,17 +64,17 @@ def _home_problem(home: HomeSeen) -> str:
 
 
 def store_homes(host: Host, seen: HomesSeen, now: datetime) -> None:
-    """Store a listing of homes. One older than the stored listing only sets the host's storage."""
+    """Store a listing of homes. A listing older than the stored one only sets the host's storage."""
     listed_at = min(_past_time(seen.listed_at, now), now)
     storage = Storage.objects.filter(key=seen.storage).first()
-    made = False
+    created = False
     if storage is None:
         new = Storage(key=seen.storage, listed_at=listed_at, left_out=seen.left_out, **_disk(seen))
         Storage.objects.bulk_create([new], ignore_conflicts=True)  # another host may report it at this moment
         storage = Storage.objects.get(key=seen.storage)
-        made = storage.listed_at == listed_at
+        created = storage.listed_at == listed_at
     Host.objects.filter(pk=host.pk).exclude(storage=storage).update(storage=storage)
-    newer = made or bool(
+    newer = created or bool(
         Storage.objects.filter(pk=storage.pk, listed_at__lt=listed_at).update(
             listed_at=listed_at, left_out=seen.left_out, **_disk(seen)
         )
@@ -97,10 +93,10 @@ def _write_homes(storage: Storage, seen: HomesSeen, now: datetime) -> None:
     known = {volume.name: volume for volume in storage.volumes.all()}
     changed = []
     for home in sorted(seen.homes, key=lambda home: home.name):
-        facts = _facts(home, now)
-        before = known.get(home.name)
-        if before is None or any(getattr(before, name) != value for name, value in facts.items()):
-            changed.append(Volume(storage=storage, name=home.name, **facts))
+        columns = _measured_columns(home, now)
+        stored = known.get(home.name)
+        if stored is None or any(getattr(stored, name) != value for name, value in columns.items()):
+            changed.append(Volume(storage=storage, name=home.name, **columns))
     Volume.objects.bulk_create(
         changed,
         update_conflicts=True,
@@ -110,7 +106,7 @@ def _write_homes(storage: Storage, seen: HomesSeen, now: datetime) -> None:
     )
 
 
-def _facts(home: HomeSeen, now: datetime) -> dict[str, object]:
+def _measured_columns(home: HomeSeen, now: datetime) -> dict[str, object]:
     return {
         "size_bytes": home.bytes,
         "size_complete": home.complete,
@@ -121,7 +117,7 @@ def _facts(home: HomeSeen, now: datetime) -> dict[str, object]:
 
 
 def _past_time(seconds: float, now: datetime) -> datetime:
-    """Never after now: the clocks of hosts differ, and files claim any time."""
+    """Return the time, at most ``now``: host clocks differ, and a file can have any timestamp."""
     return min(datetime.fromtimestamp(max(0.0, seconds), tz=UTC), now)
 
 

@@ -21,7 +21,7 @@ from telemetry.models import HealthEvent, Stray
 STRAY_CODE = "stray:process"
 MAX_STRAYS_PER_HOST = 500
 INT4_MAX = 2**31 - 1
-# A count this soon after a named report is about the same process.
+# A report that names processes already covers a count that arrives within this time.
 COUNT_DEDUPLICATION_WINDOW = timedelta(minutes=2)
 
 
@@ -56,17 +56,17 @@ def sync_stray_rows(host: Host, seen: Sequence[StraySeen], now: datetime) -> boo
         if row is not None:
             Stray.objects.filter(pk=row.pk).update(**columns)
             continue
-        made = Stray.objects.create(
+        stray = Stray.objects.create(
             host=host, gpu=gpu, pid=process.pid, started=process.started, first_seen=now, **columns
         )
         HealthEvent.objects.get_or_create(
             host=host,
-            event_id=stray_event_id(made),
+            event_id=stray_event_id(stray),
             defaults={
                 "gpu": gpu,
                 "source": "agent",
                 "code": STRAY_CODE,
-                "detail": stray_detail(made),
+                "detail": stray_detail(stray),
                 "at": now,
                 "received_at": now,
             },
@@ -91,8 +91,8 @@ def stray_event_id(stray: Stray) -> str:
 
 
 def previously_reported(events: Sequence[HealthEvent]) -> set[int]:
-    """Return the ids of events about a process that its host reported before: it came back, or uses another
-    GPU too. One query.
+    """Return the ids of events about processes that their hosts reported before, for example on another GPU.
+    One query.
     """
     named = {event.event_id: event.pk for event in events}
     earlier = Stray.objects.filter(
@@ -121,8 +121,8 @@ def record_stray_counts(seen: Mapping[tuple[int, int], tuple[float, int]], now: 
     seen = {key: count for key, count in seen.items() if key[0] not in reported_hosts}
     units = {unit.pk: unit for unit in Unit.objects.filter(pk__in={unit for _, unit in seen})}
     events = []
-    for (host, unit), (moment, count) in sorted(seen.items()):
-        at = datetime.fromtimestamp(moment, UTC)
+    for (host, unit), (seconds, count) in sorted(seen.items()):
+        at = datetime.fromtimestamp(seconds, UTC)
         events.append(
             HealthEvent(
                 host_id=host,

@@ -34,8 +34,8 @@ class AgentHost:
         self.now = 1000.0
         monkeypatch.setattr(agent.reconciler, "boottime", lambda: self.now)
         state = StateFolder(folder / "state")
-        meter = SimulatedGpuReader("h1", ["A100-40GB"], {}, folder / "state")
-        hardware = asyncio.run(meter.hardware())
+        reader = SimulatedGpuReader("h1", ["A100-40GB"], {}, folder / "state")
+        hardware = asyncio.run(reader.hardware())
         runs = RunManager(
             state,
             PlainLauncher(),
@@ -48,7 +48,7 @@ class AgentHost:
             AgentOptions("http://edge", "", "h1", 5.0, False),
             state,
             PlainLauncher(),
-            meter,
+            reader,
             hardware,
             runs,
             [],

@@ -415,10 +415,13 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "a back-off not over": (row("queued", 1, not_before=NOW + 5), "back-off"),
     "too long a run": (policy(longest_runtime_seconds=60), "longer than the pool allows"),
     "another team in a static pool": (row("queued", 6, team=1), "another team's static pool"),
-    "other work on reserved units": (place(1, units=(100, 101)), "stranger"),
-    "a reservation that does not exist": (row("queued", 1, reservation=77), "not on"),
-    "a reservation of another project": (row("queued", 1, reservation=9, project=2), "somebody else"),
-    "outside its reservation": (row("queued", 1, reservation=9), "not inside its reservation"),
+    "other work on reserved units": (place(1, units=(100, 101)), "is outside reservation"),
+    "a reservation that does not exist": (row("queued", 1, reservation=77), "outside its window"),
+    "a reservation of another project": (
+        row("queued", 1, reservation=9, project=2),
+        "of another team or project",
+    ),
+    "outside its reservation": (row("queued", 1, reservation=9), "not bound to its reservation"),
     "a placement with a wrong end": (place(1, until=NOW + 99), "has to end"),
     "a share of two teams": (
         lambda s, p: (replace(s, units=tuple(replace(u, profile="share-1/4", gpu=1) for u in s.units)), p),

@@ -83,13 +83,13 @@ def test_a_text_that_is_not_a_recording_is_refused_with_the_reason(text: str, me
 
 
 def test_the_text_of_a_plan_is_json_with_every_table() -> None:
-    found = json.loads(serialization.plan_text(Plan(epoch=3)))
-    assert found["epoch"] == 3
-    assert set(found) == {"epoch", "placements", "evictions", "refusals", "bindings", "unbound"}
+    tables = json.loads(serialization.plan_text(Plan(epoch=3)))
+    assert tables["epoch"] == 3
+    assert set(tables) == {"epoch", "placements", "evictions", "refusals", "bindings", "unbound"}
 
 
-@pytest.mark.parametrize("stated", [1, 2])
-def test_column_names_of_format_1_are_read_in_every_format(stated: int) -> None:
+@pytest.mark.parametrize("format_number", [1, 2])
+def test_column_names_of_format_1_are_read_in_every_format(format_number: int) -> None:
     policy = {"most_slots_per_user": 840, "most_slots_per_workload": None}
     tables = {
         "pools": (["id", "name", "kind", "team", "policy"], [1, "a", "dynamic", None, policy]),
@@ -102,9 +102,12 @@ def test_column_names_of_format_1_are_read_in_every_format(stated: int) -> None:
     }
     snapshot: dict[str, object] = {"epoch": 1}
     snapshot |= {name: {"fields": fields, "rows": [row]} for name, (fields, row) in tables.items()}
-    text = json.dumps({"format": stated, "now": 5, "plan_sha256": "x", "snapshot": snapshot})
-    found = serialization.read_recording(text).snapshot
-    assert (found.hosts[0].schedulable, found.hosts[0].home_storage) == (False, 3)
-    assert not found.units[0].healthy
-    assert (found.quotas[0].guaranteed_after_reset, found.quotas[0].borrow_limit_after_reset) == (840, 7)
-    assert found.pools[0].policy.max_slots_per_user == 840
+    text = json.dumps({"format": format_number, "now": 5, "plan_sha256": "x", "snapshot": snapshot})
+    recorded = serialization.read_recording(text).snapshot
+    assert (recorded.hosts[0].schedulable, recorded.hosts[0].home_storage) == (False, 3)
+    assert not recorded.units[0].healthy
+    assert (recorded.quotas[0].guaranteed_after_reset, recorded.quotas[0].borrow_limit_after_reset) == (
+        840,
+        7,
+    )
+    assert recorded.pools[0].policy.max_slots_per_user == 840

@@ -31,7 +31,7 @@ class MigAgent:
         self.host = world.hosts["alpha"]
         self.inventory = replace(self.agent.inventory, mig_profiles={H100: mig_profiles_of(H100)})
 
-    def say(self, now: Any, *geometries: GeometrySeen) -> Any:
+    def sync(self, now: Any, *geometries: GeometrySeen) -> Any:
         frame = replace(self.agent.observed(), inventory=self.inventory, geometries=list(geometries))
         return self.agent.sync(now, frame)
 
@@ -54,7 +54,7 @@ class MigAgent:
 @pytest.fixture
 def alpha(world: World) -> MigAgent:
     agent = MigAgent(world)
-    agent.say(at(9))
+    agent.sync(at(9))
     return agent
 
 
@@ -73,16 +73,16 @@ def test_a_free_gpu_is_split_and_returns_to_service(world: World, alpha: MigAgen
     gpu = gpu_of(world)
     row = geometry_changes.request_geometry(gpu, HALVES, now=at(10))
     assert (gpu.repair_state, row.state, row.before) == ("reshaping", "draining", [])
-    assert alpha.say(at(10)).geometries == []
+    assert alpha.sync(at(10)).geometries == []
     geometry_changes.sweep_geometry_changes(at(10, 1))
-    (wanted,) = alpha.say(at(10, 1)).geometries
+    (wanted,) = alpha.sync(at(10, 1)).geometries
     assert (wanted.gpu, [(p.profile, p.start) for p in wanted.parts]) == (
         gpu.uuid,
         [("3g.40gb", 0), ("3g.40gb", 4)],
     )
-    assert alpha.say(at(10, 1), GeometrySeen(wanted.change, "changing")).geometries
+    assert alpha.sync(at(10, 1), GeometrySeen(wanted.change, "changing")).geometries
     alpha.set_geometry(0, HALVES)
-    assert alpha.say(at(10, 2), GeometrySeen(wanted.change, "done")).geometries == []
+    assert alpha.sync(at(10, 2), GeometrySeen(wanted.change, "done")).geometries == []
     row.refresh_from_db()
     gpu.refresh_from_db()
     assert (row.state, gpu.repair_state) == ("done", "well")
@@ -105,10 +105,10 @@ def test_a_gpu_is_split_only_after_its_work_has_ended(world: World, alpha: MigAg
     leaving.workload.refresh_from_db()
     assert (leaving.workload.state, leaving.workload.stop_requested) == ("notice", "drained")
     geometry_changes.sweep_geometry_changes(at(10, 1))
-    assert alpha.say(at(10, 1)).geometries == [], "its host is not told while somebody holds a part"
+    assert alpha.sync(at(10, 1)).geometries == [], "the host gets no order while work holds a unit of the GPU"
     Allocation.objects.filter(pk=leaving.pk).update(period=DateTimeTZRange(at(9), at(10, 2)))
     geometry_changes.sweep_geometry_changes(at(10, 3))
-    assert len(alpha.say(at(10, 3)).geometries) == 1
+    assert len(alpha.sync(at(10, 3)).geometries) == 1
 
 
 def test_work_that_cannot_be_preempted_runs_to_its_end(world: World, alpha: MigAgent) -> None:
@@ -124,16 +124,16 @@ def test_a_bound_reservation_keeps_its_units_until_its_end(world: World, alpha: 
     reservation(world, world.vision, units_of(world.hosts["alpha"])[:1], at(9), at(12))
     geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(10))
     geometry_changes.sweep_geometry_changes(at(10, 1))
-    assert alpha.say(at(10, 1)).geometries == []
+    assert alpha.sync(at(10, 1)).geometries == []
     geometry_changes.sweep_geometry_changes(at(12, 1))
-    assert len(alpha.say(at(12, 1)).geometries) == 1
+    assert len(alpha.sync(at(12, 1)).geometries) == 1
 
 
 def test_a_change_is_done_only_when_the_new_units_are_reported(world: World, alpha: MigAgent) -> None:
     geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(10))
     geometry_changes.sweep_geometry_changes(at(10, 1))
     change = str(GeometryChange.objects.get().public_id)
-    alpha.say(at(10, 2), GeometrySeen(change, "done"))
+    alpha.sync(at(10, 2), GeometrySeen(change, "done"))
     assert GeometryChange.objects.get().state == "changing" and gpu_of(world).repair_state == "reshaping"
 
 
@@ -148,7 +148,7 @@ def test_a_failed_change_leaves_the_old_geometry_or_quarantines_the_gpu(
     geometry_changes.sweep_geometry_changes(at(10, 1))
     row = GeometryChange.objects.get()
     alpha.set_geometry(0, reported)
-    alpha.say(at(10, 2), GeometrySeen(str(row.public_id), state, "a process still uses the GPU"))
+    alpha.sync(at(10, 2), GeometrySeen(str(row.public_id), state, "a process still uses the GPU"))
     row.refresh_from_db()
     assert (row.state, row.detail, gpu_of(world).repair_state) == (
         "failed",
@@ -157,7 +157,7 @@ def test_a_failed_change_leaves_the_old_geometry_or_quarantines_the_gpu(
     )
     if repair == "well":
         assert geometry_changes.request_geometry(gpu_of(world), HALVES, now=at(11)).state == "draining", (
-            "and it can be tried again"
+            "a second request must be accepted"
         )
 
 
@@ -198,7 +198,7 @@ def test_a_change_fails_if_the_gpu_is_quarantined_before_it_begins(world: World,
     row = GeometryChange.objects.get()
     assert (row.state, row.detail) == ("failed", "the GPU is quarantined meanwhile: xid:79")
     assert gpu_of(world).repair_state == "quarantined"
-    assert alpha.say(at(10, 3)).geometries == []
+    assert alpha.sync(at(10, 3)).geometries == []
 
 
 def test_each_rejection_has_its_reason_and_its_numbers(world: World, alpha: MigAgent) -> None:
@@ -206,7 +206,9 @@ def test_each_rejection_has_its_reason_and_its_numbers(world: World, alpha: MigA
     misfit = refusal(gpu, [*HALVES, "1g.10gb"])
     assert (misfit.code, misfit.numbers["why"]) == ("geometry_does_not_fit", "places")
     assert refusal(gpu, []).code == "geometry_is_the_same"
-    assert refusal(gpu_of(world, host="beta"), HALVES).code == "gpu_has_no_mig", "its agent does not tell"
+    assert refusal(gpu_of(world, host="beta"), HALVES).code == "gpu_has_no_mig", (
+        "the agent of beta reports no MIG profiles"
+    )
     assert refusal(gpu_of(world, host="delta"), HALVES).code == "pool_is_static"
     gpu_diagnostics.request_diagnostic(gpu, why=Diagnostic.Why.OPERATOR, now=at(10))
     assert refusal(gpu, HALVES).code == "diagnostic_is_open"

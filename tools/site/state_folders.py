@@ -79,7 +79,7 @@ def stop_verb(arguments: list[str]) -> int:
     parser.add_argument("--state", type=Path)
     folder = _running_folder_of(parser.parse_args(arguments).state)
     if folder is None:
-        say("gpupool does not run.")
+        say("gpupool is not running.")
         return 0
     pid = int((folder / "supervisor").read_text().split()[0])
     os.kill(pid, signal.SIGTERM)
@@ -106,7 +106,7 @@ def status_verb(arguments: list[str]) -> int:
     if options.json:
         say(json.dumps(found))
     elif folder is None:
-        say("gpupool does not run. Start it: ./run demo")
+        say("gpupool is not running. Start it: ./run demo")
     else:
         say(found["url"])
         for name, entry in found["services"].items():
@@ -130,7 +130,7 @@ def logs_verb(arguments: list[str]) -> int:
         say("\n".join(names) or "No log yet.")
         return 0
     if folder is None or options.name not in names:
-        raise RunError(f"no log named {options.name!r}; there are: {', '.join(names) or 'none yet'}")
+        raise RunError(f"no log named {options.name!r}; allowed: {', '.join(names) or 'none yet'}")
     follow = ["-F"] if options.follow else []
     log = folder / "logs" / f"{options.name}.log"
     os.execvp("tail", ["tail", "-n", str(options.lines), *follow, str(log)])

@@ -59,16 +59,16 @@ def reservation_request_of(
 
 def pool_of_submission(submission: Submission) -> Pool:
     if submission.pool is None:
-        raise ValueError(f"submission {submission.pk} names no pool")
+        raise ValueError(f"submission {submission.pk} has no pool")
     return submission.pool
 
 
 def expiry_of(submission: Submission) -> datetime | None:
     """Return when a submission that nobody has decided expires; None: never.
 
-    A reservation and a series expire at their start. Another window with another start expires at the earlier
-    of the two starts, since a reservation that has started keeps its start. Another end alone expires when
-    the present window is over.
+    A reservation or a series expires at its start. A window change with a new start expires at the earlier
+    of the two starts, because the start of a started reservation cannot change. A change of only the end
+    expires at the present end.
     """
     payload = submission.payload
     if submission.kind in (Submission.Kind.RESERVATION, Submission.Kind.SERIES):
@@ -82,7 +82,7 @@ def expiry_of(submission: Submission) -> datetime | None:
 
 
 def _datetime_of(value: Any) -> Any:
-    """Return a datetime; payloads store times as ISO text, and changes may bring datetimes."""
+    """Return a datetime; payloads store times as ISO text, but an operator's changes contain datetimes."""
     if not isinstance(value, str):
         return value
     try:

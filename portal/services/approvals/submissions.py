@@ -87,7 +87,8 @@ def request_membership(
 ) -> Submission:
     """Request membership in a team.
 
-    Raises OperationRejected if the person is a member or has asked already; Invalid, NotAllowed.
+    Raises OperationRejected if the person is a member or has already requested membership, and Invalid or
+    NotAllowed.
     """
     policy.require(actor, "team.join", team)
     checks = InputChecks()
@@ -119,7 +120,7 @@ def request_membership(
 
 
 def create_unique_submission(otherwise: OperationRejected, **columns: Any) -> Submission:
-    """Create a submission of which only one may wait.
+    """Create a submission if no equal one is waiting.
 
     Raises ``otherwise`` if the database's unique constraint rejects it.
     """

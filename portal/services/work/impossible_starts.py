@@ -19,9 +19,9 @@ from scheduler.requests import WorkloadRequest
 
 
 def refuse_if_never_starts(actor: User, request: WorkloadRequest, now: datetime) -> None:
-    """Raise Invalid if the request could never start under its team's present and possible quotas.
+    """Raise Invalid if the request could never start, even after a quota change.
 
-    A request that could start after a quota change is accepted: ``submission_warning`` says so.
+    A request that could start after a quota change is accepted, and ``submission_warning`` warns about it.
     """
     never = _cached_never_starts(request, actor, now)
     if never is not None and not never.may_be_granted:
@@ -36,8 +36,8 @@ def refuse_if_never_starts(actor: User, request: WorkloadRequest, now: datetime)
 def submission_warning(workload: Workload, viewer: User, now: datetime) -> str:
     """Return warnings for a workload that was just submitted, or an empty text.
 
-    It warns if the workload cannot start before its team gets a larger quota, or if its hosts would not reach
-    each other.
+    It warns if the workload cannot start before its team gets a larger quota, or if its hosts could not
+    communicate.
     """
     request = WorkloadRequest.from_row(workload)
     never = _cached_never_starts(request, workload.owner, now)
@@ -52,7 +52,7 @@ def _cached_never_starts(
 ) -> engine.ImpossibleStart | None:
     """Return why the request could never start, or None.
 
-    Caches the answer: many equal submissions are planned once.
+    Caches the answer, so that equal submissions are planned once.
     """
     rows = [getattr(row, "pk", None) for row in (request.pool, request.project, owner, request.reservation)]
     facts = [
@@ -61,7 +61,7 @@ def _cached_never_starts(
         request.max_runtime_seconds,
         request.hardware_columns(),
     ]
-    question = hashlib.sha256(repr((rows, facts)).encode()).hexdigest()
+    digest = hashlib.sha256(repr((rows, facts)).encode()).hexdigest()
     return cached_answer(
-        ("never", question), now, lambda: engine.impossible_start(request, owner=owner, now=now)
+        ("never", digest), now, lambda: engine.impossible_start(request, owner=owner, now=now)
     )

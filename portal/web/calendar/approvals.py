@@ -41,7 +41,7 @@ class DecisionForm(ServiceForm):
     """The reason of a decision and the approved values. Its field names are arguments of the service."""
 
     comment = forms.CharField(
-        required=False, max_length=2000, label="Reason, sent to them", help_text="Needed to decline."
+        required=False, max_length=2000, label="Reason, sent to the author", help_text="Needed to decline."
     )
 
     def __init__(self, *args: Any, submission: Submission, **kwargs: Any) -> None:
@@ -222,13 +222,13 @@ def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpRespons
             _approvals_context(request, user, rows, rows, row, now, form),
             status=400,
         )
-    words = {"approve": "Approved", "decline": "Declined", "withdraw": "Withdrawn"}[verb]
+    decision = {"approve": "Approved", "decline": "Declined", "withdraw": "Withdrawn"}[verb]
     agreed = {**row.payload, **form.changes(row.payload)} if verb == "approve" else row.payload
     what = request_texts.submission_summary(row.kind, agreed)
     messages.success(
         request,
         calendar_pages.SUBMISSION_DECIDED.format(
-            decision=words, title=what, team=row.team.name, author=row.author.username
+            decision=decision, title=what, team=row.team.name, author=row.author.username
         ),
     )
     return redirect("approvals" if policy.may(user, "approval.see") else "home")
@@ -237,7 +237,7 @@ def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpRespons
 @require_POST
 @sign_in_required
 def decide_several(request: HttpRequest) -> HttpResponseBase:
-    """Approve or decline the ticked submissions, each on its own. Those that fail keep waiting."""
+    """Approve or decline the ticked submissions, each on its own. A submission that fails remains waiting."""
     user, now = current_user(request), timezone.now()
     verb = request.POST.get("verb", "")
     if verb not in ("approve", "decline"):

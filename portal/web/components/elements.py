@@ -67,13 +67,13 @@ def panel(
     context: Context, content: str, title: str, hint: str = "", csv: str = "", name: str = ""
 ) -> SafeString:
     """Render a panel with a title and, at the right, a hint or a CSV link. ``name`` becomes its HTML id."""
-    mark = format_html(' id="{}"', name) if name else ""
+    id_attribute = format_html(' id="{}"', name) if name else ""
     side = format_html("<p>{}</p>", hint) if hint else ""
     if csv:
         side = format_html('{}<a class="smallest" href="{}" download>CSV</a>', side, csv)
     return format_html(
         '<section class="panel"{}><header><h2>{}</h2>{}</header>{}</section>',
-        mark,
+        id_attribute,
         title,
         side,
         conditional_escape(content),
@@ -117,8 +117,8 @@ def field(bound: BoundField, span: int = 12, shape: str = "", hint: str = "", **
     """Render a form field: label, control and hint; an error replaces the hint.
 
     ``span`` is the width in a 12-column ``form-grid`` (3, 4, 6, 8, 12). ``shape`` applies to radio buttons:
-    ``segmented`` or ``pick``. Other arguments become attributes of the control (``hx_post`` becomes ``hx-
-    post``).
+    ``segmented`` or ``pick``. Other arguments become attributes of the control, with hyphens:
+    ``hx_post`` sets ``hx-post``.
     """
     hint = hint or str(bound.help_text or "")
     errors = list(bound.errors)

@@ -40,9 +40,9 @@ def money(amount: Decimal | int | None, currency: str = "") -> str:
     decimals = max(2, -exponent if isinstance(exponent, int) else 2)
     digits = f"{size:,.{decimals}f}"
     sign = "−" if exact < 0 else ""
-    mark = CURRENCY_SIGNS.get(currency)
-    if mark:
-        return f"{sign}{mark}{digits}"
+    symbol = CURRENCY_SIGNS.get(currency)
+    if symbol:
+        return f"{sign}{symbol}{digits}"
     return f"{sign}{currency} {digits}" if currency else f"{sign}{digits}"
 
 

@@ -32,10 +32,10 @@ def month_close(request: HttpRequest, month: str) -> HttpResponseBase:
     first_day = month_or_404(month, now)
     form = CloseMonthForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        done = form.carry_out(
+        closed = form.carry_out(
             months.close_month, actor=user, month=first_day, why=form.cleaned_data["why"], now=now
         )
-        if done is not None:
+        if closed is not None:
             messages.success(
                 request,
                 money_pages.MONTH_CLOSED.format(month=first_day),

@@ -20,7 +20,9 @@ TOKEN_LIFETIMES = [("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("",
 
 
 class TokenForm(ServiceForm):
-    name = forms.CharField(max_length=200, label="Name", help_text="What uses it, such as laptop or nightly.")
+    name = forms.CharField(
+        max_length=200, label="Name", help_text="The machine or program that uses it, for example laptop."
+    )
     days = forms.ChoiceField(choices=TOKEN_LIFETIMES, required=False, initial="90", label="Valid for")
 
 
@@ -38,15 +40,15 @@ def tokens(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         days = form.cleaned_data["days"]
         expires_at = now + timedelta(days=int(days)) if days else None
-        made = form.carry_out(
+        created = form.carry_out(
             api_tokens.create_token,
             actor=current_user(request),
             name=form.cleaned_data["name"],
             expires_at=expires_at,
             now=now,
         )
-        if made is not None:
-            text, form = made[1], TokenForm()
+        if created is not None:
+            text, form = created[1], TokenForm()
     context = {
         "rows": reads.own_tokens(request.user),
         "form": form,

@@ -1,7 +1,7 @@
 """Forecast how many units of each host are expected to be free from now on.
 
-The first waiting workloads are counted in one after another, in queue order. ``DeepQueueEta`` continues for
-the later ones.
+The first waiting workloads are added one after another, in queue order. ``DeepQueueEta`` continues with the
+later ones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Forecast:
         # A list: times are looked up thousands of times.
         self.times: list[int] = times.tolist()
         self.profiles: dict[int, Ints] = {}
-        # Like ``profiles``: units taken by future reservations, for kinds that have any.
+        # By kind, like ``profiles``: the units taken by future reservations. Kinds without any are absent.
         self.reserved: dict[int, Ints] = {}
 
     def _free_at(self) -> Ints:
@@ -84,7 +84,7 @@ class Forecast:
         )
         np.add.at(change, (np.searchsorted(self.times, self.free_at[units]), state.host_of[units]), 1)
         profile: Ints = np.cumsum(change, axis=0)[:-1]
-        for interval in self.promises.promised_intervals:  # a future promise takes its unit while it lasts
+        for interval in self.promises.promised_intervals:
             start = max(interval.start, int(self.free_at[interval.unit]))
             if (
                 state.kind[interval.unit] == kind
@@ -101,7 +101,7 @@ class Forecast:
         profile[self._at_or_before(start) : self._at_or_after(end), host] -= units
 
     def note_placed(self, units: list[int], seconds: int) -> None:
-        """Count work that was started after the forecast was made."""
+        """Subtract the units of work that was placed after the forecast was made."""
         until = self.state.now + seconds
         self._extend_to(until)
         for unit in units:
@@ -113,7 +113,7 @@ class Forecast:
     def _extend_to(self, time: int) -> None:
         """Add ``time`` to the grid if there is capacity, or if it is later than the whole grid.
 
-        Otherwise units that are taken until then would never be expected back.
+        Without a grid point at the end, units that are taken until then would never count as free again.
         """
         index = self._at_or_after(time)
         if index < len(self.times) and (
@@ -125,7 +125,7 @@ class Forecast:
             for kind, profile in cached.items():
                 cached[kind] = np.insert(profile, index, profile[index - 1], axis=0)
 
-    def note_kept(self, units: list[int]) -> None:
+    def note_earmarked(self, units: list[int]) -> None:
         """Subtract units that are earmarked for work that starts soon."""
         for unit in units:
             kind = int(self.state.kind[unit])
@@ -142,13 +142,13 @@ class Forecast:
         return profile + self.reserved[kind] if kind in self.reserved else profile
 
     def earliest(
-        self, ask: Ask, kind: int, seconds: int, not_before: int, gone_after: int | None = None
+        self, ask: Ask, kind: int, seconds: int, not_before: int, evictable_after: int | None = None
     ) -> tuple[int, list[int]] | None:
         """Return the first time, at least ``not_before``, from which the ask fits for ``seconds``, and the
         hosts; or None.
 
-        Work that may be evicted for a reservation must be clear of reservations for ``gone_after`` seconds
-        only.
+        ``evictable_after``: the work can be evicted after this many seconds, so later reservations are no
+        obstacle.
         """
         profile = self.profile(kind)
         labels = self.state.hardware.hosts_with_capacity(ask)
@@ -157,10 +157,10 @@ class Forecast:
         for i in (begin + possible.nonzero()[0]).tolist():
             time = self.times[i]
             last = max(i + 1, self._at_or_after(time + seconds))
-            if gone_after is None or kind not in self.reserved:
+            if evictable_after is None or kind not in self.reserved:
                 lowest = np.minimum.reduce(profile[i:last])
             else:
-                clear_index = max(i + 1, self._at_or_after(time + gone_after))
+                clear_index = max(i + 1, self._at_or_after(time + evictable_after))
                 without_reservations = profile[i:last] + self.reserved[kind][i:last]
                 lowest = np.minimum(
                     np.minimum.reduce(profile[i:clear_index]), np.minimum.reduce(without_reservations)
@@ -172,7 +172,7 @@ class Forecast:
         return None
 
     def take(self, kind: int, hosts: list[int], units: int, start: int, seconds: int) -> None:
-        """Count a waiting workload in, so that later ones are expected later."""
+        """Subtract the units of a waiting workload, so that later workloads are expected after it."""
         self._extend_to(start + seconds)
         for host in hosts:
             self._take(self.profiles[kind], host, units, start, start + seconds)

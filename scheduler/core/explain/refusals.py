@@ -104,7 +104,7 @@ class RefusalRecorder:
             state.ledger.use_headroom(queued.team, state.kinds[kind].model, slots, end, queued.preemptible)
             state.ledger.use_user_headroom(queued.user, slots, end)
         if self.forecast is not None:
-            self.forecast.note_kept(units)
+            self.forecast.note_earmarked(units)
         known_stops = [state.running[v].stop_by or 0 for v in leaving if state.running[v].stopping]
         start = (
             max([state.now + 1, *known_stops]) if known_stops else state.now + eviction_lead_seconds(state)
@@ -296,9 +296,11 @@ class RefusalRecorder:
         best: tuple[int, int, list[int]] | None = None
         for kind in allowed:
             after = max(not_before, state.now + 1)
-            gone_after = availability.seconds_until_releasable(state, queued) if queued.preemptible else None
+            evictable_after = (
+                availability.seconds_until_releasable(state, queued) if queued.preemptible else None
+            )
             earliest = self.forecast.earliest(
-                queued.ask, kind, required_free_seconds(queued), after, gone_after
+                queued.ask, kind, required_free_seconds(queued), after, evictable_after
             )
             if earliest is not None and (best is None or earliest[0] < best[0]):
                 best = earliest[0], kind, earliest[1]

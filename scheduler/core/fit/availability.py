@@ -1,4 +1,4 @@
-"""Which units a workload may take now: free units that it would leave before they are promised to others."""
+"""Find the units that a workload may take now: free units that it leaves before they are promised."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ALL_PROMISES = frozenset({QUEUE_HOLDS, MAINTENANCE, RESERVATIONS})
 
 
 def seconds_until_releasable(state: PoolState, queued: QueuedWorkload) -> int:
-    """Return the seconds after which a workload that starts now can be off its units: preemptible work may
-    be evicted.
+    """Return the seconds after which a workload that starts now can have released its units. Preemptible work
+    may be evicted.
     """
     policy = state.policy
     if not queued.preemptible:
@@ -32,11 +32,11 @@ def seconds_until_releasable(state: PoolState, queued: QueuedWorkload) -> int:
 def time_class(
     state: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
 ) -> tuple[int, ...]:
-    """Return the promises that a workload's times would overlap, as bounds. Workloads of one class may
-    take the same units.
+    """Return for each kind of promise the first one after the workload's end, as a lower bound for its units.
 
-    ``ignoring`` leaves out QUEUE_HOLDS, MAINTENANCE or RESERVATIONS, to find out which of them is the
-    obstacle.
+    0 is no bound. Workloads of one class may take the same units.
+
+    ``ignoring``: the kinds of promises to leave out, to find the obstacle.
     """
     bounds = state.time_classes.get(queued.id)
     if bounds is None:
@@ -56,7 +56,7 @@ def time_class(
 def units_clear_of_promises(
     state: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
 ) -> Mask | None:
-    """Return the units that the workload would leave before they are promised to others; None stands for
+    """Return the units that the workload would leave before they are promised to others; None means
     all units.
     """
     return state.units_clear_of(time_class(state, queued, ignoring))
@@ -65,7 +65,7 @@ def units_clear_of_promises(
 def available_units(
     state: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
 ) -> Mask | None:
-    """Return the units that the workload may take now. None stands for every free unit, which is the
+    """Return the units that the workload may take now. None means every free unit, which is the
     common and cheap case.
     """
     if queued.reservation is not None:
@@ -104,8 +104,8 @@ def host_counts(state: PoolState, kind: int, available: Mask | None) -> Ints:
 
 
 def units_of_kind_in(state: PoolState, kind: int, mask: Mask) -> Ints:
-    """Return the units of a kind that are in a mask. Faster than a search over all units, most of all for
-    a rare kind.
+    """Return the units of a kind that are in a mask. Faster than a search over all units, especially
+    for a rare kind.
     """
     units = state.hardware.units_of_kind[kind]
     return units[mask[units]]

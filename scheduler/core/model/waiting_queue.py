@@ -34,7 +34,7 @@ def expected_unit_seconds(queued: QueuedWorkload) -> int:
 class EquivalenceClass:
     """Waiting workloads that differ only in their times.
 
-    If one of them cannot get units, no other one can that runs at least as long.
+    If a member cannot get units, no member that runs at least as long can get them.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class PoolQueue:
     def workloads_in(
         self, groups: list[EquivalenceClass], workloads: AbstractSet[int]
     ) -> list[QueuedWorkload]:
-        """Return those of the given workloads that are members of one of the given classes."""
+        """Return the given workloads that are members of one of the given classes."""
         class_ids = {id(group) for group in groups}
         rows = [
             self.by_id[workload]
@@ -154,11 +154,11 @@ class PoolQueue:
         by_number: dict[int, list[EquivalenceClass]] = defaultdict(list)
         for (number, _), group in self.groups.items():
             by_number[number].append(group)
-        members_by_key = [
+        grouped = [
             (groups[0].first.ask, sum(len(group.members) for group in groups))
             for groups in by_number.values()
         ]
-        return [*members_by_key, *((queued.ask, 1) for queued in self.individually_checked.values())]
+        return [*grouped, *((queued.ask, 1) for queued in self.individually_checked.values())]
 
     def rows(self) -> list[QueuedWorkload]:
         """Return all rows, sorted by id."""

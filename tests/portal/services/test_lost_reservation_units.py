@@ -42,8 +42,8 @@ def test_the_owner_of_a_used_reservation_is_told_at_once_of_lost_gpus_and_of_the
     )
     assert reservation_notices(world) == [
         "2 of the 4 GPUs of reservation sprint can't be used at present (alpha)."
-        " It gets others once nothing runs inside it: end "
-        "the one workload there for that, or go on with the rest."
+        " It gets other GPUs once nothing runs inside it: end "
+        "the one workload inside it, or continue with its usable GPUs."
     ]
     Allocation.objects.filter(pk=held.pk).update(period=DateTimeTZRange(since, world.now))
     reservation_windows.sweep_reservations(world.now + timedelta(minutes=11))

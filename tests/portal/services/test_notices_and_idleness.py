@@ -307,7 +307,7 @@ def test_a_hardware_event_is_notified_to_operators_and_to_owners_of_moved_work(w
     sentence = notice_texts.notice_sentence(notice.kind, notice.numbers, world.operator)
     assert (
         sentence
-        == f"alpha, GPU 0: {meaning} (xid:79). The host was cordoned, and work that can go leaves it."
+        == f"alpha, GPU 0: {meaning} (xid:79). The host was cordoned, and work that can move leaves it."
     )
     assert kinds(world.vision.member) == ["started", "has_to_move"]
     moved = Notification.objects.get(user=world.vision.member, kind="has_to_move")

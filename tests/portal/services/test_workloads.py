@@ -201,14 +201,14 @@ def test_an_extension_stays_within_the_longest_runtime_of_the_pool(world: World)
 
 def test_the_second_of_two_concurrent_extensions_is_refused_as_too_long(world: World) -> None:
     workload = job(world)
-    as_seen_before = Workload.objects.get(pk=workload.pk)
-    room = world.shared.longest_runtime_seconds - workload.max_runtime_seconds
+    stale_row = Workload.objects.get(pk=workload.pk)
+    remaining_seconds = world.shared.longest_runtime_seconds - workload.max_runtime_seconds
     workload_changes.extend_workload(
-        actor=world.vision.member, workload=workload, seconds=room, now=world.now
+        actor=world.vision.member, workload=workload, seconds=remaining_seconds, now=world.now
     )
     with rejected("was extended just now"):
         workload_changes.extend_workload(
-            actor=world.vision.lead, workload=as_seen_before, seconds=room, now=world.now
+            actor=world.vision.lead, workload=stale_row, seconds=remaining_seconds, now=world.now
         )
     workload.refresh_from_db()
     assert workload.max_runtime_seconds == world.shared.longest_runtime_seconds
@@ -227,15 +227,17 @@ def test_a_notebook_can_be_kept_from_idle_stop_and_a_job_cannot(world: World) ->
 
 def test_a_relaunch_copies_everything_but_its_changes(world: World) -> None:
     workload = job(world, nvlink=True)
-    again = launch.relaunch_workload(actor=world.vision.members[1], workload=workload, now=world.now, units=1)
-    assert (again.command, again.nvlink, again.units) == (workload.command, True, 1)
-    assert again.owner == world.vision.members[1]
+    relaunched = launch.relaunch_workload(
+        actor=world.vision.members[1], workload=workload, now=world.now, units=1
+    )
+    assert (relaunched.command, relaunched.nvlink, relaunched.units) == (workload.command, True, 1)
+    assert relaunched.owner == world.vision.members[1]
 
 
 def test_values_of_environment_variables_are_copied_for_their_owner_only(world: World) -> None:
     workload, mate = job(world, environment={"TOKEN": "s3cret"}), world.vision.members[1]
-    again = launch.relaunch_workload(actor=world.vision.member, workload=workload, now=world.now)
-    assert again.environment == {"TOKEN": "s3cret"}
+    relaunched = launch.relaunch_workload(actor=world.vision.member, workload=workload, now=world.now)
+    assert relaunched.environment == {"TOKEN": "s3cret"}
     with pytest.raises(Invalid) as refused:
         launch.relaunch_workload(actor=mate, workload=workload, now=world.now)
     assert "TOKEN" in refusal_sentence(refused.value) and "s3cret" not in refusal_sentence(refused.value)
@@ -269,7 +271,7 @@ def test_only_its_owner_opens_a_running_notebook_and_the_code_expires_after_a_mi
 
 
 def test_a_preview_returns_the_outcome_and_writes_nothing(world: World) -> None:
-    answer = workload_preview.preview_workload(
+    preview = workload_preview.preview_workload(
         actor=world.vision.member,
         project=world.vision.project,
         pool=world.shared,
@@ -280,8 +282,8 @@ def test_a_preview_returns_the_outcome_and_writes_nothing(world: World) -> None:
         models=[H100],
         max_runtime_seconds=3600,
     )
-    assert (answer["starts_now"], answer["code"], answer["gpus"]) == (True, "free_within_guarantee", 2)
-    assert answer["price_per_hour"] is None
+    assert (preview["starts_now"], preview["code"], preview["gpus"]) == (True, "free_within_guarantee", 2)
+    assert preview["price_per_hour"] is None
     assert not Workload.objects.exists()
 
 

@@ -92,10 +92,10 @@ def test_a_failed_change_is_shown_with_its_reason_and_can_be_retried(world: Worl
 @pytest.mark.parametrize(
     ("geometry", "message"),
     [
-        ("3x3g.40gb", "3 times 3g.40gb is asked for, and 2 of it fit"),
-        ("1x9g.90gb", "9g.90gb is no profile of it; allowed: 1g.10gb"),
-        ("2x3g.40gb+1x1g.10gb", "there is no place for all of them"),
-        ("1x4g.40gb+1x3g.40gb+1x1g.10gb", "8 compute slices, and it has 7"),
+        ("3x3g.40gb", "3g.40gb is requested 3 times; at most 2 fit"),
+        ("1x9g.90gb", "9g.90gb is not a MIG profile of this GPU; allowed: 1g.10gb"),
+        ("2x3g.40gb+1x1g.10gb", "the profiles do not fit together"),
+        ("1x4g.40gb+1x3g.40gb+1x1g.10gb", "8 compute slices, and the GPU has 7"),
         ("whole", "is one whole GPU already"),
         ("halves", "allowed: whole, or COUNTxPROFILE"),
         ("9" * 400, "allowed: whole, or COUNTxPROFILE"),

@@ -74,7 +74,7 @@ def test_an_operator_starts_a_diagnostic_and_sees_its_findings(world: World) -> 
     assert "memory: 3 words" in shown and "wrong_words 3" in shown and "Out of service" in shown
     delivery.write_notices(world.now + timedelta(minutes=2))
     assert notices_for(world, "operator") == [
-        "GPU 2 of alpha failed its diagnostic: memory: 3 words. It is out until you return it."
+        "GPU 2 of alpha failed its diagnostic: memory: 3 words. It is out of service until you return it."
     ]
     assert notices_for(world, "member") == []
     notices = signed_in(world.people["operator"]).get(reverse("notifications")).content.decode()
@@ -181,8 +181,8 @@ def test_operators_are_notified_once_of_each_stray_process_and_in_one_notice_of_
     one = StraySeen(first, 4242, 7, "ada", "miner", 900)
     (notice,) = new_notices_for_strays(world, 0, one)
     assert notice == (
-        "alpha, GPU 0: miner (pid 4242, user ada, 900 MiB) belongs to no workload. Nothing was done;"
-        " have a look."
+        "alpha, GPU 0: miner (pid 4242, user ada, 900 MiB) belongs to no workload."
+        " No action was taken: check the host."
     )
     assert new_notices_for_strays(world, 60) == [], "the process has ended"
     (notice,) = new_notices_for_strays(world, 180, replace(one, pid=4300, started=9))
@@ -206,7 +206,7 @@ def test_the_notice_says_if_the_pool_ends_stray_processes(world: World) -> None:
         world, 0, StraySeen(units_of(world.hosts["alpha"])[0].gpu.uuid, 4242, 7)
     )
     assert notice.endswith(
-        "By the pool's policy it is ended if it stays; the host's page says so, or why not."
+        "The pool's policy ends such a process if it stays. The host's page shows the result."
     )
 
 
@@ -372,7 +372,7 @@ def test_owners_are_notified_of_maintenance_and_of_its_cancellation(world: World
     host_verbs.cancel_maintenance(**fields | {"now": world.now + timedelta(minutes=1)}, window=window.pk)
     assert not MaintenanceWindow.objects.exists()
     delivery.write_notices(world.now + timedelta(minutes=2))
-    assert "is taken back: storm stays where it is" in notices_for(world, "member")[-1]
+    assert "is cancelled: storm stays there" in notices_for(world, "member")[-1]
 
 
 def test_a_reservation_leaves_a_cordoned_host_and_its_owner_is_notified(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Fleet, hosts and approvals: who sees these pages, and that the actions on them take effect."""
+"""Test the visibility and the actions of the pages of the fleet, hosts and approvals."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_reservation_without_gpus_shows_why_to_its_owner_and_to_operators(worl
     )
 
 
-def test_a_host_shows_the_agent_that_was_refused_in_its_name(world: World) -> None:
+def test_a_host_page_shows_an_agent_that_was_rejected_under_the_host_name(world: World) -> None:
     page = reverse("host", args=["alpha"])
     assert "<dt>Rejected</dt>" not in signed_in(world.operator).get(page).content.decode()
     engine.record_rejected_agent(
@@ -156,7 +156,7 @@ def test_a_host_shows_the_agent_that_was_refused_in_its_name(world: World) -> No
     )
     shown = signed_in(world.operator).get(page).content.decode()
     assert "another agent is connected as alpha" in shown and "boot 7" in shown
-    assert "quarantined" not in shown, "the agent was refused once"
+    assert "quarantined" not in shown, "one rejection does not quarantine the host"
     for code in ("agent_copy", "agent_second"):
         engine.record_rejected_agent(world.hosts["alpha"].pk, reason="two of them", code=code, now=world.now)
         shown = signed_in(world.operator).get(page).content.decode()
@@ -265,15 +265,15 @@ def test_a_lead_is_warned_before_requesting_more_than_is_available(world: World)
         "why": "New model",
     }
     page = lead.post(url, fields).content.decode()
-    words = (
+    warning = (
         "14 × H100 80GB is 8 more than there is: Shared has 16, and other teams are guaranteed 10 of them. "
         "Language can be guaranteed up to 6."
     )
-    assert words in page and "New model" in page
+    assert warning in page and "New model" in page
     assert not Submission.objects.exists()
     assert lead.post(url, fields | {"anyway": "1"}).status_code == 302
     page = operator.get(reverse("approvals")).content.decode()
-    assert words in page
+    assert warning in page
     assert "8 too many" in page
     assert "guaranteed_gpus is" not in page
     assert "-8 free" not in page
