@@ -194,7 +194,7 @@ def test_operators_are_notified_once_of_each_stray_process_and_in_one_notice_of_
     (said_together,) = new_notices_for_strays(world, 300, *several)
     assert (
         all(f"pid {5000 + number}" in said_together for number in range(5))
-        and "; and 2 more. Nothing" in said_together
+        and "; and 2 more. No action" in said_together
     )
     delivery.write_notices(world.now + timedelta(seconds=310))
     assert len(notices_for(world, "operator")) == 3 and notices_for(world, "member") == []
