@@ -231,7 +231,9 @@ class HostReconciler:
             rows, gpu_processes = (
                 await self._gpu_reader.occupancy(time.time()) if wanted.unit_uuids else ([], [])
             )
-            leftovers = self._handover.left(self._runs.exclusive_units(wanted), rows, gpu_processes)
+            leftovers = self._handover.describe_leftovers(
+                self._runs.exclusive_units(wanted), rows, gpu_processes
+            )
         except GpuReadError as problem:
             await self._runs.wait_for_readable_gpus(wanted, str(problem))
             return

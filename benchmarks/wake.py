@@ -22,7 +22,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
 SERVICES = ("postgres", "valkey")
 MAX_WAIT_SECONDS = 30.0
-LOOK_EVERY = 0.002
+POLL_INTERVAL_SECONDS = 0.002
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _measure(gpus: int, waiting: int, requests: int) -> dict[str, Any]:
                         raise SystemExit(
                             f"gpupool: no decision in {MAX_WAIT_SECONDS:g} s:\n{pool.log('engine')[-2000:]}"
                         )
-                    time.sleep(LOOK_EVERY)
+                    time.sleep(POLL_INTERVAL_SECONDS)
                 if number >= 0:
                     seconds.append(time.perf_counter() - began)
                 time.sleep(0.05)

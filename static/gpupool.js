@@ -123,7 +123,7 @@
     const source = event.submitter?.dataset.confirm ? event.submitter : form;
     if (!source.dataset.confirm || form.dataset.confirmed || form.matches("[hx-post]")) return;
     event.preventDefault();
-    if (!(await ask(source.dataset.confirm, source.dataset.confirmLabel || "Go on"))) return;
+    if (!(await ask(source.dataset.confirm, source.dataset.confirmLabel || "Continue"))) return;
     // A refresh may have removed the form while the dialog was open: append it again, so that it can be submitted.
     if (!form.isConnected) {
       form.hidden = true;
@@ -141,7 +141,7 @@
     const source = event.detail.elt;
     if (!source.dataset.confirm) return;
     event.preventDefault();
-    ask(source.dataset.confirm, source.dataset.confirmLabel || "Go on").then((yes) => {
+    ask(source.dataset.confirm, source.dataset.confirmLabel || "Continue").then((yes) => {
       if (yes) event.detail.issueRequest(true);
     });
   });

@@ -67,21 +67,21 @@ MAX_MATRIX_ELEMENT = 15  # small enough for exact sums in 32-bit floats
 MULTIPLY_REPEATS = 200
 
 
-def run_builtin_checks(look: CheckProgress) -> None:
+def run_builtin_checks(progress: CheckProgress) -> None:
     """Test memory, bandwidth and arithmetic of the one visible GPU.
 
     Raises CudaError, OSError and DiagnosticStopped.
     """
-    look.step("driver")
+    progress.step("driver")
     gpu = CudaDevice(PTX_MODULE)
-    look.report_check("driver", True, {"gpu": gpu.name()})
+    progress.report_check("driver", True, {"gpu": gpu.name()})
     for name, check in (
         ("memory", _check_memory),
         ("bandwidth", _check_bandwidth),
         ("arithmetic", _check_arithmetic),
     ):
-        look.step(name)
-        check(gpu, look)
+        progress.step(name)
+        check(gpu, progress)
     gpu.close()
 
 
@@ -110,7 +110,7 @@ class MismatchCounters:
         )
 
 
-def _check_memory(gpu: CudaDevice, look: CheckProgress) -> None:
+def _check_memory(gpu: CudaDevice, progress: CheckProgress) -> None:
     free, total = gpu.memory()
     pieces: list[tuple[int, int]] = []
     differ = MismatchCounters(gpu)
@@ -121,10 +121,10 @@ def _check_memory(gpu: CudaDevice, look: CheckProgress) -> None:
         wrong, text = 0, ""
         for name, factor, offset in MEMORY_PATTERNS:
             for address, size in pieces:
-                look.raise_if_stopped()
+                progress.raise_if_stopped()
                 _write_pattern(gpu, address, size, factor, offset)
             for number, (address, size) in enumerate(pieces):
-                look.raise_if_stopped()
+                progress.raise_if_stopped()
                 differ.clear()
                 _compare(gpu, address, size, factor, offset, differ)
                 count, example = differ.read()
@@ -142,10 +142,10 @@ def _check_memory(gpu: CudaDevice, look: CheckProgress) -> None:
         "seconds": round(time.monotonic() - began, 2),
     }
     if checked < MIN_CHECKED_MEMORY_SHARE * total:
-        look.unknown = "" if wrong else "another process uses most of its memory"
-        look.report_check("memory", False if wrong else None, numbers, text or look.unknown)
+        progress.unknown = "" if wrong else "another process uses most of its memory"
+        progress.report_check("memory", False if wrong else None, numbers, text or progress.unknown)
         return
-    look.report_check("memory", wrong == 0, numbers, f"{wrong} words differ; {text}" if wrong else "")
+    progress.report_check("memory", wrong == 0, numbers, f"{wrong} words differ; {text}" if wrong else "")
 
 
 def allocate_in_pieces(gpu: CudaDevice, wanted: int) -> list[tuple[int, int]]:
@@ -187,7 +187,7 @@ def _compare(
     gpu.run("check", ctypes.c_uint64(address), words, ctypes.c_uint(factor), ctypes.c_uint(offset), out)
 
 
-def _check_bandwidth(gpu: CudaDevice, look: CheckProgress) -> None:
+def _check_bandwidth(gpu: CudaDevice, progress: CheckProgress) -> None:
     size = min(COPY_BYTES, max(MIB, gpu.memory()[0] // 4))
     source, target = gpu.allocate(size), gpu.allocate(size)
     gpu.copy(target, source, size)
@@ -196,19 +196,19 @@ def _check_bandwidth(gpu: CudaDevice, look: CheckProgress) -> None:
         2
         * size
         * COPY_REPEATS
-        / _time_repeats(gpu, COPY_REPEATS, look, lambda: gpu.copy(target, source, size))
+        / _time_repeats(gpu, COPY_REPEATS, progress, lambda: gpu.copy(target, source, size))
     )
     transfer = min(size, TRANSFER_BYTES)
     buffer = gpu.allocate_on_host(transfer)
     to = (
         transfer
         * COPY_REPEATS
-        / _time_repeats(gpu, COPY_REPEATS, look, lambda: gpu.write(target, buffer, transfer))
+        / _time_repeats(gpu, COPY_REPEATS, progress, lambda: gpu.write(target, buffer, transfer))
     )
     back = (
         transfer
         * COPY_REPEATS
-        / _time_repeats(gpu, COPY_REPEATS, look, lambda: gpu.read(buffer, target, transfer))
+        / _time_repeats(gpu, COPY_REPEATS, progress, lambda: gpu.read(buffer, target, transfer))
     )
     gpu.free_on_host(buffer)
     for address in (source, target):
@@ -216,7 +216,7 @@ def _check_bandwidth(gpu: CudaDevice, look: CheckProgress) -> None:
     numbers = {"within_gb_s": _gb(within), "to_gb_s": _gb(to), "from_gb_s": _gb(back)}
     clock, width = gpu.attribute(ATTRIBUTE_MEMORY_CLOCK_RATE), gpu.attribute(ATTRIBUTE_MEMORY_BUS_WIDTH)
     if not clock or not width:
-        look.report_check(
+        progress.report_check(
             "bandwidth", None, numbers, "measured; this driver does not report the theoretical bandwidth"
         )
         return
@@ -228,13 +228,13 @@ def _check_bandwidth(gpu: CudaDevice, look: CheckProgress) -> None:
         if slow
         else ""
     )
-    look.report_check("bandwidth", not slow, numbers, detail)
+    progress.report_check("bandwidth", not slow, numbers, detail)
 
 
-def _time_repeats(gpu: CudaDevice, times: int, look: CheckProgress, step: Callable[[], None]) -> float:
+def _time_repeats(gpu: CudaDevice, times: int, progress: CheckProgress, step: Callable[[], None]) -> float:
     began = time.perf_counter()
     for _ in range(times):
-        look.raise_if_stopped()
+        progress.raise_if_stopped()
         step()
     gpu.wait()
     return max(1e-9, time.perf_counter() - began)
@@ -244,7 +244,7 @@ def _gb(bytes_per_second: float) -> float:
     return round(bytes_per_second / 1e9, 2)
 
 
-def _check_arithmetic(gpu: CudaDevice, look: CheckProgress) -> None:
+def _check_arithmetic(gpu: CudaDevice, progress: CheckProgress) -> None:
     """Multiply two matrices, check the product by the CPU, then repeat and compare.
 
     The elements are so small that 32-bit floats sum them exactly in any order, so a correct result is exact
@@ -263,12 +263,12 @@ def _check_arithmetic(gpu: CudaDevice, look: CheckProgress) -> None:
     gpu.run("product", *operands, ctypes.c_uint64(c), ctypes.c_uint(MATRIX_SIDE))
     result = array.array("f", bytes(size))
     gpu.read((ctypes.c_char * size).from_buffer(result), c, size)
-    look.raise_if_stopped()
+    progress.raise_if_stopped()
     rows = list(_wrong_rows(left, right, result, draw))
     differ = MismatchCounters(gpu)
     began = time.perf_counter()
     for _ in range(MULTIPLY_REPEATS):
-        look.raise_if_stopped()
+        progress.raise_if_stopped()
         gpu.run("product", *operands, ctypes.c_uint64(repeated), ctypes.c_uint(MATRIX_SIDE))
         words = ctypes.c_uint64(MATRIX_SIDE * MATRIX_SIDE)
         gpu.run("same", ctypes.c_uint64(repeated), ctypes.c_uint64(c), words, ctypes.c_uint64(differ.address))
@@ -290,7 +290,7 @@ def _check_arithmetic(gpu: CudaDevice, look: CheckProgress) -> None:
         if count
         else ""
     )
-    look.report_check("arithmetic", not rows and not count, numbers, detail)
+    progress.report_check("arithmetic", not rows and not count, numbers, detail)
 
 
 def _wrong_rows(

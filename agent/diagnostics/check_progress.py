@@ -33,7 +33,7 @@ class CheckProgress:
         print_json({"step": name})
 
     def report_check(self, name: str, passed: bool | None, numbers: dict[str, Any], detail: str = "") -> None:
-        """Print the result of a check. ``passed`` None: measured, neither passed nor failed."""
+        """Print the result of a check. ``passed`` is None if it was only measured."""
         if passed is False:
             self.failed.append(f"{name}: {detail}" if detail else name)
         print_json({"check": {"name": name, "passed": passed, "numbers": numbers, "detail": detail}})

@@ -18,12 +18,12 @@ class DcgmUnavailable(Exception):
     """DCGM can't be used here; the message gives the reason."""
 
 
-def run_dcgm(look: CheckProgress, index: int, seconds: float) -> None:
+def run_dcgm(progress: CheckProgress, index: int, seconds: float) -> None:
     """Run NVIDIA's diagnostic on the GPU with this index. Raises DcgmUnavailable."""
     program = shutil.which("dcgmi")
     if program is None:
         raise DcgmUnavailable("dcgmi is not installed")
-    look.step("dcgm")
+    progress.step("dcgm")
     command = [program, "diag", "-r", DCGM_LEVEL, "-i", str(index), "-j"]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -35,7 +35,7 @@ def run_dcgm(look: CheckProgress, index: int, seconds: float) -> None:
             break
         except subprocess.TimeoutExpired:
             try:
-                look.raise_if_stopped()
+                progress.raise_if_stopped()
             except DiagnosticStopped:
                 process.terminate()
                 process.communicate()
@@ -43,7 +43,7 @@ def run_dcgm(look: CheckProgress, index: int, seconds: float) -> None:
             if time.monotonic() > until:
                 process.kill()
                 process.communicate()
-                look.report_check("dcgm", False, {"seconds": round(seconds)}, "it did not end in time")
+                progress.report_check("dcgm", False, {"seconds": round(seconds)}, "it did not end in time")
                 return
     results = list(parse_dcgm_results(printed))
     if not results:
@@ -51,7 +51,7 @@ def run_dcgm(look: CheckProgress, index: int, seconds: float) -> None:
         raise DcgmUnavailable(f"dcgmi ended with {process.returncode} and no result: {detail}")
     for name, status, detail in results:
         passed = {"pass": True, "fail": False}.get(status.lower())
-        look.report_check(name[:40], passed, {"status": status}, detail[:200])
+        progress.report_check(name[:40], passed, {"status": status}, detail[:200])
 
 
 def parse_dcgm_results(printed: str) -> Iterator[tuple[str, str, str]]:

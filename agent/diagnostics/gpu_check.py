@@ -1,5 +1,6 @@
-"""Tests one GPU, in a process that holds the GPU's lock: python -m agent.diagnostics.gpu_check --deadline 600
-[--tool ...]
+"""Tests one GPU in a process that holds the lock of the GPU.
+
+    python -m agent.diagnostics.gpu_check --deadline 600 [--tool ...]
 
 It prints one line of JSON before each check, one after it, and one at the end:
 
@@ -30,15 +31,15 @@ DCGM_MARGIN_SECONDS = 5.0
 SIMULATED_STEP_SECONDS = 0.3
 
 
-def run_simulated(look: CheckProgress, fault: str) -> None:
-    """Report the checks of a simulated GPU, of which only the planted ``fault`` fails."""
+def run_simulated(progress: CheckProgress, fault: str) -> None:
+    """Report the checks of a simulated GPU. Only the check named by ``fault`` fails."""
     for name in ("memory", "bandwidth", "arithmetic"):
-        look.step(name)
+        progress.step(name)
         for _ in range(3):
             time.sleep(SIMULATED_STEP_SECONDS / 3)
-            look.raise_if_stopped()
+            progress.raise_if_stopped()
         is_planted = name == fault
-        look.report_check(
+        progress.report_check(
             name,
             not is_planted,
             {},
@@ -56,51 +57,51 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--index", type=int, default=0, help="index of the GPU, for DCGM")
     parser.add_argument("--fault", default="")
     options = parser.parse_args(arguments)
-    # The default action, not a Python handler, which would only run after a hanging call returns.
+    # Keep the default action: a Python handler would only run after a hanging call returns.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, max(0.1, options.deadline))
-    look = CheckProgress()
-    signal.signal(signal.SIGTERM, look.stop)
+    progress = CheckProgress()
+    signal.signal(signal.SIGTERM, progress.stop)
     try:
-        _run_tool(look, options)
+        _run_tool(progress, options)
     except DiagnosticStopped:
         print_json({"end": "stopped", "detail": "it was cancelled: a workload needs the GPU"})
     except CudaError as error:
-        if error.code in INCONCLUSIVE_CUDA_ERRORS and not look.failed:
+        if error.code in INCONCLUSIVE_CUDA_ERRORS and not progress.failed:
             print_json({"end": "stopped", "detail": str(error)})
             return 0
-        look.report_check("driver", False, {"code": error.code}, str(error))
-        print_json({"end": "failed", "detail": "; ".join(look.failed)})
+        progress.report_check("driver", False, {"code": error.code}, str(error))
+        print_json({"end": "failed", "detail": "; ".join(progress.failed)})
     except OSError as error:
         tool = options.name or "the CUDA driver"
         print_json({"end": "stopped", "detail": f"{tool} can't be loaded: {error}"})
     except DcgmUnavailable as error:
         print_json({"end": "stopped", "detail": str(error)})
     else:
-        end = "failed" if look.failed else "stopped" if look.unknown else "passed"
-        print_json({"end": end, "detail": "; ".join(look.failed) or look.unknown})
+        end = "failed" if progress.failed else "stopped" if progress.unknown else "passed"
+        print_json({"end": end, "detail": "; ".join(progress.failed) or progress.unknown})
     return 0
 
 
-def _run_tool(look: CheckProgress, options: argparse.Namespace) -> None:
+def _run_tool(progress: CheckProgress, options: argparse.Namespace) -> None:
     if options.tool == "simulated":
         print_json({"tool": "simulated"})
-        return run_simulated(look, options.fault)
+        return run_simulated(progress, options.fault)
     if options.tool == "operator":
         print_json({"tool": options.name})
         return run_operator_program(
-            look, options.name, options.command, options.deadline - DCGM_MARGIN_SECONDS
+            progress, options.name, options.command, options.deadline - DCGM_MARGIN_SECONDS
         )
     if options.tool in ("auto", "dcgm"):
         try:
             print_json({"tool": "dcgm"})
-            return run_dcgm(look, options.index, options.deadline - DCGM_MARGIN_SECONDS)
+            return run_dcgm(progress, options.index, options.deadline - DCGM_MARGIN_SECONDS)
         except DcgmUnavailable as error:
             if options.tool == "dcgm":
                 raise
-            look.report_check("dcgm", None, {}, f"{error}; our own instead")
+            progress.report_check("dcgm", None, {}, f"{error}; the built-in checks run instead")
     print_json({"tool": "own"})
-    return run_builtin_checks(look)
+    return run_builtin_checks(progress)
 
 
 if __name__ == "__main__":

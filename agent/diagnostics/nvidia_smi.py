@@ -15,7 +15,7 @@ from agent.protocol import GpuSeen, SampleRow
 
 COMMAND_TIMEOUT_SECONDS = 30.0
 MAX_XML_BYTES = 32 << 20
-MEMORY_TOLERANCE_MIB = 512  # the memory in use changes between the two reads; so do the values below
+MEMORY_TOLERANCE_MIB = 512  # like the values below, it changes between the two reads
 POWER_TOLERANCE_WATTS, TEMPERATURE_TOLERANCE_C, UTILISATION_TOLERANCE_PERCENT = 50.0, 5.0, 100.0
 
 
@@ -27,7 +27,7 @@ class NvidiaSmiUnavailable(Exception):
 class FactComparison:
     """One fact of one GPU, or of the host if ``gpu`` is '', from both sources.
 
-    ``same`` None: one source lacks it.
+    ``same`` is None if one source does not report the fact.
     """
 
     gpu: str
@@ -56,15 +56,15 @@ def read_nvidia_smi() -> str:
 
 
 def compare_with_nvml(text: str, hardware: GpuInventory, rows: list[SampleRow]) -> list[FactComparison]:
-    """Compare every fact that both sources can have. Raises NvidiaSmiUnavailable for any other text."""
+    """Compare every fact that both sources can report. Raises NvidiaSmiUnavailable if ``text`` is no XML."""
     if "<!ENTITY" in text:
-        raise NvidiaSmiUnavailable("nvidia-smi: its XML declares entities, which is not read")
+        raise NvidiaSmiUnavailable("nvidia-smi: its XML declares entities, which are not supported")
     try:
         root = Tree.fromstring(text)
     except Tree.ParseError as error:
         raise NvidiaSmiUnavailable(f"nvidia-smi: not XML ({error})") from None
     elements = {_element_text(gpu, "uuid"): gpu for gpu in root.iter("gpu")}
-    found = [
+    comparisons = [
         _compare_fact("", "driver version", hardware.driver_version, _element_text(root, "driver_version")),
         _compare_fact("", "CUDA version", hardware.cuda_version, _element_text(root, "cuda_version")),
         _compare_fact("", "GPUs", sorted(gpu.uuid for gpu in hardware.gpus), sorted(elements)),
@@ -72,8 +72,8 @@ def compare_with_nvml(text: str, hardware: GpuInventory, rows: list[SampleRow]) 
     rows_by_unit = {row.unit: row for row in rows}
     for gpu in hardware.gpus:
         if gpu.uuid in elements:
-            found += _compare_gpu(gpu, rows_by_unit.get(gpu.uuid), elements[gpu.uuid])
-    return found
+            comparisons += _compare_gpu(gpu, rows_by_unit.get(gpu.uuid), elements[gpu.uuid])
+    return comparisons
 
 
 def _compare_gpu(gpu: GpuSeen, row: SampleRow | None, element: Tree.Element) -> Iterator[FactComparison]:
@@ -88,11 +88,11 @@ def _compare_gpu(gpu: GpuSeen, row: SampleRow | None, element: Tree.Element) -> 
     )
     width = _element_text(element, "pci/pci_gpu_link_info/link_widths/max_link_width").removesuffix("x")
     yield _compare_fact(gpu.uuid, "PCIe lanes at most", _pcie_lanes(gpu.pcie), width)
-    split = _element_text(element, "mig_mode/current_mig")
-    known = split == "Enabled" if split in ("Enabled", "Disabled") else None
+    mig_mode = _element_text(element, "mig_mode/current_mig")
+    known = mig_mode == "Enabled" if mig_mode in ("Enabled", "Disabled") else None
     yield _compare_fact(gpu.uuid, "split into instances", any(unit.profile for unit in gpu.units), known)
     instances = sum(1 for _ in element.iterfind("mig_devices/mig_device"))
-    if split == "Enabled":
+    if mig_mode == "Enabled":
         yield _compare_fact(gpu.uuid, "instances", sum(1 for unit in gpu.units if unit.profile), instances)
     if row is None:
         return
@@ -133,9 +133,9 @@ def _power_draw(element: Tree.Element) -> float | None:
     # The names differ between drivers.
     for group in ("gpu_power_readings", "power_readings"):
         for name in ("power_draw", "instant_power_draw", "average_power_draw"):
-            found = _element_number(element, f"{group}/{name}")
-            if found is not None:
-                return found
+            watts = _element_number(element, f"{group}/{name}")
+            if watts is not None:
+                return watts
     return None
 
 
@@ -153,12 +153,11 @@ def _within(step: float) -> Callable[[Any, Any], bool]:
 
 
 def _element_text(element: Tree.Element, path: str) -> str:
-    found = element.findtext(path)
-    return (found or "").strip()
+    return (element.findtext(path) or "").strip()
 
 
 def _element_number(element: Tree.Element, path: str) -> float | None:
-    """Return the number of e.g. "81559 MiB", "123.45 W" or "55 %"; None for "N/A"."""
+    """Return the number in a text such as "81559 MiB", "123.45 W" or "55 %"; None for "N/A"."""
     match = re.match(r"-?\d+(\.\d+)?", _element_text(element, path))
     return float(match[0]) if match else None
 

@@ -19,9 +19,9 @@ PR_SET_CHILD_SUBREAPER = 36
 MAX_OUTPUT_BYTES = 4096  # of the program's output, the last are kept
 
 
-def run_operator_program(look: CheckProgress, name: str, command: list[str], seconds: float) -> None:
+def run_operator_program(progress: CheckProgress, name: str, command: list[str], seconds: float) -> None:
     """Run the operator's program. Exit status 0 means passed; else its last output becomes the detail."""
-    look.step(name)
+    progress.step(name)
     # Processes that the program leaves behind become children of this one.
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     began = time.monotonic()
@@ -37,9 +37,9 @@ def run_operator_program(look: CheckProgress, name: str, command: list[str], sec
     printed, until = b"", began + seconds
     try:
         while process.poll() is None:
-            look.raise_if_stopped()
+            progress.raise_if_stopped()
             if time.monotonic() > until:
-                look.report_check(name, False, {"seconds": round(seconds)}, "it did not end in time")
+                progress.report_check(name, False, {"seconds": round(seconds)}, "it did not end in time")
                 return
             time.sleep(0.1)
             printed = (printed + (process.stdout.read(MIB) or b""))[-MAX_OUTPUT_BYTES:]
@@ -51,7 +51,7 @@ def run_operator_program(look: CheckProgress, name: str, command: list[str], sec
         kill_descendants()
     detail = " ".join(printed.decode("utf-8", "replace").split())[-200:]
     numbers = {"status": process.returncode, "seconds": round(time.monotonic() - began, 1)}
-    look.report_check(name, process.returncode == 0, numbers, detail if process.returncode else "")
+    progress.report_check(name, process.returncode == 0, numbers, detail if process.returncode else "")
 
 
 def kill_descendants() -> None:

@@ -1,10 +1,9 @@
-"""Checks before a start that a unit is as it was before its last tenant: its processes and its memory in use.
+"""Checks before a start that the last tenant left no process and no memory in use on a unit.
 
 A workload has ended when its last process has exited. This check asks the GPU itself: no process may run on
-the unit that did not run before the last tenant, and no more memory may be in use than then. Processes from
-before (a monitor, a stray) do not delay the next tenant, nor does a restarted system service. A value that a
-unit never reported is ignored. If a value was reported before the last tenant and is missing now, the next
-start waits.
+the unit that did not run before the last tenant, and the memory in use may not have grown. Older processes (a
+monitor, a stray) and restarted system services do not delay the next tenant. A value that a unit never
+reported is ignored. If a value was reported before the last tenant and is missing now, the next start waits.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ MEMORY_TOLERANCE_MIB = 256  # drivers allocate and release some memory on their 
 class HandoverCheck:
     """The processes and the memory in use of each unit before its last tenant, by unit uuid.
 
-    Survives restarts of the agent, but not of the host: a boot ends every tenant, and the driver may then
-    report other values. If the file at ``path`` is damaged, no unit counts as clean.
+    The record survives restarts of the agent, but not of the host: a boot ends every tenant, and the driver
+    may report other values afterwards. If the file at ``path`` is damaged, no unit counts as clean.
     """
 
     def __init__(self, path: Path, boot: str) -> None:
@@ -39,17 +38,19 @@ class HandoverCheck:
         if kept.get("boot_id") == boot:
             self._before = kept["units"]
 
-    def left(self, units: Iterable[str], rows: Iterable[SampleRow], found: Iterable[GpuProcess]) -> str:
-        """Describe what earlier tenants left on these units; '' if nothing.
+    def describe_leftovers(
+        self, units: Iterable[str], rows: Iterable[SampleRow], gpu_processes: Iterable[GpuProcess]
+    ) -> str:
+        """Describe the first process or memory of an earlier tenant on these units; '' if there is none.
 
-        ``rows`` and ``found`` must be current.
+        ``rows`` and ``gpu_processes`` must be current.
 
         Raises GpuReadError if a needed value is missing.
         """
         if self._damage:
             return self._damage
         readings = {row.unit: row for row in rows}
-        processes = list(found)
+        processes = list(gpu_processes)
         for unit in units:
             before, row = self._before.get(unit), readings.get(unit)
             if row is None:
@@ -59,25 +60,26 @@ class HandoverCheck:
             _require_known_values(unit, before, row)
             new = {process.pid for process in processes if process.unit == unit} - set(_baseline_pids(before))
             if not all(map(is_system_service, new)):
-                # Without the owner, whom the next tenant must not learn.
+                # The text does not name the owner: the next tenant must not learn it.
                 return f"a process of an earlier workload is still on {unit}"
-            most = before.get("memory_mib")
+            baseline_mib = before.get("memory_mib")
             if (
-                isinstance(most, int)
+                isinstance(baseline_mib, int)
                 and row.memory_used_mib is not None
-                and row.memory_used_mib > most + MEMORY_TOLERANCE_MIB
+                and row.memory_used_mib > baseline_mib + MEMORY_TOLERANCE_MIB
             ):
-                return f"{row.memory_used_mib - most} MiB of an earlier workload are still in use on {unit}"
+                leftover_mib = row.memory_used_mib - baseline_mib
+                return f"{leftover_mib} MiB of an earlier workload are still in use on {unit}"
         return ""
 
     def record_baseline(
-        self, units: Iterable[str], rows: Iterable[SampleRow], found: Iterable[GpuProcess]
+        self, units: Iterable[str], rows: Iterable[SampleRow], gpu_processes: Iterable[GpuProcess]
     ) -> None:
-        """Store the current state of these units just before a workload starts; ``left`` has found them
-        clean.
+        """Store the current state of these units. Call it just before a workload starts, after
+        ``describe_leftovers`` returned ''.
         """
         readings = {row.unit: row for row in rows}
-        processes = list(found)
+        processes = list(gpu_processes)
         for unit in units:
             row = readings.get(unit)
             pids = sorted({process.pid for process in processes if process.unit == unit})

@@ -1,4 +1,4 @@
-"""Runs calls that may block for ever in a thread, so that the event loop keeps renewing leases."""
+"""Runs calls that may block forever in a thread, so that the event loop keeps renewing leases."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class BlockingCall:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._last_result: Future[Any] | None = None
 
-    def ask(self, call: Callable[[], T], seconds: float) -> T:
-        """Return or raise what ``call`` does.
+    def run(self, call: Callable[[], T], seconds: float) -> T:
+        """Run ``call`` in the thread. Return its result, or raise its exception.
 
         Raises CallTimeout after ``seconds``, or at once while an earlier call hangs.
         """

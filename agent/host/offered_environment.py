@@ -1,4 +1,4 @@
-"""Lists the Python packages and paths that workloads of this host find."""
+"""Lists the Python packages and paths that this host offers to its workloads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ REPORTED_PACKAGES = (
 
 
 def offered_environment(exposed: list[Path]) -> EnvironmentSeen:
-    """Return what notebooks and jobs of this host find; the agent's own Python environment is theirs."""
+    """Return the Python version, packages and paths of notebooks and jobs on this host.
+
+    They use the Python environment of the agent.
+    """
     packages = {}
     for name in REPORTED_PACKAGES:
         try:

@@ -53,7 +53,9 @@ class LocalRun:
     acknowledgement: os.stat_result | None = None  # the last acknowledgement that could be read
     secret: str = ""
     reported_ended: bool = False
-    undesired_since: float | None = None  # CLOCK_BOOTTIME of the first frame in a row that did not list it
+    undesired_since: float | None = (
+        None  # CLOCK_BOOTTIME of the first of the last frames, none of which listed it
+    )
     log_sent: int = 0
     exit_found_at: float | None = None  # CLOCK_BOOTTIME
     gpu_events: list[str] | None = None  # event codes of its GPUs in its last minutes; None: not yet known
@@ -80,7 +82,7 @@ class LocalRun:
     def socket(self) -> Path:
         """Path of the socket on which the workload answers HTTP.
 
-        Always for a notebook, optional for a job.
+        A notebook always creates it, a job only if its program serves HTTP.
         """
         return self.folder / "out" / ("notebook.sock" if self.is_notebook else "door.sock")
 
@@ -124,8 +126,8 @@ class PendingStart:
     since: float
     step: str
     prepared: bool = False  # True: it waits only for the other members of its gang
-    begun: bool = False  # True: it is being recorded on the disk and waits for nothing else
-    next_try_at: float = 0.0  # CLOCK_BOOTTIME: not tried before
+    begun: bool = False  # True: every condition is met, and the start is being recorded on the disk
+    next_try_at: float = 0.0  # CLOCK_BOOTTIME: do not try before this time
     gpu_unreadable_since: float | None = None  # CLOCK_BOOTTIME
     lock_holder_text: str = ""  # names a process that holds the lock and is part of no run
     lock_holder_checked_at: float = 0.0  # CLOCK_BOOTTIME of the last search for that process
@@ -144,17 +146,17 @@ def persisted_fields(wanted: RunWanted) -> dict[str, Any]:
         "unit_uuids": list(wanted.unit_uuids),
         "grace_seconds": max(0.0, wanted.grace_seconds),
         "max_runtime_seconds": max(0, wanted.max_runtime_seconds),
-        # In the environment of the run's processes, which are identified by it.
+        # Every process of the run has the mark in its environment, so that the agent can find it.
         "mark": secrets.token_hex(8),
     }
 
 
-def acknowledgement_identity(found: os.stat_result | None) -> list[int] | None:
-    """Return a value that differs between two acknowledgements, also if the clock was set back.
+def acknowledgement_identity(status: os.stat_result | None) -> list[int] | None:
+    """Return a value that differs between two acknowledgements, even if the clock was set back.
 
-    The shim does the same.
+    The shim computes it with its own code (``agent.shim.supervisor``).
     """
-    return [found.st_ino, found.st_mtime_ns, found.st_ctime_ns] if found else None
+    return [status.st_ino, status.st_mtime_ns, status.st_ctime_ns] if status else None
 
 
 def read_acknowledgement(checkpoint: Path) -> os.stat_result | None:
@@ -163,10 +165,10 @@ def read_acknowledgement(checkpoint: Path) -> os.stat_result | None:
     A symbolic link does not count.
     """
     try:
-        found = os.lstat(checkpoint / ACKNOWLEDGEMENT_FILE)
+        status = os.lstat(checkpoint / ACKNOWLEDGEMENT_FILE)
     except OSError:
         return None
-    return found if stat.S_ISREG(found.st_mode) else None
+    return status if stat.S_ISREG(status.st_mode) else None
 
 
 def is_socket(path: Path) -> bool:

@@ -121,7 +121,7 @@ class RunObserver:
 
         Raises CallTimeout if it does not return within ``seconds``, and every exception of ``call``.
         """
-        return self._homes_call.ask(call, seconds)
+        return self._homes_call.run(call, seconds)
 
     def _checkpoint_folder(self, workload: str) -> Path:
         """Return the checkpoint folder of a workload.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent.host.system_path import SYSTEM_PATH
 
-MEASURE_TIMEOUT_SECONDS = 10.0  # for one run: usage that takes longer to count is UNKNOWN_USAGE
+MEASURE_TIMEOUT_SECONDS = 10.0  # of one call of du; after this, the result is UNKNOWN_USAGE
 UNKNOWN_USAGE = 1 << 62
 KCMP_SYSCALL_NUMBERS = {"x86_64": 312, "aarch64": 272}
 KCMP_FILES = 2  # compares the tables of open files, kcmp(2)
@@ -35,8 +35,8 @@ def count_files(folders: Iterable[Path]) -> int:
 def _run_du(folders: Iterable[Path], unit: str) -> int:
     """Return the total of du.
 
-    It follows no links and stays on one file system. Files that vanish meanwhile are ignored. A folder that
-    this agent may not read gives UNKNOWN_USAGE.
+    It follows no links and stays on one file system. Files that are deleted meanwhile are ignored. The result
+    is UNKNOWN_USAGE if the agent may not read a folder.
     """
     try:
         done = subprocess.run(
@@ -90,8 +90,8 @@ def _mapped_files(pid: int) -> Iterator[os.stat_result]:
         lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
     except OSError:
         return
-    places = (line.split(b" ", 1)[0].decode() for line in lines if line.endswith(b" (deleted)"))
-    names = ("-".join(f"{int(end, 16):x}" for end in place.split("-")) for place in places)
+    ranges = (line.split(b" ", 1)[0].decode() for line in lines if line.endswith(b" (deleted)"))
+    names = ("-".join(f"{int(end, 16):x}" for end in span.split("-")) for span in ranges)
     yield from _confirmed_deleted(f"/proc/{pid}/map_files", names)
 
 
@@ -105,7 +105,7 @@ def _list_folder(folder: str) -> list[str]:
 def _confirmed_deleted(folder: str, names: Iterable[str]) -> Iterator[os.stat_result]:
     """Yield the files that the kernel reports as deleted.
 
-    No other file is touched: its file system, such as that of the homes, may hang.
+    Other files are not accessed: their file system may hang.
     """
     for name in names:
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ def _confirmed_deleted(folder: str, names: Iterable[str]) -> Iterator[os.stat_re
 
 
 def _is_deleted(path: str) -> bool:
-    """Return True if a link in /proc leads to a deleted file, also if its path is too long to read.
+    """Return True if a link in /proc leads to a deleted file, even if its path is too long to read.
 
     Raises OSError.
     """

@@ -2,7 +2,7 @@
 
 Each job takes a lock (flock) on itself and on each of its units, in files that only jobs use, before it
 records its start. So the workloads themselves detect two starts of one job, or two holders of one unit,
-independently of database and agents.
+independently of the database and the agents.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class JobLedger:
         return entries
 
     def submit(self, command: str, units: int = 1, *, to_end_well: bool = True, **also: Any) -> str:
-        """Submit a job over the API and return its id. Raises OSError while the API is away."""
+        """Submit a job over the API and return its id. Raises OSError while the API is not available."""
         body = {
             "project": "faults/faults",
             "pool": "faults",
@@ -109,7 +109,7 @@ class JobLedger:
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise ConditionTimeout(
-                        f"the API accepts a job: not within {seconds:.0f} s: {error}"
+                        f"the API did not accept a job within {seconds:.0f} s: {error}"
                     ) from None
                 time.sleep(0.05)
 

@@ -1,6 +1,6 @@
 """Lookups of units: which exist, which are free before and after a plan, and whether a request fits on them.
 
-Nothing is shared with the planner. A rule that both need (does a unit serve an ask) is written a second time,
+Nothing is shared with the planner. A rule that both need, such as ``serves``, is implemented a second time
 from docs/scheduling.md, as loops over rows.
 """
 
@@ -16,7 +16,7 @@ from scheduler.core.model.snapshot import Ask, Snapshot, UnitInfo
 from scheduler.core.promises.promise_timeline import DISK_CLEANUP_SECONDS
 from scheduler.core.reasons import ReasonCode
 
-# Units that are equivalent to an ask: model, profile, memory, compute capability, slots.
+# A request does not distinguish units with equal values: model, profile, memory, compute capability, slots.
 KindTuple = tuple[str, str, int, int, int]
 
 
@@ -92,8 +92,7 @@ class UnitLookups:
         self.bound = {u: r.id for r in self.snapshot.reservations if r.end > self.now for u in r.units}
         self.bound |= {u: b.reservation for b in self.plan.bindings for u in b.units}
         # Units freed for a workload stay earmarked until it starts, or until it cannot start and no eviction
-        # for it is in progress. Units that it does not use when it starts are free again, but only from the
-        # next cycle on.
+        # for it is in progress. Units that it does not use when it starts become free in the next cycle.
         self.abandoned_earmarks = {
             r.workload for r in self.plan.refusals if r.code != ReasonCode.WAITS_FOR_EVICTION
         } | self.placed.keys()
@@ -140,8 +139,8 @@ class UnitLookups:
     def is_open_from(self, host: int, start: int) -> bool:
         """Return True if a promise from ``start`` on may count on the host.
 
-        It takes work now, or only its disk is full and more than an hour, notice and grace are left to clear
-        it.
+        It takes work now, or only its disk is full and enough time remains to clear the disk: the eviction
+        lead and ``DISK_CLEANUP_SECONDS``.
         """
         row = self.hosts[host]
         if row.schedulable or row.closed_code != ReasonCode.HOST_FULL:
@@ -184,7 +183,7 @@ class UnitLookups:
         return rows
 
     def eviction_lead(self, pool: int) -> int:
-        """Return notice plus grace (seconds): how long before its stop work is evicted."""
+        """Return notice plus grace (seconds): the time from the order of an eviction to its stop."""
         policy = self.pools[pool].policy
         return policy.notice_seconds + policy.grace_seconds
 
@@ -215,7 +214,7 @@ class UnitLookups:
         """Return True if a host has CPU and memory for one part of an ask once ``stopped`` work has
         stopped.
 
-        ``on_empty_hosts``: as if the host was empty.
+        ``on_empty_hosts``: assume that the host is empty.
         """
         cpu, memory = (0, 0) if on_empty_hosts else (self.cpu_used(host), self.memory_used(host))
         for workload in () if on_empty_hosts else stopped:
@@ -244,8 +243,8 @@ class UnitLookups:
     ) -> Iterator[KindTuple]:
         """Yield the kinds of which these units serve the whole ask once ``stopped`` work has stopped.
 
-        There have to be enough hosts, each with enough units of one kind (in one NVLink group if asked for),
-        every label, CPU and memory.
+        Enough hosts must each have enough units of one kind (in one NVLink group if requested), all labels,
+        and enough CPU and memory.
         """
         for kind, by_host in _by_kind_and_host(ask, units).items():
             hosts = (
@@ -257,8 +256,8 @@ class UnitLookups:
                 yield kind
 
     def some_units_that_fit(self, ask: Ask, units: Iterable[UnitInfo]) -> set[int] | None:
-        """Return units that serve the whole ask on otherwise empty hosts, hosts with fewest units first;
-        or None.
+        """Return units that serve the whole ask on otherwise empty hosts, or None. Hosts with the fewest
+        units come first.
         """
         for by_host in _by_kind_and_host(ask, units).values():
             hosts = [

@@ -12,6 +12,8 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="template",
             name="hosts",
-            field=models.PositiveIntegerField(default=1, help_text="for a job only: so many units on each"),
+            field=models.PositiveIntegerField(
+                default=1, help_text="number of hosts of a job; each gets ``units`` units"
+            ),
         ),
     ]

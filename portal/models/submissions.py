@@ -89,7 +89,9 @@ class Template(models.Model):
     kind = models.CharField(max_length=10, choices=[("notebook", "notebook"), ("job", "job")])
     type = models.CharField(max_length=12, choices=WorkloadType.choices)
     units = models.PositiveIntegerField(default=1)
-    hosts = models.PositiveIntegerField(default=1, help_text="for a job only: so many units on each")
+    hosts = models.PositiveIntegerField(
+        default=1, help_text="number of hosts of a job; each gets ``units`` units"
+    )
     profile = models.CharField(max_length=30, default="", blank=True)
     command = models.TextField(default="", blank=True)
     max_runtime_seconds = models.PositiveIntegerField()

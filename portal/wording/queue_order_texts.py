@@ -1,4 +1,4 @@
-"""Why another one goes first, and what would be without it."""
+"""Sentences that compare two workloads of a queue: which one comes first, and by which rule."""
 
 from __future__ import annotations
 
@@ -26,69 +26,76 @@ from scheduler.models import Workload
 
 
 def not_comparable(mine: Workload, theirs: Workload) -> str:
-    """Why it can't be said why one goes before the other."""
+    """Return the reason why two workloads cannot be compared."""
     if mine.state == "ended":
-        return f"{mine.name} has ended ({workload_state_label(mine)[1].lower()}), so it waits for nobody any more."
+        return f"{mine.name} has ended ({workload_state_label(mine)[1].lower()}), so it is no longer in the queue."
     if mine.state != "queued":
         return f"{mine.name} has its GPUs: no other work is ahead of it."
     if mine.pk == theirs.pk:
-        return f"That is {mine.name} itself. Name another workload that waits or runs in {mine.pool.name}."
+        return (
+            f"That is {mine.name} itself. Name another workload that is queued or runs in {mine.pool.name}."
+        )
     if theirs.state == "ended":
-        return f"{theirs.name} has ended ({workload_state_label(theirs)[1].lower()}), so it is not before {mine.name} any more."
+        return f"{theirs.name} has ended ({workload_state_label(theirs)[1].lower()}), so it is no longer ahead of {mine.name}."
     return f"{theirs.name} is in {theirs.pool.name} and {mine.name} waits in {mine.pool.name}: they want different GPUs."
 
 
-# Short form for lists: the criterion that puts it first (scheduler.core.queue.turn.TurnCriterion).
+# Short form for lists, by the criterion that decides (scheduler.core.queue.turn.TurnCriterion).
 EARLIER_BECAUSE: dict[str, str] = {
     "reservation": "runs inside a reservation",
     "room_is_made": "units are already being freed for it",
     "within_guarantee": "within its team's guarantee",
     "below_guarantee": "its team is below its guarantee",
     "fair_share": "its team used less of its fair share",
-    "own_team": "your own team's turn went to other work",
+    "own_team": "its turn comes before the next turn of your team",
     "priority": "has a higher priority in your team",
-    "aged": "has waited too long already",
+    "aged": "has waited longer than the limit",
     "submitted": "has waited longer",
-    "place": "asked earlier, or is shorter",  # which of the two: ``earlier_because``
-    "number": "was asked for first",
+    "place": "was submitted earlier, or is shorter",  # ``earlier_because`` says which of the two
+    "number": "was submitted first",
 }
 
 
 def earlier_because(part: str, earlier: bool, shorter: bool) -> str:
-    """What puts it first, in a few words; ``earlier``: it was asked for before the other, ``shorter``: it is expected to run less."""
+    """Return the criterion that puts a workload ahead, in a few words.
+
+    ``earlier``: it was submitted before the other one. ``shorter``: its expected run time is shorter.
+    """
     if part != "place" or not (earlier or shorter):
         return EARLIER_BECAUSE[part]
     if earlier:
-        return "asked earlier, and is shorter" if shorter else "asked earlier"
-    return "is shorter, though asked for later"
+        return "was submitted earlier, and is shorter" if shorter else "was submitted earlier"
+    return "is shorter, though submitted later"
 
 
-# Sentences with numbers of both workloads, prefixed ``mine_`` and ``theirs_`` (see compare_in_queue).
+# The names of the numbers begin with ``mine_`` or ``theirs_`` (see compare_in_queue).
 QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
     "there_first": lambda f: (
-        f"It has had its GPUs since {_time_text(f, 'theirs_started')}; yours was asked for at {_time_text(f, 'mine_submitted')}. What runs is "
-        "only stopped for a team's guarantee, for a higher priority in its own team, or for a reservation."
+        f"It has had its GPUs since {_time_text(f, 'theirs_started')}; yours was submitted at {_time_text(f, 'mine_submitted')}. Running "
+        "work is only stopped for a team's guarantee, for a higher priority in its own team, or for a reservation."
     ),
     "fit": lambda f: (
-        f"Its turn comes after yours, but it asks for {_request_text(f, 'theirs')}, and there is room for that which does "
-        f"not do for yours: {_request_text(f, 'mine')}. What goes past yours may not delay its expected start."
+        f"Its turn comes after yours, but it asks for {_request_text(f, 'theirs')}, and free GPUs fit that request. "
+        f"They do not fit yours: {_request_text(f, 'mine')}. Work that starts before yours may not delay its expected start."
     ),
-    "turned_away": lambda f: "Yours is not considered at present; its own page says why.",
-    "reservation": lambda f: "It runs inside a reservation, whose GPUs were promised to its project before.",
+    "turned_away": lambda f: "Your workload is not considered at present; its own page gives the reason.",
+    "reservation": lambda f: (
+        "It runs inside a reservation, and these GPUs were promised to its project earlier."
+    ),
     "room_is_made": lambda f: (
         "Other work is already being preempted for it; the freed units are kept for it."
     ),
     "within_guarantee": lambda f: (
-        f"All that it asks for is within what {f.plain('', 'theirs_team')} is guaranteed{_quota_text(f, 'theirs')}; "
-        f"what yours asks for is not within the guarantee of {f.plain('', 'mine_team')}{_quota_text(f, 'mine')}. "
-        "What is guaranteed comes before what is borrowed."
+        f"Its request is within the guarantee of {f.plain('', 'theirs_team')}{_quota_text(f, 'theirs')}; "
+        f"your request is not within the guarantee of {f.plain('', 'mine_team')}{_quota_text(f, 'mine')}. "
+        "Guaranteed work comes before borrowed work."
     ),
     "below_guarantee": lambda f: (
-        f"{f.plain('', 'theirs_team')} holds less than it is guaranteed{_quota_text(f, 'theirs')}; yours would only be "
-        f"borrowed by {f.plain('', 'mine_team')}{_quota_text(f, 'mine')}. Teams below their guarantee come before those that borrow."
+        f"{f.plain('', 'theirs_team')} holds less than its guarantee{_quota_text(f, 'theirs')}; {f.plain('', 'mine_team')} "
+        f"would borrow the GPUs for yours{_quota_text(f, 'mine')}. Teams below their guarantee come before teams that borrow."
     ),
     "fair_share": lambda f: (
-        f"Both would borrow, and who used less by its weight borrows first: {f.plain('', 'theirs_team')} "
+        f"Both would borrow, and the team that used less for its weight borrows first: {f.plain('', 'theirs_team')} "
         f"{f.get('theirs_share') or 0:,.0f} GPU-hours, {f.plain('', 'mine_team')} {f.get('mine_share') or 0:,.0f}"
         f"{', each halved every ' + duration(f.get('half_life')) if f.get('half_life') else ''}."
     ),
@@ -96,24 +103,25 @@ QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"Other work of {f.plain('', 'mine_team')} is ahead of yours, and this workload's turn comes before the next turn of that team."
     ),
     "priority": lambda f: (
-        f"Both are of {f.plain('', 'mine_team')}; its priority is {PRIORITY_WORDS.get(f.get('theirs_priority'), '')}, yours "
+        f"Both belong to {f.plain('', 'mine_team')}; its priority is {PRIORITY_WORDS.get(f.get('theirs_priority'), '')}, yours "
         f"{PRIORITY_WORDS.get(f.get('mine_priority'), '')}."
     ),
     "aged": lambda f: (
-        f"It has waited for {duration(f.get('theirs_waited'))}. A team's oldest job comes before others of equal standing after "
-        f"{duration(OLDEST_FIRST_AFTER_SECONDS)}, its oldest over {LARGE_JOB_UNITS} GPUs after {duration(LARGE_OLDEST_FIRST_AFTER_SECONDS)}."
+        f"It has waited for {duration(f.get('theirs_waited'))}. A team's oldest job comes before its other jobs of the same "
+        f"priority after {duration(OLDEST_FIRST_AFTER_SECONDS)}; its oldest job of more than {LARGE_JOB_UNITS} GPUs does so after "
+        f"{duration(LARGE_OLDEST_FIRST_AFTER_SECONDS)}."
     ),
     "submitted": lambda f: (
-        f"Both have waited so long that only this counts: it was asked for at {_time_text(f, 'theirs_submitted')}, yours at "
+        f"Both have waited so long that only the time of submission counts: it was submitted at {_time_text(f, 'theirs_submitted')}, yours at "
         f"{_time_text(f, 'mine_submitted')}."
     ),
     "place": lambda f: (
-        f"A place in line is the time of asking plus {RUNTIME_WEIGHT} times the expected run time, at most {duration(MAX_RUNTIME_PENALTY_SECONDS)} more. "
-        f"It: asked {_time_text(f, 'theirs_submitted')}, expected to run {duration(f.get('theirs_predicted'))}, so "
-        f"{_time_text(f, 'theirs_place')}. Yours: asked {_time_text(f, 'mine_submitted')}, expected to run "
-        f"{duration(f.get('mine_predicted'))}, so {_time_text(f, 'mine_place')}. Expected run times come from similar jobs that finished."
+        f"The place in the queue is the time of submission plus {RUNTIME_WEIGHT} times the expected run time, at most {duration(MAX_RUNTIME_PENALTY_SECONDS)} more. "
+        f"Its numbers: submitted {_time_text(f, 'theirs_submitted')}, expected to run {duration(f.get('theirs_predicted'))}, so "
+        f"{_time_text(f, 'theirs_place')}. Your numbers: submitted {_time_text(f, 'mine_submitted')}, expected to run "
+        f"{duration(f.get('mine_predicted'))}, so {_time_text(f, 'mine_place')}. Expected run times come from similar jobs that have finished."
     ),
-    "number": lambda f: "They are equal in everything that counts; it was asked for first.",
+    "number": lambda f: "All rules rank them equal; it was submitted first.",
 }
 
 
@@ -125,8 +133,8 @@ def queue_order_sentence(rule: str, numbers: Numbers) -> str:
 def start_without_other(mine: str, theirs: str, why_not: str) -> str:
     """Return what would happen without the other workload; ``why_not`` is "" if this one would start."""
     if not why_not:
-        return f"If {theirs} was not there, {mine} would start now."
-    return f"Even if {theirs} was not there, {mine} would not start now. {why_not}"
+        return f"Without {theirs}, {mine} would start now."
+    return f"Even without {theirs}, {mine} would not start now. {why_not}"
 
 
 def _request_text(f: ReasonNumbers, whose: str) -> str:

@@ -63,16 +63,16 @@ class ReasonNumbers:
             return otherwise
         if self.viewer is None:
             return otherwise
-        found = policy.named_teams(self.viewer).filter(pk=value).first()
-        return found.name if found else otherwise
+        team = policy.named_teams(self.viewer).filter(pk=value).first()
+        return team.name if team else otherwise
 
     def workload(self, otherwise: str = "another workload") -> str:
         """Return the name of the workload if the viewer may see it."""
         value = self.get("workload", "for_workload")
         if not isinstance(value, int) or self.viewer is None:
             return otherwise
-        found = policy.visible_workloads(self.viewer).filter(pk=value).first()
-        return found.name if found else otherwise
+        workload = policy.visible_workloads(self.viewer).filter(pk=value).first()
+        return workload.name if workload else otherwise
 
     def dependency_name(self) -> str:
         """Return the workload, or every task of the array, that must end first; by name if the viewer may see
@@ -81,8 +81,8 @@ class ReasonNumbers:
         value = self.get("array")
         if not isinstance(value, int):
             return self.workload("another workload")
-        found = None if self.viewer is None else policy.visible_arrays(self.viewer).filter(pk=value).first()
-        return f"every task of {found.name}" if found else "every task of an array"
+        array = None if self.viewer is None else policy.visible_arrays(self.viewer).filter(pk=value).first()
+        return f"every task of {array.name}" if array else "every task of an array"
 
 
 SentenceBuilder = Callable[[ReasonNumbers], str]

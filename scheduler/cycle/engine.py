@@ -96,7 +96,7 @@ def _plan_and_apply(
         log.warning("plan discarded: %s", error)
         return None
     recording.committed()
-    cache.note_applied_plan(now, applied.reported, wholly=not applied.rejected)
+    cache.note_applied_plan(now, applied.reported, complete=not applied.rejected)
     return applied
 
 

@@ -1,9 +1,10 @@
 """Keep the engine's snapshot between cycles, and read only the rows that the change feed names.
 
 The cached snapshot equals a fresh one at all times. Tests check this, and so does a self-check every
-``SELF_CHECK_SECONDS``: it compares both at the same time, logs a difference and takes the fresh one.
-Everything is read again under another epoch (only the leader prunes the feed), after an error, when the
-clock went back, and after very many changes.
+``SELF_CHECK_SECONDS``: it compares the cached snapshot with a fresh one, logs a difference and
+continues with the fresh one.
+Everything is read again if the epoch has changed (only the leader prunes the feed), after an error, if the
+clock was set back, and after more than ``MAX_INCREMENTAL_CHANGES`` changes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 SELF_CHECK_SECONDS = 60
 MAX_INCREMENTAL_CHANGES = 5_000  # rows; above this, one full read is faster
 MAX_PLAN_AGE_SECONDS = (
-    10  # replan after this, also without a change: estimates and fair shares depend on time
+    10  # replan after this, even without a change: estimates and fair shares depend on time
 )
 
 TableRows = dict[Any, Any]
@@ -46,7 +47,9 @@ class SnapshotCache:
 
     prunes_feed: bool = True  # only the leader's cache may prune the change feed
     standing: IncrementalPlanner = field(default_factory=lambda: IncrementalPlanner(Snapshot(epoch=0)))
-    reported: dict[int, Refusal] = field(default_factory=dict)  # by workload, the refusal in its row
+    reported: dict[int, Refusal] = field(
+        default_factory=dict
+    )  # the refusal stored in the row of each workload
     full_reads: int = 0
     _rows: snapshot_rows.SnapshotRows | None = None
     _seen: str = ""
@@ -89,13 +92,13 @@ class SnapshotCache:
         """Return True if a change, or enough elapsed time, may lead to another plan."""
         return self._plan_due is None or now >= self._plan_due
 
-    def note_applied_plan(self, now: datetime, reported: Mapping[int, Refusal], *, wholly: bool) -> None:
-        """Note that a plan for ``now`` was applied, ``wholly`` or in part.
+    def note_applied_plan(self, now: datetime, reported: Mapping[int, Refusal], *, complete: bool) -> None:
+        """Note that a plan for ``now`` was applied, in part if not ``complete``.
 
-        ``reported``: by workload, the refusal that its row shows since.
+        ``reported`` is, by workload, the refusal that was stored in its row.
         """
         self.reported.update(reported)
-        if wholly:
+        if complete:
             self._plan_due = min(now + timedelta(seconds=MAX_PLAN_AGE_SECONDS), self._next_time_change(now))
 
     # -- reading ------------------------------------------------------------------------------------
@@ -114,16 +117,18 @@ class SnapshotCache:
         self.full_reads += 1
         rows.epoch = epoch
         self._rows, self._seen, self._read_at, self._checked_at = rows, seen, now, now
-        taken = reading.build_snapshot(rows, now)
-        self._tables = {name: {row_key(row): row for row in getattr(taken, name)} for name in SNAPSHOT_TABLES}
+        snapshot = reading.build_snapshot(rows, now)
+        self._tables = {
+            name: {row_key(row): row for row in getattr(snapshot, name)} for name in SNAPSHOT_TABLES
+        }
         self._effects, self._slots = reading.time_effects(rows, now), None
-        self.standing = IncrementalPlanner(taken)
+        self.standing = IncrementalPlanner(snapshot)
         self.reported.clear()
         self._plan_due = None
 
     def _read_again(self, changed: Mapping[str, set[int]], now: datetime) -> dict[str, set[Any]]:
         """Read the changed rows; return the workloads, hosts and units that the changes may have touched."""
-        rows, reader = self._kept(), snapshot_rows.SnapshotReader(None, now)
+        rows, reader = self._loaded_rows(), snapshot_rows.SnapshotReader(None, now)
         workloads = set(changed.get("workload", ()))
         if "reservation" in changed:
             inside = Workload.objects.filter(reservation__in=changed["reservation"]).values_list(
@@ -139,9 +144,9 @@ class SnapshotCache:
         if gpus:
             units |= {pk for pk, unit in rows.units.items() if unit.gpu in gpus}
         if units or gpus:
-            found, retired = reader.units(units, gpus)
-            units |= found.keys()
-            _replace(rows.units, units, found)
+            fresh_units, retired = reader.units(units, gpus)
+            units |= fresh_units.keys()
+            _replace(rows.units, units, fresh_units)
             rows.retired = rows.retired - units | retired
         if "quota" in changed:
             rows.quotas = reader.quotas()
@@ -158,10 +163,10 @@ class SnapshotCache:
         return {"workloads": workloads, "hosts": hosts, "units": units}
 
     def _read_workloads(self, ids: set[int], reader: snapshot_rows.SnapshotReader) -> set[int]:
-        """Read rows and open allocations of workloads; return their units that are retired or not known
-        yet.
+        """Read rows and open allocations of workloads; return their units that are retired or not in
+        the cache yet.
         """
-        rows = self._kept()
+        rows = self._loaded_rows()
         before = {unit for pk in ids if pk in rows.held for unit in rows.held[pk].units}
         held = reader.held(ids)
         _replace(rows.held, ids, held)
@@ -175,7 +180,7 @@ class SnapshotCache:
             unit for unit in after if unit not in rows.units
         }
 
-    def _kept(self) -> snapshot_rows.SnapshotRows:
+    def _loaded_rows(self) -> snapshot_rows.SnapshotRows:
         assert self._rows is not None, "no data was read yet"
         return self._rows
 
@@ -185,7 +190,7 @@ class SnapshotCache:
         self, touched: Mapping[str, set[Any]], changed: Collection[str], now: datetime
     ) -> None:
         """Update the standing snapshot with the rows as they are at ``now``."""
-        rows, before = self._kept(), self._effects
+        rows, before = self._loaded_rows(), self._effects
         effects = self._effects = reading.time_effects(rows, now)
         workloads: Iterable[int] = touched["workloads"]
         if before is None or not effects.affects_workloads_like(before):
@@ -208,12 +213,12 @@ class SnapshotCache:
             self._plan_due = None
         self._collect_table_changes(delta, "decayed_use", reading.decayed_use_at(rows, self._slots, now))
         if delta:
-            self.standing.change(SnapshotDelta(**delta))  # type: ignore[arg-type]  # its epoch is none of the tables
+            self.standing.change(SnapshotDelta(**delta))  # type: ignore[arg-type]  # the epoch is not a table
 
     def _collect_changes(
         self, delta: dict[str, tuple[Any, ...]], name: str, keys: Iterable[Any], now: Mapping[Any, Any]
     ) -> None:
-        """Collect new, changed and removed rows of these keys in ``delta``."""
+        """Add the new, changed and removed rows of these keys to ``delta``."""
         table = self._tables[name]
         removed = tuple(key for key in keys if key in table and key not in now)
         new = tuple(now[key] for key in keys if key in now and table.get(key) != now[key])
@@ -228,7 +233,7 @@ class SnapshotCache:
     def _collect_table_changes(
         self, delta: dict[str, tuple[Any, ...]], name: str, rows: Iterable[Any]
     ) -> None:
-        """Collect the changes of a small table, given all its rows."""
+        """Add the changes of a small table to ``delta``. ``rows`` are all its rows."""
         table, now = self._tables[name], {row_key(row): row for row in rows}
         removed = [row for key, row in table.items() if key not in now]
         self._collect_changes(delta, name, [*now, *(row_key(row) for row in removed)], now)
@@ -238,7 +243,7 @@ class SnapshotCache:
     # -- self-check ---------------------------------------------------------------------------------
 
     def _compare(self, fresh: snapshot_rows.SnapshotRows, epoch: int, now: datetime) -> None:
-        """Compare the standing snapshot with a fresh one of the same time; replace it if they differ."""
+        """Compare the cached snapshot with a fresh one; replace it if they differ."""
         fresh.epoch = epoch
         expected, actual = sort_rows(reading.build_snapshot(fresh, now)), sort_rows(self.standing.snapshot())
         differing = [name for name in SNAPSHOT_TABLES if getattr(expected, name) != getattr(actual, name)]
@@ -256,13 +261,13 @@ class SnapshotCache:
         Ends of reservations and maintenance windows are not included: the next refresh finds them as
         changes.
         """
-        at, taken = core_values.epoch_seconds(now), self._tables
-        minimum = {pk: pool.policy.minimum_runtime_seconds for pk, pool in taken["pools"].items()}
-        times = [queued.not_before for queued in taken["queued"].values()]
-        times += [reservation.start for reservation in taken["reservations"].values()]
-        times += [window.start for window in taken["maintenance"].values()]
-        if taken["queued"]:
-            times += [r.started + minimum.get(r.pool, 0) for r in taken["running"].values() if r.preemptible]
+        at, tables = core_values.epoch_seconds(now), self._tables
+        minimum = {pk: pool.policy.minimum_runtime_seconds for pk, pool in tables["pools"].items()}
+        times = [queued.not_before for queued in tables["queued"].values()]
+        times += [reservation.start for reservation in tables["reservations"].values()]
+        times += [window.start for window in tables["maintenance"].values()]
+        if tables["queued"]:
+            times += [r.started + minimum.get(r.pool, 0) for r in tables["running"].values() if r.preemptible]
         next_time = min((time for time in times if time > at), default=None)
         return now + timedelta(seconds=MAX_PLAN_AGE_SECONDS if next_time is None else next_time - at)
 
@@ -274,8 +279,8 @@ def _needs_full_read(changed: Mapping[str, set[int]]) -> bool:
     )
 
 
-def _replace(table: dict[int, Any], ids: Iterable[int], found: Mapping[int, Any]) -> None:
-    """Replace the entries of ``ids`` by those of ``found``; ids that are not in it are removed."""
+def _replace(table: dict[int, Any], ids: Iterable[int], fresh: Mapping[int, Any]) -> None:
+    """Replace the entries of ``ids`` by those in ``fresh``; remove ids that are not in it."""
     for pk in ids:
         table.pop(pk, None)
-    table.update(found)
+    table.update(fresh)

@@ -453,14 +453,14 @@ class Migration(migrations.Migration):
                     models.CharField(
                         blank=True,
                         default="",
-                        help_text="the last real step the agent reported",
+                        help_text="the last step that the agent reported",
                         max_length=200,
                     ),
                 ),
                 (
                     "missing_since",
                     models.DateTimeField(
-                        blank=True, help_text="since when its agent does not name it any more", null=True
+                        blank=True, help_text="time since which its agent does not report it", null=True
                     ),
                 ),
                 (
@@ -978,7 +978,7 @@ class Migration(migrations.Migration):
                     models.CharField(
                         blank=True,
                         default="",
-                        help_text="what its time is charged as: why it was stopped, or how it ended",
+                        help_text="reason of the stop or the end, which decides how its time is charged",
                         max_length=30,
                     ),
                 ),

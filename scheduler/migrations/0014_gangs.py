@@ -13,7 +13,9 @@ class Migration(migrations.Migration):
             model_name="run",
             name="prepared_at",
             field=models.DateTimeField(
-                blank=True, help_text="of a gang: it could begin, and waits for the others", null=True
+                blank=True,
+                help_text="time at which this member of a gang was ready and began to wait for the others",
+                null=True,
             ),
         ),
         migrations.AddField(

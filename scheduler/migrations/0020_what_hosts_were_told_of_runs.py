@@ -19,14 +19,16 @@ class Migration(migrations.Migration):
             name="grace_seconds",
             field=models.PositiveIntegerField(
                 default=30,
-                help_text="of its pool when it was placed, as its host was told: its shim keeps to that one",
+                help_text="grace period of the pool at the time of placement; the shim uses this value",
             ),
         ),
         migrations.AddField(
             model_name="run",
             name="checkpoint_told",
             field=models.DateTimeField(
-                blank=True, help_text="the same by its host's clock, to know a new one", null=True
+                blank=True,
+                help_text="checkpoint_at by the clock of the host, to detect a new checkpoint",
+                null=True,
             ),
         ),
         migrations.AddField(

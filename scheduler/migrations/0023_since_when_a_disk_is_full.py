@@ -18,7 +18,9 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="host",
             name="disk_full_since",
-            field=models.DateTimeField(blank=True, help_text="since when its agent has said so", null=True),
+            field=models.DateTimeField(
+                blank=True, help_text="time since which its agent reports this", null=True
+            ),
         ),
         migrations.RunPython(begin_now, migrations.RunPython.noop),
     ]

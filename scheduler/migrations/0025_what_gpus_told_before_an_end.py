@@ -13,7 +13,7 @@ class Migration(migrations.Migration):
             field=models.JSONField(
                 blank=True,
                 default=list,
-                help_text="what its GPUs told in its last minutes and it failed of, like xid:79",
+                help_text="hardware events of its GPUs that explain its failure, such as xid:79",
             ),
         ),
     ]

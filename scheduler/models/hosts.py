@@ -77,7 +77,7 @@ class Host(models.Model):
     memory_mib = models.PositiveIntegerField(default=0)
     disk_full = models.BooleanField(default=False, help_text="as its agent says: it starts nothing new")
     disk_full_since = models.DateTimeField(
-        null=True, blank=True, help_text="since when its agent has said so"
+        null=True, blank=True, help_text="time since which its agent reports this"
     )
     agent_version = models.CharField(max_length=40, default="", blank=True)
     boot_id = models.CharField(max_length=64, default="", blank=True)

@@ -32,7 +32,9 @@ class Run(models.Model):
     )
     placed_at = models.DateTimeField()
     prepared_at = models.DateTimeField(
-        null=True, blank=True, help_text="of a gang: it could begin, and waits for the others"
+        null=True,
+        blank=True,
+        help_text="time at which this member of a gang was ready and began to wait for the others",
     )
     starting_at = models.DateTimeField(null=True, blank=True)
     running_at = models.DateTimeField(null=True, blank=True)
@@ -43,22 +45,22 @@ class Run(models.Model):
     gpu_events = models.JSONField(
         default=list,
         blank=True,
-        help_text="what its GPUs told in its last minutes and it failed of, like xid:79",
+        help_text="hardware events of its GPUs that explain its failure, such as xid:79",
     )
     grace_seconds = models.PositiveIntegerField(
         default=30,
-        help_text="of its pool when it was placed, as its host was told: its shim keeps to that one",
+        help_text="grace period of the pool at the time of placement; the shim uses this value",
     )
     checkpoint_at = models.DateTimeField(null=True, blank=True)
     checkpoint_told = models.DateTimeField(
-        null=True, blank=True, help_text="the same by its host's clock, to know a new one"
+        null=True, blank=True, help_text="checkpoint_at by the clock of the host, to detect a new checkpoint"
     )
     saved = models.BooleanField(default=False, help_text="it has acknowledged a checkpoint since its notice")
     step = models.CharField(
-        max_length=200, default="", blank=True, help_text="the last real step the agent reported"
+        max_length=200, default="", blank=True, help_text="the last step that the agent reported"
     )
     missing_since = models.DateTimeField(
-        null=True, blank=True, help_text="since when its agent does not name it any more"
+        null=True, blank=True, help_text="time since which its agent does not report it"
     )
     activity = models.JSONField(
         default=dict, blank=True, help_text="notebook: busy kernels, connections, last activity"
@@ -93,7 +95,7 @@ class Allocation(models.Model):
         max_length=30,
         default="",
         blank=True,
-        help_text="what its time is charged as: why it was stopped, or how it ended",
+        help_text="reason of the stop or the end, which decides how its time is charged",
     )
 
     class Meta:

@@ -1,4 +1,4 @@
-"""Coordinate gangs, which run on several hosts: members start together, find each other and end together."""
+"""Coordinate gangs, which run on several hosts: members start and end together and share a rendezvous."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scheduler.state.states import RepairState, RunState
 
 # Below the ephemeral ports of Linux (from 32768). Live gangs on one host have generations closer than this.
 RENDEZVOUS_FIRST_PORT = 20_000
-RENDEZVOUS_PORTS = 5_000  # each takes two: the rendezvous, and the next for the framework's own service
+RENDEZVOUS_PORTS = 5_000  # each gang uses two: the rendezvous, and the next one for the framework
 
 
 def is_gang(workload: Workload) -> bool:
@@ -27,7 +27,7 @@ def is_gang(workload: Workload) -> bool:
 
 
 def gang_placements(runs: Iterable[Run]) -> dict[int, GangWanted]:
-    """Return, by run, its place in its gang. Runs of work on one host are left out.
+    """Return the place of each run in its gang. Runs of work on one host are omitted.
 
     ``runs`` are loaded with their workload. At most one query.
     """
@@ -81,10 +81,10 @@ LOSS_CODES = (ReasonCode.GPU_ERROR, ReasonCode.HOST_LOST, ReasonCode.LEASE_LOST)
 def first_failures(attempts: Collection[Sequence[Run]]) -> list[Run]:
     """Return, for each attempt, the ended run that explains why the attempt ended.
 
-    In a gang this is the member that lost its host or a GPU: others may have failed because of that, and
-    before it was known. Otherwise it is the first that ended without a stop order. A member that saved a
-    checkpoint explains the end only if no other does, since the whole gang has saved only when all members
-    have. At most two queries, none for work on one host.
+    In a gang this is the member that lost its host or a GPU. The loss may have made other members fail before
+    it was reported. Without such a loss it is the first member that ended without a stop order. A member that
+    saved a checkpoint explains the end only if no other member does, since the gang has saved only when all
+    members have saved. At most two queries, none for work on one host.
     """
     gang_runs = [run for runs in attempts if len(runs) > 1 for run in runs]
     lost = runs_that_lost_a_gpu(gang_runs)
@@ -105,9 +105,8 @@ def first_failures(attempts: Collection[Sequence[Run]]) -> list[Run]:
 
 
 def runs_that_lost_a_gpu(runs: Sequence[Run]) -> set[int]:
-    """Return the ids of runs of which a GPU was taken out of service while they held it, or as they ended.
-
-    One query.
+    """Return the ids of runs that lost a GPU: it was taken out of service while they held it, or up to
+    GPU_FAULT_WINDOW after their end. One query.
     """
     while_held = Q(run__ended_at__isnull=True) | Q(
         unit__gpu__state_changes__at__lte=F("run__ended_at") + GPU_FAULT_WINDOW

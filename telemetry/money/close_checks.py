@@ -41,7 +41,9 @@ def close_checks(month: date) -> list[dict[str, Any]]:
                 "never": never.count(),
             },
         ),
-        _check_result("every GPU is charged from when it came", not late.exists(), {"later": late.count()}),
+        _check_result(
+            "every GPU is charged from the time it was added", not late.exists(), {"later": late.count()}
+        ),
         _check_result(
             "every line has a price", not unpriced.exists(), {"models": [row["model"] for row in unpriced]}
         ),

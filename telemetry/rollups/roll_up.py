@@ -28,7 +28,7 @@ from telemetry.core.rollup import (
 from telemetry.models import Rollup, RollupDue, Sample
 from telemetry.rollups.due_marks import claim_due_marks, mark_coarser_due
 
-# Wait after the end of a minute, so that most minutes are written once.
+# Wait after the end of a minute, so that late samples seldom cause a second write.
 ROLLUP_DELAY = timedelta(seconds=20)
 BUCKETS_PER_TRANSACTION = 400
 ROLLUP_MEASURES = (
@@ -50,17 +50,17 @@ ROLLUP_MEASURES = (
 
 @dataclass
 class RollupResult:
-    """The number of buckets that were rolled up, and of rows written."""
+    """The number of buckets that were rolled up, and the number of rows that were written."""
 
     buckets: int = 0
     rows: int = 0
 
 
-def roll_up_due_buckets(now: datetime, *, most: int = 4_000) -> RollupResult:
-    """Roll up due minutes that have ended, then due hours and days, at most about ``most`` buckets."""
+def roll_up_due_buckets(now: datetime, *, max_buckets: int = 4_000) -> RollupResult:
+    """Roll up due minutes that have ended, then due hours and days, about ``max_buckets`` buckets at most."""
     done = RollupResult()
     for resolution in (Rollup.Resolution.MINUTE, Rollup.Resolution.HOUR, Rollup.Resolution.DAY):
-        while done.buckets < most:
+        while done.buckets < max_buckets:
             due = _due_buckets(resolution, now)
             if not due:
                 break
@@ -70,11 +70,11 @@ def roll_up_due_buckets(now: datetime, *, most: int = 4_000) -> RollupResult:
 
 
 def _due_buckets(resolution: int, now: datetime) -> list[RollupDue]:
-    over = now - ROLLUP_DELAY - timedelta(seconds=60)
-    waiting = RollupDue.objects.filter(resolution=resolution)
+    newest = now - ROLLUP_DELAY - timedelta(seconds=60)
+    marks = RollupDue.objects.filter(resolution=resolution)
     if resolution == Rollup.Resolution.MINUTE:
-        waiting = waiting.filter(bucket__lte=over)
-    return list(waiting.order_by("bucket", "host")[:BUCKETS_PER_TRANSACTION])
+        marks = marks.filter(bucket__lte=newest)
+    return list(marks.order_by("bucket", "host")[:BUCKETS_PER_TRANSACTION])
 
 
 def _roll_up_buckets(resolution: int, due: Sequence[RollupDue], now: datetime) -> int:
@@ -109,8 +109,8 @@ def _minute_rollups(bucket: datetime, hosts: Collection[int]) -> list[Rollup]:
     for unit, series in sorted(readings.items()):
         uses = roll_up_readings(series, held[unit], bucket.timestamp(), end.timestamp())
         rows += [
-            _rollup_row(Rollup.Resolution.MINUTE, bucket, unit, who, use, unit in simulated)
-            for who, use in uses.items()
+            _rollup_row(Rollup.Resolution.MINUTE, bucket, unit, allocation, use, unit in simulated)
+            for allocation, use in uses.items()
         ]
     return rows
 
@@ -122,7 +122,7 @@ def _load_readings(start: datetime, end: datetime, hosts: Collection[int]) -> di
     samples = Sample.objects.filter(unit__in=units, ts__gte=start - reach, ts__lt=end + reach).order_by(
         "unit", "ts"
     )
-    found: dict[int, list[UsageReading]] = defaultdict(list)
+    readings: dict[int, list[UsageReading]] = defaultdict(list)
     rows = samples.values_list(
         "unit_id",
         "ts",
@@ -134,20 +134,22 @@ def _load_readings(start: datetime, end: datetime, hosts: Collection[int]) -> di
         "processes",
     )
     for unit, ts, utilisation, sm, tensor, memory, energy, processes in rows:
-        found[unit].append(UsageReading(ts.timestamp(), utilisation, sm, tensor, memory, energy, processes))
-    return found
+        readings[unit].append(
+            UsageReading(ts.timestamp(), utilisation, sm, tensor, memory, energy, processes)
+        )
+    return readings
 
 
 def _load_holds(start: datetime, end: datetime, units: Iterable[int]) -> dict[int, list[UnitHold]]:
     """Return the allocations of the units in ``[start, end)``, in order of time, by unit."""
-    found: dict[int, list[UnitHold]] = defaultdict(list)
+    holds: dict[int, list[UnitHold]] = defaultdict(list)
     rows = Allocation.objects.filter(unit__in=list(units), period__overlap=TimestamptzRange(start, end))
     for unit, pk, period in rows.values_list("unit_id", "pk", "period"):
         until = math.inf if period.upper is None else period.upper.timestamp()
-        found[unit].append(UnitHold(pk, period.lower.timestamp(), until))
-    for holds in found.values():
-        holds.sort(key=lambda hold: hold.start)
-    return found
+        holds[unit].append(UnitHold(pk, period.lower.timestamp(), until))
+    for unit_holds in holds.values():
+        unit_holds.sort(key=lambda hold: hold.start)
+    return holds
 
 
 def _merge_finer_rollups(resolution: int, bucket: datetime, units: Collection[int]) -> list[Rollup]:
@@ -156,15 +158,17 @@ def _merge_finer_rollups(resolution: int, bucket: datetime, units: Collection[in
     end = bucket + timedelta(seconds=resolution)
     parts: dict[tuple[int, int | None], list[UsageSums]] = defaultdict(list)
     simulated: set[tuple[int, int | None]] = set()
-    found = Rollup.objects.filter(resolution=finer, bucket__gte=bucket, bucket__lt=end, unit__in=units)
-    rows = found.values_list("unit_id", "allocation_id", "simulated", *ROLLUP_MEASURES)
+    finer_rollups = Rollup.objects.filter(
+        resolution=finer, bucket__gte=bucket, bucket__lt=end, unit__in=units
+    )
+    rows = finer_rollups.values_list("unit_id", "allocation_id", "simulated", *ROLLUP_MEASURES)
     for unit, allocation, is_simulated, *values in rows:
         parts[unit, allocation].append(UsageSums(**dict(zip(ROLLUP_MEASURES, values, strict=True))))
         if is_simulated:
             simulated.add((unit, allocation))
     return [
-        _rollup_row(resolution, bucket, unit, who, merge_usage(uses), (unit, who) in simulated)
-        for (unit, who), uses in sorted(parts.items(), key=lambda item: (item[0][0], item[0][1] or 0))
+        _rollup_row(resolution, bucket, unit, allocation, merge_usage(uses), (unit, allocation) in simulated)
+        for (unit, allocation), uses in sorted(parts.items(), key=lambda item: (item[0][0], item[0][1] or 0))
     ]
 
 

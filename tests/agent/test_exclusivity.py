@@ -82,19 +82,26 @@ def processes_on_gpu(*pids: int) -> list[GpuProcess]:
 
 def test_leftovers_of_a_tenant_are_found_relative_to_the_baseline(tmp_path: Path) -> None:
     unit = HandoverCheck(tmp_path / "units.json", "a boot")
-    assert unit.left(["GPU-1"], rows(600), processes_on_gpu(5)) == "", "there is no baseline yet"
+    assert unit.describe_leftovers(["GPU-1"], rows(600), processes_on_gpu(5)) == "", (
+        "there is no baseline yet"
+    )
     unit.record_baseline(["GPU-1"], rows(600), processes_on_gpu(5))
     again = HandoverCheck(tmp_path / "units.json", "a boot")  # a restarted agent knows the baseline
-    assert again.left(["GPU-1"], rows(600 + handover.MEMORY_TOLERANCE_MIB), processes_on_gpu(5)) == ""
-    left = again.left(["GPU-1"], rows(600), processes_on_gpu(5, 6))
+    assert (
+        again.describe_leftovers(["GPU-1"], rows(600 + handover.MEMORY_TOLERANCE_MIB), processes_on_gpu(5))
+        == ""
+    )
+    left = again.describe_leftovers(["GPU-1"], rows(600), processes_on_gpu(5, 6))
     assert "process of an earlier workload" in left and "6" not in left
-    assert "30000 MiB of an earlier workload" in again.left(["GPU-1"], rows(30_600), processes_on_gpu())
+    assert "30000 MiB of an earlier workload" in again.describe_leftovers(
+        ["GPU-1"], rows(30_600), processes_on_gpu()
+    )
     with pytest.raises(GpuReadError):  # a value that was reported before and is missing now is not clean
-        again.left(["GPU-1"], rows(None), processes_on_gpu())
+        again.describe_leftovers(["GPU-1"], rows(None), processes_on_gpu())
     with pytest.raises(GpuReadError):
-        again.left(["GPU-2"], rows(30_600), processes_on_gpu())
+        again.describe_leftovers(["GPU-2"], rows(30_600), processes_on_gpu())
     booted = HandoverCheck(tmp_path / "units.json", "another boot")
-    assert booted.left(["GPU-1"], rows(30_600), processes_on_gpu(6)) == "", (
+    assert booted.describe_leftovers(["GPU-1"], rows(30_600), processes_on_gpu(6)) == "", (
         "nothing of an earlier tenant survives a reboot"
     )
 
@@ -103,8 +110,8 @@ def test_a_restarted_system_service_is_no_leftover(tmp_path: Path, monkeypatch: 
     unit = HandoverCheck(tmp_path / "units.json", "a boot")
     unit.record_baseline(["GPU-1"], rows(600), processes_on_gpu(5))
     monkeypatch.setattr(handover, "is_system_service", lambda pid: pid == 7)  # systemd made its cgroup
-    assert unit.left(["GPU-1"], rows(600), processes_on_gpu(7)) == ""
-    assert unit.left(["GPU-1"], rows(600), processes_on_gpu(6, 7)) != ""
+    assert unit.describe_leftovers(["GPU-1"], rows(600), processes_on_gpu(7)) == ""
+    assert unit.describe_leftovers(["GPU-1"], rows(600), processes_on_gpu(6, 7)) != ""
 
 
 async def test_the_next_workload_waits_for_the_processes_of_the_last_one(

@@ -282,14 +282,18 @@ def test_a_gpu_that_stops_reporting_values_is_not_clean(
 ) -> None:
     handover = HandoverCheck(tmp_path / "units.json", "a boot")
     with pytest.raises(GpuReadError, match="does not report GPU-a"):
-        handover.left(["GPU-a"], [], [])
-    assert handover.left(["GPU-a"], [row(None, None)], []) == "", "the GPU had no tenant since the boot"
+        handover.describe_leftovers(["GPU-a"], [], [])
+    assert handover.describe_leftovers(["GPU-a"], [row(None, None)], []) == "", (
+        "the GPU had no tenant since the boot"
+    )
     handover.record_baseline(["GPU-a"], [row(900, 0)], [])
     again = HandoverCheck(tmp_path / "units.json", "a boot")
     with pytest.raises(GpuReadError, match="memory in use"):
-        again.left(["GPU-a"], [row(None, 0)], [])
+        again.describe_leftovers(["GPU-a"], [row(None, 0)], [])
     with pytest.raises(GpuReadError, match="no longer reports the processes"):
-        again.left(["GPU-a"], [row(900, None)], [])
-    assert again.left(["GPU-a"], [row(900, 0)], []) == ""
+        again.describe_leftovers(["GPU-a"], [row(900, None)], [])
+    assert again.describe_leftovers(["GPU-a"], [row(900, 0)], []) == ""
     again.record_baseline(["GPU-a"], [row(None, None)], [])
-    assert again.left(["GPU-a"], [row(None, None)], []) == "", "a GPU that never reported values is accepted"
+    assert again.describe_leftovers(["GPU-a"], [row(None, None)], []) == "", (
+        "a GPU that never reported values is accepted"
+    )

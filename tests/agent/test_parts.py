@@ -102,9 +102,9 @@ def test_a_damaged_state_file_is_an_error_and_not_an_empty_state(tmp_path: Path)
     (tmp_path / "g.json").write_text((tmp_path / "g.json").read_text()[:-3])
     assert "g.json is damaged" in Generations(tmp_path / "g.json").refusal(8, ["GPU-b"])
     (tmp_path / "before.json").write_text('{"units": ')
-    assert "before.json is damaged" in HandoverCheck(tmp_path / "before.json", "this boot").left(
-        ["GPU-a"], [], []
-    )
+    assert "before.json is damaged" in HandoverCheck(
+        tmp_path / "before.json", "this boot"
+    ).describe_leftovers(["GPU-a"], [], [])
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "identity.json").write_text("")
     with pytest.raises(StateFolderError, match=r"identity\.json is damaged"):

@@ -65,5 +65,5 @@ def test_a_blocking_call_without_a_thread_is_retried(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as host:
         host.setattr("threading.Thread.start", fail_to_start)
         with pytest.raises(CallTimeout):
-            homes.ask(lambda: 1, 1.0)
-    assert homes.ask(lambda: 1, 1.0) == 1
+            homes.run(lambda: 1, 1.0)
+    assert homes.run(lambda: 1, 1.0) == 1

@@ -57,7 +57,7 @@ def assert_explained(gpupool: Gpupool, short: str, world: World) -> None:
     Workload.objects.filter(pk=other.pk).update(outcome="finished")
     Workload.objects.filter(pk=other.pk, state=other.state).update(state="ended")
     over = gpupool("why", "other", "--them", short)
-    assert over.code != 0 and "other has ended (finished), so it waits for nobody any more." in over.err
+    assert over.code != 0 and "other has ended (finished), so it is no longer in the queue." in over.err
     other.delete()
     table = gpupool("queue", "--fairness", "--pool", "shared").out
     assert all(team.team.slug in table for team in world.teams)

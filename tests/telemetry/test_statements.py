@@ -278,7 +278,7 @@ def test_an_empty_month_is_not_closed(rates: World) -> None:
 
 def test_a_month_whose_history_is_still_loading_stays_open(busy_march: World) -> None:
     ChargedUntil.objects.filter(gpu=units_of(busy_march.hosts["alpha"])[0].gpu).update(since=at(0, day=15))
-    with rejected("charged from when it came"):
+    with rejected("charged from the time it was added"):
         statements.close_month(month=MARCH, closed_by=busy_march.finance, now=AFTER)
 
 

@@ -1,6 +1,6 @@
-"""Answers questions about GPUs, one JSON object a line, in a process of its own: python -m agent.gpu.nvml
+"""Answers questions about GPUs in a separate process, one JSON object per line: python -m agent.gpu.nvml
 
-A call into a hung driver can block for ever, and ending a process inside NVML has hung GPUs. Therefore this
+A call into a hung driver can block forever, and ending a process inside NVML has hung GPUs. Therefore this
 process only answers questions, and the agent continues when no answer comes (see ``agent.gpu.nvml_reader``).
 
     {"id": 1, "ask": "hardware" | "sample" | "occupancy" | "events" | "conditions"}
@@ -27,7 +27,7 @@ def main() -> int:
     except pynvml.NVMLError as error:
         print(json.dumps({"id": 0, "error": str(error)}), flush=True)
         return 1
-    asks: dict[str, Callable[[], Any]] = {
+    handlers: dict[str, Callable[[], Any]] = {
         "hardware": reader.hardware,
         "sample": reader.sample,
         "occupancy": reader.occupancy,
@@ -40,7 +40,7 @@ def main() -> int:
             about = question.get("about")
             answer = {
                 "id": question["id"],
-                "answer": reader.reshape(about) if about else asks[question["ask"]](),
+                "answer": reader.reshape(about) if about else handlers[question["ask"]](),
             }
         except pynvml.NVMLError as error:
             answer = {"id": question["id"], "error": str(error)}

@@ -23,26 +23,26 @@ def mig_profiles(handle: Any) -> list[dict[str, Any]]:
     """
     if value_or_none(pynvml.nvmlDeviceGetMigMode, handle) is None:
         return []
-    found = []
+    profiles = []
     for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         info = _profile_info(handle, number)
         if info is None:
             continue
         gigabytes = round(info.memorySizeMB / 1024)
         name = re.search(r"MIG (\S+)", as_text(getattr(info, "name", b"")))
-        places = _placements(handle, info.id)
-        found.append(
+        placements = _placements(handle, info.id)
+        profiles.append(
             {
                 "id": info.id,
                 "name": name[1] if name else f"{info.sliceCount}g.{gigabytes}gb",
                 "slices": info.sliceCount,
                 "memory_mib": info.memorySizeMB,
                 "most": info.instanceCount,
-                "size": places[0][1] if places else 0,
-                "starts": [start for start, _ in places],
+                "size": placements[0][1] if placements else 0,
+                "starts": [start for start, _ in placements],
             }
         )
-    return found
+    return profiles
 
 
 def _profile_info(handle: Any, number: int) -> Any:
@@ -56,19 +56,19 @@ def _profile_info(handle: Any, number: int) -> Any:
 
 
 def _placements(handle: Any, profile: int) -> list[tuple[int, int]]:
-    """Return the possible (start, size) of instances of a profile on an empty GPU; [] where the driver does
+    """Return the possible (start, size) of instances of a profile on an empty GPU; [] if the driver does
     not report them.
     """
-    found = (pynvml.c_nvmlGpuInstancePlacement_t * MAX_PLACEMENTS)()
+    buffer = (pynvml.c_nvmlGpuInstancePlacement_t * MAX_PLACEMENTS)()
     count = ctypes.c_uint(MAX_PLACEMENTS)
     if (
         value_or_none(
-            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements, handle, profile, found, ctypes.byref(count)
+            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements, handle, profile, buffer, ctypes.byref(count)
         )
         is None
     ):
         return []
-    return sorted((place.start, place.size) for place in found[: count.value])
+    return sorted((place.start, place.size) for place in buffer[: count.value])
 
 
 class NvmlMigGpu:
@@ -108,8 +108,8 @@ class NvmlMigGpu:
         """Destroy every compute instance and then its GPU instance."""
         for profile, gi in self._instances():
             for ci in _compute_instances(gi):
-                _mig_call(f"taking {self._names[profile]} away", pynvml.nvmlComputeInstanceDestroy, ci)
-            _mig_call(f"taking {self._names[profile]} away", pynvml.nvmlGpuInstanceDestroy, gi)
+                _mig_call(f"removing {self._names[profile]}", pynvml.nvmlComputeInstanceDestroy, ci)
+            _mig_call(f"removing {self._names[profile]}", pynvml.nvmlGpuInstanceDestroy, gi)
 
     def make(self, part: GeometryPart) -> None:
         """Create a GPU instance and one compute instance that spans it.
@@ -120,30 +120,30 @@ class NvmlMigGpu:
         profile = next((known for known in self._profiles if known["name"] == part.profile), None)
         if profile is None:
             raise mig.MigError(f"{part.profile}: not a profile of this GPU")
-        what = f"making {part.profile}"
+        operation = f"making {part.profile}"
         if part.start is None or not profile["size"]:
-            gi = _mig_call(what, pynvml.nvmlDeviceCreateGpuInstance, self._handle, profile["id"])
+            gi = _mig_call(operation, pynvml.nvmlDeviceCreateGpuInstance, self._handle, profile["id"])
         else:
             place = pynvml.c_nvmlGpuInstancePlacement_t(part.start, profile["size"])
             call = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
-            gi = _mig_call(what, call, self._handle, profile["id"], ctypes.byref(place))
+            gi = _mig_call(operation, call, self._handle, profile["id"], ctypes.byref(place))
         for number in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
             info = _compute_profile(gi, number)
             if info is not None and info.sliceCount == profile["slices"]:
-                _mig_call(what, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, info.id)
+                _mig_call(operation, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, info.id)
                 return
-        raise mig.MigError(f"{what}: the driver has no compute instance of {profile['slices']} slices")
+        raise mig.MigError(f"{operation}: the driver has no compute instance of {profile['slices']} slices")
 
     def _instances(self) -> list[tuple[int, Any]]:
         """Return (profile id, handle) of each GPU instance."""
-        found = []
+        instances = []
         for profile in self._profiles:
             handles = (pynvml.c_nvmlGpuInstance_t * MAX_PLACEMENTS)()
             count = ctypes.c_uint(MAX_PLACEMENTS)
             call = pynvml.nvmlDeviceGetGpuInstances
             if value_or_none(call, self._handle, profile["id"], handles, ctypes.byref(count)) is not None:
-                found += [(profile["id"], handle) for handle in handles[: count.value]]
-        return found
+                instances += [(profile["id"], handle) for handle in handles[: count.value]]
+        return instances
 
 
 def _compute_profile(gi: Any, number: int) -> Any:
@@ -152,7 +152,7 @@ def _compute_profile(gi: Any, number: int) -> Any:
 
 
 def _compute_instances(gi: Any) -> list[Any]:
-    found: list[Any] = []
+    instances: list[Any] = []
     for number in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
         info = _compute_profile(gi, number)
         if info is None:
@@ -165,11 +165,11 @@ def _compute_instances(gi: Any) -> list[Any]:
             )
             is not None
         ):
-            found += handles[: count.value]
-    return found
+            instances += handles[: count.value]
+    return instances
 
 
-# Texts shown to operators whose geometry change the driver refused.
+# Texts for operators if the driver refuses a change of the geometry.
 NVML_ERROR_TEXTS = {
     pynvml.NVML_ERROR_IN_USE: "a process still uses the GPU",
     pynvml.NVML_ERROR_NO_PERMISSION: "the agent may not do that: it has to run as root",
@@ -184,8 +184,8 @@ def _error_text(code: int) -> str:
     return NVML_ERROR_TEXTS.get(code) or str(pynvml.NVMLError(code))
 
 
-def _mig_call(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
+def _mig_call(operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return call(*arguments)
     except pynvml.NVMLError as error:
-        raise mig.MigError(f"{what}: {_error_text(error.value)}") from None
+        raise mig.MigError(f"{operation}: {_error_text(error.value)}") from None

@@ -33,7 +33,7 @@ class HealthRuleListView(ApiView):
         responses={201: shapes.HealthRuleShape},
     )
     def post(self, request: Request) -> Response:
-        """Add a rule for a code without a rule; its events are only recorded until then. For operators."""
+        """Add a rule for a code without one. Events without a rule are only recorded. For operators."""
         return self.object_response(
             verbs.add_health_rule(**self.service_context, **self.validated_body(shapes.NewHealthRuleWish)),
             shapes.HealthRuleShape,
@@ -64,12 +64,15 @@ class ResetHealthRuleView(ApiView):
         operation_id="health_rules_reset", request=shapes.ReasonWish, responses=shapes.HealthRuleShape
     )
     def post(self, request: Request, code: str) -> Response:
-        """Reset a rule to its default. 409 if it is the default, or an operator added it. For operators."""
+        """Reset a rule to its default. For operators.
+
+        409 if the rule equals its default, or if an operator added it.
+        """
         rule = _get_rule_or_404(code)
-        put_back = verbs.reset_health_rule(
+        restored = verbs.reset_health_rule(
             **self.service_context, code=rule.code, **self.validated_body(shapes.ReasonWish)
         )
-        return self.object_response(put_back, shapes.HealthRuleShape)
+        return self.object_response(restored, shapes.HealthRuleShape)
 
 
 class RemoveHealthRuleView(ApiView):
@@ -79,7 +82,7 @@ class RemoveHealthRuleView(ApiView):
     def post(self, request: Request, code: str) -> Response:
         """Remove a rule that an operator added; returns the removed rule.
 
-        Its events are only recorded. For operators.
+        Events of its code are then only recorded. For operators.
         """
         rule = _get_rule_or_404(code)
         removed = verbs.remove_health_rule(

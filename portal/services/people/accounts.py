@@ -1,4 +1,4 @@
-"""Verbs on accounts, roles, passwords and preferences."""
+"""Change accounts, roles, passwords and preferences."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def change_user(
     active: bool | None = None,
     via: str = "web",
 ) -> User:
-    """Change the roles of an account, or close or open it. None changes nothing. Raises Invalid, NotAllowed.
+    """Change the roles of an account, or close or open it. None keeps a value. Raises Invalid, NotAllowed.
 
     Closing revokes its tokens and ends its workspaces. Raises OperationRejected if no operator would remain.
     """
@@ -110,7 +110,7 @@ def change_user(
 def set_password(*, user: User, password: str, now: datetime, via: str = "web") -> None:
     """Set a person's own password, which the form has validated. Ends sessions of the old password.
 
-    The audit record says that it changed, never the password.
+    The audit record shows the change, but never the password.
     """
     with transaction.atomic():
         user.set_password(password)
@@ -176,7 +176,7 @@ def set_preferences(
 ) -> User:
     """Set the time zone and the theme. Raises Invalid, NotAllowed.
 
-    None changes nothing. An empty time zone selects the organisation's.
+    None keeps a value. An empty time zone selects the organisation's.
     """
     policy.require(actor, "own.change")
     checks = InputChecks()

@@ -14,7 +14,7 @@ from portal.wording.problems import request_problems
 from scheduler.requests import PLACED_KINDS, Labels, RequestField, WorkloadRequest, request_fields
 
 GENERATED_FIELDS = {each.form_field: each for each in request_fields(WorkloadRequest) if each.form_field}
-# Unit of a size in the API: its units in one unit of the form, the form's unit, and an example.
+# By unit of the API: the factor from the form to the API, the unit of the form, and an example.
 FORM_UNITS = {
     "thousandths of a core": (1000, "", "64"),
     "MiB": (1024, "GiB", "512"),
@@ -45,7 +45,7 @@ def _form_field(declared: RequestField) -> forms.Field:
             label=declared.label,
             required=False,
             max_length=300,
-            help_text="Labels such as site=north, with commas.",
+            help_text="Labels such as site=north, separated by commas.",
         )
     if not declared.unit:
         return forms.IntegerField(label=declared.label, required=False, initial=declared.default)
@@ -91,7 +91,7 @@ def request_value(form: forms.Form, name: str, data: Mapping[str, Any]) -> Any:
 
 
 def _labels(form: forms.Form, name: str, text: str) -> dict[str, str]:
-    """Return the pairs of NAME=VALUE, with commas between."""
+    """Return the labels in a text such as ``site=north, rack=2``."""
     pairs = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         label, equals, value = part.partition("=")

@@ -1,8 +1,8 @@
-"""Give an expected start as a range: the forecast's answer, widened by how wrong the last ones were.
+"""Give an expected start as a range: the forecast, widened by the errors of the latest forecasts.
 
-A forecast runs the plan forward over predicted runtimes, and is as wrong as they are: about half of all
-workloads start later than it says. The ends of the range come from the record of past waits, by expected
-wait. The range is never a guarantee.
+A forecast simulates the plan with predicted runtimes, whose errors become errors of the forecast: about half
+of all workloads start later than it expects. The ends of the range come from past waits that were expected to
+be about as long. The range is never a guarantee.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ UPPER_PERCENTILE, LOWER_PERCENTILE = 85, 15  # percentiles of actual / expected 
 MAX_OUTCOMES = 400  # latest records that are used
 SIMILAR_WAIT_FACTOR = 3  # expected waits within this factor of each other have similar errors
 MIN_OUTCOMES = 20
-# A shorter wait counts as this long; otherwise an error of a moment would count like one of days.
+# Lower bound for both waits of a ratio: without it, an error of seconds in a short wait gives a large ratio.
 MIN_WAIT_SECONDS = 60
 DEFAULT_UPPER_RATIO, DEFAULT_LOWER_RATIO = 3.0, 0.25  # used while there are too few records
 
 
 @dataclass(frozen=True, slots=True)
 class StartRange:
-    """An expected start as a range (s): ``earliest`` if all goes well, ``expected``, and likely by
-    ``latest``.
-    """
+    """An expected start as a range (s). A start before ``earliest`` or after ``latest`` is unlikely."""
 
     earliest: int
     expected: int
@@ -73,10 +71,10 @@ def ratios_of_similar_waits(past: Sequence[tuple[int, float]], expected_wait: in
 
 @dataclass(frozen=True, slots=True)
 class EstimateOutcome:
-    """An expected wait that a workload was given, and what happened, in seconds.
+    """An expected wait that was shown for a workload, and the actual wait, in seconds.
 
-    ``latest_wait`` is the upper end of the range, None if none was given. ``waited`` is the time until it
-    started, left the queue, or until now.
+    ``latest_wait`` is the upper end of the range, None if no range was shown. ``waited`` is the time until
+    the workload started or left the queue, or until now.
     """
 
     expected_wait: int
@@ -87,7 +85,7 @@ class EstimateOutcome:
 
     @property
     def is_conclusive(self) -> bool:
-        """Return True if it shows an error of the forecast.
+        """Return True if the outcome shows the error of the forecast.
 
         A workload that left the queue early, or still waits within its expected wait, does not.
         """
@@ -95,8 +93,8 @@ class EstimateOutcome:
 
     @property
     def started_in_range(self) -> bool | None:
-        """Return True if it started by the upper end of the range; None if there was no range, or if that
-        is still open.
+        """Return True if it started by the upper end of the range; None if there was no range, or if
+        the workload may still start within it.
         """
         if self.latest_wait is None:
             return None
@@ -109,9 +107,9 @@ class EstimateOutcome:
 class EstimateAccuracy:
     """The accuracy of one pool's expected starts.
 
-    ``errors`` are ratios for ``start_range``, ``past`` the same with the expected wait (s).
-    ``started_in_range_count`` of ``with_range`` started by the upper end. ``median_error`` is in seconds,
-    over ``started_count`` started workloads.
+    ``errors`` are ratios for ``start_range``. ``past`` has each ratio with its expected wait (s).
+    ``started_in_range_count`` of ``with_range`` workloads started by the upper end. ``median_error`` (s) is
+    the median over ``started_count`` started workloads.
     """
 
     errors: tuple[float, ...] = ()
@@ -176,7 +174,7 @@ class EstimateHistory:
         self._waiting: dict[int, tuple[int, int]] = {}  # by workload: (time of the estimate, expected wait)
 
     def note_estimate(self, workload: int, now: int, expected_start: int) -> None:
-        """Record the expected start that a workload was given."""
+        """Record the expected start of a workload."""
         self._waiting[workload] = now, expected_start - now
 
     def started(self, workload: int, now: int) -> None:
@@ -186,8 +184,9 @@ class EstimateHistory:
             self._past.append((expected, wait_ratio(expected, now - expected_since)))
 
     def errors(self, now: int, expected_wait: int) -> list[float]:
-        """Return the ratios for a workload with this expected wait (s), including those that are overdue
-        now.
+        """Return the ratios for a workload with this expected wait (s).
+
+        They include workloads that are overdue now.
         """
         waiting = self._waiting.values()
         overdue = [

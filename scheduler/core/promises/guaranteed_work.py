@@ -1,7 +1,7 @@
-"""Tell borrowed from guaranteed work among the holders of units that a reservation could take at its start.
+"""Separate borrowed from guaranteed work on the units that a reservation could take at its start.
 
-A team's work borrows as far as the team holds more than its guarantee. Which of its workloads borrow is not
-fixed: the team may lose any of them until it is back at its guarantee.
+A team borrows the slots that it holds above its guarantee. No workload of the team is marked as the borrower:
+the team may lose any of them until it is back at its guarantee.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class GuaranteedWork:
         return max(0, excess)
 
     def unit_costs(self, units: Ints) -> tuple[Ints, Ints]:
-        """Return two estimates of what each unit costs in guaranteed slots.
+        """Return two estimates of the guaranteed slots that are lost with each unit.
 
         The first counts every victim as if it were its team's only one. It is too low if several victims of
         a team together hold more than the team borrows. The second counts a team's work as borrowed in the
-        order of its eviction cost, so that no choice of units can lose more than it says.
+        order of its eviction cost, so that no choice of units can lose more than this estimate.
         """
         state = self.state
         alone: Ints = np.zeros(len(state.units), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The demands of a pool's asks on one node, and the mix of them."""
+"""Model the demand of requests on one node, and the frequency of each demand in a pool."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ UNLIMITED_AMOUNT = (1 << 31) - 1  # more CPU, memory or GPU than any node has
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeDemand:
-    """What one ask takes of one node: ``gpus`` GPUs with ``milli`` thousandths of each.
+    """The resources that one request takes on one node: ``milli`` thousandths of each of ``gpus`` GPUs.
 
-    ``milli`` is below 1000 only for one GPU; 0 GPUs is CPU work. ``classes`` is a bit mask of the node
-    classes that serve it, ANY_CLASS for all.
+    ``milli`` is below 1000 only for one GPU; work without GPUs has 0 GPUs. ``classes`` is a bit mask of
+    the node classes that serve the demand, or ANY_CLASS.
     """
 
     gpus: int
@@ -66,9 +66,7 @@ class NodeDemand:
 
 @dataclass(frozen=True, slots=True)
 class DemandMix:
-    """How often each demand occurs, as integer weights. The order does not depend on the order of
-    counting.
-    """
+    """The frequency of each demand, as integer weights. The demands are sorted."""
 
     needs: tuple[NodeDemand, ...]
     weights: tuple[int, ...]
@@ -96,9 +94,9 @@ class DemandMix:
 def round_weights(mix: DemandMix) -> DemandMix:
     """Return the mix with each weight rounded to its first four binary digits, without the rarest demands.
 
-    A single ask then seldom changes the mix, so that values computed for it stay valid. The rounding (at most
-    6 %) has no measurable cost; rounding to powers of two cost one percent of a cluster in which CPU is
-    scarce.
+    A single request then seldom changes the mix, so that values computed for it stay valid. The rounding (at
+    most 6 %) has no measurable cost; rounding to powers of two wastes one percent of a cluster with
+    scarce CPU.
     """
     rows = sorted(zip(mix.weights, mix.needs, strict=True), key=lambda pair: (-pair[0], pair[1]))[
         :MAX_DEMANDS_IN_MIX

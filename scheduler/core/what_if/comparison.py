@@ -15,7 +15,7 @@ from scheduler.core.what_if.requeue import as_requeued
 
 
 class ComparisonBasis(StrEnum):
-    """What a comparison of two workloads is based on."""
+    """The fact that explains why one workload starts before another."""
 
     THERE_FIRST = "there_first"  # it held its units before the other workload was submitted
     ORDER = "order"  # its turn comes first
@@ -24,11 +24,11 @@ class ComparisonBasis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadComparison:
-    """Why another workload starts, or started, before a waiting one.
+    """The reason why another workload starts, or started, before a waiting one.
 
-    The criterion and the turns are those of a cycle at this time, in which the other workload is requeued if
-    it runs. They are None if a workload is not admitted to the queue. ``answer_without_other`` is the plan's
-    answer to the waiting workload if the other one did not exist.
+    The criterion and the turns come from a cycle at the present time. If the other workload runs, this cycle
+    treats it as requeued. The values are None if a workload is not admitted to the queue.
+    ``answer_without_other`` is the plan's answer to the waiting workload if the other one did not exist.
     """
 
     basis: ComparisonBasis
@@ -40,13 +40,13 @@ class WorkloadComparison:
 
 @dataclass(frozen=True, slots=True)
 class PoolTurns:
-    """The turns of one pool's queue in a cycle now."""
+    """The turns of one pool's queue in a cycle at the present time."""
 
     turns: dict[int, QueueTurn]
 
     def before(self, workload: int) -> list[tuple[QueueTurn, TurnCriterion]]:
-        """Return the turns before that of a waiting workload, in order, with what decides. Empty if it has
-        no turn.
+        """Return the turns before the turn of a waiting workload, in order, each with the criterion that
+        decides. The list is empty if the workload has no turn.
         """
         mine = self.turns.get(workload)
         if mine is None:
@@ -59,7 +59,7 @@ class PoolTurns:
 
 
 def turns_in_pool(snapshot: Snapshot, pool: int, now: int) -> PoolTurns:
-    """Return the turns of a pool's queue, as ``plan()`` takes them."""
+    """Return the turns of a pool's queue in the order in which ``plan()`` processes them."""
     turns: dict[int, QueueTurn] = {}
     for pool_row in snapshot.pools:
         if pool_row.id == pool:
@@ -67,13 +67,13 @@ def turns_in_pool(snapshot: Snapshot, pool: int, now: int) -> PoolTurns:
     return PoolTurns(turns)
 
 
-# Not split: it reads as one list of facts, in the order of the result's fields.
+# Not split: the steps compute the fields of the result in their order.
 def compare_workloads(
     snapshot: Snapshot, workload: int, other: int, now: int, other_submitted: int
 ) -> WorkloadComparison | None:
     """Return why ``other``, waiting or running in the same pool, starts before ``workload``, which waits.
 
-    ``other_submitted`` is when the other workload was submitted (s). Return None if either is not there.
+    ``other_submitted`` is the time of the other submission (s). Return None if either is not in the snapshot.
     """
     queued = next((q for q in snapshot.queued if q.id == workload), None)
     queued_other = next((q for q in snapshot.queued if q.id == other), None)

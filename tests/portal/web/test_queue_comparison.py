@@ -112,9 +112,9 @@ def test_the_comparison_says_if_the_other_was_submitted_earlier_or_is_shorter(
     waiting_job(world, world.vision, "quick", minutes=4, preemptible=False, max_runtime_seconds=600)
     detail = signed_in(world.vision.member).get(reverse("why", args=[mine.public_id])).context["detail"]
     assert {row["name"]: row["because"] for row in detail["ahead"]} == {
-        "earlier": "asked earlier",
-        "both": "asked earlier, and is shorter",
-        "quick": "is shorter, though asked for later",
+        "earlier": "was submitted earlier",
+        "both": "was submitted earlier, and is shorter",
+        "quick": "is shorter, though submitted later",
     }
 
 
@@ -145,14 +145,14 @@ def test_ended_work_cannot_be_compared(world: World) -> None:
     runs = fill_pool(world)
     mine = waiting_job(world, world.vision, "mine")
     services.cancel_workload(mine, now=world.now + 2 * MINUTE)
-    assert "mine has ended (taken back), so it waits for nobody any more." in comparison_page(
+    assert "mine has ended (taken back), so it is no longer in the queue." in comparison_page(
         world, mine, runs[0]
     )
     assert f"{runs[0].name} has its GPUs: no other work is ahead of it." in comparison_page(
         world, runs[0], mine
     )
     again = waiting_job(world, world.vision, "again")
-    assert "mine has ended (taken back), so it is not before again any more." in comparison_page(
+    assert "mine has ended (taken back), so it is no longer ahead of again." in comparison_page(
         world, again, mine
     )
 
