@@ -166,7 +166,7 @@ async def _run_agent(
         exposed=options.expose,
         address=address,
         numbers=numbers,
-        cgroups=Cgroups(most_processes=options.most_processes),
+        cgroups=Cgroups(max_processes=options.most_processes),
         network=network,
         hooks=Hooks(options.prolog, options.epilog, options.hook_seconds),
         closed=closed,

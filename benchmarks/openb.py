@@ -33,10 +33,10 @@ from scheduler.core.scoring.demand_mix import ANY_CLASS, DemandMix, NodeDemand
 
 SERVICES: tuple[str, ...] = ()
 
-ASKED_UP_TO = 1.3  # times the cluster's GPU capacity
-MEASURED_AT = 100  # requested percentage of the cluster's GPU capacity
-FIRST_LOOK = 16  # arrivals after which a learning policy first updates its mix
-IMAGINED = DemandMix.of(
+MAX_REQUESTED_RATIO = 1.3  # times the cluster's GPU capacity
+MEASURED_AT_PERCENT = 100  # requested percentage of the cluster's GPU capacity
+FIRST_UPDATE_ARRIVALS = 16  # arrivals after which a learning policy first updates its mix
+PRIOR_MIX = DemandMix.of(
     (NodeDemand(gpus, 1000, 0, 0), weight) for gpus, weight in ((1, 8), (2, 2), (4, 2), (8, 1))
 )
 POLICIES = ("random", "bestfit", "fgd", "ours")
@@ -63,7 +63,7 @@ class Trace:
         return NodeStates(self.cpu, self.memory, self.gpus, self.klass)
 
     def mix(self) -> DemandMix:
-        """Return how often each need occurs in the list."""
+        """Return the frequency of each demand in the list."""
         return DemandMix.of(Counter(self.needs).items())
 
 
@@ -145,7 +145,7 @@ def arrival_order(trace: Trace, seed: int) -> list[int]:
     rng = random.Random(seed)
     order = sorted(range(len(trace.names)), key=lambda i: trace.names[i])
     rng.shuffle(order)
-    limit = ASKED_UP_TO * trace.capacity
+    limit = MAX_REQUESTED_RATIO * trace.capacity
     requested = sum(need.total for need in trace.needs)
     count = len(order)
     while True:
@@ -159,12 +159,12 @@ def arrival_order(trace: Trace, seed: int) -> list[int]:
 def replay(trace: Trace, arrivals: list[int], policy: str, seed: int, learn: bool = False) -> float:
     """Return the allocation ratio of one pass in percent: the mean over the arrivals at 100 % requested.
 
-    With ``learn`` the policy starts with the prior ``IMAGINED``. It is rebuilt with the mix of all arrivals
-    so far when ``FIRST_LOOK`` pods have arrived, and whenever their number has doubled.
+    With ``learn`` the policy starts with the prior ``PRIOR_MIX``. It is rebuilt with the mix of all arrivals
+    so far when ``FIRST_UPDATE_ARRIVALS`` pods have arrived, and whenever their number has doubled.
     """
     nodes = trace.nodes()
-    chooser = make(policy, nodes, IMAGINED if learn else trace.mix(), seed)
-    requested, used, next_update = 0, 0, FIRST_LOOK
+    chooser = make(policy, nodes, PRIOR_MIX if learn else trace.mix(), seed)
+    requested, used, next_update = 0, 0, FIRST_UPDATE_ARRIVALS
     used_at_full_request: list[int] = []
     for number, i in enumerate(arrivals):
         if learn and number == next_update:
@@ -177,7 +177,7 @@ def replay(trace: Trace, arrivals: list[int], policy: str, seed: int, learn: boo
             nodes.take(choice.node, need, choice.gpu)
             chooser.took(choice.node)
             used += need.total
-        if round(100 * requested / trace.capacity) == MEASURED_AT:
+        if round(100 * requested / trace.capacity) == MEASURED_AT_PERCENT:
             used_at_full_request.append(used)
     return (
         100 * sum(used_at_full_request) / len(used_at_full_request) / trace.capacity
@@ -188,7 +188,7 @@ def replay(trace: Trace, arrivals: list[int], policy: str, seed: int, learn: boo
 
 def _learned(arrivals: Iterable[NodeDemand]) -> DemandMix:
     counts = Counter(arrivals)
-    counts.update(dict(zip(IMAGINED.needs, IMAGINED.weights, strict=True)))
+    counts.update(dict(zip(PRIOR_MIX.needs, PRIOR_MIX.weights, strict=True)))
     return DemandMix.of(counts.items())
 
 

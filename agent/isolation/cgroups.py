@@ -58,13 +58,13 @@ class RunCgroups:
 class Cgroups:
     """The control groups of this host's runs.
 
-    ``notes``: limits it can't set. ``layout``: v1, v2, hybrid or none.
+    ``notes``: texts about limits that cannot be set. ``layout``: v1, v2, hybrid or none.
     """
 
     def __init__(
-        self, mounts: Path = Path("/proc/mounts"), most_processes: int = MAX_PROCESSES_PER_RUN
+        self, mounts: Path = Path("/proc/mounts"), max_processes: int = MAX_PROCESSES_PER_RUN
     ) -> None:
-        self.max_processes = most_processes
+        self.max_processes = max_processes
         self.layout, self._groups = _find_controllers(mounts)
         missing = [name for name in CONTROLLERS if name not in self.available_controllers]
         self.notes = (
@@ -74,8 +74,8 @@ class Cgroups:
         )
         if DEVICES_CONTROLLER not in self.available_controllers:
             self.notes.append(
-                "Only the sandbox keeps workloads from device nodes of others: "
-                "there is no devices controller to forbid them too."
+                "Only the sandbox denies access to the device nodes of other workloads: "
+                "this host has no devices controller."
             )
 
     @property

@@ -96,15 +96,15 @@ def _unavailability_reason(row: dict[str, Any]) -> str:
 @click.argument("level", required=False, type=click.Choice(["none", "sandbox", "team_users", "limits"]))
 @click.option("--reason", default="", help="Stored in the audit log.")
 def pool_isolation(session: CliSession, slug: str, level: str | None, reason: str) -> None:
-    """Isolation that a pool requires, and which hosts lack what; with LEVEL it is changed."""
+    """Isolation that a pool requires, and what each host lacks. LEVEL changes the requirement."""
     path = f"pools/{quote(slug, safe='', errors='replace')}/"
     if level is not None:
         session.client.put(f"{path}isolation/", {"isolation": level, "why": reason})
-    found = session.client.get(path)
+    pool_row = session.client.get(path)
     rows = list(session.client.pages("hosts/", pool=slug))
     if session.json:
-        return output.print_json({"isolation": found["isolation"], "hosts": rows})
-    output.print_line(f"Hosts of {slug} need at least: {found['isolation']}.")
+        return output.print_json({"isolation": pool_row["isolation"], "hosts": rows})
+    output.print_line(f"Hosts of {slug} need at least: {pool_row['isolation']}.")
     return output.print_table(
         ("host", "isolation", "level", "lacks"),
         (
@@ -145,7 +145,7 @@ def list_volumes(session: CliSession) -> None:
 @click.option("--start", type=TIMESTAMP_TYPE, help="Default: a week ago.")
 @click.option("--end", type=TIMESTAMP_TYPE, help="Default: now.")
 def usage(session: CliSession, by: str, start: str | None, end: str | None) -> None:
-    """GPU-hours held and used, as far as you may see them."""
+    """GPU-hours held and used that you may see."""
     answer = session.client.get("usage/", by=by, start=start, end=end)
     if session.json:
         return output.print_json(answer)

@@ -1,6 +1,7 @@
 """Run one planning cycle.
 
-Renew the lead, take a snapshot in one transaction, plan outside of any, and apply the plan in another.
+Renew the leadership, take a snapshot in one transaction, plan without a transaction, and apply the plan in a
+second transaction.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ def run_cycle(
 ) -> ApplyResult | None:
     """Plan and apply one cycle for all pools. Returns None if another engine leads, or took over meanwhile.
 
-    ``clock`` is read again before the plan is applied: a unit that was freed after ``now`` and before the
-    snapshot must not be allocated from ``now``. Without it everything happens at ``now``. ``cache`` keeps
-    the snapshot between cycles; without it everything is read. If nothing has changed, the cycle ends
-    early. ``recorder`` stores the snapshots of cycles that changed something.
+    ``clock`` gives the start of new allocations just before the plan is applied. A start at ``now`` could
+    overlap the previous allocation of a unit that was freed between ``now`` and the snapshot. The default is
+    ``now``. ``cache`` keeps the snapshot between cycles; without it everything is read. If nothing has changed,
+    the cycle ends early. ``recorder`` stores the snapshots of cycles that changed something.
     """
     nudge.clear_engine_nudge()
     epoch = leadership.acquire_or_renew(name, now)

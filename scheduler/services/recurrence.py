@@ -31,8 +31,8 @@ class Recurrence:
 class DstOccurrence:
     """An occurrence that differs from the others because the clocks change on its day.
 
-    ``window`` (UTC): None if none of its hours exist. ``missing`` and ``doubled``: those of its two times
-    that are skipped or occur twice. ``longer``: by how much it is longer than the others.
+    ``window`` (UTC) is None if none of its hours exist. ``missing`` and ``doubled`` hold its start or end if
+    the clocks skip or repeat that time. ``longer`` is the additional length compared with the others.
     """
 
     day: date
@@ -42,32 +42,33 @@ class DstOccurrence:
     longer: timedelta
 
 
-def occurrences(recurrence: Recurrence, after: datetime, most: int) -> list[tuple[datetime, datetime]]:
+def occurrences(recurrence: Recurrence, after: datetime, max_count: int) -> list[tuple[datetime, datetime]]:
     """Return the windows (UTC) that start at ``after`` or later, in order.
 
-    Returns at most ``most`` + 1 windows; that many means that there are too many.
+    Returns at most ``max_count`` + 1 windows, so that the caller can detect that there are too many.
     """
-    found: list[tuple[datetime, datetime]] = []
+    windows: list[tuple[datetime, datetime]] = []
     for _, first, last in _days(recurrence):
         start, end = _utc_time(first), _utc_time(last)
         if start >= after and end > start:
-            found.append((start, end))
-            if len(found) > most:
+            windows.append((start, end))
+            if len(windows) > max_count:
                 break
-    return found
+    return windows
 
 
 def dst_occurrences(recurrence: Recurrence, after: datetime) -> list[DstOccurrence]:
     """Return the occurrences from ``after`` on that differ from the others, in order."""
-    found = []
+    differing = []
     for day, first, last in _days(recurrence):
         start, end = _utc_time(first), _utc_time(last)
         missing = tuple(at.time() for at in (first, last) if _is_skipped_time(at))
         doubled = tuple(at.time() for at in (first, last) if _is_repeated_time(at))
         longer = (end - start) - (last.replace(tzinfo=None) - first.replace(tzinfo=None))
         if start >= after and (missing or doubled or longer):
-            found.append(DstOccurrence(day, (start, end) if end > start else None, missing, doubled, longer))
-    return found
+            window = (start, end) if end > start else None
+            differing.append(DstOccurrence(day, window, missing, doubled, longer))
+    return differing
 
 
 def _days(recurrence: Recurrence) -> Iterator[tuple[date, datetime, datetime]]:

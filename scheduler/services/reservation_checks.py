@@ -141,8 +141,9 @@ class _BudgetLimits:
         ]
 
     def refuses(self, window: Window, before: Window | None = None) -> WindowCheckResult | None:
-        """Return the rejection of a window that takes more time before a gate opens than ``before``, or
-        None.
+        """Return the rejection of a window by a closed gate, or None.
+
+        A change of the window ``before`` is only rejected if it adds time before the gate opens.
         """
         for gate in self.closed:
             soonest = _earliest_start(gate, window[1] - window[0], before)
@@ -181,7 +182,7 @@ def check_windows(
     owner: Person | None = None,
     **hardware: Any,
 ) -> list[WindowCheckResult]:
-    """Check windows that do not overlap and are reserved together; one snapshot for all of them."""
+    """Check windows that do not overlap and are reserved together, with one snapshot."""
     bounds = [(core_values.epoch_seconds(start), core_values.epoch_seconds(end)) for start, end in windows]
     budget, longest = (
         _BudgetLimits(project, now),

@@ -18,8 +18,9 @@ from scheduler.state.states import LeaseState, RunState, change_state
 
 @dataclass(frozen=True, slots=True)
 class MassSilence:
-    """So many silent hosts at once that the network or this site is suspected; no host's work is ended
-    meanwhile.
+    """A state in which so many hosts are silent that the cause is probably the network or this site.
+
+    While it lasts, no host is declared silent and no work is ended.
     """
 
     quiet: int  # hosts that are overdue

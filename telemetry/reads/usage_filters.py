@@ -47,8 +47,8 @@ WORK_JOINS_SQL = (
 class UsageFilters:
     """The period ``[start, end)`` in UTC, and ids that narrow the answer.
 
-    ``teams`` and ``users`` are what the viewer may see: None for everything, otherwise rows of any of these
-    teams or users.
+    ``teams`` and ``users`` restrict the answer to rows of any of these teams or users, which the viewer may
+    see. None restricts nothing.
     """
 
     start: datetime

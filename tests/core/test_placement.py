@@ -266,7 +266,7 @@ def test_an_arrival_order_starts_with_every_pod_and_stops_below_the_limit(
     order = openb.arrival_order(synthetic_trace, 42)
     asked = sum(synthetic_trace.needs[i].total for i in order)
     assert sorted(order[: len(synthetic_trace.needs)]) == list(range(len(synthetic_trace.needs)))
-    assert asked <= openb.ASKED_UP_TO * synthetic_trace.capacity < asked + 8 * MILLI_PER_GPU
+    assert asked <= openb.MAX_REQUESTED_RATIO * synthetic_trace.capacity < asked + 8 * MILLI_PER_GPU
     assert order == openb.arrival_order(synthetic_trace, 42) != openb.arrival_order(synthetic_trace, 43)
 
 

@@ -231,7 +231,7 @@ def _folded_row(hosts: list[CalendarHostRow], window: TimelineWindow, url: str) 
 def _usage_bars(
     bookings: list[CalendarBooking], gpus: int, window: TimelineWindow, base: int, top: int
 ) -> list[dict[str, Any]]:
-    """Return the mean number of GPUs per step: GPUs that are or were held below those promised."""
+    """Return the bars of each step: the mean number of held GPUs, and of promised GPUs."""
     steps = max(1, round(window.span / window.zoom.step))
     held, promised = [0.0] * steps, [0.0] * steps
     for booking in bookings:

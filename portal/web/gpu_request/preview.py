@@ -31,7 +31,7 @@ from scheduler.reads import capacity as engine
 
 
 def preview_context(form: GpuRequestForm, user: User, now: datetime) -> dict[str, Any]:
-    """Return the context of work/ask_preview.html. An incomplete or rejected form previews what it can."""
+    """Return the context of work/ask_preview.html. An incomplete form gets a partial preview."""
     try:
         with share_snapshots(), metered_planning(user, now):
             return _preview(form, user, now)

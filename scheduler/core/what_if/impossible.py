@@ -1,7 +1,7 @@
 """Check whether a workload could ever start.
 
-``plan()`` answers for the workload alone: nothing else runs, waits or is reserved, every host and GPU is in
-service, and no GPU-hours or budget are used up. If it is refused then, waiting does not help.
+``plan()`` runs on a pool without other workloads and reservations. Every host and GPU is in service, and no
+GPU-hours or budget are used up. If the plan refuses the workload, waiting does not help.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from scheduler.core.model.snapshot import QueuedWorkload, Snapshot
 from scheduler.core.reasons import ReasonCode
 from scheduler.core.what_if.preview import preview
 
-# Reasons that an operator can remove, so waiting can be worthwhile. For the other reasons the request has to
-# change.
+# Reasons that an operator can remove, so waiting can be worthwhile. For all other reasons the user has to
+# change the request.
 GRANTABLE_CODES = frozenset({ReasonCode.NO_QUOTA, ReasonCode.OVER_QUOTA})
 
 
 def impossible_reason(snapshot: Snapshot, queued: QueuedWorkload, now: int) -> Refusal | None:
     """Return why a workload could never start; None if it could.
 
-    Guarantees in ``snapshot`` are those with unused GPU-hours. Inside a reservation only its bound units
-    count, and the result is None while there are none.
+    The GPU-hours of all guarantees in ``snapshot`` are unused. For a workload inside a reservation only its
+    bound units count. The result is None while no units are bound.
     """
     own = tuple(r for r in snapshot.reservations if r.id == queued.reservation)
     if queued.reservation is not None and not any(r.units for r in own):
