@@ -51,8 +51,8 @@ def run_cycle(
 
     ``clock`` gives the start of new allocations just before the plan is applied. A start at ``now`` could
     overlap the previous allocation of a unit that was freed between ``now`` and the snapshot. The default is
-    ``now``. ``cache`` keeps the snapshot between cycles; without it everything is read. If nothing has changed,
-    the cycle ends early. ``recorder`` stores the snapshots of cycles that changed something.
+    ``now``. ``cache`` keeps the snapshot between cycles; without it everything is read. If nothing has
+    changed, the cycle ends early. ``recorder`` stores the snapshots of cycles that changed something.
     """
     nudge.clear_engine_nudge()
     epoch = leadership.acquire_or_renew(name, now)
