@@ -144,7 +144,7 @@ def test_the_agent_does_not_downgrade_isolation_unless_asked(
     assert isolation_downgrade(kept, "auto", "plain", []) == ""
     assert isolation_downgrade(kept, "auto", "bubblewrap", []) == ""
     note = isolation_downgrade(kept, "auto", "plain", ["No memory for a probe."])
-    assert "were in sandboxes before, and now: No memory for a probe." in note and "--launcher plain" in note
+    assert "ran in sandboxes before. Now: No memory for a probe." in note and "--launcher plain" in note
     assert isolation_downgrade(kept, "plain", "plain", []) == ""
     assert isolation_downgrade(kept, "auto", "plain", []) == "", "the operator asked for plain"
 
