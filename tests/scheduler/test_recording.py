@@ -208,7 +208,7 @@ def test_a_replay_with_a_different_plan_fails_with_a_clear_error(world: World, t
     text = exported(Recording.objects.get().pk)
     path = tmp_path / "changed.json"
     path.write_text(text.replace('"now":', '"now":9'))
-    with pytest.raises(CommandError, match="another plan than was recorded"):
+    with pytest.raises(CommandError, match="the plan differs from the recorded one"):
         replayed(path)
     path.write_text("nothing of the kind")
     with pytest.raises(CommandError, match="file: .*changed.json; not JSON"):
@@ -235,7 +235,7 @@ def test_recordings_are_listed_by_workload(world: World) -> None:
         assert out.getvalue().splitlines() == [
             (
                 f"{Recording.objects.order_by('pk')[0].pk}  2026-03-02T09:00:00.000+00:00  started 1,"
-                " told to go 0, waiting 0"
+                " preempted 0, waiting 0"
             )
         ]
     for said, wrong in (
