@@ -65,7 +65,7 @@ def state_of(workload: Workload) -> str:
 def test_a_submission_is_decided_without_a_periodic_cycle(
     engine_worker: subprocess.Popen[bytes], live_world: World
 ) -> None:
-    """No periodic task runs here: only the commit wakes the engine. ``./run bench wake`` measures the time."""
+    """Only the commit wakes the engine: no periodic task runs. ``./run bench wake`` measures the time."""
     for _ in range(10):
         workload = queue(live_world, live_world.vision)
         wait_for(lambda w=workload: state_of(w) != "queued", 60)  # type: ignore[misc]
@@ -74,7 +74,7 @@ def test_a_submission_is_decided_without_a_periodic_cycle(
 def test_with_a_thousand_gpus_every_event_wakes_the_engine(
     engine_worker: subprocess.Popen[bytes], transactional_db: None
 ) -> None:
-    """Requests, ends, returned hosts and approvals are decided in a pool that is half full and has a queue."""
+    """Requests, ends, returned hosts and approvals are decided in a half-full pool with a queue."""
     fleet = make_pool_rows(1_000, 100, timezone.now())
     lone = make_host("lone", fleet.pool, [H100], timezone.now())
     Host.objects.filter(pk=lone.pk).update(labels={"only": "lone"})
