@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.core.checks import Tags, register
 
 from config.celery import app as queue
+from config.migration_check import check_squashed_migrations
 
 __all__ = ["ProjectAppConfig", "queue"]
 
@@ -14,3 +16,7 @@ class ProjectAppConfig(AppConfig):
 
     name = "config"
     label = "house"
+
+    def ready(self) -> None:
+        """Register the checks of the database."""
+        register(check_squashed_migrations, Tags.database)

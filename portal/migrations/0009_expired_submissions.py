@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("portal", "0008_tokens_of_workspaces"),
+        ("portal", "0002_squashed_0008"),
     ]
 
     operations = [

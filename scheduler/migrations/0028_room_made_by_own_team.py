@@ -52,7 +52,7 @@ WORKLOAD = (
 
 
 class Migration(migrations.Migration):
-    dependencies = [("scheduler", "0027_after_a_clock_was_ahead")]
+    dependencies = [("scheduler", "0001_squashed_0027")]
 
     operations = [
         migrations.AddField(

@@ -5,11 +5,9 @@ audit record.
 from __future__ import annotations
 
 from datetime import date, datetime, timedelta
-from importlib import import_module
 from typing import Any
 
 import pytest
-from django.apps import apps
 from django.db import connection, transaction
 from django.db.utils import DatabaseError
 
@@ -319,7 +317,7 @@ def test_an_operator_changes_a_health_rule(world: World) -> None:
 
 
 def test_each_rule_keeps_its_original_action_and_can_be_reset_to_it(world: World) -> None:
-    """The migrations wrote both the action and its original."""
+    """The migration writes both the action and its original."""
     assert {rule.origin for rule in HealthRule.objects.all()} == {"default"}
     assert HealthRule.objects.get(code="xid:109").default == ("quarantine_gpu", 3, 86_400, "people")
     assert HealthRule.objects.get(code="xid:79").default == ("cordon", 1, 3600, "events")
@@ -337,24 +335,6 @@ def test_each_rule_keeps_its_original_action_and_can_be_reset_to_it(world: World
         {"action": "quarantine_gpu", "repeats": 3, "window_seconds": 86_400, "counts": "events"},
         {"action": "quarantine_gpu", "repeats": 3, "window_seconds": 86_400, "counts": "people"},
     )
-
-
-def test_the_migration_of_an_older_table_keeps_changes_of_operators(
-    world: World,
-) -> None:
-    # A later migration added these rules with their original actions.
-    HealthRule.objects.filter(code__in=["gpu:missing", "nvml:unreadable", "stray:ended"]).delete()
-    HealthRule.objects.filter(code="xid:109").update(action="warn")
-    HealthRule.objects.create(code="xid:999", meaning="of an operator", action="note", source="us")
-    HealthRule.objects.update(
-        default_action="", default_repeats=None, default_window_seconds=None, default_counts=""
-    )
-    import_module("telemetry.migrations.0007_what_health_rules_began_with").keep_defaults(apps, None)
-    assert {rule.code: rule.origin for rule in HealthRule.objects.all() if rule.origin != "default"} == {
-        "xid:109": "changed",
-        "xid:999": "added",
-    }
-    assert HealthRule.objects.get(code="xid:109").action == "warn"
 
 
 def test_a_rule_can_be_added_for_a_new_code_and_only_such_a_rule_removed(world: World) -> None:

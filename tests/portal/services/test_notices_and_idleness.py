@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import datetime, timedelta
-from importlib import import_module
 from typing import Any
 
 import pytest
-from django.apps import apps
 from django.db import connection
 
 from portal.models import Notification, Submission, User
@@ -222,17 +220,6 @@ def test_a_disk_that_stays_full_is_notified_once_and_again_only_after_it_had_spa
         == disk_notices_at(120, full=False)
     )
     assert kinds(world.vision.member) == []
-
-
-@pytest.mark.django_db
-def test_a_disk_that_was_full_before_the_field_existed_is_notified(world: World) -> None:
-    alpha = world.hosts["alpha"]
-    Host.objects.filter(pk=alpha.pk).update(disk_full=True)
-    import_module("scheduler.migrations.0023_since_when_a_disk_is_full").begin_now(apps, None)
-    since = {host.name: host.disk_full_since for host in Host.objects.all() if host.disk_full_since}
-    assert list(since) == ["alpha"]
-    delivery.write_notices(since["alpha"] + timedelta(minutes=10.1))
-    assert Notification.objects.filter(user=world.operator, kind="disk_is_full").count() == 1
 
 
 @pytest.mark.django_db
