@@ -168,27 +168,37 @@ def too_late_to_approve(start: datetime) -> str:
 def submission_summary(kind: str, payload: Numbers) -> str:
     """Return a submission as a noun phrase, for lists, notices and the approvals page."""
     if kind == "quota_change":
-        limit = payload.get("borrow_limit_gpus")
-        lend = "any number" if limit is None else f"{limit}"
-        model = model_name(str(payload.get("model")))
-        worth = ""
-        if payload.get("gpu_hours") is not None:
-            then = "then only borrowing" if payload.get("when_used_up") != "refuse" else "then nothing new"
-            worth = f", worth {payload['gpu_hours']} GPU-hours a {payload.get('period')}, {then}"
-        return f"a guarantee of {payload.get('guaranteed_gpus')} × {model}, borrowing {lend} more{worth}"
-    if kind in ("reservation", "series", "window_change"):
-        models = " or ".join(map(model_name, payload.get("models") or [])) or "any GPU"
-        asked = f"{payload['profile']} of {models}" if payload.get("profile") else models
-        when = window(parsed_time(payload.get("start")), parsed_time(payload.get("end")))
-        size = f"{payload.get('units')} × {asked}"
-        if int(payload.get("hosts") or 1) > 1:
-            size = f"{payload['hosts']} hosts × {payload.get('units')} {asked}"
-        beside = _cpu_and_memory(payload.get("cpu_milli") or 0, payload.get("memory_mib") or 0)
-        what = f"{size}{f' on hosts with {beside}' if beside else ''}, {when}"
-        if kind == "series":
-            return f"{what}, {weekdays(payload.get('weekdays') or [])} until {payload.get('until')} ({payload.get('occurrences')} times)"
-        if kind == "window_change":
-            old = window(parsed_time(payload.get("start_now")), parsed_time(payload.get("end_now")))
-            return f"another window for {payload.get('name')}: {what} instead of {old}"
-        return what
-    return f"membership as {payload.get('role')}"
+        return _quota_change_summary(payload)
+    if kind not in ("reservation", "series", "window_change"):
+        return f"membership as {payload.get('role')}"
+    what = _reservation_summary(payload)
+    if kind == "series":
+        days = weekdays(payload.get("weekdays") or [])
+        return f"{what}, {days} until {payload.get('until')} ({payload.get('occurrences')} times)"
+    if kind == "window_change":
+        old = window(parsed_time(payload.get("start_now")), parsed_time(payload.get("end_now")))
+        return f"another window for {payload.get('name')}: {what} instead of {old}"
+    return what
+
+
+def _quota_change_summary(payload: Numbers) -> str:
+    limit = payload.get("borrow_limit_gpus")
+    lend = "any number" if limit is None else f"{limit}"
+    model = model_name(str(payload.get("model")))
+    worth = ""
+    if payload.get("gpu_hours") is not None:
+        then = "then only borrowing" if payload.get("when_used_up") != "refuse" else "then nothing new"
+        worth = f", worth {payload['gpu_hours']} GPU-hours a {payload.get('period')}, {then}"
+    return f"a guarantee of {payload.get('guaranteed_gpus')} × {model}, borrowing {lend} more{worth}"
+
+
+def _reservation_summary(payload: Numbers) -> str:
+    """Return the hardware and the window of a reservation."""
+    models = " or ".join(map(model_name, payload.get("models") or [])) or "any GPU"
+    asked = f"{payload['profile']} of {models}" if payload.get("profile") else models
+    when = window(parsed_time(payload.get("start")), parsed_time(payload.get("end")))
+    size = f"{payload.get('units')} × {asked}"
+    if int(payload.get("hosts") or 1) > 1:
+        size = f"{payload['hosts']} hosts × {payload.get('units')} {asked}"
+    beside = _cpu_and_memory(payload.get("cpu_milli") or 0, payload.get("memory_mib") or 0)
+    return f"{size}{f' on hosts with {beside}' if beside else ''}, {when}"

@@ -94,12 +94,15 @@ def start_steps(workload: Workload, run: Run | None) -> list[dict[str, Any]]:
         {
             "word": word,
             "at": at,
-            "state": "done"
-            if index < last or (index == last and complete)
-            else "now"
-            if index == last
-            else "ahead",
+            "state": _step_state(index, last, complete=complete),
             "detail": detail,
         }
         for index, (word, at, detail) in enumerate(marks)
     ]
+
+
+def _step_state(step: int, last: int, *, complete: bool) -> str:
+    """Return the state of a step; ``last`` is the last step with a time."""
+    if step == last:
+        return "done" if complete else "now"
+    return "done" if step < last else "ahead"

@@ -125,6 +125,12 @@ def may_change_rows(plan: Plan, reported: Mapping[int, Refusal]) -> bool:
     return bool(acts) or any(may_differ(reported.get(refusal.workload), refusal) for refusal in plan.refusals)
 
 
+def _touched_workloads(plan: Plan) -> set[int]:
+    """Return the workloads that the plan starts or evicts, and those for which it evicts."""
+    beneficiaries = {e.for_workload for e in plan.evictions if e.for_workload is not None}
+    return {p.workload for p in plan.placements} | {e.workload for e in plan.evictions} | beneficiaries
+
+
 class _PlanApplication:
     """The transaction of one plan: the locked rows, the checks and the collected results."""
 
@@ -144,8 +150,7 @@ class _PlanApplication:
         for unit in self.units.values():  # use the rows that were read under the lock
             unit.gpu.host = hosts[unit.gpu.host_id]
         self.changed_refusals = self._changed_refusals(reported)
-        beneficiaries = {e.for_workload for e in plan.evictions if e.for_workload is not None}
-        touched = {p.workload for p in plan.placements} | {e.workload for e in plan.evictions} | beneficiaries
+        touched = _touched_workloads(plan)
         self.states = locks.workload_states(touched.union(self.changed_refusals))
         self.workloads = {row.pk: row for row in Workload.objects.filter(pk__in=touched)} if touched else {}
         self.pool_of = {pool.id: pool for pool in snapshot.pools}

@@ -139,15 +139,26 @@ class SnapshotCache:
         hosts = changed.get("host", set())
         if hosts:
             _replace(rows.hosts, hosts, reader.hosts(hosts))
-        gpus = changed.get("gpu", set())
         units |= changed.get("unit", set())
+        units = self._read_units(units, changed.get("gpu", set()), reader)
+        self._read_small_tables(changed, reader)
+        return {"workloads": workloads, "hosts": hosts, "units": units}
+
+    def _read_units(self, units: set[int], gpus: set[int], reader: snapshot_rows.SnapshotReader) -> set[int]:
+        """Read rows of units and of all units of GPUs; return these units."""
+        rows = self._kept()
         if gpus:
-            units |= {pk for pk, unit in rows.units.items() if unit.gpu in gpus}
+            units = units | {pk for pk, unit in rows.units.items() if unit.gpu in gpus}
         if units or gpus:
             fresh_units, retired = reader.units(units, gpus)
-            units |= fresh_units.keys()
+            units = units | fresh_units.keys()
             _replace(rows.units, units, fresh_units)
             rows.retired = rows.retired - units | retired
+        return units
+
+    def _read_small_tables(self, changed: Collection[str], reader: snapshot_rows.SnapshotReader) -> None:
+        """Read each small table with a change as a whole."""
+        rows = self._kept()
         if "quota" in changed:
             rows.quotas = reader.quotas()
         if "gate" in changed:
@@ -160,7 +171,6 @@ class SnapshotCache:
             rows.maintenance = reader.maintenance()
         if "use" in changed:
             rows.used = reader.used()
-        return {"workloads": workloads, "hosts": hosts, "units": units}
 
     def _read_workloads(self, ids: set[int], reader: snapshot_rows.SnapshotReader) -> set[int]:
         """Read rows and open allocations of workloads; return their units that are retired or not in

@@ -86,15 +86,7 @@ def forced_moves_of_commands(told: Iterable[Command]) -> dict[int, ForcedMove]:
         host__in=hosts, handled_at__in=moments, action_taken__in=HOST_REMOVING_ACTIONS
     )
     by_event = {(e.host_id, e.handled_at): e for e in events.select_related("gpu").order_by("-at", "-pk")}
-    meanings = (
-        dict(
-            HealthRule.objects.filter(code__in={e.code for e in by_event.values()}).values_list(
-                "code", "meaning"
-            )
-        )
-        if by_event
-        else {}
-    )
+    meanings = _event_meanings({event.code for event in by_event.values()})
     changes = HostStateChange.objects.filter(host__in=hosts, at__in=moments).exclude(reason="")
     words = {(host, at): reason for host, at, reason in changes.values_list("host_id", "at", "reason")}
     if all(_key(command) in by_event for command in first.values()):
@@ -107,6 +99,13 @@ def forced_moves_of_commands(told: Iterable[Command]) -> dict[int, ForcedMove]:
         for run, c in first.items()
         if (key := _key(c))
     }
+
+
+def _event_meanings(codes: set[str]) -> dict[str, str]:
+    """Return the meaning of each code for which there is a rule."""
+    if not codes:
+        return {}
+    return dict(HealthRule.objects.filter(code__in=codes).values_list("code", "meaning"))
 
 
 def _key(command: Command) -> tuple[int, Any]:

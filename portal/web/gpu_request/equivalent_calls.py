@@ -47,12 +47,7 @@ def equivalent_commands(form: GpuRequestForm) -> EquivalentCommands:
         verb = {"notebook": "launch_notebook", "job": "submit_array" if array else "submit_job"}[
             form.selected_kind
         ]
-        inside = whole["reservation"]
-        arguments |= {"array": array, "reservation": str(inside.public_id) if inside else ""}
-        arguments["after"] = [
-            {"condition": how, "array" if isinstance(on, JobArray) else "workload": str(on.public_id)}
-            for how, on in whole.get("after", ())
-        ]
+        arguments |= {"array": array} | _references(whole)
     given = {
         name: value
         for name, value in arguments.items()
@@ -62,3 +57,15 @@ def equivalent_commands(form: GpuRequestForm) -> EquivalentCommands:
         same_request.cli_command(verb, given),
         same_request.curl_command(verb, given, base=settings.GPUPOOL_PORTAL_URL),
     )
+
+
+def _references(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the reservation and the dependencies of a workload by their public ids."""
+    reservation = arguments["reservation"]
+    return {
+        "reservation": str(reservation.public_id) if reservation else "",
+        "after": [
+            {"condition": how, "array" if isinstance(on, JobArray) else "workload": str(on.public_id)}
+            for how, on in arguments.get("after", ())
+        ],
+    }

@@ -153,8 +153,8 @@ class RefusalRecorder:
             start = max(int(dict(numbers)["end"]), self.state.now + 1)
         else:
             start, blockers, held = self._start_on_units(queued, allowed)
-            future_room = self._future_room(queued) if code == ReasonCode.WAITS_FOR_UNITS else None
-            if future_room is not None and (start is None or future_room.start < start):
+            future_room = self._future_room(queued, start) if code == ReasonCode.WAITS_FOR_UNITS else None
+            if future_room is not None:
                 start, blockers, held = future_room.start, future_room.victims, ()
                 numbers = reason_numbers(
                     **dict(numbers), told_at=future_room.evict_at, young=len(future_room.victims)
@@ -293,20 +293,11 @@ class RefusalRecorder:
         self.forecast_count += 1
         if self.forecast is None:
             self.forecast = Forecast(state, self.promises)
-        best: tuple[int, int, list[int]] | None = None
-        for kind in allowed:
-            after = max(not_before, state.now + 1)
-            evictable_after = (
-                availability.seconds_until_releasable(state, queued) if queued.preemptible else None
-            )
-            earliest = self.forecast.earliest(
-                queued.ask, kind, required_free_seconds(queued), after, evictable_after
-            )
-            if earliest is not None and (best is None or earliest[0] < best[0]):
-                best = earliest[0], kind, earliest[1]
-        if best is None:
+        after = max(not_before, state.now + 1)
+        place = self._earliest_place(self.forecast, queued, allowed, after)
+        if place is None:
             return None, (), ()
-        start, kind, hosts = max(best[0], not_before, state.now + 1), best[1], best[2]
+        start, kind, hosts = max(place[0], after), place[1], place[2]
         self.forecast.take(kind, hosts, queued.ask.units, start, queued.predicted_seconds)
         if self.deep_queue_eta is not None:
             self.deep_queue_eta.note_expected(kind, queued, start)
@@ -316,14 +307,36 @@ class RefusalRecorder:
             held = self._hold_units(queued, kind, hosts, start)
         return start, self._blockers(kind, hosts, start) if self.explain else (), held
 
-    def _future_room(self, queued: QueuedWorkload) -> FutureRoom | None:
-        """Return the room that evictions can make once running work is no longer protected, or None."""
+    def _earliest_place(
+        self, forecast: Forecast, queued: QueuedWorkload, allowed: list[int], after: int
+    ) -> tuple[int, int, list[int]] | None:
+        """Return (time, kind, hosts) of the earliest place of the forecast; of equal ones that of the first
+        allowed kind.
+        """
+        best: tuple[int, int, list[int]] | None = None
+        evictable_after = (
+            availability.seconds_until_releasable(self.state, queued) if queued.preemptible else None
+        )
+        for kind in allowed:
+            earliest = forecast.earliest(
+                queued.ask, kind, required_free_seconds(queued), after, evictable_after
+            )
+            if earliest is not None and (best is None or earliest[0] < best[0]):
+                best = earliest[0], kind, earliest[1]
+        return best
+
+    def _future_room(self, queued: QueuedWorkload, start: int | None) -> FutureRoom | None:
+        """Return the room that evictions can make before ``start``, once running work is no longer protected.
+
+        Return None if there is none. ``start``: the expected start without these evictions, if any.
+        """
         if self.deep_queue_eta is not None:
             # Work that is guaranteed what others borrowed comes first, so nothing is found deep in the queue.
             return None
         if self.future_evictions is None:
             self.future_evictions = FutureEvictions(self.state)
-        return self.future_evictions.room_for(queued)
+        room = self.future_evictions.room_for(queued)
+        return room if room is not None and (start is None or room.start < start) else None
 
     def _start_deep_in_queue(self, queued: QueuedWorkload, allowed: list[int]) -> int | None:
         """Return the expected start of a workload deep in the queue."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scheduler.core.model.pool_snapshot import PoolSnapshot
 from scheduler.core.model.pool_state import PoolState
-from scheduler.core.model.snapshot import PoolKind, QueuedWorkload, Snapshot
+from scheduler.core.model.snapshot import Pool, PoolKind, QueuedWorkload, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,7 @@ def fairness_table(snapshot: Snapshot, pool: int, now: int) -> list[FairnessRow]
         FairnessRow(
             team=team.id,
             name=team.name,
-            guaranteed=(
-                int(state.slots.sum())
-                if owner.kind is PoolKind.STATIC
-                else sum(ledger.guarantee(team.id, model) for model in models)
-            ),
+            guaranteed=_guaranteed_slots(state, owner, team.id, models),
             held=sum(ledger.held[team.id, model] for model in models),
             borrowed=sum(max(0, ledger.held[team.id, m] - ledger.guarantee(team.id, m)) for m in models),
             waiting=sum(_slots_asked(state, queued) for queued in state.queued if queued.team == team.id),
@@ -60,6 +56,13 @@ def fairness_table(snapshot: Snapshot, pool: int, now: int) -> list[FairnessRow]
         )
         for team in rows
     ]
+
+
+def _guaranteed_slots(state: PoolState, pool: Pool, team: int, models: set[str]) -> int:
+    """Return the slots guaranteed to a team; a static pool is guaranteed to its owner as a whole."""
+    if pool.kind is PoolKind.STATIC:
+        return int(state.slots.sum())
+    return sum(state.ledger.guarantee(team, model) for model in models)
 
 
 def _slots_asked(state: PoolState, queued: QueuedWorkload) -> int:
