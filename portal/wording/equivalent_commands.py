@@ -41,7 +41,8 @@ def cli_command(verb: str, arguments: Arguments, *, target: str = "") -> str:
     line = " ".join(shlex.quote(part) for part in parts)
     if not command:
         return line
-    # Quote the command as one word if a shell would interpret it; `job run` takes one word as a whole command.
+    # Quote the command as one word if a shell would interpret it: `job run` takes one word as a whole
+    # command.
     plain = re.fullmatch(r"[\w@%+=:,./ -]+", command)
     return f"{line} -- {command if plain else shlex.quote(command)}"
 

@@ -91,13 +91,17 @@ def _past_starts(past: EstimateAccuracy) -> str:
         was = f"it was off by {duration(past.median_error)}"
         return f"Only 1 waited and started in this pool lately: too few to tell a range from; {was}."
     if not past.has_enough_outcomes:
-        return f"Only {past.started_count} waited and started in this pool lately: too few to tell a range from; {off}."
+        return (
+            f"Only {past.started_count} waited and started in this pool lately: "
+            f"too few to tell a range from; {off}."
+        )
     if past.with_range < MIN_OUTCOMES:
         return (
             f"The range comes from the last {past.started_count} that waited in this pool; {off}. "
             "Too few had a range so far to say how many started within it. It is no guarantee."
         )
     return (
-        f"Of the last {past.with_range} that had a range in this pool, {round(100 * past.started_in_range_count / past.with_range)} % "
+        f"Of the last {past.with_range} that had a range in this pool, "
+        f"{round(100 * past.started_in_range_count / past.with_range)} % "
         f"started by its upper end; {off}. It is no guarantee."
     )

@@ -28,28 +28,30 @@ HOST_VERBS = {
         "{} is cordoned: nothing new starts on it.",
     ),
     "drain": HostVerb(
-        "Nothing new starts on it. Preemptible work gets its notice, writes its checkpoint and goes on elsewhere; "
-        "the rest runs to its end.",
+        "Nothing new starts on it. Preemptible work gets its notice, writes its checkpoint and goes on "
+        "elsewhere; the rest runs to its end.",
         "{} is draining: nothing new starts on it.",
     ),
     "return": HostVerb(
-        "New work may start on it at once. If it was quarantined, you attest that nothing of before runs on it.",
+        "New work may start on it at once. If it was quarantined, "
+        "you attest that nothing of before runs on it.",
         "{} is back in service.",
     ),
     "off": HostVerb(
-        "What ran on it counts as lost and starts elsewhere at once, before its lease is over, and its GPUs may be put "
-        "into another machine. Say so only of a machine that you have seen off or had power-cycled: one that is only cut off "
-        "may still compute, and two would write the same files.",
+        "What ran on it counts as lost and starts elsewhere at once, before its lease is over, and its GPUs "
+        "may be put into another machine. Say so only of a machine that you have seen off or had "
+        "power-cycled: one that is only cut off may still compute, and two would write the same files.",
         "{} counts as powered off. Its work starts elsewhere.",
     ),
     "revoke": HostVerb(
-        "Its agent is cut off at once and gets no more orders. What runs there stops when its lease ends, and starts elsewhere "
-        "after that. It joins again with a new join token.",
+        "Its agent is cut off at once and gets no more orders. What runs there stops when its lease ends, "
+        "and starts elsewhere after that. It joins again with a new join token.",
         "{} is cut off: its credential is revoked. It joins again with a new token.",
     ),
     "maintenance": HostVerb(
-        "Nothing is planned into the window. Work that can't end before it does not start there. What still runs there shortly "
-        "before it begins is stopped, with notice and grace, also work that can't be preempted.",
+        "Nothing is planned into the window. Work that can't end before it does not start there. "
+        "What still runs there shortly before it begins is stopped, with notice and grace, also work that "
+        "can't be preempted.",
         "{} is in maintenance in the window: no work is scheduled in it.",
     ),
 }

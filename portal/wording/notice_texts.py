@@ -15,8 +15,13 @@ HARDWARE_ACTIONS = {
     "cordon": "The host was cordoned, and work that can move leaves it.",
     "drain": "The host is being drained.",
     "quarantine_gpu": "The GPU was taken out of service; its work starts elsewhere.",
-    "held_back": "No action was taken, because much of the pool was taken out of service recently: decide on the host's page.",
+    "held_back": (
+        "No action was taken, because much of the pool was taken out of service recently: "
+        "decide on the host's page."
+    ),
 }
+
+OTHER_HOME_FOLDER = ": another home folder, so it does not find its checkpoint and starts from the beginning"
 
 # Outcomes of array tasks: (name of the number, text).
 ARRAY_ENDS = (("finished", "finished"), ("failed", "failed"), ("cancelled", "cancelled"))
@@ -25,16 +30,18 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     "started": lambda f: f"{f.plain('', 'name')} started{f.plain(' on ', 'host')}.",
     "resumed": lambda f: (
         f"{f.plain('', 'name')} resumed{f.plain(' on ', 'host')}{f.plain(', attempt ', 'attempt')}"
-        f"{': another home folder, so it does not find its checkpoint and starts from the beginning' if f.get('other_homes') else ''}."
+        f"{OTHER_HOME_FOLDER if f.get('other_homes') else ''}."
     ),
     "ended": lambda f: (
         f"{f.plain('', 'name')} ended. {reason_sentence(str(f.get('outcome') or ''), f.numbers, f.viewer)}"
     ),
     "array_started": lambda f: (
-        f"{f.plain('', 'name')} started: the first of its {f.plain('', 'tasks')} tasks runs{f.plain(' on ', 'host')}."
+        f"{f.plain('', 'name')} started: the first of its {f.plain('', 'tasks')} tasks runs"
+        f"{f.plain(' on ', 'host')}."
     ),
     "array_fails": lambda f: (
-        f"{f.plain('', 'name')}: {f.plain('', 'failed')} of its {f.plain('', 'tasks')} tasks failed so far. {_last_failed_task(f)}"
+        f"{f.plain('', 'name')}: {f.plain('', 'failed')} of its {f.plain('', 'tasks')} tasks failed so far. "
+        f"{_last_failed_task(f)}"
     ),
     "array_ended": lambda f: (
         f"{f.plain('', 'name')} ended. Of its {f.plain('', 'tasks')} tasks "
@@ -45,10 +52,12 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         + f". {_last_failed_task(f) if f.get('failed') else ''}"
     ),
     "preemption_notice": lambda f: (
-        f"{f.plain('', 'name')} is being preempted. {reason_sentence(str(f.get('code') or ''), f.numbers, f.viewer)}"
+        f"{f.plain('', 'name')} is being preempted. "
+        f"{reason_sentence(str(f.get('code') or ''), f.numbers, f.viewer)}"
     ),
     "expected_start_moved": lambda f: (
-        f"{f.plain('', 'name')} is now expected to start{f.time(' at ', 'expected_start')}{f.time(', before that ', 'before')}."
+        f"{f.plain('', 'name')} is now expected to start{f.time(' at ', 'expected_start')}"
+        f"{f.time(', before that ', 'before')}."
     ),
     "reservation_soon": lambda f: f"Your reservation {f.plain('', 'name')} begins{f.time(' at ', 'start')}.",
     "reservation_released": lambda f: (
@@ -58,7 +67,8 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"Reservation {f.plain('', 'name')}: {reason_sentence(str(f.get('code') or ''), f.numbers, f.viewer)}"
     ),
     "idle_warning": lambda f: (
-        f"{f.plain('', 'name')} is idle and will be stopped{f.time(' at ', 'stop_at')} unless you use it or keep it."
+        f"{f.plain('', 'name')} is idle and will be stopped{f.time(' at ', 'stop_at')} "
+        "unless you use it or keep it."
     ),
     "approval_wanted": lambda f: (
         f"{f.plain('', 'author')} asks for {f.plain('', 'what')} for {f.plain('', 'team')}."
@@ -69,8 +79,8 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     ),
     "declined": lambda f: f"Declined{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
     "submission_expired": lambda f: (
-        f"Expired: {f.plain('', 'author')} asked for {f.plain('', 'what')} for {f.plain('', 'team')}, and nobody decided it "
-        "before its start. It can be requested for another window."
+        f"Expired: {f.plain('', 'author')} asked for {f.plain('', 'what')} for {f.plain('', 'team')}, "
+        "and nobody decided it before its start. It can be requested for another window."
     ),
     "host_trouble": lambda f: (
         f"{f.plain('', 'host')} counts as off{f.time(' since ', 'off_since')} "
@@ -79,17 +89,18 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         else f"{f.plain('', 'host')}: {f.plain('', 'trouble')}."
     ),
     "disk_is_full": lambda f: (
-        f"{f.plain('', 'host')} has started nothing new{f.time(' since ', 'since')}: its disk is full. Check which files fill it; homes and "
-        "checkpoints belong on a disk of their own, or under a quota."
+        f"{f.plain('', 'host')} has started nothing new{f.time(' since ', 'since')}: its disk is full. "
+        "Check which files fill it; homes and checkpoints belong on a disk of their own, or under a quota."
     ),
     "hardware_event": lambda f: (
         f"{f.plain('', 'host')}{f.plain(', GPU ', 'gpu')}: {f.plain('', 'meaning')}"
-        f"{f.plain(' (' if f.get('meaning') else '', 'event', after=')' if f.get('meaning') else '') or 'a hardware event'}"
+        f"{_event_text(f)}"
         f"{f.plain(', ', 'detail') if f.get('detail') else ''}. "
         f"{HARDWARE_ACTIONS.get(str(f.get('action')), '')}"
     ),
     "strays_found": lambda f: (
-        f"{f.plain('', 'host')}, {'; '.join(f.get('told') or ('a process that belongs to no workload',))}{f.plain('; and ', 'more', after=' more') if f.get('more') else ''}. "
+        f"{f.plain('', 'host')}, {'; '.join(f.get('told') or ('a process that belongs to no workload',))}"
+        f"{f.plain('; and ', 'more', after=' more') if f.get('more') else ''}. "
         + (
             "The pool's policy ends such a process if it stays. The host's page shows the result."
             if f.get("ends") and f.get("action") == "warn"
@@ -97,19 +108,22 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         )
     ),
     "diagnostic_failed": lambda f: (
-        f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} failed its diagnostic{f.plain(': ', 'detail') if f.get('detail') else ''}."
+        f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} failed its diagnostic"
+        f"{f.plain(': ', 'detail') if f.get('detail') else ''}."
         + (
             " It is out of service until you return it."
             if f.get("out")
-            else " It is still in service, because many GPUs of the pool failed recently: decide on the host's page."
+            else " It is still in service, because many GPUs of the pool failed recently: "
+            "decide on the host's page."
         )
     ),
     "geometry_changed": lambda f: (
-        f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} is {f.get('geometry') or 'one whole GPU'} now, and in service."
+        f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} is {f.get('geometry') or 'one whole GPU'} now, "
+        "and in service."
     ),
     "geometry_failed": lambda f: (
-        f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} could not become {f.get('geometry') or 'one whole GPU'}"
-        f"{f.plain(': ', 'detail') if f.get('detail') else ''}."
+        f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} could not become "
+        f"{f.get('geometry') or 'one whole GPU'}{f.plain(': ', 'detail') if f.get('detail') else ''}."
         + (
             " It is in service as it was."
             if f.get("in_service")
@@ -121,24 +135,26 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         "If the host is cordoned, it stays so until you return it."
     ),
     "stray_is_yours": lambda f: (
-        f"Your process {f.plain('', 'process')} (pid {f.plain('', 'pid')}) uses GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} "
-        "outside the pool. End it, or ask for a GPU: other work needs this one."
+        f"Your process {f.plain('', 'process')} (pid {f.plain('', 'pid')}) uses GPU {f.plain('', 'gpu')} of "
+        f"{f.plain('', 'host')} outside the pool. End it, or ask for a GPU: other work needs this one."
     ),
     "reservation_moves": lambda f: (
-        f"Reservation {f.plain('', 'name')} leaves {f.plain('', 'host')}, which can't be used at present. It gets other GPUs as soon "
-        "as there are any."
+        f"Reservation {f.plain('', 'name')} leaves {f.plain('', 'host')}, which can't be used at present. "
+        "It gets other GPUs as soon as there are any."
     ),
     "reservation_at_risk": lambda f: (
-        f"Reservation {f.plain('', 'name')} of {f.plain('', 'owner')} ({f.plain('', 'team')}) can't be served at present. "
-        f"{reason_sentence('reservation_at_risk', f.numbers, f.viewer)}"
+        f"Reservation {f.plain('', 'name')} of {f.plain('', 'owner')} ({f.plain('', 'team')}) can't be "
+        f"served at present. {reason_sentence('reservation_at_risk', f.numbers, f.viewer)}"
     ),
     "reservation_stuck": lambda f: (
-        f"{f.plain('', 'units')} of the {f.plain('', 'of')} GPUs of reservation {f.plain('', 'name')} can't be used at present "
-        f"({f.plain('', 'host')}). It gets other GPUs once nothing runs inside it: end "
-        f"{'all workloads' if f.get('workloads') != 1 else 'the one workload'} inside it, or continue with its usable GPUs."
+        f"{f.plain('', 'units')} of the {f.plain('', 'of')} GPUs of reservation {f.plain('', 'name')} can't "
+        f"be used at present ({f.plain('', 'host')}). It gets other GPUs once nothing runs inside it: end "
+        f"{'all workloads' if f.get('workloads') != 1 else 'the one workload'} inside it, or continue with "
+        "its usable GPUs."
     ),
     "maintenance_announced": lambda f: (
-        f"{f.plain('', 'host')} is in maintenance{f.time(' from ', 'start')}{f.time(' to ', 'end')}{f.plain(': ', 'reason')}. "
+        f"{f.plain('', 'host')} is in maintenance{f.time(' from ', 'start')}{f.time(' to ', 'end')}"
+        f"{f.plain(': ', 'reason')}. "
         + (
             f"{f.plain('', 'name')} is moved off it before that unless it has ended."
             if f.get("moves")
@@ -146,15 +162,17 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         )
     ),
     "maintenance_cancelled": lambda f: (
-        f"The maintenance of {f.plain('', 'host')}{f.time(' from ', 'start')} is cancelled: {f.plain('', 'name')} stays there."
+        f"The maintenance of {f.plain('', 'host')}{f.time(' from ', 'start')} is cancelled: "
+        f"{f.plain('', 'name')} stays there."
     ),
     "team_removed": lambda f: (
-        f"The team {f.plain('', 'name')} was removed{f.plain(' by ', 'by')}{f.plain(': ', 'why') if f.get('why') else ''}. "
-        "Its memberships, its quotas and its open requests ended."
+        f"The team {f.plain('', 'name')} was removed{f.plain(' by ', 'by')}"
+        f"{f.plain(': ', 'why') if f.get('why') else ''}. Its memberships, its quotas and its open requests "
+        "ended."
     ),
     "pool_removed": lambda f: (
-        f"The pool {f.plain('', 'name')} was removed{f.plain(' by ', 'by')}{f.plain(': ', 'why') if f.get('why') else ''}. "
-        "Quotas in it and requests for it ended."
+        f"The pool {f.plain('', 'name')} was removed{f.plain(' by ', 'by')}"
+        f"{f.plain(': ', 'why') if f.get('why') else ''}. Quotas in it and requests for it ended."
     ),
     "has_to_move": lambda f: (
         f"{f.plain('', 'name')} leaves {f.plain('', 'host') or 'its host'}. "
@@ -166,15 +184,25 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         )
     ),
     "budget_reached": lambda f: (
-        f"{f.plain('', 'name')} {'is forecast to use' if f.get('forecast') else 'has used'} {f.plain('', 'percent')} % of its budget"
-        f"{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''}."
+        f"{f.plain('', 'name')} {'is forecast to use' if f.get('forecast') else 'has used'} "
+        f"{f.plain('', 'percent')} % of its "
+        f"budget{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''}."
     ),
 }
 
 
+def _event_text(f: ReasonNumbers) -> str:
+    """Return the code of a hardware event, in brackets if its meaning comes before it."""
+    before, after = (" (", ")") if f.get("meaning") else ("", "")
+    return f.plain(before, "event", after=after) or "a hardware event"
+
+
 def _last_failed_task(f: ReasonNumbers) -> str:
     """Return the last failed task of an array and its outcome."""
-    return f"The last, {f.plain('', 'task')}: {reason_sentence(str(f.get('outcome') or ''), f.numbers, f.viewer)}"
+    return (
+        f"The last, {f.plain('', 'task')}: "
+        f"{reason_sentence(str(f.get('outcome') or ''), f.numbers, f.viewer)}"
+    )
 
 
 def notice_sentence(kind: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:

@@ -11,7 +11,10 @@ from scheduler.state.states import TERMINATING_STATES, WorkloadState
 
 
 class StoppedBy(Protocol):
-    """A stop that a person requested: ``why`` may be empty. ``portal.reads.work.manual_stops`` reads it from the audit record."""
+    """A stop that a person requested: ``why`` may be empty.
+
+    ``portal.reads.work.manual_stops`` reads it from the audit record.
+    """
 
     @property
     def user_id(self) -> int | None: ...

@@ -28,7 +28,10 @@ from scheduler.models import Workload
 def not_comparable(mine: Workload, theirs: Workload) -> str:
     """Return the reason why two workloads cannot be compared."""
     if mine.state == "ended":
-        return f"{mine.name} has ended ({workload_state_label(mine)[1].lower()}), so it is no longer in the queue."
+        return (
+            f"{mine.name} has ended ({workload_state_label(mine)[1].lower()}), so it is no longer in the "
+            "queue."
+        )
     if mine.state != "queued":
         return f"{mine.name} has its GPUs: no other work is ahead of it."
     if mine.pk == theirs.pk:
@@ -36,8 +39,14 @@ def not_comparable(mine: Workload, theirs: Workload) -> str:
             f"That is {mine.name} itself. Name another workload that is queued or runs in {mine.pool.name}."
         )
     if theirs.state == "ended":
-        return f"{theirs.name} has ended ({workload_state_label(theirs)[1].lower()}), so it is no longer ahead of {mine.name}."
-    return f"{theirs.name} is in {theirs.pool.name} and {mine.name} waits in {mine.pool.name}: they want different GPUs."
+        return (
+            f"{theirs.name} has ended ({workload_state_label(theirs)[1].lower()}), so it is no longer ahead "
+            f"of {mine.name}."
+        )
+    return (
+        f"{theirs.name} is in {theirs.pool.name} and {mine.name} waits in {mine.pool.name}: "
+        "they want different GPUs."
+    )
 
 
 # Short form for lists, by the criterion that decides (scheduler.core.queue.turn.TurnCriterion).
@@ -71,12 +80,14 @@ def earlier_because(part: str, earlier: bool, shorter: bool) -> str:
 # The names of the numbers begin with ``mine_`` or ``theirs_`` (see compare_in_queue).
 QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
     "there_first": lambda f: (
-        f"It has had its GPUs since {_time_text(f, 'theirs_started')}; yours was submitted at {_time_text(f, 'mine_submitted')}. Running "
-        "work is only stopped for a team's guarantee, for a higher priority in its own team, or for a reservation."
+        f"It has had its GPUs since {_time_text(f, 'theirs_started')}; yours was submitted at "
+        f"{_time_text(f, 'mine_submitted')}. Running work is only stopped for a team's guarantee, for a "
+        "higher priority in its own team, or for a reservation."
     ),
     "fit": lambda f: (
-        f"Its turn comes after yours, but it asks for {_request_text(f, 'theirs')}, and free GPUs fit that request. "
-        f"They do not fit yours: {_request_text(f, 'mine')}. Work that starts before yours may not delay its expected start."
+        f"Its turn comes after yours, but it asks for {_request_text(f, 'theirs')}, and free GPUs fit that "
+        f"request. They do not fit yours: {_request_text(f, 'mine')}. Work that starts before yours may not "
+        "delay its expected start."
     ),
     "turned_away": lambda f: "Your workload is not considered at present; its own page gives the reason.",
     "reservation": lambda f: (
@@ -91,35 +102,42 @@ QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
         "Guaranteed work comes before borrowed work."
     ),
     "below_guarantee": lambda f: (
-        f"{f.plain('', 'theirs_team')} holds less than its guarantee{_quota_text(f, 'theirs')}; {f.plain('', 'mine_team')} "
-        f"would borrow the GPUs for yours{_quota_text(f, 'mine')}. Teams below their guarantee come before teams that borrow."
+        f"{f.plain('', 'theirs_team')} holds less than its guarantee{_quota_text(f, 'theirs')}; "
+        f"{f.plain('', 'mine_team')} would borrow the GPUs for yours{_quota_text(f, 'mine')}. "
+        "Teams below their guarantee come before teams that borrow."
     ),
     "fair_share": lambda f: (
-        f"Both would borrow, and the team that used less for its weight borrows first: {f.plain('', 'theirs_team')} "
-        f"{f.get('theirs_share') or 0:,.0f} GPU-hours, {f.plain('', 'mine_team')} {f.get('mine_share') or 0:,.0f}"
+        "Both would borrow, and the team that used less for its weight borrows first: "
+        f"{f.plain('', 'theirs_team')} {f.get('theirs_share') or 0:,.0f} GPU-hours, "
+        f"{f.plain('', 'mine_team')} {f.get('mine_share') or 0:,.0f}"
         f"{', each halved every ' + duration(f.get('half_life')) if f.get('half_life') else ''}."
     ),
     "own_team": lambda f: (
-        f"Other work of {f.plain('', 'mine_team')} is ahead of yours, and this workload's turn comes before the next turn of that team."
+        f"Other work of {f.plain('', 'mine_team')} is ahead of yours, and this workload's turn comes before "
+        "the next turn of that team."
     ),
     "priority": lambda f: (
-        f"Both belong to {f.plain('', 'mine_team')}; its priority is {PRIORITY_WORDS.get(f.get('theirs_priority'), '')}, yours "
+        f"Both belong to {f.plain('', 'mine_team')}; its priority is "
+        f"{PRIORITY_WORDS.get(f.get('theirs_priority'), '')}, yours "
         f"{PRIORITY_WORDS.get(f.get('mine_priority'), '')}."
     ),
     "aged": lambda f: (
-        f"It has waited for {duration(f.get('theirs_waited'))}. A team's oldest job comes before its other jobs of the same "
-        f"priority after {duration(OLDEST_FIRST_AFTER_SECONDS)}; its oldest job of more than {LARGE_JOB_UNITS} GPUs does so after "
-        f"{duration(LARGE_OLDEST_FIRST_AFTER_SECONDS)}."
+        f"It has waited for {duration(f.get('theirs_waited'))}. A team's oldest job comes before its other "
+        f"jobs of the same priority after {duration(OLDEST_FIRST_AFTER_SECONDS)}; its oldest job of more "
+        f"than {LARGE_JOB_UNITS} GPUs does so after {duration(LARGE_OLDEST_FIRST_AFTER_SECONDS)}."
     ),
     "submitted": lambda f: (
-        f"Both have waited so long that only the time of submission counts: it was submitted at {_time_text(f, 'theirs_submitted')}, yours at "
-        f"{_time_text(f, 'mine_submitted')}."
+        "Both have waited so long that only the time of submission counts: it was submitted at "
+        f"{_time_text(f, 'theirs_submitted')}, yours at {_time_text(f, 'mine_submitted')}."
     ),
     "place": lambda f: (
-        f"The place in the queue is the time of submission plus {RUNTIME_WEIGHT} times the expected run time, at most {duration(MAX_RUNTIME_PENALTY_SECONDS)} more. "
-        f"Its numbers: submitted {_time_text(f, 'theirs_submitted')}, expected to run {duration(f.get('theirs_predicted'))}, so "
-        f"{_time_text(f, 'theirs_place')}. Your numbers: submitted {_time_text(f, 'mine_submitted')}, expected to run "
-        f"{duration(f.get('mine_predicted'))}, so {_time_text(f, 'mine_place')}. Expected run times come from similar jobs that have finished."
+        f"The place in the queue is the time of submission plus {RUNTIME_WEIGHT} times the expected run "
+        f"time, at most {duration(MAX_RUNTIME_PENALTY_SECONDS)} more. "
+        f"Its numbers: submitted {_time_text(f, 'theirs_submitted')}, expected to run "
+        f"{duration(f.get('theirs_predicted'))}, so {_time_text(f, 'theirs_place')}. Your numbers: "
+        f"submitted {_time_text(f, 'mine_submitted')}, expected to run "
+        f"{duration(f.get('mine_predicted'))}, so {_time_text(f, 'mine_place')}. Expected run times come "
+        "from similar jobs that have finished."
     ),
     "number": lambda f: "All rules rank them equal; it was submitted first.",
 }

@@ -53,7 +53,10 @@ def min_runtime_note(f: ReasonNumbers) -> str:
     if not young:
         return ""
     have = f"{with_count(int(young), 'workload')} {'has' if young == 1 else 'have'}"
-    return f" Units can be freed for it{f.time(' from ', 'told_at')}, when {have} run for the pool's minimum and may be preempted."
+    return (
+        f" Units can be freed for it{f.time(' from ', 'told_at')}, when {have} run for the pool's minimum "
+        "and may be preempted."
+    )
 
 
 def cpu_and_memory_shortage(f: ReasonNumbers) -> str:
@@ -72,16 +75,18 @@ def exceeds(f: ReasonNumbers, name: str) -> bool:
 def never_within_quota(f: ReasonNumbers) -> str:
     alone = "" if f.get("may_borrow") else ", since what is not preemptible may not borrow"
     return (
-        f"Its team may hold {f.slots('', 'limit')}{f.of_model_text()} at most{alone}, and this needs {f.slots('', 'need')}: it does not start, "
-        "whatever ends, before its team may hold more. A team lead can ask for that; or ask for fewer."
+        f"Its team may hold {f.slots('', 'limit')}{f.of_model_text()} at most{alone}, and this needs "
+        f"{f.slots('', 'need')}: it does not start, whatever ends, before its team may hold more. "
+        "A team lead can ask for that; or ask for fewer."
     )
 
 
 def window_over_quota(f: ReasonNumbers) -> str:
     """Return the sentence for a reservation that exceeds its team's quota at a later time."""
     return (
-        f"Its team would have {f.slots('', 'held') or 'none'}{f.of_model_text()} promised or in use{f.time(' at ', 'at')}, and may hold "
-        f"{f.slots('', 'limit') or 'none'}; this needs {f.slots('', 'need')} more. Only an operator can allow it, when asked to."
+        f"Its team would have {f.slots('', 'held') or 'none'}{f.of_model_text()} promised or in "
+        f"use{f.time(' at ', 'at')}, and may hold {f.slots('', 'limit') or 'none'}; "
+        f"this needs {f.slots('', 'need')} more. Only an operator can allow it, when asked to."
     )
 
 
@@ -98,7 +103,10 @@ def failed_gpu(f: ReasonNumbers) -> str:
     """Return ``GPU 3 of h3 failed (XID 79, GPU has fallen off the bus)``."""
     kind, _, number = str(f.get("event")).partition(":")
     said = f"{kind.upper()} {number}" if kind in ("xid", "ecc") and number else str(f.get("event"))
-    return f"{f.plain('GPU ', 'gpu') or 'A GPU'} of {f.get('host')} failed ({said}{f.plain(', ', 'meaning') if f.get('meaning') else ''})"
+    return (
+        f"{f.plain('GPU ', 'gpu') or 'A GPU'} of {f.get('host')} failed "
+        f"({said}{f.plain(', ', 'meaning') if f.get('meaning') else ''})"
+    )
 
 
 def reservation_blockers(f: ReasonNumbers) -> str:
@@ -135,6 +143,25 @@ def of_hosts(hosts: object) -> str:
     return " are" if not hosts else " of them is" if hosts == 1 else " of them are"
 
 
+def closed_gpus(f: ReasonNumbers, state: str) -> str:
+    """Return how many of the GPUs are closed, or "" if none is."""
+    return f.plain(", ", "closed", after=f" are {state}") if f.get("closed") else ""
+
+
+def other_dependencies(f: ReasonNumbers) -> str:
+    """Return how many workloads it waits for besides the one named, or "" if there are no others."""
+    if not f.is_plural("workloads"):
+        return ""
+    return f", and for {with_count(int(f.get('workloads')) - 1, 'other')}"
+
+
+def dependency_outcome(f: ReasonNumbers) -> str:
+    """Return how the workload (or one of the array) that it depends on ended, or "" if that is not known."""
+    if not f.get("outcome"):
+        return ""
+    return f", {'one' if f.get('array') else 'it'} ended as {str(f.get('outcome')).replace('_', ' ')}"
+
+
 # Not split: a decision table; the first match counts.
 def too_big_for_any_host(f: ReasonNumbers) -> str:
     """Return the sentence for a request larger than any host, or for GPUs without the requested CPU, memory
@@ -151,17 +178,20 @@ def too_big_for_any_host(f: ReasonNumbers) -> str:
     ):
         return beside
     if isinstance(units, int) and isinstance(largest, int) and largest >= units and not f.is_plural("hosts"):
-        return f"No host has the CPU, the memory or the NVLink that it asks for beside {with_count(units, 'GPU')}. Ask for less."
+        return (
+            "No host has the CPU, the memory or the NVLink that it asks for beside "
+            f"{with_count(units, 'GPU')}. Ask for less."
+        )
     if isinstance(units, int) and isinstance(largest, int) and largest >= units:
         return (
-            f"This pool has fewer than {f.plain('', 'hosts')} hosts that could give {with_count(units, 'GPU')} each as asked for. "
-            "Ask for fewer hosts, or for other GPUs."
+            f"This pool has fewer than {f.plain('', 'hosts')} hosts that could give "
+            f"{with_count(units, 'GPU')} each as asked for. Ask for fewer hosts, or for other GPUs."
         )
     subject = f"There are not {f.plain('', 'hosts')} hosts" if f.is_plural("hosts") else "No host is"
     asked = with_count(units, "GPU") if isinstance(units, int) else "more GPUs"
     return (
-        f"{subject} big enough: it asks for {asked} on one host, the largest has {f.plain('', 'largest') or 'fewer'}. "
-        "Ask for fewer on each host."
+        f"{subject} big enough: it asks for {asked} on one host, the largest has "
+        f"{f.plain('', 'largest') or 'fewer'}. Ask for fewer on each host."
     )
 
 

@@ -18,8 +18,8 @@ REASONS: dict[str, SentenceBuilder] = {
     # why it starts
     "free_within_guarantee": lambda f: "It starts on free GPUs within its team's guarantee.",
     "free_borrowed": lambda f: (
-        f"It starts on free GPUs{f.slots('; ', 'borrowed')}{' of them' if f.get('borrowed') else ''} beyond its team's guarantee, so it "
-        "may be preempted for a team that is guaranteed them."
+        f"It starts on free GPUs{f.slots('; ', 'borrowed')}{' of them' if f.get('borrowed') else ''} beyond "
+        "its team's guarantee, so it may be preempted for a team that is guaranteed them."
     ),
     "inside_reservation": lambda f: "It starts inside its reservation.",
     "reclaimed_guarantee": lambda f: (
@@ -29,28 +29,32 @@ REASONS: dict[str, SentenceBuilder] = {
     "own_static_pool": lambda f: "It starts in its team's own pool.",
     # why it is evicted
     "evicted_for_guarantee": lambda f: (
-        f"Its GPUs were borrowed, and {f.team('the team')}, to whom they are guaranteed, needs them for {f.workload('its work')}. "
-        "It is queued again with its place kept, and resumes from its checkpoint."
+        f"Its GPUs were borrowed, and {f.team('the team')}, to whom they are guaranteed, needs them for "
+        f"{f.workload('its work')}. It is queued again with its place kept, and resumes from its checkpoint."
     ),
     "evicted_for_priority": lambda f: (
         f"{f.workload('Work')} of its own team has a higher priority and needs its GPUs. "
         "It is queued again with its place kept, and resumes from its checkpoint."
     ),
     "evicted_for_reservation": lambda f: (
-        f"Its GPUs are reserved{f.time(' from ', 'start')}. It is queued again with its place kept, and resumes from its checkpoint."
+        f"Its GPUs are reserved{f.time(' from ', 'start')}. It is queued again with its place kept, "
+        "and resumes from its checkpoint."
     ),
     # why it waits: it never starts unless the request or the pool changes
     "no_such_hardware": lambda f: (
-        f"This pool has no GPU that is what it asks for{reason_parts.requested_properties(f)}. Ask for another model, less memory or whole GPUs."
+        f"This pool has no GPU that is what it asks for{reason_parts.requested_properties(f)}. "
+        "Ask for another model, less memory or whole GPUs."
     ),
     "too_big_for_any_host": lambda f: reason_parts.too_big_for_any_host(f),
     "not_your_pool": lambda f: "This pool belongs to another team. Choose a shared pool.",
     "no_quota": lambda f: f"Its team has no quota for {f.model()} in this pool. A team lead can ask for one.",
     "over_workload_cap": lambda f: (
-        f"It asks for {f.slots('', 'need') or 'more'}; one workload may have {f.slots('at most ', 'cap') or 'fewer'} in this pool. Ask for fewer."
+        f"It asks for {f.slots('', 'need') or 'more'}; one workload may have "
+        f"{f.slots('at most ', 'cap') or 'fewer'} in this pool. Ask for fewer."
     ),
     "over_runtime_cap": lambda f: (
-        f"It asks to run {duration(f.get('asked'))}; this pool allows {duration(f.get('longest'))} at most. Launch it again with less."
+        f"It asks to run {duration(f.get('asked'))}; this pool allows {duration(f.get('longest'))} at most. "
+        "Launch it again with less."
     ),
     # why it waits: until a limit, a state or a time changes
     "over_quota": lambda f: (
@@ -59,7 +63,8 @@ REASONS: dict[str, SentenceBuilder] = {
         else reason_parts.never_within_quota(f)
         if reason_parts.exceeds(f, "limit")
         else f"Its team holds {f.slots('', 'held') or 'all it may'}{f.of_model_text()}"
-        f"{f.slots(' and may hold ', 'limit') or f.slots(' and is guaranteed ', 'guaranteed')}; this needs {f.slots('', 'need') or 'more'}. "
+        f"{f.slots(' and may hold ', 'limit') or f.slots(' and is guaranteed ', 'guaranteed')}; "
+        f"this needs {f.slots('', 'need') or 'more'}. "
         + (
             "It starts when work of its team ends."
             if f.get("may_borrow")
@@ -67,16 +72,19 @@ REASONS: dict[str, SentenceBuilder] = {
         )
     ),
     "over_user_cap": lambda f: (
-        f"One person may hold {f.slots('at most ', 'cap')} in this pool; this needs {f.slots('', 'need')} beside "
-        f"{f.slots('', 'held') or 'nothing'} reserved{f.time(' at ', 'at')}. Ask for fewer; only an operator can allow more, when asked to."
+        f"One person may hold {f.slots('at most ', 'cap')} in this pool; this needs {f.slots('', 'need')} "
+        f"beside {f.slots('', 'held') or 'nothing'} reserved{f.time(' at ', 'at')}. Ask for fewer; "
+        "only an operator can allow more, when asked to."
         if f.get("at")
-        else f"One person may hold {f.slots('at most ', 'cap')} in this pool, and this needs {f.slots('', 'need')}. Ask for fewer."
+        else f"One person may hold {f.slots('at most ', 'cap')} in this pool, and this needs "
+        f"{f.slots('', 'need')}. Ask for fewer."
         if reason_parts.exceeds(f, "cap")
-        else f"Its owner holds {f.slots('', 'held') or 'as much as one person may'}{f.slots(' of at most ', 'cap')}; this needs {f.slots('', 'need') or 'more'}."
+        else f"Its owner holds {f.slots('', 'held') or 'as much as one person may'}"
+        f"{f.slots(' of at most ', 'cap')}; this needs {f.slots('', 'need') or 'more'}."
     ),
     "gpu_hours_used_up": lambda f: (
-        f"Its team has used the {f.plain('', 'gpu_hours', after=' ') or ''}GPU-hours of {f.model()} that its guarantee is worth"
-        f"{f.time('; they count anew from ', 'until')}. "
+        f"Its team has used the {f.plain('', 'gpu_hours', after=' ') or ''}GPU-hours of {f.model()} that its "
+        f"guarantee is worth{f.time('; they count anew from ', 'until')}. "
         + (
             "Until then nothing new of it starts on them."
             if f.get("may_borrow")
@@ -84,14 +92,16 @@ REASONS: dict[str, SentenceBuilder] = {
         )
     ),
     "budget_closed": lambda f: (
-        f"The budget{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''} is used up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}. Finance can raise it."
+        f"The budget{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''} is used "
+        f"up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}. Finance can raise it."
     ),
     "dependency": lambda f: (
         f"It waits for {f.dependency_name()} to {reason_parts.dependency_condition(f)}"
-        f"{', and for ' + with_count(int(f.get('workloads')) - 1, 'other') if f.is_plural('workloads') else ''}."
+        f"{reason_parts.other_dependencies(f)}."
     ),
     "array_limit": lambda f: (
-        f"Its array lets {f.plain('', 'most_at_once') or 'so many'} of its tasks into the queue together; it is the turn of others."
+        f"Its array lets {f.plain('', 'most_at_once') or 'so many'} of its tasks into the queue together; "
+        "it is the turn of others."
     ),
     "backing_off": lambda f: f"Its last attempt failed; it tries again{f.time(' at ', 'until')}.",
     "reservation_not_started": lambda f: (
@@ -102,39 +112,48 @@ REASONS: dict[str, SentenceBuilder] = {
         "Its reservation belongs to another project. Launch it again in its own project, or without one."
     ),
     "host_closed": lambda f: (
-        f"The hosts that could run it take no new work{f.plain(': ', 'hosts')}{reason_parts.of_hosts(f.get('hosts'))} cordoned, draining, "
-        f"in maintenance, silent or unwell{f.plain(', ', 'too_weak', after=' keep workloads less apart than the pool demands')}."
+        f"The hosts that could run it take no new work{f.plain(': ', 'hosts')}"
+        f"{reason_parts.of_hosts(f.get('hosts'))} cordoned, draining, in maintenance, silent or "
+        f"unwell{f.plain(', ', 'too_weak', after=' keep workloads less apart than the pool demands')}."
     ),
     "isolation_too_weak": lambda f: (
         "The host keeps workloads less apart than its pool demands, so nothing new starts on it."
     ),
     # why it waits: it starts when units become free
     "waits_for_units": lambda f: (
-        f"Its reservation has {f.plain('', 'of')} such GPUs, and this needs {f.plain('', 'need')}. Ask for fewer, or launch it without one."
+        f"Its reservation has {f.plain('', 'of')} such GPUs, and this needs {f.plain('', 'need')}. "
+        "Ask for fewer, or launch it without one."
         if f.get("reservation") and reason_parts.exceeds(f, "of")
-        else f"It waits for its reservation's GPUs: it needs {f.plain('', 'need')}, {f.plain('', 'free')} of {f.plain('', 'of')} are free."
+        else f"It waits for its reservation's GPUs: it needs {f.plain('', 'need')}, {f.plain('', 'free')} of "
+        f"{f.plain('', 'of')} are free."
         if f.get("reservation")
-        else f"It needs {reason_parts.requested_gpus(f)}{reason_parts.free_gpus(f)}.{reason_parts.cpu_and_memory_shortage(f)}{reason_parts.min_runtime_note(f)}"
+        else f"It needs {reason_parts.requested_gpus(f)}{reason_parts.free_gpus(f)}."
+        f"{reason_parts.cpu_and_memory_shortage(f)}{reason_parts.min_runtime_note(f)}"
     ),
     "waits_for_eviction": lambda f: reason_parts.preempted_for_it(f),
     "held_for_reservation": lambda f: (
-        f"Its team's own reservation takes {f.slots('', 'slots') or 'a part'} of the {f.slots('', 'guaranteed') or 'GPUs'}{f.of_model_text()} that "
-        f"the team is guaranteed{f.time(' from ', 'start')}{f.time(' to ', 'end')}, and this would not be done by then. Launch it for "
-        "less time, inside the reservation, or as a preemptible job."
+        f"Its team's own reservation takes {f.slots('', 'slots') or 'a part'} of the "
+        f"{f.slots('', 'guaranteed') or 'GPUs'}{f.of_model_text()} that the team is guaranteed"
+        f"{f.time(' from ', 'start')}{f.time(' to ', 'end')}, and this would not be done by then. "
+        "Launch it for less time, inside the reservation, or as a preemptible job."
         if f.get("own")
-        else f"{f.plain('', 'free') or 'Some'} GPUs are free, but promised to a reservation{f.time(' from ', 'start')}; it would not be done by then."
+        else f"{f.plain('', 'free') or 'Some'} GPUs are free, but promised to a "
+        f"reservation{f.time(' from ', 'start')}; it would not be done by then."
     ),
     "held_for_maintenance": lambda f: (
-        f"The GPUs that could serve it go into maintenance{f.time(' at ', 'start')}{f.time(' until ', 'end')}."
+        f"The GPUs that could serve it go into maintenance{f.time(' at ', 'start')}"
+        f"{f.time(' until ', 'end')}."
     ),
     "behind_others": lambda f: (
-        f"{f.plain('', 'free') or 'Some'} GPUs are free, but kept for {with_count(int(f.get('ahead') or 0), 'workload') if f.get('ahead') else 'work'} ahead of it."
+        f"{f.plain('', 'free') or 'Some'} GPUs are free, but kept for "
+        f"{with_count(int(f.get('ahead') or 0), 'workload') if f.get('ahead') else 'work'} ahead of it."
     ),
     "behind_own_team": lambda f: (
         (
             "The room left within what one person may hold is kept for work of its owner ahead of it"
             if f.get("of") == "person"
-            else f"The room left within its team's limit{' on ' + f.model() if f.get('model') else ''} is kept for work of its team ahead of it"
+            else f"The room left within its team's limit{' on ' + f.model() if f.get('model') else ''} is "
+            "kept for work of its team ahead of it"
         )
         + f"{f.time(', expected to start at ', 'start')}; it would not be done by then."
     ),
@@ -143,40 +162,47 @@ REASONS: dict[str, SentenceBuilder] = {
     ),
     # why it is not queued
     "too_many_waiting": lambda f: (
-        f"{'Its team' if f.get('of') == 'team' else 'Its owner'} has {f.plain('', 'waiting') or 'many'} notebooks and jobs waiting in "
-        f"this pool; with {f.plain('', 'more') or 'any'} more there would be more than {f.plain('the ', 'limit', after=' that ')}one "
-        f"{'team' if f.get('of') == 'team' else 'person'} may have. Submit it when some have started or are cancelled."
+        f"{'Its team' if f.get('of') == 'team' else 'Its owner'} has {f.plain('', 'waiting') or 'many'} "
+        f"notebooks and jobs waiting in this pool; with {f.plain('', 'more') or 'any'} more there would be "
+        f"more than {f.plain('the ', 'limit', after=' that ')}one "
+        f"{'team' if f.get('of') == 'team' else 'person'} may have. "
+        "Submit it when some have started or are cancelled."
     ),
     # why a reservation does not fit
     "window_full": lambda f: (
-        f"That window is full: {f.plain('', 'need') or 'what is'} asked, {f.plain('', 'free') or 'fewer'} of {f.plain('', 'total') or 'all'} could be promised for all of it."
+        f"That window is full: {f.plain('', 'need') or 'what is'} asked, {f.plain('', 'free') or 'fewer'} of "
+        f"{f.plain('', 'total') or 'all'} could be promised for all of it."
     ),
     "reserved_units_missing": lambda f: (
         f"It has begun and has no GPUs yet: it needs {f.plain('', 'need') or 'more'}"
         f"{f.plain(' on ', 'hosts', after=' hosts') if f.is_plural('hosts') else ''}; "
-        f"{f.plain('', 'free') or 'fewer'} of {f.plain('', 'total') or 'all'} such GPUs could serve it until its end"
-        f"{f.plain(', ', 'closed', after=' are out of service') if f.get('closed') else ''}. It is tried again all the time."
+        f"{f.plain('', 'free') or 'fewer'} of {f.plain('', 'total') or 'all'} such GPUs could serve it until "
+        f"its end{reason_parts.closed_gpus(f, 'out of service')}. It is tried again all the time."
     ),
     "reservation_at_risk": lambda f: (
         f"Its GPUs are missing{f.time(' from ', 'start')} on: it needs {f.plain('', 'need') or 'more'}"
         f"{f.plain(' on ', 'hosts', after=' hosts') if f.is_plural('hosts') else ''}; "
-        f"{f.plain('', 'free') or 'fewer'} of {f.plain('', 'total') or 'all'} such GPUs could serve it until its end"
-        f"{f.plain(', ', 'closed', after=' are out of service or in maintenance') if f.get('closed') else ''}. "
+        f"{f.plain('', 'free') or 'fewer'} of {f.plain('', 'total') or 'all'} such GPUs could serve it until "
+        f"its end{reason_parts.closed_gpus(f, 'out of service or in maintenance')}. "
         "It is kept if others become free; else change or cancel it, or ask an operator."
     ),
     "reserved_units_in_use": lambda f: (
-        f"It has begun; {f.plain('', 'units') or 'some'} of its{f.plain(' ', 'need')} GPUs are still in use by "
-        f"{with_count(int(f.get('workloads') or 0), 'workload') if f.get('workloads') else 'others'}. It gets them as soon as they are free."
+        f"It has begun; {f.plain('', 'units') or 'some'} of its{f.plain(' ', 'need')} GPUs are still in use "
+        f"by {with_count(int(f.get('workloads') or 0), 'workload') if f.get('workloads') else 'others'}. "
+        "It gets them as soon as they are free."
     ),
     "window_eats_guarantees": lambda f: (
-        f"That window would use {f.model()} that other teams are guaranteed: {f.slots('', 'need') or 'more'} asked, "
-        f"{f.slots('', 'left') or 'fewer'} left for this team. Only an operator can allow it, when asked to."
+        f"That window would use {f.model()} that other teams are guaranteed: {f.slots('', 'need') or 'more'} "
+        f"asked, {f.slots('', 'left') or 'fewer'} left for this team. Only an operator can allow it, "
+        "when asked to."
     ),
     "extension_blocked": lambda f: (
-        f"It can't keep its GPUs{f.time(' beyond ', 'end')}: {reason_parts.reservation_blockers(f)}. Reserve the time after it beside it."
+        f"It can't keep its GPUs{f.time(' beyond ', 'end')}: {reason_parts.reservation_blockers(f)}. "
+        "Reserve the time after it beside it."
     ),
     "more_time_blocked": lambda f: (
-        f"It holds its GPUs until its limit, and {reason_parts.promised_to(f)}{f.time(' from ', 'start')} on. "
+        f"It holds its GPUs until its limit, and {reason_parts.promised_to(f)}"
+        f"{f.time(' from ', 'start')} on. "
         + (
             f"It can be extended{f.time(' until ', 'latest')} at most."
             if f.get("latest") != f.get("limit")
@@ -190,8 +216,8 @@ REASONS: dict[str, SentenceBuilder] = {
     "killed_at_grace": lambda f: "It did not stop when asked and was killed at the end of its grace.",
     "out_of_memory": lambda f: "It used more memory than it may and was stopped.",
     "disk_ran_low": lambda f: (
-        "The disk of its host ran low, and its temporary files had recently taken most of it, so it was stopped there. "
-        "Its own retries stay as they were."
+        "The disk of its host ran low, and its temporary files had recently taken most of it, "
+        "so it was stopped there. Its own retries stay as they were."
     ),
     "out_of_disk": lambda f: (
         "Its temporary files took more of its host's disk than there is for it, so it was stopped."
@@ -205,7 +231,8 @@ REASONS: dict[str, SentenceBuilder] = {
     "lease_lost": lambda f: "Its host lost touch with the portal and stopped it.",
     "cancelled": lambda f: (
         f"{f.plain('', 'by')} {'stopped it' if f.get('ran') else 'took it out of the queue'}"
-        f"{f.plain(': ', 'why') if f.get('why') else ''}{'' if str(f.get('why') or '').endswith(('.', '!', '?')) else '.'}"
+        f"{f.plain(': ', 'why') if f.get('why') else ''}"
+        f"{'' if str(f.get('why') or '').endswith(('.', '!', '?')) else '.'}"
         if f.get("by")
         else "It was taken out of the queue."
         if f.get("ran") is False
@@ -215,25 +242,28 @@ REASONS: dict[str, SentenceBuilder] = {
     "idle": lambda f: "It was idle too long: no busy kernel, nobody at work in it and a quiet GPU.",
     "start_failed": lambda f: "Its host could not start it.",
     "gpu_unreadable": lambda f: (
-        "The driver of its host did not answer whether its GPU is clean. It is tried again, and none of its retries is used."
+        "The driver of its host did not answer whether its GPU is clean. "
+        "It is tried again, and none of its retries is used."
     ),
     "prolog_failed": lambda f: (
         "The operator's preparation of its host failed. It is tried again, and none of its retries is used."
     ),
     "host_full": lambda f: (
-        f"{reason_parts.full_disks(f.get('hosts'), f.get('full'))}. What could run it starts nothing new until there is room."
+        f"{reason_parts.full_disks(f.get('hosts'), f.get('full'))}. What could run it starts nothing new "
+        "until there is room."
         if isinstance(f.get("hosts"), list) and isinstance(f.get("full"), int)
         else "The disk of its host is full. It is tried again, and none of its retries is used."
     ),
     "drained": lambda f: (
-        f"{reason_parts.failed_gpu(f)}. By the table of hardware events the host takes nothing new, and work that can move leaves it."
+        f"{reason_parts.failed_gpu(f)}. By the table of hardware events the host takes nothing new, and work "
+        "that can move leaves it."
         if f.get("host") and f.get("event")
         else f"Its host{f.plain(' ', 'host')} is taken out of service{f.plain(': ', 'words')}."
     ),
     "dependency_never_met": lambda f: (
         f"It was to run once {f.dependency_name()} had "
         f"{CONDITIONS.get(str(f.get('condition')), 'ended as it had to')}; that can't happen any more"
-        f"{', ' + ('one' if f.get('array') else 'it') + ' ended as ' + str(f.get('outcome')).replace('_', ' ') if f.get('outcome') else ''}."
+        f"{reason_parts.dependency_outcome(f)}."
     ),
 }
 
@@ -312,8 +342,8 @@ def never_starts_sentence(code: str, numbers: Numbers, viewer: policy.Viewer | N
         return reason_sentence(code, numbers, viewer)
     free, spare = numbers.get("free") or 0, numbers.get("spare") or 0
     return (
-        f"{gpus(spare)} of this pool are kept for critical work, which leaves {gpus(free - spare)} for the rest; this needs "
-        f"{gpus(numbers.get('need'))}. Ask for fewer."
+        f"{gpus(spare)} of this pool are kept for critical work, which leaves {gpus(free - spare)} for the "
+        f"rest; this needs {gpus(numbers.get('need'))}. Ask for fewer."
     )
 
 
@@ -321,4 +351,7 @@ def decision_sentence(kind: str, code: str, numbers: Numbers, viewer: policy.Vie
     """Return the sentence of a decision: its reason, and for a gang the member that ended first."""
     if kind not in ("restarted", "ended"):
         return reason_sentence(code, numbers, viewer)
-    return f"Its part {numbers.get('rank')} on {numbers.get('host')} was the first to end. {reason_sentence(code, numbers, viewer)}"
+    return (
+        f"Its part {numbers.get('rank')} on {numbers.get('host')} was the first to end. "
+        f"{reason_sentence(code, numbers, viewer)}"
+    )

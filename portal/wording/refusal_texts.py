@@ -46,7 +46,9 @@ REFUSALS: dict[str, Sentence] = {
     "ends_before_keep": "{name} is ending or has ended; it can't be kept.",
     "job_has_no_idle_stop": "{name} is a job; only notebooks are stopped when they are idle.",
     "workspace_is_not_running": "{name} is {state}; it can be opened while it runs.",
-    "job_serves_nothing": "{name} is a job that serves nothing; only a job that listens on $GPUPOOL_DOOR can be opened.",
+    "job_serves_nothing": (
+        "{name} is a job that serves nothing; only a job that listens on $GPUPOOL_DOOR can be opened."
+    ),
     # reservations
     "reservation_cannot_change": "{name} is {state}; it can't be changed.",
     "reservation_is_over": "{name} is already {state}; there is nothing to cancel.",
@@ -84,10 +86,12 @@ REFUSALS: dict[str, Sentence] = {
     # hosts and GPUs
     "host_has_this_state": "{name} is {state} already.",
     "host_cannot_become": "{name} is {state}; it can't become {wanted}.",
-    "host_is_not_off": "{name}'s agent is connected, or never was: the machine is not off. Drain the host instead.",
+    "host_is_not_off": (
+        "{name}'s agent is connected, or never was: the machine is not off. Drain the host instead."
+    ),
     "windows_overlap": lambda n: (
-        f"{n['host']} is in maintenance already {window(parsed_time(n['start']), parsed_time(n['end']))} ({n['reason']}, window {n['window']}). "
-        "Choose a time outside of it, or take it back first."
+        f"{n['host']} is in maintenance already {window(parsed_time(n['start']), parsed_time(n['end']))} "
+        f"({n['reason']}, window {n['window']}). Choose a time outside of it, or take it back first."
     ),
     "maintenance_is_cancelled": "The window is cancelled already.",
     "host_does_not_answer": "{host} does not answer: its agent is needed for this.",
@@ -99,7 +103,9 @@ REFUSALS: dict[str, Sentence] = {
     "gpu_is_not_missing": "GPU {gpu} of {host} is still held, or is reported again.",
     "diagnostic_is_open": "GPU {gpu} of {host} is being diagnosed: wait until that is over.",
     "geometry_is_changing": "The geometry of GPU {gpu} of {host} is being changed: wait until that is over.",
-    "geometry_change_is_open": "The geometry of GPU {gpu} of {host} is being changed; withdraw the change instead.",
+    "geometry_change_is_open": (
+        "The geometry of GPU {gpu} of {host} is being changed; withdraw the change instead."
+    ),
     "geometry_is_not_changing": "The geometry of GPU {gpu} of {host} is not being changed.",
     "geometry_is_with_its_host": (
         "{host} is changing GPU {gpu} just now: it can't be taken back any more. Wait, and change it again."
@@ -117,9 +123,13 @@ REFUSALS: dict[str, Sentence] = {
         "{pool} is a static pool: its GPUs belong to one team as they are, and their geometry is not changed."
     ),
     "health_rule_exists": "code is {rule}; it has a rule already: change that one.",
-    "health_rule_has_no_default": "{rule} was added by an operator and has no default: change it, or remove it.",
+    "health_rule_has_no_default": (
+        "{rule} was added by an operator and has no default: change it, or remove it."
+    ),
     "health_rule_is_default": "{rule} is at its default already.",
-    "health_rule_is_built_in": "{rule} is built in and can't be removed: to ignore its events, change its action to note.",
+    "health_rule_is_built_in": (
+        "{rule} is built in and can't be removed: to ignore its events, change its action to note."
+    ),
     # removals and moves
     "host_is_removed": "{host} is removed already.",
     "host_has_work": lambda n: (

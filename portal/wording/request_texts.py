@@ -36,7 +36,10 @@ def clock_change(change: DstOccurrence, time_zone: str) -> str:
     """Return how an occurrence differs on a day on which the clock changes."""
     day = f"{change.day:%a %-d %b %Y}"
     if change.window is None:
-        return f"{day}: the clock of {time_zone} is put forward over all of its hours; nothing is reserved on that day."
+        return (
+            f"{day}: the clock of {time_zone} is put forward over all of its hours; "
+            "nothing is reserved on that day."
+        )
     start, end = (at.astimezone(ZoneInfo(time_zone)) for at in change.window)
     parts = [f"{at:%H:%M} does not exist" for at in change.missing]
     parts += [f"{at:%H:%M} comes twice and the first counts" for at in change.doubled]
@@ -45,8 +48,8 @@ def clock_change(change: DstOccurrence, time_zone: str) -> str:
             f"it lasts {duration(abs(change.longer))} {'longer' if change.longer > timedelta() else 'less'}"
         )
     return (
-        f"{day}: the clock of {time_zone} is put {'back' if _goes_back(change) else 'forward'}: {', '.join(parts)}."
-        f" It is from {start:%H:%M} to {end:%H:%M}."
+        f"{day}: the clock of {time_zone} is put {'back' if _goes_back(change) else 'forward'}: "
+        f"{', '.join(parts)}. It is from {start:%H:%M} to {end:%H:%M}."
     )
 
 
@@ -67,16 +70,17 @@ def guarantee_effect(
         left, before = capacity - others - asked, capacity - others - own
         return f"{left:g} of {capacity:g} {name} stay without a guarantee (now {before:g})."
     return (
-        f"{asked:g} × {name} is {asked - most:g} more than there is: {pool} has {capacity:g}, and other teams are guaranteed "
-        f"{others:g} of them. {team} can be guaranteed up to {most:g}."
+        f"{asked:g} × {name} is {asked - most:g} more than there is: {pool} has {capacity:g}, and other "
+        f"teams are guaranteed {others:g} of them. {team} can be guaranteed up to {most:g}."
     )
 
 
 def borrowing_notice(team: str, model: str, held: float, guaranteed: float) -> str:
     """Return a note for preemptible work of a team that holds more GPUs of a model than it is guaranteed."""
     return (
-        f"{team} holds {held:g} × {model_name(model)}, {held - guaranteed:g} of them borrowed: it is guaranteed {guaranteed:g}. Whoever those "
-        "are guaranteed to may call them back; preemptible work like this then gets a notice, makes room and waits again."
+        f"{team} holds {held:g} × {model_name(model)}, {held - guaranteed:g} of them borrowed: "
+        f"it is guaranteed {guaranteed:g}. Whoever those are guaranteed to may call them back; "
+        "preemptible work like this then gets a notice, makes room and waits again."
     )
 
 
@@ -84,7 +88,10 @@ def late_warning(wanted_by: datetime | None, done: datetime | None) -> str:
     """Return a warning if work is expected to finish after its deadline, otherwise ""."""
     if wanted_by is None or done is None or done <= wanted_by:
         return ""
-    return f"It is wanted by {date_and_time(wanted_by)} and expected to be done at {date_and_time(done)}, {duration(done - wanted_by)} later."
+    return (
+        f"It is wanted by {date_and_time(wanted_by)} and expected to be done at {date_and_time(done)}, "
+        f"{duration(done - wanted_by)} later."
+    )
 
 
 def unreachable_hosts_warning(pool: str, hosts: Sequence[str], of: int) -> str:
@@ -94,13 +101,16 @@ def unreachable_hosts_warning(pool: str, hosts: Sequence[str], of: int) -> str:
     what = "let a job's hosts reach each other over the network (docs/gangs.md)"
     then = "members that talk to each other, as torchrun and MPI do, will not find each other"
     if len(hosts) == of:
-        return f"The hosts of {pool} that could run it do not {what}: {then}. Work that shares files only is well there."
+        return (
+            f"The hosts of {pool} that could run it do not {what}: {then}. "
+            "Work that shares files only is well there."
+        )
     named = ", ".join(hosts[:MAX_HOSTS_NAMED]) + (
         f" and {len(hosts) - MAX_HOSTS_NAMED} more" if len(hosts) > MAX_HOSTS_NAMED else ""
     )
     return (
-        f"{len(hosts)} of the {of} hosts of {pool} that could run it do not {what}: {named}. Where it gets one of them, {then};"
-        " a label that the others have keeps it to those."
+        f"{len(hosts)} of the {of} hosts of {pool} that could run it do not {what}: {named}. "
+        f"Where it gets one of them, {then}; a label that the others have keeps it to those."
     )
 
 

@@ -18,8 +18,6 @@ from tests.architecture.sources import PRODUCT, ROOT, parsed
 
 MAX_BRANCHES = 12
 MAX_LARGE_FUNCTIONS = 39
-# Folders in which some large functions give no reason yet.
-WITHOUT_REASONS = ("scheduler/", "portal/")
 REASON = "# Not split:"
 FOLDERS = (*PRODUCT, "deploy", "examples", "tests", "tools")
 BRANCHING = (
@@ -91,11 +89,7 @@ def large_functions() -> list[LargeFunction]:
 
 def test_large_functions_are_few_and_each_says_why_it_is_not_split() -> None:
     large = large_functions()
-    without = [
-        f"{each.place}: {each.branches} branches"
-        for each in large
-        if not each.has_reason and not each.place.startswith(WITHOUT_REASONS)
-    ]
+    without = [f"{each.place}: {each.branches} branches" for each in large if not each.has_reason]
     assert not without, f"split these, or write a comment {REASON!r} above:\n" + "\n".join(without)
     shown = "\n".join(f"{each.branches} {each.place}" for each in large)
     assert len(large) <= MAX_LARGE_FUNCTIONS, (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scheduler.core.model.pool_snapshot import PoolSnapshot
 from scheduler.core.model.pool_state import PoolState
-from scheduler.core.model.snapshot import Pool, PoolKind, QueuedWorkload, Snapshot
+from scheduler.core.model.snapshot import PoolInfo, PoolKind, QueuedWorkload, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def fairness_table(snapshot: Snapshot, pool: int, now: int) -> list[FairnessRow]
     ]
 
 
-def _guaranteed_slots(state: PoolState, pool: Pool, team: int, models: set[str]) -> int:
+def _guaranteed_slots(state: PoolState, pool: PoolInfo, team: int, models: set[str]) -> int:
     """Return the slots guaranteed to a team; a static pool is guaranteed to its owner as a whole."""
     if pool.kind is PoolKind.STATIC:
         return int(state.slots.sum())
