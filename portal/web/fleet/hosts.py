@@ -104,6 +104,7 @@ class AddHostForm(ServiceForm):
         return {name: value for name, _, value in pairs}
 
 
+# Not split: one dict of the page; its values share the host, its units and the viewer's permissions.
 @sign_in_required
 def host(request: HttpRequest, name: str) -> HttpResponseBase:
     """Render hardware, GPUs with holders and readings, events, and the possible changes."""

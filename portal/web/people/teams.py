@@ -63,10 +63,8 @@ def teams(request: HttpRequest) -> HttpResponse:
 @sign_in_required
 def team(request: HttpRequest, slug: str) -> HttpResponse:
     """Show and change one team: members, projects, quotas."""
-    page = reads.team_page(request.user, slug)
-    removed = page is not None and page["team"].removed_at is not None
-    if page is None or (removed and request.method == "POST"):
-        raise Http404
+    page = _team_page_or_404(request, slug)
+    removed = page["team"].removed_at is not None
     verb = request.POST.get("verb", "")
     forms_: dict[str, Any] = {
         "member_form": MemberForm(request.POST if verb == "add_member" else None),
@@ -83,6 +81,14 @@ def team(request: HttpRequest, slug: str) -> HttpResponse:
     }
     failed = any(form.errors for form in forms_.values())
     return render(request, "organisation/team.html", page, status=400 if failed else 200)
+
+
+def _team_page_or_404(request: HttpRequest, slug: str) -> dict[str, Any]:
+    """Return the page of a team. A removed team is shown, but not changed."""
+    page = reads.team_page(request.user, slug)
+    if page is None or (page["team"].removed_at is not None and request.method == "POST"):
+        raise Http404
+    return page
 
 
 def _change_team(request: HttpRequest, team: Team, verb: str, shown: dict[str, Any]) -> bool:
