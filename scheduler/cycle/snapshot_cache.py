@@ -146,7 +146,7 @@ class SnapshotCache:
 
     def _read_units(self, units: set[int], gpus: set[int], reader: snapshot_rows.SnapshotReader) -> set[int]:
         """Read rows of units and of all units of GPUs; return these units."""
-        rows = self._kept()
+        rows = self._loaded_rows()
         if gpus:
             units = units | {pk for pk, unit in rows.units.items() if unit.gpu in gpus}
         if units or gpus:
@@ -158,7 +158,7 @@ class SnapshotCache:
 
     def _read_small_tables(self, changed: Collection[str], reader: snapshot_rows.SnapshotReader) -> None:
         """Read each small table with a change as a whole."""
-        rows = self._kept()
+        rows = self._loaded_rows()
         if "quota" in changed:
             rows.quotas = reader.quotas()
         if "gate" in changed:
