@@ -116,7 +116,7 @@ def test_production_has_the_same_timeouts() -> None:
     assert asgi.application.patience == MAX_BODY_WAIT_SECONDS <= 60 and MIN_BODY_BYTES_PER_SECOND >= 1024
     assert HeaderTimeoutProtocol.seconds == HEADER_TIMEOUT_SECONDS <= 60
     started = [
-        ROOT / "tools" / "site.py",
+        ROOT / "tools" / "site" / "site.py",
         ROOT / "deploy" / "compose.yaml",
         ROOT / "deploy" / "systemd" / "gpupool-web.service",
     ]
