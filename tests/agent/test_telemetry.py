@@ -312,9 +312,9 @@ async def test_an_unreachable_edge_is_logged_once_while_joining(edge: FakeEdge, 
     agent = AgentProcess(edge, tmp_path / "state", "plain")
     try:
         lines = await start_with_log(agent, tmp_path / "log", joined=False)
-        await lines.until(f"the edge {edge.url} is away", 1)
+        await lines.until(f"the edge {edge.url} does not answer", 1)
         await asyncio.sleep(2.0)
-        assert lines.count_lines("is away") == 1
+        assert lines.count_lines("does not answer") == 1
         await edge.start(port)
         await lines.until(f"connected to {edge.url}", 1)
     finally:
