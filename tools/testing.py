@@ -36,8 +36,9 @@ EXAMPLES_MARKED = re.compile(r"pytest\.mark\.(torch|lightning|transformers|ray)\
 class Part:
     """Tests that one pytest runs: those of a marker expression in some folders.
 
-    The parts of a run are side by side. Only one of them may have both a database and several processes:
-    the names of its databases are those of its processes.
+    The parts of a run are side by side. Those that are ``alone`` come after them, one after the other.
+    Only one part may have both a database and several processes: the names of its databases are those of its
+    processes.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Part:
     options: tuple[str, ...] = ()
     processes: int = 1
     database: bool = True
+    alone: bool = False
 
     def chosen_paths(self, wanted: Sequence[str]) -> list[str]:
         """Return the wanted files and folders that belong to this part; its own folders if none is wanted."""
@@ -75,15 +77,16 @@ def narrower(one: str, other: str) -> str | None:
     return other if is_within(other, one) else None
 
 
-# Most tests of agents and of whole sites wait: side by side they use the processors that others leave.
+# Most tests of agents wait: beside the others they use the processors that these leave. Whole sites have time
+# limits of their own (leases, recoveries), so they have the machine to themselves.
 MAIN_JOB = "tests/e2e/test_main_job.py"
 SITES = ("tests/benchmarks", "tests/e2e", "tests/house")
 AGENTS = "tests/agent"
 SHORT_PARTS = (
     Part("tests", "not long and not site", excluded=(AGENTS,), processes=2),
     Part("tests of agents", "not long and not site", (AGENTS,), processes=4, database=False),
-    Part("tests of whole sites", "site and not long", SITES, (MAIN_JOB,)),
-    Part("main job", "site and not long", (MAIN_JOB,), database=False),
+    Part("tests of whole sites", "site and not long", SITES, (MAIN_JOB,), alone=True),
+    Part("main job", "site and not long", (MAIN_JOB,), database=False, alone=True),
 )
 LONG_PARTS = (
     Part(
@@ -92,7 +95,7 @@ LONG_PARTS = (
         options=("--hypothesis-profile", "full"),
         processes=3,
     ),
-    Part("long tests of whole sites", "long and site", SITES, database=False),
+    Part("long tests of whole sites", "long and site", SITES, database=False, alone=True),
 )
 
 
@@ -159,21 +162,32 @@ def _run_parts(
         commands = {
             part: part.command(options, paths) for part in parts if (paths := part.chosen_paths(wanted))
         }
-        first, *others = commands
+        together = [part for part in commands if not part.alone]
         beside = [
             stack.enter_context(_Beside.run(part.name, commands[part], part.environment(env)))
-            for part in others
+            for part in together[1:]
         ]
         if with_gates:
             beside.append(stack.enter_context(_Beside.run("gates", GATES, env)))
-        say(first.name.capitalize())
-        status = run_interruptible(commands[first], ROOT, first.environment(env))
-        failed = [] if status in PASSED else [first.name]
+        failed = _run_in_turn(together[:1], commands, env)
         failed += [other.name for other in beside if not other.wait()]
+        failed += _run_in_turn([part for part in commands if part.alone], commands, env)
     what = "All gates and tests" if with_gates else "All tests"
     verdict = f"FAILED: {', '.join(failed)}" if failed else f"{what} passed"
     say(f"{verdict} ({time.monotonic() - begin:.0f} s)")
     return 1 if failed else 0
+
+
+def _run_in_turn(
+    parts: Sequence[Part], commands: Mapping[Part, Sequence[str]], env: Mapping[str, str]
+) -> list[str]:
+    """Run parts one after the other, with their output shown. Returns the names of those that failed."""
+    failed = []
+    for part in parts:
+        say(part.name.capitalize())
+        if run_interruptible(commands[part], ROOT, part.environment(env)) not in PASSED:
+            failed.append(part.name)
+    return failed
 
 
 class _Beside:
