@@ -148,7 +148,7 @@ class HostReconciler:
             await self.reconcile()
 
     async def reconcile(self) -> None:
-        """Do the actions that bring the runs of this host to the desired state."""
+        """Carry out the actions that bring this host's runs to the desired state."""
         if self.desired is None:
             return
         async with self._busy:

@@ -293,7 +293,7 @@ class WorkloadRequest(HardwareRequest):
     ] = ()
 
     def columns(self) -> dict[str, Any]:
-        """Return the values of the columns of ``Workload``; ``after`` has rows of its own."""
+        """Return the column values of ``Workload``, without ``after``: each dependency is a row."""
         return {
             each.name: _column_value(getattr(self, each.name))
             for each in fields(self)
