@@ -1,4 +1,4 @@
-"""Cache answers of the planner for a few seconds. Without the cache every answer is computed."""
+"""Cache answers of the planner for a few seconds. If the cache is unavailable, compute every answer."""
 
 from __future__ import annotations
 

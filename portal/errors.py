@@ -23,7 +23,7 @@ class ServiceError(Exception):
 
 
 class Invalid(ServiceError):
-    """Invalid arguments: one message per field that names the value and what is allowed."""
+    """Invalid arguments: one message per field, with the value and the allowed values."""
 
     status = 400
 
@@ -54,8 +54,8 @@ class PlannerBudgetExceeded(ServiceError):
 
 
 class ObjectNotFound(ServiceError):
-    """An object does not exist or is invisible to the viewer. Names the field, the value and what
-    is allowed.
+    """An object does not exist or is invisible to the viewer. The message has the field, the value and the
+    allowed values.
     """
 
     status = 404
@@ -68,5 +68,5 @@ class ObjectNotFound(ServiceError):
         self.value = value[:100]
 
 
-# What a service raises if it refuses a request.
+# A service that refuses a request raises one of these.
 SERVICE_REFUSALS = (ServiceError, OperationRejected)

@@ -21,7 +21,7 @@ HOST_RESOURCES = tuple(each.name for each in request_fields(HardwareRequest) if 
 
 
 def checked_value(checks: InputChecks, declared: RequestField, value: Any) -> Any:
-    """Return a value that keeps the bounds of its declaration; problems go to ``checks``."""
+    """Return the value, or a harmless one if it breaks its declaration. Notes problems in ``checks``."""
     name = declared.argument
     if declared.type is bool:
         return checks.flag(name, value)
@@ -35,7 +35,7 @@ def checked_value(checks: InputChecks, declared: RequestField, value: Any) -> An
 
 
 def given_values(fields: Iterable[RequestField], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by the names of the request's fields; None and absent ones get the defaults.
+    """Return the arguments by field name; None and absent arguments become defaults.
 
     Raises TypeError for an argument that is not among the fields.
     """
@@ -49,13 +49,13 @@ def given_values(fields: Iterable[RequestField], arguments: Mapping[str, Any]) -
 
 
 def hardware_arguments_in(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the hardware among ``values``, such as the payload of a submission."""
+    """Return the hardware arguments in ``values``, such as the payload of a submission."""
     names = (each.argument for each in request_fields(HardwareRequest))
     return {name: values[name] for name in names if name in values}
 
 
 def profile_slots(wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], int]:
-    """Return the size in slots by (pool id, profile). No query if nothing is asked for."""
+    """Return the size in slots by (pool id, profile). No query if ``wanted`` is empty."""
     if not wanted:
         return {}
     rows = Unit.objects.filter(
@@ -74,8 +74,9 @@ def gpu_models_of_pool(pool: Pool) -> list[str]:
 
 
 def profiles_of_pool(pool: Pool, models: Sequence[str]) -> dict[str, int]:
-    """Return slots by profile for the profiles that a pool can serve with these models (empty: any). "" is
-    the whole GPU.
+    """Return slots by profile, for the profiles that a pool has on these models (empty: any).
+
+    The profile "" is the whole GPU.
     """
     units = Unit.objects.filter(gpu__host__pool=pool, retired_at=None, gpu__retired_at=None)
     if models:
@@ -109,9 +110,9 @@ def check_project(checks: InputChecks, project: Project) -> None:
 def check_hardware_request(
     checks: InputChecks, project: Project, pool: Pool, arguments: Mapping[str, Any]
 ) -> HardwareRequest:
-    """Validate the hardware that a project asks for in a pool; problems go to ``checks``.
+    """Validate the hardware that a project requests in a pool. Notes problems in ``checks``.
 
-    ``arguments``: the hardware by the names of the API. The engine checks the CPU and memory of hosts.
+    ``arguments``: the hardware by the API's field names. The engine checks the CPU and memory of hosts.
     """
     check_project(checks, project)
     check_pool(checks, pool, project.team)
@@ -135,8 +136,9 @@ def check_hardware_request(
 
 
 def field_to_change(code: str, numbers: Mapping[str, Any], otherwise: str = "units") -> str:
-    """Return the field of a request that must change for the engine's reason; ``otherwise`` if no hardware is
-    missing.
+    """Return the field of a request to change, given the engine's reason.
+
+    Return ``otherwise`` if the reason is not about missing hardware.
     """
     if numbers.get("hosts_with_labels") == 0:
         return "labels_required"
@@ -150,13 +152,13 @@ def field_to_change(code: str, numbers: Mapping[str, Any], otherwise: str = "uni
     for name in asked:
         if numbers[f"most_{name}"] < numbers[name]:
             return name
-    if asked:  # a host has either of them, but not both
+    if asked:  # some host has enough of each, but no host has enough of all
         return asked[-1]
     return "hosts" if numbers.get("hosts", 1) > 1 else "nvlink"
 
 
 def whole_gpus_of(pool: Pool, ask: HardwareRequest) -> float:
-    """Return the size of a request in whole GPUs: 2 slices of a seventh are 0.29."""
+    """Return the size of a request in whole GPUs: 0.29 for 2 slices of a seventh."""
     slots = (
         SLOTS_PER_GPU
         if ask.profile == WHOLE_GPU_PROFILE
@@ -166,10 +168,9 @@ def whole_gpus_of(pool: Pool, ask: HardwareRequest) -> float:
 
 
 def network_warnings(pool: Pool, ask: HardwareRequest) -> list[str]:
-    """Return a warning if hosts of the pool that could serve a multi-host request cannot reach each other. At
-    most one query.
+    """Return a warning if a multi-host request could get hosts that cannot reach each other.
 
-    An agent without a reachable address reports none. Hosts that never joined are ignored.
+    Such a host's agent reports no address. Hosts that never joined are ignored. At most one query.
     """
     if ask.hosts < 2:
         return []

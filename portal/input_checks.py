@@ -1,6 +1,4 @@
-"""Validate input. Every problem names the field, the value and what is allowed; all problems are reported
-together.
-"""
+"""Validate input. All problems are reported together, each with field, value and allowed values."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def display_value(value: Any) -> str:
 
 
 class InputChecks:
-    """Collects every problem of one submission; ``done()`` raises Invalid if there are any.
+    """Collect every problem of one input; ``done()`` raises Invalid if there are any.
 
     Each check returns the clean value. If it notes a problem, it returns a harmless value of the same type.
     """
@@ -45,7 +43,7 @@ class InputChecks:
         self.values: dict[str, Any] = {}
 
     def note(self, field: str, value: Any, message: str) -> None:
-        """Store a problem of a field. The first problem of a field stays."""
+        """Note a problem of a field. Later problems of this field are ignored."""
         if field not in self.problems:
             self.problems[field] = message
             self.values[field] = (
@@ -110,7 +108,7 @@ class InputChecks:
         return value
 
     def flag(self, field: str, value: Any) -> bool:
-        """Return a bool; other types are refused, even if they look like one."""
+        """Return a bool. Values of other types are problems, also 0, 1 and "true"."""
         if not isinstance(value, bool):
             self.note(field, value, input_problems.NOT_A_FLAG.format(field=field, given=display_value(value)))
             return False
@@ -165,7 +163,7 @@ class InputChecks:
         return value.astimezone(UTC)
 
     def month(self, field: str, value: Any) -> date:
-        """A month, as its first day."""
+        """Return a month as its first day."""
         if (
             isinstance(value, datetime)
             or not isinstance(value, date)
@@ -181,7 +179,7 @@ class InputChecks:
         return value
 
     def amount(self, field: str, value: Any, *, high: Decimal, decimals: int) -> Decimal:
-        """A finite amount from 0 to ``high`` with at most ``decimals`` decimals. Money is never a float."""
+        """Return an amount from 0 to ``high`` with at most ``decimals`` decimals. A float is a problem."""
         allowed = f"an amount from 0 to {high:,} with at most {decimals} decimals"
         try:
             amount = (
@@ -219,7 +217,7 @@ class InputChecks:
         return dict(value)
 
     def environment(self, field: str, value: Any) -> dict[str, str]:
-        """Return environment variables of a workload. Variables that the program sets itself are refused."""
+        """Return environment variables of a workload. Variables that the site itself sets are problems."""
         if not isinstance(value, dict) or len(value) > 100:
             self.note(
                 field,
@@ -265,7 +263,7 @@ class InputChecks:
 
 
 def unique_slug(name: str, taken: Iterable[str]) -> str:
-    """Return a slug made from a name that differs from those in ``taken``."""
+    """Return a slug for a name; it differs from the slugs in ``taken``."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     base = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:36] or "x"
     used, number, slug = set(taken), 1, base

@@ -1,7 +1,7 @@
-"""Limit the planning time per user for questions that are answered by planning: why, what if, what else.
+"""Limit the planning time of each user's questions: explanations, previews and alternatives.
 
-Each question can cost as much as a planning cycle. A user who asks too often is told when to ask again;
-others are not affected. The counters live in the cache: while it is unavailable, nothing is limited.
+Each question can cost as much as a planning cycle. A user who asks too often gets an error with the waiting
+time; other users are not affected. The counters are in the cache. Without the cache nothing is limited.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from portal.models import User
 
 BUDGET_PERIOD_SECONDS = 60
 MAX_PLANNING_MS_PER_PERIOD = 15_000  # per user: about 150 questions in a pool of a thousand GPUs
-ESTIMATED_MS_PER_QUESTION = 100  # charged in advance, so that concurrent questions are limited too
+ESTIMATED_MS_PER_QUESTION = 100  # charged in advance, so that concurrent questions are limited, too
 
 _is_metered: ContextVar[bool] = ContextVar("a question is being answered", default=False)
 

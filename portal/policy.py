@@ -1,9 +1,9 @@
-"""Decide who may do and see what. Deny by default: an action without a rule is refused.
+"""Decide which actions and objects a user may use and see. An action without a rule is denied.
 
 Operator, finance and auditor are flags of the user; member and lead are roles in a team. An auditor sees
-everything and changes nothing, regardless of other roles. ``may`` answers one question; ``require`` raises
-with a sentence. Every list and lookup starts from a ``visible_*`` queryset, so an object that the user may
-not see is not found.
+everything and changes nothing, regardless of other roles. ``may`` returns a bool; ``require`` raises
+an error with a sentence. Every list and lookup starts from a ``visible_*`` queryset, so an object that the
+user may not see is not found.
 """
 
 from __future__ import annotations
@@ -237,20 +237,18 @@ def sees_all_charges(user: Viewer) -> bool:
 
 
 def sees_owner_cost(user: Viewer) -> bool:
-    """Return True for finance, operators and auditors, who see what GPUs cost their owner. Others
-    see prices.
-    """
+    """Return True for finance, operators and auditors, who see the owner's costs. Others see prices."""
     return sees_all_charges(user) or sees_all_teams(user)
 
 
 def my_team_ids(user: Viewer, role: str = "") -> QuerySet[Membership, Any]:
-    """Return a subquery of the ids of the user's teams; with ``role`` only teams in which the user has it."""
+    """Return a subquery of the user's team ids; with ``role``, of teams in which the user has this role."""
     mine = Membership.objects.filter(user_id=_id_of(user))
     return (mine.filter(role=role) if role else mine).values("team_id")
 
 
 def visible_teams(user: Viewer) -> QuerySet[Team]:
-    """Return the user's teams; all for operators, auditors and finance."""
+    """Return the user's teams; all teams for operators, auditors and finance."""
     return _visible_team_rows(user, Team.objects.all())
 
 
@@ -340,7 +338,7 @@ def visible_arrays(user: Viewer) -> QuerySet[JobArray]:
 
 
 def visible_volumes(user: Viewer) -> QuerySet[Volume]:
-    """Return the user's homes and those of members of teams the user leads; all for operators and auditors.
+    """Return the homes of the user and of members of teams the user leads; all for operators and auditors.
 
     Only names and sizes are shown, never files.
     """
@@ -356,8 +354,9 @@ def visible_volumes(user: Viewer) -> QuerySet[Volume]:
 
 
 def visible_reservations(user: Viewer) -> QuerySet[Reservation]:
-    """Return reservations of the user's teams; all for operators and auditors. The calendar shows others
-    without names.
+    """Return reservations of the user's teams; all for operators and auditors.
+
+    The calendar shows other reservations without names.
     """
     if sees_all_teams(user):
         return Reservation.objects.all()
@@ -372,7 +371,7 @@ def visible_series(user: Viewer) -> QuerySet[Series]:
 
 
 def visible_submissions(user: Viewer) -> QuerySet[Submission]:
-    """Return the user's submissions and those of teams the user leads; all for operators and auditors."""
+    """Return submissions of the user and of teams the user leads; all for operators and auditors."""
     if sees_all_teams(user):
         return Submission.objects.all()
     if not _active(user):
@@ -394,7 +393,7 @@ def visible_users(user: Viewer) -> QuerySet[User]:
 
 
 def visible_charges(user: Viewer) -> QuerySet[Charge]:
-    """Return the user's charges and those of teams the user leads; all for finance and auditors."""
+    """Return charges of the user and of teams the user leads; all for finance and auditors."""
     if sees_all_charges(user):
         return Charge.objects.all()
     if not _active(user):
@@ -413,7 +412,7 @@ def visible_budgets(user: Viewer) -> QuerySet[Budget]:
 
 
 def visible_audit(user: Viewer) -> QuerySet[AuditEvent]:
-    """Return the user's changes and those in teams the user leads; all for operators and auditors."""
+    """Return changes by the user and in teams the user leads; all for operators and auditors."""
     if may(user, "audit.see_all"):
         return AuditEvent.objects.all()
     if not _active(user):

@@ -20,15 +20,15 @@ def notices() -> int:
 
 @shared_task(name="portal.tasks.idle_cull")  # type: ignore[misc]
 def idle_cull() -> dict[str, int]:
-    """Warn about or stop idle notebooks; return the number of each verdict."""
-    return clock_correction.with_steady_clock(lambda moment: idle_notebooks.stop_idle_notebooks(moment.wall))
+    """Warn about or stop idle notebooks; return the number of notebooks by verdict."""
+    return clock_correction.with_steady_clock(lambda clock: idle_notebooks.stop_idle_notebooks(clock.wall))
 
 
 @shared_task(name="portal.tasks.expire_submissions")  # type: ignore[misc]
 def expire_submissions() -> int:
     """Expire requests for reservations that nobody decided before their start; return their number."""
     return clock_correction.with_steady_clock(
-        lambda moment: expired_submissions.expire_submissions(moment.wall)
+        lambda clock: expired_submissions.expire_submissions(clock.wall)
     )
 
 

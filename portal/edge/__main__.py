@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--metrics-port",
         type=port_number,
         default=settings.GPUPOOL_EDGE_METRICS_PORT,
-        help="serve /metrics on loopback there",
+        help="serve /metrics on this port of loopback",
     )
     options = parser.parse_args(arguments)
     try:

@@ -2,7 +2,7 @@
 
 ``GET /events?topics=queue,workload:<public id>`` answers with server-sent events. Each changed topic causes
 one event: its name is the topic's kind (``queue``, ``workload``), its data is the topic. The page then
-fetches what it shows.
+fetches its content again.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class PageListener:
         return any(":" in topic and not topic.startswith("user:") for topic in self.topics)
 
     def queue_topic(self, topic: str) -> None:
-        """Queue one change; equal changes that the page has not taken yet become one."""
+        """Queue one change. Equal changes that are not sent yet become one event."""
         self.changed.add(topic)
         self.wakeup.set()
 
@@ -169,10 +169,9 @@ class PageEvents:
         self._access_lost("")
 
     def _access_lost(self, session: str) -> None:
-        """End the streams that have lost their access; their browsers reconnect and are checked again.
+        """End the streams of an ended session; browsers reconnect, and their rights are checked again.
 
-        These are the streams of a session that has ended, or, for an empty hash, all streams about one object
-        after a change of rights.
+        An empty hash means that rights have changed: it ends all streams about single objects.
         """
         self._end(lambda listener: listener.session == session if session else listener.has_object_topics)
 
@@ -188,7 +187,7 @@ class PageEvents:
 
 
 async def _send(response: web.StreamResponse, text: str) -> None:
-    # A page that does not take an event in time is disconnected; it reconnects and fetches what it shows.
+    # A page that does not take an event in time is disconnected; it reconnects and fetches its content again.
     async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
         await response.write(text.encode())
 
@@ -212,7 +211,7 @@ def parse_topics(texts: list[str]) -> list[str]:
 
 
 def authorise_listener(session_key: str, topics: list[str]) -> tuple[int, frozenset[str]]:
-    """Return the signed-in user and the topics, which the user may all see. Raises SubscriptionRefused."""
+    """Return the signed-in user and the topics, all visible to the user. Raises SubscriptionRefused."""
     user = user_of_session(session_key)
     if user is None:
         raise SubscriptionRefused(401, api_answers.SIGN_IN_FIRST)

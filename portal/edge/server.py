@@ -24,11 +24,11 @@ from portal.edge.workspaces.proxy import WorkspaceProxy
 
 log = structlog.get_logger(__name__)
 
-AGENT_THREAD_COUNT = 6  # with those for people fewer than the connections of a process's database pool
+AGENT_THREAD_COUNT = 6  # plus BROWSER_THREAD_COUNT: fewer than the connections of a process's pool
 BROWSER_THREAD_COUNT = 4
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-# Timeout of a request's head and of an idle connection. Longer than that of proxies (nginx 60 s, Caddy 120
-# s), so that the proxy closes first.
+# Timeout of a request's head and of an idle connection. It exceeds the timeouts of proxies (nginx 60 s,
+# Caddy 120 s), so that the proxy closes first.
 KEEPALIVE_SECONDS = 150.0
 WORKSPACE_LABEL_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,39}$")
 
@@ -73,7 +73,7 @@ class EdgeServer:
     async def healthz(self, request: web.Request) -> web.Response:
         """Return the health of this process.
 
-        The status is 200 with the parts of the process, or 503 without the database. Redis is not required.
+        The status is 200, or 503 without the database. Redis is not required.
         """
         try:
             async with asyncio.timeout(5):
@@ -100,7 +100,7 @@ def _ask_database() -> None:
 
 
 def application(edge: EdgeServer, port: int) -> web.Application:
-    """Return the application: by Host header the portal's side of the edge, or one workspace."""
+    """Return the application. The Host header selects the routes of the edge, or one workspace."""
     own = edge_host_names(port)
     domain = "." + settings.GPUPOOL_NOTEBOOK_DOMAIN
 
@@ -123,7 +123,7 @@ def application(edge: EdgeServer, port: int) -> web.Application:
 def edge_host_names(port: int) -> frozenset[str]:
     """Return the host names of the edge.
 
-    These are its public name, the portal's if one proxy serves both, and loopback.
+    These are its public name, the portal's name (one proxy may serve both) and loopback.
     """
     public = (urlsplit(url).netloc for url in (settings.GPUPOOL_EDGE_URL, settings.GPUPOOL_PORTAL_URL))
     return frozenset((*public, f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"))

@@ -15,14 +15,14 @@ from portal.wording.pages import api_answers
 
 
 class TokenAuthentication(BaseAuthentication):
-    """Authenticate ``Authorization: Bearer gpp_…`` with a token made in the browser."""
+    """Authenticate a request by its header ``Authorization: Bearer gpp_…``."""
 
     keyword = "Bearer"
 
     def authenticate(self, request: Request) -> tuple[User, ApiToken] | None:
         """Return the token's user and the token; None without a bearer token.
 
-        Raises AuthenticationFailed for an invalid one.
+        Raises AuthenticationFailed for an invalid token.
         """
         parts = get_authorization_header(request).split()
         if not parts or parts[0].lower() != b"bearer":
@@ -43,7 +43,7 @@ class TokenAuthentication(BaseAuthentication):
 
 
 class TokenAuthenticationScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """The description of tokens in the OpenAPI schema."""
+    """Describe tokens in the OpenAPI schema."""
 
     target_class = "portal.api.base.authentication.TokenAuthentication"
     name = "token"

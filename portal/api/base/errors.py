@@ -20,7 +20,7 @@ from portal.wording.pages import api_answers
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler.core.rejection import OperationRejected
 
-ALLOWED_PREFIX = "allowed: "  # prefix of a message without the field's name
+ALLOWED_PREFIX = "allowed: "  # begins a message to which the handler adds field and value
 
 
 class ErrorSerializer(serializers.Serializer[Any]):
@@ -38,7 +38,9 @@ class ErrorsSerializer(serializers.Serializer[Any]):
     """The one shape of every refusal."""
 
     errors = ErrorSerializer(many=True)  # type: ignore[assignment]
-    code = serializers.CharField(required=False, help_text="Why the state does not allow it.")
+    code = serializers.CharField(
+        required=False, help_text="The reason, if the present state does not allow the request."
+    )
     numbers = serializers.DictField(
         child=serializers.JSONField(), required=False, help_text="The numbers of ``code``."
     )
@@ -138,7 +140,7 @@ def _flatten_errors(detail: Any, given: Any, name: str = "") -> Iterable[JsonObj
 
 
 class BodyTooLargeError(APIException):
-    """The body is too long. The web process usually refuses it first (config/http/body_limit.py)."""
+    """The body is too long. The web process usually rejects it earlier (config/http/body_limit.py)."""
 
     status_code = status.HTTP_413_REQUEST_ENTITY_TOO_LARGE
     default_code = "too_large"

@@ -38,7 +38,7 @@ def gpus_of_slots(slots: int | None) -> float | None:
     return None if slots is None else round(slots / SLOTS_PER_GPU, 4)
 
 
-# Names under which the engine, verbs and records refer to a row by its key.
+# Names of numbers whose values are database row ids.
 ROW_REFERENCES = frozenset(
     {
         "team",
@@ -65,10 +65,10 @@ ROW_REFERENCES = frozenset(
 
 
 def public_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a reason's numbers without keys of rows.
+    """Return a reason's numbers without database row ids.
 
-    Clients cannot use keys, and the rows may belong to others. The sentence names the rows that the reader
-    may know.
+    Clients cannot use row ids, and the rows may belong to others. The reason's sentence names the rows that
+    the reader may see.
     """
     return {
         name: value
@@ -93,7 +93,7 @@ class NumbersField(serializers.DictField):
 
 
 class RecordField(NumbersField):
-    """A submitted or changed record: names and JSON values, without keys of rows."""
+    """A submitted or changed record: names and JSON values, without database row ids."""
 
 
 JsonObject = dict[str, Any]

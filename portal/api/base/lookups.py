@@ -1,4 +1,4 @@
-"""Find the rows that a request names, among those that its user may see."""
+"""Find the rows that a request names, if its user may see them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def visible_reservation(user: User, public_id: UUID | None) -> Reservation | Non
 
 
 def dependencies_of(user: User, given: list[dict[str, Any]]) -> list[tuple[str, Workload | JobArray]]:
-    """Return the dependencies of a job: conditions, and workloads or arrays. Raises Invalid."""
+    """Return a job's dependencies: condition, and workload or array, of each. Raises Invalid."""
     return [(each["condition"], _dependency(user, each)) for each in given]
 
 
@@ -98,7 +98,7 @@ def template_by_slug(slug: str | None) -> Template | None:
 
 
 def workload_arguments(user: User, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a launching verb, with rows in place of their names. Raises Invalid."""
+    """Return the arguments of a launch, with rows in place of names. Raises Invalid."""
     found = dict(given)
     found["project"] = visible_project(user, given["project"])
     found["pool"] = visible_pool(user, given["pool"])

@@ -15,7 +15,7 @@ from portal.wording.pages import api_answers
 
 
 class LimitedJsonParser(JSONParser):
-    """Parse JSON up to the size limit of a form. Raises ParseError if it is nested too deeply for Python."""
+    """Parse JSON up to the size limit of a form. Raises ParseError if the JSON is nested too deeply."""
 
     def parse(
         self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None

@@ -43,21 +43,27 @@ class RemovalRequestShape(ResponseSerializer):
 
 class RemovalEffectShape(ResponseSerializer):
     verb = serializers.ChoiceField(choices=list(REMOVAL_VERBS))
-    name = serializers.CharField(help_text="of what is removed or moved")
+    name = serializers.CharField(help_text="name of the removed or moved object")
     text = serializers.CharField(help_text="what the verb does")
-    refused = serializers.CharField(help_text="why it would be refused now; empty: it would be done")
-    code = serializers.CharField(help_text="code of that reason; empty: none")
+    refused = serializers.CharField(help_text="why the verb would be rejected now; empty: it would succeed")
+    code = serializers.CharField(help_text="reason code of the rejection; empty: none")
     numbers = numbers_field()
     gpus = serializers.IntegerField(help_text="GPUs that leave the pool")
     reservations = RemovalReservationShape(
-        many=True, help_text="active ones on its GPUs: they get other GPUs"
+        many=True, help_text="active reservations on the host's GPUs; they get other GPUs"
     )
-    unkept = RemovalReservationShape(many=True, help_text="coming ones that the pool cannot keep without it")
-    quotas = RemovalQuotaShape(many=True, help_text="end; of a move: those of both pools, which stay")
-    members = serializers.ListField(child=serializers.CharField(), help_text="lose their membership")
-    projects = serializers.ListField(child=serializers.CharField(), help_text="close")
+    unkept = RemovalReservationShape(
+        many=True, help_text="reservations that the pool cannot serve without the host"
+    )
+    quotas = RemovalQuotaShape(
+        many=True, help_text="quotas that end; for a move: quotas of both pools, which stay"
+    )
+    members = serializers.ListField(
+        child=serializers.CharField(), help_text="members, who lose their membership"
+    )
+    projects = serializers.ListField(child=serializers.CharField(), help_text="projects that close")
     requests = RemovalRequestShape(
-        many=True, source="submissions", help_text="wait for approval and are withdrawn"
+        many=True, source="submissions", help_text="requests that wait for approval; they are withdrawn"
     )
 
 

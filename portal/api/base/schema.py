@@ -1,4 +1,4 @@
-"""Describe pages of lists and refusals in the OpenAPI schema."""
+"""Describe list pages and error responses in the OpenAPI schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from portal.api.base.errors import ErrorsSerializer
 
 
 class ApiSchema(AutoSchema):
-    """Add the refusals that every endpoint can give to the schema."""
+    """Add the error responses of every endpoint to the schema."""
 
     def _get_response_bodies(self, direction: str = "response") -> dict[str, Any]:
         bodies: dict[str, Any] = super()._get_response_bodies(direction=direction)  # type: ignore[no-untyped-call]
@@ -27,7 +27,7 @@ class ApiSchema(AutoSchema):
 
 @functools.cache
 def page_schema(shape: type[serializers.Serializer[Any]]) -> serializers.Serializer[Any]:
-    """Return the schema of a page: ``count``, ``page``, ``page_size`` and ``results`` of a serializer."""
+    """Return the schema of a page: ``count``, ``page``, ``page_size`` and ``results``."""
     page: serializers.Serializer[Any] = inline_serializer(
         name=f"{shape.__name__}Page",
         fields={

@@ -1,1 +1,1 @@
-"""Endpoints of reservations, approvals and quotas, and those that explain why a workload waits."""
+"""Endpoints of reservations, approvals, quotas and explanations of waits."""

@@ -63,12 +63,12 @@ class QuotaShape(ResponseSerializer):
     updated_at = serializers.DateTimeField()
 
     def get_guaranteed_gpus(self, quota: Quota) -> float:
-        """Return GPUs."""
+        """Return the guarantee in GPUs."""
         return gpus_of_slots(quota.guaranteed_slots) or 0.0
 
     @extend_schema_field(serializers.FloatField(allow_null=True))
     def get_borrow_limit_gpus(self, quota: Quota) -> float | None:
-        """Return GPUs; None: no limit."""
+        """Return the borrowing limit in GPUs; None: no limit."""
         return gpus_of_slots(quota.borrow_limit_slots)
 
 

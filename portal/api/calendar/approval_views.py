@@ -54,7 +54,7 @@ class SubmissionDetailView(ApiView):
 class ApprovalEffectView(ApiView):
     @extend_schema(operation_id="approvals_effect", responses=approval_serializers.EffectShape)
     def get(self, request: Request, id: UUID) -> Response:
-        """Return what approving it would do to others. For people who decide."""
+        """Return how an approval would affect others. For operators and auditors."""
         policy.require(self.actor, "approval.see")
         submission = get_visible_or_404(_visible_submissions(self), public_id=id)
         return self.object_response(
@@ -69,7 +69,7 @@ class ApproveSubmissionView(ApiView):
         responses=shapes.SubmissionShape,
     )
     def post(self, request: Request, id: UUID) -> Response:
-        """Approve it, unchanged or changed; it is checked again and carried out."""
+        """Approve a submission, unchanged or changed; it is checked again and carried out."""
         submission = get_visible_or_404(_visible_submissions(self), public_id=id)
         given = self.validated_body(approval_serializers.ApproveWish)
         decisions.approve_submission(**self.service_context, submission=submission, **given)
@@ -85,7 +85,7 @@ class DeclineSubmissionView(ApiView):
         responses=shapes.SubmissionShape,
     )
     def post(self, request: Request, id: UUID) -> Response:
-        """Decline it, with a reason."""
+        """Decline a submission, with a reason."""
         submission = get_visible_or_404(_visible_submissions(self), public_id=id)
         given = self.validated_body(approval_serializers.DeclineWish)
         decisions.decline_submission(**self.service_context, submission=submission, **given)

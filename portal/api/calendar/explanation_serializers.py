@@ -51,13 +51,11 @@ class FairnessShape(ResponseSerializer):
     borrowed_gpus = serializers.FloatField(source="borrowed")
     waiting_gpus = serializers.FloatField(source="waiting")
     past_gpu_hours = serializers.FloatField(
-        source="gpu_hours", help_text="each halved every half-life of the pool"
+        source="gpu_hours", help_text="each counts half after every half-life of the pool"
     )
     weight = serializers.IntegerField()
     share_of_use = serializers.FloatField(source="share", help_text="its share of all past use, 0 to 1")
-    fair_part = serializers.FloatField(
-        source="fair_share", help_text="the share that its weight entitles to, 0 to 1"
-    )
+    fair_part = serializers.FloatField(source="fair_share", help_text="its fair share by weight, 0 to 1")
     ratio = serializers.FloatField(
         allow_null=True, help_text="share of use divided by fair share; the lowest borrows next"
     )
@@ -80,7 +78,7 @@ class WhyShape(ResponseSerializer):
     numbers = numbers_field()
     sentence = serializers.CharField()
     reservation_problem = serializers.CharField(
-        help_text="why its reservation can't be served, while it waits; empty: it can, or there is none"
+        help_text="why its reservation can't be served now; empty: it can, or there is no reservation"
     )
     position = serializers.IntegerField(allow_null=True)
     expected_start = serializers.DateTimeField(allow_null=True)
@@ -94,8 +92,8 @@ class WhyShape(ResponseSerializer):
         help_text="visible waiting workloads ahead of it; the nearest 10",
     )
     ahead_more = serializers.IntegerField(help_text="number of other workloads ahead of it")
-    blockers = BlockerShape(many=True, help_text="the visible ones")
-    hidden_blockers = serializers.IntegerField(help_text="number of the others")
+    blockers = BlockerShape(many=True, help_text="visible workloads that block it")
+    hidden_blockers = serializers.IntegerField(help_text="number of blockers that you may not see")
     decisions = DecisionShape(many=True, help_text="newest first, at most 20")
 
 

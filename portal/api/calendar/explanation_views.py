@@ -29,7 +29,7 @@ def _get_workload_or_404(view: ApiView, id: UUID) -> Workload:
 class WorkloadExplanationView(ApiView):
     @extend_schema(operation_id="workloads_why", responses=shapes.WhyShape)
     def get(self, request: Request, id: UUID) -> Response:
-        """Explain why it waits, started or is being evicted, and which workloads precede it."""
+        """Explain why a workload waits, started or is evicted, and which workloads precede it."""
         workload, now = _get_workload_or_404(self, id), self.now
         visible = policy.visible_workloads(self.actor).select_related("owner")
         blockers = list(
@@ -43,8 +43,8 @@ class WorkloadExplanationView(ApiView):
         )
         with metered_planning(self.actor, now):
             ahead, more = wait_explanation.workloads_ahead(workload, self.actor, now)
-        told = expected_starts.start_records_of_pools([workload.pool_id], now)
-        likely = told.likely(workload)
+        records = expected_starts.start_records_of_pools([workload.pool_id], now)
+        likely = records.likely(workload)
         answer = {
             "state": workload.state,
             "code": code,
@@ -55,7 +55,7 @@ class WorkloadExplanationView(ApiView):
             "expected_start": workload.expected_start,
             "likely_from": likely[0] if likely else None,
             "likely_by": likely[1] if likely else None,
-            "past_starts": told.past(workload.pool_id),
+            "past_starts": records.past(workload.pool_id),
             "ahead": ahead,
             "ahead_more": more,
             "blockers": blockers,
@@ -68,7 +68,7 @@ class WorkloadExplanationView(ApiView):
 class CompareTurnsView(ApiView):
     @extend_schema(operation_id="workloads_why_them", responses=shapes.WhyThemShape)
     def get(self, request: Request, id: UUID, other: UUID) -> Response:
-        """Explain why another workload of the same pool goes first: the rule that decides, with numbers."""
+        """Explain why another workload of the pool precedes this one: the deciding rule, with numbers."""
         mine, theirs = _get_workload_or_404(self, id), _get_workload_or_404(self, other)
         now = self.now
         with metered_planning(self.actor, now):
@@ -120,7 +120,7 @@ class ReservationWindowsView(ApiView):
 class FairShareView(ApiView):
     @extend_schema(operation_id="pools_fairness", responses=shapes.FairnessShape(many=True))
     def get(self, request: Request, slug: str) -> Response:
-        """List what each team of a pool is guaranteed, holds, borrows and used, the least used first."""
+        """List the teams of a pool with guaranteed, held and borrowed GPUs and past use, least use first."""
         pool = get_visible_or_404(policy.visible_pools(self.actor), slug=slug)
         now = self.now
         with metered_planning(self.actor, now):

@@ -42,11 +42,9 @@ class ReservationShape(HardwareShape):
     reason_code = serializers.CharField(help_text="why it has started without GPUs; otherwise empty")
     reason = serializers.SerializerMethodField(help_text="the reason as a sentence")
     at_risk_since = serializers.DateTimeField(
-        allow_null=True, help_text="since when no GPUs could serve it until its end; null: some can"
+        allow_null=True, help_text="since when no GPUs can serve it until its end; null: some can"
     )
-    at_risk = serializers.SerializerMethodField(
-        help_text="why no GPUs could serve it, as a sentence; or empty"
-    )
+    at_risk = serializers.SerializerMethodField(help_text="why no GPUs can serve it, as a sentence; or empty")
     created_at = serializers.DateTimeField()
 
     def get_project(self, reservation: Reservation) -> str:
@@ -120,7 +118,7 @@ class EndWish(StrictSerializer):
 
 
 class ChangeWish(StrictSerializer):
-    """Another window: ``start`` alone moves it as it is, ``end`` alone changes its length."""
+    """Another window. ``start`` alone keeps the length; ``end`` alone changes it."""
 
     start = serializers.DateTimeField(required=False)
     end = serializers.DateTimeField(required=False)
@@ -136,7 +134,7 @@ class _RecurrenceFields(StrictSerializer):
 
 
 class SeriesWish(ReservationWish, _RecurrenceFields):
-    """``start`` and ``end`` are those of the first occurrence."""
+    """A recurring reservation. ``start`` and ``end`` belong to its first occurrence."""
 
 
 class SeriesTry(WindowWish, _RecurrenceFields):
@@ -151,7 +149,9 @@ class SeriesShape(ResponseSerializer):
     owner = serializers.CharField(source="owner.username")
     weekdays = serializers.SerializerMethodField()
     starts_at = serializers.SerializerMethodField(help_text="HH:MM in its time zone")
-    ends_at = serializers.SerializerMethodField(help_text="HH:MM; not later than starts_at: on the next day")
+    ends_at = serializers.SerializerMethodField(
+        help_text="HH:MM; on the next day if not later than starts_at"
+    )
     time_zone = serializers.CharField()
     first_day = serializers.DateField()
     last_day = serializers.DateField()
@@ -200,10 +200,10 @@ class SeriesPreview(ResponseSerializer):
     )
     windows = serializers.SerializerMethodField(help_text="the first windows that would fit instead")
     needs_approval = serializers.BooleanField()
-    gpus = serializers.FloatField(help_text="of each occurrence")
+    gpus = serializers.FloatField(help_text="GPUs of each occurrence")
     price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
     price = serializers.DecimalField(
-        max_digits=20, decimal_places=2, allow_null=True, help_text="of all occurrences"
+        max_digits=20, decimal_places=2, allow_null=True, help_text="price of all occurrences"
     )
     currency = serializers.CharField()
 
@@ -214,7 +214,7 @@ class SeriesPreview(ResponseSerializer):
 
 
 class GivenUp(ResponseSerializer):
-    given_up = serializers.IntegerField(help_text="occurrences that were not over")
+    given_up = serializers.IntegerField(help_text="number of cancelled occurrences")
 
 
 class SubmissionShape(ResponseSerializer):
@@ -230,13 +230,13 @@ class SubmissionShape(ResponseSerializer):
     created_at = serializers.DateTimeField()
     reservation = serializers.UUIDField(source="reservation.public_id", allow_null=True, default=None)
     expires_at = serializers.SerializerMethodField(
-        help_text="when it expires, or has expired, undecided; null: never"
+        help_text="when it expires without a decision; null: never"
     )
     decision = serializers.SerializerMethodField()
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_expires_at(self, row: Submission) -> str | None:
-        """Return when it expires if nobody decides it."""
+        """Return when it expires without a decision."""
         expires_at = expiry_of(row)
         return None if expires_at is None else expires_at.isoformat()
 
@@ -268,7 +268,7 @@ class SubmissionShape(ResponseSerializer):
         }
     )
     def get_decision(self, row: Submission) -> dict[str, Any] | None:
-        """Return the person who decided, and the reason, once it is decided."""
+        """Return the decision, its author and comment; None before the decision."""
         approval = getattr(row, "approval", None)
         if approval is None:
             return None
@@ -281,14 +281,14 @@ class SubmissionShape(ResponseSerializer):
 
 
 class ReservationAnswer(ResponseSerializer):
-    """Exactly one of the two is not null."""
+    """A reservation, or a submission that waits for approval; the other is null."""
 
     reservation = ReservationShape(allow_null=True)
     submission = SubmissionShape(allow_null=True)
 
 
 class SeriesAnswer(ResponseSerializer):
-    """Exactly one of the two is not null."""
+    """A series, or a submission that waits for approval; the other is null."""
 
     series = SeriesShape(allow_null=True)
     submission = SubmissionShape(allow_null=True)

@@ -60,7 +60,7 @@ class ReservationListView(ApiView):
         responses={201: shapes.ReservationAnswer, 202: shapes.ReservationAnswer},
     )
     def post(self, request: Request) -> Response:
-        """Reserve GPUs: 201 if confirmed, or 202 if it needs approval, above the pool's threshold."""
+        """Reserve GPUs: 201 if confirmed, 202 if the reservation needs approval."""
         given = lookups.workload_arguments(self.actor, self.validated_body(shapes.ReservationWish))
         made = reservations.request_reservation(**self.service_context, **given)
         if isinstance(made, Reservation):
@@ -94,7 +94,7 @@ class ReservationDetailView(ApiView):
 class CancelReservationView(ApiView):
     @extend_schema(operation_id="reservations_cancel", request=Why, responses=shapes.ReservationShape)
     def post(self, request: Request, id: UUID) -> Response:
-        """Cancel it; workloads inside it are evicted."""
+        """Cancel a reservation; workloads inside it are evicted."""
         reservation = get_visible_or_404(_visible_reservations(self), public_id=id)
         given = self.validated_body(Why)
         return self.object_response(
@@ -108,7 +108,7 @@ class ShortenReservationView(ApiView):
         operation_id="reservations_shorten", request=shapes.EndWish, responses=shapes.ReservationShape
     )
     def post(self, request: Request, id: UUID) -> Response:
-        """Set an earlier end."""
+        """Set an earlier end of a reservation."""
         reservation = get_visible_or_404(_visible_reservations(self), public_id=id)
         given = self.validated_body(shapes.EndWish)
         return self.object_response(
@@ -124,7 +124,7 @@ class ChangeReservationView(ApiView):
         responses={200: shapes.ReservationAnswer, 202: shapes.ReservationAnswer},
     )
     def post(self, request: Request, id: UUID) -> Response:
-        """Move, shorten or extend it: 200 if done, or 202 if a new one like it would need approval."""
+        """Move, shorten or extend a reservation: 200 if done, 202 if the change needs approval."""
         reservation = get_visible_or_404(_visible_reservations(self), public_id=id)
         made = reservations.change_reservation(
             **self.service_context, reservation=reservation, **self.validated_body(shapes.ChangeWish)
@@ -151,7 +151,7 @@ class SeriesListView(ApiView):
         responses={201: shapes.SeriesAnswer, 202: shapes.SeriesAnswer},
     )
     def post(self, request: Request) -> Response:
-        """Reserve the same hours on several days, all or none: 201 confirmed, or 202 if it needs approval."""
+        """Reserve the same hours on several days, all or none: 201 if confirmed, 202 for approval."""
         given = lookups.workload_arguments(self.actor, self.validated_body(shapes.SeriesWish))
         made = recurring_reservations.request_series(**self.service_context, **given)
         if isinstance(made, Series):
@@ -181,7 +181,7 @@ class SeriesDetailView(ApiView):
 class CancelSeriesView(ApiView):
     @extend_schema(operation_id="series_cancel", request=Why, responses=shapes.GivenUp)
     def post(self, request: Request, id: UUID) -> Response:
-        """Cancel every occurrence that is not over; workloads inside them are evicted."""
+        """Cancel every occurrence that is not over, and evict the workloads inside."""
         row = get_visible_or_404(_visible_series(self), public_id=id)
         given_up = recurring_reservations.cancel_series(
             **self.service_context, series=row, **self.validated_body(Why)

@@ -30,7 +30,7 @@ class GeometryChangeShape(serializers.Serializer[GeometryChange]):
     detail = serializers.CharField(help_text="the host's report")
     created_at = serializers.DateTimeField()
     told_at = serializers.DateTimeField(
-        allow_null=True, help_text="when it was drained and its host got the command"
+        allow_null=True, help_text="when the GPU was drained and its host received the command"
     )
     ended_at = serializers.DateTimeField(allow_null=True)
 
@@ -89,7 +89,7 @@ class LeavingShape(serializers.Serializer[Any]):
     name = serializers.CharField(source="workload.name")
     team = serializers.CharField(source="workload.project.team.slug")
     owner = serializers.CharField(source="workload.owner.username")
-    leaves = serializers.BooleanField(help_text="it gets notice; otherwise it runs to its end")
+    leaves = serializers.BooleanField(help_text="it is evicted with notice; otherwise it runs to its end")
     by = serializers.DateTimeField(help_text="latest end")
 
 
@@ -98,8 +98,12 @@ class GeometryEffectShape(serializers.Serializer[Any]):
     before = serializers.CharField()
     after = serializers.CharField()
     work = LeavingShape(many=True)
-    reservations = serializers.IntegerField(source="bound", help_text="active ones bound to it")
-    unkept = serializers.SerializerMethodField(help_text="future reservations that would not fit without it")
+    reservations = serializers.IntegerField(
+        source="bound", help_text="number of active reservations bound to the GPU"
+    )
+    unkept = serializers.SerializerMethodField(
+        help_text="future reservations that would not fit without the GPU"
+    )
     free_by = serializers.DateTimeField(allow_null=True, help_text="null: it is free now")
 
     def get_unkept(self, effect: Any) -> list[str]:
@@ -109,7 +113,7 @@ class GeometryEffectShape(serializers.Serializer[Any]):
 class HostGeometryView(ApiView):
     @extend_schema(operation_id="hosts_geometry", responses=GpuGeometryShape(many=True))
     def get(self, request: Request, name: str) -> Response:
-        """List the MIG geometry of its GPUs, and the possible geometries."""
+        """List the MIG geometry of a host's GPUs, and the possible geometries."""
         return Response(GpuGeometryShape(reads.host_geometries(_visible_host(self, name)), many=True).data)
 
     @extend_schema(
@@ -118,7 +122,7 @@ class HostGeometryView(ApiView):
     def post(self, request: Request, name: str) -> Response:
         """Change the geometry of a GPU.
 
-        It accepts no new workloads, drains, then its host applies it. For operators.
+        The GPU accepts no new workloads and drains. Then its host applies the geometry. For operators.
         """
         host = _visible_host(self, name)
         made = verbs.change_geometry(**self.service_context, host=host, **self.validated_body(GeometryWish))

@@ -22,7 +22,7 @@ class HealthRuleListView(ApiView):
         responses=page_schema(shapes.HealthRuleShape),
     )
     def get(self, request: Request) -> Response:
-        """List the action for each hardware event, its source, and changes by operators."""
+        """List the rules: the action for each hardware event, its source, and changes by operators."""
         query = self.validated_query(shapes.HealthRuleQuery)
         given = {name: query[name] for name in ("find", "action", "changed") if name in query}
         return paginate_list(reads.health_rules(**given), shapes.HealthRuleShape, query)

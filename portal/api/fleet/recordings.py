@@ -26,10 +26,10 @@ class RecordingQuery(PageQuery):
 class RecordingShape(serializers.Serializer[Any]):
     id = serializers.IntegerField()
     at = serializers.DateTimeField()
-    placed = serializers.IntegerField(help_text="started")
-    evicted = serializers.IntegerField(help_text="evicted")
-    refused = serializers.IntegerField(help_text="refused and left in the queue")
-    plan_sha256 = serializers.CharField(help_text="of the plan that replay_snapshot writes")
+    placed = serializers.IntegerField(help_text="number of started workloads")
+    evicted = serializers.IntegerField(help_text="number of evicted workloads")
+    refused = serializers.IntegerField(help_text="number of workloads that stay in the queue")
+    plan_sha256 = serializers.CharField(help_text="hash of the plan that replay_snapshot writes")
 
 
 class RecordingListView(ApiView):

@@ -41,7 +41,7 @@ class DiagnosticShape(serializers.Serializer[Any]):
     gpu = serializers.IntegerField(source="gpu.index")
     why = serializers.ChoiceField(choices=Diagnostic.Why.choices)
     state = serializers.ChoiceField(choices=[s.value for s in DiagnosticState])
-    tool = serializers.CharField(help_text="dcgm, own, simulated, or the name of an operator's own")
+    tool = serializers.CharField(help_text="dcgm, own, simulated, or the name of an operator's tool")
     simulated = serializers.BooleanField(help_text="nothing was measured")
     checks = CheckShape(many=True)
     detail = serializers.CharField()
@@ -78,7 +78,7 @@ class StrayShape(serializers.Serializer[Any]):
     user = serializers.CharField()
     name = serializers.CharField()
     memory_mib = serializers.IntegerField(allow_null=True)
-    run = serializers.CharField(help_text="of a workload that does not hold this GPU")
+    run = serializers.CharField(help_text="its run, if that run does not hold this GPU")
     done = serializers.CharField(help_text="the host's action, or why there was none")
     first_seen = serializers.DateTimeField()
 
@@ -86,17 +86,17 @@ class StrayShape(serializers.Serializer[Any]):
 class HardwareEventShape(serializers.Serializer[Any]):
     at = serializers.DateTimeField()
     gpu = serializers.IntegerField(allow_null=True)
-    code = serializers.CharField(help_text="xid:79")
+    code = serializers.CharField(help_text="such as xid:79")
     meaning = serializers.CharField(help_text="empty: no rule for the code")
-    detail = serializers.CharField(help_text="the process and its user only for operators and auditors")
+    detail = serializers.CharField(help_text="names the process and its user only for operators and auditors")
     action = serializers.CharField(help_text="the rule's action, or held_back; empty: not processed yet")
 
 
 class HostHealthShape(serializers.Serializer[Any]):
-    state_reason = serializers.CharField(help_text="why it is not in service")
+    state_reason = serializers.CharField(help_text="why the host is not in service")
     revoked_at = serializers.DateTimeField(
         allow_null=True,
-        help_text="when its credential was revoked; null: it was not, or the agent has joined since",
+        help_text="when its credential was revoked; null: it was not revoked, or the agent has joined since",
     )
     revoked_why = serializers.CharField()
     gpus = GpuHealthShape(many=True)
@@ -112,10 +112,10 @@ class HostHealthShape(serializers.Serializer[Any]):
 class HostHealthView(ApiView):
     @extend_schema(operation_id="hosts_health", responses=HostHealthShape)
     def get(self, request: Request, name: str) -> Response:
-        """Return the health of its GPUs: repair, diagnostics, events, stray processes, maintenance."""
+        """Return the health of a host's GPUs: repair, diagnostics, events, stray processes, maintenance."""
         host = _visible_host(self, name)
         found, revoked = reads.stray_processes(self.actor, host), host_history.credential_revocation(host)
-        told = {
+        body = {
             "state_reason": host.state_reason,
             "revoked_at": revoked.at if revoked else None,
             "revoked_why": revoked.why if revoked else "",
@@ -126,7 +126,7 @@ class HostHealthView(ApiView):
             "stray_processes": found.rows,
             "maintenance": reads.maintenance_windows(host, self.now),
         }
-        return self.object_response(told, HostHealthShape)
+        return self.object_response(body, HostHealthShape)
 
 
 class HostEventListView(ApiView):
@@ -149,7 +149,7 @@ class DiagnosticListView(ApiView):
         operation_id="hosts_diagnostics", parameters=[PageQuery], responses=page_schema(DiagnosticShape)
     )
     def get(self, request: Request, name: str) -> Response:
-        """List the diagnostics of its GPUs, newest first."""
+        """List the diagnostics of a host's GPUs, newest first."""
         rows = _visible_host(self, name).diagnostics.select_related("gpu").order_by("-created_at", "-pk")
         return self.list_response(rows, DiagnosticShape, self.validated_query(PageQuery))
 
@@ -166,7 +166,7 @@ class DiagnoseGpuView(ApiView):
         operation_id="hosts_diagnose", request=DiagnoseWish, responses={202: DiagnosticShape(many=True)}
     )
     def post(self, request: Request, name: str) -> Response:
-        """Run a diagnostic on one of its GPUs, or on all idle ones. For operators."""
+        """Run a diagnostic on one GPU of a host, or on all its idle GPUs. For operators."""
         host = _visible_host(self, name)
         given = self.validated_body(DiagnoseWish)
         made = [verbs.diagnose_gpu(**self.service_context, host=host, **given)] if "gpu" in given else None
@@ -194,7 +194,7 @@ class TakeOutGpuView(ApiView):
 
 
 class ForgottenGpuWish(StrictSerializer):
-    gpu = serializers.CharField(max_length=80, help_text="its uuid, of missing_gpus")
+    gpu = serializers.CharField(max_length=80, help_text="its uuid, from missing_gpus")
     why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
 
 
@@ -236,7 +236,7 @@ class RepairPolicyShape(serializers.Serializer[Any]):
     diagnostic_tool = serializers.CharField(help_text=DIAGNOSTIC_TOOLS_HELP)
     diagnostic_seconds = serializers.IntegerField()
     diagnose_after_quarantine = serializers.BooleanField()
-    diagnose_every_hours = serializers.IntegerField(help_text="of idle GPUs; 0: never")
+    diagnose_every_hours = serializers.IntegerField(help_text="interval for idle GPUs; 0: never")
 
 
 class RepairPolicyWish(StrictSerializer):
@@ -250,7 +250,7 @@ class RepairPolicyWish(StrictSerializer):
 class RepairPolicyView(ApiView):
     @extend_schema(operation_id="pools_repair_policy", responses=RepairPolicyShape)
     def get(self, request: Request, slug: str) -> Response:
-        """Return what the pool does about stray processes and suspect GPUs."""
+        """Return a pool's repair policy: its actions for stray processes and suspect GPUs."""
         return self.object_response(
             get_visible_or_404(policy.visible_pools(self.actor), slug=slug), RepairPolicyShape
         )
@@ -259,7 +259,7 @@ class RepairPolicyView(ApiView):
         operation_id="pools_change_repair_policy", request=RepairPolicyWish, responses=RepairPolicyShape
     )
     def put(self, request: Request, slug: str) -> Response:
-        """Change the policy; absent fields keep their values. For operators."""
+        """Change a pool's repair policy; absent fields keep their values. For operators."""
         pool = get_visible_or_404(policy.visible_pools(self.actor), slug=slug)
         return self.object_response(
             verbs.change_repair_policy(

@@ -27,12 +27,12 @@ HOST_STATES = sorted(
 
 class ModelShape(ResponseSerializer):
     model = serializers.CharField()
-    gpus = serializers.IntegerField(help_text="GPUs the pool has")
-    in_service_gpus = serializers.FloatField(help_text="of these on hosts that accept workloads")
+    gpus = serializers.IntegerField(help_text="GPUs in the pool")
+    in_service_gpus = serializers.FloatField(help_text="GPUs on hosts that accept workloads")
     held_gpus = serializers.FloatField(help_text="held now; slices count as parts")
     free_gpus = serializers.FloatField(help_text="in service and free")
     free_in_parts_gpus = serializers.FloatField(
-        help_text="of these in MIG slices or shares, which form no whole GPU"
+        help_text="free GPUs in MIG slices or shares, which form no whole GPU"
     )
 
 
@@ -68,9 +68,11 @@ class HostShape(ResponseSerializer):
     labels = serializers.DictField(child=serializers.CharField())
     simulated = serializers.BooleanField(help_text="its NVML readings are simulated")
     isolation = serializers.CharField()
-    isolation_level = serializers.ChoiceField(choices=ISOLATION_LEVELS, help_text="its isolation")
+    isolation_level = serializers.ChoiceField(
+        choices=ISOLATION_LEVELS, help_text="the isolation that it provides"
+    )
     isolation_lacking = serializers.SerializerMethodField(
-        help_text="levels that its pool demands and it lacks"
+        help_text="levels that its pool demands and the host lacks"
     )
     lease_state = serializers.ChoiceField(choices=[s.value for s in LeaseState])
     admin_state = serializers.ChoiceField(choices=[s.value for s in AdminState])
@@ -97,7 +99,7 @@ class HostShape(ResponseSerializer):
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_revoked_at(self, host: Host) -> datetime | None:
-        """Return None after the agent has joined again."""
+        """Return when the credential was revoked; None if the agent has joined since."""
         deed = self._revoked(host)
         return deed.at if deed else None
 
@@ -107,7 +109,10 @@ class HostShape(ResponseSerializer):
         return deed.why if deed else ""
 
     def _revoked(self, host: Host) -> AuditEvent | None:
-        """Return the revocations; one query per response, or none if every host has a credential."""
+        """Return the revocation of the host's credential; None if the host has a credential.
+
+        One query per response reads all revocations. No query is made if every host has a credential.
+        """
         if host.credential_hash:
             return None
         context = cast(dict[str, Any], self.context)  # this response's own context
@@ -118,7 +123,7 @@ class HostShape(ResponseSerializer):
 
     @extend_schema_field(serializers.ListField(child=serializers.ChoiceField(choices=ISOLATION_LEVELS)))
     def get_isolation_lacking(self, host: Host) -> list[str]:
-        """Return the missing isolation, lowest level first; empty: it provides what its pool demands."""
+        """Return the missing levels of isolation, lowest first."""
         return missing_levels(host.hardware.get("reported") or {}, host.pool.isolation)
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
@@ -132,7 +137,7 @@ class HostShape(ResponseSerializer):
 class RefusedAgentShape(ResponseSerializer):
     at = serializers.DateTimeField()
     reason = serializers.CharField()
-    boot_id = serializers.CharField(help_text="of the machine that it runs on; empty: not known")
+    boot_id = serializers.CharField(help_text="boot id of its machine; empty: not known")
     quarantined = serializers.SerializerMethodField(
         help_text="two agents use this host's credential: an operator must stop one"
     )
@@ -158,9 +163,11 @@ class AgentShape(ResponseSerializer):
     notes = serializers.ListField(
         child=serializers.CharField(), help_text="limitations of the host, as sentences"
     )
-    network = serializers.CharField(help_text="of workloads: private, internet or host; empty: not known")
+    network = serializers.CharField(
+        help_text="network of workloads: private, internet or host; empty: not known"
+    )
     address = serializers.CharField(
-        help_text="address at which workloads of other hosts reach those of this one; empty: not known"
+        help_text="address at which other hosts' workloads reach workloads on this host; empty: not known"
     )
     driver_version = serializers.CharField(help_text="empty if not known or simulated")
     cuda_version = serializers.CharField(help_text="newest version that the driver supports")
@@ -184,25 +191,25 @@ class HostDetail(HostShape):
 
     @extend_schema_field(AgentShape)
     def get_agent(self, host: Host) -> Any:
-        """Return the last report."""
-        told = dict(host.hardware.get("reported") or {})
+        """Return the agent's last report."""
+        reported = dict(host.hardware.get("reported") or {})
         if host.simulated:
-            told |= {"driver_version": "", "cuda_version": ""}
+            reported |= {"driver_version": "", "cuda_version": ""}
         knows = policy.may(self.context["user"], "host.change")
         words = ("network", "address", "driver_version", "cuda_version")
         return AgentShape(
             {
                 "version": host.agent_version,
                 "boot_id": host.boot_id if knows else "",
-                "users_per_team": bool(told.get("users_per_team")),
-                **{name: told.get(name) or "" for name in words},
-                **{name: told.get(name) or [] for name in ("notes", "limits", "diagnostics")},
+                "users_per_team": bool(reported.get("users_per_team")),
+                **{name: reported.get(name) or "" for name in words},
+                **{name: reported.get(name) or [] for name in ("notes", "limits", "diagnostics")},
             }
         ).data
 
     @extend_schema_field(RefusedAgentShape(allow_null=True))
     def get_refused_agent(self, host: Host) -> Any:
-        """Return the last rejected agent: its address and the reason."""
+        """Return the time, the reason and the boot id of the last rejected agent."""
         kept = last_rejected_agent(host)
         return RefusedAgentShape({"boot_id": "", **kept}).data if kept else None
 
@@ -213,13 +220,13 @@ class HostDetail(HostShape):
 
     @extend_schema_field(OfGpusShape(many=True))
     def get_of_gpus(self, host: Host) -> Any:
-        """Return the facts common to all GPUs first."""
+        """Return the facts; facts common to all GPUs come first."""
         return [
             {"gpus": gpus, "words": words} for gpus, words in gpu_health.topology_rows(self._health(host))
         ]
 
     def _health(self, host: Host) -> list[gpu_health.GpuHealth]:
-        """Return the health; computed once per response."""
+        """Return the health of the host's GPUs, computed once per response."""
         context = cast(dict[str, Any], self.context)  # this response's own context
         if "health" not in context:
             context["health"] = gpu_health.gpu_health_of_host(host)
@@ -247,11 +254,11 @@ class JoinShape(ResponseSerializer):
     token = serializers.CharField(help_text="Shown only once; valid for one agent.")
     good_until = serializers.DateTimeField()
     command = serializers.CharField(
-        help_text="to paste on the machine, where the agent is installed as a service"
+        help_text="command for a machine where the agent is installed as a service"
     )
-    checkout_command = serializers.CharField(help_text="the same for a checkout of gpupool")
+    checkout_command = serializers.CharField(help_text="command for a machine with a checkout of gpupool")
     simulated_as = serializers.CharField(
-        help_text="options to append: they simulate its GPUs again; empty: none are simulated"
+        help_text="options to append, so that its GPUs are simulated again; empty: its GPUs are real"
     )
 
 
@@ -274,8 +281,8 @@ class MaintenanceShape(ResponseSerializer):
 
 class HostVerbTry(StrictSerializer):
     verb = serializers.ChoiceField(choices=list(HOST_VERBS))
-    start = serializers.DateTimeField(required=False, help_text="of maintenance")
-    end = serializers.DateTimeField(required=False, help_text="of maintenance")
+    start = serializers.DateTimeField(required=False, help_text="start of the maintenance")
+    end = serializers.DateTimeField(required=False, help_text="end of the maintenance")
 
 
 class TouchedShape(ResponseSerializer):
@@ -305,29 +312,28 @@ class HostEffectShape(ResponseSerializer):
     verb = serializers.ChoiceField(choices=list(HOST_VERBS))
     text = serializers.CharField(help_text="what the verb does")
     gpus = serializers.IntegerField(
-        allow_null=True, help_text="leave the pool, or come back; null: none does"
+        allow_null=True, help_text="GPUs that leave the pool or return to it; null: none"
     )
-    work = TouchedShape(many=True, help_text="on it now, the soonest gone first")
+    work = TouchedShape(many=True, help_text="workloads on the host now, the earliest end first")
     reservations = TouchedReservationShape(
-        many=True, help_text="active ones on its GPUs: they get other GPUs, unless in unkept"
+        many=True, help_text="active reservations on its GPUs; they get other GPUs, except those in unkept"
     )
     moved = TouchedReservationShape(
         many=True,
         allow_null=True,
-        help_text="active and future ones that get other GPUs than the present or planned ones;"
-        " null: not checked",
+        help_text="active and future reservations whose present or planned GPUs change; null: not checked",
     )
     unkept = TouchedReservationShape(
         many=True,
         allow_null=True,
-        help_text="active and future ones that could not be served without it; null: not checked",
+        help_text="active and future reservations that can't be served without the host; null: not checked",
     )
     last_end = serializers.DateTimeField(allow_null=True, help_text="latest end of its present workloads")
 
 
 class ChangedHostShape(HostShape):
     said = serializers.CharField(help_text="the new state, as a sentence")
-    still_there = TouchedShape(many=True, help_text="workloads on it now, the earliest end first")
+    still_there = TouchedShape(many=True, help_text="workloads on the host now, the earliest end first")
 
 
 class MadeMaintenanceShape(ResponseSerializer):
@@ -335,15 +341,17 @@ class MadeMaintenanceShape(ResponseSerializer):
     start = serializers.DateTimeField(source="window.start")
     end = serializers.DateTimeField(source="window.end")
     reason = serializers.CharField(source="window.reason")
-    work = TouchedShape(many=True, help_text="workloads on it now, and the effect of the window")
+    work = TouchedShape(many=True, help_text="workloads on the host now, and the effect of the window")
     reservations = TouchedReservationShape(
-        many=True, help_text="active ones on its GPUs in that time: they get other GPUs, unless in unkept"
+        many=True,
+        help_text="active reservations on its GPUs in that time; they get other GPUs, except those in unkept",
     )
     moved = TouchedReservationShape(
-        many=True, help_text="active and future ones that get other GPUs than the present or planned ones"
+        many=True, help_text="active and future reservations whose present or planned GPUs change"
     )
     unkept = TouchedReservationShape(
-        many=True, help_text="active and future ones that can't be served; owners and operators are notified"
+        many=True,
+        help_text="active and future reservations that can't be served; owners and operators are notified",
     )
 
 
@@ -387,7 +395,7 @@ class HealthRuleQuery(PageQuery):
     find = serializers.CharField(max_length=80, required=False, help_text="words of its code or meaning")
     action = serializers.ChoiceField(choices=HealthRule.Action.choices, required=False)
     changed = serializers.BooleanField(
-        required=False, default=False, help_text="only what operators changed or added"
+        required=False, default=False, help_text="only rules that operators changed or added"
     )
 
 
@@ -400,7 +408,7 @@ class HealthRuleWish(StrictSerializer):
 
 
 class NewHealthRuleWish(StrictSerializer):
-    code = serializers.CharField(max_length=40, help_text="xid:201, ecc:double_bit")
+    code = serializers.CharField(max_length=40, help_text="such as xid:201 or ecc:double_bit")
     meaning = serializers.CharField(max_length=200)
     action = serializers.ChoiceField(choices=HealthRule.Action.choices)
     repeats = count_field(1, required=False, help_text="default: 1")

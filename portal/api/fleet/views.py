@@ -71,7 +71,7 @@ class PoolIsolationView(ApiView):
         operation_id="pools_demand_isolation", request=shapes.IsolationWish, responses=shapes.PoolShape
     )
     def put(self, request: Request, slug: str) -> Response:
-        """Set the isolation required of its hosts: none, sandbox, team_users or limits. For operators."""
+        """Set the isolation that a pool requires: none, sandbox, team_users or limits. For operators."""
         pool = get_visible_or_404(policy.visible_pools(self.actor).select_related("team"), slug=slug)
         changed = demand_isolation(
             **self.service_context, pool=pool, **self.validated_body(shapes.IsolationWish)
@@ -93,7 +93,7 @@ class HostListView(ApiView):
 
     @extend_schema(operation_id="hosts_add", request=shapes.HostWish, responses={201: shapes.JoinShape})
     def post(self, request: Request) -> Response:
-        """Add a host; the answer has its agent's join token, and the command to paste. For operators."""
+        """Add a host; the response has its agent's join token, and the command to paste. For operators."""
         given = self.validated_body(shapes.HostWish)
         given["pool"] = lookups.visible_pool(self.actor, given["pool"])
         by = self.service_context
@@ -113,7 +113,7 @@ class HostDetailView(ApiView):
 class HostChangePreviewView(ApiView):
     @extend_schema(operation_id="hosts_preview", request=shapes.HostVerbTry, responses=shapes.HostEffectShape)
     def post(self, request: Request, name: str) -> Response:
-        """Preview a verb: affected workloads, reservations and GPUs. Refused as the verb. For operators."""
+        """Preview a verb: affected workloads, reservations, GPUs. Same errors as the verb. For operators."""
         given = self.validated_body(shapes.HostVerbTry)
         found = host_effects.preview_host_verb(
             actor=self.actor, host=_visible_host(self, name), now=self.now, **given
@@ -124,21 +124,21 @@ class HostChangePreviewView(ApiView):
 class CordonHostView(ApiView):
     @extend_schema(operation_id="hosts_cordon", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
-        """Start no new workloads; running ones continue. For operators."""
+        """Start no new workloads on a host; running ones continue. For operators."""
         return _change_response(self, name, "cordon", hosts.cordon_host)
 
 
 class DrainHostView(ApiView):
     @extend_schema(operation_id="hosts_drain", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
-        """Start no new workloads, and evict the running ones with notice. For operators."""
+        """Start no new workloads on a host, and evict the running ones with notice. For operators."""
         return _change_response(self, name, "drain", hosts.drain_host)
 
 
 class ReturnHostView(ApiView):
     @extend_schema(operation_id="hosts_return", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
-        """Return it to service. For operators."""
+        """Return a host to service. For operators."""
         return _change_response(self, name, "return", hosts.return_host)
 
 
@@ -147,21 +147,21 @@ class AttestHostOffView(ApiView):
         operation_id="hosts_attest_off", request=shapes.ReasonWish, responses=shapes.ChangedHostShape
     )
     def post(self, request: Request, name: str) -> Response:
-        """Attest that it is powered off. 409 while its agent is connected. For operators."""
+        """Attest that a host is powered off. 409 while its agent is connected. For operators."""
         return _change_response(self, name, "off", hosts.attest_off)
 
 
 class RevokeHostView(ApiView):
     @extend_schema(operation_id="hosts_revoke", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
-        """Revoke its agent's credential: it must join again. For operators."""
+        """Revoke the credential of a host's agent, which must join again. For operators."""
         return _change_response(self, name, "revoke", hosts.revoke_host)
 
 
 class HostJoinTokenView(ApiView):
     @extend_schema(operation_id="hosts_join_token", request=EmptyBody, responses={201: shapes.JoinShape})
     def post(self, request: Request, name: str) -> Response:
-        """Create another join token, with the command to paste; unused ones become invalid. For operators."""
+        """Create another join token, with the command to paste. It replaces unused tokens. For operators."""
         host, by = _visible_host(self, name), self.service_context
         self.validated_body(EmptyBody)
         return _join_token_response(self, host, hosts.new_join_token(**by, host=host), by["now"])
@@ -174,7 +174,7 @@ class HostMaintenanceView(ApiView):
         responses={201: shapes.MadeMaintenanceShape},
     )
     def post(self, request: Request, name: str) -> Response:
-        """Announce a maintenance window; the answer has its effect. For operators."""
+        """Announce a maintenance window; the response has its effect. For operators."""
         host, by, given = (
             _visible_host(self, name),
             self.service_context,
@@ -182,14 +182,14 @@ class HostMaintenanceView(ApiView):
         )
         made = hosts.set_maintenance(**by, host=host, **given)
         found = host_effects.host_verb_effect(host, "maintenance", by["now"], made.start, made.end)
-        told = {
+        body = {
             "window": made,
             "work": found.work,
             "reservations": found.reservations,
             "moved": found.moved,
             "unkept": found.unkept,
         }
-        return self.object_response(told, shapes.MadeMaintenanceShape, 201)
+        return self.object_response(body, shapes.MadeMaintenanceShape, 201)
 
 
 def _visible_host(view: ApiView, name: str) -> Host:
@@ -197,7 +197,7 @@ def _visible_host(view: ApiView, name: str) -> Host:
 
 
 def _change_response(view: ApiView, name: str, verb: str, deed: Callable[..., Host]) -> Response:
-    """Return the host after the change, with a sentence, and the workloads still on it."""
+    """Return the changed host, with a sentence and the workloads still on it."""
     by = view.service_context
     host = deed(**by, host=_visible_host(view, name), **view.validated_body(shapes.ReasonWish))
     host.said = host_texts.HOST_VERBS[verb].done.format(host.name)  # type: ignore[attr-defined]
@@ -207,7 +207,7 @@ def _change_response(view: ApiView, name: str, verb: str, deed: Callable[..., Ho
 
 def _join_token_response(view: ApiView, host: Host, token: str, now: datetime) -> Response:
     commands = hosts.join_commands(host, token)
-    told = {
+    body = {
         "host": host.name,
         "token": token,
         "good_until": now + JOIN_TOKEN_TTL,
@@ -215,4 +215,4 @@ def _join_token_response(view: ApiView, host: Host, token: str, now: datetime) -
         "checkout_command": commands.checkout,
         "simulated_as": reads.simulation_options(host),
     }
-    return view.object_response(told, shapes.JoinShape, 201)
+    return view.object_response(body, shapes.JoinShape, 201)

@@ -17,9 +17,9 @@ from scheduler.models import Host
 
 
 class VolumeShape(serializers.Serializer[Any]):
-    name = serializers.CharField(source="volume.name", help_text="whose home it is")
+    name = serializers.CharField(source="volume.name", help_text="the owner's name")
     hosts = serializers.ListField(
-        child=serializers.CharField(), help_text="hosts that have it, of those that you may see"
+        child=serializers.CharField(), help_text="visible hosts that have this home"
     )
     size_bytes = serializers.IntegerField(
         source="volume.size_bytes", allow_null=True, help_text="on the disk; null: unknown"

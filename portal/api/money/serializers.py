@@ -22,7 +22,7 @@ class UsageQuery(StrictSerializer):
 
 class UsageLine(ResponseSerializer):
     name = serializers.CharField()
-    gpu_hours = serializers.FloatField(help_text="held")
+    gpu_hours = serializers.FloatField(help_text="GPU-hours held")
     used_gpu_hours = serializers.FloatField(
         allow_null=True, help_text="utilisation x held time covered by samples; null: unknown"
     )
@@ -84,12 +84,12 @@ class StatementShape(ResponseSerializer):
 class PriceShape(ResponseSerializer):
     pool = serializers.CharField(source="pool.slug", allow_null=True, default=None)
     model = serializers.CharField()
-    cost = serializers.SerializerMethodField(
-        help_text="the owner's cost; null for those who don't see all charges"
-    )
+    cost = serializers.SerializerMethodField(help_text="the owner's cost; null if you may not see it")
     price = serializers.DecimalField(max_digits=12, decimal_places=6, source="price_per_gpu_hour")
     valid_from = serializers.DateTimeField()
-    note = serializers.SerializerMethodField(help_text="how the cost was computed; empty if not shown")
+    note = serializers.SerializerMethodField(
+        help_text="how the cost was computed; empty if you may not see the cost"
+    )
 
     def get_note(self, price: Price) -> str:
         """Return the note, only with the cost."""
@@ -115,18 +115,20 @@ class BudgetShape(ResponseSerializer):
     project = serializers.CharField(source="project.slug", allow_null=True, default=None)
     month = serializers.DateField()
     measure = serializers.ChoiceField(choices=list(BUDGET_MEASURES))
-    amount = serializers.DecimalField(max_digits=14, decimal_places=2, help_text="in the measure")
+    amount = serializers.DecimalField(
+        max_digits=14, decimal_places=2, help_text="money or GPU-hours, by ``measure``"
+    )
     action = serializers.ChoiceField(choices=list(BUDGET_ACTIONS))
 
 
 class BudgetWish(StrictSerializer):
     team = slug_field(required=False, allow_null=True)
     project = slug_field(required=False, allow_null=True)
-    month = serializers.DateField(help_text="its first day")
+    month = serializers.DateField(help_text="first day of the month")
     measure = serializers.ChoiceField(
         choices=list(BUDGET_MEASURES), required=False, help_text="default: money"
     )
     amount = serializers.DecimalField(
-        max_digits=14, decimal_places=2, min_value=0, help_text="in the measure"
+        max_digits=14, decimal_places=2, min_value=0, help_text="money or GPU-hours, by ``measure``"
     )
     action = serializers.ChoiceField(choices=list(BUDGET_ACTIONS), required=False)

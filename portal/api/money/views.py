@@ -161,7 +161,7 @@ class BudgetListView(ApiView):
 
     @extend_schema(operation_id="budgets_set", request=shapes.BudgetWish, responses={201: shapes.BudgetShape})
     def post(self, request: Request) -> Response:
-        """Set what a team or a project may be charged in a month, in money or GPU-hours."""
+        """Set the budget of a team or a project for a month, in money or GPU-hours."""
         given = self.validated_body(shapes.BudgetWish)
         given["team"] = lookups.visible_team(self.actor, given["team"]) if given.get("team") else None
         given["project"] = (

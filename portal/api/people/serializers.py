@@ -86,7 +86,7 @@ class NotificationShape(ResponseSerializer):
 
 class ReadWish(StrictSerializer):
     ids = serializers.ListField(
-        child=count_field(1), required=False, max_length=1000, help_text="Empty: all of them."
+        child=count_field(1), required=False, max_length=1000, help_text="Empty: all."
     )
 
 

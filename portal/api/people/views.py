@@ -87,7 +87,7 @@ class TokenListView(ApiView):
 
     @extend_schema(operation_id="tokens_create", request=shapes.TokenWish, responses={201: shapes.TokenMade})
     def post(self, request: Request) -> Response:
-        """Create a token; only this answer has its text."""
+        """Create a token; only this response has its text."""
         token, text = api_tokens.create_token(**self.service_context, **self.validated_body(shapes.TokenWish))
         return Response({**shapes.TokenShape(token).data, "token": text}, status=201)
 

@@ -23,7 +23,7 @@ class ArrayShape(ResponseSerializer):
     running = serializers.IntegerField(help_text="placed, starting, running or stopping")
     finished = serializers.IntegerField()
     cancelled = serializers.IntegerField()
-    failed = serializers.IntegerField(help_text="ended otherwise")
+    failed = serializers.IntegerField(help_text="ended, but neither finished nor cancelled")
 
     def get_project(self, array: JobArray) -> str:
         """Return team/project."""
@@ -31,7 +31,9 @@ class ArrayShape(ResponseSerializer):
 
 
 class SubmittedArray(ArrayShape):
-    warning = serializers.SerializerMethodField(help_text="as for a submitted job; for each of its tasks")
+    warning = serializers.SerializerMethodField(
+        help_text="the warning of a submitted job; it applies to each task"
+    )
 
     def get_warning(self, array: JobArray) -> str:
         """Return the sentence."""

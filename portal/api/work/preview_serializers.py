@@ -55,14 +55,14 @@ class PastStartsShape(ResponseSerializer):
     """The accuracy of expected starts in a pool."""
 
     counted = serializers.IntegerField(
-        source="started_count", help_text="of the latest that waited and started"
+        source="started_count", help_text="number of started workloads among the latest that waited"
     )
     median_error_seconds = serializers.IntegerField(allow_null=True, source="median_error")
     ranged = serializers.IntegerField(source="with_range", help_text="starts for which a range was published")
     in_time = serializers.IntegerField(
         source="started_in_range_count", help_text="starts within the published range or earlier"
     )
-    simulated = serializers.IntegerField(help_text="of those counted: part of the demo's simulated history")
+    simulated = serializers.IntegerField(help_text="how many of ``counted`` are simulated history of a demo")
     sentence = serializers.SerializerMethodField()
 
     def get_sentence(self, past: EstimateAccuracy) -> str:
@@ -80,7 +80,7 @@ class PreviewShape(ResponseSerializer):
     likely_by = serializers.SerializerMethodField(help_text="the upper end of the range; never a guarantee")
     sooner = serializers.SerializerMethodField(help_text="other requests that would start sooner")
     never_starts = serializers.SerializerMethodField(
-        help_text="could never start; submitting it is refused unless the quota may grow"
+        help_text="it could never start; it is rejected unless a larger quota would let it start"
     )
     may_be_granted = serializers.SerializerMethodField(
         help_text="it starts only after a larger quota of its team"
@@ -99,15 +99,15 @@ class PreviewShape(ResponseSerializer):
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_by(self, answer: dict[str, Any]) -> datetime | None:
-        """Return the upper end of that range."""
+        """Return the upper end of the range of its likely start."""
         return answer["likely"][1] if answer["likely"] else None
 
     def get_never_starts(self, answer: dict[str, Any]) -> bool:
-        """Return the sentence that says why."""
+        """Return True if it could never start."""
         return answer["never"] is not None
 
     def get_may_be_granted(self, answer: dict[str, Any]) -> bool:
-        """Return True if a larger quota would let it start: then it may be queued."""
+        """Return True if a larger quota would let it start. It may then be queued."""
         return answer["never"] is not None and answer["never"].may_be_granted
 
     @extend_schema_field(AnotherWay(many=True))

@@ -44,7 +44,7 @@ class JobQuery(KindQuery):
 
 
 def _request_field(declared: RequestField, required: bool) -> serializers.Field[Any, Any, Any, Any]:
-    """Return the field of a body that a declaration describes."""
+    """Return the serializer field of a declared request field."""
     unit = f" Unit: {declared.unit}." if declared.unit else ""
     more: dict[str, Any] = {"required": required, "help_text": f"{declared.help_text}{unit}"}
     if declared.choices:
@@ -66,9 +66,9 @@ def _request_field(declared: RequestField, required: bool) -> serializers.Field[
 
 
 class _GeneratedFields(serializers.Serializer[Any]):
-    """The fields of a request of ``kind``; a subclass declares other fields, or replaces these.
+    """Generate the fields of a request of ``kind``. A subclass may add fields, or replace generated fields.
 
-    ``optional``: if given, only these fields, and none is required.
+    ``optional``: if not empty, generate only these fields and require none. ``without``: fields to leave out.
     """
 
     kind: ClassVar[str] = ""
@@ -93,7 +93,7 @@ class HardwareShape(ResponseSerializer):
     """The hardware that a workload or reservation asked for."""
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
-        """Return the declared fields and those of the hardware."""
+        """Return the declared fields and the hardware fields."""
         fields = super().get_fields()
         for each in request_fields(HardwareRequest):
             given = _request_field(each, required=True)
@@ -107,17 +107,17 @@ class HardwareShape(ResponseSerializer):
 
 
 class AfterWish(StrictSerializer):
-    workload = serializers.UUIDField(required=False, help_text="earlier work that you may see")
+    workload = serializers.UUIDField(required=False, help_text="an earlier workload that you may see")
     array = serializers.UUIDField(
         required=False,
-        help_text="instead of a workload; ok: all its tasks finished; not_ok: all ended, not all finished",
+        help_text="instead of a workload. ok: all tasks finished; not_ok: all tasks ended, not all finished",
     )
     condition = serializers.ChoiceField(
         choices=Dependency.Condition.choices, default="ok", help_text="the required outcome"
     )
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Require exactly one of the two."""
+        """Require either ``workload`` or ``array``, not both."""
         if ("workload" in attrs) == ("array" in attrs):
             raise serializers.ValidationError({"workload": request_problems.WORKLOAD_OR_ARRAY})
         return attrs
@@ -137,7 +137,7 @@ class JobWish(RequestSerializer):
         many=True,
         required=False,
         max_length=MAX_DEPENDENCIES,
-        help_text="it starts after all of these have the required outcome",
+        help_text="the job starts after every dependency has the required outcome",
     )
 
 

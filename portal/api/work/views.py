@@ -91,7 +91,7 @@ class NotebookListView(ApiView):
         responses={201: workload_serializers.Submitted},
     )
     def post(self, request: Request) -> Response:
-        """Launch a notebook; the template gives absent values."""
+        """Launch a notebook. Its template supplies absent fields."""
         given = lookups.workload_arguments(self.actor, self.validated_body(request_serializers.NotebookWish))
         return self.object_response(
             launch.launch_notebook(**self.service_context, **given), workload_serializers.Submitted, 201
@@ -230,7 +230,7 @@ class WorkloadLogView(ApiView):
         responses=workload_serializers.LogShape,
     )
     def get(self, request: Request, id: UUID) -> Response:
-        """Return a part of its log, from a byte on; continue at ``next_offset``."""
+        """Return the log from byte ``offset`` on; continue at ``next_offset``."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         policy.require(self.actor, "workload.logs", workload)
         query = self.validated_query(request_serializers.LogQuery)
@@ -263,7 +263,7 @@ class WorkloadLogView(ApiView):
 class CancelWorkloadView(ApiView):
     @extend_schema(operation_id="workloads_cancel", request=Why, responses=workload_serializers.WorkloadShape)
     def post(self, request: Request, id: UUID) -> Response:
-        """Stop it, or remove it from the queue."""
+        """Stop a workload, or remove it from the queue."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         return self.object_response(
             workload_changes.cancel_workload(
@@ -280,9 +280,9 @@ class ExtendWorkloadView(ApiView):
         responses=workload_serializers.WorkloadShape,
     )
     def post(self, request: Request, id: UUID) -> Response:
-        """Extend its runtime limit, up to the pool's.
+        """Extend a workload's runtime limit, up to the pool's limit.
 
-        Work that may not be evicted is extended only while its GPUs are not promised.
+        A workload that is not preemptible is extended only if no promise needs its GPUs.
         """
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         given = self.validated_body(request_serializers.SecondsWish)
@@ -299,7 +299,7 @@ class KeepWorkloadView(ApiView):
         responses=workload_serializers.WorkloadShape,
     )
     def post(self, request: Request, id: UUID) -> Response:
-        """Protect a notebook from the idle stop for this time."""
+        """Protect a notebook from the idle stop for the given time."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         given = self.validated_body(request_serializers.SecondsWish)
         return self.object_response(
@@ -315,7 +315,7 @@ class RelaunchWorkloadView(ApiView):
         responses={201: workload_serializers.Submitted},
     )
     def post(self, request: Request, id: UUID) -> Response:
-        """Queue a copy of it, with changes."""
+        """Queue a copy of a workload, with changes."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         given = self.validated_body(request_serializers.RelaunchWish)
         return self.object_response(

@@ -47,7 +47,7 @@ class WorkloadShape(HardwareShape):
     wanted_by = serializers.DateTimeField(allow_null=True, help_text="when it should be done: a preference")
     reason_code = serializers.CharField()
     reason = serializers.SerializerMethodField(
-        help_text="as a sentence: why it waits, started, is being evicted and by whom, or how it ended"
+        help_text="a sentence: why it waits or started, why and for whom it is evicted, or how it ended"
     )
     borrowed_gpus = serializers.SerializerMethodField()
     reservation = serializers.UUIDField(source="reservation.public_id", allow_null=True, default=None)
@@ -87,14 +87,14 @@ class WorkloadShape(HardwareShape):
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_by(self, workload: Workload) -> datetime | None:
-        """Return the upper end of that range."""
+        """Return the upper end of the range of its likely start."""
         likely = self._likely(workload)
         return likely[1] if likely else None
 
     def _likely(self, workload: Workload) -> StartRange | None:
-        """Return the likely start.
+        """Return the range of the likely start; None if the workload does not wait.
 
-        One query per response reads the records of all pools; there is none if no workload waits.
+        One query per response reads the records of all pools. No query is made if no workload waits.
         """
         if (
             workload.state != WorkloadState.QUEUED
@@ -107,8 +107,8 @@ class WorkloadShape(HardwareShape):
             context["starts"] = expected_starts.start_records_of_pools(
                 Pool.objects.values_list("pk", flat=True), context["now"]
             )
-        told: StartRecords = context["starts"]
-        return told.likely(workload)
+        records: StartRecords = context["starts"]
+        return records.likely(workload)
 
     def get_borrowed_gpus(self, workload: Workload) -> float:
         """Return the GPUs held above the guarantee; ended work holds none."""
@@ -119,7 +119,7 @@ class HeldShape(ResponseSerializer):
     host = serializers.CharField()
     gpu = serializers.IntegerField(help_text="its index on that host")
     uuid = serializers.CharField()
-    profile = serializers.CharField(help_text="of a slice; empty: the whole GPU")
+    profile = serializers.CharField(help_text="profile of a slice; empty: the whole GPU")
 
 
 class RunShape(ResponseSerializer):
@@ -135,12 +135,14 @@ class RunShape(ResponseSerializer):
     ended_at = serializers.DateTimeField(allow_null=True)
     outcome = serializers.CharField()
     exit_code = serializers.IntegerField(allow_null=True)
-    checkpoint_at = serializers.DateTimeField(allow_null=True, help_text="its last reported checkpoint")
+    checkpoint_at = serializers.DateTimeField(
+        allow_null=True, help_text="time of its last reported checkpoint"
+    )
     begins_anew = serializers.SerializerMethodField(
-        help_text="its host has other storage than its last checkpoint: it started without it"
+        help_text="it started without its last checkpoint, because its host has other storage"
     )
     gpus = serializers.SerializerMethodField(help_text="UUIDs of the GPUs that it holds or held")
-    units = serializers.SerializerMethodField(help_text="the same units by host and index")
+    units = serializers.SerializerMethodField(help_text="the units that it holds or held, by host and index")
 
     def get_begins_anew(self, run: Any) -> bool:
         """Return True if the whole attempt starts from scratch."""
@@ -205,7 +207,7 @@ class WorkloadDetail(WorkloadShape):
 
 class Submitted(WorkloadShape):
     warning = serializers.SerializerMethodField(
-        help_text="it starts only after a larger quota, or its hosts would not reach each other; or empty"
+        help_text="set if it needs a larger quota, or if its hosts cannot reach each other; else empty"
     )
 
     def get_warning(self, workload: Workload) -> str:

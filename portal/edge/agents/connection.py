@@ -29,7 +29,7 @@ class AgentConnection:
     """One agent's sync connection."""
 
     host: AuthenticatedHost
-    credentials: list[str]  # the credential of the request, then the renewed one sent since
+    credentials: list[str]  # of the request, and the renewed one if it was sent
     socket: web.WebSocketResponse
     transport: asyncio.Transport | None
     last_received_at: float = field(default_factory=time.monotonic)
@@ -38,17 +38,13 @@ class AgentConnection:
     frame_allowance: float = FRAME_BURST
     allowance_at: float = field(default_factory=time.monotonic)
     run_states: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    reported: bool = (
-        # an accepted report proves that this is the host's agent, and not another holder of the credential
-        False
-    )
-    stream_key: str = field(
-        default_factory=lambda: secrets.token_hex(16)
-    )  # proves to a stream request that it comes from the process at the other end
+    # An accepted report proves that this is the host's agent, and not another holder of the credential.
+    reported: bool = False
+    # A stream request with this key comes from the same process as this connection.
+    stream_key: str = field(default_factory=lambda: secrets.token_hex(16))
     binds_streams: bool = False  # its agent sends the stream key
-    handled_sequence: int = (
-        0  # sequence of the last Observed handled: the agent's lease starts when it sent that frame
-    )
+    # Sequence of the last handled Observed. The agent's lease starts when it sent that frame.
+    handled_sequence: int = 0
 
     async def refuse(
         self, reason: str, *, retry: bool, code: int = CLOSE_REFUSED, reason_code: str = ""

@@ -228,7 +228,7 @@ class AgentConnections:
     async def _become_current(self, connection: AgentConnection) -> bool:
         """Make this the host's current connection.
 
-        Return False if an earlier one that has reported answers a ping.
+        Return False, without a change, if an earlier connection that has reported answers a ping.
         """
         host = connection.host.id
         async with self._takeover_locks.setdefault(host, asyncio.Lock()):
@@ -312,7 +312,7 @@ class AgentConnections:
         return True
 
     async def _reject_frame(self, connection: AgentConnection, error: AgentRejected) -> None:
-        """Refuse the connection; also cut the streams of a revoked agent. A lost connection cuts none."""
+        """Refuse the connection; also cut the streams of a revoked agent. Errors with ``retry`` cut none."""
         if connection.reported and not error.retry:
             self.streams.cut(connection.host.id)
         await connection.refuse(error.reason, retry=error.retry, reason_code=error.code)
@@ -332,8 +332,7 @@ class AgentConnections:
             self._on_run_states(connection, frame)
             self._queue_desired(connection, desired)
         elif not connection.reported:
-            # A credential alone is no proof: only an accepted report shows that this is the host's agent, not
-            # a copy.
+            # A credential alone is no proof: a copy of the agent has it, too. Only an accepted report is.
             raise ProtocolError(f"kind: {frame.kind} comes before the first report; allowed: observed")
         elif isinstance(frame, Proof):
             self._queue_desired(
@@ -407,7 +406,7 @@ class AgentConnections:
                 log.warning("desired state not read", host=connection.host.name, error=str(error))
                 return  # the next sync repeats it
             if not connection.handled_sequence:
-                return  # the agent would take a state before its first report for a lease
+                return  # before its first report, the agent would take a state for a lease
             self._runs_changed()
         renewed = desired.credential not in ("", *connection.credentials)
         if renewed:

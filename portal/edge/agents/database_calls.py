@@ -61,7 +61,7 @@ def sync(
     read: ClockSource = clock_check.read_clocks,
 ) -> Desired:
     """Store an agent's report and return the desired state. Raises AgentRejected."""
-    return _with_clock_check(lambda at: _sync(host, credentials, observed, at), read, looks=False)
+    return _with_clock_check(lambda at: _sync(host, credentials, observed, at), read, check_first=False)
 
 
 def _sync(
@@ -82,7 +82,7 @@ def desired_state(
     host: AuthenticatedHost, credentials: Sequence[str], read: ClockSource = clock_check.read_clocks
 ) -> Desired:
     """Return the desired state of a host. Raises AgentRejected if the host was revoked."""
-    return _with_clock_check(lambda at: _desired_state(host, credentials, at.wall), read, looks=True)
+    return _with_clock_check(lambda at: _desired_state(host, credentials, at.wall), read, check_first=True)
 
 
 def _desired_state(host: AuthenticatedHost, credentials: Sequence[str], now: dt.datetime) -> Desired:
@@ -108,9 +108,11 @@ def renew(credential: str, request: RenewRequest, now: dt.datetime) -> RenewAnsw
     return scheduler_api.renew(credential, request, now)
 
 
-def _with_clock_check(act: Callable[[ClockSample], Desired], read: ClockSource, *, looks: bool) -> Desired:
+def _with_clock_check(
+    act: Callable[[ClockSample], Desired], read: ClockSource, *, check_first: bool
+) -> Desired:
     try:
-        return clock_correction.with_steady_clock(act, read, check_first=looks)
+        return clock_correction.with_steady_clock(act, read, check_first=check_first)
     except ClockStepped as error:
         raise AgentRejected("clock_stepped", {"problem": error}, retry=True) from None
 
@@ -152,9 +154,10 @@ def has_joined_agent(host_id: int) -> bool:
 
 
 def _check_credential(host: AuthenticatedHost, credentials: Sequence[str], now: dt.datetime) -> None:
-    """Check the connection's credential, then those sent on it since.
+    """Check the connection's credential, then the credentials sent on it since.
 
-    The order matters: a newer credential is valid from its first use, and the agent may not have received it.
+    The order matters: a check of a newer credential replaces the earlier one, but the agent may not have
+    received the newer one.
     """
     for credential in credentials:
         if scheduler_api.authenticate(credential, now) == host.id:

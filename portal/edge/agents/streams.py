@@ -19,7 +19,7 @@ from aiohttp.connector import BaseConnector
 
 from agent.protocol import Refused, StreamOpen, encode
 
-MAX_IDLE_STREAMS_PER_HOST = 64  # per host
+MAX_IDLE_STREAMS_PER_HOST = 64
 MAX_CHUNK_BYTES = 64 * 1024  # bytes in one frame
 WRITE_HIGH_WATER_BYTES = 256 * 1024  # unsent bytes at which the writer is paused
 READY_STREAMS_PER_HOST = 6  # a browser opens six connections at the same time
@@ -31,10 +31,10 @@ class StreamUnavailable(Exception):
 
 
 class AgentStream(asyncio.Transport):
-    """One connection that an agent opened: first idle, then the bytes of one connection to one run's socket.
+    """Carry one connection to a run's socket over a connection that an agent opened. It is idle at first.
 
     Written bytes are buffered until the agent takes them; above WRITE_HIGH_WATER_BYTES the writer is paused.
-    A paused reader stops reading frames, so a slow end slows only its own connection.
+    A paused reader stops reading frames, so a slow reader slows only its own connection.
     """
 
     def __init__(self, socket: web.WebSocketResponse, transport: asyncio.Transport | None = None) -> None:
@@ -57,7 +57,7 @@ class AgentStream(asyncio.Transport):
     async def forward(self) -> None:
         """Forward bytes until either side closes.
 
-        The handler of the agent's connection calls it for the whole connection.
+        The handler of the agent's connection awaits it until the connection ends.
         """
         sender = asyncio.create_task(self._send())
         try:
@@ -197,7 +197,7 @@ class AgentStreamPool:
         return [host for host, streams in self._all.items() if streams]
 
     def cut(self, host: int) -> None:
-        """End all streams of a host, also those in use: their process is no longer the host's agent."""
+        """End all streams of a host, also if in use: their process is no longer the host's agent."""
         self._idle.pop(host, None)
         for stream in list(self._all.get(host, ())):
             stream.cut()
@@ -205,7 +205,7 @@ class AgentStreamPool:
     async def serve(
         self, host: int, socket: web.WebSocketResponse, transport: asyncio.Transport | None = None
     ) -> None:
-        """Keep one connection of an agent until it ends; ``transport`` is the one under it."""
+        """Keep one connection of an agent until it ends. ``transport`` is the one under ``socket``."""
         if len(self._idle[host]) >= MAX_IDLE_STREAMS_PER_HOST:
             await socket.send_str(
                 encode(

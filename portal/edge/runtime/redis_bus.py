@@ -4,7 +4,7 @@ Channels:
 
 ``gpupool:<db>:host:<Host.pk>``: this host's desired state may have changed (scheduler/state/nudge.py).
 
-``gpupool:<db>:page``, JSON ``{"topic": ...}``: what pages of this topic show may have changed
+``gpupool:<db>:page``, JSON ``{"topic": ...}``: pages of this topic may have changed
 (scheduler/state/nudge.py, and the edge).
 
 ``gpupool:<db>:access``, the hash of a portal session that has ended; empty after a change of rights
@@ -32,7 +32,7 @@ MAX_RECONNECT_PAUSE_SECONDS = 5.0
 class RedisBus:
     """Pass each message to its subscribers.
 
-    After a reconnect call all subscribers: messages may have been lost.
+    After a reconnect, call the callbacks of ``on_reconnect``: messages may have been lost.
     """
 
     def __init__(self, url: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 MAX_BODY_WAIT_SECONDS = 30.0
-MIN_BODY_BYTES_PER_SECOND = 2048  # average; a pause of MAX_BODY_WAIT_SECONDS is too long in any case
+MIN_BODY_BYTES_PER_SECOND = 2048  # on average; a pause of MAX_BODY_WAIT_SECONDS is always too long
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ class BodyTooSlow(Exception):
 
 
 class SlowBodyGuard:
-    """The waiting time of one body."""
+    """Limit the waiting time of one body."""
 
     def __init__(self, max_wait_seconds: float) -> None:
         self.max_wait = self.remaining = max_wait_seconds

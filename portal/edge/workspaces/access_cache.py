@@ -1,8 +1,8 @@
 """Cache decisions about workspaces, and watch the open WebSockets that depend on them.
 
-A browser's request reads the rows at most once in FRESH_SECONDS. Open sockets are checked after each change,
-and at least every FRESH_SECONDS: one query decides about all their browsers, and sockets without access are
-cut.
+A browser's requests read the rows at most once in DECISION_TTL_SECONDS. Open sockets are checked after each
+change, and at least every DECISION_TTL_SECONDS. One query decides about all open sockets. Sockets without
+access are cut.
 """
 
 from __future__ import annotations

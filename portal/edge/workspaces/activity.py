@@ -4,11 +4,12 @@
 the last request, and the last input of a person (seconds since the epoch, null for never). An open page polls
 its kernels every few seconds, so ``last_request`` only shows that a page is open. ``last_input`` shows that a
 person works in it: a message from the browser over a WebSocket, a request that changes something, or an
-opened page. With open sockets it is never null: input before this process started is unknown and counts from
-the first socket.
+opened page. While sockets are open, ``last_input`` is never null: input before this process started is
+unknown, so the opening of the first socket counts as input.
 
-The keys are written every WRITE_SECONDS while sockets are open or requests arrive. With open sockets they
-expire after OPEN_SECONDS, so that a dead edge does not keep a notebook in use; otherwise after KEPT_SECONDS.
+The keys are written every WRITE_INTERVAL_SECONDS while sockets are open or requests arrive. While sockets are
+open, the keys expire after OPEN_TTL_SECONDS, so that a dead edge does not keep a notebook in use; otherwise
+after CLOSED_TTL_SECONDS.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class WorkspaceActivity:
             await self.write_once()
 
     async def write_once(self) -> None:
-        """Write the runs that changed or are in use, and forget the others."""
+        """Write runs that changed or have open sockets; forget runs unused for CLOSED_TTL_SECONDS."""
         changed, self._changed = self._changed, set()
         for run, use in list(self._uses.items()):
             if run in changed or use.sockets:

@@ -114,8 +114,9 @@ def checked_target(request: web.Request) -> str:
 def is_same_origin(visit: ProxiedRequest) -> bool:
     """Return True if the workspace's own pages, or a person, sent this request.
 
-    Cookies cannot tell: workspaces share a site. A WebSocket must send its origin. A request that changes
-    something may not send another origin. A page elsewhere may link to the workspace, but not embed it.
+    Cookies are no proof, because all workspaces are one site. A WebSocket must send its origin. A request
+    that changes something may not send another origin. Pages of other origins may link to the workspace, but
+    not embed it.
     """
     headers = visit.request.headers
     origins = headers.getall(hdrs.ORIGIN, [])

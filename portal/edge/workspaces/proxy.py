@@ -55,7 +55,7 @@ log = structlog.get_logger(__name__)
 
 ENTER_PATH = "/.gpupool/enter"
 RESERVED_PATH_PREFIX = "/.gpupool"
-# one WebSocket message; an output cell with a large picture is a single message
+# limit of one WebSocket message, such as an output cell with a large picture
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 CUT_TIMEOUT_SECONDS = 0.1
 CLOSE_SIGNED_OUT = 4401  # application-defined WebSocket close code
@@ -99,7 +99,7 @@ class WorkspaceProxy:
             return error_pages.error_response(
                 request,
                 503,
-                "One moment",
+                "Not available",
                 workspace_pages.DATABASE_UNAVAILABLE,
             )
 
@@ -109,7 +109,7 @@ class WorkspaceProxy:
         if path == ENTER_PATH:
             return await self._enter(visit)
         if unquote_to_bytes(path).decode("utf-8", "replace").startswith(RESERVED_PATH_PREFIX):
-            return error_pages.error_response(request, 404, "Nothing is here", workspace_pages.PORTAL_ADDRESS)
+            return error_pages.error_response(request, 404, "Not found", workspace_pages.PORTAL_ADDRESS)
         if not is_same_origin(visit):
             metrics.REQUESTS.labels("foreign").inc()
             return error_pages.error_response(request, 403, "Refused", workspace_pages.FOREIGN_SITE)
@@ -134,7 +134,7 @@ class WorkspaceProxy:
         if request.method != "GET":
             return error_pages.error_response(request, 405, "Refused", workspace_pages.ENTRY_BY_GET)
         if "prefetch" in (request.headers.get("Sec-Purpose", "") + request.headers.get("Purpose", "")):
-            return error_pages.error_response(request, 503, "One moment", workspace_pages.NO_PREFETCH)
+            return error_pages.error_response(request, 503, "Not available", workspace_pages.NO_PREFETCH)
         codes = request.query.getall("code", [])
         entered: WorkspaceEntry | AccessDenied = AccessDenied(AccessRefusal.CODE)
         if len(codes) == 1 and 0 < len(codes[0]) <= 200:
