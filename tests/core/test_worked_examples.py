@@ -39,7 +39,7 @@ HOUR = 3600
 STATED_NUMBERS = [
     f"never more than {waiting_queue.MAX_RUNTIME_PENALTY_SECONDS // HOUR} hours extra",
     f"after {team_queue.OLDEST_FIRST_AFTER_SECONDS // HOUR} hours, "
-    f"its oldest over {team_queue.LARGE_JOB_UNITS} GPUs after "
+    f"and its oldest workload over {team_queue.LARGE_JOB_UNITS} GPUs after "
     f"{team_queue.LARGE_OLDEST_FIRST_AFTER_SECONDS // HOUR} hours",
     f"the median of the latest {runtime_prediction.MAX_SIMILAR_JOBS} jobs",
     f"a limit within a factor of {runtime_prediction.SIMILAR_LIMIT_FACTOR}",
