@@ -114,7 +114,7 @@ def test_retries_follow_the_documented_table(
 
 def test_every_outcome_is_in_the_documented_table() -> None:
     contract = (Path(__file__).resolve().parents[2] / "docs" / "workload-contract.md").read_text()
-    table = contract.partition("What the attempt is recorded as")[2].partition("Exit codes")[0]
+    table = contract.partition("recorded with one of these outcomes")[2].partition("Exit codes")[0]
     known = {
         code
         for line in table.splitlines()
