@@ -4,9 +4,9 @@
     planner.change(SnapshotDelta(queued=(new,), running_gone=(17,)))
     planner.plan(now) == plan(planner.snapshot(), now)  # byte for byte
 
-A delta names whole rows that are new or changed, and the keys of rows that are removed. Applying a delta
-twice has no further effect. Rows are keyed by id, quotas by (team, pool, model), decayed use by (team, pool),
-and maintenance windows, which have no id, by the whole window.
+A delta has the new and changed rows, and the keys of removed rows. A second application of a delta has no
+effect. Rows are keyed by id, quotas by (team, pool, model), decayed use by (team, pool), and maintenance
+windows, which have no id, by the whole window.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from scheduler.core.planner import plan_pools
 class IncrementalPlanner:
     """A snapshot that changes, with its pools arranged for planning.
 
-    The cost of a change depends on the rows it names. Only new hosts or units, or another policy, rebuild a
-    pool.
+    The cost of a change depends on the number of changed rows. A pool is rebuilt only if its hosts, units or
+    policy change.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -59,7 +59,7 @@ class IncrementalPlanner:
         self._change_workloads("queued", changed["queued"], PoolSnapshot.change_queued)
 
     def _change_pool_tables(self, changed: dict[str, dict[Any, Any]]) -> None:
-        """Pass the tables that changed and are small to every pool as a whole."""
+        """Pass each changed table to every pool as a whole. These tables are small."""
         for name, set_rows in (
             ("quotas", PoolSnapshot.set_quotas),
             ("reservations", PoolSnapshot.set_reservations),
@@ -75,7 +75,7 @@ class IncrementalPlanner:
                 )
 
     def _change_rows(self, name: str, delta: SnapshotDelta) -> dict[Any, Any]:
-        """Change one table. Return the old row of each changed key, None where there was none."""
+        """Change one table. Return the old row of each changed key, or None for a new key."""
         rows, changed = self._rows[name], {}
         for removed in getattr(delta, REMOVED_KEYS_FIELD[name]):
             key = row_key(removed) if isinstance(removed, MaintenanceInfo) else removed
@@ -136,6 +136,6 @@ class IncrementalPlanner:
         return Snapshot(self.epoch, **tables)
 
     def plan(self, now: int, *, explain: bool = True) -> Plan:
-        """Return the same plan as ``plan(self.snapshot(), now, explain=explain)``, byte for byte."""
+        """Return the plan. It equals ``plan(self.snapshot(), now, explain=explain)``, byte for byte."""
         pools = [self._pools[pool] for pool in sorted(self._pools)]
         return plan_pools(self.epoch, pools, list(self._unknown_pool.values()), now, explain)

@@ -22,8 +22,8 @@ from scheduler.core.workload_turn import WorkloadTurn
 def plan(snapshot: Snapshot, now: int, *, explain: bool = True) -> Plan:
     """Return what to start, evict, bind and refuse at ``now`` (seconds since the epoch).
 
-    ``explain=False`` makes the same decisions faster, for simulations in which nobody reads the refusals: the
-    plan then contains only the refusals for which units are earmarked or held.
+    ``explain=False`` makes the same decisions faster, for simulations in which nobody reads the refusals. The
+    plan then contains only the refusals of workloads with earmarked or held units.
     """
     pools = {pool.id: PoolSnapshot(snapshot, pool) for pool in snapshot.pools}
     workloads_without_pool = [queued for queued in snapshot.queued if queued.pool not in pools]
@@ -75,16 +75,18 @@ def plan_pool(
 ) -> PoolState:
     """Plan one pool: decide for every reservation and every waiting workload.
 
-    Returns the pool's state, which holds its part of the plan. ``recorded_turns``, if given, is filled with
-    the turn of each workload, by id. If ``last_workload`` is given, planning stops after that workload's
-    turn: the later turns do not change its answer.
+    Returns the pool's state, which contains the pool's part of the plan. ``recorded_turns``, if given, is
+    filled with the turn of each workload, by id. If ``last_workload`` is given, planning stops after the turn
+    of this workload, because later turns do not change its result.
     """
     state = PoolState(pool, now)
     # 1. Reservations that have started get their units. Preemptible work on these units is evicted in time.
     promises = bind_reservations(state)
-    # 2. Workloads that no free unit could help are refused (gate, back-off, window, hardware, cap, quota).
+    # 2. Workloads that could not start even if all units were free are refused (gate, back-off, window,
+    # hardware, cap, quota).
     eligible = admit(state, explain)
-    # 3. In queue order: place on free units, else preempt, else refuse and hold units for the first ones.
+    # 3. In queue order: place on free units, else preempt, else refuse. Units are held for the first refused
+    # ones.
     order = TurnOrder(state, eligible, recorded_turns)
     refusals = RefusalRecorder(state, promises, eligible.expected_unit_seconds, explain)
     turn = WorkloadTurn(state, order, refusals)

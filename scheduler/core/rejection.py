@@ -1,4 +1,4 @@
-"""The one exception for a request that the current state does not allow.
+"""Define the exception for a request that the current state does not allow.
 
 The scheduler, telemetry and the portal raise it. ``portal.wording.refusal_texts`` has the sentence of each
 code; pages and the API show it.
@@ -17,9 +17,10 @@ from scheduler.core.reasons import ReasonNumbers
 class OperationRejected(Exception):
     """The current state does not allow the operation.
 
-    ``code``: a ReasonCode, or a code of its own where no reason of the engine fits. ``numbers``: the facts.
+    ``code``: a ReasonCode, or another code if no reason of the engine fits. ``numbers``: the facts.
     ``first_windows``: windows that would fit instead, for reservations only. ``field``: the argument to
-    change; empty if several cause it. ``operation``: the rejected operation, if its sentence names it.
+    change; empty if several arguments cause the rejection. ``operation``: the rejected operation, if the
+    code's sentence names it.
     """
 
     def __init__(

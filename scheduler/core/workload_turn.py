@@ -1,7 +1,7 @@
 """Decide one workload's turn: place it on free units, preempt running work for it, or refuse it.
 
-Equal asks are tried once. Within a cycle units are only taken, never given back, so an ask that did not fit
-once will not fit later in the cycle.
+Equal asks are tried once. Within a cycle units are only taken (see ``preempt_for`` for the one exception), so
+an ask that did not fit once will not fit later in the cycle.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class WorkloadTurn:
 
     def __init__(self, state: PoolState, order: TurnOrder, refusals: RefusalRecorder) -> None:
         self.state, self.order, self.refusals = state, order, refusals
-        # Asks that do not fit now, as (ask number, kind, time class), or as (ask number, kind) if they fit
-        # for no time class.
+        # Asks that do not fit now, as (ask number, kind, time class). An ask that fits for no time class is
+        # also in the set as (ask number, kind).
         self._does_not_fit: set[tuple[int, int] | tuple[int, int, tuple[int, ...]]] = set()
         self._fits_nowhere: set[int] = set()  # ask numbers that fit on no kind, for any time class
         self._no_victims: set[Hashable] = set()
-        # Asks that do not fit either on the units that are being freed without a beneficiary.
+        # Asks that do not fit even with the units that stopping work frees for no beneficiary.
         self._not_soon_free: set[tuple[int, int, tuple[int, ...]]] = set()
         # True if the workload whose turn it is could evict running work on some kind.
         self._may_evict = False
@@ -52,7 +52,7 @@ class WorkloadTurn:
     def place(self, queued: QueuedWorkload) -> bool:
         """Place the workload on free units and return True, or return False.
 
-        The kinds are tried in the order of the ask's preference. Hosts to be avoided, and hosts without the
+        The kinds are tried in the order of the ask's preference. Hosts to avoid, and hosts without the
         workload's checkpoint, are tried last.
         """
         if self.state.ask_number(queued.ask) in self._fits_nowhere and self.state.can_use_shared_counts(
@@ -97,14 +97,14 @@ class WorkloadTurn:
         return False
 
     def was_requeued(self, queued: QueuedWorkload) -> bool:
-        """Return True if the workload gets a later turn, after work that is guaranteed what it would
+        """Return True if the workload gets a later turn, after the work that is guaranteed the units it would
         borrow.
         """
         return self.order.requeued
 
     def _leaves_spare_capacity(self, queued: QueuedWorkload, units: list[int]) -> bool:
-        """Return True if the pool's spare capacity stays free when these units are taken, or if the
-        workload may use it.
+        """Return True if the workload may use the pool's spare capacity, or if this capacity stays free when
+        these units are taken.
         """
         state = self.state
         if may_use_spare(queued):
@@ -138,8 +138,8 @@ class WorkloadTurn:
     def _choose_free_units_within(
         self, queued: QueuedWorkload, kind: int, allowed_units: Mask
     ) -> list[int] | None:
-        """Return free units among ``allowed_units`` only, or None. A failure is not remembered: the ask
-        may fit elsewhere.
+        """Return free units among ``allowed_units`` only, or None. A failure is not remembered, because the
+        ask may fit on other units.
         """
         state, number = self.state, self.state.ask_number(queued.ask)
         if state.can_use_shared_counts(queued) and (
@@ -171,7 +171,7 @@ class WorkloadTurn:
         )
 
     def _start(self, queued: QueuedWorkload, kind: int, units: list[int], room: Headroom) -> None:
-        """Record the placement, and charge it to the reserved headroom of its team and user."""
+        """Record the placement, and count it against the reserved headroom of its team and user."""
         state = self.state
         until = state.now + queued.max_runtime_seconds
         if queued.reservation is not None:
@@ -215,16 +215,16 @@ class WorkloadTurn:
     # -- preemption --------------------
 
     def preempt_for(self, queued: QueuedWorkload) -> bool:
-        """Evict running work for the workload, or wait for evictions in progress. Return True if its units
-        are on their way.
+        """Evict running work for the workload, or wait for evictions in progress. Return True if evictions
+        will free its units.
 
-        Otherwise its earmarks are released, if no eviction for it is in progress any more.
+        Otherwise release the workload's earmarks, unless an eviction for it is still in progress.
         """
         if self._eviction_is_in_progress(queued) or self._try_eviction(queued):
             return True
         if queued.id in self.state.workloads_with_earmarks and queued.id not in self.state.evicting_for:
             self.state.release_earmarks(queued)
-            # This is the only case in which units become free again within a cycle.
+            # Only here do units become free again within a cycle.
             self._does_not_fit.clear()
             self._fits_nowhere.clear()
             self._not_soon_free.clear()
@@ -255,7 +255,7 @@ class WorkloadTurn:
         return False
 
     def _victim_search_key(self, queued: QueuedWorkload, kind: int) -> Hashable:
-        """Return a key with which all workloads find the same victims, or none."""
+        """Return a key. All workloads with the same key have the same result of the search."""
         user = queued.user if self.state.policy.max_slots_per_user is not None else 0
         owner = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, queued.reservation
         return (
@@ -267,8 +267,8 @@ class WorkloadTurn:
         )
 
     def _eviction_is_in_progress(self, queued: QueuedWorkload) -> bool:
-        """Return True if the victims that are already stopping for the workload free enough units; earmark
-        these.
+        """Earmark the units that victims already stopping for the workload free. Return True if these units
+        suffice.
         """
         state = self.state
         if queued.id not in state.workloads_with_earmarks:
@@ -284,8 +284,10 @@ class WorkloadTurn:
         return False
 
     def _suits_units_being_freed(self, queued: QueuedWorkload) -> bool:
-        """Return True if the workload fits on units that other work is leaving anyway, for no beneficiary.
-        It then evicts nobody.
+        """Return True if the workload fits on free units and units that stopping work frees for no
+        beneficiary.
+
+        The workload then needs no eviction of its own.
         """
         state = self.state
         stopping = state.stopping_unclaimed
@@ -326,23 +328,23 @@ class WorkloadTurn:
     # -- refusal --------------------
 
     def refuse(self, queued: QueuedWorkload) -> None:
-        """Refuse the workload, hold units for it if it is among the first, and skip its equals that cannot
-        start.
+        """Refuse the workload, hold units for it if it is among the first, and skip equal workloads that
+        cannot start.
         """
         self.refusals.refuse(queued)
         self.order.note_unplaced(queued, self._skip_scope(queued))
 
     def _skip_scope(self, queued: QueuedWorkload) -> SkipScope:
-        """Return which of the refused workload's equals can be skipped in this cycle.
+        """Return the members of the refused workload's class that can be skipped in this cycle.
 
-        Nothing is skipped if refusals are explained, or if an equal could have units held, or could evict
-        work that this workload could not.
+        No member is skipped if refusals are explained, if units could be held for a member, or if a member
+        could evict work that this workload could not.
         """
         if self.refusals.explain:
             return SkipScope.NONE
         state, may_evict = self.state, self._may_evict
         if may_evict and queued.evicted_by is not None:
-            return SkipScope.NONE  # Each of them has a different workload that it may not evict.
+            return SkipScope.NONE  # Members may differ in the workload that they may not evict.
         allowed = kinds_within_limits(state, queued)
         if not allowed:
             return SkipScope.EQUAL_OR_LONGER if may_evict else SkipScope.ALL

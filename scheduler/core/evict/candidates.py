@@ -14,12 +14,12 @@ from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.running_work import NO_HOLDER
 from scheduler.core.model.snapshot import QueuedWorkload
 
-MAX_READ_ONE_BY_ONE = 64  # Up to this many candidates are read one by one, which is then faster than arrays.
+MAX_READ_ONE_BY_ONE = 64  # Up to this many candidates, reading one by one is faster than arrays.
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionChoice:
-    """The victims (indices of running work), and the units, free or freed by them, for the ask."""
+    """The victims (indices of running work), and the units for the ask: free now or freed by the victims."""
 
     victims: list[int]
     units: list[int]
@@ -39,7 +39,9 @@ class ObtainableUnits:
 
     @cached_property
     def free(self) -> Mask:
-        """Return those units that no workload holds. Computed on demand: most searches do not need it."""
+        """Return the obtainable units that no workload holds. Computed on demand: most searches do not need
+        this mask.
+        """
         return intersection(self.units, self.state.holder == NO_HOLDER)
 
     def _units(self) -> Mask:
@@ -73,8 +75,8 @@ class ObtainableUnits:
 
 
 class EvictionCandidates:
-    """The work that may be evicted for one workload, the cheapest first, and the units each frees on each
-    host.
+    """The work that may be evicted for one workload, the cheapest first, and the units that each victim frees
+    on each host.
     """
 
     def __init__(self, obtainable: ObtainableUnits, candidates: Ints) -> None:
@@ -133,10 +135,10 @@ class EvictionCandidates:
             state.host_of[units[useful]] * len(candidates) + position[useful], return_counts=True
         )
         self.host, self.victim = pairs // len(candidates), candidates[pairs % len(candidates)]
-        self.victims = candidates[np.unique(position[useful])].tolist()  # those that hold a usable unit
+        self.victims = candidates[np.unique(position[useful])].tolist()  # candidates with a usable unit
 
     def on_host(self, host: int) -> list[tuple[int, int]]:
-        """Return (victim, units it would free on the host), the cheapest victim first."""
+        """Return (victim, units that the victim would free on the host), the cheapest victim first."""
         if self.by_host is not None:
             return self.by_host.get(host, [])
         first, last = self.host.searchsorted((host, host + 1)).tolist()

@@ -1,18 +1,19 @@
 """Choose the running work to evict if no free units suffice.
 
 Rules:
-- Across teams only borrowed work is evicted, and only for work wholly within its team's guarantee.
+- Work of other teams is evicted only if it is borrowed, and only for work wholly within its own team's
+  guarantee.
 - Within a team, work of lower priority is evicted.
-- Only preemptible work that has run for the pool's minimum runtime is evicted, and only as a whole.
-- A workload never evicts the work for which it was evicted itself.
+- Only preemptible work that has run for the pool's minimum runtime is evicted, and always as a whole.
+- A workload never evicts the work for which it was itself evicted.
 
-Among all allowed sets of victims the cheapest is wanted. A victim costs its slots times the time since its
+The search looks for the cheapest allowed set of victims. A victim costs its slots times the time since its
 last checkpoint, plus half an hour times its slots for each past eviction. So evictions rotate, and a workload
-is not evicted again and again because it is small, young or saves often. A workload that crosses its team's
-guarantee is evicted only if no set of wholly borrowed work suffices, whatever the past evictions.
+is not evicted again and again because it is small, young or saves often. Work that is only partly borrowed is
+evicted only if no set of wholly borrowed work suffices, regardless of the cost.
 
 The search is greedy over hosts: it continues with the host that adds the least cost. On one host the cheapest
-set is found exactly. Finally every unnecessary victim is removed from the set, the most expensive first.
+set is found exactly. Finally unnecessary victims are removed from the set, the most expensive first.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class VictimSearch:
         room = headroom_for(state, queued, kind)
         self.over_limit = room.over
         self.over_user_cap = max(0, self.need - state.ledger.user_cap_left(queued.user))
-        # The work that fills its team's guarantee cannot be evicted.
+        # True if non-preemptible work fills the team's guarantee: this work cannot be evicted.
         self.over_non_preemptible_guarantee = room.non_preemptible_only
         outside = queued.reservation is None
         self.may_reclaim_borrowed = outside and state.ledger.is_within_guarantee(
@@ -51,7 +52,7 @@ class VictimSearch:
         )
 
     def run(self) -> EvictionChoice | None:
-        """Return the cheapest allowed set that was found, or None if no set suffices."""
+        """Return the cheapest allowed set that the search finds, or None if no set suffices."""
         if self.over_non_preemptible_guarantee:
             return None
         victims = evictable_for(self.state, self.queued, self.kind, self.may_reclaim_borrowed)
@@ -74,10 +75,11 @@ class VictimSearch:
         return None
 
     def _host_cost_bounds(self) -> list[tuple[int, int]]:
-        """Return (lower bound of the cost, host) for each host that would suffice without all candidates.
+        """Return (lower bound of the cost, host) for each host that would suffice if all candidates were
+        evicted.
 
-        The bound is computed as if parts of a victim could be evicted. It saves a closer look at nearly all
-        hosts of a large pool.
+        The bound is computed as if parts of a victim could be evicted. So nearly all hosts of a large pool
+        need no closer look.
         """
         state, ask, victims = self.state, self.ask, self.candidates
         if victims.by_host is not None:
@@ -104,7 +106,7 @@ class VictimSearch:
         return list(zip(lower_bound[hosts].tolist(), hosts.tolist(), strict=True))
 
     def _bounds_of_few(self, by_host: dict[int, list[tuple[int, int]]]) -> list[tuple[int, int]]:
-        """Return the same as ``_host_cost_bounds``, without arrays, for few candidates."""
+        """Return the result of ``_host_cost_bounds`` for few candidates, computed without arrays."""
         ask, free, cost = self.ask, self.obtainable.counts, self.state.cost_list
         labels = self.state.label_mask(ask.labels)
         already_suitable = unit_selection.suitable_hosts(self.state, ask, free).nonzero()[0].tolist()
@@ -149,8 +151,8 @@ class VictimSearch:
         return missing_hosts == 0
 
     def _choice_is_still_valid(self, victim_set: VictimSet, host: int, chosen: list[int]) -> bool:
-        """Return True if none of the host's chosen victims was added since the choice, and they are still
-        allowed.
+        """Return True if the victims chosen for a host are still allowed and sufficient, and none of them is
+        in the set yet.
         """
         return (
             not victim_set.members.intersection(chosen)
@@ -175,8 +177,9 @@ class VictimSearch:
     def _cheapest_exact(
         self, victim_set: VictimSet, host: int, on_host: list[tuple[int, int]]
     ) -> list[int] | None:
-        """Return the cheapest victims on one host by the units they free, by dynamic programming over the
-        number of units.
+        """Return the cheapest victims that free enough units on one host, or None.
+
+        This is dynamic programming over the number of units.
         """
         missing = self.ask.units - int(victim_set.free_units[host])
         best: list[tuple[int, tuple[int, ...]] | None] = [(0, ()), *[None] * max(0, missing)]
@@ -194,7 +197,8 @@ class VictimSearch:
     def _cheapest_greedy(
         self, victim_set: VictimSet, host: int, on_host: list[tuple[int, int]]
     ) -> list[int] | None:
-        """Return victims on one host, added one by one, then without the unnecessary ones.
+        """Return victims that suffice on one host, or None: add them one by one, then remove the unnecessary
+        ones.
 
         Used where the exact choice is not allowed, or does not suffice because of CPU, memory or NVLink.
         """
@@ -220,7 +224,7 @@ class VictimSearch:
         )
 
     def _take_enough(self, victim_set: VictimSet) -> bool:
-        """Add victims until quota, user cap and spare capacity suffice too. Return True on success."""
+        """Add victims until quota, user cap and spare capacity also suffice. Return True on success."""
         for candidate in self.candidates.victims:
             if self._is_enough(victim_set.victims):
                 return True
@@ -253,7 +257,7 @@ class VictimSearch:
         return state.free_slots + freed - self.need >= spare
 
     def _drop_unneeded_victims(self, victim_set: VictimSet) -> None:
-        """Remove every unnecessary victim, the most expensive first: its hosts are not needed without it."""
+        """Remove unnecessary victims, the most expensive first: enough hosts suffice without them."""
         if len(victim_set.victims) == 1:
             return  # A single victim is necessary: the search is not started if no eviction is needed.
         sufficient_hosts = victim_set.count_sufficient_hosts()
@@ -272,7 +276,7 @@ class VictimSearch:
 
 
 def kinds_to_try_eviction_on(state: PoolState, queued: QueuedWorkload) -> list[int]:
-    """Return the kinds on which the workload could evict work. A fast check that excludes most workloads."""
+    """Return the kinds on which the workload could evict work. This fast check excludes most workloads."""
     ask, ledger = state.resolve_ask(queued.ask), state.ledger
     borrowed = state.kinds_with_borrowed_work if queued.reservation is None else frozenset[int]()
     return [

@@ -1,4 +1,4 @@
-"""A growing set of victims, and what it frees on each host."""
+"""Collect a set of victims, and compute the resources that they free on each host."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from scheduler.core.fit import unit_selection
 
 
 class VictimSet:
-    """A growing set of victims: what is free on each host once they have stopped, and what their teams
-    lose.
+    """A set of victims, with the resources that are free on each host after they have stopped, and the slots
+    that their teams lose.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class VictimSet:
     # -------------------------------------------------------------------------------------------------
 
     def over_guarantee(self, victim: int, extra_victims: Sequence[int]) -> int:
-        """Return how many guaranteed slots its team would lose with this victim, after the set and
-        ``extra_victims``.
+        """Return the guaranteed slots that the victim's team would lose if this victim stopped after the set
+        and ``extra_victims``.
         """
         team = self.state.running[victim].team
         if team == self.team:
@@ -96,8 +96,8 @@ class VictimSet:
     def is_allowed(self, extra_victims: Sequence[int]) -> bool:
         """Return True if these victims may be added: no team loses guaranteed slots.
 
-        If ``may_cross_guarantee``, one victim of each team may cross the guarantee: the team must still hold
-        borrowed slots before its last victim is added.
+        If ``may_cross_guarantee``, one victim of each team may be partly guaranteed: without this victim, the
+        team must still hold borrowed slots.
         """
         for team in {self.state.running[v].team for v in extra_victims} - {self.team}:
             slots = [*self.slots_taken[team], *self._slots_of(team, extra_victims)]

@@ -1,4 +1,6 @@
-"""Find the units that a workload may take now: free units that it leaves before they are promised."""
+"""Find the units that a workload may take now: free units that it leaves before they are promised to
+others.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,12 @@ def seconds_until_releasable(state: PoolState, queued: QueuedWorkload) -> int:
 def time_class(
     state: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
 ) -> tuple[int, ...]:
-    """Return for each kind of promise the first one after the workload's end, as a lower bound for its units.
+    """Return, for each kind of promise, the start of the first promise after the workload's end.
 
-    0 is no bound. Workloads of one class may take the same units.
+    The workload may take units whose promises begin at these bounds or later; 0 means no bound. Workloads of
+    one class may take the same units.
 
-    ``ignoring``: the kinds of promises to leave out, to find the obstacle.
+    ``ignoring``: the kinds of promises to ignore, so that a caller can find the obstacle.
     """
     bounds = state.time_classes.get(queued.id)
     if bounds is None:

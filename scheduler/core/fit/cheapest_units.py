@@ -1,4 +1,4 @@
-"""Choose units by what taking each of them costs."""
+"""Choose the units with the lowest cost, for example the lowest cost of evictions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cheapest_units(state: PoolState, ask: Ask, kind: int, mask: Mask, cost: Ints
     """Return the cheapest units of one kind for an ask, or None if it does not fit.
 
     Ties are broken by the ask's preferences, then one NVLink island, then the host with the fewest units,
-    then the lower host. Among hosts with equal cost, those near each other are chosen.
+    then the lower host. Among hosts with equal cost, hosts near each other are chosen.
     """
     units = availability.units_of_kind_in(state, kind, mask)
     if ask.nvlink:
@@ -55,11 +55,11 @@ def cheapest_units(state: PoolState, ask: Ask, kind: int, mask: Mask, cost: Ints
 def _in_one_island(
     state: PoolState, ask: Ask, units: Ints, cost: Ints, taken: Mask, host_cost: Ints
 ) -> tuple[Mask, Mask]:
-    """Return which units to take, like ``taken`` but in one NVLink island of a host where that costs no
+    """Return the mask of units to take: ``taken``, but in one NVLink island of a host where this costs no
     more.
 
-    The smallest sufficient island is chosen. Also return the hosts on which the units would be in several
-    islands.
+    The smallest sufficient island is chosen. The second mask has the hosts on which the units would be in
+    several islands.
     """
     islands = nvlink_islands(state.hardware)
     island_of = islands.of[units]
@@ -82,7 +82,7 @@ def _in_one_island(
 
 
 def _cheapest_nvlink_groups(state: PoolState, ask: Ask, units: Ints, cost: Ints) -> Ints:
-    """Return, of each host's units, only those of the NVLink group that serves the ask at the least cost."""
+    """Return, for each host, the units of the NVLink group that serves the ask at the least cost."""
     groups: dict[tuple[int, int], list[int]] = {}
     for unit in (int(u) for u in units):
         group = state.units[unit].nvlink_group

@@ -1,4 +1,4 @@
-"""Whether an ask could be served by the pool if no other work was there."""
+"""Check whether the pool could serve an ask if no other work was there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scheduler.core.reasons import Reason, ReasonCode, reason_numbers
 
 
 def fits_on_empty_hosts(state: PoolState, ask: Ask, kind: int, mask: Mask) -> bool:
-    """Return True if the ask would fit if it had all these units to itself."""
+    """Return True if the ask would fit with all units of ``mask`` free."""
     if ask.nvlink:
         return cheapest_units(state, ask, kind, mask, np.zeros(len(state.units), dtype=np.int64)) is not None
     return (
@@ -24,7 +24,7 @@ def fits_on_empty_hosts(state: PoolState, ask: Ask, kind: int, mask: Mask) -> bo
 
 
 def infeasible_reason(state: PoolState, ask: Ask, team: int) -> Reason | None:
-    """Return why an ask could not be served even by an empty pool, or None."""
+    """Return the reason why even an empty pool could not serve an ask, or None."""
     if state.pool.kind is PoolKind.STATIC and state.pool.team != team:
         return ReasonCode.NOT_YOUR_POOL, reason_numbers(owner=state.pool.team, pool=state.pool.id)
     kinds = state.kinds_for(ask)
@@ -50,11 +50,11 @@ def infeasible_reason(state: PoolState, ask: Ask, team: int) -> Reason | None:
 
 
 def _largest_cpu_and_memory(state: PoolState, ask: Ask, kinds: list[int]) -> dict[str, int]:
-    """Return the requested and the largest available CPU and memory, if these are what is missing;
-    otherwise nothing.
+    """Return the requested and the largest available CPU and memory, if CPU or memory is too small; otherwise
+    an empty dict.
 
-    The available amount is the most that enough hosts of one kind, with the ask's labels and units, have.
-    Unknown amounts are left out.
+    The largest available amount is the most that ``ask.hosts`` hosts of one kind have, among the hosts with
+    the ask's labels and units. Unknown amounts are left out.
     """
     if not (ask.cpu_milli or ask.memory_mib):
         return {}

@@ -1,7 +1,7 @@
 """Rank a pool's hosts for an ask by the placement rule.
 
-Units are held as a whole. To the rule a host is therefore a node with a number of free GPUs of one class, the
-kind of its units, and with its free CPU and memory.
+Work holds whole units. So the rule sees a host as a node with free GPUs of one class, free CPU and free
+memory. The class is the kind of the units.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scheduler.core.model.snapshot import Ask
 from scheduler.core.scoring.demand_mix import MILLI_PER_GPU, UNLIMITED_AMOUNT, DemandMix, NodeDemand
 from scheduler.core.scoring.placement_rule import ClassCapacity, NodeSize, PlacementRule, PlacementTerms
 
-# The demand that is assumed before a pool had any: (units per host, weight). It stays in the mix, where real
+# The demand that is assumed before a pool has any: (units per host, weight). It stays in the mix, but real
 # demand soon outweighs it.
 PRIOR_DEMAND = ((1, 8), (2, 2), (4, 2), (8, 1))
 
@@ -44,7 +44,9 @@ class HostRanking:
         )
 
     def _demand_mix(self, profile: str) -> DemandMix:
-        """Return the waiting and running work as asks per host. Running work counts as fitting any model."""
+        """Return the demand per host of waiting and running work. Running work counts as demand for any
+        model.
+        """
         state, all_classes = self.state, (1 << len(self.kinds)) - 1
         counted_demands = [
             (NodeDemand(units, MILLI_PER_GPU, 0, 0, all_classes), weight) for units, weight in PRIOR_DEMAND
@@ -68,8 +70,8 @@ class HostRanking:
         return DemandMix.of(counted_demands)
 
     def ranks(self, ask: Ask, kind: int, counts: Ints, cpu: Ints, memory: Ints) -> Ints:
-        """Return the rank of each host with these free units, CPU and memory, all of which fit the ask;
-        lower is better.
+        """Return the rank of each host with these free units, CPU and memory; lower is better. The ask must
+        fit on each host.
         """
         need = self.state.resolve_ask(ask).need
         return self._priced_rule().ranks_of_whole(self.class_of[kind], need, counts, cpu, memory)
@@ -82,9 +84,7 @@ class HostRanking:
         return self._priced_rule().terms(self.class_of[kind], need, count, cpu, memory)
 
     def model_price(self, kind: int) -> int:
-        """Return the cost, in score units, of taking one unit of a kind for the asks that can use no other
-        kind.
-        """
+        """Return the cost of one unit of a kind, in score units, to the asks that can use no other kind."""
         return int(self._priced_rule().prices.model_price[self.class_of[kind]])
 
     def _priced_rule(self) -> PlacementRule:

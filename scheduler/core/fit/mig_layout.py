@@ -1,9 +1,9 @@
 """Compute how a GPU can be split into MIG instances: which profiles fit on it, and where each instance
 begins.
 
-A profile takes compute slices, of which a GPU has 7, and memory slices, an interval that may begin only at
-certain slices. If the driver does not report these (MIG is off), only counts and compute slices are checked,
-and the driver chooses the positions.
+A profile takes compute slices, of which a GPU has 7, and an interval of memory slices. The interval may begin
+only at certain slices. If the driver does not report these slices (MIG is off), only counts and compute
+slices are checked, and the driver chooses the positions.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class MigInstancePlacement:
 
 @dataclass(frozen=True, slots=True)
 class MigLayoutProblem:
-    """Why a set of profiles does not fit on a GPU.
+    """The reason why a set of profiles does not fit on a GPU.
 
-    ``unknown`` (no such profile), ``slices`` (too many compute slices), ``most`` (too many of one profile) or
-    ``places`` (no positions without overlap).
+    ``why`` is ``unknown`` (no such profile), ``slices`` (too many compute slices), ``most`` (too many of one
+    profile) or ``places`` (no positions without overlap).
     """
 
     why: str
@@ -55,15 +55,16 @@ class MigLayoutProblem:
 def place_instances(
     requested: Sequence[str], offered: Mapping[str, MigProfileSpec]
 ) -> tuple[MigInstancePlacement, ...] | MigLayoutProblem:
-    """Return positions for the requested profiles, in order of their starts, or why they do not fit.
+    """Return positions for the requested profiles, in order of their starts, or the reason why they do not
+    fit.
 
-    No profiles stand for a whole GPU and give no instances.
+    Without profiles the GPU stays whole, and the result is empty.
     """
     problem = _count_problem(Counter(requested), offered)
     if problem is not None:
         return problem
-    # The largest first, because they have the fewest positions. Equal ones only in ascending order, so that
-    # no combination is tried twice.
+    # The largest profiles come first, because they have the fewest positions. ``_place_rest`` places equal
+    # profiles only in ascending order, so that no combination is tried twice.
     largest_first = sorted((offered[name] for name in requested), key=lambda p: (-p.size, -p.slices, p.name))
     if any(not profile.starts or not profile.size for profile in largest_first):
         return tuple(MigInstancePlacement(profile.name, None) for profile in largest_first)

@@ -13,10 +13,10 @@ from scheduler.core.model.snapshot import Ask, QueuedWorkload
 
 
 def rank_by_preferences(hardware: PoolHardware, ask: Ask, hosts: Ints, counts: Ints, ranks: Ints) -> Ints:
-    """Return the hosts' ranks with the preferences before the placement rule.
+    """Return the hosts' ranks: preferences come first, then the placement rule's ``ranks``.
 
-    Fewest preferred labels missing, then, if it is to be spread, most free units; ties stay in the order of
-    ``ranks``.
+    Hosts that miss the fewest preferred labels come first, then, for work to be spread, hosts with the most
+    free units.
     """
     if not ask.labels_preferred and not ask.spread:
         return ranks
@@ -31,8 +31,8 @@ def rank_by_preferences(hardware: PoolHardware, ask: Ask, hosts: Ints, counts: I
 
 
 def spread_over_racks(hardware: PoolHardware, hosts: Ints) -> Ints:
-    """Return the hosts for work that is to be spread, best first: one of each rack, then a second of each,
-    and so on.
+    """Return the hosts for work to be spread, best first: one host of each rack, then a second one of each
+    rack, and so on.
     """
     taken: dict[str, int] = {}
     rounds = []
@@ -44,11 +44,11 @@ def spread_over_racks(hardware: PoolHardware, hosts: Ints) -> Ints:
 
 
 def preferred_unit_masks(hardware: PoolHardware, queued: QueuedWorkload, now: int) -> list[Mask | None]:
-    """Return the units that the workload is tried on, in order of preference. None, the last, stands for
-    all units.
+    """Return the sets of units on which the workload is tried, in order of preference. The last is None,
+    which stands for all units.
 
-    Avoiding hosts on which it could not start comes first, since a checkpoint is of no use there; then hosts
-    with the storage of its checkpoint.
+    Hosts on which the workload could not start are avoided first of all, since a checkpoint is of no use
+    there. Then hosts with the storage of its checkpoint are preferred.
     """
     avoided = (
         [hardware.host_index[host] for host in queued.avoids if host in hardware.host_index]

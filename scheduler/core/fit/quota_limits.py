@@ -1,6 +1,6 @@
-"""The limits on what a workload may hold, whatever units are free.
+"""Check the limits on the slots that a workload may hold. These do not depend on the free units.
 
-Quota, caps, the headroom reserved for work ahead of it, and spare capacity.
+The limits are quota, caps, the headroom reserved for work ahead in the queue, and spare capacity.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from scheduler.core.model.waiting_queue import expected_seconds
 
 
 def headroom_for(state: PoolState, queued: QueuedWorkload, kind: int) -> Headroom:
-    """Return the headroom of a workload's team for one kind. Inside a reservation there is no limit but
-    the reservation.
+    """Return the headroom of a workload's team for one kind. Inside a reservation only the reservation is a
+    limit.
     """
     if queued.reservation is not None:
         return Headroom(True, 0, 0, 0, UNLIMITED_SLOTS, 0, False)
@@ -38,8 +38,8 @@ def within_workload_cap(state: PoolState, queued: QueuedWorkload, kind: int) -> 
 
 
 def kinds_within_limits(state: PoolState, queued: QueuedWorkload) -> list[int]:
-    """Return the kinds that quota and caps allow, in the ask's order. Cached for equals while their team
-    holds the same.
+    """Return the kinds that quota and caps allow, in the ask's order. Cached for equal asks until the team
+    gets slots.
     """
     ask = state.resolve_ask(queued.ask)
     is_cacheable = queued.reservation is None and state.policy.max_slots_per_user is None
@@ -58,8 +58,8 @@ def kinds_within_limits(state: PoolState, queued: QueuedWorkload) -> list[int]:
 
 
 def leaves_headroom(state: PoolState, queued: QueuedWorkload, kind: int) -> bool:
-    """Return True if the workload leaves the headroom that is reserved for its team's or user's work ahead
-    of it.
+    """Return True if the workload does not use the headroom reserved for its team's or user's work ahead in
+    the queue.
     """
     ledger, model = state.ledger, state.kinds[kind].model
     if ledger.reserved_user_headroom and not leaves_user_headroom(state, queued, kind):
@@ -81,7 +81,7 @@ def leaves_headroom(state: PoolState, queued: QueuedWorkload, kind: int) -> bool
 
 
 def leaves_user_headroom(state: PoolState, queued: QueuedWorkload, kind: int) -> bool:
-    """Return True if the workload leaves the headroom within its user's cap."""
+    """Return True if the workload does not use the headroom reserved within its user's cap."""
     if (
         not state.ledger.reserved_user_headroom
         or queued.reservation is not None
@@ -93,8 +93,8 @@ def leaves_user_headroom(state: PoolState, queued: QueuedWorkload, kind: int) ->
 
 
 def may_use_spare(queued: QueuedWorkload) -> bool:
-    """Return True for critical work and work inside a reservation: only these may use the pool's spare
-    capacity.
+    """Return True if the workload may use the pool's spare capacity: it is critical or runs inside a
+    reservation.
     """
     return queued.priority is Priority.CRITICAL or queued.reservation is not None
 
@@ -102,11 +102,11 @@ def may_use_spare(queued: QueuedWorkload) -> bool:
 def conflicting_own_reservation(
     state: PoolState, queued: QueuedWorkload, kind: int
 ) -> UpcomingReservation | None:
-    """Return the first upcoming reservation of its team that would exceed the guarantee together with the
+    """Return the first upcoming reservation that would exceed the team's guarantee together with the
     workload, or None.
 
-    This matters for work that is not preemptible and would still run then: others could not reclaim their
-    guarantee, because nothing could be evicted.
+    This matters for non-preemptible work that would still run at the reservation's start. It could not be
+    evicted, so other teams could not reclaim their guarantee.
     """
     ledger, team_model = state.ledger, (queued.team, state.kinds[kind].model)
     if (
@@ -133,10 +133,10 @@ def conflicting_own_reservation(
 def _max_firm_slots_beside(
     state: PoolState, team_model: TeamAndModel
 ) -> list[tuple[UpcomingReservation, int]]:
-    """Return, for each upcoming reservation of a team, the slots that work which is not preemptible may
-    hold now.
+    """Return, for each upcoming reservation of a team, the most slots that the team's non-preemptible work
+    may hold now.
 
-    Work that ends before the reservation does not count. Cached for the cycle.
+    Slots of work that ends before the reservation are allowed in addition. Cached for the cycle.
     """
     cached = state.ledger.max_firm_beside_cache.get(team_model)
     if cached is None:
@@ -157,8 +157,8 @@ def _max_firm_slots_beside(
 
 
 def _firm_slots_released_by(state: PoolState, team_model: TeamAndModel, time: int) -> int:
-    """Return the slots that end before ``time``, of work that is not preemptible and of bound
-    reservations.
+    """Return the slots that non-preemptible work and bound reservations of the team release until
+    ``time``.
     """
     team, model = team_model
     table, team_work = state.table, state.team_array(team)

@@ -1,7 +1,7 @@
-"""Topology: GPUs in one NVLink island, and hosts that share an island or a rack by their labels.
+"""Find GPUs in one NVLink island, and hosts that share an island or a rack by their labels.
 
-An island is an NVLink group within a host (``UnitInfo.nvlink_group``). If NVLink spans hosts, these have the
-same label ``island``. Hosts of one rack have the same label ``rack``.
+An island is an NVLink group within a host (``UnitInfo.nvlink_group``). If NVLink spans several hosts, these
+hosts have the same label ``island``. Hosts of one rack have the same label ``rack``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class NvlinkIslands:
     """The NVLink islands of a pool.
 
     ``of[unit]`` is the unit's island, NO_PLACE without NVLink. ``host[island]`` is its host. ``matter`` is
-    False if the choice of island makes no difference: each host is one island, or there is no NVLink.
+    False if the choice of an island has no effect: each host is one island, or there is no NVLink.
     """
 
     of: Ints
@@ -55,8 +55,8 @@ def nvlink_islands(hardware: PoolHardware) -> NvlinkIslands:
 
 
 def host_places(hardware: PoolHardware, label: str) -> Ints | None:
-    """Return the number of each host's place by a label, in the order of the places' names; None if no
-    host has the label.
+    """Return, per host, the number of its place by a label (NO_PLACE without the label), or None if no host
+    has it. Places are numbered in the order of their names.
     """
     key = "places", label
     if key not in hardware.derived:
@@ -72,8 +72,9 @@ def order_by_proximity(hardware: PoolHardware, hosts_needed: int, hosts: Ints) -
     """Return the hosts in the order in which a gang of ``hosts_needed`` hosts takes them. ``hosts`` has
     the best first.
 
-    Hosts of the one island that holds the gang come first, or else of the one rack. The fullest such place is
-    best, because the others stay whole. If no place holds the gang, it takes as few places as possible.
+    If one island can hold the gang, its hosts come first; otherwise the hosts of one rack that can hold the
+    gang. The place with the fewest suitable hosts is chosen, so that the others stay whole. If no place can
+    hold the gang, it takes as few places as possible.
     """
     if hosts_needed == 1:
         return hosts
@@ -91,8 +92,8 @@ def order_by_proximity(hardware: PoolHardware, hosts_needed: int, hosts: Ints) -
 
 
 def _fewest_places(numbers: Ints, hosts_needed: int, hosts: Ints) -> Ints:
-    """Return the hosts ordered by place: the largest places, then the smallest one that holds the rest.
-    Hosts without a place come last.
+    """Return the hosts ordered by place: the largest places first, then the smallest place that can hold the
+    rest. Hosts of other places or without a place come last.
     """
     members = np.bincount(numbers[numbers >= 0], minlength=1)
     order: list[int] = []

@@ -53,8 +53,8 @@ def choose_units(
 ) -> list[int] | None:
     """Return the best units of one kind for a whole ask, or None if it does not fit.
 
-    ``available`` and ``resources`` are given for hypothetical states (victims have stopped); by default the
-    free ones count.
+    ``available`` and ``resources`` describe a hypothetical state (victims have stopped). By default the
+    units, CPU and memory that are free now count.
     """
     counts = host_counts(state, kind, available)
     hosts = suitable_hosts(state, ask, counts, resources).nonzero()[0]
@@ -100,8 +100,8 @@ def choose_units_on_hosts(
 def kinds_in_order(state: PoolState, ask: Ask) -> list[int]:
     """Return the kinds that serve an ask, in the order in which they are tried.
 
-    This is the order of ``kinds_for``. Among models that are equally capable to an ask without preference,
-    the one with the lowest model price comes first: others need it least.
+    This is the order of ``kinds_for``. If an ask prefers no model, the one with the lowest model price comes
+    first among equally capable models, because other work needs it least.
     """
     kinds = state.kinds_for(ask)
     if ask.models or len(kinds) < 2 or not has_equally_capable_models(state.hardware):
@@ -134,8 +134,8 @@ def rank_hosts(
 ) -> Ints:
     """Return the rank of each candidate host, lower is better; ties go to the lower host.
 
-    First comes what keeps units together (slices and shares on a GPU in use, several units in one NVLink
-    island), then the placement rule.
+    Hosts that keep units together come first (slices and shares on a GPU in use, several units in one NVLink
+    island). Then the placement rule decides.
     """
     cpu = state.cpu_free if resources is None else resources.cpu_milli
     memory = state.memory_free if resources is None else resources.memory_mib
@@ -148,7 +148,7 @@ def rank_hosts(
 
 
 def ranking_for_profile(state: PoolState, profile: str) -> HostRanking:
-    """Return the placement rule for units of one profile, created on demand in each cycle."""
+    """Return the host ranking for units of one profile. It is created on demand in each cycle."""
     cached = state.rankings.get(profile)
     if cached is None:
         cached = state.rankings[profile] = HostRanking(state, profile)
@@ -156,12 +156,12 @@ def ranking_for_profile(state: PoolState, profile: str) -> HostRanking:
 
 
 def placement_terms(state: PoolState, ask: Ask, kind: int, units: list[int]) -> PlacementTerms:
-    """Return the placement rule's terms for taking these units, summed over the hosts."""
+    """Return the placement rule's terms for these units, summed over the hosts."""
     ranking, terms = ranking_for_profile(state, ask.profile), PlacementTerms(0, 0, 0, 0)
     for first in range(0, len(units), ask.units):
         host_units = units[first : first + ask.units]
         host = int(state.host_of[host_units[0]])
-        # earmarked for this workload, so not counted as free
+        # units earmarked for this workload: ``free_counts`` does not include them
         earmarked = sum(not state.free[unit] for unit in host_units)
         count = int(state.free_counts[kind][host]) + earmarked
         terms += ranking.terms(ask, kind, count, int(state.cpu_free[host]), int(state.memory_free[host]))
@@ -187,8 +187,8 @@ def fullest_gpu(state: PoolState, kind: int, free: Mask) -> Ints:
 
 
 def pick_units_on_host(state: PoolState, ask: Ask, kind: int, host: int, free: Mask) -> list[int] | None:
-    """Return units among a host's available ones: in one NVLink group if possible, slices on the fullest
-    GPUs.
+    """Return units of one kind among a host's available units, or None: in one NVLink group if possible,
+    slices on the fullest GPUs.
     """
     first, last = int(state.first_unit[host]), int(state.first_unit[host + 1])
     units: list[int] = (first + (free[first:last] & (state.kind[first:last] == kind)).nonzero()[0]).tolist()

@@ -35,12 +35,13 @@ class UnitKind:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedAsk:
-    """What the hardware offers to an ask, computed once for all equal asks."""
+    """The kinds and slots that the hardware offers to an ask, computed once for all equal asks."""
 
     number: int  # equal for equal asks
-    kinds: list[int]  # kinds that serve it, in its order of preference; without one, the least capable first
-    slots: list[int]  # for each kind of the pool: the slots it would hold
-    is_share: bool  # asks for time-sliced shares
+    # kinds that serve the ask, in its order of preference; without a preference, the least capable first
+    kinds: list[int]
+    slots: list[int]  # for each kind of the pool: the slots that the ask would hold
+    is_share: bool  # True if it is an ask for time-sliced shares
     need: NodeDemand  # per host
 
 
@@ -93,7 +94,7 @@ class PoolHardware:
 
     def _read_hosts(self) -> None:
         self.schedulable: Mask = np.array([h.schedulable for h in self.hosts], dtype=np.bool_)
-        # Units that take new work, except for maintenance, which has an end.
+        # Units that take new work outside maintenance. Maintenance depends on time, so each cycle checks it.
         self.in_service: Mask = self.healthy & self.schedulable[self.host_of]
         self.cpu_capacity: Ints = np.array([h.cpu_milli or FAR_FUTURE for h in self.hosts], dtype=np.int64)
         self.memory_capacity: Ints = np.array(
@@ -129,9 +130,9 @@ class PoolHardware:
         return cached
 
     def resolve_ask(self, ask: Ask) -> ResolvedAsk:
-        """Return what the hardware offers to an ask; the same object for equal asks.
+        """Return the hardware's offer to an ask. Equal asks get the same object.
 
-        The cache is keyed by the ask object's id first: hashing asks took a tenth of a cycle.
+        The first cache is keyed by the ask object's id, because hashing asks took a tenth of a cycle.
         """
         cached = self._asks_by_row.get(id(ask))
         if cached is not None:
@@ -174,8 +175,8 @@ class PoolHardware:
             cached.clear()
 
     def kinds_for(self, ask: Ask) -> list[int]:
-        """Return the kinds that serve an ask, in its order of preference; without one, the least capable
-        first.
+        """Return the kinds that serve an ask, in its order of preference. Without a preference, the least
+        capable kind comes first.
         """
         return self.resolve_ask(ask).kinds
 

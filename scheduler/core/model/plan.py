@@ -35,7 +35,7 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a queued workload does not start now.
+    """The reason why a queued workload does not start now.
 
     ``expected_start`` is None if no end of known work would free its units; ``code`` then says what has to
     change.
@@ -47,7 +47,8 @@ class Refusal:
     position: int | None = None  # 1 is next in its pool; None for a workload that was not admitted
     expected_start: int | None = None
     blockers: tuple[int, ...] = ()  # ids of workloads that have to end first
-    # Units held for it: other work may use them only if it is expected to end before this expected start.
+    # Units held for this workload. Other work may use these units only if that work is expected to end before
+    # ``expected_start``.
     held_units: tuple[int, ...] = ()
 
 
@@ -61,7 +62,9 @@ class ReservationBinding:
 
 @dataclass(frozen=True, slots=True)
 class UnboundReservation:
-    """A reservation that has begun and has no units yet, and why. Binding is retried in every cycle."""
+    """A reservation that has begun and has no units yet, with the reason. Each cycle tries again to
+    bind it.
+    """
 
     reservation: int
     code: str

@@ -70,8 +70,8 @@ class PoolSnapshot:
         self.maintenance = sorted((index[m.host], m.start, m.end) for m in windows if m.host in index)
 
     def set_decayed_use(self, teams: Iterable[TeamInfo], use: Iterable[DecayedUseInfo]) -> None:
-        """Replace each team's weight and its decayed use divided by weight. The team with the least
-        borrows first.
+        """Replace each team's weight, and its decayed use divided by this weight. The team with the lowest
+        quotient borrows first.
         """
         used = {u.team: u.slot_seconds for u in use if u.pool == self.pool.id}
         self.weights = {team.id: max(1, team.weight) for team in teams}

@@ -43,7 +43,7 @@ QUEUE_HOLDS, MAINTENANCE, RESERVATIONS = (
     "maintenance",
     "reservations",
 )
-# Each past eviction counts like this much lost work, so that evictions rotate among workloads.
+# Each past eviction counts like lost work of this duration, so that evictions rotate among workloads.
 COST_PER_PAST_EVICTION_SECONDS = 30 * 60
 
 
@@ -169,7 +169,7 @@ class PoolState:
                 [self.unit_index[u] for u in earmarked[workload].earmarked_units if u in self.unit_index]
             ] = workload
         self.evicting_for: dict[int, list[int]] = {}
-        self.stopping_unclaimed: list[int] = []  # stopping, without a beneficiary that still waits
+        self.stopping_unclaimed: list[int] = []  # work that stops for no reservation and no waiting workload
         for i in np.flatnonzero(self.table[STOPPING]).tolist():
             beneficiary = self.running[i].evicted_for_workload
             if beneficiary in queued_by_id and beneficiary is not None:
@@ -185,7 +185,9 @@ class PoolState:
             self.ledger.bind(reservation.team, self.model_of(unit), int(self.slots[unit]))
 
     def _count_in(self, units: list[int], team: int, cpu_milli: int, memory_mib: int) -> None:
-        """Count the GPUs, CPU and memory that a workload takes, and its team on time-sliced GPUs."""
+        """Count the GPUs, CPU and memory that a workload takes, and set its team as the team of its
+        time-sliced GPUs.
+        """
         hardware = self.hardware
         for host in {hardware.host_list[u] for u in units}:
             self.cpu_free[host] -= cpu_milli
@@ -205,7 +207,7 @@ class PoolState:
 
     @cached_property
     def expected_end_times(self) -> Ints:
-        """Return when each running workload is expected to end.
+        """Return the time at which each running workload is expected to end.
 
         The prediction is doubled whenever it is exceeded, up to the runtime limit. A stopping workload ends
         by its deadline.
@@ -225,7 +227,7 @@ class PoolState:
 
     @cached_property
     def assignable(self) -> Mask:
-        """Return the units that take work now and are not bound to a reservation. Valid once reservations
+        """Return the units that take work now and are not bound to a reservation. Valid after reservations
         are bound.
         """
         return intersection(self.usable, self.bound_to == 0)
@@ -275,16 +277,16 @@ class PoolState:
 
     @cached_property
     def _units_by_holder(self) -> tuple[Ints, Ints]:
-        """Return the units that running work holds, ordered by workload, and the index of each workload's
-        first one.
+        """Return the units that running work holds, ordered by workload, and each workload's first position
+        in this order.
         """
         holder = self.pool_snapshot.running_work.holder
         order = np.argsort(holder, kind="stable")
         return order, np.searchsorted(holder[order], np.arange(len(self.running) + 1))
 
     def units_by_workload(self, workloads: Ints) -> tuple[Ints, Ints]:
-        """Return all units of some running workloads, and for each the position of its holder among these
-        workloads.
+        """Return all units of the given running workloads, and for each unit the position of its holder in
+        ``workloads``.
         """
         units, first = self._units_by_holder
         sizes = first[workloads + 1] - first[workloads]
@@ -358,8 +360,8 @@ class PoolState:
         self.time_classes.clear()
 
     def next_promise_after(self, promise_kind: str, time: int) -> int:
-        """Return the first promise of a kind at or after ``time``, FAR_FUTURE if all are before it, 0 if
-        none is before it.
+        """Return the start of the first promise of a kind at or after ``time``. Return FAR_FUTURE if all
+        promises begin before ``time``, and 0 if none does.
         """
         times = self._promise_times[promise_kind]
         if not times or times[0] >= time:
@@ -368,10 +370,10 @@ class PoolState:
         return times[place] if place < len(times) else FAR_FUTURE
 
     def skip_bounds(self, queued: QueuedWorkload, expected: int) -> tuple[int, int]:
-        """Return (expected runtime, runtime limit) from which on an equal workload cannot get units
-        either.
+        """Return the bounds (expected runtime, runtime limit), in seconds. An equal workload with at least
+        both values cannot get units either.
 
-        ``expected`` is the expected runtime (s) of the workload that got none.
+        ``expected`` is the expected runtime (s) of ``queued``, which got no units.
         """
         times = self.promise_times(QUEUE_HOLDS)
         place = bisect_left(times, self.now + expected)
@@ -379,9 +381,9 @@ class PoolState:
         return times[place - 1] - self.now + 1 if place else 0, queued.max_runtime_seconds if others else 0
 
     def units_clear_of(self, bounds: tuple[int, ...]) -> Mask | None:
-        """Return the units that are promised no sooner than the bounds; None stands for all units.
+        """Return the units whose promises begin at the bounds or later; None stands for all units.
 
-        ``bounds`` are times for queue holds, maintenance and reservations; 0 is no bound.
+        ``bounds`` are times for queue holds, maintenance and reservations, in this order; 0 means no bound.
         """
         if not any(bounds):
             return None
@@ -397,8 +399,8 @@ class PoolState:
     def can_use_shared_counts(self, queued: QueuedWorkload) -> bool:
         """Return True if ``free_counts_within`` is valid for the workload.
 
-        It is not for workloads with earmarked or reserved units, nor for shares, which share a GPU with their
-        own team only.
+        The counts are not valid for workloads with earmarked or reserved units. They are not valid for
+        time-sliced shares either, because these share a GPU only with work of their own team.
         """
         return (
             queued.reservation is None
@@ -410,8 +412,8 @@ class PoolState:
         """Return the free units of a kind on each host that are clear of the bounds (see
         ``units_clear_of``).
 
-        The counts are cached and counted down: counting all units for each ask that does not fit took a third
-        of a cycle.
+        The counts are cached and reduced as units are taken, because counting all units for each ask that
+        does not fit took a third of a cycle.
         """
         cached = self._open_counts.get((kind, bounds))
         if cached is None:
@@ -506,8 +508,8 @@ class PoolState:
             self._note_promise(RESERVATIONS, start)
 
     def mark_taken(self, units: list[int], other: PoolState) -> None:
-        """Mark units as taken that are free here and not in another state of the same pool, with the
-        holders they have there.
+        """Mark units as taken that are free in this state and taken in ``other``, a state of the same pool.
+        Copy their holders from ``other``.
         """
         self._remove_from_free(units)
         self.holder[units], self.earmarked_for[units], self.bound_to[units] = (
@@ -526,8 +528,8 @@ class PoolState:
         )
 
     def earmark(self, queued: QueuedWorkload, units: list[int], victims: list[int]) -> None:
-        """Earmark units, and CPU and memory on their hosts, for a workload for which the victims are
-        evicted.
+        """Earmark units, and CPU and memory on their hosts, for a workload. The victims are evicted for this
+        workload.
         """
         self._remove_from_free(units)
         for host in {int(self.host_of[u]) for u in units}:
@@ -543,8 +545,8 @@ class PoolState:
                 self.gpu_teams[int(self.gpu_of[unit])] = queued.team
 
     def release_earmarks(self, queued: QueuedWorkload) -> None:
-        """Return a workload's earmarked units to the free units: no eviction for it is in progress, and it
-        cannot start.
+        """Free the units earmarked for a workload that cannot start. No eviction for it may be in
+        progress.
         """
         units = np.flatnonzero(
             (self.earmarked_for == queued.id)
@@ -560,7 +562,7 @@ class PoolState:
         self._open_counts.clear()
 
     def note_reservation_units(self, reservation: ReservationInfo, units: list[int]) -> None:
-        """Note the units on which a future reservation counts."""
+        """Record the units that a future reservation is expected to get."""
         for unit in units:
             if reservation.start < self.reserved_from[unit]:
                 self.reserved_from[unit], self.reserved_for[unit] = reservation.start, reservation.id

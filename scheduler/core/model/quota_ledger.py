@@ -1,7 +1,7 @@
 """Quota arithmetic: guarantees, borrowing, caps, and decayed use.
 
-All amounts are slots (a whole GPU has ``SLOTS_PER_GPU``), per team and GPU model of one pool. A reservation
-counts as held by its team once its units are bound. Work inside it is not counted again.
+All amounts are slots (a whole GPU has ``SLOTS_PER_GPU``), per team and GPU model of one pool. A reservation's
+slots count as held by its team once its units are bound. Work inside the reservation is not counted again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from scheduler.core.model.snapshot import PoolInfo, PoolKind, QuotaInfo, Running
 UNLIMITED_SLOTS = 1 << 60
 
 TeamAndModel = tuple[int, str]  # (team, model)
-# A start is within the guarantee, of a team below its guarantee, or borrows; in queue order.
+# The tiers of a start, in queue order: within the guarantee; partly borrowed, by a team below its guarantee;
+# only borrowed.
 QUOTA_TIERS = WITHIN_GUARANTEE, BELOW_GUARANTEE, BORROWING = (
     0,
     1,
@@ -34,10 +35,10 @@ def decayed_use(
 
 
 class Headroom(NamedTuple):
-    """Whether a team may hold more slots of a model.
+    """The answer to a request of a team for more slots of a model.
 
-    ``borrowed`` is the part above its guarantee. ``held`` is what counts against ``limit``: all of the team's
-    work, or, if ``non_preemptible_only``, only its work that is not preemptible.
+    ``borrowed`` is the part of these slots above the team's guarantee. ``held`` counts against ``limit``: the
+    slots of all of the team's work, or, if ``non_preemptible_only``, only of its non-preemptible work.
     """
 
     allowed: bool
@@ -54,9 +55,10 @@ class HeldSlots:
 
     def __init__(self) -> None:
         self.by_team: dict[TeamAndModel, int] = defaultdict(int)  # outside reservations
-        # of these: by work that is not preemptible
+        # the part of ``by_team`` that non-preemptible work holds
         self.non_preemptible: dict[TeamAndModel, int] = defaultdict(int)
-        self.stopping: dict[TeamAndModel, int] = defaultdict(int)  # of these: by work that is stopping
+        # the part of ``by_team`` that stopping work holds
+        self.stopping: dict[TeamAndModel, int] = defaultdict(int)
         self.by_user: dict[int, int] = defaultdict(int)  # inside and outside reservations
 
     def add(self, running: RunningWorkload, model: str, slots: int) -> None:
@@ -89,7 +91,7 @@ class PoolQuotas:
 
 
 class UpcomingReservation(NamedTuple):
-    """A team's reservation that has no units yet: the slots of its guarantee that it takes from ``start``
+    """A team's reservation that has no units yet. It takes ``slots`` of the team's guarantee from ``start``
     to ``end`` (s).
     """
 
@@ -104,8 +106,8 @@ class ReservedHeadroom:
     """Headroom within a team's or user's limit that is reserved for a waiting workload until its
     ``blockers`` end.
 
-    From ``start`` (s) on, work behind it may add ``left`` slots. If ``non_preemptible_only``, preemptible
-    work is not restricted.
+    From ``start`` (s) on, work behind this workload may add ``left`` slots in total. If
+    ``non_preemptible_only``, preemptible work is not restricted.
     """
 
     workload: int
@@ -116,22 +118,22 @@ class ReservedHeadroom:
 
 
 class QuotaLedger:
-    """What each team and user of one pool holds and may hold, while a plan is made."""
+    """The slots that each team and user of one pool holds and may hold, while a plan is made."""
 
     def __init__(self, pool: PoolInfo, quotas: PoolQuotas, held: HeldSlots) -> None:
         self.pool = pool
         self.guaranteed, self.limit, self.teams_with_quota = quotas.guaranteed, quotas.limit, quotas.teams
         self.used_up = quotas.used_up
         self.held = held.by_team.copy()  # including bound reservations and the placements of this plan
-        # of these: reservations and work that is not preemptible
+        # the part of ``held`` in reservations and non-preemptible work
         self.non_preemptible = held.non_preemptible.copy()
         self.held_at_start = held.by_team.copy()  # held before this plan's placements
         self.stopping = held.stopping.copy()
         self.held_by_user = held.by_user.copy()
-        self.change_count: dict[int, int] = defaultdict(int)  # by team: number of changes of what it holds
-        # By team, until the team holds more.
+        self.change_count: dict[int, int] = defaultdict(int)  # by team: number of changes of its held slots
+        # Cached by team, and cleared when the team gets slots.
         self._rooms: dict[int, dict[tuple[str, int, bool, bool], Headroom]] = defaultdict(dict)
-        # By team, until the team holds more.
+        # Cached by team, and cleared when the team gets slots.
         self.kinds_within_limits_cache: dict[int, dict[Hashable, list[int]]] = defaultdict(dict)
         self.upcoming_reservations: dict[TeamAndModel, list[UpcomingReservation]] = {}  # few teams have any
         # Filled by ``quota_limits``.
@@ -148,8 +150,8 @@ class QuotaLedger:
         self.kinds_within_limits_cache[team].clear()
 
     def leaves_headroom(self, team: int, model: str, slots: int, end: int, preemptible: bool) -> bool:
-        """Return True if work that ends at ``end`` leaves the headroom reserved for its team's work ahead
-        of it.
+        """Return True if work that ends at ``end`` does not use the headroom reserved for its team's work
+        ahead in the queue.
         """
         reserved = self.reserved_headroom.get((team, model))
         return (
@@ -160,20 +162,20 @@ class QuotaLedger:
         )
 
     def leaves_user_headroom(self, user: int, slots: int, end: int) -> bool:
-        """Return True if work that ends at ``end`` leaves the headroom within the user cap reserved for
-        work ahead of it.
+        """Return True if work that ends at ``end`` does not use the headroom within the user cap that is
+        reserved for work ahead in the queue.
         """
         reserved = self.reserved_user_headroom.get(user)
         return reserved is None or end <= reserved.start or slots <= reserved.left
 
     def use_user_headroom(self, user: int, slots: int, end: int) -> None:
-        """Subtract the slots of started work that ends at ``end`` from its user's reserved headroom."""
+        """Subtract started work that ends at ``end`` from the slots left beside the user's headroom."""
         reserved = self.reserved_user_headroom.get(user)
         if reserved is not None and end > reserved.start:
             reserved.left -= slots
 
     def use_headroom(self, team: int, model: str, slots: int, end: int, preemptible: bool) -> None:
-        """Subtract the slots of started work that ends at ``end`` from its team's reserved headroom."""
+        """Subtract started work that ends at ``end`` from the slots left beside the team's headroom."""
         reserved = self.reserved_headroom.get((team, model))
         if (
             reserved is not None
@@ -188,8 +190,8 @@ class QuotaLedger:
         self.held_at_start[team, model] += slots
 
     def guarantee(self, team: int, model: str) -> int:
-        """Return the slots that the team is guaranteed. A static pool is guaranteed to its owner as a
-        whole.
+        """Return the slots that the team is guaranteed. The owner of a static pool is guaranteed the whole
+        pool.
         """
         if self.pool.kind is PoolKind.STATIC:
             return UNLIMITED_SLOTS if team == self.pool.team else 0
@@ -224,11 +226,12 @@ class QuotaLedger:
         )
 
     def headroom(self, team: int, model: str, need: int, preemptible: bool, may_borrow: bool) -> Headroom:
-        """Return whether ``need`` slots may be added. Cached until the team holds more, since equal asks
-        repeat the question.
+        """Return the team's headroom for ``need`` more slots. Cached until the team gets slots, because equal
+        asks are frequent.
 
-        Work that is not preemptible has to fit the guarantee together with the team's other work of that
-        kind. The team's preemptible work then counts as borrowing, and others may reclaim it.
+        Non-preemptible work must fit into the guarantee together with the team's other non-preemptible work.
+        The team's preemptible work is not counted in this check. If both together exceed the guarantee, other
+        teams may reclaim the preemptible work.
         """
         cached, key = self._rooms[team], (model, need, preemptible, may_borrow)
         room = cached.get(key)
@@ -254,17 +257,16 @@ class QuotaLedger:
         return self.held.get((team, model), 0) + need <= self.guarantee(team, model)
 
     def reclaimable_slots(self, team: int, model: str) -> int:
-        """Return the slots above the guarantee that are not already stopping: others may reclaim these.
+        """Return the slots above the guarantee that are not already stopping. Other teams may reclaim these
+        slots.
 
-        This plan's placements do not count: they cannot be evicted yet, and older work must not be evicted in
-        their place.
+        This plan's placements do not count: they cannot be evicted yet, and older work must not be evicted
+        instead of them.
         """
         return self.held_at_start[team, model] - self.stopping[team, model] - self.guarantee(team, model)
 
     def quota_tier_of(self, team: int, model: str, need: int) -> int:
-        """Return the quota tier of a start: within the guarantee, of a team below its guarantee, or
-        borrowing.
-        """
+        """Return the quota tier of a start with ``need`` slots (see ``QUOTA_TIERS``)."""
         held, guaranteed = self.held.get((team, model), 0), self.guarantee(team, model)
         if held + need <= guaranteed:
             return WITHIN_GUARANTEE

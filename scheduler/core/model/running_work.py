@@ -1,7 +1,7 @@
 """The running work of one pool as arrays: which units, CPU and memory are held, and by which workload.
 
 Running work is ordered by id, and a workload's index is its place in this order. Deltas change the arrays;
-the cost of a change depends on the rows it names, not on the pool's size.
+the cost of a change depends on the number of changed rows, not on the pool's size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scheduler.core.model.snapshot import RunningWorkload
 NO_HOLDER = -1
 MAX_SINGLE_UPDATES = 64  # up to this many rows, single insertions into the lists are faster than new lists
 
-# Rows of the table: one property of all running work each.
+# Row numbers of ``table``. Each row has one property of all running work.
 ID, TEAM, PRIORITY, RESERVATION, STARTED, LAST_SAVED, UNTIL, PREDICTED, EVICTIONS, SLOTS = range(10)
 PREEMPTIBLE, STOPPING, STOP_BY = 10, 11, 12
 COLUMNS = 13
@@ -39,7 +39,7 @@ def _columns_of(running: RunningWorkload) -> tuple[int, ...]:
         running.until,
         running.predicted_end,
         running.evictions,
-        0,  # slots: computed from its units
+        0,  # slots: set by ``_insert_rows`` from the units
         running.preemptible,
         running.stopping,
         FAR_FUTURE if running.stop_by is None else running.stop_by,
@@ -58,8 +58,8 @@ class RunningWork:
         self.cpu_free, self.memory_free = hardware.cpu_capacity.copy(), hardware.memory_capacity.copy()
         self.gpu_used: Ints = np.zeros(len(hardware.gpus), dtype=np.int64)
         self.held = HeldSlots()
-        # Number of hosts of running work with each (kind, units, CPU, memory): the running part of the demand
-        # mix.
+        # By (kind, units, CPU, memory) on one host: the number of such hosts of running workloads. This is
+        # the running part of the demand mix.
         self.host_demand_counts: Counter[tuple[int, int, int, int]] = Counter()
         # True if a unit is held twice. Changes are then ambiguous, and the arrays have to be rebuilt.
         self.has_conflicts = False
@@ -133,14 +133,12 @@ class RunningWork:
         self.running, self.units_of = [row for row, _ in merged], [row_units for _, row_units in merged]
 
     def _renumber(self, index: Ints) -> None:
-        """Replace the indices of running work; ``index`` has NO_HOLDER for removed work."""
+        """Replace each index ``i`` in ``holder`` by ``index[i]``, which is NO_HOLDER for removed work."""
         held = self.holder >= 0
         self.holder[held] = index[self.holder[held]]
 
     def _count(self, workloads: list[int], sign: int) -> None:
-        """Add (``sign`` 1) or subtract (-1) what workloads hold: GPUs, CPU, memory, and slots of their
-        teams.
-        """
+        """Add (``sign`` 1) or subtract (-1) the GPUs, CPU, memory and slots that workloads hold."""
         hardware = self.hardware
         for running, units in ((self.running[i], self.units_of[i]) for i in workloads):
             on_host: dict[int, list[int]] = {}

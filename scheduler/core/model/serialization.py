@@ -32,9 +32,8 @@ from scheduler.core.model.snapshot import (
 
 RECORDING_FORMAT = 2
 READABLE_FORMATS = (1, 2)
-# Column names of format 1 that have changed since. They are accepted whatever format a file states: the text
-# of a table is stored without a format, so a recording of format 2 can contain tables that were stored
-# before.
+# Column names of format 1 that have changed since. Files of every format may use the old names: the text of a
+# table is stored without a format, so a recording of format 2 can contain tables that were stored earlier.
 RENAMED_FIELDS: dict[type, dict[str, str]] = {
     HostInfo: {"accepts": "schedulable", "homes": "home_storage"},
     UnitInfo: {"well": "healthy"},

@@ -1,9 +1,9 @@
 """The planner's input: frozen rows, no Django, no clock.
 
 Times are whole seconds since the epoch (UTC). GPU capacity is counted in slots: a whole GPU has
-``SLOTS_PER_GPU`` of them, a MIG slice or a share a part of these, so that guarantees and use add up exactly
-as integers. Ids are the database's primary keys. Every ordering ends in an id, so that a plan never depends
-on the order of rows.
+``SLOTS_PER_GPU`` slots, and a MIG slice or a share has a part of them. Guarantees and use therefore add up
+exactly, as integers. Ids are the database's primary keys. Every ordering ends in an id, so that a plan never
+depends on the order of rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PoolPolicy:
 
     notice_seconds: int = 30  # time between the notice and the stop signal, in which a checkpoint is written
     grace_seconds: int = 30  # time between the stop signal and the kill
-    minimum_runtime_seconds: int = 300  # protected from eviction until it has run this long
+    minimum_runtime_seconds: int = 300  # a workload is not evicted before it has run this long
     half_life_seconds: int = 7 * 86_400  # half-life of the decayed use that fair share compares
     spare_slots: int = 0  # spare capacity, kept free for critical work
     longest_runtime_seconds: int = 7 * 86_400
@@ -119,8 +119,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class QuotaInfo:
-    """One team's quota for one model in one pool, in slots. ``borrow_limit`` limits what it holds above
-    the guarantee.
+    """One team's quota for one model in one pool, in slots. ``borrow_limit`` limits the slots above the
+    guarantee.
     """
 
     team: int
@@ -132,7 +132,7 @@ class QuotaInfo:
     # ``guaranteed`` is then 0. ``borrow_limit`` is also 0 if nothing may start at all.
     used_up_until: int | None = None
     gpu_hours: int = 0
-    # The values in force again from ``used_up_until`` on. Without meaning if that is None.
+    # The values in force again from ``used_up_until`` on. They have no meaning if ``used_up_until`` is None.
     guaranteed_after_reset: int = 0
     borrow_limit_after_reset: int | None = None
 
@@ -148,8 +148,8 @@ class TeamInfo:
 
 @dataclass(frozen=True, slots=True)
 class DecayedUseInfo:
-    """The slot-seconds that a team used in a pool, at the snapshot's time. Each second counts half after
-    every half-life.
+    """The decayed slot-seconds that a team used in a pool, at the snapshot's time. The weight of a used
+    slot-second halves in every half-life.
     """
 
     team: int
@@ -182,9 +182,11 @@ class QueuedWorkload:
     evicted_by: int | None = None  # the workload for which it was evicted last
     gate: str = ""
     gate_numbers: tuple[tuple[str, Any], ...] = ()
-    # Units that evictions for it freed or will free. No other workload gets them until it has started.
+    # Units that evictions for this workload freed or will free. No other workload gets these units until this
+    # workload has started.
     earmarked_units: tuple[int, ...] = ()
-    # whether all work evicted for it is of its own team; None if none was evicted, or if that is not known
+    # True if all work evicted for this workload is of its own team; None if no work was evicted, or if the
+    # teams are unknown
     room_made_by_own_team: bool | None = None
     # hosts on which an attempt could not start; other hosts are preferred until avoids_until
     avoids: tuple[int, ...] = ()
@@ -215,7 +217,7 @@ class RunningWorkload:
     stop_by: int | None = None  # deadline of a stopping workload
     evicted_for_workload: int | None = None
     evicted_for_reservation: int | None = None
-    # the workload for which it was evicted last: it may not evict that one in turn
+    # the workload for which this one was evicted last; this one may not evict that workload in return
     evicted_by: int | None = None
     evictions: int = 0  # number of past evictions; each makes it more expensive to evict
     cpu_milli: int = 0  # on each of its hosts

@@ -65,7 +65,9 @@ REMOVED_KEYS_FIELD = {name: f"{name}_gone" for name in SNAPSHOT_TABLES}
 
 
 def sort_rows(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with each table sorted by key. Of rows with the same key the last one counts."""
+    """Return the snapshot with each table sorted by key. If several rows have the same key, the last one
+    wins.
+    """
     rows = {name: {row_key(row): row for row in getattr(snapshot, name)} for name in SNAPSHOT_TABLES}
     return Snapshot(
         snapshot.epoch,

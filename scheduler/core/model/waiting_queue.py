@@ -17,7 +17,7 @@ MAX_RUNTIME_PENALTY_SECONDS = 48 * 3600
 
 
 def effective_submit_time(queued: QueuedWorkload) -> int:
-    """Return the submit time plus ten times the expected runtime, at most 48 hours."""
+    """Return the submit time plus ten times the predicted runtime, but at most plus 48 hours."""
     return queued.submitted + min(RUNTIME_WEIGHT * queued.predicted_seconds, MAX_RUNTIME_PENALTY_SECONDS)
 
 
@@ -44,7 +44,7 @@ class EquivalenceClass:
         self.unit_seconds = 0  # expected unit-seconds of all members
 
     def fill(self, rows: list[QueuedWorkload]) -> None:
-        """Set the members of an empty class: faster than adding them one by one."""
+        """Set the members of an empty class. This is faster than adding them one by one."""
         self.members = [(effective_submit_time(queued), queued.id, queued) for queued in rows]
         self.ages = [(queued.submitted, queued.id, queued) for queued in rows]
         self.lengths = [(expected_seconds(queued), queued.id) for queued in rows]
@@ -79,8 +79,8 @@ class EquivalenceClass:
 class PoolQueue:
     """The waiting work of one pool in equivalence classes.
 
-    Workloads with a gate, a back-off, a reservation or too long a runtime are kept apart and checked
-    individually.
+    Workloads with a gate, a back-off, a reservation or a runtime limit above the pool's are in no class and
+    are checked individually.
     """
 
     def __init__(self, hardware: PoolHardware, policy: PoolPolicy) -> None:
@@ -91,7 +91,7 @@ class PoolQueue:
         self.earmarked: dict[int, QueuedWorkload] = {}  # workloads with earmarked units
 
     def fill(self, rows: Iterable[QueuedWorkload]) -> None:
-        """Set the rows of an empty queue: faster than adding them one by one."""
+        """Set the rows of an empty queue. This is faster than adding them one by one."""
         members_by_key: dict[tuple[int, Hashable], list[QueuedWorkload]] = defaultdict(list)
         for row in rows:
             self.by_id[row.id] = row
@@ -167,7 +167,8 @@ class PoolQueue:
     def _key(self, queued: QueuedWorkload) -> tuple[int, Hashable]:
         user = 0 if self.policy.max_slots_per_user is None else queued.user
         number = self.hardware.ask_number(queued.ask)
-        # The evicting workload matters only to workloads that may evict, and these are checked individually.
+        # Members may differ in the workload for which they were evicted. This matters only if they may evict
+        # work, and then no member is skipped.
         evicted = queued.evicted_by is not None
         owner = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, evicted
         return number, owner

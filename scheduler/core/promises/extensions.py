@@ -26,12 +26,12 @@ def check_extension(
     horizon: int = SEARCH_HORIZON_SECONDS,
     borrows_again_from: int | None = None,
 ) -> WindowCheckResult:
-    """Check whether a reservation with bound units may keep them until ``end``, which is later than its
-    present end.
+    """Check whether a reservation may keep its bound units until ``end``, which is later than its present
+    end.
 
-    It keeps the same units. No maintenance may touch them until then, every other reservation that can be
-    kept now must still be kept, and the guarantees of others apply to the added time. If not: why, and the
-    first windows for the added time, from its present end on.
+    These units may not have maintenance until ``end``. Every other reservation that can be kept now must
+    still be kept. The guarantees of other teams apply to the added time. If the extension is not possible,
+    the result has the reason, and the first windows for the added time from the present end on.
     """
     row = next(r for r in snapshot.reservations if r.id == reservation)
     state, impossible = _pool_state_for(snapshot, row.ask, row.team, row.pool, now)
@@ -68,14 +68,16 @@ def check_extension(
 
 
 def _kept_if_extended(snapshot: Snapshot, state: PoolState, reservation: int, end: int, now: int) -> set[int]:
-    """Return the unbound reservations that could be kept if ``reservation`` lasted until ``end``."""
+    """Return the ids of the unbound reservations that could be kept if ``reservation`` lasted until
+    ``end``.
+    """
     extended = tuple(replace(r, end=end) if r.id == reservation else r for r in snapshot.reservations)
     pool_extended = PoolSnapshot(replace(snapshot, reservations=extended), state.pool)
     return set(PromiseTimeline(PoolState(pool_extended, now)).tentative_units)
 
 
 def _units_in_maintenance(timeline: PromiseTimeline, units: set[int], end: int, now: int) -> set[int]:
-    """Return those of the units that have maintenance between ``now`` and ``end``."""
+    """Return the units in ``units`` that have maintenance between ``now`` and ``end``."""
     return {
         interval.unit
         for interval in timeline.promised_intervals
@@ -90,7 +92,7 @@ def _extension_quota_violation(
     requester: ReservationRequester,
     end: int,
 ) -> Reason:
-    """Return why quotas or the user cap exclude the added time; an empty code if they do not."""
+    """Return the reason if quotas or the user cap exclude the added time; else an empty code."""
     state = timeline.state
     used: dict[str, int] = {}
     for unit in own_units:
@@ -104,12 +106,12 @@ def _extension_quota_violation(
 
 
 def check_longer_runtime(snapshot: Snapshot, workload: int, until: int, now: int) -> WindowCheckResult:
-    """Check whether running work that is not preemptible may stay until ``until``, which is later than its
-    runtime limit.
+    """Check whether non-preemptible running work may stay until ``until``, which is later than its runtime
+    limit.
 
     Every reservation that could be kept without this workload must still be kept, and no maintenance of its
-    hosts may begin before. If not, ``latest`` among the numbers is the longest limit that fits, or its
-    present limit. Preemptible work and work inside a reservation are never blocked.
+    hosts may begin before ``until``. If this is not so, the number ``latest`` is the latest limit that fits,
+    or the present limit. Preemptible work and work inside a reservation are never blocked.
     """
     row = next((r for r in snapshot.running if r.id == workload), None)
     if row is None or row.preemptible or row.stopping or row.reservation is not None:
@@ -131,7 +133,7 @@ def check_longer_runtime(snapshot: Snapshot, workload: int, until: int, now: int
 
 
 class _LongerStay:
-    """The promises of a pool beside one running workload that would stay beyond its runtime limit."""
+    """The promises of a pool if one running workload stays beyond its runtime limit."""
 
     def __init__(self, snapshot: Snapshot, row: RunningWorkload, now: int) -> None:
         self.snapshot, self.row, self.now = snapshot, row, now
@@ -160,8 +162,8 @@ class _LongerStay:
     def latest_limit(self, in_service_until: int, until: int) -> int:
         """Return the latest limit up to ``in_service_until`` that breaks no reservation.
 
-        A longer stay never keeps more reservations, and the next one breaks only if the stay exceeds its
-        start. So the latest limit is found by bisection.
+        The latest limit is found by bisection among the starts of reservations. A longer stay never keeps
+        more reservations, and a stay breaks a reservation only if it exceeds the reservation's start.
         """
         present = self.row.until
         starts = {r.start for r in self.state.reservations if present < r.start < until}

@@ -1,7 +1,7 @@
 """Separate borrowed from guaranteed work on the units that a reservation could take at its start.
 
 A team borrows the slots that it holds above its guarantee. No workload of the team is marked as the borrower:
-the team may lose any of them until it is back at its guarantee.
+any of its workloads may be evicted until the team is back at its guarantee.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def preemptible_holders(state: PoolState, reservation: ReservationInfo, units: I
 
 
 class GuaranteedWork:
-    """The guaranteed slots of one kind's model that teams lose if work is evicted for one reservation."""
+    """The guaranteed slots of the model of ``kind`` that teams lose if work is evicted for one
+    reservation.
+    """
 
     def __init__(self, state: PoolState, reservation: ReservationInfo, kind: int) -> None:
         self.state, self.reservation, self.kind = state, reservation, kind
@@ -57,9 +59,10 @@ class GuaranteedWork:
     def unit_costs(self, units: Ints) -> tuple[Ints, Ints]:
         """Return two estimates of the guaranteed slots that are lost with each unit.
 
-        The first counts every victim as if it were its team's only one. It is too low if several victims of
-        a team together hold more than the team borrows. The second counts a team's work as borrowed in the
-        order of its eviction cost, so that no choice of units can lose more than this estimate.
+        The first estimate treats every victim as its team's only victim. It is too low if several victims of
+        a team together hold more slots than the team borrows. The second estimate counts a team's work as
+        borrowed in the order of its eviction cost, so that no choice of units can lose more than this
+        estimate.
         """
         state = self.state
         alone: Ints = np.zeros(len(state.units), dtype=np.int64)

@@ -1,13 +1,13 @@
 """The timeline of promises on each unit: reservations, maintenance, and running work that may not be
 evicted.
 
-A reservation holds no particular units before its start. To check that it can be kept, each unbound
-reservation gets *tentative* units, in order of confirmation, on which nothing that must stay overlaps its
-window. New work gets tentative units only if it can be gone in time, so that a confirmed reservation can
-still be kept.
+A reservation holds no particular units before its start. To check that every reservation can be kept, each
+unbound reservation gets *tentative* units, in order of confirmation. No promise and no work that must stay
+overlaps its window on these units. New work gets tentative units only if it can leave them in time, so that a
+confirmed reservation can still be kept.
 
-A bound reservation whose hosts go into maintenance before its end also gets tentative units, from the start
-of the maintenance on: it is moved to them.
+A bound reservation whose hosts go into maintenance before its end also gets tentative units. It is moved to
+these units when the maintenance begins.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from scheduler.core.model.snapshot import PoolKind, ReservationInfo
 from scheduler.core.promises.guaranteed_work import GuaranteedWork
 from scheduler.core.reasons import Reason, ReasonCode, reason_numbers
 
-# A full disk is usually cleared within minutes, so promises later than this, beyond notice and grace, may
-# count on it.
+# A full disk is usually cleared within minutes. So a promise may count on the host if it begins later than
+# this after notice and grace.
 DISK_CLEANUP_SECONDS = 3600
 
 
@@ -43,7 +43,8 @@ def full_disks_cleared_at(state: PoolState) -> int:
 def units_in_service(state: PoolState, start: int) -> Mask:
     """Return the units that a promise from ``start`` on may count on.
 
-    These are healthy units on hosts that take new work, or that will once their disks have space.
+    These are healthy units on hosts that take new work now, or will take new work once their disks have
+    space.
     """
     if start < full_disks_cleared_at(state) or not has_full_disks(state):
         return state.in_service
@@ -68,10 +69,10 @@ def has_full_disks(state: PoolState) -> bool:
 
 
 def earliest_release_times(state: PoolState) -> Ints:
-    """Return until when each running workload holds its units.
+    """Return the time until which each running workload holds its units.
 
-    This is its runtime limit, or for preemptible work the earliest time at which an eviction could have ended
-    it.
+    This is its runtime limit. For preemptible work it is the earliest time at which an eviction could have
+    ended it.
     """
     table, now = state.table, state.now
     limit = np.maximum(table[UNTIL], now + 1)
@@ -85,9 +86,10 @@ def earliest_release_times(state: PoolState) -> Ints:
 
 
 def relocation_of(state: PoolState, reservation: ReservationInfo) -> ReservationInfo | None:
-    """Return the part of a bound reservation that it can't spend on its units, without units.
+    """Return the part of a bound reservation that its units can't serve, as a reservation without units.
 
-    It begins with the first maintenance of a host of its units. None if no maintenance begins before its end.
+    This part begins with the first maintenance of a host of these units. The result is None if no maintenance
+    begins before the reservation's end.
     """
     if not (reservation.units and state.maintenance):
         return None
@@ -111,7 +113,7 @@ def maintained_units(state: PoolState, start: int, end: int) -> Mask:
 
 @dataclass(frozen=True, slots=True)
 class PromisedInterval:
-    """A unit is promised for ``[start, end)``. ``team`` is None for maintenance."""
+    """The promise of a unit for ``[start, end)``. ``team`` is None for maintenance."""
 
     unit: int
     start: int
@@ -126,7 +128,7 @@ class ReservationRequester:
 
     ``user`` is None if no user's cap applies. ``may_exceed`` is set if an operator allowed the reservation to
     use what others are guaranteed, and to exceed the borrow limit and the user cap. ``borrows_again_from`` is
-    the time at which a closed budget opens again, None if the team may borrow now.
+    the time at which a closed budget opens again, or None if the team may borrow now.
     """
 
     team: int
@@ -149,7 +151,7 @@ class PromiseTimeline:
         # maintenance and reservations; running work is in ``held_until``
         self.promised_intervals: list[PromisedInterval] = []
         self.held_until = self._held_until(exclude)
-        # by id: reservations that need units, and the parts of bound ones that maintenance moves elsewhere
+        # by id: reservations that need units, and the relocated parts of bound ones (see ``relocation_of``)
         self.to_be_bound: dict[int, ReservationInfo] = {}
         # by reservation: its tentative units; absent if it cannot be kept at present
         self.tentative_units: dict[int, list[int]] = {}
@@ -166,9 +168,10 @@ class PromiseTimeline:
                 self.promised_intervals.append(PromisedInterval(unit, start, end, None, None))
 
     def _held_until(self, exclude: int | None) -> Ints:
-        """Return, per unit, until when running work must stay on it; 0 if there is none.
+        """Return, per unit, the time until which running work must stay on it; 0 without such work.
 
-        Work inside a reservation does not count: its reservation is the promise.
+        Work inside a reservation does not count, because its reservation is the promise. Work inside the
+        reservation ``exclude`` counts.
         """
         state = self.state
         until: Ints = np.zeros(len(state.units), dtype=np.int64)
@@ -192,9 +195,10 @@ class PromiseTimeline:
         ]
 
     def _add_reservations(self, exclude: int | None) -> None:
-        """Add bound reservations on their units, the others on tentative units.
+        """Add bound reservations on their units, and unbound reservations on tentative units.
 
-        The unbound ones are tried in order of confirmation, then in denser orders, until all can be kept.
+        The order of confirmation is tried first for the unbound ones, then other orders, until all can be
+        kept.
         """
         self._add_bound([r for r in self.state.reservations if r.id != exclude])
         unbound = list(self.to_be_bound.values())
@@ -208,7 +212,8 @@ class PromiseTimeline:
                 )
 
     def _add_bound(self, reservations: list[ReservationInfo]) -> None:
-        """Add the units that reservations have, until maintenance displaces them, as arrays too.
+        """Add the intervals in which reservations have their units, until maintenance displaces them. Copy
+        all intervals to arrays.
 
         A reservation without units, or one that will be displaced, goes into ``to_be_bound``.
         """
@@ -249,15 +254,17 @@ class PromiseTimeline:
         self.tentative_units, self._tentative_slots = {}, {}
         soonest = self.state.now + eviction_lead_seconds(self.state)
         for reservation in order:
-            # If its start is nearer than notice and grace, the units that can be free by then are the best
-            # choice.
+            # If the start is nearer than notice and grace, an eviction ends only at ``soonest``. Units that
+            # are free by then are the best choice.
             start = min(max(reservation.start, soonest), reservation.end - 1)
             units = self.find(reservation, start)
             if units is not None:
                 self.tentative_units[reservation.id] = units
 
     def open_units(self, start: int, end: int) -> Mask:
-        """Return the units without a promise in ``[start, end)``, on hosts that are in service by then."""
+        """Return the units without a promise in ``[start, end)``, on hosts that a promise from ``start`` on
+        may count on.
+        """
         mask = intersection(units_in_service(self.state, start), self.held_until <= start)
         mask[self._unit[(self._start < end) & (self._end > start)]] = False
         for promised, units in self.tentative_units.items():
@@ -267,8 +274,10 @@ class PromiseTimeline:
         return mask
 
     def find(self, reservation: ReservationInfo, start: int) -> list[int] | None:
-        """Return units for a reservation for ``[start, its end)``, or None. Units whose holders lose least
-        come first; near the start, units of borrowed work come before units of guaranteed work.
+        """Return units for a reservation from ``start`` to its end, or None.
+
+        Units whose holders lose the least work are preferred. Near the start, units of borrowed work come
+        before units of guaranteed work.
         """
         mask = self.open_units(start, reservation.end)
         cost = self.cost(start, reservation.id)
@@ -282,10 +291,11 @@ class PromiseTimeline:
     def _borrowers_first(
         self, reservation: ReservationInfo, kind: int, cheapest: list[int], mask: Mask, cost: Ints
     ) -> list[int]:
-        """Return units whose eviction takes the fewest guaranteed slots from teams, then the cheapest.
+        """Return the units whose eviction takes the fewest guaranteed slots from teams; among equal choices
+        the cheapest.
 
-        Guaranteed work would otherwise reclaim borrowed units after its eviction, so that more work is
-        evicted than the reservation needs.
+        Evicted guaranteed work would reclaim borrowed units, so that more work would be evicted than the
+        reservation needs.
         """
         guaranteed_work = GuaranteedWork(self.state, reservation, kind)
         choices = [cheapest]
@@ -296,11 +306,11 @@ class PromiseTimeline:
         return min(choices, key=lambda units: (guaranteed_work.slots_lost(units), int(cost[units].sum())))
 
     def _kinds_to_bind(self, reservation: ReservationInfo, start: int) -> Iterator[int]:
-        """Yield the kinds that a reservation may be given, each only if the previous ones do not suffice.
+        """Yield the kinds that a reservation may get, in the order in which they are tried.
 
-        If it accepts several models, these are the kinds that leave others their guarantees, as at its
-        confirmation. If none does any more, these are the kinds of which its team is guaranteed enough, or
-        else any kind: a confirmed reservation is kept.
+        If the reservation accepts several models, these are the kinds that leave other teams their
+        guarantees, as at its confirmation. If no kind does so now, these are the kinds of which its team is
+        guaranteed enough. If there are none, these are all kinds, because a confirmed reservation is kept.
         """
         state = self.state
         kinds = state.kinds_for(reservation.ask)
@@ -322,8 +332,8 @@ class PromiseTimeline:
             yield from own or kinds
 
     def promised(self, model: str, time: int) -> dict[int, int]:
-        """Return, by team, the slots of a model that are promised to it at a time, including running work
-        that must stay until then.
+        """Return, by team, the slots of a model that are promised at a time, including running work that must
+        stay longer.
         """
         promised_slots = dict(self._held_or_bound(model, time))
         of_model = _of_model(self.state, model)
@@ -340,8 +350,8 @@ class PromiseTimeline:
         return promised_slots
 
     def _held_or_bound(self, model: str, time: int) -> dict[int, int]:
-        """Return the same without tentative units. Cached: each of these asks again for the same few
-        times.
+        """Return the promised slots without tentative units. Cached, because ``promised`` is called for the
+        same few times again and again.
         """
         if (model, time) not in self._promised_slots_cache:
             state, of_model = self.state, _of_model(self.state, model)
@@ -358,8 +368,8 @@ class PromiseTimeline:
         return self._promised_slots_cache[model, time]
 
     def promise_starts_within(self, start: int, end: int) -> set[int]:
-        """Return the times inside a window at which a promise begins: only there the promised slots can
-        increase.
+        """Return the times inside a window at which a promise begins. Only at these times can the promised
+        slots increase.
         """
         promised_starts = self._start[(self._start > start) & (self._start < end)].tolist()
         tentative_starts = (self.to_be_bound[promise].start for promise in self.tentative_units)
@@ -368,8 +378,8 @@ class PromiseTimeline:
     def cost(self, start: int, reservation: int | None) -> Ints:
         """Return the cost of taking each unit.
 
-        Long before the start a free unit costs more than a held one: it is left for work that must stay. Near
-        the start the cost is that of the eviction, as in ``evict``.
+        Long before the start a free unit costs more than a held unit, so that free units are left for work
+        that must stay. Near the start it is the cost of the eviction, as in ``evict``.
         """
         state = self.state
         near = start - eviction_lead_seconds(state) <= state.now
@@ -382,7 +392,8 @@ class PromiseTimeline:
         own = state.reservation_by_id.get(reservation or 0)
         for i in np.flatnonzero(table[STOPPING]).tolist():
             if own is not None and state.running[i].evicted_for_reservation == own.id:
-                # Once the reservation has begun, free units are better than units still being freed.
+                # After the reservation has begun, free units are better than units that are still being
+                # freed.
                 price[i] = int(own.start <= state.now)
         held = np.flatnonzero(state.holder >= 0)
         cost[held] = price[state.holder[held]]
@@ -393,13 +404,13 @@ class PromiseTimeline:
 def quota_violation(
     promises: PromiseTimeline, requester: ReservationRequester, model: str, need: int, start: int, end: int
 ) -> Reason:
-    """Return why a team may not be promised ``need`` slots of a model for a window; an empty code if it
-    may.
+    """Return the reason why a team may not be promised ``need`` slots of a model for a window; the code is
+    empty if it may.
 
-    At each time in the window the sum of two parts has to fit the capacity: what the team would hold, and,
-    for each other team, the larger of its guarantee and what it is promised. A team may always use its own
-    guarantee. A guarantee whose GPU-hours are used up is in force again from the next period on. A team that
-    may not borrow now may borrow from the time at which its budget opens.
+    At each time in the window the capacity must cover the slots that the team would hold, and, for each other
+    team, the larger of its guarantee and its promised slots. A team may always use its own guarantee. A
+    guarantee whose GPU-hours are used up is in force again from the next period on. A team that may not
+    borrow now may borrow from the time at which its budget opens.
     """
     state, ledger, team = promises.state, promises.state.ledger, requester.team
     if (team, model) not in ledger.guaranteed:

@@ -1,6 +1,6 @@
 """Bind units to reservations at their start, and evict preemptible work from these units in time.
 
-A reservation that has begun and cannot be bound gets a row that says why.
+A reservation that has begun and cannot be bound gets a row with the reason.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from scheduler.core.reasons import ReasonCode, reason_numbers
 
 
 def bind_reservations(state: PoolState) -> PromiseTimeline:
-    """Bind the reservations that start, evict work from their units, and note the units on which later
-    ones count.
+    """Bind the reservations that start, evict work from their units, and record the units that later
+    reservations are expected to get.
     """
     promises = PromiseTimeline(state)
     for reservation in sorted(state.reservations, key=lambda r: (r.start, r.id)):
@@ -30,7 +30,8 @@ def bind_reservations(state: PoolState) -> PromiseTimeline:
                 state.unbound.append(units_missing(state, promises, reservation))
             continue
         if reservation.units:
-            # It leaves its own units before their maintenance begins: others are kept free for that time.
+            # Maintenance will begin on the reservation's own units: ``units`` are kept free for it from then
+            # on.
             state.note_reservation_units(promises.to_be_bound[reservation.id], units)
             continue
         if reservation.start <= state.now and all(
@@ -51,8 +52,8 @@ def bind_reservations(state: PoolState) -> PromiseTimeline:
 
 
 def note_upcoming_reservation(state: PoolState, reservation: ReservationInfo, units: list[int]) -> None:
-    """Count a future reservation against its team's guarantee, so that work that would still run then
-    leaves space for it.
+    """Count a future reservation against its team's guarantee, so that work that would still run at its start
+    leaves enough of the guarantee.
 
     A reservation that an operator allowed to exceed the guarantee is not counted.
     """
@@ -73,7 +74,7 @@ def units_missing(
 ) -> UnboundReservation:
     """Return the row of a reservation for which no choice of units lasts until its end.
 
-    Some units failed or were closed, or are held by work that must stay.
+    Units have failed, are closed, or are held by work that must stay.
     """
     fitting = state.units_serving(reservation.ask)
     free = promises.open_units(state.now, reservation.end) & fitting
@@ -88,8 +89,8 @@ def units_missing(
 
 
 def units_in_use(state: PoolState, reservation: ReservationInfo, units: list[int]) -> UnboundReservation:
-    """Return the row of a reservation whose units are held by work that is stopping, or is still protected
-    from eviction.
+    """Return the row of a reservation whose units are held by work that is stopping or may not be evicted
+    yet.
     """
     held = [u for u in units if state.holder[u] != NO_HOLDER or state.earmarked_for[u] != 0]
     numbers = reason_numbers(
@@ -106,8 +107,8 @@ def choose_units_with_fewer_evictions(
 ) -> list[int]:
     """Return units for a reservation that need fewer evictions.
 
-    A victim may hold more units than the reservation takes. Sparing each victim is tried, the most expensive
-    first.
+    A victim may hold more units than the reservation takes. For each victim, the most expensive first, units
+    are sought that spare this victim.
     """
     victims = preemptible_holders(state, reservation, units)
     for victim in sorted(victims, key=lambda v: (-int(state.cost[v]), v)):

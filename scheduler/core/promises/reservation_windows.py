@@ -27,14 +27,16 @@ from scheduler.core.reasons import Reason, ReasonCode, ReasonNumbers, reason_num
 WINDOW_GRID_SECONDS = 60  # reservations start and end on whole minutes
 SEARCH_HORIZON_SECONDS = 14 * 86_400
 MAX_WINDOWS_SHOWN = 3
-# A window that is shown can be requested for this long, if nothing changes but the time.
+# A shown window can be requested for this long, if only the time changes.
 WINDOW_VALID_SECONDS = 300
 
 
 def user_cap_violation(
     promises: PromiseTimeline, requester: ReservationRequester, need: int, start: int, end: int
 ) -> Reason:
-    """Return why a user's reservations would exceed the cap on one user in the pool; an empty code if not."""
+    """Return the reason if a user's reservations would exceed the pool's cap on one user; else an empty
+    code.
+    """
     state, cap = promises.state, promises.state.policy.max_slots_per_user
     if cap is None or requester.user is None:
         return "", ()
@@ -49,8 +51,8 @@ def user_cap_violation(
 
 
 def _slots_promised(promises: PromiseTimeline, reservation: ReservationInfo) -> int:
-    """Return the slots of a reservation's bound or tentative units; without these, of the smallest units
-    that serve it.
+    """Return the slots of a reservation's bound or tentative units. Without such units, return the fewest
+    slots that its ask can need.
     """
     state = promises.state
     units = [
@@ -66,7 +68,7 @@ def _slots_promised(promises: PromiseTimeline, reservation: ReservationInfo) -> 
 def _window_violation(
     promises: PromiseTimeline, ask: Ask, requester: ReservationRequester, start: int, end: int
 ) -> Reason:
-    """Return why a window does not fit; an empty code if it does."""
+    """Return the reason why a window does not fit; the code is empty if it fits."""
     state = promises.state
     mask = promises.open_units(start, end)
     cost = promises.cost(start, None)
@@ -89,7 +91,7 @@ def _window_violation(
 def _quota_or_cap_violation(
     promises: PromiseTimeline, ask: Ask, kind: int, requester: ReservationRequester, start: int, end: int
 ) -> Reason:
-    """Return why the user cap or quotas exclude a window; an empty code if they do not."""
+    """Return the reason if the user cap or quotas exclude a window; else an empty code."""
     state = promises.state
     if requester.may_exceed:
         return "", ()
@@ -117,13 +119,13 @@ def check_reservation_window(
 ) -> WindowCheckResult:
     """Check whether a reservation of ``ask`` for ``[start, end)`` keeps every promise made so far.
 
-    It is checked against other reservations, running work that may not be evicted, maintenance and closed
-    hosts. Unless ``may_exceed_guarantee``, it is also checked against the guarantees of other teams, the
-    team's borrow limit (no borrowing before ``borrows_again_from``) and the cap on ``user``.
+    The window is checked against other reservations, running work that may not be evicted, maintenance and
+    closed hosts. Unless ``may_exceed_guarantee``, it is also checked against the guarantees of other teams,
+    the team's borrow limit (no borrowing before ``borrows_again_from``) and the cap on ``user``.
 
-    If it does not fit, the result has the code, its numbers, and the first windows of the same length that
-    fit and can be requested for ``WINDOW_VALID_SECONDS``. These start on whole minutes between ``earliest``
-    and ``now + horizon``. ``exclude_reservation`` is a reservation that is being moved.
+    If the window does not fit, the result has the code, its numbers, and the first windows of the same length
+    that fit and can be requested for ``WINDOW_VALID_SECONDS``. These windows start on whole minutes between
+    ``earliest`` and ``now + horizon``. ``exclude_reservation`` is a reservation that is being moved.
     """
     return check_reservation_windows(
         snapshot,
@@ -155,10 +157,10 @@ def check_reservation_windows(
     user: int | None = None,
     borrows_again_from: int | None = None,
 ) -> list[WindowCheckResult]:
-    """Check several windows that do not overlap, and may therefore be promised together.
+    """Check several windows that do not overlap, so that all of them may be promised together.
 
-    The first window that does not fit names the first windows that do, from its own start on. Later ones say
-    only why.
+    The result of the first window that does not fit has the first windows that fit, from its own start on.
+    Later results have only the reason.
     """
     state, impossible = _pool_state_for(snapshot, ask, team, pool, now)
     if state is None or impossible is not None:
@@ -184,8 +186,8 @@ def check_reservation_windows(
 def _pool_state_for(
     snapshot: Snapshot, ask: Ask, team: int, pool: int, now: int
 ) -> tuple[PoolState | None, Reason | None]:
-    """Return the pool's state (None for an unknown pool), and why no window can ever fit the ask of this
-    team, or None.
+    """Return the pool's state (None for an unknown pool), and the reason if no window can ever fit this
+    team's ask (else None).
     """
     owner = next((p for p in snapshot.pools if p.id == pool), None)
     if owner is None:
@@ -203,9 +205,9 @@ def first_windows(
     """Return the first windows of a length in which an ask fits. They start within ``limits`` (both
     included).
 
-    They fit if requested now and up to ``WINDOW_VALID_SECONDS`` later: a reader needs time to choose one, and
-    a later request evicts preemptible work later. Besides the earliest start, only those start times are
-    tried at which a window can begin to fit; this finds the first possible minute.
+    They fit if requested now or up to ``WINDOW_VALID_SECONDS`` later: a reader needs time to choose a window,
+    and a later request evicts preemptible work later. Besides the earliest start, only start times at which
+    an obstacle ends are tried. This finds the first possible minute.
     """
     state = promises.state
     later = PromiseTimeline(
@@ -230,7 +232,7 @@ def _start_times_to_try(promises: PromiseTimeline, requester: ReservationRequest
     """Return the times at which fewer obstacles to a window may remain.
 
     A promise ends, a full disk counts as cleared, the GPU-hours of the team's guarantee are reset, or the
-    team may borrow again. A window that starts later meets no fewer of the obstacles that are still to come.
+    team may borrow again. Between these times a later start meets at least the same obstacles.
     """
     state = promises.state
     times = {interval.end for interval in promises.all_promised_intervals()}
@@ -258,8 +260,7 @@ def free_windows(
     """Return the first windows of a length in which a reservation of ``ask`` would fit, if requested
     within ``WINDOW_VALID_SECONDS``.
 
-    They start between ``earliest`` and ``now + horizon``. The result is empty if there is none, or if no
-    window can ever fit.
+    The windows start between ``earliest`` and ``now + horizon``. The result is empty if no such window fits.
     """
     state, impossible = _pool_state_for(snapshot, ask, requester.team, pool, now)
     if state is None or impossible is not None:
@@ -293,8 +294,8 @@ class ReservationWindow:
 
 @dataclass(frozen=True, slots=True)
 class WindowCheckResult:
-    """Whether a reservation's ask fits its window. If not: why, and the first windows of that length that
-    fit.
+    """The result of a check of a reservation's window. If the ask does not fit: the reason, and the first
+    windows of the same length that fit.
     """
 
     fits: bool

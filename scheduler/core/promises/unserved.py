@@ -1,4 +1,4 @@
-"""Find reservations that nothing can serve, before they start."""
+"""Find reservations that no units can serve, before they start."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from scheduler.core.reasons import ReasonCode, reason_numbers
 def unserved_reservations(snapshot: Snapshot, pool: int, now: int) -> tuple[UnboundReservation, ...]:
     """Return the reservations of a pool that can't be kept at present, by id, with the reason.
 
-    These are future ones, and bound ones that can't be moved to other units for the maintenance of their
-    hosts. A reservation that has begun without units is not included: the plan has its reason. ``closed``
-    among the numbers counts the fitting units that are closed, unhealthy or in maintenance in its window.
+    These are future reservations, and bound reservations that can't be moved to other units when maintenance
+    of their hosts begins. A reservation that has begun without units is not included: the plan has its
+    reason. The number ``closed`` counts the fitting units that are closed, unhealthy or in maintenance in the
+    reservation's window.
     """
     found = []
     for row in snapshot.pools:

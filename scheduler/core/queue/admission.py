@@ -53,8 +53,8 @@ class AdmissionCheck:
         return Refusal(queued.id, *used_up, None, max(dict(used_up[1])["until"], self.state.now + 1))
 
     def _gate(self, queued: QueuedWorkload) -> tuple[str, ReasonNumbers, int | None] | None:
-        """Return (code, numbers, expected start) of the gate, the back-off or the reservation that keeps
-        it from starting, or None.
+        """Return (code, numbers, expected start) of the gate, back-off or reservation that prevents a start,
+        or None.
         """
         now = self.state.now
         if queued.gate:
@@ -77,7 +77,7 @@ class AdmissionCheck:
         return None
 
     def _over_runtime_cap(self, queued: QueuedWorkload) -> Reason | None:
-        """Return the reason if its runtime limit is above the pool's cap, or None."""
+        """Return the reason if the workload's runtime limit is above the pool's cap, or None."""
         longest = self.state.policy.longest_runtime_seconds
         if queued.max_runtime_seconds <= longest:
             return None
@@ -104,7 +104,7 @@ class AdmissionCheck:
         )
 
     def _no_quota(self, queued: QueuedWorkload) -> Reason | None:
-        """Return the reason if its team has no quota on any model that serves the ask, or None."""
+        """Return the reason if the team has no quota for any model that serves the ask, or None."""
         state = self.state
         if state.pool.kind is PoolKind.STATIC or queued.reservation is not None:
             return None
@@ -115,10 +115,9 @@ class AdmissionCheck:
         return ReasonCode.NO_QUOTA, reason_numbers(models=models, pool=state.pool.id, team=queued.team)
 
     def _hours_used_up(self, queued: QueuedWorkload) -> Reason | None:
-        """Return the reason if nothing may start before the GPU-hours' period ends, or None.
+        """Return the reason if the workload may not start before the period of the GPU-hours ends, or None.
 
-        This is so if the GPU-hours of every model that the ask accepts are used up and the workload may not
-        borrow.
+        This is the case if the GPU-hours of every accepted model are used up and the workload may not borrow.
         """
         state, may_borrow = self.state, queued.preemptible and queued.may_borrow
         is_static = state.pool.kind is PoolKind.STATIC
@@ -151,8 +150,8 @@ class AdmissionCheck:
 
 
 def admit(state: PoolState, explain: bool) -> EligibleWork:
-    """Return the workloads that free units could help. Refuse the others, with reasons if ``explain`` is
-    set.
+    """Return the workloads that could start on free units. Exclude the others, and record their refusals if
+    ``explain`` is set.
     """
     check, queue = AdmissionCheck(state), state.pool_snapshot.queue
     classes, individuals = [], []

@@ -1,9 +1,10 @@
 """Predict a job's runtime at its submission: the median of similar finished jobs.
 
-Similar jobs have the same user, or else the same team; a size in the same power of two; and a runtime limit
-within a factor of three. The latest 200 count, and at least five are needed. Otherwise the prediction is the
-limit times the pool's median of runtime / limit. It is never above the limit. The caller supplies the
-finished jobs, from the database or from a simulation.
+Similar jobs have the same user, a size in the same power of two, and a runtime limit within a factor of
+three. The latest 200 jobs count, and at least five are needed. If the user has fewer, similar jobs of the
+same team count. If the team has fewer too, the prediction is the limit times the pool's median of runtime /
+limit. The prediction is never above the limit. The caller supplies the finished jobs, from the database or
+from a simulation.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from collections.abc import Sequence
 
 from scheduler.core.model.snapshot import QueuedWorkload
 
-MAX_SIMILAR_JOBS = 200  # finished jobs
+MAX_SIMILAR_JOBS = 200
 MIN_SIMILAR_JOBS = 5
 SIMILAR_LIMIT_FACTOR = 3
-# Finished jobs kept per team and size, in which a simulation looks for similar limits.
+# Finished jobs that a simulation keeps per user or team, and size. Among these it looks for similar limits.
 MAX_REMEMBERED_JOBS = 2000
 
 
 def size_class(total_units: int) -> tuple[int, int]:
-    """Return ``[smallest, end)`` of the units that count as the same size: a power of two."""
+    """Return the range ``[smallest, end)`` of unit counts of the same size, from one power of two to the
+    next.
+    """
     smallest = 1 << (total_units.bit_length() - 1)
     return smallest, 2 * smallest
 
@@ -38,8 +41,8 @@ def predicted_seconds(
 ) -> int:
     """Return the predicted runtime, between 1 second and ``limit``.
 
-    ``user_runtimes`` and ``team_runtimes`` are runtimes (seconds) of similar jobs, ``ratios`` the pool's
-    runtime / limit; each has the latest ``MAX_SIMILAR_JOBS``.
+    ``user_runtimes`` and ``team_runtimes`` are runtimes (seconds) of similar jobs, ``ratios`` are the pool's
+    values of runtime / limit. Each has at most the latest ``MAX_SIMILAR_JOBS`` jobs.
     """
     for runtimes in (user_runtimes, team_runtimes):
         if len(runtimes) >= MIN_SIMILAR_JOBS:

@@ -1,4 +1,4 @@
-"""One team's queue in one lane, and the equivalence classes whose members can be skipped."""
+"""Order one team's queue in one lane, and skip members of equivalence classes that cannot start."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def is_large_job(queued: QueuedWorkload) -> bool:
 
 
 class TeamQueue:
-    """One team's queue in one lane: by priority, then the overdue workloads, then by effective submit
-    time.
+    """One team's queue in one lane: by priority. Within a priority overdue workloads come first, then the
+    others by effective submit time.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class TeamQueue:
     def next(self) -> tuple[QueuedWorkload, EquivalenceClass, bool, list[QueuedWorkload]] | None:
         """Return the next turn, or None at the end.
 
-        A turn is (workload, its class, True if it waited too long, the last skipped member of each class
-        skipped on the way).
+        A turn is (workload, its class, True if the workload waited too long, skipped members). The skipped
+        members are, per class, the last member that was skipped since the previous turn.
         """
         turn = next(self._turns, None)
         if turn is None:
@@ -72,8 +72,8 @@ class TeamQueue:
             yield from ((*pair, False) for pair in rest)
 
     def _aged(self, groups: list[EquivalenceClass]) -> list[tuple[QueuedWorkload, EquivalenceClass]]:
-        """Return the oldest workload and the oldest large one, each if it waited too long, in order of
-        submission.
+        """Return the oldest workload and the oldest large workload, in order of submission. A workload that
+        has not waited too long is left out.
         """
         turn: dict[tuple[int, int], tuple[QueuedWorkload, EquivalenceClass]] = {}
         for candidates, after in (
@@ -91,14 +91,14 @@ class TeamQueue:
     def _by_submit_time(
         self, groups: list[EquivalenceClass], excluded: AbstractSet[int]
     ) -> Iterator[tuple[QueuedWorkload, EquivalenceClass]]:
-        """Merge the classes by effective submit time, without the members that are known to be
-        unschedulable.
+        """Merge the classes by effective submit time, without the members that are known to be unschedulable.
 
-        In a long queue these are nearly all of it, so whole classes are dropped from the merge at once.
+        In a long queue nearly all members are unschedulable, so whole classes are dropped from the merge at
+        once.
         """
         heap = [(*group.members[0][:2], number, 0) for number, group in enumerate(groups)]
         heapq.heapify(heap)
-        # By class number: the index of the first member that was dropped from the merge.
+        # By number of a dropped class: the index of its first member that is not yet skipped.
         given_up: dict[int, int] = {}
         # Both are empty while refusals are explained.
         whole, partly = (
@@ -135,8 +135,8 @@ class TeamQueue:
         before: tuple[int, int] | None,
         excluded: AbstractSet[int],
     ) -> int:
-        """Skip the members of a dropped class up to ``before`` (effective submit time, id). Return the
-        index reached.
+        """Skip the members of a dropped class from the index ``reached`` up to ``before`` (effective submit
+        time, id). Return the index of the next member.
         """
         to = len(group.members) if before is None else bisect_left(group.members, before)
         for index in range(to - 1, reached - 1, -1):
@@ -155,10 +155,10 @@ class SkipScope(Enum):
 
 
 class UnschedulableClasses:
-    """The members of equivalence classes that are known to get nothing in this cycle.
+    """The members of equivalence classes that are known to get no units in this cycle.
 
-    Units are only taken within a cycle, and a workload that runs longer may use fewer of the units promised
-    to others.
+    If a member gets no units, a member that runs at least as long gets none either: units are only taken
+    within a cycle, and a longer workload may use fewer of the units that are promised to others.
     """
 
     def __init__(self, state: PoolState) -> None:
@@ -168,7 +168,9 @@ class UnschedulableClasses:
         self.skipped_runtimes: dict[int, list[tuple[int, int]]] = {}
 
     def note(self, group: EquivalenceClass, queued: QueuedWorkload, scope: SkipScope) -> None:
-        """Note that a member of the class got nothing, and which other members therefore cannot either."""
+        """Record that a member of the class got no units, so that the members in ``scope`` cannot get any
+        either.
+        """
         if scope is SkipScope.EQUAL_OR_LONGER:
             expected, longest = self.state.skip_bounds(queued, expected_seconds(queued))
             if group.lengths[0][0] >= expected and longest == 0:
@@ -179,7 +181,7 @@ class UnschedulableClasses:
             self.skipped_classes.add(id(group))
 
     def contains(self, group: EquivalenceClass, queued: QueuedWorkload) -> bool:
-        """Return True if the workload is known to get nothing."""
+        """Return True if the workload is known to get no units."""
         known = self.skipped_runtimes.get(id(group))
         if known is None:
             return False

@@ -1,4 +1,4 @@
-"""A workload's turn in the queue, and the criterion that puts one turn before another."""
+"""Describe a workload's turn in the queue, and find the criterion that puts one turn before another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from scheduler.core.model.quota_ledger import BORROWING, QUOTA_TIERS
 from scheduler.core.model.snapshot import QueuedWorkload
 
-# Inside a reservation, with an eviction in progress, all other work.
+# Lanes, in order: work inside a reservation; work for which an eviction is in progress; all other work.
 LANES = INSIDE_RESERVATION, EVICTION_IN_PROGRESS, ORDINARY = (
     0,
     1,
@@ -33,17 +33,17 @@ class TurnCriterion(StrEnum):
     WITHIN_GUARANTEE = "within_guarantee"  # stays within its team's guarantee; the other does not
     BELOW_GUARANTEE = "below_guarantee"  # its team is below its guarantee; the other would only borrow
     FAIR_SHARE = "fair_share"  # both borrow; its team has less decayed use by weight
-    OWN_TEAM = "own_team"  # the other was behind work of its own team until then
-    PRIORITY = "priority"  # of one team
+    OWN_TEAM = "own_team"  # until then, the other was behind work of its own team
+    PRIORITY = "priority"  # both are of one team; it has the higher priority
     AGED = "aged"  # waited too long; the other did not
-    SUBMITTED = "submitted"  # both waited too long: by submit time
-    PLACE = "place"  # effective submit time
-    NUMBER = "number"  # equal in everything else: the lower id
+    SUBMITTED = "submitted"  # both waited too long; it was submitted earlier
+    PLACE = "place"  # it has the earlier effective submit time
+    NUMBER = "number"  # all else is equal; it has the lower id
 
 
 @dataclass(frozen=True, slots=True)
 class QueueTurn:
-    """The values that decided a workload's turn in one cycle, as they were at that turn.
+    """The values that decided a workload's turn in one cycle, as of that turn.
 
     ``number`` counts the turns from 1. ``key`` is the workload's place in the order of ``TurnOrder``.
     """
@@ -61,14 +61,14 @@ class QueueTurn:
 
     @property
     def quota_tier(self) -> int:
-        """Return 0 within the guarantee, 1 for a team below its guarantee, 2 for borrowing; 0 outside lane
-        2.
+        """Return the quota tier: 0 within the guarantee, 1 for a team below its guarantee, 2 for borrowing.
+        Outside lane 2 it is 0.
         """
         return self.key[0] % len(QUOTA_TIERS)
 
     @property
     def share(self) -> float:
-        """Return the team's decayed use by weight, in slot-seconds; 0 where it does not count."""
+        """Return the team's decayed use by weight, in slot-seconds. It is 0 for work that does not borrow."""
         return self.key[1]
 
 
@@ -80,7 +80,7 @@ def deciding_criterion(first: QueueTurn, second: QueueTurn) -> TurnCriterion:
         if first.queued.priority != second.queued.priority:
             return TurnCriterion.PRIORITY
     elif first.key > second.key:
-        # Its key is greater, but ``second`` was not yet at the head of its team's queue.
+        # ``first`` has the greater key, but ``second`` was not yet at the head of its team's queue.
         return TurnCriterion.OWN_TEAM
     elif first.key[0] != second.key[0]:
         lanes = {0: TurnCriterion.RESERVATION, 1: TurnCriterion.ROOM_IS_MADE}

@@ -4,9 +4,9 @@ Across teams: (1) work inside a reservation, (2) work for which an eviction is i
 within its team's guarantee, (4) work of a team below its guarantee, (5) borrowers, the team with the least
 decayed use by weight first.
 
-Within a team: by priority, then shortest expected runtime first, bounded: a job is ordered by its submit time
-plus ten times its expected runtime, at most 48 hours. A team's oldest job goes first after 24 hours, its
-oldest job over 8 GPUs after 6 hours. Every key ends in the id.
+Within a team: by priority, then by submit time plus ten times the predicted runtime, but at most plus 48
+hours. So short jobs come first, but a long job waits for a bounded time. After 24 hours a team's oldest job
+comes first, and after 6 hours its oldest job over 8 GPUs. Every key ends in the id.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
 
 def expected_slot_seconds(state: PoolState, queued: QueuedWorkload) -> int:
-    """Return the slot-seconds that a start adds to its team's use in this cycle, so that one team does not
-    take the whole cycle.
+    """Return the slot-seconds that a start adds to its team's use in this cycle.
+
+    Without this addition one team could take all free units of a cycle.
     """
     kinds = state.kinds_for(queued.ask)
     slots = state.slots_needed(queued.ask, kinds[0]) if kinds else queued.ask.total_units * SLOTS_PER_GPU
@@ -48,8 +49,8 @@ def expected_slot_seconds(state: PoolState, queued: QueuedWorkload) -> int:
 
 
 class TurnOrder:
-    """The queue of one pool, one turn after another. A team's next turn depends on what the team got so
-    far in the cycle.
+    """The queue of one pool, one turn after another. A team's next turn depends on the slots that the team
+    got so far in the cycle.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class TurnOrder:
         """Split a team's classes into parts that have no model in common.
 
         A workload that would borrow one model then does not delay work that is guaranteed another model.
-        There is one part only if a cap on each user makes all models compete.
+        There is only one part if the pool caps the slots of each user, because all models then compete.
         """
         if len(self.state.hardware.models) == 1 or self.state.policy.max_slots_per_user is not None:
             return [groups]
@@ -159,7 +160,8 @@ class TurnOrder:
         turn = self.team_queues[team_queue].next()
         if turn is not None:
             queued, group, waited_too_long, skipped = turn
-            # Its key is never less than the keys of the team's workloads before it, visited or skipped.
+            # A workload's key is never less than the keys of the team's workloads before it, visited or
+            # skipped.
             key = self._key(team_queue[0], queued, waited_too_long)
             if skipped:
                 key = max(key, *(self._key(team_queue[0], workload, False) for workload in skipped))
@@ -180,8 +182,8 @@ class TurnOrder:
         )
 
     def _best_quota_tier(self, queued: QueuedWorkload) -> int:
-        """Return the best quota tier over all kinds that serve the ask. Cached for equal asks while the
-        team holds the same.
+        """Return the best quota tier over all kinds that serve the ask. Cached for equal asks until the team
+        gets slots.
         """
         ask, version = self.state.resolve_ask(queued.ask), self.state.ledger.change_count[queued.team]
         cached = self._quota_tiers.get((queued.team, ask.number))
@@ -200,8 +202,9 @@ class TurnOrder:
     def may_take_kind_now(self, queued: QueuedWorkload, kind: int) -> bool:
         """Return True if the workload may take units of this kind now.
 
-        Work that is guaranteed another model but prefers this one, beyond its guarantee, is requeued: after
-        the work that is guaranteed this model, before all borrowers.
+        The workload is requeued if it is guaranteed another model, but would take this kind beyond its team's
+        guarantee. Its second turn comes after the work that is guaranteed this model and before all
+        borrowers.
         """
         is_within_guarantee = self._turn_key[0] == ORDINARY * len(QUOTA_TIERS) + WITHIN_GUARANTEE
         self.requeued = is_within_guarantee and self._quota_tier_on(queued, kind) > WITHIN_GUARANTEE
@@ -213,8 +216,6 @@ class TurnOrder:
         self.decayed_use_by_weight[queued.team] = self.decayed_use_by_weight.get(queued.team, 0.0) + added
 
     def note_unplaced(self, queued: QueuedWorkload, scope: SkipScope) -> None:
-        """Note that a workload got nothing, and which members of its class therefore cannot either: these
-        are skipped.
-        """
+        """Record that a workload got no units, and skip the members of its class in ``scope``."""
         if self.group is not None:
             self.unschedulable.note(self.group, queued, scope)
