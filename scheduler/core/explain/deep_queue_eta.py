@@ -1,15 +1,14 @@
-"""Estimate when work deep in a queue may start, by counting units as they become free, not on particular
-hosts.
+"""Estimate when work deep in a queue may start. Count the units that become free, without choosing hosts.
 
-``Forecast`` gives the first waiting workloads their hosts and times. This module continues for the later
-ones: for each kind it knows the number of units that are expected to be free at each time. Each workload, in
-queue order, takes the earliest time from which enough units are free for as long as it needs them. They are
-then subtracted for the later ones. A small ask may therefore start before larger ones ahead of it, as it will
-in reality, but no workload starts at the expense of one ahead of it.
+``Forecast`` gives the first waiting workloads their hosts and times. This module continues with the later
+workloads. For each kind it has the number of units that are expected to be free at each time. Each workload,
+in queue order, takes the earliest time from which enough units are free for its duration. These units are
+then subtracted for later workloads. A small ask may therefore start before larger asks ahead of it, as it
+will in reality. No workload delays one ahead of it.
 
 Units are counted in pieces: an ask for 4 units on a host cannot use 4 hosts with one unit each. The capacity
-for a size is what is free in whole pieces of that size. Smaller asks take leftover units first, as the
-placement rule does, then whole pieces.
+for a size is the number of free units in whole pieces of this size. Smaller asks take leftover units first,
+as the placement rule does, then whole pieces.
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ from scheduler.core.model.hardware import FAR_FUTURE
 from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.snapshot import QueuedWorkload
 
-# Up to this many workloads behind the forecast are counted one by one, the rest by the pool's throughput.
+# Up to this many workloads behind the forecast are counted one by one, and the rest by the pool's throughput.
 MAX_COUNTED_SINGLY = 2_000
-# Times at which units are counted: more are slower. A time later than all of them is always added.
+# The most times at which units are counted: more times make the estimate slower. A time later than all others
+# is always added.
 MAX_TIME_POINTS = 256
 
 
@@ -39,12 +39,12 @@ class DeepQueueEta:
         self.counted = 0
         self._capacity = int(state.slots[state.usable].sum())
         self._uncounted_slot_seconds = 0  # slot-seconds of the workloads that were not counted one by one
-        # By kind: for work that is not preemptible, and for preemptible work.
+        # By kind: the free units for non-preemptible work, and for preemptible work.
         self._free_units_by_kind: dict[int, tuple[FreeUnitsOverTime, FreeUnitsOverTime]] = {}
 
     def expected_start(self, queued: QueuedWorkload, kinds: Sequence[int], seconds: int) -> int | None:
-        """Return the expected start of a workload that may use these kinds for ``seconds``, and count it
-        in.
+        """Return the expected start of a workload that may use these kinds for ``seconds``, and subtract its
+        units.
 
         Return None if there are never enough units of any kind.
         """
@@ -66,7 +66,7 @@ class DeepQueueEta:
         return max(start, self.state.now + 1)
 
     def note_placed(self, units: Sequence[int], seconds: int) -> None:
-        """Count work that was started meanwhile."""
+        """Subtract the units of work that this cycle started after counting began."""
         hosts: dict[tuple[int, int], int] = {}
         for unit in units:
             position = int(self.state.kind[unit]), int(self.state.host_of[unit])
@@ -78,7 +78,7 @@ class DeepQueueEta:
                     free_units.reset_search()
 
     def note_expected(self, kind: int, queued: QueuedWorkload, start: int) -> None:
-        """Count a workload that got its start from the forecast after counting began here."""
+        """Subtract the units of a workload that got its start from the forecast after counting began."""
         self._take(kind, queued.ask.units, queued.ask.hosts, start, start + queued.predicted_seconds)
 
     def _take(self, kind: int, units: int, hosts: int, start: int, end: int) -> None:
@@ -113,18 +113,18 @@ class FreeUnitsOverTime:
         sizes = np.arange(self.largest + 1)
         levels = np.arange(len(times))[:, None] * len(sizes) + free
         hosts = np.bincount(levels.ravel(), minlength=len(times) * len(sizes)).reshape(len(times), -1)
-        # of each number of free units: those in whole pieces of each size
+        # for each number of free units: the units in whole pieces of each size
         pieces = sizes[:, None] // sizes[1:] * sizes[1:]
         whole_pieces = (hosts @ pieces).T
-        # Wider than the known times: inserting a time shifts the later ones, which is ten times faster than
-        # new tables.
-        # [size - 1, time]
+        # Indices: [size - 1, time]. The table is wider than the known times, because shifting the later times
+        # for an insertion is ten times faster than creating new tables.
         self.whole_pieces: Ints = np.zeros(
             (self.largest, max(MAX_TIME_POINTS, 2 * len(times))), dtype=np.int64
         )
         self.whole_pieces[:, : len(times)] = whole_pieces
         self.leftover_units: Ints = self.whole_pieces[0] - self.whole_pieces
-        self._reached: dict[tuple[int, int, int], int] = {}  # where the search for an equal ask ended
+        # by equal asks: the time at which the last search ended
+        self._reached: dict[tuple[int, int, int], int] = {}
 
     def earliest(self, units: int, hosts: int, seconds: int) -> int | None:
         """Return the first time after now from which ``hosts`` pieces of ``units`` are free for
@@ -133,9 +133,9 @@ class FreeUnitsOverTime:
         if units > self.largest:
             return None
         need, free_units = units * hosts, self.whole_pieces[units - 1]
-        # Free units only decrease, so an equal ask never starts earlier than the one before it, unless units
-        # were taken now (``reset_search``). Durations within a factor of two count as equal; otherwise hardly
-        # two asks would be.
+        # Free units only decrease, so an equal ask never starts earlier than the previous one, unless units
+        # were taken now (``reset_search``). Durations within a factor of two count as equal, because
+        # otherwise hardly any asks would be equal.
         duration_class = seconds.bit_length()
         key = units, hosts, duration_class
         index = bisect_right(self.times, max(self.now, self._reached.get(key, 0) - 1))
@@ -149,8 +149,8 @@ class FreeUnitsOverTime:
         return self.times[index] if index < len(self.times) else None
 
     def reset_search(self) -> None:
-        """Restart the searches. Units that were free now were taken, so their end is a possible start that
-        did not exist before.
+        """Restart the searches from now. Units that were free now were taken, so the time at which they
+        become free again is a new possible start.
         """
         self._reached.clear()
 
@@ -167,7 +167,9 @@ class FreeUnitsOverTime:
         self.whole_pieces[units:, first:last] -= units * hosts - taken
 
     def _index_of(self, time: int) -> int:
-        """The place of a moment, put in if there is room for it or it is the last; else the next one's."""
+        """Return the index of ``time``. Insert it if there is capacity or if it is later than all other
+        times; otherwise return the index of the next time.
+        """
         position = bisect_left(self.times, time)
         last = position == len(self.times)
         if last or (self.times[position] != time and len(self.times) < MAX_TIME_POINTS):

@@ -16,7 +16,8 @@ from scheduler.core.model.pool_state import PoolState, eviction_lead_seconds
 from scheduler.core.model.snapshot import Ask
 from scheduler.core.promises.promise_timeline import PromiseTimeline
 
-# Points of the forecast's time grid: more are slower, and predictions are not more precise.
+# The most points of the forecast's time grid: more points would be slower, and predictions are not more
+# precise.
 MAX_FORECAST_TIME_POINTS = 96
 
 
@@ -41,11 +42,12 @@ class Forecast:
         # A list: times are looked up thousands of times.
         self.times: list[int] = times.tolist()
         self.profiles: dict[int, Ints] = {}
-        # By kind, like ``profiles``: the units taken by future reservations. Kinds without any are absent.
+        # By kind, like ``profiles``: the units taken by future reservations. Kinds without such units are
+        # absent.
         self.reserved: dict[int, Ints] = {}
 
     def _free_at(self) -> Ints:
-        """Return when each unit is expected to be free."""
+        """Return the time at which each unit is expected to be free."""
         state = self.state
         free_at = np.where(state.usable, state.now, FAR_FUTURE).astype(np.int64)
         for host, start, end in state.maintenance:
@@ -70,7 +72,7 @@ class Forecast:
         return max(0, bisect_right(self.times, time) - 1)
 
     def profile(self, kind: int) -> Ints:
-        """Return ``[time, host]``: the expected free units of a kind."""
+        """Return the expected free units of a kind as an array ``[time, host]``."""
         cached = self.profiles.get(kind)
         if cached is None:
             cached = self.profiles[kind] = self._profile(kind)
@@ -113,7 +115,7 @@ class Forecast:
     def _extend_to(self, time: int) -> None:
         """Add ``time`` to the grid if there is capacity, or if it is later than the whole grid.
 
-        Without a grid point at the end, units that are taken until then would never count as free again.
+        Without a grid point at ``time``, units that are taken until then would never count as free again.
         """
         index = self._at_or_after(time)
         if index < len(self.times) and (
@@ -144,8 +146,8 @@ class Forecast:
     def earliest(
         self, ask: Ask, kind: int, seconds: int, not_before: int, evictable_after: int | None = None
     ) -> tuple[int, list[int]] | None:
-        """Return the first time, at least ``not_before``, from which the ask fits for ``seconds``, and the
-        hosts; or None.
+        """Return the first time from ``not_before`` on at which the ask fits for ``seconds``, and the hosts;
+        or None.
 
         ``evictable_after``: the work can be evicted after this many seconds, so later reservations are no
         obstacle.

@@ -1,9 +1,9 @@
-"""Find when evictions could start a workload, once running work is no longer protected by the minimum
-runtime.
+"""Find the time at which evictions could start a workload, after the minimum runtime of running work has
+passed.
 
-Without this, a workload that is guaranteed what others have just borrowed would be told the borrowers'
-expected end: hours, where it is minutes. The same victim search runs on the pool's state as it will be when
-all running work is unprotected.
+Suppose that others have just borrowed the units that a workload is guaranteed. Without this module its
+expected start would be the borrowers' expected end, in hours instead of minutes. The victim search of the
+planner runs on the pool's state at a time when all running work is unprotected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from scheduler.core.reasons import ReasonCode
 
 @dataclass(frozen=True, slots=True)
 class FutureRoom:
-    """Work (ids) that can be evicted at ``evict_at``, and ``start``, by which its units will be free."""
+    """Future evictions: ``victims`` (ids) can be evicted at ``evict_at``, and their units are free at
+    ``start``.
+    """
 
     victims: tuple[int, ...]
     evict_at: int
@@ -33,7 +35,7 @@ class FutureRoom:
 
 
 class FutureEvictions:
-    """Future evictions for the refused workloads, one after another in queue order."""
+    """The search for future evictions for the refused workloads, one after another in queue order."""
 
     def __init__(self, state: PoolState) -> None:
         self.state = state
@@ -45,8 +47,9 @@ class FutureEvictions:
         self._future_state: PoolState | None = None
 
     def room_for(self, queued: QueuedWorkload) -> FutureRoom | None:
-        """Return the first future evictions that start the workload, and count them in. None if waiting
-        does not help.
+        """Return the first future evictions that start the workload, or None if waiting does not help.
+
+        The evictions and the units are counted for the searches of later workloads.
         """
         if not self.has_protected_work or queued.reservation is not None:
             return None
@@ -107,8 +110,8 @@ class FutureEvictions:
             future_state.evictable = all_evictable
 
     def _state_then(self) -> PoolState:
-        """Return the pool's state when all running work is unprotected, without the units taken in this
-        cycle.
+        """Return the pool's state at a time when all running work is unprotected. The units taken in this
+        cycle are not free in it.
         """
         if self._future_state is None:
             self._future_state = PoolState(

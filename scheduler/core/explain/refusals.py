@@ -1,7 +1,7 @@
-"""Record refusals: the reason, the position, the expected start and the workloads that block it.
+"""Record refusals: the reason, the position, the expected start and the blocking workloads.
 
-``WaitReasons`` finds the reason. ``Forecast`` gives the expected start, with all work ahead already counted
-in. The first refused workloads get particular units held for them.
+``WaitReasons`` finds the reason. ``Forecast`` gives the expected start, after all work ahead has taken its
+units. For the first refused workloads particular units are held.
 """
 
 from __future__ import annotations
@@ -29,20 +29,23 @@ from scheduler.core.model.waiting_queue import expected_seconds
 from scheduler.core.promises.promise_timeline import PromiseTimeline
 from scheduler.core.reasons import ReasonCode, reason_numbers
 
-# So many of the first refused workloads get units of each kind held: two while the queue is short, else one.
+# The most refused workloads for which units of one kind are held while the queue is short. In a longer queue
+# it is one.
 MAX_HELD_PLACES_PER_KIND = 2
 SHORT_QUEUE_SECONDS = 72 * 3600  # A queue is short if the pool could finish it within this time.
-# So many workloads per pool get their start from the forecast, the later ones from ``DeepQueueEta``.
+# The number of workloads per pool that get their start from the forecast. Later ones get it from
+# ``DeepQueueEta``.
 FORECAST_DEPTH = 64
-MAX_DEEP_TRIES_PER_KIND = 8  # So many of the later ones are tried for each kind of which no units are held.
+# The most workloads behind this depth that the forecast tries for a kind while none of its units is held.
+MAX_DEEP_TRIES_PER_KIND = 8
 MAX_BLOCKERS_NAMED = 20
 
 
 def required_free_seconds(queued: QueuedWorkload) -> int:
-    """Return how long units have to stay free for a workload that may start on them.
+    """Return the seconds for which units must stay free so that a workload may start on them.
 
-    Preemptible work may be evicted for a reservation, but not for waiting work: it needs the units for its
-    expected runtime.
+    This is the runtime limit. Preemptible work, which may be evicted for a reservation, needs the units only
+    for its expected runtime.
     """
     return expected_seconds(queued) if queued.preemptible else queued.max_runtime_seconds
 
@@ -50,8 +53,8 @@ def required_free_seconds(queued: QueuedWorkload) -> int:
 def is_short_queue(unit_seconds: int, state: PoolState) -> bool:
     """Return True if the queue is short, so that more units may be held.
 
-    Held units are partly idle. That costs little in a pool that finishes its queue soon. In an overloaded
-    pool all waiting work pays for it (docs/benchmarks.md).
+    Held units are partly idle. This costs little in a pool that finishes its queue soon, but delays all
+    waiting work in an overloaded pool (docs/benchmarks.md).
     """
     return unit_seconds <= SHORT_QUEUE_SECONDS * int(state.usable.sum())
 
@@ -60,7 +63,7 @@ class RefusalRecorder:
     """The refusals of one pool's cycle, in the order of its queue."""
 
     def __init__(self, state: PoolState, promises: PromiseTimeline, unit_seconds: int, explain: bool) -> None:
-        """``unit_seconds``: what all eligible work is expected to use. ``explain``: whether reasons are
+        """``unit_seconds``: the expected use of all eligible work. ``explain``: True if reasons are
         recorded.
         """
         self.state, self.promises, self.explain = state, promises, explain
@@ -78,7 +81,7 @@ class RefusalRecorder:
         self._started: dict[int, list[tuple[int, QueuedWorkload, list[int]]]] = defaultdict(list)
 
     def note_placed(self, queued: QueuedWorkload, units: list[int]) -> None:
-        """Count a started workload into the forecasts."""
+        """Subtract the units of a started workload from the forecasts."""
         self._started[queued.team].append((self.state.now + queued.predicted_seconds, queued, units))
         if self.forecast is not None:
             self.forecast.note_placed(units, queued.predicted_seconds)
@@ -86,14 +89,16 @@ class RefusalRecorder:
             self.deep_queue_eta.note_placed(units, queued.predicted_seconds)
 
     def note_evicted(self, team: int) -> None:
-        """Note that work of a team was evicted, and therefore ends sooner."""
+        """Clear the cached order of a team's running work by end, because some of it was evicted and ends
+        sooner.
+        """
         self._work_by_end.pop(team, None)
 
     def refuse_until_evicted(
         self, queued: QueuedWorkload, kind: int, units: list[int], leaving: list[int]
     ) -> None:
-        """Refuse a workload until its victims have stopped. Its units are earmarked and count as held by
-        its team.
+        """Refuse a workload until its victims have stopped. Earmark its units, and count them as held by its
+        team.
         """
         state = self.state
         state.earmark(queued, units, leaving)
@@ -127,7 +132,7 @@ class RefusalRecorder:
         )
 
     def refuse(self, queued: QueuedWorkload) -> None:
-        """Record why the workload waits, its position, and its expected start."""
+        """Record the reason why the workload waits, its position, and its expected start."""
         self.position += 1
         if not self.explain:
             self._refuse_without_reason(queued)
@@ -149,7 +154,7 @@ class RefusalRecorder:
         elif code in (ReasonCode.HOST_CLOSED, ReasonCode.HOST_FULL):
             start = None
         elif code == ReasonCode.HELD_FOR_RESERVATION and dict(numbers).get("own"):
-            # It is held for the team's own reservation, which takes the guarantee until then.
+            # The team's own reservation takes the guarantee until its end.
             start = max(int(dict(numbers)["end"]), self.state.now + 1)
         else:
             start, blockers, held = self._start_on_units(queued, allowed)
@@ -164,8 +169,8 @@ class RefusalRecorder:
     def may_hold_units(self, kinds: Sequence[int]) -> bool:
         """Return True if units of these kinds may be held for the next refused workload.
 
-        Behind the forecast's depth this is only so if no units of any of them are held yet. Otherwise large
-        work would starve behind many workloads that wait for other kinds.
+        Behind the forecast's depth units may be held only if no unit of these kinds is held yet. Without this
+        exception large work would starve behind many workloads that wait for other kinds.
         """
         if self.forecast_count < FORECAST_DEPTH:
             return any(self.held[kind] < self.max_held_places for kind in kinds)
@@ -174,14 +179,14 @@ class RefusalRecorder:
         )
 
     def affects_holds(self, kinds: Sequence[int]) -> bool:
-        """Return True if the forecast of this refused workload can change which units are held, for it or
-        for later ones.
+        """Return True if the forecast of this refused workload can change the units held for this or later
+        workloads.
         """
         in_forecast_depth = self.forecast_count < FORECAST_DEPTH
         return self.may_hold_units(range(len(self.state.kinds)) if in_forecast_depth else kinds)
 
     def _refuse_without_reason(self, queued: QueuedWorkload) -> None:
-        """Record the refusal only if units are held for the workload: nobody reads the others."""
+        """Record the refusal only if units are held for the workload, because nobody reads other refusals."""
         reserved = self._reserve_headroom(queued) or self._reserve_user_headroom(queued)
         if queued.reservation is not None or not self.affects_holds(self.state.kinds_for(queued.ask)):
             return
@@ -201,11 +206,11 @@ class RefusalRecorder:
             )
 
     def _reserve_headroom(self, queued: QueuedWorkload) -> ReservedHeadroom | None:
-        """Reserve headroom for the first workload of a team that waits for quota. Return None if this is
-        not one.
+        """Reserve headroom for a team's first workload that waits for quota. Return None if ``queued`` is not
+        this workload.
 
-        Work behind it may use the headroom only if it ends by then. Otherwise small work would keep the team
-        at its limit.
+        Work behind this workload may use the headroom only if it ends in time. Otherwise small work would
+        keep the team at its limit.
         """
         state, kinds = self.state, self.state.kinds_for(queued.ask)
         key = queued.team, state.kinds[kinds[0]].model
@@ -227,10 +232,10 @@ class RefusalRecorder:
         return reserved
 
     def _reserve_user_headroom(self, queued: QueuedWorkload) -> ReservedHeadroom | None:
-        """Reserve headroom for the user's first capped workload; otherwise their smaller jobs could starve
-        it.
+        """Reserve headroom for the user's first workload that waits for the user cap. Otherwise the user's
+        smaller jobs could starve it.
 
-        Return None if this is not one.
+        Return None if ``queued`` is not this workload.
         """
         state, kinds = self.state, self.state.kinds_for(queued.ask)
         if state.policy.max_slots_per_user is None or queued.reservation is not None:
@@ -253,7 +258,7 @@ class RefusalRecorder:
     ) -> tuple[int, tuple[int, ...]]:
         """Return (expected start, held units) of a workload for which headroom is reserved.
 
-        Units are held too; otherwise other work could occupy them when the headroom is there.
+        Units are also held. Otherwise other work could occupy them when the headroom becomes available.
         """
         held: tuple[int, ...] = ()
         first = self.state.kinds_for(queued.ask)[:1]
@@ -263,7 +268,9 @@ class RefusalRecorder:
         return max(reserved.start, self.state.now + 1), held
 
     def _start_behind_own_team(self, queued: QueuedWorkload) -> tuple[int | None, tuple[int, ...]]:
-        """Return (expected start, blockers) of the workload ahead of it, before which it cannot start."""
+        """Return (expected start, blockers) of the workload ahead in the queue for which the headroom is
+        reserved.
+        """
         own_headroom = self.state.ledger.reserved_user_headroom.get(queued.user)
         if own_headroom is not None and not any(
             leaves_user_headroom(self.state, queued, k) for k in self.state.kinds_for(queued.ask)
@@ -280,9 +287,10 @@ class RefusalRecorder:
     def _start_on_units(
         self, queued: QueuedWorkload, allowed: list[int], not_before: int = 0
     ) -> tuple[int | None, tuple[int, ...], tuple[int, ...]]:
-        """Return (expected start, blockers, held units) from the forecast, and count the workload in.
+        """Return (expected start, blockers, held units) from the forecast, and subtract the workload's units
+        from it.
 
-        The start is after ``now`` at least: the workload does not fit now, possibly because of CPU or NVLink,
+        The start is later than ``now``: the workload does not fit now, possibly because of CPU or NVLink,
         which the forecast does not model.
         """
         state = self.state
@@ -310,8 +318,8 @@ class RefusalRecorder:
     def _earliest_place(
         self, forecast: Forecast, queued: QueuedWorkload, allowed: list[int], after: int
     ) -> tuple[int, int, list[int]] | None:
-        """Return (time, kind, hosts) of the earliest place of the forecast; of equal ones that of the first
-        allowed kind.
+        """Return (time, kind, hosts) of the forecast's earliest start. Among equal starts the first allowed
+        kind wins.
         """
         best: tuple[int, int, list[int]] | None = None
         evictable_after = (
@@ -326,12 +334,14 @@ class RefusalRecorder:
         return best
 
     def _future_room(self, queued: QueuedWorkload, start: int | None) -> FutureRoom | None:
-        """Return the room that evictions can make before ``start``, once running work is no longer protected.
+        """Return future evictions that free units before ``start``, or None.
 
-        Return None if there is none. ``start``: the expected start without these evictions, if any.
+        They become possible when the minimum runtime of running work has passed. ``start`` is the expected
+        start without these evictions, if there is one.
         """
         if self.deep_queue_eta is not None:
-            # Work that is guaranteed what others borrowed comes first, so nothing is found deep in the queue.
+            # Work that may reclaim borrowed units comes first in the queue, so nothing is found deep in the
+            # queue.
             return None
         if self.future_evictions is None:
             self.future_evictions = FutureEvictions(self.state)
@@ -348,8 +358,8 @@ class RefusalRecorder:
     def _hold_units(self, queued: QueuedWorkload, kind: int, hosts: list[int], start: int) -> tuple[int, ...]:
         """Hold units on the hosts where the workload is expected to start. Return their ids.
 
-        Those that are freed last before its start are chosen, so that others can use units that are free for
-        longer.
+        The units that become free last before this start are chosen, so that others can use units that are
+        free for longer.
         """
         assert self.forecast is not None
         state = self.state
@@ -361,7 +371,7 @@ class RefusalRecorder:
                 (state.kind[first:last] == kind) & (free_at <= start) & (state.earmarked_for[first:last] == 0)
             )
             candidates_here = first + np.flatnonzero(is_open & (state.reserved_from[first:last] > start))
-            # held for another workload: chosen last
+            # Units held for another workload are chosen last.
             held = state.queue_hold_from[candidates_here] < FAR_FUTURE
             freed_last = np.lexsort((-self.forecast.free_at[candidates_here], held))[: queued.ask.units]
             chosen += candidates_here[freed_last].tolist()
@@ -369,8 +379,8 @@ class RefusalRecorder:
         return tuple(sorted(state.units[u].id for u in chosen))
 
     def _blockers(self, kind: int, hosts: list[int], start: int) -> tuple[int, ...]:
-        """Return the work on those hosts that is expected to end by ``start``; the last to end if there is
-        much.
+        """Return the work on these hosts that is expected to end by ``start``, at most MAX_BLOCKERS_NAMED
+        workloads, the last to end.
         """
         state, ending = self.state, []
         for host in hosts:
@@ -381,8 +391,8 @@ class RefusalRecorder:
         return tuple(sorted({workload for _, workload in sorted(set(ending))[:MAX_BLOCKERS_NAMED]}))
 
     def _start_within_limits(self, queued: QueuedWorkload, code: str) -> tuple[int | None, tuple[int, ...]]:
-        """Return when enough of its team's (or user's) work will have ended, and this work; None if no end
-        suffices.
+        """Return (time, blockers): the time by which enough of the team's (or user's) work will have ended,
+        and this work. The time is None if no end suffices.
         """
         ends = [self._end_of_own_work(queued, kind, code) for kind in self.state.kinds_for(queued.ask)]
         options = [
@@ -393,8 +403,8 @@ class RefusalRecorder:
     def _end_of_own_work(
         self, queued: QueuedWorkload, kind: int, code: str
     ) -> tuple[int, tuple[int, ...], int] | None:
-        """Return (time, blockers, surplus slots) at which enough work of its team (or user) has ended for
-        one kind, or None.
+        """Return (time, blockers, surplus slots) for one kind, or None: the time by which enough work of the
+        team (or user) will have ended, and this work.
         """
         state = self.state
         model, need = state.kinds[kind].model, state.slots_needed(queued.ask, kind)
@@ -430,8 +440,8 @@ class RefusalRecorder:
     def _work_of_team(
         self, team: int, non_preemptible_only: bool
     ) -> tuple[Iterable[int], list[tuple[int, int, list[int]]]]:
-        """Return a team's running work outside reservations by end, and (end, id, units) of what this plan
-        started.
+        """Return a team's running work outside reservations by end, and (end, id, units) of the work that
+        this plan started.
         """
         running = self.state.running
         own_work = (  # evaluated only as far as needed
@@ -447,7 +457,7 @@ class RefusalRecorder:
         return own_work, started_rows
 
     def _work_of_user(self, user: int) -> tuple[Iterable[int], list[tuple[int, int, list[int]]]]:
-        """Return a user's running work by end, and (end, id, units) of what this plan started."""
+        """Return a user's running work by end, and (end, id, units) of the work that this plan started."""
         own_work = (i for i, r in enumerate(self.state.running) if r.user == user)
         started = (row for team in self._started.values() for row in team)
         started_rows = [(end, q.id, units) for end, q, units in started if q.user == user]
@@ -466,8 +476,8 @@ class RefusalRecorder:
         return self._work_by_end[team]
 
     def _start_inside_reservation(self, queued: QueuedWorkload) -> tuple[int | None, tuple[int, ...]]:
-        """Return when enough work inside the same reservation will have ended, and this work; None if not
-        before its end.
+        """Return (time, blockers): the time by which enough work inside the same reservation will have ended,
+        and this work. The time is None if it is not before the reservation's end.
         """
         state = self.state
         reservation = state.reservation_by_id[queued.reservation or 0]

@@ -1,8 +1,8 @@
 """Give an expected start as a range: the forecast, widened by the errors of the latest forecasts.
 
-A forecast simulates the plan with predicted runtimes, whose errors become errors of the forecast: about half
-of all workloads start later than it expects. The ends of the range come from past waits that were expected to
-be about as long. The range is never a guarantee.
+A forecast simulates the plan with predicted runtimes. Their errors become errors of the forecast: about half
+of all workloads start later than the forecast expects. The ends of the range come from past waits whose
+expected length was similar. The range is never a guarantee.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 UPPER_PERCENTILE, LOWER_PERCENTILE = 85, 15  # percentiles of actual / expected wait
 MAX_OUTCOMES = 400  # latest records that are used
-SIMILAR_WAIT_FACTOR = 3  # expected waits within this factor of each other have similar errors
+SIMILAR_WAIT_FACTOR = 3  # two expected waits are similar if they differ by at most this factor
 MIN_OUTCOMES = 20
 # Lower bound for both waits of a ratio: without it, an error of seconds in a short wait gives a large ratio.
 MIN_WAIT_SECONDS = 60
@@ -52,11 +52,11 @@ def start_range(now: int, expected_start: int, past_errors: Sequence[float]) -> 
 
 
 def ratios_of_similar_waits(past: Sequence[tuple[int, float]], expected_wait: int) -> list[float]:
-    """Return the ratios of past waits that were expected to be about as long; all ratios if these are too
-    few.
+    """Return the ratios of past waits with a similar expected length, or all ratios if there are too few such
+    waits.
 
-    ``past`` has (expected wait in seconds, ``wait_ratio``). Short waits have larger errors than long ones, so
-    one measure for both would be too wide or too late.
+    ``past`` has (expected wait in seconds, ``wait_ratio``). Short waits have larger relative errors than long
+    waits, so one range for both would be too wide for long waits or too narrow for short ones.
     """
     wait = max(MIN_WAIT_SECONDS, expected_wait)
     similar = [
@@ -71,7 +71,7 @@ def ratios_of_similar_waits(past: Sequence[tuple[int, float]], expected_wait: in
 
 @dataclass(frozen=True, slots=True)
 class EstimateOutcome:
-    """An expected wait that was shown for a workload, and the actual wait, in seconds.
+    """One expected wait that was shown for a workload, and its actual wait, in seconds.
 
     ``latest_wait`` is the upper end of the range, None if no range was shown. ``waited`` is the time until
     the workload started or left the queue, or until now.
@@ -87,14 +87,16 @@ class EstimateOutcome:
     def is_conclusive(self) -> bool:
         """Return True if the outcome shows the error of the forecast.
 
-        A workload that left the queue early, or still waits within its expected wait, does not.
+        It does not if the workload left the queue early, or has not yet waited longer than expected.
         """
         return self.started or self.waited > self.expected_wait
 
     @property
     def started_in_range(self) -> bool | None:
-        """Return True if it started by the upper end of the range; None if there was no range, or if
-        the workload may still start within it.
+        """Return True if the workload started by the upper end of the range.
+
+        The result is None if there was no range, or if the workload did not start but had not waited beyond
+        the range.
         """
         if self.latest_wait is None:
             return None
@@ -107,9 +109,9 @@ class EstimateOutcome:
 class EstimateAccuracy:
     """The accuracy of one pool's expected starts.
 
-    ``errors`` are ratios for ``start_range``. ``past`` has each ratio with its expected wait (s).
-    ``started_in_range_count`` of ``with_range`` workloads started by the upper end. ``median_error`` (s) is
-    the median over ``started_count`` started workloads.
+    ``errors`` are ratios for ``start_range``. ``past`` has each ratio with its expected wait (s). Of
+    ``with_range`` workloads with a range, ``started_in_range_count`` started by its upper end.
+    ``median_error`` (s) is the median over ``started_count`` started workloads.
     """
 
     errors: tuple[float, ...] = ()
@@ -118,7 +120,7 @@ class EstimateAccuracy:
     with_range: int = 0
     started_in_range_count: int = 0
     past: tuple[tuple[int, float], ...] = ()
-    simulated: int = 0  # of ``started_count``
+    simulated: int = 0  # number of simulated workloads in ``started_count``
 
     @property
     def has_enough_outcomes(self) -> bool:
@@ -165,8 +167,8 @@ def _percentile(ranked: Sequence[float], percent: int) -> float:
 class EstimateHistory:
     """The latest expected waits and their outcomes in a simulation.
 
-    Workloads that still wait count once they have waited longer than expected; otherwise a growing queue
-    would look accurate.
+    Workloads that still wait also count after they have waited longer than expected. Otherwise the estimates
+    would look accurate while the queue grows.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,6 @@
-"""Find why a workload waits: the first obstacle whose absence would help, found by leaving it out and
-trying again.
+"""Find the reason why a workload waits: the first obstacle without which it would start.
+
+Each obstacle is left out of a new attempt, to see whether the workload then fits.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class WaitReasons:
         self._possible: dict[int, list[int]] = {}
 
     def first_reason(self, queued: QueuedWorkload, allowed: list[int], ahead: int) -> Reason:
-        """Return the first obstacle of a workload with ``ahead`` others ahead of it.
+        """Return the first obstacle of a workload that has ``ahead`` others ahead of it in the queue.
 
         ``allowed``: the kinds that its limits allow.
         """
@@ -59,10 +60,11 @@ class WaitReasons:
         return code, numbers
 
     def _hardware_reason(self, queued: QueuedWorkload, allowed: list[int]) -> Reason:
-        """Return which units are missing or promised to others.
+        """Return the reason that names the missing units, or the promise to others.
 
         The result is cached for all workloads with the same key. Promises also depend on the workload's
-        times; missing units are then checked again, because units are taken in the meantime.
+        times. For each new time class missing units are checked again, because other workloads took units in
+        the meantime.
         """
         key = self._hardware_reason_key(queued, allowed)
         cached = self._missing_units_cache.get(key)
@@ -78,7 +80,9 @@ class WaitReasons:
         return self._promised[timed_key]
 
     def _hardware_reason_key(self, queued: QueuedWorkload, allowed: list[int]) -> Hashable:
-        """Return a key with which workloads have the same obstacles, except for their times."""
+        """Return a key. Workloads with the same key have the same obstacles, except for obstacles that depend
+        on their times.
+        """
         team = queued.team if self.state.is_shared(queued.ask) else 0
         earmark_owner = queued.id if queued.id in self.state.workloads_with_earmarks else 0
         number = self.state.ask_number(queued.ask)
@@ -86,7 +90,9 @@ class WaitReasons:
         return number, spare, queued.reservation, team, earmark_owner, tuple(allowed)
 
     def allowed_kinds(self, queued: QueuedWorkload) -> list[int]:
-        """Return the kinds that the workload's limits allow: other free kinds do not help it."""
+        """Return the kinds that the workload's limits allow. Free units of other kinds do not help the
+        workload.
+        """
         within_limits = kinds_within_limits(self.state, queued)
         if not within_limits:
             return []
@@ -109,8 +115,8 @@ class WaitReasons:
         return headroom_for(self.state, queued, kind).allowed and within_caps(self.state, queued, kind)
 
     def _behind_own_team(self, queued: QueuedWorkload) -> Reason | None:
-        """Return the reason if the headroom of every allowed kind is reserved for work ahead of it, or
-        None.
+        """Return the reason if the headroom for every allowed kind is reserved for work ahead of the
+        workload, or None.
         """
         state = self.state
         for kind in self._possible_kinds(queued):
@@ -154,8 +160,8 @@ class WaitReasons:
         return None
 
     def _quota_or_cap_reason(self, queued: QueuedWorkload) -> Reason | None:
-        """Return the reason if no kind is within quota and user cap, with the numbers of its first choice;
-        otherwise None.
+        """Return the reason if no kind is within quota and user cap, with the numbers of the workload's
+        preferred kind; otherwise None.
         """
         state, reason = self.state, None
         for kind in self._possible_kinds(queued):
@@ -185,7 +191,9 @@ class WaitReasons:
         return reason
 
     def _missing_units(self, queued: QueuedWorkload, kinds: list[int]) -> Reason | None:
-        """Return which units are missing even if promises are ignored; None if they are only promised."""
+        """Return the reason that names the missing units if the workload does not fit even without promises;
+        otherwise None.
+        """
         state, ask = self.state, queued.ask
         if queued.reservation is not None:
             inside = (state.bound_to == queued.reservation) & state.units_of_kinds(kinds)
@@ -208,8 +216,8 @@ class WaitReasons:
         )
 
     def _hosts_closed(self, queued: QueuedWorkload, kinds: list[int]) -> Reason:
-        """Return why the hosts that could serve the workload take no new work: maintenance, full disks, or
-        another state.
+        """Return the reason why the hosts that could serve the workload take no new work: maintenance, full
+        disks, or another state.
         """
         state = self.state
         if any(fits_on_empty_hosts(state, queued.ask, kind, state.in_service) for kind in kinds):
@@ -225,7 +233,7 @@ class WaitReasons:
         return self._other_closed_hosts(queued)
 
     def _in_maintenance(self) -> Reason:
-        """Return the first start and the first end of the maintenance windows that have begun."""
+        """Return the reason with the first start and the first end of the current maintenance windows."""
         state = self.state
         current = [(start, end) for _, start, end in state.maintenance if start <= state.now < end]
         return ReasonCode.HELD_FOR_MAINTENANCE, reason_numbers(
@@ -233,7 +241,9 @@ class WaitReasons:
         )
 
     def _other_closed_hosts(self, queued: QueuedWorkload) -> Reason:
-        """Return how many hosts of the pool are closed, and why, and how many units are not healthy."""
+        """Return the reason with the number of closed hosts in the pool, their codes, and the number of
+        unhealthy units.
+        """
         state = self.state
         codes = sorted({h.closed_code for h in state.hosts if not h.schedulable and h.closed_code})
         closed = sum(not h.schedulable for h in state.hosts)
@@ -254,15 +264,15 @@ class WaitReasons:
         return intersection(state.hardware.healthy, schedulable[state.host_of])
 
     def _promised_to_others(self, queued: QueuedWorkload, kinds: list[int]) -> Reason:
-        """Return which use of the free units is the first obstacle: spare capacity, queue holds,
+        """Return the first promise of the free units that is an obstacle: spare capacity, queue holds,
         maintenance or a reservation.
         """
         state, need = self.state, queued.ask.total_units
-        # includes units earmarked for it
+        # these include units earmarked for the workload
         available = availability.available_units(state, queued, availability.ALL_PROMISES)
         candidates = intersection(state.free if available is None else available, state.units_of_kinds(kinds))
         free = int(candidates.sum())
-        # The obstacle was the spare capacity.
+        # The workload fits with all promises kept, so only the spare capacity prevents its start.
         if self._fits_ignoring(queued, kinds, availability.NO_PROMISES):
             spare = state.policy.spare_slots
             slots = state.slots_needed(queued.ask, kinds[0])

@@ -1,4 +1,4 @@
 """Score nodes for the placement rule: expected waste, scarcity prices, the mix of demands.
 
-Knows nodes and demands only, no pool state.
+The package depends only on nodes and demands, not on the state of a pool.
 """

@@ -29,7 +29,7 @@ SPLITMIX_STEP, SPLITMIX_ROUNDS = (
 BATCH_SIZE = 64
 
 
-MAX_DEMANDS_IN_MIX = 512  # only the most frequent demands are kept: the rest is too rare to matter
+MAX_DEMANDS_IN_MIX = 512  # only the most frequent demands are kept, because the others are too rare to matter
 
 
 UNLIMITED_AMOUNT = (1 << 31) - 1  # more CPU, memory or GPU than any node has
@@ -39,7 +39,7 @@ UNLIMITED_AMOUNT = (1 << 31) - 1  # more CPU, memory or GPU than any node has
 class NodeDemand:
     """The resources that one request takes on one node: ``milli`` thousandths of each of ``gpus`` GPUs.
 
-    ``milli`` is below 1000 only for one GPU; work without GPUs has 0 GPUs. ``classes`` is a bit mask of
+    ``milli`` is below 1000 only if ``gpus`` is 1. Work without GPUs has 0 GPUs. ``classes`` is a bit mask of
     the node classes that serve the demand, or ANY_CLASS.
     """
 
@@ -51,16 +51,16 @@ class NodeDemand:
 
     @property
     def whole(self) -> int:
-        """Return the number of untouched GPUs that it needs."""
+        """Return the number of untouched GPUs that the demand needs."""
         return self.gpus if self.milli == MILLI_PER_GPU else 0
 
     @property
     def total(self) -> int:
-        """Return the thousandths of GPU that it takes."""
+        """Return the thousandths of GPU that the demand takes."""
         return self.gpus * self.milli
 
     def allows(self, node_class: int) -> bool:
-        """Return True if nodes of a class serve it."""
+        """Return True if nodes of a class serve the demand."""
         return bool(self.classes >> node_class & 1)
 
 
@@ -81,8 +81,8 @@ class DemandMix:
         return DemandMix(tuple(need for need, _ in rows), tuple(weight for _, weight in rows))
 
     def batches(self, count: int) -> Ints:
-        """Return ``count`` batches of BATCH_SIZE demands each, as indices into ``needs``; always the same
-        for the same mix.
+        """Return ``count`` batches of BATCH_SIZE demands each, as indices into ``needs``. Equal mixes give
+        equal batches.
         """
         steps = np.cumsum(np.array(self.weights, dtype=np.int64))
         points = np.array(
@@ -94,8 +94,8 @@ class DemandMix:
 def round_weights(mix: DemandMix) -> DemandMix:
     """Return the mix with each weight rounded to its first four binary digits, without the rarest demands.
 
-    A single request then seldom changes the mix, so that values computed for it stay valid. The rounding (at
-    most 6 %) has no measurable cost; rounding to powers of two wastes one percent of a cluster with
+    A single request then seldom changes the mix, so that values computed for the mix stay valid. The rounding
+    (at most 6 %) has no measurable cost; rounding to powers of two wastes one percent of a cluster with
     scarce CPU.
     """
     rows = sorted(zip(mix.weights, mix.needs, strict=True), key=lambda pair: (-pair[0], pair[1]))[
@@ -123,7 +123,7 @@ def _quasi_random(count: int) -> tuple[int, ...]:
 
 
 def nodes_with_capacity(need: NodeDemand, cpu: Ints, memory: Ints, whole: Ints, largest: Ints) -> Mask:
-    """Return the nodes with enough capacity left for a demand, whatever their class."""
+    """Return the nodes of any class with enough free capacity for a demand."""
     mask: Mask = whole >= need.whole if need.whole else largest >= (need.milli if need.gpus else 0)
     if need.cpu:
         mask &= cpu >= need.cpu

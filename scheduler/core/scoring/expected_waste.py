@@ -1,10 +1,10 @@
-"""Expected waste: how much GPU of a node cannot be used by the asks that the pool really gets.
+"""Compute the expected waste: the GPU capacity of a node that the asks expected in the pool cannot use.
 
-A node is a host as an ask sees it: free CPU (thousandths), free memory (MiB), the free thousandths of each
-GPU, and a class (the model; in a pool, the kind of unit). Fixed batches of asks, drawn from the pool's mix,
-are placed on it one after another as they fit. Its waste is the GPU that stays idle, as the mean over the
-batches. All values are integers, so that every machine gets the same result; the seed of the draws is a
-constant of the rule.
+A node describes a host by its free CPU (thousandths), free memory (MiB), the free thousandths of each GPU,
+and a class (the model; in a pool, the kind of unit). Fixed batches of asks are drawn from the pool's mix. The
+asks of a batch are placed on the node one after another, if they fit. The node's waste is the GPU that stays
+idle, as the mean over the batches. All values are integers, so that every machine gets the same result; the
+seed of the draws is a constant of the rule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scheduler.core.arrays import Ints, Ints32, Mask
 from scheduler.core.scoring.demand_mix import BATCH_SIZE, MILLI_PER_GPU, UNLIMITED_AMOUNT, DemandMix
 
 BATCH_COUNT = 32
-# A batch ends after this many asks and this multiple of the node's idle GPU.
+# A batch ends as soon as it has this many asks and they ask for this multiple of the node's idle GPU.
 MIN_DEMANDS_PER_BATCH, MAX_DEMAND_TO_IDLE_RATIO = (
     16,
     4,
@@ -46,8 +46,8 @@ class ExpectedWaste:
     def of(self, node_class: Ints, cpu: Ints, memory: Ints, gpus: Ints) -> Ints:
         """Return the waste of each state, in thousandths of GPU times the number of batches.
 
-        Memory hardly ever runs out first, so a state is first looked up without a memory limit. It is
-        computed again with its own memory only if the batches would have used more.
+        Memory hardly ever runs out first, so a state is first looked up without a memory limit. The state is
+        computed again with its own memory only if the batches used more than this memory.
         """
         states = _states(node_class, cpu, UNLIMITED_AMOUNT, gpus)
         wastes: Ints
@@ -59,8 +59,9 @@ class ExpectedWaste:
         return wastes
 
     def most_used(self, node_class: int, max_gpus: int) -> tuple[int, int]:
-        """Return the most CPU and memory that any batch uses of nodes with up to ``max_gpus`` untouched GPUs
-        and unlimited CPU and memory.
+        """Return the most CPU and memory that any batch uses on a node with unlimited CPU and memory.
+
+        The node has up to ``max_gpus`` untouched GPUs.
         """
         if not self.has_shares:
             unlimited = np.array([UNLIMITED_AMOUNT], dtype=np.int64)
@@ -76,7 +77,8 @@ class ExpectedWaste:
         """Return the waste of nodes with each (CPU, memory) and 0 to ``max_gpus`` untouched GPUs, and the
         most CPU and memory used.
 
-        Only for mixes without shares. This needs no row per GPU: hosts with dozens of slices cost a tenth.
+        This is only for mixes without shares. It needs no row per GPU, so hosts with dozens of slices take a
+        tenth of the time.
         """
         counts = max_gpus + 1
         free = np.tile(np.repeat(np.arange(counts, dtype=np.int64), self.batches), len(cpu))
@@ -117,12 +119,14 @@ class ExpectedWaste:
         return np.array([self._known[key] for key in keys], dtype=np.int64).reshape(-1, 3).T
 
     def _fill(self, node_class: Ints32, cpu: Ints32, memory: Ints32, gpus: Ints32) -> Ints:
-        """Place each batch on each state. Return, with a column per state, the idle thousandths, summed
-        over the batches, and the most CPU and the most memory that a batch used.
+        """Place each batch on each state, and return three rows with a column per state.
+
+        The rows are the idle thousandths, summed over the batches, the most CPU and the most memory that a
+        batch used.
 
         All batches of all states are computed in parallel. An ask that did not fit never fits later, because
-        a node only gets fuller. So each round continues with the next ask that fits, and there are as many
-        rounds as asks placed, not 64.
+        a node only gets fuller. So each round places the next ask that fits. The number of rounds is the
+        number of placed asks, not 64.
         """
         count, batches = len(cpu), self.batches
         bounded = bool((memory < UNLIMITED_AMOUNT).any())
@@ -170,8 +174,8 @@ class ExpectedWaste:
 
     @staticmethod
     def _place(gpu: Ints32, whole: Ints32, total: Ints32) -> None:
-        """Place one ask on each row of GPUs: whole GPUs on the first untouched ones, a share on the
-        fullest that fits.
+        """Place one ask on each row of GPUs: whole GPUs on the first untouched GPUs, a share on the fullest
+        GPU on which it fits.
         """
         untouched = gpu == MILLI_PER_GPU
         gpu[untouched & (np.cumsum(untouched, axis=1) <= whole[:, None])] = 0
@@ -182,10 +186,11 @@ class ExpectedWaste:
 
 
 def _largest_ask(gpu: Ints32) -> Ints32:
-    """Return the most thousandths that one ask can get of each row of GPUs: all untouched ones, else the
-    most of one.
+    """Return the most thousandths that one ask can get from each row of GPUs: all untouched GPUs, or else the
+    most of one GPU.
 
-    This shows for shares as well as for whole GPUs whether an ask fits, because a share is less than one GPU.
+    An ask fits if it needs at most this amount. This is true for whole GPUs and for shares, because a share
+    is less than one GPU.
     """
     whole = MILLI_PER_GPU * (gpu == MILLI_PER_GPU).sum(axis=1, dtype=np.int32)
     max_gpus: Ints32 = np.maximum(whole, gpu.max(axis=1))

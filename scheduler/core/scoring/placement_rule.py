@@ -1,16 +1,16 @@
-"""Rank places by the placement rule. The planner and the placement benchmark both use it.
+"""Rank nodes by the placement rule. The planner and the placement benchmark use this rule.
 
 The gain of placing a demand on a node is
 
     waste before - waste after - model price - slot price
 
-where waste is the GPU capacity that the expected demands could not use (``ExpectedWaste``), and the prices
-are those of scarce models and of space for several GPUs (``ScarcityPrices``). The place with the largest gain
-ranks first.
+The waste is the GPU capacity that the expected demands could not use (``ExpectedWaste``). The prices are for
+scarce models and for space for several GPUs (``ScarcityPrices``). The node with the largest gain ranks first.
 
 The state of a node is its class, its free GPUs (``GpuStates``), and its free CPU and memory. CPU and memory
-are rounded down to levels of what the expected demands could use on the largest node; all larger amounts are
-equal. The waste of nodes is therefore a small table for each mix, and ranks are looked up in it.
+are rounded down to levels, up to the amount that the expected demands could use on the largest node. All
+larger amounts are equal. The waste of nodes is therefore a small table for each mix, and ranks are looked up
+in this table.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from scheduler.core.scoring.scarcity_prices import (
 )
 
 MAX_CPU_LEVELS = 128
-# Memory hardly ever runs out first. On a node with dozens of slices one slice is a small loss, and a fine
-# table is expensive to compute.
+# Few levels suffice for memory, which hardly ever runs out first, and for the CPU of nodes with dozens of
+# slices, on which one slice is a small loss. A fine table is expensive to compute.
 MAX_MEMORY_LEVELS = MAX_CPU_LEVELS_OF_SLICES = 8
 MANY_GPUS = 17
 NOT_COMPUTED = -1
@@ -47,7 +47,7 @@ NOT_COMPUTED = -1
 
 @dataclass(frozen=True, slots=True)
 class PlacementTerms:
-    """The rule's terms for one placement, in thousandths of a unit: why the host was chosen."""
+    """The rule's terms for one placement, in thousandths of a unit. They explain why the host was chosen."""
 
     waste_before: int
     waste_after: int
@@ -87,9 +87,10 @@ class NodeSize:
 
 
 class GpuStates:
-    """Numbers of the possible free GPUs of one node, whatever their order.
+    """Numbers for the possible states of one node's free GPUs. The order of the GPUs does not matter.
 
-    The number of ``n`` untouched GPUs is ``n``. GPUs of which a share is in use get the numbers above.
+    The state of ``n`` untouched GPUs and no other free GPU has the number ``n``. States in which a share is
+    in use have higher numbers.
     """
 
     def __init__(self, max_gpus: int) -> None:
@@ -115,13 +116,13 @@ class GpuStates:
 class ResourceLevels:
     """Levels of free CPU or memory of the nodes of a class.
 
-    A level is a multiple of the demands' greatest common divisor. With few levels nothing is lost by rounding
-    down.
+    A level is a multiple of the greatest common divisor of the demands. If few levels are needed, rounding
+    down loses nothing.
     """
 
     def __init__(self, capacity: int, usable: int, divisor: int, max_levels: int) -> None:
-        """``capacity``: of the largest node. ``usable``: the most that the expected demands use of a node
-        with unlimited capacity.
+        """``capacity``: the amount of the largest node. ``usable``: the most that the expected demands use on
+        a node with unlimited capacity.
         """
         bound = min(capacity, usable)
         self.step = max(1, divisor * -(-bound // (divisor * max_levels)))
@@ -132,8 +133,8 @@ class ResourceLevels:
             self.amounts[-1] = UNLIMITED_AMOUNT
 
     def of(self, amounts: Ints) -> Ints:
-        """Return the level of each amount. Negative amounts, possible for asks without CPU and memory,
-        count as none.
+        """Return the level of each amount. Negative amounts, which are possible for asks without CPU and
+        memory, count as 0.
         """
         levels: Ints = np.minimum(np.maximum(amounts // self.step, 0), self.highest)
         return levels
@@ -179,7 +180,8 @@ class WasteTables:
         return found
 
     def _compute(self, node_class: int, cpu: Ints, memory: Ints, gpus: Ints) -> None:
-        """Compute the waste of these states; without shares, of any number of GPUs with their CPU and memory.
+        """Compute the waste of these states. In a mix without shares, compute it for every number of GPUs
+        with the same CPU and memory.
 
         One call for many states costs little more than a call for one.
         """
@@ -202,7 +204,7 @@ class WasteTables:
 
 @lru_cache(maxsize=64)
 def waste_tables(mix: DemandMix, largest_nodes: tuple[NodeSize, ...]) -> WasteTables:
-    """Return the tables of a mix, cached from cycle to cycle: they depend on nothing else."""
+    """Return the tables of a mix. They depend on nothing else, so they are cached from cycle to cycle."""
     return WasteTables(mix, largest_nodes)
 
 
@@ -242,9 +244,11 @@ class PlacementRule:
     def ranks(
         self, node_class: int, need: NodeDemand, before: Ints, after: Ints, cpu: Ints, memory: Ints
     ) -> Ints:
-        """Return the rank of each node, lower is better, without the model price, which the class decides.
+        """Return the rank of each node; lower is better. The model price is left out, because it is equal
+        within a class.
 
-        ``before`` and ``after`` are the numbers of the GPU states; ``cpu`` and ``memory`` are free before.
+        ``before`` and ``after`` are the numbers of the GPU states; ``cpu`` and ``memory`` are the amounts
+        that are free before.
         """
         tables = self.tables
         cpu_levels, memory_levels = tables.cpu[node_class], tables.memory[node_class]

@@ -1,7 +1,7 @@
 """Price scarce resources: GPUs of a model that some asks need, and space for several GPUs on one node.
 
-Expected demand is the mix scaled to the capacity that is free now: everything free will be requested, so no
-time horizon is needed.
+The expected demand is the mix, scaled to the capacity that is free now. It assumes that all free capacity
+will be requested, so no time horizon is needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scheduler.core.scoring.expected_waste import BATCH_COUNT
 LOAD_BALANCING_SWEEPS = 6
 MAX_SCARCITY = 1.5
 SLOT_WEIGHT = 0.05
-# the unit of a score: parts of a thousandth of GPU, times the number of batches
+# score units per thousandth of GPU, for each batch
 SCORE_UNITS_PER_MILLI = 64
 
 
@@ -55,7 +55,7 @@ class ScarcityPrices:
         self.slot_price: Ints = np.zeros(len(self.slot_shapes), dtype=np.int64)  # score units per slot lost
 
     def slots(self, node_class: Ints, cpu: Ints, whole: Ints) -> Ints:
-        """Return how many asks of each shape fit in each of these states: [state, shape]."""
+        """Return the number of asks of each shape that fit in each of these states: [state, shape]."""
         by_gpus = whole[:, None] // self.shape_gpus
         by_cpu = cpu[:, None] // self.shape_cpu
         shape: Ints = np.minimum(by_gpus, by_cpu) * self.shape_serves[node_class]
@@ -76,8 +76,8 @@ class ScarcityPrices:
         return round(scarcity * scarcity * self.unit)
 
     def _slot_price(self, i: int, asks: float, available: int) -> int:
-        """Return the price of one slot. Larger asks need the shape too, each as many slots as its GPUs
-        make.
+        """Return the price of one slot. A larger ask also needs slots of this shape: as many as its GPUs
+        contain.
         """
         gpus, cpu, allowed = self.slot_shapes[i]
         demand = 0.0
@@ -91,8 +91,8 @@ class ScarcityPrices:
         return round(SLOT_WEIGHT * gpus * MILLI_PER_GPU * square * square * self.unit)
 
     def _loads(self, free: list[int], total: int) -> list[float]:
-        """Return the load of each class when every constrained group spreads over its classes to balance
-        load / free.
+        """Return the load of each class if every constrained group spreads over its classes to balance load /
+        free.
         """
         load = [0.0] * self.classes
         parts = [[0.0] * self.classes for _ in self.groups]
@@ -109,8 +109,8 @@ class ScarcityPrices:
 
 
 def _water_fill(amount: float, levels: list[tuple[float, int]]) -> list[float]:
-    """Distribute an amount over levels (content, width) so that the lowest levels rise together. Return
-    each one's part.
+    """Distribute an amount over levels (content, width) so that the lowest levels rise together. Return the
+    part of each level.
     """
     order = sorted(range(len(levels)), key=lambda i: (levels[i][0] / levels[i][1], i))
     content, width, level = 0.0, 0, 0.0

@@ -1,4 +1,4 @@
 """Answer hypothetical questions with ``plan()`` on a changed snapshot.
 
-Previews, alternatives, comparisons, drains and simulations.
+These are previews, alternatives, comparisons, drains and simulations.
 """

@@ -1,5 +1,5 @@
-"""Find what a waiting workload could ask for instead to start sooner. Every answer is ``plan()`` on a
-changed snapshot.
+"""Find similar requests with which a waiting workload would start sooner. Every answer comes from ``plan()``
+on a changed snapshot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scheduler.core.promises.reservation_windows import ReservationWindow
 
 MAX_ALTERNATIVES = 5
 MAX_CHANGES_TRIED, MIN_CHANGES_TRIED = 24, 2  # changed requests that are planned
-MAX_TURNS_EVALUATED = 1_600  # turns evaluated in all of these plans
+MAX_TURNS_EVALUATED = 1_600  # the most turns that all these plans evaluate together
 
 
 class ChangedField(StrEnum):
@@ -33,13 +33,13 @@ class ChangedField(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AllowedChanges:
-    """What a workload may change in addition to hardware and time."""
+    """The changes that a workload may make in addition to hardware and time."""
 
     priority: Priority = Priority.LOW  # the highest allowed priority
-    preemptible: bool = False  # may it be made preemptible, and then borrow
+    preemptible: bool = False  # True if it may become preemptible, and then borrow
 
 
-# fields for which only the least sufficient change is shown
+# fields for which only the smallest sufficient change is shown
 MINIMAL_CHANGES = ((ChangedField.RUNTIME,), (ChangedField.PRIORITY,))
 
 
@@ -68,13 +68,13 @@ class PoolWhatIf:
         self._team_alone = PoolSnapshot(replace(snapshot, queued=team_queued), pool)
 
     def answer(self, queued: QueuedWorkload) -> Placement | Refusal:
-        """Return the plan's answer to a workload that replaces the one with its id."""
+        """Return the plan's answer to ``queued``, which replaces the waiting workload with the same id."""
         self.pool_snapshot.change_queued((), (queued,))
         return self._answer(self.pool_snapshot, queued)
 
     def answer_without_other_teams(self, queued: QueuedWorkload) -> Placement | Refusal:
-        """Return the plan's answer if no other team had waiting work: the workload does not start sooner
-        than that.
+        """Return the plan's answer if no other team had waiting work. With the other teams the workload does
+        not start sooner.
         """
         self._team_alone.change_queued((), (queued,))
         return self._answer(self._team_alone, queued)
@@ -86,7 +86,7 @@ class PoolWhatIf:
         return next(answer for answer in answers if answer.workload == queued.id)
 
     def start(self, answer: Placement | Refusal) -> int | None:
-        """Return when a workload with this answer starts, or None."""
+        """Return the time at which a workload with this answer starts, or None."""
         return self.now if isinstance(answer, Placement) else answer.expected_start
 
 
@@ -99,13 +99,14 @@ def earlier_alternatives(
 ) -> list[Alternative]:
     """Return similar requests with which a waiting workload would start sooner.
 
-    Another model, fewer GPUs or hosts, less time, and, as far as ``allowed``, preemptible or of higher
-    priority. Those that start now come first, then by expected start, then by the size of the change. The
-    result is empty if the workload is unknown or nothing would help. ``known_refusal`` is the last plan's
-    refusal, if known; otherwise it is planned for.
+    These requests have another model, fewer GPUs or hosts, less time, or, if ``allowed``, are preemptible or
+    of higher priority. Requests that start now come first. The others are ordered by expected start, then by
+    the size of the change. The result is empty if the workload is unknown or no change would help.
+    ``known_refusal`` is the last plan's refusal of the workload. Without it the workload is planned once
+    more.
 
-    The work is bounded: a request that could not start sooner even without other teams is not planned, and if
-    very many workloads come first, only the most promising requests are.
+    The computation is bounded. A request that could not start sooner even without other teams is not planned.
+    If very many workloads come first, only the most promising requests are planned.
     """
     queued = next((q for q in snapshot.queued if q.id == workload), None)
     return [] if queued is None else earlier_alternatives_for(snapshot, queued, now, allowed, known_refusal)
@@ -118,7 +119,7 @@ def earlier_alternatives_for(
     allowed: AllowedChanges,
     known_refusal: Refusal | None = None,
 ) -> list[Alternative]:
-    """Return the same for a workload that is not necessarily waiting."""
+    """Return the result of ``earlier_alternatives`` for a workload that need not be waiting."""
     pool = next((p for p in snapshot.pools if p.id == queued.pool), None)
     if pool is None or queued.gate or queued.reservation is not None:
         return []
@@ -181,8 +182,9 @@ def _is_sooner(start: int, answer: Refusal) -> bool:
 
 
 def _drop_larger_changes(alternatives: list[Alternative]) -> list[Alternative]:
-    """Return the alternatives without those that change a field further than another one that starts no
-    later.
+    """Return the alternatives without larger changes of a field than necessary (see ``MINIMAL_CHANGES``).
+
+    A larger change is dropped if a smaller change of the same field starts no later.
     """
     seen: set[tuple[ChangedField, ...]] = set()
     kept = []
@@ -215,8 +217,8 @@ def reservable_windows(
     """Return the first windows of ``length`` seconds in which a reservation of the workload's ask would
     fit.
 
-    They follow the rules of ``reservation_windows.free_windows``, start up to ``horizon`` seconds from
-    ``now``, on whole minutes.
+    These windows follow the rules of ``reservation_windows.free_windows``. They start on whole minutes, at
+    most ``horizon`` seconds after ``now``.
     """
     return reservation_windows.free_windows(
         snapshot, queued.ask, requester, queued.pool, length, now, now, horizon
@@ -263,7 +265,7 @@ def _other_models(snapshot: Snapshot, queued: QueuedWorkload) -> list[tuple[str]
 
 
 def _halves(count: int) -> list[int]:
-    """Return half of the count, again and again, down to 1."""
+    """Return the counts from repeated halving, down to 1."""
     halves = []
     while count > 1:
         count //= 2

@@ -1,4 +1,4 @@
-"""Compare two workloads: why one starts, or started, before the other."""
+"""Compare two workloads, and find the reason why one starts, or started, before the other."""
 
 from __future__ import annotations
 
@@ -71,9 +71,11 @@ def turns_in_pool(snapshot: Snapshot, pool: int, now: int) -> PoolTurns:
 def compare_workloads(
     snapshot: Snapshot, workload: int, other: int, now: int, other_submitted: int
 ) -> WorkloadComparison | None:
-    """Return why ``other``, waiting or running in the same pool, starts before ``workload``, which waits.
+    """Return the reason why ``other``, which waits or runs in the same pool, starts before ``workload``,
+    which waits.
 
-    ``other_submitted`` is the time of the other submission (s). Return None if either is not in the snapshot.
+    ``other_submitted`` is the submit time (s) of ``other``. Return None if one of the two is not in the
+    snapshot.
     """
     queued = next((q for q in snapshot.queued if q.id == workload), None)
     queued_other = next((q for q in snapshot.queued if q.id == other), None)

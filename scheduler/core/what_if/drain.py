@@ -1,4 +1,6 @@
-"""Show what draining a host, its maintenance, or losing units would affect."""
+"""Find the workloads and reservations that a drain or maintenance of a host, or a loss of units, would
+affect.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,22 @@ from scheduler.core.what_if.requeue import as_requeued, home_storage_of
 
 @dataclass(frozen=True, slots=True)
 class DrainedWorkload:
-    """A workload on a host to be drained: it would start elsewhere now, or wait as refused."""
+    """A workload on a host to be drained. It would start elsewhere now (``placement``) or wait
+    (``refusal``).
+    """
 
     workload: int
     team: int
     preemptible: bool
     placement: Placement | None
     refusal: Refusal | None
-    # It would run where its checkpoint is not available.
+    # True if it would run on a host on which its checkpoint is not available.
     loses_checkpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DrainEffect:
-    """What draining a host would affect."""
+    """The workloads and reservations (ids) that a drain of a host would affect."""
 
     workloads: tuple[DrainedWorkload, ...]
     reservations: tuple[int, ...]  # bound to units of this host
@@ -39,10 +43,10 @@ class DrainEffect:
 
 @dataclass(frozen=True, slots=True)
 class ReservationEffect:
-    """The reservations that a change of a host affects, by id.
+    """The ids of the reservations that a change of a host affects.
 
-    ``moved`` are served by other units than the present or planned ones. ``broken`` can be served now, but
-    not after the change. Both contain active reservations and future ones.
+    Reservations in ``moved`` would be served by units of other hosts. Reservations in ``broken`` can be
+    served now, but not after the change. Both contain active and future reservations.
     """
 
     moved: tuple[int, ...]
@@ -50,8 +54,8 @@ class ReservationEffect:
 
 
 def drain_effect(snapshot: Snapshot, host: int, now: int) -> DrainEffect:
-    """Return the workloads that would have to leave a host, where each would fit now, and which
-    reservations would break.
+    """Return the workloads that a drain would displace from a host, their new placements if they fit now, and
+    the affected reservations.
     """
     units = {unit.id for unit in snapshot.units if unit.host == host}
     displaced = sorted((row for row in snapshot.running if units & set(row.units)), key=lambda row: row.id)
@@ -90,7 +94,9 @@ def drain_effect(snapshot: Snapshot, host: int, now: int) -> DrainEffect:
 
 
 def _without_units(snapshot: Snapshot, units: set[int], now: int) -> tuple[ReservationInfo, ...]:
-    """Return the reservations; those bound to one of these units have lost all their units."""
+    """Return all reservations. Reservations that are bound to one of ``units`` have no units in the
+    result.
+    """
     return tuple(
         replace(row, units=()) if units & set(row.units) and row.end > now else row
         for row in snapshot.reservations
@@ -98,7 +104,9 @@ def _without_units(snapshot: Snapshot, units: set[int], now: int) -> tuple[Reser
 
 
 def maintenance_effect(snapshot: Snapshot, host: int, start: int, end: int, now: int) -> ReservationEffect:
-    """Return the reservations that maintenance of a host would move or break. It may be announced already."""
+    """Return the reservations that maintenance of a host would move or break. The maintenance may be in the
+    snapshot already.
+    """
     window = MaintenanceInfo(host, start, end)
     before = replace(snapshot, maintenance=tuple(row for row in snapshot.maintenance if row != window))
     after = replace(before, maintenance=(*before.maintenance, window))
@@ -106,7 +114,7 @@ def maintenance_effect(snapshot: Snapshot, host: int, start: int, end: int, now:
 
 
 def effect_on_reservations(before: Snapshot, after: Snapshot, host: int, now: int) -> ReservationEffect:
-    """Return which reservations of a host's pool a change of the host moves, and which it breaks."""
+    """Return the reservations of a host's pool that a change of the host moves or breaks."""
     units = {unit.id for unit in before.units if unit.host == host}
     pool = next((h.pool for h in before.hosts if h.id == host), None)
     units_before, units_after = (
@@ -122,9 +130,10 @@ def effect_on_reservations(before: Snapshot, after: Snapshot, host: int, now: in
 
 
 def _units_of_reservations(snapshot: Snapshot, pool: int | None, now: int) -> dict[int, frozenset[int]]:
-    """Return the units that serve each reservation of a pool until its end; without those that can't be kept.
+    """Return the units that serve each reservation of a pool until its end. Reservations that can't be kept
+    are left out.
 
-    These are the bound units, or the tentative ones of a reservation that is not bound or has to be moved.
+    These are the bound units, or the tentative units of a reservation that is not bound or has to be moved.
     """
     found: dict[int, frozenset[int]] = {}
     for p in snapshot.pools:
@@ -144,8 +153,9 @@ def _units_of_reservations(snapshot: Snapshot, pool: int | None, now: int) -> di
 
 
 def _loses_checkpoint(overlay: Snapshot, running: RunningWorkload, placement: Placement | None) -> bool:
-    """Return True if the storage certainly differs where the workload would run, or wherever it could run
-    if it waits.
+    """Return True if the workload would certainly run on hosts with other storage.
+
+    Without a placement, all hosts of the pool that take new work count.
     """
     storage = home_storage_of(overlay, running)
     if storage is None:
@@ -168,8 +178,8 @@ def _loses_checkpoint(overlay: Snapshot, running: RunningWorkload, placement: Pl
 def reservations_broken_without(
     snapshot: Snapshot, pool: int, units: Collection[int], now: int
 ) -> tuple[int, ...]:
-    """Return the future reservations that can be kept now, but not without these units, for example those
-    of a GPU to be split.
+    """Return the reservations that can be kept now, but not without these units, for example the units of a
+    GPU to be split.
     """
     overlay = replace(
         snapshot, units=tuple(replace(u, healthy=False) if u.id in units else u for u in snapshot.units)

@@ -1,4 +1,4 @@
-"""The fair-share table of a pool."""
+"""Compute the fair-share table of a pool."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from scheduler.core.model.snapshot import PoolInfo, PoolKind, QueuedWorkload, Sn
 class FairnessRow:
     """One team in one pool. Amounts are slots; ``decayed_use`` is in slot-seconds.
 
-    ``share`` is the team's part (0 to 1) of all decayed use, ``fair_share`` the part of its weight among the
-    teams with a quota.
+    ``share`` is the team's part (0 to 1) of all decayed use. ``fair_share`` is the part of its weight in the
+    weights of all teams with a quota.
     """
 
     team: int
@@ -30,8 +30,8 @@ class FairnessRow:
 
 
 def fairness_table(snapshot: Snapshot, pool: int, now: int) -> list[FairnessRow]:
-    """Return one row per team with a quota in the pool (or its owner), by team id: why does a team get
-    more?
+    """Return one row per team with a quota in the pool, by team id. A static pool has one row, for its
+    owner.
     """
     owner = next(p for p in snapshot.pools if p.id == pool)
     state = PoolState(PoolSnapshot(snapshot, owner), now)
@@ -59,7 +59,7 @@ def fairness_table(snapshot: Snapshot, pool: int, now: int) -> list[FairnessRow]
 
 
 def _guaranteed_slots(state: PoolState, pool: PoolInfo, team: int, models: set[str]) -> int:
-    """Return the slots guaranteed to a team; a static pool is guaranteed to its owner as a whole."""
+    """Return the slots guaranteed to a team. The owner of a static pool is guaranteed the whole pool."""
     if pool.kind is PoolKind.STATIC:
         return int(state.slots.sum())
     return sum(state.ledger.guarantee(team, model) for model in models)

@@ -19,7 +19,7 @@ GRANTABLE_CODES = frozenset({ReasonCode.NO_QUOTA, ReasonCode.OVER_QUOTA})
 
 
 def impossible_reason(snapshot: Snapshot, queued: QueuedWorkload, now: int) -> Refusal | None:
-    """Return why a workload could never start; None if it could.
+    """Return the refusal of a workload that could never start, or None if it could start.
 
     The GPU-hours of all guarantees in ``snapshot`` are unused. For a workload inside a reservation only its
     bound units count. The result is None while no units are bound.
@@ -36,7 +36,7 @@ def impossible_reason(snapshot: Snapshot, queued: QueuedWorkload, now: int) -> R
         reservations=own,
         maintenance=(),
     )
-    # A budget that excludes borrowing is closed only for a time.
+    # A closed budget excludes borrowing only for a time, so it is ignored.
     ungated = replace(
         queued, gate="", gate_numbers=(), not_before=0, may_borrow=queued.preemptible, earmarked_units=()
     )

@@ -10,8 +10,8 @@ from scheduler.core.planner import plan
 
 
 def preview(snapshot: Snapshot, queued: QueuedWorkload, now: int) -> Placement | Refusal:
-    """Return what the plan would answer to a workload if it was submitted now. Its id must differ from
-    other waiting ones.
+    """Return the plan's answer to a workload if it was submitted now. A waiting workload with the same id is
+    replaced.
     """
     overlay = replace(snapshot, queued=(*(q for q in snapshot.queued if q.id != queued.id), queued))
     return _answer(overlay, queued.id, now)

@@ -6,7 +6,9 @@ from scheduler.core.model.snapshot import Ask, QueuedWorkload, RunningWorkload, 
 
 
 def ask_of(snapshot: Snapshot, running: RunningWorkload) -> Ask:
-    """Return the ask of a running workload; if unknown, the ask that its units correspond to."""
+    """Return the ask of a running workload. If it is unknown, return an ask that corresponds to the
+    workload's units.
+    """
     if running.ask is not None:
         return running.ask
     own_units = set(running.units)
@@ -24,7 +26,7 @@ def ask_of(snapshot: Snapshot, running: RunningWorkload) -> Ask:
 
 
 def home_storage_of(snapshot: Snapshot, running: RunningWorkload) -> int | None:
-    """Return the home storage that all its hosts share; None if they do not, or if it is unknown."""
+    """Return the home storage that all hosts of a workload share, or None if it differs or is unknown."""
     own_units = set(running.units)
     hosts = {unit.host for unit in snapshot.units if unit.id in own_units}
     storage = {host.home_storage for host in snapshot.hosts if host.id in hosts}
@@ -32,10 +34,9 @@ def home_storage_of(snapshot: Snapshot, running: RunningWorkload) -> int | None:
 
 
 def as_requeued(snapshot: Snapshot, running: RunningWorkload, now: int) -> QueuedWorkload:
-    """Return a running workload as if it waited again, with its remaining runtime and its original start
-    as submit time.
+    """Return a running workload as a queued one, with its remaining runtime, and its original start as submit
+    time.
     """
-    # where it writes its checkpoint when it is evicted
     return QueuedWorkload(
         id=running.id,
         team=running.team,
@@ -50,5 +51,6 @@ def as_requeued(snapshot: Snapshot, running: RunningWorkload, now: int) -> Queue
         preemptible=running.preemptible,
         may_borrow=running.preemptible,
         reservation=running.reservation,
+        # An evicted workload writes its checkpoint to its hosts' storage.
         checkpoint_storage=home_storage_of(snapshot, running),
     )

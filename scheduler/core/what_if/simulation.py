@@ -10,13 +10,13 @@ stop, requeue), and calls ``on_event(SimulationEvent)`` in order of time. It ret
     after = run_simulation(snapshot, arrivals, until=t0 + 86_400, start=t0, on_event=events.append)
 
 Events:
-- QUEUED: arrived, or requeued after an eviction; ``attempt`` counts from 1.
-- PLACED: holds ``units`` from now on; with ``borrowed_slots``, ``code`` and ``numbers``.
-- EVICTED: the notice; the workload still runs and holds its units.
-- STOPPED: stopped after an eviction; ``code`` is CHECKPOINTED or KILLED_AT_GRACE.
-- ENDED: ended on its own; ``code`` is FINISHED or TIME_LIMIT.
-- RESERVATION_BOUND: got its ``units``.
-- RESERVATION_OVER: reached its end.
+- QUEUED: the workload arrived, or was requeued after an eviction; ``attempt`` counts from 1.
+- PLACED: the workload holds ``units`` from now on; with ``borrowed_slots``, ``code`` and ``numbers``.
+- EVICTED: the workload got the notice; it still runs and holds its units.
+- STOPPED: the workload stopped after an eviction; ``code`` is CHECKPOINTED or KILLED_AT_GRACE.
+- ENDED: the workload ended on its own; ``code`` is FINISHED or TIME_LIMIT.
+- RESERVATION_BOUND: the reservation got its ``units``.
+- RESERVATION_OVER: the reservation reached its end.
 
 An attempt holds its units in ``[PLACED.at, STOPPED.at or ENDED.at)``.
 """
@@ -48,7 +48,7 @@ from scheduler.core.what_if.requeue import as_requeued
 
 @dataclass(frozen=True, slots=True)
 class WorkloadArrival:
-    """A workload that is submitted at ``at``, with facts that only the future knows."""
+    """A workload that is submitted at ``at``, with facts that are unknown at its submission."""
 
     at: int
     queued: QueuedWorkload
@@ -96,7 +96,7 @@ class SimulationEvent:
 
 @dataclass(slots=True)
 class SimulatedJob:
-    """A workload in the simulation: how much of its work is saved, and its current attempt."""
+    """A workload in the simulation, with its saved progress and its current attempt."""
 
     arrival: WorkloadArrival
     queued: QueuedWorkload
@@ -108,7 +108,7 @@ class SimulatedJob:
 
 
 class Simulation:
-    """Simulated time of one organisation. Future actions are a heap of (time, number, action)."""
+    """The simulation of one organisation. Future actions are in a heap of (time, number, action)."""
 
     def __init__(
         self,
@@ -129,7 +129,8 @@ class Simulation:
         )
         self.plans = 0
         self.held: dict[tuple[int, int], int] = defaultdict(int)  # by (team, pool): slots in use
-        # Rows that changed since the last plan, and running work whose row changes as time passes.
+        # Ids of rows that changed since the last plan. ``checkpointing`` has the running work whose row
+        # changes with time.
         self.changed_queued: set[int] = set()
         self.changed_running: set[int] = set()
         self.changed_reservations: set[int] = set()
@@ -144,7 +145,7 @@ class Simulation:
         self.heap: list[tuple[int, int, Callable[[], None]]] = []
         self.number = count()
         self.changed = True  # True if something changed that could change the plan
-        # Pools in which evictions are possible: for a guarantee, or for higher priority.
+        # Pools in which evictions are possible, for a guarantee or for a higher priority.
         self.pools_with_possible_evictions = {quota.pool for quota in snapshot.quotas if quota.guaranteed}
         self.priorities: dict[int, set[int]] = defaultdict(set)
         for use in snapshot.decayed_use:
@@ -217,7 +218,7 @@ class Simulation:
         )
 
     def _take_over(self, running: RunningWorkload) -> None:
-        """Take over work that already runs when the simulation starts: it ends as predicted."""
+        """Add work that already runs when the simulation starts. It ends as predicted."""
         queued = replace(
             as_requeued(self.base, running, running.started),
             predicted_seconds=max(1, running.predicted_end - running.started),
@@ -349,7 +350,7 @@ class Simulation:
             self.checkpointing.add(queued.id)
         self.at(job.ends, lambda: self._end(job, running))
         if queued.preemptible and self.queued and queued.pool in self.pools_with_possible_evictions:
-            # From then on it can be evicted for work that waits now.
+            # After the minimum runtime this workload can be evicted for work that waits now.
             self.at(self.now + self.policies[queued.pool].minimum_runtime_seconds, self._request_replan)
         self.on_event(
             SimulationEvent(
@@ -415,8 +416,8 @@ class Simulation:
         )
 
     def _stopped(self, job: SimulatedJob, attempt: RunningWorkload, eviction: Eviction) -> None:
-        """Requeue a workload that stopped after an eviction, with its submit time, and its progress if it
-        checkpoints.
+        """Requeue a workload that stopped after an eviction. It keeps its submit time, and its progress if it
+        writes checkpoints.
         """
         if job.running is not attempt:
             return  # it ended on its own during its notice
