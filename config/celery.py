@@ -34,7 +34,7 @@ class DatabaseRetryTask(Task):  # type: ignore[misc]
 
 
 def _periodic(seconds: float, queue: str, **options: Any) -> dict[str, Any]:
-    """Return a schedule entry. A task that no worker has started before the next one is due expires."""
+    """Return a schedule entry. A task expires if no worker has started it when the next is due."""
     return {"schedule": seconds, "options": {"queue": queue, "expires": max(seconds, 2.0), **options}}
 
 

@@ -36,7 +36,7 @@ MAIL_FROM_PATTERN = re.compile(r"[^\x00-\x1f\x7f<>]*<?[^@\s<>]{1,64}@[^@\s<>]{1,
 
 
 class InvalidSettingError(Exception):
-    """An invalid environment variable: its name, its value and what is allowed."""
+    """An invalid environment variable: its name, its value and the allowed values."""
 
     def __init__(self, name: str, value: str | None, allowed: str) -> None:
         self.name, self.value, self.allowed = name, value, allowed
@@ -74,12 +74,12 @@ class EnvironmentSettings:
 
     @property
     def secure(self) -> bool:
-        """True if browsers reach the portal over TLS: then cookies and redirects require it."""
+        """Return True if browsers reach the portal over TLS. Cookies and redirects then require TLS."""
         return self.portal_url.startswith("https://")
 
     @property
     def allowed_hosts(self) -> list[str]:
-        """Host names that the web process accepts: the portal's own, and loopback for probes and tests."""
+        """Return the accepted host names: the portal's own, and loopback for probes and tests."""
         own = urlsplit(self.portal_url).hostname or ""
         return [own, *(name for name in ("localhost", "127.0.0.1") if name != own)] + (
             ["testserver"] if self.environment == "test" else []

@@ -34,9 +34,8 @@ GPUPOOL_NOTICE_DAYS = ENVIRONMENT.notice_days
 GPUPOOL_HEALTH_EVENT_DAYS = ENVIRONMENT.health_event_days
 GPUPOOL_LOG_DAYS = ENVIRONMENT.log_days
 REDIS_URL = ENVIRONMENT.redis_url
-GPUPOOL_TASK_QUEUE = (
-    "config.celery.app"  # lower packages do not import config; they send tasks to this application
-)
+# Lower packages do not import config; they send tasks to this application.
+GPUPOOL_TASK_QUEUE = "config.celery.app"
 
 # --- applications -------------------------------------------------------------------------------------------
 INSTALLED_APPS = [

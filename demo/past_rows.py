@@ -269,7 +269,7 @@ def _write_decisions(kept: dict[int, SimulatedCourse], workloads: dict[int, Work
 
 
 def _write_start_estimates(kept: dict[int, SimulatedCourse], workloads: dict[int, Workload]) -> None:
-    """Write announced and actual starts, up to the number that forecast ranges are derived from."""
+    """Write the latest announced and actual starts, as many as forecast ranges use."""
     by_pool: dict[int, list[tuple[int, SimulatedWait]]] = defaultdict(list)
     for number, course in kept.items():
         by_pool[workloads[number].pool_id] += [

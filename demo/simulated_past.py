@@ -101,7 +101,7 @@ class SimulatedPast:
 
 
 def simulate_past(end: datetime) -> SimulatedPast:
-    """Run the engine from the first of last month to ``end`` over the current pool, empty at the start."""
+    """Run the engine from the first of last month to ``end`` over the current pools, empty at the start."""
     start = first_of_last_month(end)
     teams = {team.slug: team for team in Team.objects.all()}
     pools = {pool.slug: pool for pool in Pool.objects.all()}
@@ -113,14 +113,16 @@ def simulate_past(end: datetime) -> SimulatedPast:
     bookings, inside = _past_reservations(start, end, projects, pools, users, wanted, arrivals)
     courses: dict[int, SimulatedCourse] = defaultdict(SimulatedCourse)
     bound: dict[int, tuple[int, ...]] = {}
-    told = StartEstimateRecorder({arrival.queued.id: arrival.queued.pool for arrival in arrivals}, courses)
+    recorder = StartEstimateRecorder(
+        {arrival.queued.id: arrival.queued.pool for arrival in arrivals}, courses
+    )
     after = run_simulation(
         base,
         arrivals,
         until=_to_seconds(end),
         start=_to_seconds(start),
-        on_event=lambda event: _record_event(event, courses, bound, told),
-        on_refusal=told.wait,
+        on_event=lambda event: _record_event(event, courses, bound, recorder),
+        on_refusal=recorder.wait,
         reservations=[ReservationArrival(at=r.start - 3 * 86_400, reservation=r) for r in bookings.values()],
     )
     for course in courses.values():
@@ -249,8 +251,7 @@ def _distinct_streams(wanted: Iterable[DemandedWork]) -> list[Any]:
 
 
 class StartEstimateRecorder:
-    """Records the engine's expected starts of waiting work, with the range derived from the pool's record at
-    that time.
+    """Record the engine's expected starts of waiting work, with ranges from the pool's record at that time.
 
     This mirrors the scheduler's recording of start estimates on a live site.
     """
@@ -283,7 +284,7 @@ def _record_event(
     event: SimulationEvent,
     courses: dict[int, SimulatedCourse],
     bound: dict[int, tuple[int, ...]],
-    told: StartEstimateRecorder,
+    recorder: StartEstimateRecorder,
 ) -> None:
     if event.kind == SimulationEventKind.RESERVATION_BOUND and event.reservation is not None:
         bound[event.reservation] = event.units
@@ -291,7 +292,7 @@ def _record_event(
         return
     course = courses[event.workload]
     if event.kind == SimulationEventKind.PLACED:
-        told.started(event.workload, event.at)
+        recorder.started(event.workload, event.at)
         course.attempts.append(
             SimulatedAttempt(event.at, event.units, event.borrowed_slots, event.code, dict(event.numbers))
         )

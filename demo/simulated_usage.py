@@ -110,8 +110,8 @@ def load_simulated_usage(
     now: datetime,
     progress: ProgressCallback | None = None,
 ) -> int:
-    """Write the usage of the simulated allocations in ``[start, end)``, then charge from ``start`` to where
-    charges begin.
+    """Write the usage of the simulated allocations in ``[start, end)``, then charge the time from ``start``
+    to the existing charges.
 
     ``utilisation`` is the mean per cent of busy time by workload id. ``progress`` is called with (done,
     total, text). Returns the number of charge lines.
@@ -124,13 +124,13 @@ def load_simulated_usage(
         for first in range(0, len(held), ALLOCATIONS_PER_TRANSACTION)
     ]
     total = len(batches) + 2 + days
-    tell = progress or _ignore_progress
+    report = progress or _ignore_progress
     for number, batch in enumerate(batches):
-        tell(number, total, "simulated use of past workloads")
+        report(number, total, "simulated use of past workloads")
         _write_rollups(batch, end)
     with connection.cursor() as cursor:
         cursor.execute(DAY_ROLLUPS_SQL, [start, end])
-    tell(len(batches), total, "simulated samples of the last day")
+    report(len(batches), total, "simulated samples of the last day")
     _write_samples(
         [hold for hold in held if hold.end > end - RAW_SAMPLE_SPAN],
         max(start, end - RAW_SAMPLE_SPAN),
@@ -143,10 +143,10 @@ def load_simulated_usage(
     def day_is_done(day: datetime) -> None:
         nonlocal done
         done = min(done + 1, total)
-        tell(done, total, f"charges of {day:%-d %B}")
+        report(done, total, f"charges of {day:%-d %B}")
 
     lines = charge_past(gpus, start, now, day_is_done)
-    tell(total, total, "history is complete")
+    report(total, total, "history is complete")
     return lines
 
 
@@ -332,7 +332,7 @@ def _raw_samples(hold: _SimulatedHold, start: datetime, end: datetime) -> Iterat
 
 
 def _mark_settled(held: Sequence[_SimulatedHold], end: datetime, now: datetime) -> None:
-    """Mark the allocations as settled: they are charged once, with their end known."""
+    """Mark allocations and state changes as settled: charging already knows all facts of the past."""
     SettledAllocation.objects.bulk_create(
         [SettledAllocation(allocation_id=hold.id, settled_at=now) for hold in held],
         ignore_conflicts=True,

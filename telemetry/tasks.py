@@ -1,4 +1,4 @@
-"""Celery tasks of telemetry and money. Each task processes what is due in the database; it is idempotent, may
+"""Celery tasks of telemetry and money. Each task processes due rows of the database. It is idempotent, may
 run concurrently with itself, and ends within seconds.
 """
 
@@ -52,10 +52,10 @@ def act_on_health() -> None:
     clock_correction.with_steady_clock(_check_health)
 
 
-def _check_health(moment: ClockSample) -> None:
-    circuit_breaker.record_failing_hosts(moment.wall)
-    missing_gpus.record_missing_gpus(moment.wall)
-    rules.apply_rules_to_events(moment.wall)
+def _check_health(clock: ClockSample) -> None:
+    circuit_breaker.record_failing_hosts(clock.wall)
+    missing_gpus.record_missing_gpus(clock.wall)
+    rules.apply_rules_to_events(clock.wall)
 
 
 @shared_task(name="telemetry.tasks.budgets")

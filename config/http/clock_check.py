@@ -16,8 +16,8 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 def check_clock_before_writes(get_response: GetResponse) -> GetResponse:
     """Correct a clock step before each authenticated request that may write.
 
-    Deadlines that the request writes then use the same clock as the stored rows:
-    scheduler.coordination.clock_correction.
+    Deadlines that the request writes then use the same clock as the stored rows (see
+    scheduler.coordination.clock_correction).
     """
 
     def respond(request: HttpRequest) -> HttpResponseBase:

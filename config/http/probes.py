@@ -22,9 +22,9 @@ def healthz(request: HttpRequest) -> JsonResponse:
 
 @require_safe
 def readyz(request: HttpRequest) -> JsonResponse:
-    """Answer 200 if PostgreSQL and Valkey answer, otherwise 503 with the kind of error of each.
+    """Answer 200 if PostgreSQL and Valkey answer, otherwise 503 with the error class of each.
 
-    The status of the engine is included but does not affect the result: without the engine pages work and
+    The status of the engine is included but does not affect the result: without the engine, pages work and
     workloads wait.
     """
     stores = {"postgres": _postgres(), "valkey": _valkey()}

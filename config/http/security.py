@@ -15,7 +15,7 @@ GetResponse = Callable[[HttpRequest], HttpResponseBase]
 def csp_header(nonce: str) -> str:
     """Return the Content-Security-Policy of a page.
 
-    Only resources of the portal, and live events from the edge.
+    It allows only resources of the portal, and live events from the edge.
     """
     edge = urlsplit(settings.GPUPOOL_EDGE_URL)
     edge_origin = f"{edge.scheme}://{edge.netloc}"

@@ -1,4 +1,4 @@
-"""Values of charging: buckets, what holds a GPU, its condition, rates, and charge pieces."""
+"""Values of charging: buckets, holds and conditions of a GPU, rates, and charge pieces."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HARDWARE_FAULT_END_CODES = frozenset(
 
 
 class ChargeBucket(StrEnum):
-    """Where a second of a slot is accounted: seven buckets that partition the time of every GPU."""
+    """The bucket that accounts for a second of a slot. The seven buckets partition the time of every GPU."""
 
     USED = "used"
     RESERVED_UNUSED = "reserved_unused"
@@ -80,7 +80,7 @@ class ReservedSlots:
 
 @dataclass(frozen=True, slots=True)
 class GpuConditionChange:
-    """From ``at`` on the GPU is in ``condition``."""
+    """A change of the GPU's condition to ``condition`` at the time ``at``."""
 
     at: datetime
     condition: GpuCondition
@@ -114,7 +114,7 @@ class GpuTimeline:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChargeKey:
-    """What a charge line is for. Adjacent intervals with equal keys become one line."""
+    """The subject of a charge line. Adjacent intervals with equal keys become one line."""
 
     bucket: str
     allocation: int = 0  # 0: none

@@ -36,7 +36,7 @@ from telemetry.core.charge_model import (
 def lost_time(
     *, end_code: str, started: datetime, ended: datetime, checkpoint: datetime | None, keeps_state: bool
 ) -> tuple[datetime, ChargeBucket] | None:
-    """Return when the uncharged part of an ended hold begins and its bucket; None if all of it is charged.
+    """Return the start and the bucket of the uncharged part of an ended hold; None if all is charged.
 
     A preemption or a hardware fault loses the work since the last checkpoint, or since the start if there is
     none. ``keeps_state`` is True for notebooks: their files survive, so nothing is lost.
@@ -93,8 +93,9 @@ def price_pieces(
     pricing span.
 
     A pricing span is a day at one rate. The value of the whole GPU over a span is split by slot-seconds, so
-    costs sum exactly to the cost of the asset. ``totals`` replaces the cost of spans: when ledger lines are
-    replaced, their cost stays. A piece without a rate costs nothing; the close of its month reports it.
+    costs sum exactly to the cost of the asset. ``totals`` replaces the computed cost of spans, so that
+    lines that replace ledger lines keep their total cost. A piece without a rate costs nothing; the close of
+    its month reports it.
     """
     spans: dict[tuple[datetime, int | None], list[int]] = defaultdict(list)
     for index, piece in enumerate(parts):

@@ -66,7 +66,7 @@ SUM_FIELDS = tuple(entry.name for entry in fields(UsageSums) if entry.name not i
 def roll_up_readings(
     readings: Sequence[UsageReading], held: Sequence[UnitHold], start: float, end: float
 ) -> dict[int | None, UsageSums]:
-    """Return the usage in the bucket ``[start, end)`` by allocation; the key None stands for time that nobody
+    """Return the usage in the bucket ``[start, end)`` by allocation; the key None has the time that nobody
     held.
 
     ``readings`` are in order of ts, from SAMPLE_REACH_SECONDS before the bucket to SAMPLE_REACH_SECONDS after
@@ -141,8 +141,9 @@ def _holder_at(held: Sequence[UnitHold], moment: float) -> int | None:
 
 
 def _add_reading(use: UsageSums, reading: UsageReading, seconds: float) -> None:
-    """Add the ``seconds`` that ``reading`` covers to one of busy, idle and empty; to none of them if the
-    activity is unknown.
+    """Add the ``seconds`` that ``reading`` covers to the sums.
+
+    If the activity is known, they count in exactly one of busy, idle and empty.
     """
     use.covered_seconds += seconds
     kind = _activity_kind(reading)

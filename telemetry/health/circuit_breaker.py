@@ -2,11 +2,14 @@
 for new work.
 
 The rule sets the number of failures, the window and the action. Failures count by independent source, because
-a fault of the workload is no evidence against the host: failures of one workload on several hosts do not
-count; failures of one array count once; failed programs or starts of one owner count once, since they may
-share what is broken (an environment, a full home, a missing file). A failed prolog is the host's own fault
-and always counts. A workload that failed here and ran elsewhere afterwards is not broken, so each such
-workload counts.
+a fault of the workload is no evidence against the host:
+
+- Failures of one workload on several hosts do not count.
+- Failures of one array count once.
+- Failed programs and failed starts of one owner count once: they may share a broken environment, a full home
+  or a missing file.
+- A failed prolog is the host's own fault and always counts.
+- A workload that failed here and ran on another host afterwards is not broken. Each such workload counts.
 """
 
 from __future__ import annotations
@@ -103,8 +106,8 @@ def _failure_source(run: Run, went_well: set[int]) -> tuple[str, int]:
 
 
 def _last_return_to_service(host: Host, since: datetime) -> datetime | None:
-    """Return when a closed host last returned to service, if after ``since``. Earlier failures have been
-    examined.
+    """Return when a closed host last returned to service, if after ``since``. Failures before that time
+    have been examined.
     """
     changes = HostStateChange.objects.filter(host=host)
     closed = changes.exclude(admin_state=AdminState.IN_SERVICE).order_by("-at", "-pk").first()
@@ -117,9 +120,9 @@ def _last_return_to_service(host: Host, since: datetime) -> datetime | None:
 def _record_breaker_event(
     host: Host, runs: list[Run], different: int, rule: HealthRule, now: datetime
 ) -> bool:
-    """Record the event of a host, once per last failed run. Returns True if it is new."""
+    """Record the event of a host, at most once for the same last failed run. Returns True if it is new."""
     counts = Counter(run.outcome for run in runs)
-    told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     _, created = HealthEvent.objects.get_or_create(
         host=host,
         event_id=f"breaker:{runs[-1].pk}",
@@ -127,7 +130,7 @@ def _record_breaker_event(
             "source": "gpupool",
             "code": BREAKER_CODE,
             "detail": f"{len(runs)} attempts of {different} different sources failed"
-            f" within {rule.window_seconds // 60} min ({told})",
+            f" within {rule.window_seconds // 60} min ({outcomes})",
             "at": now,
             "received_at": now,
         },

@@ -1,8 +1,8 @@
-"""Count the independent causes behind hardware events that a program can bring about.
+"""Count the independent causes of hardware events that a program can cause.
 
-Events that one owner's programs can explain count as one cause: one person alone must not take GPUs out of
-use. If several owners held the GPU, the cause is unknown; the smallest number of owners that explains all
-events counts (a minimum hitting set). An event while nobody held the GPU counts on its own.
+Events that one owner's programs can explain count as one cause: one person alone must not be able to take
+GPUs out of use. If several owners held the GPU, the cause is unknown. The smallest number of owners that
+explains all events counts (a minimum hitting set). An event while nobody held the GPU counts on its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Apply the operators' health rules to hardware events. Closing many hosts at once is left to a person."""
+"""Apply the operators' health rules to hardware events. The number of automatic closures is limited."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ GPUS_PER_QUARANTINE = 8
 
 
 def apply_rules_to_events(now: datetime) -> int:
-    """Apply the rules to unhandled events; return how many changed something. Each event is claimed, so
-    concurrent runs act once.
+    """Apply the rules to unhandled events; return the number of events that changed something.
+
+    Each event is claimed, so concurrent runs act once.
     """
     rules = {rule.code: rule for rule in HealthRule.objects.all()}
     acted = 0
@@ -125,8 +126,8 @@ def event_title(code: str, meaning: str) -> str:
 
 
 def _take_action(event: HealthEvent, rule: HealthRule | None, action: str, now: datetime) -> bool:
-    # The reason appears on the host's page and in notices to owners of affected work: no private detail.
     """Carry out ``action``; return True if it changed something."""
+    # The reason appears on the host's page and in notices to owners of affected work: no private detail.
     title, detail = event_title(event.code, rule.meaning if rule is not None else ""), public_detail(event)
     says_no_more = event.code == stray_processes.STRAY_CODE and rule is not None
     reason = (f"{title}: {detail}" if detail and not says_no_more else title)[:300]

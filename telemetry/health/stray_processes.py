@@ -1,7 +1,7 @@
-"""Store stray processes, which run on a GPU without an allocation there, and record one event when each is
-first seen.
+"""Store stray processes: processes on a GPU that no workload with an allocation of this GPU started.
 
-For hosts whose agent only counts strays there is one event per unit and hour.
+Each process is recorded as one event when it is first seen. If an agent only counts stray processes, there is
+one event per unit and hour.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def sync_stray_rows(host: Host, seen: Sequence[StraySeen], now: datetime) -> boo
     Processes on GPUs that the host does not have are ignored.
     """
     locks.hosts([host.pk])
-    # Of several rows of one GPU the present one comes last.
+    # A GPU may have several rows. Its present row comes last.
     rows = Gpu.objects.filter(host=host).order_by(F("retired_at").asc(nulls_last=True), "pk")
     gpus = {gpu.uuid: gpu for gpu in rows}
     known = {(row.gpu_id, row.pid, row.started): row for row in Stray.objects.filter(host=host, gone_at=None)}

@@ -85,11 +85,10 @@ def record_health_event(host_id: int, health: Health, now: datetime) -> bool:
 
 
 def gpu_fault_codes(runs: Iterable[RunSeen]) -> frozenset[str]:
-    """Return the codes reported for these runs' GPUs that, by the health rules, close a GPU or its host and
-    that no program causes.
+    """Return the codes of hardware faults that were reported for these runs' GPUs. At most one query.
 
-    The rule's ``repeats`` does not matter here: the first event already makes the program fail. At most one
-    query.
+    A code is a hardware fault if its health rule closes the GPU or its host, and no program can cause it. The
+    rule's ``repeats`` does not matter here: the first event already makes the program fail.
     """
     codes = {code for run in runs for code in run.gpu_events[:MAX_CODES_PER_RUN] if code.isprintable()}
     if not codes:

@@ -15,8 +15,9 @@ PARTITION_DAYS_AHEAD = 3
 
 
 def maintain_partitions(now: datetime) -> tuple[int, int]:
-    """Create partitions from yesterday to PARTITION_DAYS_AHEAD, drop those beyond the retention; return both
-    numbers.
+    """Create partitions from yesterday to PARTITION_DAYS_AHEAD, and drop expired ones.
+
+    Returns the numbers of created and of dropped partitions.
     """
     retention = Retention.objects.filter(pk=1).first() or Retention()
     today = now.astimezone(UTC).date()

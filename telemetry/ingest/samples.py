@@ -1,8 +1,8 @@
 """Write the batches of the Redis stream as samples, each batch in one transaction with its Batch row.
 
 A batch that arrives twice is stored once, because Batch rows are unique. A late batch marks the buckets of
-its samples to be rolled up again. If Redis loses batches, agents resend them: they delete a batch only below
-the watermark, which follows the commits.
+its samples to be rolled up again. If Redis loses batches, agents resend them: an agent deletes a batch only
+after the watermark has passed it, and the watermark follows the commits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_SAMPLE_AGE = timedelta(days=180)  # older samples are rejected, regardless o
 
 @dataclass
 class IngestResult:
-    """What one run wrote. ``rejected`` counts rows, ``doubled`` batches that were already stored."""
+    """The counts of one run. ``rejected`` counts rows; ``doubled`` counts batches stored before."""
 
     batches: int = 0
     rows: int = 0

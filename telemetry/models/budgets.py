@@ -20,7 +20,7 @@ class BudgetMeasure(models.TextChoices):
 
 
 class Budget(models.Model):
-    """What a team or a project may be charged in a month: money, or GPU-hours of any model."""
+    """A limit of the charges of a team or a project in a month: money, or GPU-hours of any model."""
 
     team = models.ForeignKey(Team, null=True, blank=True, on_delete=models.CASCADE, related_name="budgets")
     project = models.ForeignKey(
@@ -47,7 +47,7 @@ class Budget(models.Model):
 
 
 class BudgetAlert(models.Model):
-    """Spending passed a threshold of a budget. Notices are made from these rows."""
+    """A threshold of a budget that spending or its forecast passed. Notices are made from these rows."""
 
     budget = models.ForeignKey(Budget, on_delete=models.CASCADE, related_name="alerts")
     percent = models.PositiveSmallIntegerField(help_text="the threshold: 50, 80 or 100")

@@ -11,7 +11,7 @@ from telemetry.models.prices import Price
 
 
 class ChargeBucketChoices(models.TextChoices):
-    """Where a second of a slot is accounted. The seven buckets are a partition."""
+    """The bucket that accounts for a second of a slot. The seven buckets are a partition."""
 
     USED = "used", "charged: held by a workload"
     RESERVED_UNUSED = "reserved_unused", "charged: reserved but not used"
@@ -27,8 +27,8 @@ class Charge(models.Model):
 
     Late facts never edit a line. A reversal cancels it as a whole (negative slot-seconds and amounts;
     ``corrects`` names it), and new lines replace it (``corrects`` names the first line they replace).
-    ``month`` is the statement of the line: the month of ``start``, or the current month if that one is
-    closed. Names are copied in, so renaming a team does not change the past.
+    ``month`` is the statement of the line: the month of ``start``, or the current month if the month of
+    ``start`` is closed. Names are copied in, so renaming a team does not change the past.
     """
 
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")

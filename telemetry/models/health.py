@@ -86,7 +86,7 @@ class HealthEvent(models.Model):
 
 
 class Stray(models.Model):
-    """A process on a GPU without an allocation there, as reported by its host."""
+    """A process on a GPU, reported by the host. It belongs to no workload that holds this GPU."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="strays")
     gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="strays")

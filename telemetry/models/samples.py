@@ -9,7 +9,7 @@ from scheduler.models import Host, Unit
 
 
 class Batch(models.Model):
-    """A batch of samples, inserted in the same transaction as its samples, so that it is stored only once."""
+    """A batch of samples, inserted in one transaction with its samples, so that they are stored only once."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="batches")
     sequence = models.BigIntegerField()
@@ -61,7 +61,7 @@ class Sample(models.Model):
 
 
 class Retention(models.Model):
-    """The only row: retention periods in days."""
+    """The retention periods in days, in a single row."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     sample_days = models.PositiveSmallIntegerField(default=14, help_text="raw samples")

@@ -53,7 +53,7 @@ def check_budgets(now: datetime) -> int:
 
 
 def month_spend(month: date, measure: str, *, team: int | None = None, project: int | None = None) -> Decimal:
-    """Return what a team or a project was charged in a month so far: money, or GPU-hours of charged lines."""
+    """Return the spending of a team or a project in a month: money, or GPU-hours of charged lines."""
     lines = Charge.objects.filter(month=month, bucket__in=CHARGED_BUCKETS)
     lines = lines.filter(team=team) if team is not None else lines.filter(project=project)
     if measure == BudgetMeasure.GPU_HOURS:
@@ -62,7 +62,7 @@ def month_spend(month: date, measure: str, *, team: int | None = None, project: 
 
 
 def forecast_month_end(spent: Decimal, now: datetime) -> Decimal | None:
-    """Return the spending at the end of the month at the current rate; None during FORECAST_MIN_ELAPSED."""
+    """Return the spending at the end of the month at the current rate; None before FORECAST_MIN_ELAPSED."""
     start, end = month_bounds(month_of(now))
     elapsed = now - start
     if elapsed < FORECAST_MIN_ELAPSED:
@@ -96,9 +96,7 @@ def _record_alerts(budget: Budget, spent: Decimal, now: datetime) -> int:
 
 @transaction.atomic
 def _open_unneeded_gates(required_gates: set[tuple[int | None, int | None, str]]) -> None:
-    """Open the gates that no exhausted budget keeps closed: the budget was raised or changed, or its month is
-    over.
-    """
+    """Open the gates whose budget is no longer exhausted: it was raised or changed, or its month is over."""
     gates = BudgetGate.objects.values_list("team", "project", "action")
     for team, project, action in set(gates) - required_gates:
         open_budget_gate(

@@ -109,9 +109,7 @@ class _ChargeNames:
             self.centres[centre.project_id].append(centre)
 
     def fill_in(self, row: Charge, line: ChargeDraft) -> None:
-        """Set holder, project, team, user, their names and the cost centre. Unallocated time gets none of
-        them.
-        """
+        """Set holder, project, team, user, their names and the cost centre. Set none for unallocated time."""
         owner = line.piece.owner
         project: Project | None = None
         if owner.allocation:
@@ -143,7 +141,7 @@ class _ChargeNames:
             row.cost_centre = self._centre(project.pk, line.piece.start)
 
     def _centre(self, project: int, moment: datetime) -> str:
-        """Return the cost centre of a project that is in force at ``moment``; empty if there is none."""
+        """Return the code of a project's cost centre at ``moment``; empty if there is none."""
         code = ""
         for centre in self.centres[project]:
             if centre.valid_from <= moment:
@@ -152,8 +150,9 @@ class _ChargeNames:
 
 
 def _measured_use_by_line(lines: Sequence[ChargeDraft]) -> dict[int, tuple[float | None, float]]:
-    """Return (used, covered) slot-seconds by line index for lines that an allocation holds, from the finest
-    rollups.
+    """Return (used, covered) slot-seconds by line index, for lines with an allocation.
+
+    Uses the rollups of minutes if there are any, else of hours.
     """
     held = {index: line for index, line in enumerate(lines) if line.piece.owner.allocation}
     if not held:

@@ -37,8 +37,9 @@ class ChargeRunResult:
 
 
 def charge_all_gpus(now: datetime) -> ChargeRunResult:
-    """Charge every GPU to the last full hour, and to later changes on it, at most to ``now - REPORTING_LAG``.
-    Then settle.
+    """Charge every GPU up to the last full hour, or up to a later change on it. Then settle late facts.
+
+    Charges end at ``now - REPORTING_LAG`` at the latest.
     """
     done = ChargeRunResult()
     limit = floor_to_second(now - REPORTING_LAG)
@@ -58,11 +59,10 @@ def charge_all_gpus(now: datetime) -> ChargeRunResult:
 def charge_past(
     gpu_ids: Collection[int], since: datetime, now: datetime, on_day: Callable[[datetime], None] | None = None
 ) -> int:
-    """Charge ``[since, begin)`` of GPUs whose charges begin later, for history that was loaded afterwards.
-    Returns the line count.
+    """Charge the time from ``since`` to the existing charges of each GPU. Returns the number of lines.
 
-    A GPU without charges starts at ``since`` and is charged by the next ``charge_all_gpus``. ``on_day`` is
-    called with each charged day, newest first.
+    For history that was loaded after charging began. A GPU without charges starts at ``since`` and is charged
+    by the next ``charge_all_gpus``. ``on_day`` is called with each charged day, newest first.
     """
     written = 0
     begins = dict(ChargedUntil.objects.filter(gpu__in=gpu_ids).values_list("gpu_id", "since"))
@@ -76,7 +76,7 @@ def charge_past(
 
 
 def _start_charging_new_gpus(limit: datetime) -> None:
-    """Create the watermark of GPUs that have none, at their creation. Thousands may be new at once."""
+    """Create missing watermarks at the creation time of each GPU. Thousands of GPUs may be new at once."""
     new = (
         Gpu.objects.filter(charged=None, created_at__lt=limit).values_list("pk", "created_at").order_by("pk")
     )
@@ -106,9 +106,9 @@ def _charge_forward(ids: Sequence[int], hour: datetime, limit: datetime, now: da
 
 
 def _charge_end(gpu: GpuChargingInputs, until: datetime, hour: datetime, limit: datetime) -> datetime:
-    """Return where to charge this GPU to: the last full hour, or a later change on it.
+    """Return the time up to which to charge this GPU: the last full hour, or a later change on it.
 
-    Lines stay few this way, and ended work is charged at once.
+    So there are few lines, and ended work is charged at once.
     """
     if gpu.retired_at is not None and gpu.retired_at <= limit:
         return floor_to_second(gpu.retired_at)
@@ -117,8 +117,9 @@ def _charge_end(gpu: GpuChargingInputs, until: datetime, hour: datetime, limit: 
 
 
 def _claim_spans(stretches: Sequence[tuple[int, datetime, datetime]]) -> list[int]:
-    """Move the watermarks from old to new; return the GPUs that this call moved. Of two concurrent runs only
-    one moves each GPU.
+    """Move the watermarks from old to new; return the GPUs whose watermark this call moved.
+
+    Of two concurrent runs, only one moves the watermark of a GPU.
     """
     with connection.cursor() as cursor:
         cursor.execute(

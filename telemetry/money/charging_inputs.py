@@ -1,6 +1,4 @@
-"""Load what determines the charges of GPUs into the values of ``telemetry.core``. The number of queries is
-fixed.
-"""
+"""Load the inputs of charging as values of ``telemetry.core``. The number of queries is fixed."""
 
 from __future__ import annotations
 

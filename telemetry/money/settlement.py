@@ -26,7 +26,7 @@ SETTLEMENTS_PER_RUN = 500
 
 
 def settle_state_changes(now: datetime) -> int:
-    """Check new host state changes; correct charges if the change lies in charged time. Returns the number of
+    """Check new host state changes; correct charges if the change is in charged time. Returns the number of
     reversed lines.
     """
     waiting = list(
@@ -99,8 +99,9 @@ def _charged_totals(allocations: Sequence[int]) -> dict[int, tuple[int, datetime
 
 
 def _matches_final_state(allocation: Allocation, slot_seconds: int) -> bool:
-    """Return True if all its time is charged and none of it was lost: the common case, which needs no lines
-    to be read.
+    """Return True if all time of the allocation is charged and none of it was lost.
+
+    In this common case its lines need not be read.
     """
     start, end = floor_to_second(allocation.period.lower), floor_to_second(allocation.period.upper)
     lost = lost_time(
@@ -163,13 +164,13 @@ def _write_correction(
 
 
 def _first_overlapping_line(piece: ChargePiece, originals: Sequence[Charge]) -> Charge:
-    """Return the first original line that overlaps the piece: the line that the new one names."""
+    """Return the first original line that overlaps the piece. The new line refers to it."""
     return next(line for line in originals if line.start < piece.end and line.end > piece.start)
 
 
 def _reversal_of(line: Charge, closed: set[date], now: datetime) -> Charge:
-    """Return an unsaved line that cancels ``line``. It goes to the current month if the month of ``line`` is
-    not open.
+    """Return an unsaved line that cancels ``line``. Its month is the current one if the month of ``line``
+    is not open.
     """
     copied = {
         entry.attname: getattr(line, entry.attname)

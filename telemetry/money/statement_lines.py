@@ -38,8 +38,8 @@ class StatementEntry:
 
 
 def statement_lines(month: date) -> list[StatementEntry]:
-    """Return the lines of a month: the frozen lines if it is closed, otherwise as they would be now. They sum
-    to the totals.
+    """Return the lines of a month: the frozen lines if it is closed, else lines computed now. They sum to
+    the totals.
     """
     statement = Statement.objects.filter(month=month).first()
     if statement is not None and statement.state == StatementState.CLOSED:

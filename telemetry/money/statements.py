@@ -1,5 +1,5 @@
-"""Create, summarise and close monthly statements. A closed statement never changes; late facts go to the open
-month.
+"""Create, summarise and close monthly statements. A closed statement never changes; late facts are charged to
+the open month.
 """
 
 from __future__ import annotations

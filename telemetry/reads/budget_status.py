@@ -1,4 +1,4 @@
-"""Return what was spent of each budget, with a forecast for the month."""
+"""Return the spending of each budget, with a forecast for the month."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def find_budget_status(
     project: int | None = None,
     measure: str = BudgetMeasure.MONEY,
 ) -> BudgetStatus | None:
-    """Return the status of a team's or a project's budget for a month; None if it has none in that
-    measure.
-    """
+    """Return the status of a team's or a project's budget for a month; None if there is no such budget."""
     budget = Budget.objects.filter(month=month, team=team, project=project, measure=measure).first()
     return None if budget is None else budget_status(budget, now)
 
@@ -60,8 +58,9 @@ def budget_status(budget: Budget, now: datetime) -> BudgetStatus:
 def forecast_spend(
     month: date, now: datetime, *, team: int | None = None, project: int | None = None
 ) -> Decimal | None:
-    """Return the forecast of the month's charges; None in its first three days and for any month but the
-    current one.
+    """Return the forecast of the current month's charges; None in its first three days.
+
+    None for any other month.
     """
     if month != month_of(now):
         return None

@@ -81,10 +81,10 @@ def charges_by(
     charged_only: bool = True,
     **where: Any,
 ) -> ChargeTable:
-    """Return a month's charges grouped by one dimension. ``lines`` are those the viewer may see (None: all).
+    """Return a month's charges grouped by one dimension. ``lines``: visible to the viewer (None: all).
 
-    ``where`` is the drill-down path so far. The total equals, to the cent, the row that the path leads
-    through; hence the order of ``where`` matters. With ``charged_only`` False the table includes idle,
+    ``where`` is the drill-down path, in the order of its steps. The total equals, to the cent, the row that
+    the last step selected. With ``charged_only`` False the table includes idle,
     unhealthy and lost time with its cost. One query per step of the path and one for the table.
     """
     if dimension not in CHARGE_DIMENSIONS:
@@ -123,8 +123,9 @@ def _filtered_lines(
 
 
 def _group_amounts(found: QuerySet[Charge], dimension: str, **more: Any) -> list[dict[str, Any]]:
-    """Return the money of each group and the columns in ``more``, highest charge first: cents are assigned in
-    this order.
+    """Return the amounts of each group and the columns in ``more``, highest charge first.
+
+    Cents are assigned in this order.
     """
     key, name = CHARGE_DIMENSIONS[dimension]
     rows = found.values(group_key=F(key), group_name=F(name)).annotate(**MONEY_SUMS, **more)
@@ -136,9 +137,7 @@ def _group_amounts(found: QuerySet[Charge], dimension: str, **more: Any) -> list
 def _parent_row_amounts(
     month: date, lines: QuerySet[Charge] | None, charged_only: bool, where: Mapping[str, Any]
 ) -> RoundedAmounts | None:
-    """Return the money of the row that the path leads through, as rounded in its own table; None at
-    the top.
-    """
+    """Return the amounts of the row that the path selected, as rounded in its own table; None at the top."""
     above: RoundedAmounts | None = None
     for step, dimension in enumerate(where):
         rows = _group_amounts(
@@ -186,7 +185,7 @@ def _charge_table(rows: Sequence[dict[str, Any]], above: RoundedAmounts | None) 
 
 
 def _charge_group(row: dict[str, Any], charged: Decimal, cost: Decimal, reserved: Decimal) -> ChargeGroup:
-    """Return the group of one row with its rounded amounts. What is held is used, idle or unmeasured."""
+    """Return the group of one row with its rounded amounts. Held time is used, idle or unmeasured."""
     held = charged - reserved
     measured = min(held, _measured_cents(row["measured_sum"])) if held > 0 else ZERO
     used = min(measured, _measured_cents(row["busy_sum"]))

@@ -25,7 +25,8 @@ class PoolingSavings:
     """GPUs that separate teams would need for their own p95 demand, compared with the p95 of the shared pool.
     Demand is hourly.
 
-    ``per_month`` is the difference at the mean price of what was charged; None if nothing was.
+    ``per_month`` is the price of the difference, at the mean price of charged GPU-hours; None if nothing was
+    charged.
     """
 
     by_team: list[tuple[int, str, float]]

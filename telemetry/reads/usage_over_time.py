@@ -38,8 +38,8 @@ def usage_over_time(
 ) -> list[UsageSeries]:
     """Return mean held and busy GPUs per ``step``, by ``dimension`` or in one series.
 
-    ``step`` is a whole number of hours; None chooses one. Raises ValueError for any other step or an unknown
-    dimension.
+    ``step`` is a whole number of hours; None: by the length of the period. Raises ValueError for any other
+    step or an unknown dimension.
     """
     step = step or _default_step(filters)
     hours = step / timedelta(hours=1)
@@ -63,8 +63,9 @@ def usage_over_time(
 def held_over_time(
     reads: UsageRows, edges: Sequence[float], dimension: str | None
 ) -> list[tuple[Any, str, list[float]]]:
-    """Return (group, name, mean held GPUs per step) in order of name; one group of everything without a
-    dimension.
+    """Return (group, name, mean held GPUs per step) in order of name.
+
+    Without a dimension there is one group of everything.
     """
     holds: dict[Any, list[HeldInterval]] = defaultdict(list)
     for hold in reads.holds(dimension or "pool"):

@@ -1,4 +1,4 @@
-"""Load the rows behind usage answers, once per query for any number of answers."""
+"""Load the rows that usage answers need, once for any number of answers."""
 
 from __future__ import annotations
 

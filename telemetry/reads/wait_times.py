@@ -13,8 +13,8 @@ from telemetry.reads.usage_filters import USAGE_DIMENSIONS, UsageFilters
 
 @dataclass(frozen=True)
 class GroupWaitTimes:
-    """Seconds from submission to the first GPU for one group's workloads. Those still waiting are counted
-    separately.
+    """Seconds from submission to the first GPU for one group's workloads. Workloads that still wait are
+    counted separately.
     """
 
     key: Any

@@ -52,11 +52,11 @@ class UsageWaterfall:
 
 
 def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> UsageWaterfall:
-    """Return capacity less time out of service, free, reserved but unused, lost, empty, idle or inefficient:
-    the productive rest.
+    """Return the parts of the capacity: out of service, free, reserved but unused, lost, empty, idle,
+    inefficient and productive time.
 
-    With a filter on holders the capacity is what they held or reserved. ``reads`` are rows of the same
-    filters, to share between answers.
+    With a filter on holders, the capacity is the time that they held or reserved. ``reads`` are rows of the
+    same filters, to share between answers.
     """
     sums = _bucket_sums(filters)
     use = (reads or UsageRows(filters)).sums_by_model()

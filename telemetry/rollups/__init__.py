@@ -1,1 +1,1 @@
-"""Aggregate samples into rollups per minute, hour and day; buckets that need it are marked as due."""
+"""Aggregate samples into rollups per minute, hour and day; due buckets are marked."""

@@ -21,7 +21,9 @@ class Command(BaseCommand):
             "--out", required=True, type=Path, help="file to write, readable by its owner alone"
         )
         parser.add_argument(
-            "--this-machine", default="", help="models of this machine's real GPUs, commas between: one each"
+            "--this-machine",
+            default="",
+            help="models of this machine's real GPUs, one entry per GPU, separated by commas",
         )
         parser.add_argument("--no-history", action="store_true", help="do not load a simulated past")
 
