@@ -105,7 +105,7 @@ def test_failed_starts_of_a_single_owner_do_not_cordon_the_host(world: World) ->
     failed_attempt(world, world.vision, "start_failed", minute=10, who=1)
     failed_attempt(world, world.language, "start_failed", minute=11)
     run_breaker()
-    assert closed(), "it is not that person alone"
+    assert closed(), "other owners failed, too"
 
 
 @pytest.mark.parametrize("elsewhere", ["finished", "failed"])
@@ -116,7 +116,7 @@ def test_failed_starts_of_one_owner_cordon_the_host_if_the_workloads_finish_on_a
         work = failed_attempt(world, world.vision, "start_failed", minute=minute)
         failed_attempt(
             world, world.vision, elsewhere, host="beta", minute=minute + 5, work=work
-        )  # fails after 20 s
+        )  # ends after 20 s: as "failed" it failed at once
     run_breaker()
     assert closed() is (elsewhere == "finished") and not closed("beta")
 
@@ -128,7 +128,7 @@ def test_failed_programs_of_one_owner_do_not_cordon_the_host_even_if_they_finish
         work = failed_attempt(world, world.vision, "failed", minute=minute)
         failed_attempt(world, world.vision, "finished", host="beta", minute=minute + 5, work=work)
     run_breaker()
-    assert not closed(), "whoever writes a program can have it fail where they like"
+    assert not closed(), "the owner of a program decides where it fails"
 
 
 def test_programs_that_fail_quickly_count_once_per_owner(world: World) -> None:

@@ -61,7 +61,7 @@ def test_a_budget_of_gpu_hours_counts_charged_hours_whatever_their_price(rates: 
         team=rates.language.team, month=MARCH, measure="gpu_hours", amount="12.00", action="refuse_new"
     )
     spend_24(rates)
-    assert check_budgets(at(20, 6)) == 2, "ten of twelve: half, and eighty percent"
+    assert check_budgets(at(20, 6)) == 2, "10 of 12 hours pass the thresholds of 50 and 80 percent"
     assert not BudgetGate.objects.exists()
     evicted = hold(
         workload(rates, rates.language),

@@ -53,7 +53,7 @@ def test_a_gpu_that_fell_off_the_bus_cordons_its_host_and_preempts_the_work_on_i
 
 
 @pytest.mark.parametrize(
-    ("code", "detail", "told"),
+    ("code", "detail", "public_detail"),
     [
         ("stray:process", "miner (pid 4242, user ada, 900 MiB) belongs to no workload", ""),
         ("stray:ended", "pid=4242, miner of user ada, 900 MiB, by TERM", ""),
@@ -63,7 +63,7 @@ def test_a_gpu_that_fell_off_the_bus_cordons_its_host_and_preempts_the_work_on_i
     ],
 )
 def test_the_public_reason_names_no_process_and_no_user(
-    world: World, code: str, detail: str, told: str
+    world: World, code: str, detail: str, public_detail: str
 ) -> None:
     HealthRule.objects.filter(code=code).update(action="cordon", repeats=1)
     gpu = units_of(world.hosts["alpha"])[0].gpu
@@ -78,7 +78,7 @@ def test_the_public_reason_names_no_process_and_no_user(
         *GpuStateChange.objects.values_list("reason", flat=True),
     }
     what = f"{HealthRule.objects.get(code=code).meaning} ({code})"
-    assert reasons - {""} == {f"{what}: {told}" if told else what}
+    assert reasons - {""} == {f"{what}: {public_detail}" if public_detail else what}
 
 
 def test_an_event_is_handled_once(world: World) -> None:
@@ -144,9 +144,9 @@ def test_only_one_of_several_hosts_that_fail_together_is_cordoned_automatically(
 def report_context_timeout(
     world: World, team: TeamOfWorld, number: int, *, host: str = "alpha", member: int = 0, ahead: int = 0
 ) -> None:
-    """Create work of a person on a GPU and an XID 109 during it: the program does not yield.
+    """Create a workload that holds a GPU for a minute, and an event XID 109 during that time.
 
-    ``ahead`` is how many minutes the host's clock is ahead of the server's.
+    ``ahead``: minutes by which the host's clock is ahead of the server's.
     """
     work = workload(world, team, owner=team.members[member])
     hold(work, units_of(world.hosts[host])[0], at(9, number), at(9, number + 1))
@@ -213,7 +213,7 @@ def test_only_the_smallest_set_of_people_that_explains_all_events_counts(world: 
             f"GPU {index}",
         )
         record_health_event(world.hosts["gamma"].pk, event, at(9, minute, 1))
-    assert apply_rules_to_events(at(10)) == 0, "one of them was there each time"
+    assert apply_rules_to_events(at(10)) == 0, "one person held the GPU at each event"
 
 
 def test_an_event_reported_late_is_attributed_to_everyone_who_held_the_gpu_since(world: World) -> None:
@@ -241,7 +241,7 @@ def test_the_number_of_distinct_owners_is_found_quickly_for_many_owners() -> Non
     began = time.process_time()
     assert minimum_hitting_set_size(alone, 40) == 40
     by_eight = [frozenset(range(number, number + 8)) for number in range(0, 200, 4)]
-    assert 25 <= minimum_hitting_set_size(by_eight, 40) <= 40, "25 of them share nobody"
+    assert 25 <= minimum_hitting_set_size(by_eight, 40) <= 40, "25 of the sets are disjoint"
     assert time.process_time() - began < 5.0, "seconds of CPU"
 
 
@@ -262,7 +262,7 @@ def test_a_rule_with_a_high_threshold_counts_its_events_in_two_queries(world: Wo
         report(world, "alpha", "xid:109", name=str(number), minute=number)
     with CaptureQueriesContext(connection) as asked:
         assert count_distinct_causes(list(HealthEvent.objects.all()), 60) == 60
-    assert len(asked) == 2, "the events themselves, and who was on the GPU"
+    assert len(asked) == 2, "one query for the events, one for the allocations"
     assert apply_rules_to_events(at(10)) == 1 and quarantined_gpus(world) == {"alpha/0"}
 
 
@@ -325,7 +325,7 @@ def test_a_fault_is_added_to_the_reason_of_a_host_that_an_operator_has_closed(
     assert Command.objects.filter(run=preemptible_hold.run, verb="notice", code="drained").exists()
     report(world, "alpha", "xid:79", name="again")
     apply_rules_to_events(at(10, 1))
-    assert Host.objects.get(name="alpha").state_reason == host.state_reason, "once is enough"
+    assert Host.objects.get(name="alpha").state_reason == host.state_reason, "the same fault is added once"
 
 
 def test_a_long_reason_is_cut_so_that_the_fault_fits(world: World) -> None:

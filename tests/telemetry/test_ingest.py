@@ -178,7 +178,7 @@ def test_a_duplicate_hardware_event_is_stored_once(world: World) -> None:
     assert HealthEvent.objects.get().gpu == gpu
 
 
-def test_partitions_are_created_ahead_adopt_early_rows_and_are_dropped_when_old(world: World) -> None:
+def test_new_partitions_take_over_earlier_rows_and_old_partitions_are_dropped(world: World) -> None:
     unit = units_of(world.hosts["alpha"])[0]
     ingest_batches(world, batch(1, unit, at(9, 50), 6))
     with connection.cursor() as cursor:

@@ -30,7 +30,7 @@ def test_a_missing_gpu_raises_one_event_and_notifies_operators(world: World) -> 
     assert (event.code, event.gpu_id, event.at, event.action_taken) == ("gpu:missing", gpu.pk, at(9), "warn")
     assert gpu.uuid in event.detail and "XID 79" in event.detail
     Gpu.objects.filter(pk=gpu.pk).update(missing_since=at(12))
-    assert missing_gpus.record_missing_gpus(at(13)) == 1, "it came back, and went again"
+    assert missing_gpus.record_missing_gpus(at(13)) == 1, "the GPU was reported, and went missing again"
 
 
 def test_a_gpu_missing_for_longer_than_the_retention_of_events_raises_no_second_event(world: World) -> None:

@@ -41,7 +41,7 @@ def rates(committed_world: World) -> World:
 
 
 def make_racers_meet_after(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
-    """Make each of two racers wait for the other once, after the function."""
+    """Make each of two racers wait for the other once, after its first call of the function."""
     meeting, original = Meeting(2, UNGUARDED), getattr(module, name)
     seen_threads: set[int] = set()
 
@@ -125,7 +125,7 @@ def charge_written_late(inserted: threading.Event) -> Callable[[], str]:
             line.pk = None
             line.save(force_insert=True)
             inserted.set()
-            # Gives the close time to start; the guard makes it wait for this commit.
+            # The close starts during this wait. The guard makes it wait for this commit.
             threading.Event().wait(1.0)
         return "committed"
 

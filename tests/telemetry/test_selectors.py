@@ -279,7 +279,7 @@ def test_the_current_price_is_the_newest_one_already_in_force(rates: World) -> N
 
 
 def test_the_shown_price_is_the_charged_price(world: World) -> None:
-    """A pool's own price takes precedence over later prices of all pools; before its first day none holds."""
+    """A pool's own price takes precedence over later prices for all pools."""
     shared, static = world.shared, world.static
     for pool, hour, price in ((None, 8, 1), (shared, 10, 2), (None, 12, 3), (shared, 14, 4)):
         Price.objects.create(
@@ -290,14 +290,14 @@ def test_the_shown_price_is_the_charged_price(world: World) -> None:
             valid_from=at(hour),
             created_at=at(1),
         )
-    told = {
+    shown = {
         hour: (
             load_current_prices(at(hour)).of(shared.pk, H100),
             load_current_prices(at(hour)).of(static.pk, H100),
         )
         for hour in (7, 8, 11, 13, 15)
     }
-    assert told == {7: (None, None), 8: (1, 1), 11: (2, 1), 13: (2, 3), 15: (4, 3)}
+    assert shown == {7: (None, None), 8: (1, 1), 11: (2, 1), 13: (2, 3), 15: (4, 3)}
     charged = load_rates({(shared.pk, H100)})[shared.pk, H100]
     assert [(rate.since.hour, rate.price) for rate in charged] == [(8, 1), (10, 2), (14, 4)]
 

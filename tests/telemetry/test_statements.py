@@ -148,7 +148,7 @@ def test_the_charged_amount_is_the_same_in_the_lines_the_tables_and_the_statemen
     assert charges_by("team", MARCH).total.charged == Decimal(totals["charged"])
 
 
-def test_each_pool_adds_up_to_what_its_gpus_cost_to_the_last_decimal(busy_march: World) -> None:
+def test_each_pools_sum_equals_the_cost_of_its_gpus_to_the_last_decimal(busy_march: World) -> None:
     pools = {pool.pool_name: pool for pool in reconciliation.reconcile_costs(MARCH)}
     assert set(pools) == {"Shared", "Vision only"}
     for pool in pools.values():

@@ -21,7 +21,7 @@ def stray(world: World) -> StraySeen:
     return StraySeen(units_of(world.hosts["alpha"])[0].gpu.uuid, 4242, 99, "ada", "python", 1500)
 
 
-def test_a_stray_process_is_stored_raises_one_event_and_is_gone_once_no_longer_reported(
+def test_a_stray_process_raises_one_event_and_is_marked_as_gone_after_a_report_omits_it(
     world: World, stray: StraySeen
 ) -> None:
     host = world.hosts["alpha"]
@@ -39,7 +39,7 @@ def test_a_stray_process_is_stored_raises_one_event_and_is_gone_once_no_longer_r
     event = HealthEvent.objects.get()
     assert event.detail == "python (pid 4242, user ada, 1500 MiB) belongs to no workload"
     rules.apply_rules_to_events(at(9, 1))
-    assert HealthEvent.objects.get().action_taken == "warn", "the table says that operators are told"
+    assert HealthEvent.objects.get().action_taken == "warn", "by the default rule, operators are notified"
     record_stray_processes(host.pk, [], at(9, 2))
     assert Stray.objects.get().gone_at == at(9, 2)
 
