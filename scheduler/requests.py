@@ -57,11 +57,11 @@ class RequestField:
     form_section: str = ""
     name: str = ""
     type: Any = None
-    default: Any = None  # also of a field without default
+    default: Any = None  # None also if there is no default
 
 
 def _row_field(help_text: str, **more: Any) -> dict[str, RequestField]:
-    """Return the metadata of a field that holds a row; the API and the command line name it by a slug."""
+    """Return the metadata of a field that holds a row; the API and the command line refer to it by a slug."""
     return {"declared": RequestField(help_text=help_text, max_length=81, **more)}
 
 
@@ -203,7 +203,7 @@ class WorkloadRequest(HardwareRequest):
     """A notebook or job that a person asks for; the names are those of the columns of ``Workload``."""
 
     kind: str
-    # Not Annotated: the types of Django give Annotated models a meaning of their own.
+    # Not Annotated, because django-stubs gives Annotated models another meaning.
     project: Project = field(
         metadata=_row_field(
             help_text="TEAM/PROJECT, or the project alone if it is unique.", required_in=REQUEST_KINDS

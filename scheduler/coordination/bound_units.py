@@ -24,10 +24,10 @@ def _end_binding(bound: BoundUnit, now: datetime) -> None:
 
 
 def release_expired_bindings(now: datetime) -> None:
-    """End bindings of closed reservations that last longer than ``now``.
+    """End the bindings of closed reservations that would end after ``now``.
 
-    If the clock was ahead when a reservation closed and was set back since, its units would stay bound
-    until that time.
+    If the clock was ahead when a reservation closed and was set back since, its units would otherwise stay
+    bound until that later time.
     """
     for bound in BoundUnit.objects.filter(period__endswith__gt=now).exclude(
         reservation__state__in=OPEN_RESERVATION_STATES

@@ -1,4 +1,4 @@
-"""Read the wall clock with CLOCK_BOOTTIME, and check that locked rows share the time a caller decides by.
+"""Read the wall clock with CLOCK_BOOTTIME, and check that nobody set it before the caller locked its rows.
 
 ``scheduler.coordination.clock_correction`` moves the stored deadlines when the wall clock was set.
 """
@@ -76,7 +76,7 @@ def last_clock_sample() -> ClockSample | None:
 
 @contextmanager
 def decide_at(sample: ClockSample) -> Iterator[None]:
-    """Check in every lock of this context that the locked rows still share the time of ``sample``."""
+    """Make every lock in this context check that the clock was not set since ``sample``."""
     token = _current_sample.set(sample)
     try:
         yield

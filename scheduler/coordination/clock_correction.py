@@ -2,12 +2,12 @@
 length.
 
 Rows hold times of the wall clock, because people read them; a lease is the difference of two such times.
-Each check compares how far the wall clock advanced with how far CLOCK_BOOTTIME did, which nobody can set.
+Each check compares the advance of the wall clock with that of CLOCK_BOOTTIME, which nobody can set.
 If they differ, the deadlines that are still running are moved by the difference.
 
 Checks run with every tick and before every write of such a time. So if the clock is set forwards and back
-between two ticks, rows written in between are moved as well. A caller that decides by a time from before a
-check gets ClockStepped as soon as it locks the rows (``with_steady_clock``). This holds for a control plane
+between two ticks, rows written in between are moved as well. A caller that read its time before the clock
+was set gets ClockStepped as soon as it locks the rows (``with_steady_clock``). This holds for a control plane
 on one machine; several machines have to keep their clocks in step (NTP).
 """
 
@@ -47,7 +47,7 @@ def with_steady_clock(
 ) -> T:
     """Call ``act`` with the current time, and again if the clock was set meanwhile.
 
-    ``act`` must be repeatable. Rows that ``act`` locks share that time; otherwise ClockStepped ends the call
+    ``act`` must be repeatable. If the clock was set before ``act`` locks rows, ClockStepped ends that call
     (``scheduler.coordination.locks``). ``check_first``: correct a clock step before the call; pass False if
     ``act`` does so where it writes. Raises ClockStepped if the clock is set in every try.
     """
@@ -86,9 +86,9 @@ def correct_clock_step(sample: ClockSample) -> timedelta:
 
 
 def last_clock_step_at() -> datetime | None:
-    """Return when the clock was last found to have been set, or None.
+    """Return the time at which the last clock step was detected, or None.
 
-    Durations that count from readings or promises, which keep their times, start anew at this time.
+    The times of readings and promises are never moved, so durations that count from them restart here.
     """
     return ClockReading.objects.filter(pk=1).values_list("set_at", flat=True).first()
 
@@ -123,7 +123,7 @@ def _shift_deadlines(by: timedelta) -> None:
             Host.objects.all(),
             ("last_sync_at", "agent_before_heard_at", "credential_expires_at", "disk_full_since"),
         ),
-        # Not placed_at: allocations start there, and are charged from there.
+        # placed_at is not moved: allocations start at that time and are charged from it.
         (
             Run.objects.exclude(state=RunState.ENDED),
             ("prepared_at", "starting_at", "running_at", "ready_at", "missing_since"),

@@ -44,10 +44,10 @@ def lease_rules() -> LeaseRules:
 
 
 def silence_limits_seconds(hosts: Sequence[Host]) -> dict[int, float]:
-    """Return, by host, after how many silent seconds its runs have ended.
+    """Return, by host, the seconds of silence after which all its runs have ended.
 
-    Uses the longest grace that its shims received at their start, also if its pool has a shorter one now.
-    ``hosts`` are loaded with their pools. One query.
+    Uses the longest grace that the shims of its runs received at their start, even if the pool's grace is
+    shorter now. ``hosts`` are loaded with their pools. One query.
     """
     live = Run.objects.filter(host__in=[host.pk for host in hosts]).exclude(state=RunState.ENDED)
     grace_of_runs = dict(live.values_list("host").annotate(longest=Max("grace_seconds")))

@@ -5,7 +5,7 @@ hosts, arrays, workloads. Submission locks only its team and its user.
 
 Row locks are ``FOR NO KEY UPDATE``: they block other writers of the row, but not inserts that refer to it.
 So a submission never waits for the engine. Every function must run inside a transaction and returns fresh
-rows. Raises ClockStepped if the caller decides by a time from before a clock step
+rows. It raises ClockStepped if the clock was set after the caller read its time
 (``scheduler.coordination.clock_check``).
 """
 

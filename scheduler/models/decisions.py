@@ -38,7 +38,7 @@ class Decision(models.Model):
 
 
 class StartEstimate(models.Model):
-    """The first expected start of one wait, and its outcome: ranges are computed from these."""
+    """The first expected start of one wait, and the wait's outcome. Start ranges are based on these rows."""
 
     workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="start_estimates")
     pool = models.ForeignKey(Pool, on_delete=models.CASCADE, related_name="+")
@@ -70,7 +70,7 @@ class RecordingPart(models.Model):
 
 
 class Recording(models.Model):
-    """The input of one cycle that changed something, enough to plan again (manage.py replay_snapshot)."""
+    """The full input of one cycle that changed something, to plan it again (manage.py replay_snapshot)."""
 
     at = models.DateTimeField(db_index=True)
     planned_at = models.BigIntegerField(help_text="the plan's moment, in whole seconds since the epoch")

@@ -7,8 +7,8 @@ from django.db.models import Q
 
 
 class Leader(models.Model):
-    """The single row that names the leader. Every write of the engine checks that its epoch is still this
-    one.
+    """The single row that names the leader. Every write of the engine checks that this row still has the
+    engine's epoch.
     """
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)

@@ -13,9 +13,7 @@ from scheduler.state.isolation import Isolation
 
 
 class StrayAction(models.TextChoices):
-    """What hosts do about a process on a GPU that no workload there holds. Operators are notified in any
-    case.
-    """
+    """The reaction of hosts to a process on a GPU that no workload holds. Operators are always notified."""
 
     REPORT = "report", "show it"
     WARN = "warn", "show it, and tell the person it belongs to"
@@ -45,8 +43,8 @@ class Pool(models.Model):
     longest_runtime_seconds = models.PositiveIntegerField(default=7 * 86_400)
     most_gpus_per_user = models.PositiveIntegerField(null=True, blank=True)
     most_gpus_per_workload = models.PositiveIntegerField(null=True, blank=True)
-    # Five of the largest arrays; the team limit is the queue length that cycles are measured with
-    # (docs/benchmarks.md), so that no single team slows them down.
+    # A user may queue five arrays of the largest size. The team limit is the queue length with which cycles
+    # are measured (docs/benchmarks.md), so that no single team slows cycles down.
     most_waiting_per_user = models.PositiveIntegerField(
         default=5_000, help_text="notebooks and jobs of one person in the queue"
     )

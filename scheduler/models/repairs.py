@@ -25,8 +25,8 @@ class MaintenanceWindow(models.Model):
 
 
 class HostStateChange(models.Model):
-    """A change of a host's states. Every second of a host is charged as unhealthy, maintenance or in use by
-    these.
+    """A change of a host's states. By these rows, every second of a host is charged as unhealthy, as
+    maintenance or as in use.
     """
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="state_changes")

@@ -17,7 +17,7 @@ from scheduler.state import states
 
 
 class Run(models.Model):
-    """One host's part of one attempt of a workload. ``generation`` grows with every run: agents refuse a
+    """One host's part of one attempt of a workload. ``generation`` grows with every run: agents reject a
     lower one.
     """
 

@@ -31,7 +31,7 @@ class WorkloadType(models.TextChoices):
 
 
 class IfMemberEnds(models.TextChoices):
-    """What happens to a gang when its run on one host fails or is lost."""
+    """The consequence for a gang when its run on one host fails or is lost."""
 
     RESTART = "restart", "all of it starts again, as often as it may be retried"
     END = "end", "all of it ends"

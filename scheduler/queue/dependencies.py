@@ -17,7 +17,7 @@ DependencySpecs = Iterable[tuple[str, Workload | JobArray]]
 
 @dataclass(frozen=True, slots=True)
 class ArrayProgress:
-    """How many tasks of an array have not ended, and how many ended without finishing."""
+    """The numbers of an array's tasks that have not ended, and that ended without finishing."""
 
     open: int
     unsuccessful: int
@@ -43,7 +43,7 @@ def is_met(condition: str, outcome: str) -> bool:
 def is_met_by_array(condition: str, tasks: ArrayProgress) -> bool | None:
     """Return whether an array meets the condition; None while undecided.
 
-    Before all tasks have ended, it is only known that not all of them finish.
+    While tasks are open, the only possible decision is that ``ok`` is not met, after a task did not finish.
     """
     if condition == Dependency.Condition.OK and tasks.unsuccessful:
         return False
@@ -83,7 +83,7 @@ def dependency_states(after: DependencySpecs) -> list[DependencyState]:
 
 
 def awaited_ids(states: Iterable[DependencyState]) -> tuple[list[int], list[int]]:
-    """Return the ids of the workloads and of the arrays that are not met yet."""
+    """Return the ids of the workloads and of the arrays whose conditions are not met."""
     waiting = [state.on for state in states if not state.met]
     return (
         sorted({on.pk for on in waiting if isinstance(on, Workload)}),

@@ -24,7 +24,7 @@ class QueuedCounts:
 
 
 def queued_counts(pool: Pool, *, person: int, team: int) -> QueuedCounts:
-    """Return how many are queued now. One query."""
+    """Return the present counts of a user and a team in a pool. One query."""
     rows = Workload.objects.filter(pool=pool, state=WorkloadState.QUEUED)
     counts = rows.aggregate(
         person=Count("pk", filter=Q(owner=person)), team=Count("pk", filter=Q(project__team=team))
@@ -48,8 +48,8 @@ def queue_limit_exceeded(pool: Pool, *, person: int, team: int, more: int) -> Re
 
 
 def queue_limit_exceeded_locked(pool: Pool, *, person: int, team: int, more: int) -> ReasonNumbers | None:
-    """Return ``queue_limit_exceeded``, with the submissions of this team and user blocked until the
-    transaction ends.
+    """Block submissions of this team and user until the transaction ends, and return
+    ``queue_limit_exceeded``.
     """
     locks.submitters(team=team, person=person)
     return queue_limit_exceeded(pool, person=person, team=team, more=more)

@@ -1,6 +1,6 @@
 """Predict the runtime of a job at its submission, from finished jobs in the database.
 
-The rule is ``scheduler.core.queue.runtime_prediction`` (docs/scheduling.md, "Who is looked at first").
+The rule is ``scheduler.core.queue.runtime_prediction`` (docs/scheduling.md, "Queue order").
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Record expected starts: what each workload was told when it began to wait, and what happened.
+"""Record the expected start that each workload had when it began to wait, and its actual start.
 
 One row per wait. ``apply_plan`` writes it when an expected start is first known and closes it when the
 workload is placed. A pool's ranges are computed from its latest rows (docs/scheduling.md, "Expected
@@ -28,7 +28,7 @@ from scheduler.state.states import WorkloadState
 def past_starts_by_pool(pools: Collection[int], now: datetime) -> dict[int, EstimateAccuracy]:
     """Return the accuracy of past estimates by pool, in one query.
 
-    It is based on the latest ``MAX_OUTCOMES`` closed waits, and as many open ones that are overdue.
+    It is based on the latest ``MAX_OUTCOMES`` closed waits, and on at most as many open, overdue waits.
     """
     if not pools:
         return {}

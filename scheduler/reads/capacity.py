@@ -83,7 +83,7 @@ def pool_occupancy(pool: Pool, now: datetime) -> list[ModelOccupancy]:
 def held_by_team(teams: Collection[int], now: datetime) -> dict[tuple[int, int, str], int]:
     """Return slots that teams hold, by (team, pool, GPU model). Two queries.
 
-    Counted are allocations outside active reservations, and units bound to reservations, used or not.
+    Counts allocations outside active reservations, and all units bound to reservations, used or not.
     """
     sums: dict[tuple[int, int, str], int] = defaultdict(int)
     outside = Allocation.objects.filter(period__upper_inf=True, project__team__in=teams)
@@ -98,7 +98,7 @@ def held_by_team(teams: Collection[int], now: datetime) -> dict[tuple[int, int, 
 
 @dataclass(frozen=True, slots=True)
 class QuotaUse:
-    """A team's quota of one model and what it holds, in slots. ``borrow_limit`` None: no limit."""
+    """A team's quota of one model and its held slots, all in slots. ``borrow_limit`` None: no limit."""
 
     model: str
     guaranteed: int
@@ -111,7 +111,7 @@ class QuotaUse:
 
 
 def quota_use(*, team: int, pool: int, now: datetime) -> list[QuotaUse]:
-    """Return a team's quotas and held slots in a pool, by model, before a new workload."""
+    """Return a team's quotas and held slots in a pool, by model. A previewed workload does not count."""
     held = held_by_team([team], now)
     quotas = Quota.objects.filter(team=team, pool=pool).order_by("model")
     return [
@@ -123,8 +123,8 @@ def quota_use(*, team: int, pool: int, now: datetime) -> list[QuotaUse]:
 def promisable_units(
     pool: Pool, *, model: str, profile: str, start: datetime, end: datetime, step_seconds: int, now: datetime
 ) -> list[tuple[int, int]]:
-    """Return pairs of a time (s since the epoch) and the units that can be promised for the whole step
-    after it.
+    """Return pairs of a time (s since the epoch) and the number of units that can be promised for the whole
+    step after that time.
     """
     taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
     window = (

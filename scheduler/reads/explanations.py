@@ -46,7 +46,7 @@ def _last_refusal(workload: Workload) -> plan.Refusal | None:
 def reservable_windows(
     workload: Workload, *, owner: Person, length: timedelta, now: datetime
 ) -> list[tuple[datetime, datetime]]:
-    """Return the first windows in which ``owner`` could reserve what a waiting workload requests.
+    """Return the first windows in which ``owner`` could reserve the hardware of a waiting workload.
 
     Uses the rule of ``services.check_window``. Empty for work inside a reservation, or that waits for
     something other than GPUs, such as a closed budget. Its pool is loaded.
@@ -65,9 +65,10 @@ def reservable_windows(
 
 
 def allowed_alternatives(kind: str, project: Project, now: datetime) -> alternatives.AllowedChanges:
-    """Return which changes a project's work may consider. The project's team is loaded.
+    """Return the changes that may be suggested to a project's work. The project's team is loaded.
 
-    Only jobs have a priority or may be preemptible, which helps only while the budget allows borrowing.
+    Only jobs have a priority or can be preemptible. Preemptible jobs start sooner only while the budget
+    allows borrowing.
     """
     if kind != WorkloadKind.JOB:
         return alternatives.AllowedChanges()
@@ -76,7 +77,7 @@ def allowed_alternatives(kind: str, project: Project, now: datetime) -> alternat
 
 
 def turns_before(workload: Workload, now: datetime) -> list[tuple[QueueTurn, TurnCriterion]]:
-    """Return the turns before that of a waiting workload, in order, with the deciding criterion."""
+    """Return the turns before a waiting workload's turn, in order, each with its deciding criterion."""
     return comparison.turns_in_pool(
         request_snapshot_cache.take_cached_snapshot([workload.pool_id], now),
         workload.pool_id,
@@ -94,7 +95,7 @@ def compare_turns(mine: Workload, other: Workload, now: datetime) -> comparison.
 
 
 def drain_effect(host: Host, now: datetime) -> drain.DrainEffect:
-    """Return which workloads draining a host would move, and where they could go."""
+    """Return the effect of draining a host: which workloads would move, and where they could start again."""
     return drain.drain_effect(
         request_snapshot_cache.take_cached_snapshot([host.pool_id], now),
         host.pk,
@@ -103,7 +104,7 @@ def drain_effect(host: Host, now: datetime) -> drain.DrainEffect:
 
 
 def maintenance_effect(host: Host, start: datetime, end: datetime, now: datetime) -> drain.ReservationEffect:
-    """Return which reservations maintenance of a host would move or break. It may be announced already."""
+    """Return the reservations that a maintenance window would move or break, also an announced window."""
     return drain.maintenance_effect(
         request_snapshot_cache.take_cached_snapshot([host.pool_id], now),
         host.pk,

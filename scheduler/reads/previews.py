@@ -74,7 +74,7 @@ def preview_workload(request: WorkloadRequest, *, owner: Person, now: datetime) 
 
 @dataclass(frozen=True)
 class ImpossibleStart:
-    """Why a workload could never start. ``may_be_granted``: an operator could grant the team more."""
+    """The reason why a workload can never start. ``may_be_granted``: an operator could grant more."""
 
     code: str
     numbers: dict[str, Any]

@@ -97,10 +97,11 @@ def _own_outcome(run: Run, outcome: str) -> str:
 
 
 def _charge_code(run: Run, outcome: str) -> str:
-    """Return the code that decides who pays: that of its last order, unless the run finished or was lost.
+    """Return the code that decides who pays: the code of the last command, unless the run finished or was
+    lost.
 
-    How a run reacts to a stop does not change who pays. A job that ignores its owner's cancellation until
-    it is killed was not preempted; one that ends without a checkpoint when it is evicted was.
+    The run's reaction to a stop does not change who pays. A job that ignores its owner's cancellation until
+    it is killed was not preempted. A job that ends without a checkpoint after its eviction was preempted.
     """
     if outcome == ReasonCode.FINISHED or outcome in (*LOST_CODES, *HOST_SETUP_CODES):
         return outcome
@@ -125,7 +126,7 @@ def settle_workload(workload: Workload, now: datetime) -> None:
     )
     failed = [run for run in runs if run.state == RunState.ENDED and run.outcome not in expected]
     if failed:
-        # One member has ended: the rest of the gang ends with it, also if the member had reported stopping.
+        # When a member has ended, the rest of the gang is stopped, even if that member had reported stopping.
         _advance_workload(workload, WorkloadState.STOPPING, **_set_stop_deadline(workload, live, now))
         commands.stop_remaining(live, code=failed[0].outcome, now=now)
 
@@ -199,9 +200,9 @@ def _attempt_ended(workload: Workload, runs: Sequence[Run], now: datetime) -> No
 def attempt_outcomes(attempts: Collection[Sequence[Run]]) -> list[tuple[Run, str]]:
     """Return, for each attempt, the ended run that explains its end and the outcome of the whole attempt.
 
-    The outcome is that of this run; GPU_ERROR if it is a gang member that lost a GPU while it ended because
-    of another member's failure. Retries and pages use this outcome. At most three queries, none for work on
-    one host, besides loading the workloads of the runs.
+    The outcome is that of this run. It is GPU_ERROR if the run is a gang member that lost a GPU but ended
+    with another outcome because of another member's failure. Retries and pages use this outcome. At most
+    three queries, none for work on one host, besides loading the workloads of the runs.
     """
     causes = gangs.first_failures(
         [[run for run in runs if run.outcome != ReasonCode.FINISHED] or runs for runs in attempts]
@@ -221,8 +222,8 @@ def _reservation_is_over(workload: Workload, now: datetime) -> bool:
 
 
 def _avoided_hosts(workload: Workload, runs: Sequence[Run], now: datetime) -> dict[str, object]:
-    """Return the columns for hosts to avoid: those that just failed to start it or ran low on disk, and
-    earlier ones.
+    """Return the columns of the hosts to avoid: hosts that just failed to start the workload or ran low on
+    disk, and hosts of earlier attempts.
     """
     failed = [run.host_id for run in runs if run.outcome in AVOID_HOST_CODES]
     if not failed:
@@ -243,7 +244,7 @@ def _checkpoint_storage(workload: Workload) -> dict[str, object]:
 
 
 def _evicted_by(workload: Workload, runs: Sequence[Run]) -> dict[str, object]:
-    """Return the workload that this one may not evict in turn, because it was evicted for it.
+    """Return the workload that must not be evicted for this one, because this one was evicted for it.
 
     The ban lasts until this workload has run for its pool's minimum runtime, or is evicted for another one.
     """
@@ -289,9 +290,9 @@ def _gpu_event_numbers(run: Run) -> dict[str, object]:
 
 
 def _failed_host_count(workload: Workload) -> int:
-    """Return on how many hosts the workload could not start, lost its GPU or failed at once by itself.
+    """Return the number of hosts on which the workload could not start, lost its GPU or failed at once.
 
-    Of a gang's attempt only the member that ended it counts; the others followed.
+    Failures after a stop order do not count. In a gang's attempt, only the member that ended it counts.
     """
     unfinished = Run.objects.filter(workload=workload, state=RunState.ENDED).exclude(
         outcome=ReasonCode.FINISHED

@@ -85,7 +85,7 @@ def order_stop(workload: Workload, *, code: str, grace_seconds: int, now: dateti
 
 
 def stop_remaining(runs: Sequence[Run], *, code: str, now: datetime) -> None:
-    """Order the runs that have no stop command yet to stop: the rest of a gang of which one member ended.
+    """Order the runs without a stop command to stop. They are the rest of a gang, since a member has ended.
 
     The workload's own state follows from the reports of the agents.
     """
@@ -107,7 +107,7 @@ def mark_done(runs: Iterable[Run], now: datetime) -> None:
 
 
 def longest_grace(runs: Sequence[Run], pool_seconds: int) -> timedelta:
-    """Return the longest grace of the pool now and of what the hosts of ``runs`` received at their start."""
+    """Return the longest of the pool's present grace and the graces that ``runs`` received at their start."""
     return timedelta(seconds=max([pool_seconds, *(run.grace_seconds for run in runs)]))
 
 

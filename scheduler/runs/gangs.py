@@ -16,7 +16,8 @@ from scheduler.runs import commands
 from scheduler.state import nudge
 from scheduler.state.states import RepairState, RunState
 
-# Below the ephemeral ports of Linux (from 32768). Live gangs on one host have generations closer than this.
+# Below the ephemeral ports of Linux (from 32768). Generations of live gangs on one host differ by less than
+# RENDEZVOUS_PORTS, so each gang has its own port.
 RENDEZVOUS_FIRST_PORT = 20_000
 RENDEZVOUS_PORTS = 5_000  # each gang uses two: the rendezvous, and the next one for the framework
 
@@ -72,9 +73,8 @@ def release_gang(workload: Workload) -> None:
         nudge.hosts(run.host_id for run in members)
 
 
-GPU_FAULT_WINDOW = timedelta(
-    minutes=1
-)  # an event and the end that it caused are reported one after the other
+# A GPU's event and the end of the run that it caused are reported one after the other.
+GPU_FAULT_WINDOW = timedelta(minutes=1)
 LOSS_CODES = (ReasonCode.GPU_ERROR, ReasonCode.HOST_LOST, ReasonCode.LEASE_LOST)
 
 

@@ -1,8 +1,8 @@
 """Store logs of runs in segment files below GPUPOOL_STATE/logs: the beginning and the end of each log.
 
 A segment file is named by its number and holds the log's bytes from number * SEGMENT_BYTES. The first
-segment is kept, since it shows how a run began; of the others the oldest are removed when there are too
-many. A log stays after its run's end, until ``delete_old_logs``.
+segment is kept, since it shows how a run began; the oldest of the other segments are removed when there are
+too many. A log stays after its run's end, until ``delete_old_logs``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def append_log(run: uuid.UUID, offset: int, text: str) -> int:
 
 
 def read_log(run: uuid.UUID, offset: int = 0, most: int = 256 * 1024) -> tuple[str, int]:
-    """Return the text from byte ``offset`` and the offset after it. Empty if there is none yet.
+    """Return the text from byte ``offset``, empty at the log's end, and the offset after it.
 
     A negative offset counts from the end. A character that is only partly within ``most`` bytes is left for
     the next read. A line marks bytes that are not kept.
@@ -130,7 +130,7 @@ def _first_kept(run: uuid.UUID, segments: list[int], offset: int) -> int:
 
 
 def _partial_character_bytes(data: bytes) -> int:
-    """Return how many bytes at the end begin an incomplete character."""
+    """Return the number of bytes at the end that belong to an incomplete character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data[-4:])
     return len(decoder.getstate()[0])

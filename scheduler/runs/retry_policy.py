@@ -44,7 +44,7 @@ WORKLOAD_FAILURE_CODES = (
 MAX_LOST_ATTEMPTS = 5
 
 
-MAX_FAILED_HOSTS = 3  # the cause is then the workload and not the hosts: it is not tried again
+MAX_FAILED_HOSTS = 3  # the cause is then the workload and not the hosts, so it is not retried
 
 
 AVOID_HOST_CODES = (ReasonCode.START_FAILED, ReasonCode.DISK_RAN_LOW, *HOST_SETUP_CODES)
@@ -65,7 +65,7 @@ BACKOFF_MAX_SECONDS = 30 * 60
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """What happens to a workload after an attempt: it is requeued and counters grow, or it ends with
+    """The decision after an attempt: the workload is requeued and its counters grow, or it ends with
     ``code``.
     """
 

@@ -11,12 +11,12 @@ from django.db.models import Max
 from scheduler.models import Host
 from scheduler.services.host_credentials import CREDENTIAL_TTL
 
-GENERATION_JUMP = 1 << 32  # more runs than start after a backup; a bigint allows two billion such jumps
+GENERATION_JUMP = 1 << 32  # exceeds the runs since any backup; a bigint has room for two billion jumps
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """What was repaired.
+    """Result of the repair.
 
     ``generation``: new runs have higher generations. ``hosts``: hosts whose agent start was cleared.
     """
@@ -30,10 +30,11 @@ class RestoreResult:
 def recover_after_restore(*, now: datetime) -> RestoreResult:
     """Repair state once after a restore, before hosts are served. Repeating it does no harm.
 
-    Hosts have continued since the backup. New runs get generations above all that hosts have seen, since
-    hosts reject lower ones. The recorded start of each agent is cleared; otherwise an agent that was
-    restarted since would be rejected as a copy. Credentials that were valid at the time of the backup stay
-    valid for a day: newer ones are derived from them (``verify_credential``).
+    Hosts have continued to work since the backup, and they reject a run whose generation is lower than one
+    they have seen. So new runs get higher generations. The recorded start of each agent is cleared; otherwise
+    an agent that was restarted after the backup would be rejected as a copy. Credentials that were valid at
+    the time of the backup stay valid for a day, since newer credentials are derived from them
+    (``verify_credential``).
     """
     with connection.cursor() as cursor:
         cursor.execute(

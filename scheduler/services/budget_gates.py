@@ -25,7 +25,7 @@ def close_budget_gate(
 ) -> BudgetGate:
     """Reject new work of a team or project, or stop its borrowing, until ``until``.
 
-    A gate that is closed already gets the new numbers. After this returns, no work starts that the gate
+    A gate that is already closed gets the new numbers. After this returns, no work starts that the gate
     excludes: the call waits for a plan that is being committed, and every later plan is checked against the
     gate.
     """

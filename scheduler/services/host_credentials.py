@@ -1,10 +1,11 @@
-"""Authenticate hosts: a join token once, then a credential that is renewed.
+"""Authenticate hosts: first by a join token, then by a credential that is renewed.
 
 With the token the agent registers the public key of a key pair made on the host. A new credential is given
 only for a challenge signed with the private key; a copied credential is valid for at most a day. Only
 hashes are stored. A renewed credential is derived from the hash of the current one and the site's secret.
-So renewing twice gives the same text, and a lost frame costs nothing; it takes effect when the agent first
-uses it. A database restored from a backup accepts credentials that were issued since.
+So renewing twice gives the same text, and a lost response does no harm. A renewed credential takes effect
+when the agent first uses it. A database restored from a backup accepts credentials that were issued after
+the backup.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from scheduler.state.states import LeaseState, change_state
 JOIN_TOKEN_TTL = timedelta(minutes=15)
 CREDENTIAL_TTL = timedelta(hours=24)
 CREDENTIAL_RENEW_AFTER = CREDENTIAL_TTL * 2 / 3
-CREDENTIAL_RENEWABLE_FOR = timedelta(days=30)  # after its expiry: a host that was off rejoins without help
+CREDENTIAL_RENEWABLE_FOR = timedelta(days=30)  # after its expiry, so that a host that was off can rejoin
 MAX_CREDENTIAL_CHAIN = 64  # renewals since the restored backup: about 40 days
 CHALLENGE_STEP_SECONDS = 300
 CREDENTIAL_PREFIX = "gpa"
@@ -70,16 +71,15 @@ def redeem_join_token(
     public_key: str = "",
     signature: str = "",
 ) -> tuple[Host, HostCredential]:
-    """Make ``instance`` the host's agent; an earlier one is rejected from now on.
+    """Make ``instance`` the host's agent; an earlier agent is rejected from now on.
 
     If the response was lost, the agent may repeat the request: a spent token stays valid for the instance
-    and the key that it registered, until they have used the credential. The credential of the lost response
-    becomes invalid.
+    and the key that it registered, until the agent has used its credential. The credential of the lost
+    response becomes invalid.
 
     Raises OperationRejected ``host_is_removed``, ``join_token_unknown``, ``join_token_spent``,
-    ``join_token_expired``,
-    ``join_token_of_another_host``, or ``join_key_not_proven`` if the token was not signed with the private
-    key of ``public_key``.
+    ``join_token_expired``, ``join_token_of_another_host``, or ``join_key_not_proven`` if the token was not
+    signed with the private key of ``public_key``.
     """
     row = JoinToken.objects.select_related("host").filter(token_hash=_hash(token)).first()
     if row is None:
@@ -96,7 +96,7 @@ def redeem_join_token(
     host = locks.hosts([row.host_id])[row.host_id]
     if not is_first and not _join_answer_was_lost(host, instance, public_key):
         raise OperationRejected("join_token_spent")
-    if instance != host.agent_instance:  # runs that the earlier agent started are not desired of this one
+    if instance != host.agent_instance:  # the new agent must not start the earlier agent's runs
         starts = Command.objects.filter(host=host, verb=Command.Verb.START, done_at__isnull=True)
         starts.update(done_at=now)
     credential = HostCredential(_credential_text(host.pk, secrets.token_urlsafe(32)), now + CREDENTIAL_TTL)
@@ -127,9 +127,9 @@ def _join_answer_was_lost(host: Host, instance: str, public_key: str) -> bool:
 
 
 def verify_credential(text: str, *, now: datetime) -> int | None:
-    """Return the host's id if this is its credential or one derived from it, which then takes effect.
+    """Return the id of the host to which this credential belongs; None if no valid credential matches.
 
-    None if it is neither, has expired or was revoked.
+    A credential that is derived from the host's current one is accepted too, and replaces it.
     """
     host = Host.objects.filter(pk=_host_id(text)).only("credential_hash", "credential_expires_at").first()
     if (
@@ -149,15 +149,15 @@ def verify_credential(text: str, *, now: datetime) -> int | None:
 
 
 def is_of_removed_host(text: str) -> bool:
-    """Return True if this names a removed host as its owner. Its secret cannot be checked any more."""
+    """Return True if this credential has the id of a removed host. Its secret can't be checked any more."""
     return Host.with_removed.filter(pk=_host_id(text), removed_at__isnull=False).exists()
 
 
 def _is_in_chain(text: str, host: Host) -> bool:
     """Return True if this is the host's next credential or a later one.
 
-    Each is derived from the one before and the site's secret, so only issued ones are known. Later ones
-    were issued after the backup from which this database was restored.
+    Each credential is derived from the previous one and the site's secret, so nobody else can compute one.
+    Credentials after the next one were issued after the backup from which this database was restored.
     """
     last = host.credential_hash
     for _ in range(MAX_CREDENTIAL_CHAIN):
@@ -206,8 +206,8 @@ def challenge_for_expired(text: str, *, now: datetime) -> str:
     """Return the challenge for the holder of the host's last credential after it has expired, else an empty
     string.
 
-    The one before is accepted while nobody has used the last one. While the credential is valid, only the
-    host's open connection gets a challenge, so that a copy of its state folder cannot take its place.
+    The previous credential is accepted too, until the last one is used. While the credential is valid, only
+    the host's open connection gets a challenge, so that a copy of its state folder cannot replace the host.
     """
     host = _host_of_expired(text, now)
     return _challenge(host, now) if host is not None else ""
@@ -217,7 +217,7 @@ def challenge_for_expired(text: str, *, now: datetime) -> str:
 def renew_expired_credential(text: str, *, challenge: str, signature: str, now: datetime) -> HostCredential:
     """Return a credential that replaces ``text``, for a signed challenge. It is valid at once.
 
-    Repeated calls return the same until the host has used it. Raises OperationRejected as
+    Repeated calls return the same credential until the host has used it. Raises OperationRejected as
     ``redeem_challenge`` does.
     """
     host = _host_of_expired(text, now)
@@ -254,7 +254,7 @@ def _renewal_is_due(host: Host, now: datetime) -> bool:
 
 
 def _challenge(host: Host, now: datetime) -> str:
-    """Return the challenge, the same for some minutes: a repeated request needs no new signature."""
+    """Return a challenge. It is the same for some minutes, so a repeated request needs no new signature."""
     return _challenge_text(
         host, (int(now.timestamp()) // CHALLENGE_STEP_SECONDS + 2) * CHALLENGE_STEP_SECONDS
     )
@@ -279,8 +279,8 @@ def _is_signed(public_key: str, signature: str, text: str) -> bool:
 def revoke_credential(host: Host, *, now: datetime) -> bool:
     """Revoke the host's credential: its agent is disconnected at once and may join again with a new token.
 
-    Nothing new is placed on the host, since it would be lost with the lease. Returns False if it had no
-    credential.
+    Nothing new is placed on the host, since the work would be lost when the lease ends. Returns False if the
+    host had no credential.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     JoinToken.objects.filter(host=host, used_at__isnull=True, expires_at__gt=now).update(expires_at=now)

@@ -114,8 +114,9 @@ def drain_host(host: Host, *, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def return_host(host: Host, *, reason: str = "", now: datetime) -> bool:
-    """Return a host to service and mark it well, after an operator has checked it. Returns False if it was
-    both.
+    """Return a host to service and mark it well, after an operator has checked it.
+
+    Returns False if the host was in service and well already.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     was_closed = _change(fresh, "admin_state", AdminState.IN_SERVICE, reason, now)
@@ -289,8 +290,9 @@ def return_gpu(gpu: Gpu, *, reason: str = "", now: datetime) -> bool:
 
 
 def drain_workloads(host: Host, *, now: datetime, also_unpreemptible: bool) -> None:
-    """Evict the host's jobs and requeue them; those that have not started are stopped. Inside a
-    transaction, host locked.
+    """Evict the host's running work after a notice, and stop its work that has not started.
+
+    Both are requeued. Inside a transaction, host locked.
     """
     here = Run.objects.filter(host=host).exclude(state=RunState.ENDED)
     live = Workload.objects.filter(runs__in=here, state__in=commands.LIVE_STATES)
@@ -346,8 +348,9 @@ def _change_admin(host: Host, new: AdminState, reason: str, now: datetime) -> bo
 def _change(
     host: Host, field: str, new: StrEnum, reason: str, now: datetime, state_reason: str | None = None
 ) -> bool:
-    """Change one state of a host. ``state_reason``: the reason to store in the host, if not that of this
-    change.
+    """Change one state of a host.
+
+    ``state_reason``: the reason to store in the host, if it differs from ``reason``.
     """
     old = type(new)(getattr(host, field))
     if str(new) not in TRANSITIONS[type(new)][str(old)]:

@@ -1,8 +1,8 @@
 """Count the GPU-hours that teams used of their quotas' hour budgets, from allocations.
 
-One query counts them every minute, however many allocations there are. The planner reads only whether they
-are used up, so counting causes no new plan. Periods start at midnight (UTC) of the day, of Monday, or of
-the first of the month.
+One query counts them every minute, however many allocations there are. The planner reads only whether a
+budget is used up, so counting causes no new plan. Periods start at midnight (UTC) of the day, of Monday, or
+of the first of the month.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Remove hosts, pools and teams, and move hosts to other pools.
 
 Removed rows stay: charges, runs and audit records refer to them. Each ``check_…`` raises OperationRejected
-with the names of what is in the way; a preview calls it, and so does the operation under its locks.
+with the names of the rows that prevent the operation. Previews call it, and the operation calls it again
+under its locks.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ OPEN_GEOMETRY_STATES = (GeometryState.DRAINING, GeometryState.CHANGING)
 OPEN_DIAGNOSTIC_STATES = (DiagnosticState.WANTED, DiagnosticState.RUNNING)
 
 
-# -- what is in the way ---------------------------------------------------------------------------------
+# -- checks ---------------------------------------------------------------------------------------------
 
 
 def workloads_on_host(host: Host) -> QuerySet[Workload]:
@@ -85,7 +86,8 @@ def check_host_move(host: Host, pool: Pool, now: datetime) -> None:
     """Raise OperationRejected if the host cannot move to ``pool`` now.
 
     Codes: those of ``check_host_removal``, ``host_is_in_pool``, ``host_has_reserved_units``,
-    ``host_is_in_repair``, and ``host_is_reserved`` if a coming reservation could not be kept without it.
+    ``host_is_in_repair``, and ``host_is_reserved`` if a coming reservation could not be kept without the
+    host.
     """
     _check_host_move(host, pool, now)
     broken = explanations.drain_effect(host, now).broken_reservations
@@ -160,8 +162,8 @@ def _names(
 def remove_host(host: Host, *, reason: str, now: datetime) -> None:
     """Remove a host: revoke its credential, retire its GPUs, cancel its maintenance windows.
 
-    Reservations that are bound to its units get others. Its name may be used again. Raises OperationRejected
-    as ``check_host_removal``.
+    Reservations that are bound to the host's units are bound to other units. The host's name may be used
+    again. Raises OperationRejected as ``check_host_removal``.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     check_host_removal(fresh)
@@ -184,7 +186,7 @@ def remove_host(host: Host, *, reason: str, now: datetime) -> None:
 def move_host(host: Host, pool: Pool, *, reason: str, now: datetime) -> None:
     """Move a host to another pool. Its agent stays connected.
 
-    Its GPUs get new rows there: what they did before stays with the earlier pool, in usage and in charges.
+    Its GPUs get new rows in that pool, so that their earlier usage and charges stay with the earlier pool.
     Raises OperationRejected as ``check_host_move``.
     """
     check_host_move(host, pool, now)
@@ -217,7 +219,7 @@ def remove_team(team: Team, *, now: datetime) -> None:
     """Remove a team: its projects close and its quotas end. Raises OperationRejected as
     ``check_team_removal``.
     """
-    # Reservations are confirmed under the locks of their pools, workloads are queued under their team's.
+    # Confirming a reservation locks its pool; queueing a workload locks its team.
     locks.pools(Pool.objects.values_list("pk", flat=True))
     fresh = locks.team(team.pk)
     check_team_removal(fresh, now)

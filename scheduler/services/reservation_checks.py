@@ -42,10 +42,9 @@ def check_window(
 ) -> WindowCheckResult:
     """Check whether a reservation would fit its window now. Holds nothing.
 
-    ``exclude``: the reservation that would be moved. ``owner``: the owner whose per-user cap applies. A
-    budget that rejects new work rejects this, too. ``hardware``: the fields of
-    ``HardwareRequest``. ``name`` is accepted so that one set of columns serves all
-    operations.
+    ``exclude``: the reservation that would be moved. ``owner``: the owner whose per-user cap applies.
+    ``hardware``: the fields of ``HardwareRequest``. ``name`` is ignored, so that callers can pass the same
+    arguments to every operation. A budget gate that rejects new work also rejects the window.
     """
     taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
     owner_id = None if owner is None else owner.pk
@@ -182,7 +181,7 @@ def check_windows(
     owner: Person | None = None,
     **hardware: Any,
 ) -> list[WindowCheckResult]:
-    """Check windows that do not overlap and are reserved together, with one snapshot."""
+    """Check several windows that are reserved together, against one snapshot. They must not overlap."""
     bounds = [(core_values.epoch_seconds(start), core_values.epoch_seconds(end)) for start, end in windows]
     budget, longest = (
         _BudgetLimits(project, now),

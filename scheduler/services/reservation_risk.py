@@ -46,7 +46,7 @@ def record_unserved_reservations(pool: Pool, *, now: datetime) -> int:
 
 
 def _with_absent_hosts(taken: Snapshot, pool: Pool, now: datetime) -> Snapshot:
-    """Return the snapshot with the hosts that are closed only for a short silence or a full disk."""
+    """Return the snapshot with those hosts open that are closed only for a short silence or a full disk."""
     present = Host.objects.filter(
         pool=pool,
         admin_state=AdminState.IN_SERVICE,

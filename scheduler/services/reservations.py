@@ -141,7 +141,7 @@ def confirm_series(
 
 @transaction.atomic
 def cancel_series(series: Series, *, now: datetime) -> int:
-    """Cancel every open occurrence and stop the work inside; return how many occurrences."""
+    """Cancel every open occurrence and stop the work inside; return the number of occurrences."""
     locks.pools([series.pool_id])
     open_ = series.occurrences.filter(state__in=OPEN_RESERVATION_STATES).values_list("pk", flat=True)
     rows = locks.reservations(open_)
@@ -153,7 +153,7 @@ def cancel_series(series: Series, *, now: datetime) -> int:
 
 
 def lock_reservation(reservation: Reservation) -> Reservation:
-    """Return the fresh row, with it and its pool locked. Inside a transaction."""
+    """Lock a reservation and its pool, and return the fresh row. Inside a transaction."""
     locks.pools([reservation.pool_id])
     return locks.reservations([reservation.pk])[reservation.pk]
 
@@ -178,8 +178,8 @@ def change_reservation(
 
 @transaction.atomic
 def shorten_reservation(reservation: Reservation, *, end: datetime, now: datetime) -> bool:
-    """Set an earlier end that is not in the past. Returns False if it is closed or ``end`` is not between
-    now and its end.
+    """Set an earlier end. Returns False if the reservation is closed or ``end`` is not between now and the
+    present end.
     """
     fresh = locks.reservations([reservation.pk])[reservation.pk]
     if fresh.state not in OPEN_RESERVATION_STATES or not max(now, fresh.start) < end <= fresh.end:
@@ -235,8 +235,9 @@ def close_reservation(reservation: Reservation, state: ReservationState, now: da
 
 @transaction.atomic
 def rebind_reservation(reservation: Reservation, *, now: datetime) -> bool:
-    """Release the units of a reservation with unusable ones; the next cycle binds others. Returns False
-    while work runs inside.
+    """Release all units of a reservation, some of which are unusable; the next cycle binds others.
+
+    Returns False while work runs inside.
     """
     locks.pools([reservation.pool_id])
     fresh = locks.reservations([reservation.pk])[reservation.pk]

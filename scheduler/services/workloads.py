@@ -40,7 +40,7 @@ def queue_workload(request: WorkloadRequest, *, owner: Person, now: datetime) ->
     """Put a workload with ``hosts`` x ``units`` units into its pool's queue. The runtime is predicted here,
     once.
 
-    Raises OperationRejected ``too_many_waiting``, and ``pool_or_team_is_removed`` if that happened meanwhile.
+    Raises OperationRejected ``too_many_waiting`` or ``pool_or_team_is_removed``.
     """
     _reject_over_queue_limit(request, owner, 1)
     linked = dependency_states(request.after)
@@ -106,9 +106,9 @@ def _reject_over_queue_limit(request: WorkloadRequest, owner: Person, more: int)
 
 @transaction.atomic
 def cancel_array(array: JobArray, *, now: datetime) -> int:
-    """Cancel every waiting task of an array and stop every running one; return how many tasks."""
+    """Cancel every waiting task of an array and stop every running one; return the number of tasks."""
     open_tasks = list(array.tasks.exclude(state=WorkloadState.ENDED).values_list("pk", flat=True))
-    # Lock all of them at once, in order: the engine also locks several, and another order could deadlock.
+    # Lock all tasks at once, in order: the engine also locks several, and another order could deadlock.
     rows = locks.workloads(open_tasks).values()
     queued = [row for row in rows if row.state == WorkloadState.QUEUED]
     cancelled = change_states(
@@ -133,9 +133,7 @@ def cancel_array(array: JobArray, *, now: datetime) -> int:
 def _create_dependencies(
     workloads: Sequence[Workload], after: Sequence[DependencyState], now: datetime
 ) -> None:
-    """Create the dependencies. The engine settles those that can no longer be met: the workload ends with
-    that reason.
-    """
+    """Create the dependencies. The engine ends a workload with a dependency that can't be met any more."""
     Dependency.objects.bulk_create(
         Dependency(
             workload=workload,
@@ -152,7 +150,7 @@ def _create_dependencies(
 def _unsaved_workload(
     request: WorkloadRequest, owner: Person, after: Sequence[DependencyState], now: datetime
 ) -> Workload:
-    """Return the row, not saved yet."""
+    """Return the new row, unsaved."""
     waits_for, waits_for_arrays = awaited_ids(after)
     return Workload(
         **request.columns(),
@@ -238,9 +236,9 @@ def _cancel_requeue(workload: Workload, code: str) -> bool:
 def extend_workload(workload: Workload, *, seconds: int, now: datetime) -> bool:
     """Extend the maximum runtime by ``seconds``. Returns False if the workload is stopping or has ended.
 
-    Raises OperationRejected ``over_runtime_cap`` above the pool's longest runtime, since it could not start
-    again after an eviction, and ``more_time_blocked`` if it is not preemptible and a promise of the pool
-    needs its units.
+    Raises OperationRejected ``over_runtime_cap`` above the pool's longest runtime, since such a workload
+    could not start again after an eviction. Raises ``more_time_blocked`` if the workload is not preemptible
+    and a promise of the pool needs its units.
     """
     locks.pools([workload.pool_id])
     fresh = locks.workloads([workload.pk])[workload.pk]

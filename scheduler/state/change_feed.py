@@ -1,4 +1,4 @@
-"""Record changes of rows in a feed, with triggers in the transactions that make them.
+"""Record changes of rows in a feed. Triggers write it in the transaction of the change.
 
 A feed row has its transaction's id. A reader keeps the snapshot (``pg_snapshot``) of its last read;
 everything that this snapshot could not see is new. So a transaction that commits late is neither missed nor
@@ -40,7 +40,7 @@ class ChangeSet:
 
 
 def current_position() -> str:
-    """Return the current transaction's snapshot, from which a reader that has read everything starts."""
+    """Return the current transaction's snapshot. A reader that has read everything starts from it."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_current_snapshot()::text")
         return str(cursor.fetchone()[0])
@@ -84,8 +84,8 @@ def watch_table_sql(
 
     ``row_id`` is the recorded column; inserts are recorded only if ``alive`` is true. The triggers are per
     statement and compare the rows before and after in one join, so that a bulk update of a thousand rows
-    costs one comparison. Later changes of the table's columns do not affect them; a migration that changes
-    what the snapshot reads calls this again.
+    costs one comparison. The triggers do not follow later changes of the table's columns, so a migration that
+    changes the columns that the snapshot reads calls this function again.
     """
     name = f"scheduler_watch_{table}"
     before = ", ".join(f"before.{column}" for column in columns)

@@ -33,7 +33,7 @@ def is_weaker_isolation(level: str, demanded: str) -> bool:
 
 
 def meets_pool_isolation(host: str) -> models.Q:
-    """Return the condition that the host at this path meets its pool's level."""
+    """Return the condition that a host meets its pool's level. ``host``: the query path to the host."""
     weaker = models.Q()
     for at, demanded in enumerate(ISOLATION_LEVELS):
         if at:

@@ -70,8 +70,9 @@ def clear_engine_nudge() -> None:
 
 
 def forward_engine_nudge() -> None:
-    """Send a nudge on that reached an engine that does not lead, until the leader gets it or the lead is
-    taken over.
+    """Send an engine nudge again, after it reached an engine process that does not lead.
+
+    This repeats until the leader receives the nudge or another process becomes leader.
     """
     time.sleep(FORWARD_DELAY_SECONDS)
     _send_cycle()
@@ -123,7 +124,7 @@ def _ignore_redis_errors(send: Callable[[], object]) -> None:
 
 @dataclass
 class _RedisOutage:
-    """Until when Redis counts as unavailable, so that one request does not wait once per nudge."""
+    """The end of an outage: until then no nudge is sent, so that a request does not wait for each of them."""
 
     until: float = 0.0
 

@@ -93,7 +93,7 @@ def _dependency_specs(rows: Iterable[Dependency]) -> list[tuple[str, Workload | 
 
 
 def _never_met_numbers(unmet: Dependency) -> dict[str, Any]:
-    """Return the awaited work and its outcome; for an array, the first task that did not finish, if any."""
+    """Return the awaited work and its outcome; for an array, that of its first task that did not finish."""
     if unmet.on is not None:
         return {"workload": unmet.on_id, "condition": unmet.condition, "outcome": unmet.on.outcome}
     tasks = Workload.objects.filter(array=unmet.on_array_id, state=WorkloadState.ENDED).order_by(

@@ -18,8 +18,8 @@ from scheduler.sweeps.unusable_units import rebind_unusable_units
 
 
 def sweep_reservations(now: datetime) -> None:
-    """Close reservations at their end or no-show limit, and give notice inside, so that work has ended in
-    time.
+    """Close reservations at their end or no-show limit, and give work inside notice, so that it has ended
+    in time.
 
     Also release the units of reservations that cannot use them, and nudge the engine for reservations that
     start.

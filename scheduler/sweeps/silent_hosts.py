@@ -68,7 +68,7 @@ def sweep_silent_hosts(now: datetime) -> None:
     limits = leases.silence_limits_seconds(overdue) if overdue else {}
     expired = [host for host in overdue if _silent_seconds(host, now) > limits[host.pk]]
     if expired and leases.is_mass_silence(len(overdue), _reporting_hosts().count()):
-        return  # the pages show it to operators: ``mass_silence``
+        return  # pages show the mass silence to operators (``mass_silence``)
     for host in expired:
         _declare_silent(host, now)
     _end_remaining_runs(now)

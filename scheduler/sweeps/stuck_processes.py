@@ -20,8 +20,9 @@ STUCK_REASON = "its workload was killed and a process of it is still there"
 
 
 def sweep_stuck_processes(now: datetime) -> None:
-    """Quarantine GPUs of runs that are one lease late to end on a live host; return those whose run has
-    ended.
+    """Quarantine GPUs whose run on a live host should have ended at least one lease ago.
+
+    GPUs that were quarantined here return to service when their run has ended.
     """
     late = now - timedelta(seconds=leases.lease_rules().lease_seconds)
     stuck = Run.objects.filter(

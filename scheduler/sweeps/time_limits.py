@@ -26,7 +26,7 @@ from scheduler.state.states import (
 
 ONE_SECOND = timedelta(seconds=1)
 START_TIMEOUT = timedelta(seconds=120)  # from placement until the agent reports the run
-NOTEBOOK_READY_TIMEOUT = timedelta(seconds=300)  # from its start until a notebook answers
+NOTEBOOK_READY_TIMEOUT = timedelta(seconds=300)  # from a notebook's start until it answers
 
 
 def stop_after_notice(now: datetime) -> None:

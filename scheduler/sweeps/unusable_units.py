@@ -33,8 +33,8 @@ def unusable_bound_units(now: datetime) -> QuerySet[BoundUnit]:
 
 
 def bound_units_before_maintenance(now: datetime) -> QuerySet[BoundUnit]:
-    """Return bindings of active reservations to units whose hosts are drained for maintenance before their
-    ends.
+    """Return bindings of active reservations to units whose host is drained for maintenance before the
+    reservation ends.
     """
     lead = ExpressionWrapper(
         (F("host__pool__notice_seconds") + F("host__pool__grace_seconds")) * Value(ONE_SECOND),
@@ -54,8 +54,8 @@ def rebind_unusable_units(now: datetime) -> None:
     """Release the units of reservations that have unusable ones, once no work runs inside; the next cycle
     binds others.
 
-    Units whose host is drained for maintenance count too, so that others are bound when it begins. Until then
-    the owner sees a notice.
+    Units whose host is drained for maintenance count too, so that other units are bound when the maintenance
+    begins. Until then the owner sees a notice.
     """
     leaving = unusable_bound_units(now).values("pk").union(bound_units_before_maintenance(now).values("pk"))
     units = BoundUnit.objects.filter(pk__in=[row["pk"] for row in leaving])

@@ -1,7 +1,7 @@
 """Functions that the edge and the web process call for agents. They block, and run in threads.
 
-The credential identifies the host, never a message. ``AgentRejected`` is sent back as a Refused frame.
-Samples and health events go to ``telemetry.ingest.agent_api``, which also knows
+Only the credential identifies the host, never the content of a message. ``AgentRejected`` is sent back as a
+Refused frame. Samples and health events go to ``telemetry.ingest.agent_api``, which also supplies
 ``Desired.committed_sequence``.
 """
 
@@ -73,7 +73,7 @@ def join(request: JoinRequest, now: datetime) -> JoinAnswer:
 def redeem_challenge(host_id: int, proof: Proof, now: datetime) -> tuple[str, float]:
     """Return the next credential and its expiry, seconds since the epoch, for a signed challenge.
 
-    It takes effect at its first use. Raises AgentRejected.
+    The credential takes effect at its first use. Raises AgentRejected.
     """
     try:
         renewed = services.redeem_challenge(
@@ -153,7 +153,7 @@ def record_rejected(host_id: int, reason: str, now: datetime, code: str = "") ->
 
 
 def store_log(host_id: int, chunk: LogChunk) -> int:
-    """Append to a run's log; return how many bytes are stored. A chunk sent twice changes nothing.
+    """Append to a run's log; return the log's length in bytes. A chunk sent twice changes nothing.
 
     Raises AgentRejected for a run of another host.
     """

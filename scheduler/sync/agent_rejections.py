@@ -1,7 +1,7 @@
-"""The one exception for an agent that the server rejects, from the scheduler to the agent's log.
+"""The exception for an agent that the server rejects, with its messages.
 
-Its sentences are here, not in ``portal/wording``: they are also stored for the host's page before the portal
-sees them. The edge sends code and sentence in a ``Refused`` frame.
+The messages are here, not in ``portal/wording``, since they are stored for the host's page before the portal
+reads them. The edge sends code and message in a ``Refused`` frame; the agent logs the message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ AGENT_REJECTIONS: dict[str, str] = {
     "credential_expired": "this host's credential has expired or was revoked; join again with a new token",
     "credential_revoked": "the credential of this host was revoked: join again with a new token",
     "host_is_removed": (
-        "this host was removed by an operator; to use the machine again, add a host and join as that"
+        "this host was removed by an operator; to use the machine again, add a host and join as the new host"
     ),
     "host_unknown": "this host is no longer known",
     "clock_stepped": "{problem}",
@@ -27,13 +27,13 @@ AGENT_REJECTIONS: dict[str, str] = {
     "join_token_spent": "token: used before; make a new one on the host's page",
     "join_token_expired": "token: older than 15 minutes; make a new one on the host's page",
     "join_token_of_another_host": "host: this token was made for another host; use the host's own token",
-    "join_key_not_proven": "signature: not one of the token made with the private half of public_key",
+    "join_key_not_proven": "signature: the token was not signed with the private key of public_key",
     # renewal
     "challenge_unknown": (
         "challenge: not of this host's last credential, or too old; "
         "join again with a new token if this repeats"
     ),
-    "challenge_not_signed": "signature: not one made with the key that this host registered when it joined",
+    "challenge_not_signed": "signature: not made with the key that this host registered when it joined",
     # reports
     "agent_second": "another agent has joined as {host}: join again with a new token to replace it",
     "agent_copy": "this is a copy of the state folder of {host}: another agent has used it since",

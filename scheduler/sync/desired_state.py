@@ -44,7 +44,7 @@ def desired_for_host(
 ) -> Desired:
     """Return the desired state of a host with a valid credential.
 
-    The flags may say that nothing of a kind is open, which saves its query.
+    A flag that is False states that nothing of its kind is open, which saves a query.
     """
     strongest = _strongest(host) if has_commands else {}
     uuids = _unit_uuids(strongest) if strongest else {}

@@ -2,9 +2,8 @@
 
 The GPU takes no new work from the request on (``reshaping``). Preemptible work gets a notice; other work
 runs to its end. The host gets the order only when nothing holds a part of the GPU and no reservation is
-bound to it. Its units are replaced by those that the host reports then (``scheduler.sync.host_inventory``),
-and it returns to service. A failed change keeps the old geometry, or quarantines the GPU if its state is
-unknown.
+bound to it. Afterwards the GPU gets the units that the host reports (``scheduler.sync.host_inventory``) and
+returns to service. A failed change keeps the old geometry, or quarantines the GPU if its state is unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from scheduler.sync.wire_values import parse_public_id
 
 OPEN_GEOMETRY_STATES = (GeometryState.DRAINING, GeometryState.CHANGING)
 GEOMETRY_TIMEOUT_SECONDS = 120.0  # for the driver: switching MIG on may reset the GPU
-# After the timeout, for a host that waits for the GPU's lock or was offline.
+# Added to the timeout for a host that waits for the GPU's lock or was offline.
 GEOMETRY_ANSWER_MARGIN = timedelta(seconds=120)
 MAX_DETAIL_LENGTH = 300
 
@@ -72,7 +71,7 @@ def _reported(host: Host, gpu: Gpu) -> dict[str, Any]:
 
 
 def planned_layout(host: Host, gpu: Gpu, profiles: Sequence[str]) -> tuple[rule.MigInstancePlacement, ...]:
-    """Return where the instances would be placed on the GPU. Reads only.
+    """Return the places that the instances would get on the GPU. Reads only.
 
     Raises OperationRejected ``gpu_is_not_reported``, ``gpu_has_no_mig``, ``pool_is_static``,
     ``geometry_does_not_fit`` or ``geometry_is_the_same``.
@@ -102,7 +101,7 @@ def planned_layout(host: Host, gpu: Gpu, profiles: Sequence[str]) -> tuple[rule.
 
 @transaction.atomic
 def request_geometry(gpu: Gpu, profiles: Sequence[str], *, now: datetime) -> GeometryChange:
-    """Request to split a GPU into these profiles; none means one whole GPU. The GPU is drained from now on.
+    """Request to split a GPU into these profiles; no profile means one whole GPU. The GPU is drained.
 
     Raises OperationRejected like ``planned_layout``, and ``geometry_is_changing``, ``gpu_is_not_well``,
     ``diagnostic_is_open`` or ``host_does_not_answer``.
@@ -218,7 +217,8 @@ def _end(
 
 
 def sweep_geometry_changes(now: datetime) -> None:
-    """Order changes of GPUs that nothing holds any more, and end those that no host reports.
+    """Order changes of GPUs that nothing holds any more, and end changes that no host reports.
+
     Level-triggered.
     """
     for pk, host_id in (
@@ -260,7 +260,7 @@ def _is_diagnosed(gpu: Gpu) -> bool:
 
 
 def _end_overdue(row: GeometryChange, host: Host, now: datetime) -> None:
-    """End a change that a live host does not report. A silent host continues when it is back."""
+    """End a change that a live host does not report. A silent host continues its change when it is back."""
     late = (
         row.told_at is not None
         and now - row.told_at > timedelta(seconds=GEOMETRY_TIMEOUT_SECONDS) + GEOMETRY_ANSWER_MARGIN

@@ -38,13 +38,13 @@ from scheduler.sync.host_inventory import NOT_REPORTED
 from scheduler.sync.wire_values import parse_public_id, parse_timestamp
 
 OPEN_DIAGNOSTIC_STATES = (DiagnosticState.WANTED, DiagnosticState.RUNNING)
-# After the deadline, for a host that waits for the GPU's lock or was offline.
+# Added to the timeout for a host that waits for the GPU's lock or was offline.
 DIAGNOSTIC_ANSWER_MARGIN = timedelta(seconds=120)
 DIAGNOSTIC_RETRY_AFTER = timedelta(minutes=10)  # after a diagnostic was stopped
 MAX_DIAGNOSTIC_TRIES = 3  # per quarantine; then an operator has to check the GPU
-PERIODIC_SHARE = 8  # at most one in so many GPUs of a pool is diagnosed at once; one always may be
+PERIODIC_SHARE = 8  # at most one in 8 GPUs of a pool is diagnosed at once; one GPU is always allowed
 TAKE_OUT_WINDOW = timedelta(hours=1)
-TAKE_OUT_SHARE = 8  # at most one in so many GPUs of a pool is taken out within the window; one always may be
+TAKE_OUT_SHARE = 8  # at most one in 8 GPUs of a pool is taken out within the window; one is always allowed
 MAX_CHECKS = 50
 
 
@@ -103,7 +103,7 @@ def request_host_diagnostics(host: Host, *, why: Diagnostic.Why, now: datetime) 
 
 
 def operator_diagnostics(pool: Pool) -> dict[str, int]:
-    """Return the operator's own diagnostics that a pool may use: by name, how many of its hosts report it."""
+    """Return by name the operator's own diagnostics in a pool, with the number of hosts that report each."""
     counts: dict[str, int] = {}
     for told in Host.objects.filter(pool=pool).values_list("hardware__reported__diagnostics", flat=True):
         for name in told or ():
@@ -149,7 +149,7 @@ def may_take_gpu_out(host: Host, seen: Iterable[DiagnosticSeen]) -> bool:
 def store_diagnostics(host: Host, seen: Iterable[DiagnosticSeen], now: datetime) -> None:
     """Store a host's reports of its open diagnostics; reports of others are ignored.
 
-    The caller has locked the host, and its pool before it if ``may_take_gpu_out``.
+    The caller has locked the host, and before it the pool if ``may_take_gpu_out`` is True.
     """
     told = {key: one for one in seen if (key := parse_public_id(one.diagnostic)) is not None}
     if not told:
@@ -213,7 +213,7 @@ def _may_take_out_unattended(gpu: Gpu, row: Diagnostic, now: datetime) -> bool:
 
     Many failures at once have another cause than broken GPUs, such as a new driver or a bug.
     """
-    # The caller has locked the pool, so of two hosts that report at once the second counts the first.
+    # The caller has locked the pool, so if two hosts report at once, the second sees the first one's result.
     pool = row.host.pool_id
     failed = Diagnostic.objects.filter(
         host__pool=pool,
@@ -226,8 +226,9 @@ def _may_take_out_unattended(gpu: Gpu, row: Diagnostic, now: datetime) -> bool:
 
 
 def _finish_host_diagnosis(host_id: int, now: datetime) -> None:
-    """Finish the diagnosis of a whole host when all its GPUs are known; return a tripped host whose GPUs
-    all passed.
+    """Finish the diagnosis of a whole host when the results of all its GPUs are known.
+
+    A tripped host whose GPUs all passed is put back into service.
     """
     host = Host.objects.get(pk=host_id)
     if host.diagnostics.filter(state__in=OPEN_DIAGNOSTIC_STATES).exists():
@@ -270,7 +271,7 @@ def _request_if_free(gpu: Gpu, why: Diagnostic.Why, now: datetime) -> None:
     try:
         request_diagnostic(gpu, why=why, now=now)
     except OperationRejected:
-        return  # it is held meanwhile: it is due again at the next tick
+        return  # something holds the GPU meanwhile; it is due again at the next tick
 
 
 def _end_overdue(now: datetime) -> None:
@@ -289,7 +290,7 @@ def _end_overdue(now: datetime) -> None:
 
 
 def _idle_gpus(gpus: QuerySet[Gpu]) -> QuerySet[Gpu]:
-    """Return those of the GPUs that nothing holds or diagnoses, on live hosts."""
+    """Return the GPUs on live hosts that nothing holds or diagnoses."""
     held = Allocation.objects.filter(unit__gpu=OuterRef("pk"), period__upper_inf=True)
     diagnosed = Diagnostic.objects.filter(gpu=OuterRef("pk"), state__in=OPEN_DIAGNOSTIC_STATES)
     answering = gpus.filter(retired_at=None, host__lease_state=LeaseState.ALIVE)

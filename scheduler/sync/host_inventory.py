@@ -46,7 +46,7 @@ UnitLayout = set[tuple[str, str, int, int]]  # profile, uuid, first slot within 
 
 # Not split: one check per field.
 def inventory_problem(host: Host, inventory: Inventory) -> str:
-    """Return what is wrong with an inventory: the field, the value and what is allowed; empty if valid."""
+    """Return the problem of an invalid inventory: field, value and allowed values; empty if valid."""
     if len(inventory.gpus) > MAX_GPUS:
         return f"inventory.gpus: {len(inventory.gpus)} entries; allowed: at most {MAX_GPUS}"
     indices, uuids = [g.index for g in inventory.gpus], [g.uuid for g in inventory.gpus]
@@ -55,8 +55,8 @@ def inventory_problem(host: Host, inventory: Inventory) -> str:
     units = [unit.uuid for gpu in inventory.gpus for unit in gpu.units]
     if len(set(units)) < len(units):
         return (
-            "inventory.gpus: the same uuid of a unit twice; "
-            "allowed: each once, for claims and samples name units by it"
+            "inventory.gpus: two units have the same uuid; "
+            "allowed: each uuid once, since claims and samples identify units by uuid"
         )
     found = next(filter(None, map(_problem_of_gpu, inventory.gpus)), "")
     found = found or _problem_of_profiles(inventory.mig_profiles)
@@ -123,7 +123,7 @@ def _problem_of_gpu(gpu: GpuSeen) -> str:
     ):
         return (
             f"{where}: {len(gpu.links)} links, pcie {gpu.pcie[:70]!r}; "
-            f"allowed: at most {MAX_GPUS}, words of {MAX_WORD_LENGTH}"
+            f"allowed: at most {MAX_GPUS} links, texts of at most {MAX_WORD_LENGTH} characters"
         )
     return _problem_of_units(gpu, where)
 
@@ -142,7 +142,7 @@ def _problem_of_units(gpu: GpuSeen, where: str) -> str:
             return (
                 f"{where}.units: {unit.uuid[:90]!r} takes slots "
                 f"{unit.first_slot} to {unit.first_slot + unit.slots}; "
-                f"allowed: stretches within 0 to {SLOTS_PER_GPU} that do not overlap"
+                f"allowed: ranges within 0 to {SLOTS_PER_GPU} that do not overlap"
             )
         at = unit.first_slot + unit.slots
     return ""
@@ -157,9 +157,9 @@ def _problem_of_profiles(offered: Mapping[str, Sequence[MigProfileSeen]]) -> str
         for one in profiles:
             if not _is_possible(one):
                 return (
-                    f"inventory.mig_profiles.{model[:60]}: {one.name[:40]!r} with {one.slices} slices, "
-                    f"{one.most} at most, size "
-                    f"{one.size}; allowed: 1 to {COMPUTE_SLICES_PER_GPU} slices, as many at most, "
+                    f"inventory.mig_profiles.{model[:60]}: {one.name[:40]!r} has slices {one.slices}, "
+                    f"most {one.most}, size {one.size}; "
+                    f"allowed: slices and most 1 to {COMPUTE_SLICES_PER_GPU}, "
                     f"size and starts within {MAX_MEMORY_SLICES}"
                 )
     return ""
@@ -205,7 +205,7 @@ def _problem_of_environment(seen: EnvironmentSeen) -> str:
 
 
 def inventory_digest(inventory: Inventory) -> str:
-    """Return a digest that is stored with the report, to recognise an unchanged one without reading it."""
+    """Return a digest that is stored with the inventory, to recognise an unchanged one without loading it."""
     return hashlib.sha256(repr(inventory).encode("utf-8", "backslashreplace")).hexdigest()
 
 
@@ -240,7 +240,7 @@ def _known_gpus(host: Host, reported: Sequence[str]) -> dict[str, Gpu]:
     """
     rows = Gpu.objects.filter(pool=host.pool_id).order_by(F("retired_at").asc(nulls_last=True), "pk")
     elsewhere = rows.filter(uuid__in=reported, host__removed_at=None).exclude(host=host)
-    # Of several rows of one GPU the present one comes last.
+    # Of several rows of one GPU, the present row comes last and so is returned.
     return {gpu.uuid: gpu for gpu in (*elsewhere, *rows.filter(host=host))}
 
 

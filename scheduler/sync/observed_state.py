@@ -26,7 +26,7 @@ from scheduler.sync import geometry_changes, gpu_diagnostics, home_volumes, host
 from scheduler.sync.agent_rejections import AgentRejected
 from scheduler.sync.wire_values import parse_public_id, parse_timestamp
 
-MISSING_RUN_SECONDS = 10  # a run that its agent has not reported for this long does not exist there
+MISSING_RUN_SECONDS = 10  # a run that the agent has not reported for this long is not on its host
 MAX_STEP_LENGTH = 200  # characters
 MAX_START_LENGTH, MAX_STARTS = 64, 32
 
@@ -105,8 +105,8 @@ def _observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collecti
 
 
 def _clear_reboot_rejection(host: Host, observed: Observed) -> None:
-    """Clear the rejection of a boot that was refused while the earlier one might have been alive: it was a
-    reboot.
+    """Clear a recorded rejection of this boot: it was rejected while the earlier boot might still have been
+    alive, but it was a reboot.
     """
     refused = host.refused_agent or {}
     if (refused.get("instance"), refused.get("boot_id")) == (observed.instance[:64], observed.boot_id[:64]):
@@ -127,12 +127,12 @@ def _store_runs(
     )
     previous = _runs_of_previous_agent(host)
     pairs = [(run, None if run.pk in previous else _reported_run(seen, run)) for run in rows]
-    # Locked before anything is written, and all at once: two hosts of a gang report at the same time.
+    # Lock all workloads at once before writing: two hosts of a gang may report at the same time.
     workloads = locks.workloads(run.workload_id for run, reported in pairs if _may_change(run, reported))
     prepared = {
         run.workload_id for run, reported in pairs if reported is not None and _newly_prepared(run, reported)
     }
-    # A new agent does not know the runs of the previous one, which may be on another machine.
+    # A new agent does not know the runs of the previous agent, which may still run on another machine.
     elsewhere = _may_still_run(host, host.agent_before_heard_at, now)
     for run, reported in pairs:
         if reported is not None:
@@ -150,8 +150,9 @@ def _runs_of_previous_agent(host: Host) -> set[int]:
     """Return the live runs that another agent received before this one joined; this agent does not report
     them.
 
-    A placed run is included if the other agent may have started it after its last report: no row tells. It
-    is given up after the same time. An operator can end it earlier by stating that the machine is off.
+    Placed runs are included, since the other agent may have started them after its last report. These runs
+    end when shims of the other agent can no longer be alive, or earlier if an operator states that the
+    machine is off.
     """
     if host.agent_before_heard_at is None:
         return set()
@@ -165,7 +166,7 @@ def _reported_run(seen: dict[uuid.UUID, RunSeen], run: Run) -> RunSeen | None:
 
 
 def _may_change(run: Run, told: RunSeen | None) -> bool:
-    """Return True if the report may change the workload, beyond what pages show."""
+    """Return True if the report may change the workload itself, not only details that pages show."""
     return (
         told is None
         or told.state != run.state
@@ -206,7 +207,7 @@ def has_changes(run: Run, told: RunSeen, now: datetime) -> bool:
 
 
 def _details(run: Run, told: RunSeen, now: datetime) -> dict[str, Any]:
-    """Return the new values of what pages show of a run, and of its checkpoints."""
+    """Return the changed columns of a run: those that pages show, and those of its checkpoint."""
     changes: dict[str, Any] = {}
     if told.step and told.step[:MAX_STEP_LENGTH] != run.step:
         changes["step"] = told.step[:MAX_STEP_LENGTH]
@@ -222,7 +223,7 @@ def _details(run: Run, told: RunSeen, now: datetime) -> dict[str, Any]:
         changes["saved"] = told.saved
     checkpoint = _new_checkpoint(run, told)
     if checkpoint is not None:
-        # Not after now, and not before the last one: charges depend on it.
+        # Charges depend on this time, so it is not after now and not before the last checkpoint.
         at = min(checkpoint, now)
         changes["checkpoint_at"], changes["checkpoint_told"] = max(at, run.checkpoint_at or at), checkpoint
     return changes
@@ -241,15 +242,16 @@ def _store_run_details(run: Run, told: RunSeen, now: datetime) -> None:
 def _new_checkpoint(run: Run, told: RunSeen) -> datetime | None:
     """Return the time of a new checkpoint by the host's clock, or None.
 
-    Such times are compared only with each other, never with the server's clock.
+    It is new if the host's time differs from the last one; the server's clock plays no part.
     """
     checkpoint = parse_timestamp(told.checkpoint_at)
     return checkpoint if checkpoint != run.checkpoint_told else None
 
 
 def _stop_when_saved(workload: Workload, now: datetime) -> None:
-    """Stop a workload in its notice once all its runs have saved a checkpoint since. No clocks are
-    compared.
+    """Stop a workload under notice once all its runs have saved a checkpoint since the notice.
+
+    No clocks are compared.
     """
     if workload.state == WorkloadState.NOTICE and all(run.saved for run in commands.live_runs(workload)):
         commands.order_stop(
@@ -262,12 +264,12 @@ def _store_missing_run(
 ) -> None:
     """Handle a live run that the agent does not report. A placed run may still be on its way to the agent.
 
-    ``from_previous_agent``: another agent had received it.
+    ``from_previous_agent``: another agent had received the run.
     """
     was_started = run.state != RunState.PLACED or from_previous_agent
     if not was_started and not run.commands.filter(verb=Command.Verb.STOP).exists():
         return
-    # Measured between two earlier frames: a clock step since the last one must not end a run.
+    # Measured between two earlier reports, so that a clock step after the last report ends no run.
     since, until = run.missing_since, heard_before or now
     waited = since is not None and until - since >= timedelta(seconds=MISSING_RUN_SECONDS)
     if rebooted or waited:
@@ -278,14 +280,14 @@ def _store_missing_run(
 
 
 def renew_lease(host: Host, seen: dict[uuid.UUID, RunSeen], now: datetime) -> None:
-    """Mark a host as alive. A silent one stays so while runs that ended here are still running there."""
+    """Mark a host as alive. A silent host stays silent while it reports runs as live that have ended here."""
     old = LeaseState(host.lease_state)
     if old == LeaseState.ALIVE:
         return
     if old == LeaseState.SILENT and _has_ended_runs(host, seen):
         return
     if change_state(host, "lease_state", old=old, new=LeaseState.ALIVE, silent_since=None):
-        record_host_change(host, "its agent speaks", now)
+        record_host_change(host, "its agent reports", now)
 
 
 def _has_ended_runs(host: Host, seen: dict[uuid.UUID, RunSeen]) -> bool:
@@ -296,7 +298,7 @@ def _has_ended_runs(host: Host, seen: dict[uuid.UUID, RunSeen]) -> bool:
 # Not split: one rule per outcome; the first that matches decides.
 def _outcome(run: Run, told: RunSeen) -> str:
     if told.outcome == ReasonCode.START_FAILED and told.started_at is None and run.running_at is not None:
-        # It did start: the host has no record of the start since this database was restored.
+        # The run did start, but the database was restored and the host has lost its record of the start.
         return str(ReasonCode.HOST_LOST)
     if told.prolog_failed and told.outcome == ReasonCode.START_FAILED:
         return str(ReasonCode.PROLOG_FAILED)

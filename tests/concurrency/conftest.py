@@ -49,7 +49,7 @@ UNGUARDED = 30.0  # seconds to wait for a racer that nothing blocks; only a busy
 class Meeting:
     """A point in the code where racers wait for each other, at most ``patience`` seconds.
 
-    If a guard blocks one of them, the other continues alone.
+    If a guard blocks one racer, the others continue alone.
     """
 
     def __init__(self, racers: int, patience: float) -> None:

@@ -216,7 +216,7 @@ def meet_after_the_check(monkeypatch: pytest.MonkeyPatch, module: Any, name: str
     monkeypatch.setattr(module, name, check_then_meet)
 
 
-def test_only_the_pool_lock_prevents_that_one_window_is_reserved_twice(
+def test_only_the_pool_lock_prevents_reserving_one_window_twice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meet_after_the_check(monkeypatch, reservations, "check_window_in_snapshot", GUARDED)
@@ -231,7 +231,7 @@ def test_only_the_pool_lock_prevents_that_one_window_is_reserved_twice(
     assert Reservation.objects.count() == 2, "without the lock both are promised the same GPUs"
 
 
-def test_only_the_pool_lock_prevents_that_guarantees_exceed_the_pool(
+def test_only_the_pool_lock_keeps_guarantees_within_the_pool(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raise_to_nine(team: Any) -> Callable[[], bool]:

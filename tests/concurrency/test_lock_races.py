@@ -59,7 +59,7 @@ def all_of_it(world: World) -> dict[str, Any]:
     }
 
 
-def test_only_the_pool_lock_prevents_that_recurring_windows_are_reserved_twice(
+def test_only_the_pool_lock_prevents_reserving_recurring_windows_twice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     windows = occurrences(EVERY_DAY, world.now, 100)
@@ -77,7 +77,7 @@ def test_only_the_pool_lock_prevents_that_recurring_windows_are_reserved_twice(
     assert Reservation.objects.count() == 8, "without the lock both are promised the same GPUs"
 
 
-def test_only_the_pool_lock_prevents_that_two_windows_move_into_the_same_free_time(
+def test_only_the_pool_lock_prevents_moving_two_windows_into_the_same_free_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later = world.now + 100 * HOUR
@@ -169,7 +169,7 @@ def test_only_the_submitters_lock_keeps_concurrent_submissions_within_the_queue_
     assert [(rejection.code, rejection.numbers["of"]) for rejection in refused] == [
         ("too_many_waiting", "person")
     ]
-    assert Workload.objects.count() == 30, "an array is taken whole or not at all"
+    assert Workload.objects.count() == 30, "an array is queued as a whole or not at all"
 
     people = [User.objects.create_user(f"one of many {number}") for number in range(4)]
     monkeypatch.setattr(queue_limits, "queued_counts", real)
@@ -184,7 +184,7 @@ def test_only_the_submitters_lock_keeps_concurrent_submissions_within_the_queue_
     monkeypatch.setattr(locks, "submitters", lambda *, team, person: None)
     count_then_meet(UNGUARDED)
     race([array_of(world.vision.member)] * 2)
-    assert Workload.objects.count() == 60, "without the lock both are counted before either is there"
+    assert Workload.objects.count() == 60, "without the lock, both count the queue before either is in it"
 
 
 def test_a_submission_does_not_wait_for_the_locks_of_the_engine(world: World) -> None:
@@ -253,5 +253,5 @@ def test_only_the_leader_lock_prevents_a_start_after_a_budget_gate_has_closed(
     _, then = race([lambda: engine.run_cycle("test", world.now), close])
     assert Workload.objects.get(pk=workload.pk).state == "placed"
     assert then == ("placed" if guarded else "queued"), (
-        "without the lock it starts after the budget was closed"
+        "without the lock, the workload starts after the gate has closed"
     )

@@ -1,4 +1,4 @@
-"""Test reports that two hosts send at the same moment."""
+"""Test reports that two hosts send at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A good plan, and bugs that break one promise of it each: input for the tests of the plan verifier."""
+"""Build a good plan, and bugs that each break one of its promises, for the tests of the plan verifier."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def maintenance(start: int, end: int) -> Bug:
 
 
 def reserved_later(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    """Reserve five units of the first host from ten minutes from now, which the plan uses."""
+    """Reserve five units of the first host in ten minutes, when the plan still uses them."""
     promise = ReservationInfo(
         11, 1, 1, 1, Ask(5, labels=frozenset({("site", "north")})), NOW + 600, NOW + HOUR
     )
@@ -322,7 +322,7 @@ def needless_eviction_for_a_reservation(snapshot: Snapshot, planned: Plan) -> tu
     return snapshot, replace(planned, evictions=(note,), bindings=(), unbound=(waits,))
 
 
-def guaranteed_work_goes_for_a_reservation(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
+def guaranteed_work_evicted_for_a_reservation(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     """Evict guaranteed work for a reservation although borrowed work holds enough units."""
     soon = ReservationInfo(9, 1, 1, 1, Ask(4), NOW + 30, NOW + HOUR)
     guaranteed, borrowed = running(50, 1, tuple(range(100, 104))), running(51, 2, tuple(range(104, 108)))
@@ -562,7 +562,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
         "nobody is told to leave its units",
     ),
     "guaranteed work evicted for a reservation": (
-        guaranteed_work_goes_for_a_reservation,
+        guaranteed_work_evicted_for_a_reservation,
         "borrowed work suffices",
     ),
     "an eviction for a reservation that has enough units": (

@@ -2,7 +2,7 @@
 
 Times are relative to now ("2h", "-30m", "1d"). GPUs of a host are named "HOST/0", slices "HOST/0.0". Amounts
 are in GPUs. A field that this module does not read fails the test. ``texts`` has the sentence of
-``portal/wording`` for each answer of the plan. Regenerate the texts, then read them, with
+``portal/wording`` for each answer of the plan. Regenerate the texts with this command, then read them:
 
     GPUPOOL_WRITE_WORDS=1 ./run test tests/core/test_scenarios.py
 """

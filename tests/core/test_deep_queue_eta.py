@@ -1,6 +1,6 @@
-"""Tests of expected starts behind the depth of the forecast.
+"""Tests of the expected starts of workloads that are too deep in the queue for the forecast.
 
-They come from the number of free units over time, not from a placement on hosts.
+These starts come from the number of free units over time, not from a placement on hosts.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ NO_CAPS = PoolPolicy()
 
 
 def full_pool(policy: PoolPolicy = NO_CAPS, **rows: Any) -> Snapshot:
-    """Two hosts of 8 H100 in maintenance: one is closed, and all units of the other are in use."""
+    """Return two hosts of 8 H100 in maintenance: one is closed, and all units of the other are in use."""
     base = Snapshot(
         epoch=1,
         pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, policy),),

@@ -98,8 +98,7 @@ def promises_broken_by_bugs() -> set[str]:
     return found
 
 
-# -- answers to requests for a reservation
-# ------------------------------------------------------------------------------
+# -- answers to requests for a reservation --------------------------------------------------------------
 
 YES, NO = WindowCheckResult(True), WindowCheckResult(False, ReasonCode.WINDOW_FULL, (("need", 1),))
 NOT_PREEMPTIBLE = tuple(replace(r, preemptible=False) for r in sample_pool().running)

@@ -1,7 +1,7 @@
 """Tests that the planner gives the recorded plan for each recorded snapshot.
 
-``tests/fixtures/plans_format_1.jsonl.xz`` has one recording of format 1 in each line, with two keys of its
-own: ``plan`` is the whole plan, ``source`` says how the snapshot was made. ``serialization.read_recording``
+``tests/fixtures/plans_format_1.jsonl.xz`` has one recording of format 1 in each line, with two additional
+keys: ``plan`` is the whole plan, ``source`` says how the snapshot was made. ``serialization.read_recording``
 reads the snapshot in present names. ``PRESENT_NAMES`` maps the recorded plan to present names; add to it each
 table or column of a plan that gets another name.
 """
@@ -45,8 +45,8 @@ CHANGED_ON_PURPOSE: dict[int, str] = (
         "for a reservation, borrowed work is evicted before guaranteed work that would lose less",
     )
     | {
-        381: "a bound reservation gives up its units when maintenance begins, and others are kept for it",
-        1068: "other units are kept for a bound reservation whose host goes into maintenance before its end",
+        381: "a bound reservation releases its units when maintenance begins, and others are kept for it",
+        1068: "other units are kept for a bound reservation whose host enters maintenance before it ends",
     }
 )
 

@@ -1,4 +1,4 @@
-"""Tests which work is evicted for a reservation: borrowed work before work within its team's guarantee."""
+"""Tests of the victims chosen for a reservation: borrowed work is evicted before guaranteed work."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_among_borrowed_work_the_one_that_loses_least_is_evicted() -> None:
     ]
 
 
-def test_in_a_static_pool_the_owners_work_is_guaranteed_and_the_cheapest_goes() -> None:
+def test_in_a_static_pool_the_owners_work_is_guaranteed_and_the_cheapest_is_evicted() -> None:
     pool = PoolInfo(1, "own", PoolKind.STATIC, RED, PoolPolicy())
     own = work(50, RED, range(10, 18), HOUR), work(51, RED, range(20, 28), 60)
     assert victims(two_hosts(*own, pool=pool)) == [51]

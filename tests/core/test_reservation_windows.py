@@ -309,8 +309,7 @@ def test_the_calendar_counts_units_that_can_be_reserved() -> None:
     assert shown == [(NOW + n * HOUR, free) for n, free in enumerate((6, 2, 8, 8, 0, 8))]
 
 
-# -- changes of reservations
-# ----------------------------------------------------------------------------------
+# -- changes of reservations -------------------------------------------------------------------------
 
 HELD = tuple(range(10, 14))
 
@@ -365,8 +364,7 @@ def test_each_of_several_windows_is_checked_and_the_first_refused_one_has_propos
     assert answers[2].first_windows == ()
 
 
-# -- longer runtimes of running work
-# ------------------------------------------------------------------------------------
+# -- longer runtimes of running work -----------------------------------------------------------------
 
 
 def may_stay(snapshot: Snapshot, until: int, workload: int = 5) -> WindowCheckResult:
@@ -437,8 +435,7 @@ def test_preemptible_work_may_run_longer_on_reserved_units() -> None:
     assert [e.workload for e in plan(extended, at).evictions] == [5], "it is evicted in time"
 
 
-# -- several models, and used-up GPU-hours
-# ------------------------------------------------------------------------
+# -- several models, and used-up GPU-hours -----------------------------------------------------------
 
 
 def two_models(**rows: Any) -> Snapshot:
@@ -511,8 +508,7 @@ def test_a_guarantee_with_used_up_gpu_hours_applies_in_the_next_period() -> None
     assert check(hours_of_red, Ask(5), **tomorrow).code == ReasonCode.WINDOW_EATS_GUARANTEES
 
 
-# -- limits of the team and of the user
-# -----------------------------------------------------------------------------------
+# -- limits of the team and of the user --------------------------------------------------------------
 
 
 def test_a_reservation_stays_within_the_borrow_limit_of_its_team() -> None:

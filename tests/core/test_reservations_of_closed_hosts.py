@@ -1,4 +1,4 @@
-"""Reservations whose hosts are drained or go into maintenance: which are moved, which can't be served."""
+"""Tests of reservations whose hosts are drained or in maintenance: some move, others can't be served."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def reserved(number: int, ask: Ask, start: int, end: int, units: tuple[int, ...]
     return ReservationInfo(number, 1, 1, 1, ask, NOW + start * HOUR, NOW + end * HOUR, units)
 
 
-def test_a_drain_tells_bound_reservations_that_move_from_those_that_it_would_break() -> None:
+def test_a_drain_separates_bound_reservations_that_move_from_those_that_it_would_break() -> None:
     snapshot = three_hosts(
         reservations=(reserved(7, H100, -1, 3, units=(10, 11)), reserved(8, A100, -1, 3, units=(30, 31)))
     )
@@ -63,7 +63,7 @@ def test_a_drain_tells_bound_reservations_that_move_from_those_that_it_would_bre
 
 
 def test_maintenance_lists_future_reservations_that_it_would_move_or_break() -> None:
-    """A reservation has no units before its start, so its planned ones count."""
+    """A reservation has no units before its start, so its planned units count."""
     snapshot = three_hosts(reservations=(reserved(7, H100, 4, 6), reserved(8, A100, 4, 6)))
     effects = [maintenance_effect(snapshot, host, *WINDOW, NOW) for host in (1, 2)]
     assert sorted(effects, key=lambda effect: effect.moved) == [

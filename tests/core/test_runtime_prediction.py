@@ -44,7 +44,7 @@ def test_without_similar_jobs_the_usual_used_part_of_the_limit_counts() -> None:
 def test_jobs_of_another_size_or_a_limit_over_three_times_apart_do_not_count() -> None:
     far = [(queued(36_000), 7)] * 5
     large = [(queued(3600, units=2), 7)] * 5
-    # Only the used part of the limit counts: 7 of 36,000 and 7 of 3,600; the median is 3.85 of 3,600.
+    # Only the used part of the limit counts: 7 of 36,000 or 7 of 3,600. The median is 3.85 of 3,600.
     assert history_of(*far, *large).predict(queued(3600)) == 4
     assert history_of(*[(queued(10_800), 50)] * 5).predict(queued(3600)) == 50
     assert size_class(5) == size_class(7) == (4, 8)

@@ -21,7 +21,7 @@ NOW = 1_000_000
 def test_spare_capacity_does_not_block_units_earmarked_for_a_workload() -> None:
     """The best place would be the last free unit of the other host.
 
-    It is spare capacity; the earmarked unit is not.
+    That unit is spare capacity; the earmarked unit is not.
     """
     hosts = tuple(HostInfo(n, f"host-{n}", 1) for n in (1, 2))
     units = tuple(

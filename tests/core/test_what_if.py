@@ -262,7 +262,7 @@ def test_the_criterion_that_decides_the_order_is_reported() -> None:
 
 
 def test_a_workload_behind_its_own_team_has_that_reason() -> None:
-    """The workload has the better place, but a team mate of higher priority has the turn of its team."""
+    """The workload has the better place, but its team's turn belongs to a workload of higher priority."""
     ask = Ask(1, models=("H100",))
     none = (QuotaInfo(1, 1, "H100", 0), QuotaInfo(2, 1, "H100", 0))
     mate = replace(waiting(3, ask, team=2, priority=Priority.HIGH), submitted=NOW + 5)

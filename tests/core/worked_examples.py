@@ -2,7 +2,7 @@
 
 A block of the page begins with ``<!-- example: NAME -->`` (a file of ``scenarios/``), ``<!-- rules -->`` (all
 files) or ``<!-- promises -->`` (all checks of the verifier), and ends with ``<!-- end -->``. Regenerate the
-blocks with
+blocks with this command:
 
     GPUPOOL_WRITE_DOCS=1 ./run test tests/core/test_worked_examples.py
 """

@@ -268,9 +268,9 @@ def test_a_host_with_a_key_gets_a_new_credential_only_for_a_signed_challenge(wor
     for wrong, said in (
         (
             Proof(asked.challenge, Key().sign(host_key.renewal_message(asked.challenge))),
-            "not one made with the key",
+            "not made with the key",
         ),
-        (Proof(asked.challenge, "no base64"), "not one made with the key"),
+        (Proof(asked.challenge, "no base64"), "not made with the key"),
         (Proof(asked.challenge.replace("gpc.", "gpc.1"), right.signature), "not of this host's"),
         (Proof("gpc.1.²³.x", right.signature), "not of this host's"),
         (Proof("gpc.1.{}.x".format("9" * 5000), right.signature), "not of this host's"),
@@ -327,7 +327,7 @@ def test_a_renewal_may_be_repeated_until_the_host_has_reported(world: World) -> 
     lost = renew(late)
     assert renew(late + SECOND) == lost, "the one that counts by now"
     assert renew(late + CREDENTIAL_TTL * 2) == lost, "also where that has run out meanwhile"
-    with pytest.raises(AgentRejected, match="not one made with the key"):
+    with pytest.raises(AgentRejected, match="not made with the key"):
         renew(late + CREDENTIAL_TTL * 2, signs=Key())
     spoke = late + CREDENTIAL_TTL * 2 + SECOND
     assert agent_api.authenticate(lost, spoke) == world.hosts["alpha"].pk

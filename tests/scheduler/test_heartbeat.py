@@ -147,7 +147,7 @@ def test_a_heartbeat_restores_a_suspect_host(world: World, agent: FakeAgent) -> 
     assert heartbeat_only(agent, world.now + LATER) is not None
     assert Host.objects.get(pk=agent.host.pk).lease_state == "alive"
     change = HostStateChange.objects.filter(host=agent.host).latest("pk")
-    assert (change.lease_state, change.reason, change.at) == ("alive", "its agent speaks", world.now + LATER)
+    assert (change.lease_state, change.reason, change.at) == ("alive", "its agent reports", world.now + LATER)
 
 
 def test_an_unapplied_inventory_takes_the_full_sync(world: World, agent: FakeAgent) -> None:

@@ -248,7 +248,7 @@ def test_recordings_are_listed_by_workload(world: World) -> None:
     Workload.objects.filter(pk=second.pk).update(
         public_id=f"{str(first.public_id)[:-1]}{int(str(first.public_id)[-1], 16) ^ 1:x}"
     )
-    with pytest.raises(CommandError, match="several begin so"):
+    with pytest.raises(CommandError, match="several ids begin with this"):
         call_command("export_snapshot", f"--workload={str(first.public_id)[:8]}", stdout=io.StringIO())
     with pytest.raises(CommandError, match="number: 999999; there is no such recording"):
         exported(999_999)

@@ -106,7 +106,7 @@ def test_the_work_of_a_host_attested_as_powered_off_is_requeued_at_once(world: W
     lost = next(a for a in agents if a.running)
     others = [a for a in agents if a is not lost]
     assert not attest_powered_off(lost.host, reason="seen off", now=world.now + 5 * SECOND), (
-        "its agent speaks"
+        "its agent reports"
     )
     at = world.now + 20 * SECOND  # before the end of lease 30, grace 30 and margin 10
     for agent in others:

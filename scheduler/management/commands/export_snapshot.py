@@ -16,11 +16,11 @@ BEGINNING = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]{0,27})?")
 
 
 def _id(text: str) -> str:
-    """An id, or the beginning of one as lists show it."""
+    """Return a workload's id, or its beginning, in lower case. Raises ArgumentTypeError for other texts."""
     if not BEGINNING.fullmatch(text.lower()):
         raise argparse.ArgumentTypeError(
             f"{text[:40]!r}; allowed: the id of a workload or at least its first 8 characters, "
-            "as its page and gpupool show have it"
+            "as shown on its page and by gpupool show"
         )
     return text.lower()
 
@@ -31,12 +31,15 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "number", nargs="?", type=int, help="of the recording; without it the latest are listed"
+            "number",
+            nargs="?",
+            type=int,
+            help="number of a recording; without it, the latest recordings are listed",
         )
         parser.add_argument(
             "--workload",
             type=_id,
-            help="list those in which something was decided about the workload of this id",
+            help="list the recordings with a decision about the workload of this id",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -56,7 +59,8 @@ class Command(BaseCommand):
             meant = list(Workload.objects.filter(public_id__startswith=workload).order_by("pk")[:2])
             if len(meant) != 1:
                 raise CommandError(
-                    f"workload: {workload}; {'several begin so' if meant else 'there is no such workload'}"
+                    f"workload: {workload}; "
+                    f"{'several ids begin with this' if meant else 'there is no such workload'}"
                 )
             # A decision and its recording have the time of the same apply_plan.
             found = found.filter(at__in=Decision.objects.filter(workload=meant[0]).values("at"))

@@ -17,7 +17,7 @@ GZIP = b"\x1f\x8b"
 
 class Command(BaseCommand):
     help = (
-        "Plan on a recorded snapshot again: the plan as JSON. "
+        "Plan again on a recorded snapshot and print the plan as JSON. "
         "Exits with status 1 if it differs from the recorded one."
     )
     requires_system_checks: list[str] = []
@@ -35,7 +35,7 @@ class Command(BaseCommand):
         if found != recorded.plan_sha256:
             raise CommandError(
                 f"the plan differs from the recorded one: sha256 {found}, recorded {recorded.plan_sha256}. "
-                "The rules or the program have changed since, or the file has"
+                "The rules, the program or the file have changed since"
             )
         self.stderr.write(f"the plan equals the recorded one, byte for byte: sha256 {found}")
 

@@ -154,7 +154,7 @@ async def test_a_host_whose_credential_expired_renews_it_over_http(
     signature = base64.b64encode(key.sign(f"gpupool renew {body['challenge']}".encode())).decode()
     proof = {"version": 1, "challenge": body["challenge"], "signature": signature}
     wrong = await edge_site.session.post(url, headers=headers, json={**proof, "signature": "AAAA"})
-    assert wrong.status == 403 and "not one made with the key" in (await wrong.json())["reason"]
+    assert wrong.status == 403 and "not made with the key" in (await wrong.json())["reason"]
     renewed = await (await edge_site.session.post(url, headers=headers, json=proof)).json()
     again = SmallAgent(edge_site, agent.host, renewed["credential"])
     await again.connect()

@@ -43,7 +43,7 @@ def test_a_change_is_shown_with_both_states_its_author_and_reason(world: World) 
     client = signed_in(world.operator)
     User.objects.filter(pk=world.operator.pk).update(first_name="Olga", last_name="Petrov")
     name = "Olga Petrov"
-    engine.record_host_change(world.hosts["alpha"], "its agent speaks", world.now - timedelta(hours=1))
+    engine.record_host_change(world.hosts["alpha"], "its agent reports", world.now - timedelta(hours=1))
     client.post(reverse("host-cordon", args=["alpha"]), {"why": "looking at fans"})
     client.post(reverse("host-return", args=["alpha"]), {"why": "fans replaced"})
     events = events_of(world.operator)
@@ -56,7 +56,7 @@ def test_a_change_is_shown_with_both_states_its_author_and_reason(world: World) 
 
 def test_changes_by_the_health_rules_are_marked_as_such(world: World) -> None:
     alpha, now = world.hosts["alpha"], timezone.now()
-    engine.record_host_change(alpha, "its agent speaks", now - timedelta(hours=1))
+    engine.record_host_change(alpha, "its agent reports", now - timedelta(hours=1))
     HealthEvent.objects.create(
         host=alpha,
         gpu=alpha.gpus.get(index=1),
