@@ -29,7 +29,7 @@ class ClockStepped(Exception):
 class ClockSample:
     """A reading of the wall clock and of CLOCK_BOOTTIME in seconds.
 
-    ``machine`` names the boot and the time namespace: readings of different ones cannot be compared.
+    ``machine`` names the boot and the time namespace: readings of different machines cannot be compared.
     """
 
     wall: datetime
@@ -37,7 +37,7 @@ class ClockSample:
     uptime: float
 
     def stepped_since(self, before: ClockSample) -> timedelta:
-        """Return by how much the wall clock was set since ``before``; zero for samples of two machines."""
+        """Return the amount by which the wall clock was set since ``before``; zero for other machines."""
         if self.machine != before.machine:
             return timedelta()
         return self.wall - before.wall - timedelta(seconds=self.uptime - before.uptime)

@@ -63,9 +63,7 @@ def with_steady_clock(
 
 
 def correct_clock_step(sample: ClockSample) -> timedelta:
-    """Move the running deadlines if the clock was set since the last check; return by how much, usually
-    zero.
-    """
+    """Move the running deadlines if the clock was set since the last check; return the shift or zero."""
     while True:
         last = last_clock_sample()
         if last is None:
@@ -88,7 +86,7 @@ def correct_clock_step(sample: ClockSample) -> timedelta:
 def last_clock_step_at() -> datetime | None:
     """Return the time at which the last clock step was detected, or None.
 
-    The times of readings and promises are never moved, so durations that count from them restart here.
+    The times of readings and promises are never moved, so durations that count from them restart now.
     """
     return ClockReading.objects.filter(pk=1).values_list("set_at", flat=True).first()
 

@@ -1,5 +1,6 @@
-"""Elect the engine process that may write. One row names it; its epoch fences off writes of earlier
-leaders.
+"""Elect the engine process that may write: the leader.
+
+One row names the leader. The row's epoch keeps earlier leaders from writing.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Row = TypeVar("Row", bound=models.Model)
 
 
 class PresentRows(models.Manager[Row]):
-    """Returns the rows whose ``removed_at`` is empty. A foreign key also follows to a removed row."""
+    """Return the rows whose ``removed_at`` is empty. Foreign keys still lead to removed rows."""
 
     def get_queryset(self) -> models.QuerySet[Row]:
         return super().get_queryset().filter(removed_at__isnull=True)

@@ -25,7 +25,7 @@ class MaintenanceWindow(models.Model):
 
 
 class HostStateChange(models.Model):
-    """A change of a host's states. By these rows, every second of a host is charged as unhealthy, as
+    """A change of a host's states. These rows decide whether a second of the host is charged as unhealthy, as
     maintenance or as in use.
     """
 

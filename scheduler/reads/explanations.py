@@ -1,4 +1,4 @@
-"""Answer why a workload waits, what would let it start sooner, and what an operator's action would change."""
+"""Explain why a workload waits, which changes let it start sooner, and the effects of operators' actions."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def reservable_windows(
 ) -> list[tuple[datetime, datetime]]:
     """Return the first windows in which ``owner`` could reserve the hardware of a waiting workload.
 
-    Uses the rule of ``services.check_window``. Empty for work inside a reservation, or that waits for
-    something other than GPUs, such as a closed budget. Its pool is loaded.
+    Uses the rule of ``services.check_window``. Empty for work inside a reservation, and for work that
+    waits for something other than GPUs, such as a closed budget. Its pool is loaded.
     """
     taken = request_snapshot_cache.take_cached_snapshot([workload.pool_id], now)
     queued = next((q for q in taken.queued if q.id == workload.pk), None)
@@ -104,7 +104,10 @@ def drain_effect(host: Host, now: datetime) -> drain.DrainEffect:
 
 
 def maintenance_effect(host: Host, start: datetime, end: datetime, now: datetime) -> drain.ReservationEffect:
-    """Return the reservations that a maintenance window would move or break, also an announced window."""
+    """Return the reservations that a maintenance window would move or break.
+
+    The window may be announced already.
+    """
     return drain.maintenance_effect(
         request_snapshot_cache.take_cached_snapshot([host.pool_id], now),
         host.pk,

@@ -1,4 +1,4 @@
-"""Preview what the planner would decide about a workload, without queueing it."""
+"""Preview the planner's decision about a workload, without queueing the workload."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def _note_progress(workload: Workload, runs: Sequence[Run], now: datetime) -> No
 def _set_stop_deadline(workload: Workload, runs: Sequence[Run], now: datetime) -> dict[str, datetime]:
     """Return ``gone_by`` for a workload that stops without an order of the server.
 
-    It stops at the time limit that its host enforces, or with its gang.
+    Such a workload stops at the time limit that its host enforces, or with its gang.
     """
     if workload.gone_by is not None:
         return {}
@@ -290,9 +290,10 @@ def _gpu_event_numbers(run: Run) -> dict[str, object]:
 
 
 def _failed_host_count(workload: Workload) -> int:
-    """Return the number of hosts on which the workload could not start, lost its GPU or failed at once.
+    """Return the number of hosts on which the workload could not start, lost its GPU, or failed at once
+    without a stop order.
 
-    Failures after a stop order do not count. In a gang's attempt, only the member that ended it counts.
+    In a gang's attempt, only the member that ended the attempt counts.
     """
     unfinished = Run.objects.filter(workload=workload, state=RunState.ENDED).exclude(
         outcome=ReasonCode.FINISHED

@@ -279,7 +279,7 @@ def _is_signed(public_key: str, signature: str, text: str) -> bool:
 def revoke_credential(host: Host, *, now: datetime) -> bool:
     """Revoke the host's credential: its agent is disconnected at once and may join again with a new token.
 
-    Nothing new is placed on the host, since the work would be lost when the lease ends. Returns False if the
+    Nothing new is placed on the host, since new work would be lost when the lease ends. Returns False if the
     host had no credential.
     """
     fresh = locks.hosts([host.pk])[host.pk]

@@ -66,7 +66,7 @@ def cordon_for_fault(host: Host, gpu: Gpu | None, *, reason: str, now: datetime)
 
 @transaction.atomic
 def drain_for_fault(host: Host, *, reason: str, now: datetime) -> bool:
-    """Drain a host for a fault. One that an operator has closed keeps its reason and gets this one as well.
+    """Drain a host for a fault. A host that an operator has closed keeps its reason and gets this one too.
 
     Returns False if nothing changed.
     """

@@ -17,7 +17,7 @@ from scheduler.state import nudge
 
 @dataclass(frozen=True, slots=True)
 class GuaranteeCapacity:
-    """A pool's slots of one model, and the slots of it that are guaranteed to other teams."""
+    """A pool's slots of one model, and the number of them that is guaranteed to other teams."""
 
     capacity: int
     others: int

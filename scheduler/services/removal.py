@@ -162,8 +162,8 @@ def _names(
 def remove_host(host: Host, *, reason: str, now: datetime) -> None:
     """Remove a host: revoke its credential, retire its GPUs, cancel its maintenance windows.
 
-    Reservations that are bound to the host's units are bound to other units. The host's name may be used
-    again. Raises OperationRejected as ``check_host_removal``.
+    Reservations that are bound to the host's units get other units. The host's name may be used again.
+    Raises OperationRejected as ``check_host_removal``.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     check_host_removal(fresh)

@@ -72,7 +72,7 @@ def first_windows(
     may_exceed_guarantee: bool = False,
     **hardware: Any,
 ) -> list[Window]:
-    """Return the first windows of a length that fit; ``check_window`` names the same ones in a rejection."""
+    """Return the first windows of the given length that fit; rejections of ``check_window`` have the same."""
     taken, budget = request_snapshot_cache.take_cached_snapshot([pool.pk], now), _BudgetLimits(project, now)
     requester = ReservationRequester(
         project.team_id, owner.pk, may_exceed_guarantee, budget.borrows_again_from
@@ -160,9 +160,8 @@ class _BudgetLimits:
 
 
 def _earliest_start(gate: BudgetGate, length: timedelta, before: Window | None) -> datetime | None:
-    """Return the earliest start of a window that takes no more time before the gate opens than ``before``.
-
-    None if any start is allowed.
+    """Return the earliest start at which a window adds no time before the gate opens, compared with
+    ``before``. None if any start is allowed.
     """
     taken = timedelta(0)
     if before is not None:

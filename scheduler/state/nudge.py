@@ -124,7 +124,7 @@ def _ignore_redis_errors(send: Callable[[], object]) -> None:
 
 @dataclass
 class _RedisOutage:
-    """The end of an outage: until then no nudge is sent, so that a request does not wait for each of them."""
+    """The end of an outage: until then no nudge is sent, so that a request does not wait for each nudge."""
 
     until: float = 0.0
 

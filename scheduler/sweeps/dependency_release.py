@@ -54,8 +54,8 @@ def _settle_dependencies(now: datetime) -> int:
 
 
 def _settle_one(workload: Workload, now: datetime) -> None:
-    """Remove ended work from the dependencies of one locked workload; end it if a condition can no longer
-    be met.
+    """Remove ended work from the dependencies of one locked workload. End the workload if a condition can no
+    longer be met.
     """
     unsettled = list(
         Dependency.objects.filter(workload=workload, settled_at=None)

@@ -22,8 +22,7 @@ VERB_STRENGTH = {Command.Verb.START: 0, Command.Verb.NOTICE: 1, Command.Verb.STO
 
 
 def desired(host: Host, now: datetime) -> Desired:
-    """Return everything that should hold on this host: one entry per run, with the strongest of its open
-    commands.
+    """Return the desired state of this host: one entry per run, with the strongest of its open commands.
 
     ``committed_sequence`` is 0; the edge fills it from telemetry. Raises AgentRejected if the credential
     was revoked.
@@ -97,7 +96,8 @@ def _unit_uuids(runs: Iterable[int]) -> dict[int, list[str]]:
 def _team_user(team: Team) -> dict[str, Any]:
     """Return the team's user on every host, derived from its row id, so that hosts that share homes agree.
 
-    The creation time distinguishes it from a team that gets the same id after an older backup was restored.
+    The creation time distinguishes the team from one that gets the same row id after an older backup was
+    restored.
     """
     return {
         "team_id": f"{team.pk}.{int(team.created_at.timestamp())}",

@@ -170,9 +170,7 @@ def desired_geometries(host: Host) -> list[GeometryWanted]:
 
 
 def store_geometries(host: Host, seen: Iterable[GeometrySeen], now: datetime) -> None:
-    """Store a host's reports of its changes, after its inventory was stored. The caller has locked the
-    host.
-    """
+    """Store a host's reports of its geometry changes. The host is locked and its inventory is stored."""
     told = {key: one for one in seen if (key := parse_public_id(one.change)) is not None}
     if not told:
         return

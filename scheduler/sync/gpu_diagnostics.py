@@ -82,7 +82,7 @@ def request_diagnostic(gpu: Gpu, *, why: Diagnostic.Why, now: datetime) -> Diagn
 
 @transaction.atomic
 def request_host_diagnostics(host: Host, *, why: Diagnostic.Why, now: datetime) -> list[Diagnostic]:
-    """Request a diagnostic of each GPU of a host that nothing holds.
+    """Request a diagnostic of each unheld GPU of a host.
 
     A quarantined host, or one that is out, is `diagnosing` until all results are known. Raises
     OperationRejected if no GPU can be diagnosed.
@@ -147,7 +147,7 @@ def may_take_gpu_out(host: Host, seen: Iterable[DiagnosticSeen]) -> bool:
 
 
 def store_diagnostics(host: Host, seen: Iterable[DiagnosticSeen], now: datetime) -> None:
-    """Store a host's reports of its open diagnostics; reports of others are ignored.
+    """Store a host's reports of its open diagnostics; reports of other diagnostics are ignored.
 
     The caller has locked the host, and before it the pool if ``may_take_gpu_out`` is True.
     """

@@ -1,10 +1,10 @@
 """Renew the lease of a host that reports no changes, in one statement and without locks held between
 statements.
 
-Hosts report every few seconds, mostly without changes. This writes exactly what
-``scheduler.sync.observed_state`` would write for such a report: the time of the report, and that a suspect
-host is alive again. The same statement checks that nothing changed, so no other writer can interfere. In
-any doubt nothing is written, and the caller uses the full path.
+Hosts report every few seconds, mostly without changes. For such a report, this module writes the same values
+as ``scheduler.sync.observed_state``: the time of the report, and the state alive for a suspect host. The same
+statement checks that nothing changed, so no other writer can interfere. In any doubt nothing is written, and
+the caller uses the full path.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def sync_if_unchanged(
 
 
 def _restore_suspect_host(host_id: int, now: datetime) -> None:
-    """Mark a suspect host as alive. After a short delay of the servers this concerns most hosts."""
+    """Mark a suspect host as alive. After a short delay of the servers, most hosts are suspect."""
     with transaction.atomic():
         host = locks.hosts([host_id])[host_id]
         if host.lease_state == LeaseState.SUSPECT and host.credential_hash:  # not revoked meanwhile

@@ -308,7 +308,7 @@ def _create_gpus(host: Host, new: list[GpuSeen], now: datetime) -> None:
 
 
 def _earlier_repairs(uuids: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the repair state and its reason of GPUs that were out of service on a former host or pool.
+    """Return by uuid the repair state and reason of GPUs that were out of service on a former host or pool.
 
     Their earlier rows no longer count as missing.
     """

@@ -105,8 +105,9 @@ def _observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collecti
 
 
 def _clear_reboot_rejection(host: Host, observed: Observed) -> None:
-    """Clear a recorded rejection of this boot: it was rejected while the earlier boot might still have been
-    alive, but it was a reboot.
+    """Clear a recorded rejection of this boot, which was a reboot and not a second machine.
+
+    Its reports were rejected while the earlier boot might still have been alive.
     """
     refused = host.refused_agent or {}
     if (refused.get("instance"), refused.get("boot_id")) == (observed.instance[:64], observed.boot_id[:64]):
@@ -280,7 +281,7 @@ def _store_missing_run(
 
 
 def renew_lease(host: Host, seen: dict[uuid.UUID, RunSeen], now: datetime) -> None:
-    """Mark a host as alive. A silent host stays silent while it reports runs as live that have ended here."""
+    """Mark a host as alive. A silent host stays silent while it reports live runs whose rows have ended."""
     old = LeaseState(host.lease_state)
     if old == LeaseState.ALIVE:
         return

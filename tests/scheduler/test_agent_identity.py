@@ -208,7 +208,7 @@ class Key:
 
 def test_a_public_key_is_registered_only_with_a_signature_of_its_private_key(world: World) -> None:
     own_key, other_key = Key(), Key()
-    with pytest.raises(AgentRejected, match="private half of public_key"):
+    with pytest.raises(AgentRejected, match="private key of public_key"):
         other_key.join(world, world.now, signs=own_key)
     assert Host.objects.get(name="alpha").public_key == ""
     own_key.join(world, world.now)
