@@ -4,8 +4,8 @@
 
 The jobs and limits of ``bench philly`` run through the engine. One in ``--every`` jobs is sampled at random
 (``--seed``): its plan is explained as it is for users, and the estimate is compared with the start. Jobs
-that start at once are not counted. The upper end of the range comes from the errors of earlier estimates
-(``scheduler/core/explain/start_ranges.py``).
+that start at once are not counted. An estimate is a range of start times; its upper end comes from the errors
+of earlier estimates (``scheduler/core/explain/start_ranges.py``).
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ SERVICES: tuple[str, ...] = ()
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Return errors in seconds of jobs that queued; ``late_share`` is the share that started after its
-    range.
+    """Return the errors in seconds of jobs that queued.
+
+    ``late_share`` is the share of jobs that started after the end of their estimated range.
     """
     parser = argparse.ArgumentParser(prog="eta", description=__doc__)
     parser.add_argument("--jobs", metavar="FILE")

@@ -9,7 +9,8 @@ submitted, and measures the time until a job submitted after the fault starts (o
 says). A round is survived if recovery was in time, and if rows, processes and the jobs' own records show no
 unit held twice, no job started twice at once, and no job lost.
 
-`{"rounds", "survived", "faults": {NAME: {"rounds", "survived", "worst_recovery"}}}`, recovery in seconds.
+The figures are `{"rounds", "survived", "faults": {NAME: {"rounds", "survived", "worst_recovery"}}}`, with
+recovery in seconds.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def _round(fault: Fault, context: FaultContext, timed: bool) -> tuple[float | No
         end_remaining_jobs(context)
         return None, [str(problem) or type(problem).__name__]
     is_late = timed and recovery > fault.seconds
-    return recovery, [f"recovered after {recovery:.2f} s, allowed are {fault.seconds:g}"] if is_late else []
+    return recovery, [f"recovered after {recovery:.2f} s; allowed: {fault.seconds:g} s"] if is_late else []
 
 
 def _count(text: str) -> int:

@@ -7,12 +7,12 @@
 five seconds. ``./run up`` starts the servers. Two jobs a second are submitted over the API. Two more hosts
 are real agents, each with one job in its sandbox; their memory is measured.
 
-``{"hosts", "sync_p95", "start_p95", "agent_mb", "shim_mb", "errors"}``. ``sync_p95`` is the server time of a
-sync by the edge's own metric, in the measured seconds only. ``start_p95`` is the time from the timestamp of a
-decision to the arrival of its Desired at the agent. Memory is the maximum resident memory (RSS) of the
-agent's process, and of a shim while its job runs, with the private memory of its guard. The proportional
-share (PSS) of both is reported too. Errors are refused and lost connections and frames, HTTP answers of 500
-and above, and tracebacks in logs.
+The figures are ``{"hosts", "sync_p95", "start_p95", "agent_mb", "shim_mb", "errors"}``. ``sync_p95`` is the
+server time of a sync by the edge's own metric, in the measured seconds only. ``start_p95`` is the time from
+the timestamp of a decision to the arrival of its Desired at the agent. ``agent_mb`` is the maximum resident
+memory (RSS) of an agent's process. ``shim_mb`` is that of a shim while its job runs, with the private memory
+of the shim's guard. The proportional share (PSS) of both is reported too. Errors are refused and lost
+connections and frames, HTTP answers of 500 and above, and tracebacks in logs.
 """
 
 from __future__ import annotations
@@ -77,16 +77,17 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 @dataclass
 class MemoryWatch:
-    """Maximum memory of a process in MiB.
+    """The maximum memory in MiB of a process, or of several processes together.
 
-    Of further processes of the same measurement, memory that they share with the first counts once.
+    ``rss`` of several processes is the RSS of the first and the private memory of the others, so that shared
+    memory counts once. ``pss`` is the sum of all PSS.
     """
 
     rss: float = 0.0
     pss: float = 0.0
 
     def look(self, *pids: int) -> None:
-        """Read the memory of the processes once; note nothing if one of them has ended."""
+        """Read the memory of the processes once; record nothing if one of them has ended."""
         try:
             texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
         except OSError:
@@ -406,7 +407,7 @@ class FleetBenchmark:
             return str(answer.read().decode())
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Return CPU seconds so far, by service with its children, of agents, and of all other processes."""
+        """Return the CPU seconds so far of each service with its children, of agents, and of all other processes."""
         entries = json.loads((self.folder / "site" / "services.json").read_text())["services"]
         owners = {int(entry["pid"]): name for name, entry in entries.items() if entry["pid"]}
         owners |= {process.pid: "light agents" for process in self.light}

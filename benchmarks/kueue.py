@@ -2,11 +2,11 @@
 
     ./run bench kueue --size baseline
 
-Cohorts are pools. Queues are teams with a guarantee of 20 units that may borrow 100 more; the guaranteed
-team reclaims them. Small, medium and large workloads have low, normal and high priority. Each queue creates
-its workloads at fixed intervals, and each workload runs for a fixed time after its admission. Kueue counts
-quota without machines, so a pool is one host. One second of the engine's clock represents a millisecond
-here. An evicted workload stops at once and starts again from the beginning.
+Cohorts are pools. Queues are teams with a guarantee of 20 units; a team may borrow 100 more, and a team
+reclaims its guaranteed units from borrowers. Small, medium and large workloads have low, normal and high
+priority. Each queue creates its workloads at fixed intervals, and each workload runs for a fixed time after
+its admission. Kueue counts quota without machines, so a pool is one host. One second of the engine's clock
+represents a millisecond here. An evicted workload stops at once and starts again from the beginning.
 
 ``decision_seconds`` is the engine's time for changes and plans only; Kueue's figure includes an API server
 and its store. ``time_to_admission`` is the mean in simulated seconds, in which a decision takes no time.
@@ -78,7 +78,7 @@ def classes(counts: tuple[int, int, int], runtimes: tuple[int, int, int]) -> tup
     )
 
 
-# cohorts, queues in each, classes
+# number of cohorts, queues in each cohort, workload classes of each queue
 SIZES = {
     "baseline": (5, 6, classes((350, 100, 50), (200, 500, 1000))),
     "large": (10, 100, classes((35, 11, 4), (150, 350, 700))),
@@ -182,7 +182,7 @@ class KueueRun:
 
 
 def organisation(cohorts: int, queues: int) -> Snapshot:
-    """Return a pool per cohort, each with one host that has as many GPUs as its queues are guaranteed."""
+    """Return one pool per cohort. The pool's only host has as many GPUs as the guarantees of its queues."""
     policy = PoolPolicy(notice_seconds=0, grace_seconds=0, minimum_runtime_seconds=0)
     pools = range(1, cohorts + 1)
     size = NOMINAL * queues

@@ -7,7 +7,7 @@ page, a new kernel, and its answer to `print(6*7)`. Launches run one after anoth
 the notebook is stopped and its GPU is free again.
 
 With `--against jupyterhub`, JupyterHub is installed into a temporary environment with its simple local
-spawner and Node's configurable-http-proxy, and the same is measured there: from the request to start the
+spawner and Node's configurable-http-proxy, and its launches are measured too: from the request to start the
 server to the kernel's answer.
 """
 

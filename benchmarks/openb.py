@@ -157,10 +157,11 @@ def arrival_order(trace: Trace, seed: int) -> list[int]:
 
 
 def replay(trace: Trace, arrivals: list[int], policy: str, seed: int, learn: bool = False) -> float:
-    """Return the allocation ratio of one pass in percent: the mean over the arrivals at 100 % requested.
+    """Return the allocation ratio of one pass in percent.
 
-    With ``learn`` the policy starts with the prior ``PRIOR_MIX``. It is rebuilt with the mix of all arrivals
-    so far when ``FIRST_UPDATE_ARRIVALS`` pods have arrived, and whenever their number has doubled.
+    The ratio is the mean over the arrivals at which the requested GPUs are 100 % of the capacity, rounded.
+    With ``learn`` the policy starts with the prior ``PRIOR_MIX``. The policy is rebuilt with the mix of all
+    arrivals so far when ``FIRST_UPDATE_ARRIVALS`` pods have arrived, and each time their number has doubled.
     """
     nodes = trace.nodes()
     chooser = make(policy, nodes, PRIOR_MIX if learn else trace.mix(), seed)

@@ -81,7 +81,7 @@ def read(path: Path) -> list[TraceJob]:
 def _job(row: dict[str, str], team: int) -> TraceJob:
     gpus = int(row["num_gpus"])
     if gpus < 1:
-        raise ValueError(f"num_gpus is {gpus}, allowed are 1 and more")
+        raise ValueError(f"num_gpus is {gpus}; allowed: 1 or more")
     nodes = -(-gpus // GPUS_PER_NODE)
     runtime = max(1, round(float(row["duration"])))
     submitted = int(datetime.fromisoformat(row["timestamp"]).replace(tzinfo=UTC).timestamp())

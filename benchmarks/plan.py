@@ -59,9 +59,9 @@ def main(argv: list[str]) -> dict[str, Any]:
     ``seconds`` is a whole cycle from a snapshot without any cached state. ``one_ask_seconds`` is a cycle of
     the incremental planner on the same pool in which a single new request waits.
     ``one_ask_in_queue_seconds`` is a cycle in which all other requests wait too, as if the previous plan had
-    never been carried out. ``settled`` is the pool a while after the previous plan was carried out, which is
-    the state of a continuously planning engine: the time of a new request with explanations (``seconds``)
-    and without (``decided_seconds``).
+    never been carried out. ``settled`` has the figures of the pool some time after the previous plan was
+    carried out, which is the usual state of an engine that plans continuously: ``seconds`` is the time of a
+    new request with explanations, and ``decided_seconds`` the time without.
     """
     parser = argparse.ArgumentParser(prog="plan", description=__doc__)
     parser.add_argument("--gpus", type=_between(GPUS_PER_HOST, 100_000), default=1000)
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def settled_figures(snapshot: Snapshot, rounds: int) -> dict[str, Any]:
-    """Return the figures of the same pool ``SETTLED_AFTER`` seconds later, when the plan was carried out."""
+    """Return the figures of the same pool ``SETTLED_AFTER`` seconds later, after the plan was carried out."""
     later = NOW + SETTLED_AFTER
     settled = run_simulation(snapshot, (), later, start=NOW, on_event=lambda event: None)
     return {

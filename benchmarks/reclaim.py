@@ -67,7 +67,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def full_pool(hosts: int) -> Snapshot:
-    """Return hosts full of borrowed 1-GPU jobs of different ages, and a waiting gang for a tenth of them."""
+    """Return hosts full of borrowed 1-GPU jobs of different ages, and a gang for a tenth of the hosts."""
     units = tuple(
         UnitInfo(host * GPUS_PER_HOST + gpu, host, host * GPUS_PER_HOST + gpu, MODEL)
         for host in range(1, hosts + 1)

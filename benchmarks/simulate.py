@@ -3,11 +3,11 @@
     ./run bench simulate --seeds 1000
     ./run bench simulate --replay 17        print all events of one seed
 
-Each seed is one simulation of two minutes. Users submit, cancel, reserve and close hosts. Meanwhile frames
-are lost, duplicated, late and out of order; hosts are cut off and restart; agents, shims, engines, the edge
-and the database are killed; disks fill; clocks jump. `benchmarks/simulation/` describes which components are
-real and which are simulated. ``violations`` counts the violated invariants; ``broken`` gives the first of
-them with their seeds.
+Each seed is one simulation of two minutes. Users submit and cancel work, reserve GPUs and close hosts.
+Meanwhile frames are lost, duplicated, late and out of order; hosts are cut off and restart; agents, shims,
+engines, the edge and the database are killed; disks fill; clocks jump. `benchmarks/simulation/` describes
+which components are real and which are simulated. ``violations`` counts the violated invariants; ``broken``
+gives the first of them with their seeds.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _at_once(first: int, seeds: int, processes: int) -> dict[str, Any]:
 
 
 def _databases(count: int) -> list[str]:
-    """Copy the empty database of the environment and return the URLs. The copies vanish with its server."""
+    """Copy the empty database of the environment and return the URLs. The copies end with the server."""
     template_url = os.environ["DATABASE_URL"]
     name = conninfo.conninfo_to_dict(template_url)["dbname"]
     copies = [f"{name}_{number}" for number in range(1, count + 1)]

@@ -5,7 +5,7 @@
 Every example is one whole snapshot (`tests/core/strategies.py`). It is planned, the plan is checked against
 every promise of `benchmarks.plan_verifier`, and the same rows in another order must give the same plan. The
 examples are divided among worker processes; `--seed` and `--workers` determine the examples. With
-`--reduce`, the first example of each broken promise of a worker is printed with the minimal rows.
+`--reduce`, each worker prints the minimal rows of its first example of each broken promise.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class ExamineResult:
     # Number of examples whose plan has any placements, evictions, ..., by the name of the plan's field.
     with_any: Counter[str] = field(default_factory=Counter)
     broken: Counter[str] = field(default_factory=Counter)
-    shown: list[str] = field(default_factory=list)  # the first sentence of each promise, and its rows
+    shown: list[str] = field(
+        default_factory=list
+    )  # for each broken promise: its first violation and, if reduced, the rows
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -138,7 +140,7 @@ def reduced(snapshot: Snapshot, promise: str, now: int, seed: int) -> Snapshot:
 
 
 def _has_valid_references(snapshot: Snapshot) -> bool:
-    """Running work and reservations name only units that the snapshot has."""
+    """Return True if runs, reservations and maintenance refer only to units and hosts of the snapshot."""
     units = {unit.id for unit in snapshot.units}
     referenced = [unit for work in snapshot.running for unit in work.units]
     referenced += [unit for reservation in snapshot.reservations for unit in reservation.units]

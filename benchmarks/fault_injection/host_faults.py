@@ -46,7 +46,7 @@ def start_heartbeat_job(
 
 
 def last_beat(context: FaultContext, run: str) -> float:
-    """Return the time of the last line of a run."""
+    """Return the time of the last ledger line of a run; 0 if it has none."""
     return max((e.at for e in context.ledger.entries() if e.run == run), default=0.0)
 
 
@@ -77,14 +77,17 @@ def cut_off_10_s(context: FaultContext) -> float:
     return _cut_off_for(context, 10)
 
 
-@fault("a host cut off for ten leases: as for one lease, and the host reconnects on its own", 20)
+@fault(
+    "a host cut off for ten leases: its work stops and starts elsewhere, and the host reconnects on its own",
+    20,
+)
 def cut_off_50_s(context: FaultContext) -> float:
     return _cut_off_for(context, 50)
 
 
 @contextlib.contextmanager
 def cut_off(context: FaultContext, hosts: list[LocalHost]) -> Iterator[None]:
-    """Cut off the hosts in this context."""
+    """Cut the network of the hosts in this context."""
     for host in hosts:
         context.site.cut_off(host)
     try:
@@ -112,10 +115,10 @@ def check_survives(context: FaultContext, workload: str, first: LedgerEntry, whe
         wait_until(lambda: last_beat(context, first.run) > since, 5, "the job writes")
     except ConditionTimeout:
         raise ConditionTimeout(
-            f"its work keeps running{when}: it is {state_of(workload)} and writes no more"
+            f"its work keeps running{when}: its state is {state_of(workload)}, and it writes nothing"
         ) from None
     if state_of(workload)[0] != "running":
-        raise ConditionTimeout(f"its work keeps running{when}: it is {state_of(workload)}")
+        raise ConditionTimeout(f"its work keeps running{when}: its state is {state_of(workload)}")
 
 
 def _cut_off_for(context: FaultContext, seconds: float) -> float:
@@ -132,7 +135,7 @@ def _cut_off_for(context: FaultContext, seconds: float) -> float:
         took = time.monotonic() - began
         time.sleep(max(0.0, seconds - took))
     if stopped > STOP_LIMIT_SECONDS:
-        raise ConditionTimeout(f"its work stops within {STOP_LIMIT_SECONDS:g} s: it took {stopped:.2f}")
+        raise ConditionTimeout(f"its work stops within {STOP_LIMIT_SECONDS:g} s: it took {stopped:.2f} s")
     if second.at < at + stopped:
         raise ConditionTimeout(
             f"it starts elsewhere after that: it started {at + stopped - second.at:.2f} s before"
@@ -238,7 +241,7 @@ def pid_reuse(context: FaultContext) -> float:
         context.ledger.wait_started(workload, MAX_WAIT_SECONDS, attempt=first.attempt + 1)
         took = time.monotonic() - began
         if other_program.poll() is not None:
-            raise ConditionTimeout("the other program is left alone: it was ended")
+            raise ConditionTimeout("the other program keeps running: it was ended")
     finally:
         other_program.kill()
         other_program.wait()
@@ -300,7 +303,7 @@ def cloned_host(context: FaultContext) -> float:
             "the clone is rejected and shown",
         )
         took = time.monotonic() - began
-    # Its agent may have been down for longer than a lease. Then its work starts again.
+    # The original agent may have been down for longer than a lease. Then the work of the host starts again.
     since = time.time()
     wait_until(
         lambda: context.site.alive() == len(context.site.hosts),
@@ -481,7 +484,7 @@ def disk_full_on_a_host(context: FaultContext) -> float:
 
 
 def _fill(filler: Path) -> None:
-    """Fill the disk to the last byte; a later call fills space that was freed since."""
+    """Fill the disk to the last byte; a later call fills the space that was freed meanwhile."""
     for piece in (1 << 16, 1 << 10):
         with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
             while True:

@@ -1,7 +1,7 @@
 """Submit jobs that record what happens to them, and check that their ledger agrees with the database rows.
 
-Each job takes a lock (flock) on itself and on each of its units, in files that only jobs use, before it
-records its start. So the workloads themselves detect two starts of one job, or two holders of one unit,
+Before a job records its start, it locks (flock) one file for itself and one for each of its units. Only jobs
+use these files. So the workloads themselves detect two starts of one job, or two holders of one unit,
 independently of the database and the agents.
 """
 
@@ -69,7 +69,7 @@ class JobLedger:
         self.round = 0
 
     def entries(self) -> list[LedgerEntry]:
-        """Return all lines so far."""
+        """Return all lines that jobs have written so far."""
         path = self.site.home / "ledger"
         if not path.exists():
             return []
@@ -114,7 +114,7 @@ class JobLedger:
                 time.sleep(0.05)
 
     def started(self, workload: str, attempt: int = 0) -> LedgerEntry | None:
-        """Return the first start of a job (of that attempt or a later one), if any."""
+        """Return the first start of a job in ``attempt`` or a later attempt; None if there is none."""
         return next(
             (
                 e

@@ -41,7 +41,7 @@ BATCH_SECONDS = 0.5
 BATCHES_WAITING = 40
 BATCHES_AT_ONCE = 4
 RESENT_SECONDS = 3.0  # a batch that is not committed after this is sent again
-# Wait for an answer, which may be lost; do not send more to an edge that is behind.
+# Longest wait for the answer to a report, before the next report is sent: the answer may be lost.
 UNANSWERED_SECONDS = 1.0
 JOBS_AT_ONCE = 30
 REMEMBERED = 200  # frames of each host and direction that may be replayed
@@ -66,7 +66,7 @@ class MessageFaults:
     broken_connections: int = 0
 
     def of(self, frame: str, direction: Direction) -> list[str]:
-        """Return the frames to send on, given a frame and the earlier delayed frames.
+        """Return the frames to forward when a frame arrives, including frames that were delayed before.
 
         Raises ConnectionResetError when the connection breaks.
         """
@@ -132,7 +132,7 @@ class MessageHost(LightAgent):
 
     @contextlib.asynccontextmanager
     async def ws_connect(self, *where: Any, **how: Any) -> AsyncIterator[FaultyWire]:
-        """Connect like the session's method, which this replaces."""
+        """Connect like ``aiohttp.ClientSession.ws_connect``, with message faults."""
         async with self.session.ws_connect(*where, **how) as socket:
             yield FaultyWire(socket, self.faults, *self.ways)
 
@@ -276,7 +276,7 @@ class MessageHosts:
     # -- checks -----------------------------------------------------------------------------------
 
     def unsettled(self) -> str:
-        """Return a description of the differences between hosts and server; '' without differences."""
+        """Return a description of the differences between hosts and server; '' if there are none."""
         runs = sum(len(host.runs) for host in self.all)
         batches = sum(len(host.uncommitted) for host in self.all)
         return f"{runs} runs on hosts, {batches} batches of samples not committed" if runs or batches else ""

@@ -16,7 +16,7 @@ from benchmarks.harness.conditions import ConditionTimeout, rows, wait_until
 from benchmarks.harness.installation import Installation, LocalHost
 from benchmarks.harness.run_processes import shims
 
-MAX_WAIT_SECONDS = 90.0  # longer than any pass condition; then the round fails
+MAX_WAIT_SECONDS = 90.0  # longer than any pass condition; after this time the round fails
 
 
 @dataclass
@@ -141,7 +141,7 @@ def last_sync(host: LocalHost) -> Any:
 
 
 def cancel(context: FaultContext, workload: str) -> None:
-    """Cancel a workload as its owner; retry while the API is away."""
+    """Cancel a workload as its owner; retry while the API is unavailable."""
     deadline = time.monotonic() + MAX_WAIT_SECONDS
     while True:
         try:

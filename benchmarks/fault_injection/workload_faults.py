@@ -34,7 +34,7 @@ from benchmarks.harness.installation import GRACE_SECONDS, ROOT, LocalHost
 from benchmarks.harness.run_processes import processes_of_runs
 
 SOCKETS = 200
-STOP_SECONDS = 5.0  # within which a process is stopped after SIGSTOP
+STOP_SECONDS = 5.0  # longest time from SIGSTOP until a process is stopped
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
@@ -75,8 +75,8 @@ class LeadingEngine:
 def leading_engine(holder: str, engines: Sequence[int]) -> LeadingEngine | None:
     """Return the processes of the engine whose worker is ``holder``; None unless all of them are alive.
 
-    A killed engine stays in the leader row until another takes over, and its pid may be in use again: the
-    worker must be a child of one of ``engines``.
+    A killed engine stays in the leader row until another engine takes over, and an unrelated process may get
+    the pid of its worker. So the worker must be one of ``engines`` or a child of one.
     """
     worker = int(holder.split(":")[1]) if holder else 0
     for engine in engines:
@@ -87,7 +87,7 @@ def leading_engine(holder: str, engines: Sequence[int]) -> LeadingEngine | None:
 
 
 def freeze(leader: LeadingEngine) -> bool:
-    """Stop every process of an engine. Return False, with all of them resumed, unless all are stopped."""
+    """Stop every process of an engine and return True. If one does not stop, resume all and return False."""
     try:
         for pid in leader.pids:
             os.kill(pid, signal.SIGSTOP)
@@ -125,7 +125,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def _freeze_leader(engines: Callable[[], Sequence[int]]) -> LeadingEngine:
-    """Freeze the engine that leads now: it is alive, and still leads when all its processes are stopped."""
+    """Freeze the leading engine and return it. Retry if it is not alive or loses the lead meanwhile."""
     deadline = time.monotonic() + MAX_WAIT_SECONDS
     while time.monotonic() < deadline:
         leader = leading_engine(_leader_name(), engines())
@@ -146,7 +146,7 @@ def _leader_name() -> str:
 
 @contextlib.contextmanager
 def second_engine(context: FaultContext) -> Iterator[int]:
-    """Run a second engine in this context, ready to take over; its value is its pid."""
+    """Run a second engine in this context, ready to take over, and yield its pid."""
     log = context.site.folder / "engine2.log"
     log.unlink(missing_ok=True)
     worker = [
@@ -374,7 +374,7 @@ def _killed_at_grace(context: FaultContext, extra: str) -> float:
     cancel(context, workload)
     wait_until(lambda: state_of(workload)[0] == "ended", MAX_WAIT_SECONDS, "it ends")
     if first.run in processes_of_runs(context.site.folder).values():
-        raise ConditionTimeout("its end is reported when no process remains: some remain")
+        raise ConditionTimeout("its end is reported after all its processes have ended: some still run")
     took = last_beat(context, first.run) - requested_at
     outcome = rows(lambda: Run.objects.get(public_id=first.run).outcome)
     if took < GRACE_SECONDS - 1 or outcome != "killed_at_grace":
@@ -413,7 +413,7 @@ def unkillable(context: FaultContext) -> float:
             raise ConditionTimeout("its GPU stays allocated: it was freed")
     finally:
         (group / "freezer.state").write_text("THAWED")
-    wait_until(lambda: state_of(workload)[0] == "ended", MAX_WAIT_SECONDS, "it ends once it can")
+    wait_until(lambda: state_of(workload)[0] == "ended", MAX_WAIT_SECONDS, "it ends after it is thawed")
     wait_until(lambda: _repair(Gpu, gpu) == "well", MAX_WAIT_SECONDS, "its GPU is usable again")
     group.rmdir()
     return took
@@ -478,7 +478,7 @@ def preempted(context: FaultContext) -> float:
 
 
 def _checkpoint(place: Path) -> None:
-    """Make the database checkpoint, so that the log space that a round used is free for the next one."""
+    """Run a database checkpoint, so that the next round can use the write-ahead log space of this round."""
     import psycopg
     from django.conf import settings
 
@@ -491,7 +491,7 @@ def _checkpoint(place: Path) -> None:
 
 
 def _next_log_file() -> None:
-    """Write enough that the database's write-ahead log needs its next file."""
+    """Write enough data to make the database's write-ahead log need its next file."""
     from django.db import OperationalError, connection
 
     try:

@@ -18,8 +18,8 @@ class EdgeProxies:
     def __init__(self, edge_port: int) -> None:
         self.edge_port = edge_port
         self.rng: random.Random | None = None
-        self.frames = 0  # passed while rng was set
-        self.disturbed = 0  # number of disturbed frames among them
+        self.frames = 0  # frames that passed while rng was set
+        self.disturbed = 0  # disturbed ones among these frames
         self._open: dict[str, asyncio.Event] = {}
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="gates", daemon=True).start()
@@ -103,7 +103,7 @@ class EdgeProxies:
             await writer.drain()
 
     def _disturbed(self, frame: bytes, delayed: list[bytes]) -> list[bytes]:
-        """Return the frames to send on, given a frame and the delayed frames; ``delayed`` is updated."""
+        """Return the frames to forward when a frame arrives, and update the frames in ``delayed``."""
         assert self.rng is not None
         self.frames += 1
         draw = self.rng.random()

@@ -1,9 +1,9 @@
 """Run a whole installation for fault injection: services and agents, as `./run up` and `./run demo` start
 them.
 
-Each agent reaches the edge through its own small TCP proxy (a gate). As root each host has its own network
-namespace, connected by a veth pair, so that cutting off a host is like pulling its cable. Otherwise its gate
-stops passing bytes.
+Each agent reaches the edge through its own small TCP proxy (a gate). If the benchmark runs as root, each host
+has its own network namespace, connected by a veth pair: cutting off a host is like pulling its cable.
+Otherwise the gate of a host that is cut off forwards no bytes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class LocalHost:
     service: Any = None
     cut: bool = field(default=False)
     command: list[str] = field(default_factory=list)  # of its agent, without namespace wrapper
-    # True: it reads its boot id from a bind-mounted file. Bubblewrap does not run with mounts over /proc.
+    # True: this host's agent reads its boot id from a bind-mounted file. Only one host has this, because
+    # bubblewrap does not run with mounts over /proc.
     reboots: bool = False
 
     @property
@@ -107,7 +108,7 @@ class Installation:
         self.environment: dict[str, str] = {}
         self.token = ""
         self.messages: Any = None  # light hosts, while their fault runs
-        self.notebooks: list[str] = []  # notebooks that live through the rounds of one fault
+        self.notebooks: list[str] = []  # notebooks that run through all rounds of one fault
         self._keeping = threading.Event()
         self._keeper: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -209,7 +210,10 @@ class Installation:
             )
 
     def _keep(self) -> None:
-        """Start the agents and restart them when they end, as `./run` does. They die with this thread."""
+        """Start the agents, restart them when they end, as `./run` does, and stop them at the end.
+
+        The kernel ends a child when the thread that started it ends. So one thread runs all the time.
+        """
         for host in self.hosts:
             self._make_host(host)
         while self._keeping.is_set():
@@ -353,8 +357,9 @@ class Installation:
         return int(rows(lambda: Host.objects.filter(lease_state="alive", name__in=names).count()))
 
     def ask(self, method: str, path: str, body: Any = None, seconds: float = 5.0) -> Any:
-        """Send a request of the member to the API and return the answer. Raises OSError if it does not
-        answer.
+        """Send a request to the API as the member, and return the JSON of the answer.
+
+        Raises OSError if the API does not answer or answers with an error.
         """
         request = urllib.request.Request(
             f"{self.url}/api/v1/{path}",

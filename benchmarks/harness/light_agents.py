@@ -1,15 +1,15 @@
 """Run many agents in one process for load: ``python -m benchmarks.harness.light_agents``.
 
 Each agent uses the whole wire protocol like the real agent. It makes a key and signs its join token and
-challenges with it. It reports its full state every ``poll_seconds`` and at once after a change. It sends a
-batch of samples every five seconds and keeps it until it is committed. It reconciles its runs with the last
-Desired. Only the workloads are missing: a run is reported as starting, shortly after as running, and as
-ended after the seconds of its ``sleep``.
+challenges with the key. It reports its full state every ``poll_seconds`` and at once after a change. It sends
+a batch of samples every five seconds and keeps each batch until the server has committed it. It reconciles
+its runs with the last Desired. Only the workloads are missing: a run is reported as starting, shortly after
+as running, and as ended after the seconds of its ``sleep``.
 
 The first line of stdin is ``{"edge", "gpus", "model", "hosts": [{"name", "token"}]}``. A line ``measure``
-resets the errors and round trips; any other line, or the end of stdin, ends the process. It prints ``joined``
-when every agent has joined, and at its end ``{"arrivals": {RUN: seconds since the epoch}, "errors":
-{DESCRIPTION: count}, "round_trips": [seconds from an Observed to its answer]}``.
+resets the errors and round trips; any other line, or the end of stdin, ends the process. The process prints
+``joined`` when every agent has joined, and at its end ``{"arrivals": {RUN: seconds since the epoch},
+"errors": {DESCRIPTION: count}, "round_trips": [seconds from an Observed to its answer]}``.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class LightAgent:
         return base64.b64encode(self.key.sign(text)).decode()
 
     async def stay_connected(self, session: aiohttp.ClientSession, first: float) -> None:
-        """Connect and reconnect for ever; ``first`` is the delay of the first connection in seconds."""
+        """Connect, and reconnect forever; ``first`` is the delay of the first connection in seconds."""
         await asyncio.sleep(first)
         pause = 0.25
         while True:
@@ -251,7 +251,7 @@ class LightAgent:
         self.tally.arrivals[name] = at
         units_in_use = {unit for run in self.runs.values() if run.seen.state != "ended" for unit in run.units}
         if units_in_use & set(want["unit_uuids"]) or not set(want["unit_uuids"]) <= set(self.units):
-            self.tally.errors["run: its units are held, or not of this host"] += 1
+            self.tally.errors["run: its units are in use, or belong to another host"] += 1
         sleep = SLEEP.match(want["command"])
         begins = asyncio.get_running_loop().time() + BEGIN_SECONDS
         seen = RunSeen(name, want["generation"], "starting", step="starting sandbox")

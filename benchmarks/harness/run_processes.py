@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def processes_of_runs(folder: Path, run: str = "") -> dict[int, str]:
-    """Return the runs of workload processes below ``folder`` by pid; only those of ``run`` if given."""
+    """Return the run of each workload process below ``folder``, by pid; with ``run``, only its processes."""
     run_by_pid: dict[int, str] = {}
     agents_folder = f"{folder}/agents/".encode()
     for entry in os.listdir("/proc"):

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class ProcessStartTimeout(Exception):
-    """Raised when a process of the pool does not start in time; has the end of its log."""
+    """Raised when a process of the pool does not start in time; contains the end of the process's log."""
 
 
 class SmallPool:
@@ -93,7 +93,7 @@ class SmallPool:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def wait(self, name: str, condition: Callable[[], bool], seconds: float = 40) -> None:
-        """Wait until ``true()``. Raises ProcessStartTimeout if the process ends or the time is over."""
+        """Wait for ``condition()``. Raises ProcessStartTimeout after ``seconds`` or if the process ends."""
         deadline = time.monotonic() + seconds
         while not condition():
             if self.processes[name].poll() is not None or time.monotonic() > deadline:

@@ -147,7 +147,7 @@ class ControlPlane:
         """Run one transaction of the server, which at random fails just before its commit."""
         self.world.invariants.stale = True
         if not self.world.is_fault_due(0.01):
-            return act()  # it has its own transactions, as in production
+            return act()  # ``act`` has its own transactions, as in production
         with transaction.atomic():
             act()
             transaction.set_rollback(True)
@@ -171,9 +171,7 @@ class ControlPlane:
         self._task(reservation_windows.sweep_reservations)
 
     def _task(self, *parts: Callable[[datetime], object]) -> None:
-        """Run a task like the clock-checked tasks of production, at random with a delay after the clock was
-        read.
-        """
+        """Run a task with the clock check of production; at random, delay it after the clock was read."""
         clock = self.read()
         if self.commit(lambda: (clock_correction.correct_clock_step(clock),)) is None:
             return
@@ -253,7 +251,7 @@ class ControlPlane:
 
     @contextlib.contextmanager
     def hints(self) -> Iterator[None]:
-        """Route hints through virtual time instead of Redis. Hints are sent even before their commit."""
+        """Deliver hints in virtual time instead of over Redis. A hint does not wait for its commit."""
         with (
             mock.patch.object(nudge, "engine", self._nudge_engine),
             mock.patch.object(nudge, "hosts", lambda ids: self._nudge_hosts(list(ids))),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from benchmarks.simulation.simulated_host import SimulatedShim
     from benchmarks.simulation.world import SimulatedWorld
 
-# Time for a stop to arrive or the lease to expire, and for the grace period; twice, as the agent may die
+# Twice the time for a stop to arrive or the lease to expire, and for the grace period: the agent may die
 # meanwhile.
 LOST_LIMIT_SECONDS = 36.0
 LEASE_OVERRUN_SECONDS = 1.0  # tolerated, because a shim checks its lease four times a second
@@ -97,7 +97,7 @@ class InvariantChecker:
                 and shim.kill_at is not None
                 and shim.machine.boottime() > shim.kill_at + LEASE_OVERRUN_SECONDS
             ):
-                self.broken(f"{shim.wanted.command} lives after its grace")
+                self.broken(f"{shim.wanted.command} lives after its grace period")
 
     def check_final(self) -> None:
         """Check at the end, after everything was cancelled: nothing is held, queued, running or reserved."""

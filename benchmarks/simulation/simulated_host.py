@@ -57,7 +57,7 @@ PLENTIFUL_BYTES = 1 << 40
 
 
 class SimulatedKill(BaseException):
-    """A SIGKILL of the agent during any of its steps."""
+    """Raised to simulate a SIGKILL of the agent during any of its steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class SimulatedShim:
     lease_until: float = 0.0  # last value read; 0: expired
 
     def tick(self) -> None:
-        """Check its files and clocks once, and act on them."""
+        """Read the shim's files and clocks once, and act on them."""
         if not self.shim_alive:
             return
         now, folder = self.machine.boottime(), self.run.folder
@@ -253,7 +253,7 @@ class SimulatedHost:
     booted_at: float = 0.0
     wall_offset: float = 0.0
     disk_is_full: bool = False
-    writes_until_kill: int = 0  # number of writes until the agent is killed; 0: it is not killed
+    writes_until_kill: int = 0  # number of counted writes until the agent is killed; 0: no kill is planned
     shims: list[SimulatedShim] = field(default_factory=list)
     agent: Agent | None = None
     agents: int = 0  # number of agents so far; timers of earlier agents are ignored
@@ -271,7 +271,7 @@ class SimulatedHost:
 
     @property
     def credential(self) -> str:
-        """Return its credential, which is valid for the whole simulation."""
+        """Return the host's credential, which is valid for the whole simulation."""
         return f"{CREDENTIAL_PREFIX}.{self.host}.virtual"
 
     @property
@@ -330,7 +330,7 @@ class SimulatedHost:
         self.world.timeline.after(seconds * self.world.rng.random(), again)
 
     def alive(self, act: Callable[[], None]) -> None:
-        """Run a step of the agent, which may be killed during it."""
+        """Run a step of the agent; the agent may be killed during the step."""
         with self.inside():
             try:
                 act()
@@ -368,7 +368,7 @@ class SimulatedHost:
             self.world.timeline.after(RETRY_SECONDS * self.world.rng.random(), lambda: self.connect(number))
 
     def step(self) -> None:
-        """Run the agent's loops between frames, and send a report if one is due."""
+        """Run one pass of the agent's loops, and send a report if one is due."""
         assert self.agent is not None
         if self.agent.runs.look():
             self.agent.reporter.note_change()
@@ -464,7 +464,7 @@ class SimulatedHost:
             self.world.current_host = before
 
     def written(self) -> None:
-        """Count a write of the agent and kill it at the planned write. Called before and after each write."""
+        """Count a write, and kill the agent at the planned count. Called before and after each write."""
         if self.writes_until_kill:
             self.writes_until_kill -= 1
             if not self.writes_until_kill:

@@ -51,7 +51,7 @@ PROGRAM_ERRORS = (
 
 
 class StopSimulation(Exception):
-    """Raised to stop a simulation early, when the watch function says so."""
+    """Raised to stop a simulation early, when ``should_stop`` returns True."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class SimulatedWorld:
                 with contextlib.suppress(StopSimulation):
                     self._run_phases()
             except PROGRAM_ERRORS:
-                self.invariants.broken(f"it raised an exception: {traceback.format_exc(limit=-6)}")
+                self.invariants.broken(f"the code raised an exception: {traceback.format_exc(limit=-6)}")
             finally:
                 for machine in self.machines:
                     machine.switch_off()
@@ -219,7 +219,7 @@ class SimulatedWorld:
         return self.rng.choice(self.machines)
 
     def cut_a_host(self) -> None:
-        """Cut off a host for a moment, or for longer than its lease."""
+        """Cut off a host for a time that is shorter or longer than its lease."""
         self._cut([self._random_host()], self.rng.choice((1.0, 5.0, 15.0, 40.0)))
 
     def cut_most_hosts(self) -> None:
@@ -239,7 +239,7 @@ class SimulatedWorld:
         self.timeline.after(seconds, mend)
 
     def kill_an_agent(self) -> None:
-        """Kill an agent between two of its next writes; it is restarted later."""
+        """Kill an agent before or after one of its next writes; it is restarted later."""
         machine = self._random_host()
         machine.writes_until_kill = self.rng.randrange(1, 12)
         self.timeline.record(f"{machine.name}: its agent has {machine.writes_until_kill} writes to live")

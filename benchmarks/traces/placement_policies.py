@@ -101,7 +101,7 @@ class PlacementPolicy(ABC):
         """Return the best of these nodes, all of which fit."""
 
     def took(self, node: int) -> None:  # noqa: B027 - most policies keep no state
-        """Note that a request was placed on a node."""
+        """Record that a request was placed on a node."""
 
     def _tightest(self, need: NodeDemand, node: int) -> NodeChoice:
         """Return the fitting GPU with the least free capacity for a share; GPU 0 for whole GPUs."""
@@ -294,7 +294,8 @@ class ProductRule(PlacementPolicy):
         self.gpu_states = self.rule.tables.gpu_states
         self.state_of: Ints = np.array([self.gpu_states.number(row) for row in nodes.gpu], dtype=np.int64)
         self.placed = 0
-        # by request for GPUs: the number of the GPU state afterwards, by the number before: [way, state]
+        # The number of the GPU state after a request, as [way, number of the state before], for each request
+        # given as (whole GPUs, thousandths of a GPU).
         self._after: dict[tuple[int, int], Ints] = {}
 
     def took(self, node: int) -> None:
@@ -329,7 +330,7 @@ class ProductRule(PlacementPolicy):
             self.rule.refresh_prices(self.placed, free)
 
     def _states_after(self, need: NodeDemand, before: Ints) -> Ints:
-        """Return the numbers of the GPU states after a request: [way, node]. -1: it does not fit this way."""
+        """Return [way, node]: the number of the GPU state after the request; NO_STATE if it does not fit."""
         key = need.whole, need.total
         known = self._after.get(key)
         if known is None or known.shape[1] < len(self.gpu_states):
@@ -356,15 +357,15 @@ class ProductRule(PlacementPolicy):
 
 
 def _largest_node(nodes: NodeStates, of_class: Ints) -> NodeSize:
-    """Return the most GPUs, CPU and memory of one of these nodes."""
+    """Return the maximum number of GPUs of any node, and the maximum CPU and memory of these nodes."""
     cpu, memory = nodes.cpu_capacity[of_class], nodes.memory_capacity[of_class]
     return NodeSize(nodes.gpu.shape[1], int(cpu.max(initial=0)), int(memory.max(initial=0)))
 
 
 def _first_gpu(need: NodeDemand, gpus: Ints, way: str) -> int:
-    """Return the GPU for a share: the fullest in use that suffices, or an untouched one; -1 if there is none.
+    """Return the GPU for a share: the fullest fitting GPU in use, or an untouched GPU; -1 if there is none.
 
-    Return 0 for requests that are no share.
+    Return 0 for requests of whole GPUs or of no GPU.
     """
     if need.whole or not need.gpus:
         return 0

@@ -1,10 +1,10 @@
 """Simulate common queue orders as baselines for our own order.
 
-Strict first-in-first-out and shortest-first stop at the first job that does not fit. EASY reserves
-particular nodes for that job at the earliest time at which it fits, by the limits of running jobs. Later
-jobs start if they do not delay it: they end before that time, or they leave enough on those nodes. All nodes
-are alike. A job of up to one node's GPUs goes to the tightest node; a larger job takes ``nodes`` nodes with
-``per_node`` GPUs each.
+Strict first-in-first-out and shortest-first stop at the first job that does not fit. EASY reserves particular
+nodes for that job at the earliest time at which it fits, by the limits of running jobs. Later jobs start if
+they do not delay that job: they end before the reserved time, or they leave enough GPUs free on the reserved
+nodes. All nodes are alike. A job of up to one node's GPUs goes to the tightest node; a larger job takes
+``nodes`` nodes with ``per_node`` GPUs each.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class NodePool:
 def simulate_starts(jobs: Sequence[TraceJob], nodes: int, order: QueueOrder, size: int = 8) -> dict[int, int]:
     """Return the start of each job (s).
 
-    Every job must fit on the empty nodes, else ValueError is raised. Jobs that end at a time leave before
-    others start.
+    Raises ValueError if a job does not fit on the empty nodes. Jobs that end free their GPUs before other
+    jobs start at the same time.
     """
     too_big = [job.id for job in jobs if job.per_node > size or job.nodes > nodes]
     if too_big:
@@ -165,7 +165,7 @@ class _BaselineRun:
         self.queue = remaining
 
     def _reserve(self, head: TraceJob) -> tuple[int, list[int]]:
-        """Return when the head fits by the limits of running jobs, and the spare GPUs of each node then."""
+        """Return the time at which the head fits by the limits of running jobs, and each node's spare GPUs."""
         free = list(self.nodes.free)
         at = 0
         for end, job_id in self.by_limit:

@@ -96,8 +96,8 @@ class TraceReplay:
     ) -> None:
         """Prepare the replay.
 
-        ``on_refusal`` receives the refusal at submission of the jobs for which ``is_sampled`` returns True.
-        ``on_start`` receives every start: job and time.
+        For each job for which ``is_sampled`` returns True, ``on_refusal`` receives the time and the refusal
+        at submission. ``on_start`` receives the job and the time of every start.
         """
         self.started: dict[int, int] = {}
         self.is_sampled, self.on_start = is_sampled, on_start
@@ -112,7 +112,7 @@ class TraceReplay:
             self.simulation.submit(as_arrival(job))
 
     def run(self) -> dict[int, int]:
-        """Return when each job started (s)."""
+        """Run the replay, and return the start of each job in seconds."""
         began = time.perf_counter()
         self.simulation.run(FAR_FUTURE)
         seconds = time.perf_counter() - began

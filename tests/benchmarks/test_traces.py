@@ -89,7 +89,7 @@ def test_philly_names_the_value_that_it_cannot_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for row, wrong in (
-        (("2017-10-01 00:00:00", 5, 0, "a"), "line 2: num_gpus is 0, allowed are 1 and more"),
+        (("2017-10-01 00:00:00", 5, 0, "a"), "line 2: num_gpus is 0; allowed: 1 or more"),
         (("2017-10-01 00:00:00", 5, "x", "a"), "line 2: invalid literal"),
         (("2017-10-01 00:00:00", 5, 64, "a"), "1 jobs, the largest on 8 nodes, do not fit on 4 nodes"),
         (("2018-10-01 00:00:00", 5, 1, "a"), "0 jobs"),
