@@ -407,7 +407,7 @@ class FleetBenchmark:
             return str(answer.read().decode())
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Return the CPU seconds so far of each service with its children, of agents, and of all other processes."""
+        """Return the CPU seconds so far of each service and its children, of agents, and of all else."""
         entries = json.loads((self.folder / "site" / "services.json").read_text())["services"]
         owners = {int(entry["pid"]): name for name, entry in entries.items() if entry["pid"]}
         owners |= {process.pid: "light agents" for process in self.light}

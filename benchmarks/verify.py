@@ -40,9 +40,8 @@ class ExamineResult:
     # Number of examples whose plan has any placements, evictions, ..., by the name of the plan's field.
     with_any: Counter[str] = field(default_factory=Counter)
     broken: Counter[str] = field(default_factory=Counter)
-    shown: list[str] = field(
-        default_factory=list
-    )  # for each broken promise: its first violation and, if reduced, the rows
+    # For each broken promise: its first violation and, if reduced, the rows.
+    shown: list[str] = field(default_factory=list)
 
 
 def main(argv: list[str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ DEMO_STOP_SECONDS = 90
 
 
 def bench_verb(arguments: list[str]) -> int:
-    """Run the benchmark that is named first; the other arguments are its own."""
+    """Run the benchmark named by the first argument, with the other arguments."""
     names = sorted(path.stem for path in BENCHMARKS.glob("*.py") if not path.stem.startswith("_"))
     if not arguments or arguments[0] not in names:
         given = f"{arguments[0]!r} is not a benchmark" if arguments else "name a benchmark"

@@ -1,7 +1,7 @@
-"""Choose the tests that a change touches.
+"""Choose the tests that a change affects.
 
-Tests are chosen by the imports between modules. Pages, endpoints, commands and templates are reached by
-address or by name, which no import shows; for these the tests of the folder with the same name are chosen.
+Tests are chosen by the imports between modules. Pages, endpoints, commands and templates are used by address
+or by name, without an import; for these the tests of the folder with the same name are chosen.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAIN_BRANCHES = ("origin/main", "main")
 ALL_TESTS = "tests"
 CHANGES_ALL_TESTS = ("pyproject.toml", "requirements")
 READS_ALL_SOURCES = "tests/architecture"
-# Folders whose tests do not lie in a folder of the same name.
+# Folders whose tests are not in a folder of the same name.
 TESTS_OF_FOLDER = {
     ".ci": "tests/house",
     "config": "tests/house",
@@ -35,16 +35,16 @@ TESTS_OF_FOLDER = {
 
 @dataclass(frozen=True)
 class Choice:
-    """A test file or folder to run, and the change that it is run for."""
+    """A test file or folder to run, and the changed file that is the reason."""
 
     path: str
     reason: str
 
 
 def changed_files(root: Path) -> tuple[str, list[str]]:
-    """Return the commit compared with, and the files that differ from it, untracked ones included.
+    """Return the base commit, and the files that differ from it, including untracked files.
 
-    On a branch that is the commit where it left main; on main it is HEAD.
+    On a branch the base is the commit at which the branch left main; on main the base is HEAD.
     """
     base = _git(root, "rev-parse", "HEAD").strip()
     for name in MAIN_BRANCHES:
@@ -65,7 +65,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def choose_tests(root: Path, changed: Iterable[str]) -> list[Choice]:
-    """Return the test files and folders that the changed files touch."""
+    """Return the test files and folders that the changed files affect."""
     changed = list(changed)
     chosen: dict[str, str] = {}
     importers = _importers(root, changed)
@@ -92,8 +92,8 @@ def _tests_by_folder(root: Path, name: str, has_importers: bool) -> Iterator[str
         folder = "/".join(parts[:length])
         tests = TESTS_OF_FOLDER.get(folder, f"tests/{folder}")
         if (root / tests).is_dir():
-            # The tests of a whole package are many. They are needed if no import leads to better ones, or if
-            # tests run the package as a program.
+            # A whole package has many tests. They are needed if no import leads to more specific ones, or if
+            # tests run the package as a program, which no import shows.
             if length > 1 or not has_importers or (root / parts[0] / "__main__.py").exists():
                 yield tests
             return
@@ -108,7 +108,7 @@ def _importers(root: Path, changed: Iterable[str]) -> dict[str, set[str]]:
     """Return, for each Python file, the files that import it; for a conftest.py, the files that use it."""
     files = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "*.py").split("\0")
     files = [name for name in files if name and (root / name).exists()]
-    # Deleted files stay in: whatever still imports them is touched.
+    # Deleted files are included, because a file that still imports one is affected.
     modules = {_module_of(name): name for name in (*files, *changed) if name.endswith(".py")}
     importers: dict[str, set[str]] = {}
     for name in files:
@@ -123,7 +123,7 @@ def _module_of(name: str) -> str:
 
 
 def _imported_files(path: Path, modules: Mapping[str, str]) -> Iterator[str]:
-    """Yield the files of the modules, and of their packages, that a file imports anywhere in it."""
+    """Yield the files of the modules, and of their packages, that a file imports, also inside functions."""
     try:
         tree = ast.parse(path.read_text())
     except SyntaxError:
@@ -149,7 +149,7 @@ def _conftests(name: str, modules: Mapping[str, str]) -> Iterator[str]:
 
 
 def _tests_importing(name: str, importers: Mapping[str, set[str]]) -> Iterator[str]:
-    """Yield the test files from which imports lead to a file, however many modules lie between."""
+    """Yield the test files that import a file, directly or through other modules."""
     seen, waiting = {name}, [name]
     while waiting:
         for importer in importers.get(waiting.pop(), ()):

@@ -19,13 +19,13 @@ class RunError(Exception):
 
 
 def say(text: str = "") -> None:
-    """Print one line at once, so that it keeps its place among the output of other programs."""
+    """Print one line and flush, so that it stays in order with the output of other programs."""
     print(text, flush=True)
 
 
 @contextlib.contextmanager
 def timed_step(text: str) -> Iterator[None]:
-    """Print one line with the duration after the block has ended."""
+    """Run the block, then print one line with its duration."""
     begin = time.monotonic()
     yield
     say(f"  {text:<46} {time.monotonic() - begin:6.1f} s")
@@ -42,7 +42,7 @@ def run_quietly(command: Sequence[str], **options: object) -> None:
 def wait_until(
     ready: Callable[[], bool], what: str, seconds: float, alive: Callable[[], bool] = lambda: True
 ) -> None:
-    """Wait until `ready` returns True. Raises RunError after `seconds`, or once `alive` returns False."""
+    """Wait until `ready` returns True. Raises RunError after `seconds`, or when `alive` returns False."""
     deadline = time.monotonic() + seconds
     while not ready():
         if not alive():

@@ -26,7 +26,7 @@ EXAMPLES_REQUIREMENTS = ROOT / "examples" / "requirements.txt"
 
 
 def ensure_environment(with_tests: bool = False, quiet: bool = False) -> None:
-    """Make `.gpupool/venv` hold exactly the locked packages; do nothing if it already does."""
+    """Install exactly the locked packages into `.gpupool/venv`, unless they are installed already."""
     wanted = ["base", "test"] if with_tests else ["base"]
     with _exclusive("venv"):
         missing = [name for name in wanted if not _is_installed(name)]
@@ -34,12 +34,12 @@ def ensure_environment(with_tests: bool = False, quiet: bool = False) -> None:
             return
         with contextlib.nullcontext() if quiet else timed_step("environment made"):
             _install(missing)
-            # If the environment had to be made anew, it lost the packages of the other lock.
+            # If the environment was made again, it has lost the packages of the other lock.
             _install([name for name in wanted if not _is_installed(name)])
 
 
 def ensure_examples_environment() -> None:
-    """Make `.gpupool/torch`, with which the worked examples run: PyTorch, Lightning, transformers and Ray."""
+    """Make `.gpupool/torch`, the environment of the examples: PyTorch, Lightning, transformers and Ray."""
     mark = EXAMPLES_VENV / ".requirements.sha256"
     digest = _digest(EXAMPLES_REQUIREMENTS)
     python = EXAMPLES_VENV / "bin" / "python"
@@ -49,7 +49,7 @@ def ensure_examples_environment() -> None:
         with timed_step("environment of the worked examples made"):
             run_quietly([str(PYTHON), "-m", "venv", "--clear", str(EXAMPLES_VENV)])
             pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            # To compile all modules takes four times as long as to install them; few are imported.
+            # Compiling all modules takes four times as long as installing them, and few are imported.
             run_quietly([*pip, "--no-compile", "-r", str(EXAMPLES_REQUIREMENTS)])
         mark.write_text(digest)
 
@@ -111,9 +111,9 @@ def _make_with_venv() -> None:
 
 
 def _fetch_uv() -> str | None:
-    """Install uv, by its pin, into the environment: it installs a lock ten times faster than pip.
+    """Install the pinned uv into the environment and return its path; None if the installation fails.
 
-    Returns None if the registry has none.
+    uv installs a lock ten times faster than pip.
     """
     uv = VENV / "bin" / "uv"
     if not uv.exists():
@@ -123,7 +123,7 @@ def _fetch_uv() -> str | None:
 
 
 def _install_lock(uv: str | None, lock: Path) -> None:
-    """Install a lock with uv; with pip if uv is absent or fails."""
+    """Install a lock with uv, or with pip if uv is absent or fails."""
     if uv:
         fast = [uv, "pip", "install", "--quiet", "--python", str(PYTHON), "--require-hashes", "-r", str(lock)]
         done = subprocess.run(fast, capture_output=True, env={**os.environ, **_pip_settings_for_uv()})
@@ -136,7 +136,7 @@ def _install_lock(uv: str | None, lock: Path) -> None:
 
 
 def _pip_settings_for_uv() -> dict[str, str]:
-    """Return pip's configured registry and certificate as uv's variables: uv does not read pip's settings."""
+    """Return pip's registry and certificate as variables of uv, because uv does not read pip's settings."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     asked = subprocess.run(command, capture_output=True, text=True)
     settings = dict(re.findall(r"^[^=]*\.([\w-]+)='([^']*)'", asked.stdout, re.M))
@@ -145,7 +145,7 @@ def _pip_settings_for_uv() -> dict[str, str]:
 
 
 def install_system_packages(packages: list[str], why: str) -> bool:
-    """Install packages with apt as root, and say so. Returns False if that is not allowed or fails."""
+    """Install packages with apt and print that. Return False without root, without apt, or if apt fails."""
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         return False
     say(f"  Installing {' '.join(packages)} with apt: {why}")
@@ -162,7 +162,7 @@ def _apt_succeeds(command: list[str]) -> bool:
 
 
 def ensure_test_programs() -> None:
-    """Install the system's programs that tests need. If that fails, name them; raise RunError if CI=true."""
+    """Install the system programs that tests need. On failure print them, or raise RunError if CI=true."""
     missing = [name for name, programs in TEST_PROGRAMS.items() if not any(map(shutil.which, programs))]
     if not missing or install_system_packages(missing, "the sandbox and browser tests need them"):
         return
@@ -173,8 +173,8 @@ def ensure_test_programs() -> None:
 
 
 def offer_sandbox() -> None:
-    """Install bubblewrap if that is allowed; without it agents run plain processes and their pages say so."""
+    """Install bubblewrap if possible. Otherwise agents run plain processes, and their pages show that."""
     if shutil.which("bwrap"):
         return
     if not install_system_packages(["bubblewrap"], "workloads run in its sandbox"):
-        say("  Workloads run without a sandbox; for one: sudo apt-get install -y bubblewrap")
+        say("  Workloads run without a sandbox. To get one: sudo apt-get install -y bubblewrap")

@@ -74,7 +74,7 @@ def run_gates(
     chosen: Sequence[Gate],
     side_by_side: int,
 ) -> list[GateResult]:
-    """Run gates, some side by side, and print each result as soon as it is there."""
+    """Run at most ``side_by_side`` gates at the same time, and print each result when its gate has ended."""
 
     def run(gate: Gate) -> GateResult:
         result = _run_gate(gate, env)
@@ -93,7 +93,7 @@ def _run_gate(gate: Gate, env: Mapping[str, str]) -> GateResult:
 
 
 def _chosen_gates(names: Sequence[str], by_name: Mapping[str, Gate]) -> list[Gate]:
-    """Return the gates that are named, or all. Raises RunError for a name that is not a gate."""
+    """Return the gates with these names; all gates without names. Raises RunError for an unknown name."""
     unknown = [name for name in names if name not in by_name]
     if unknown:
         raise RunError(f"{unknown[0]!r} is not a gate; allowed: {', '.join(by_name)}")
@@ -101,11 +101,13 @@ def _chosen_gates(names: Sequence[str], by_name: Mapping[str, Gate]) -> list[Gat
 
 
 def check_verb(arguments: list[str]) -> int:
-    """Run all gates, or those that are named."""
+    """Run the gates named by the arguments, or all gates."""
     by_name = {gate.name: gate for gate in gates()}
     parser = argparse.ArgumentParser(prog="./run check")
-    parser.add_argument("gates", nargs="*", metavar="GATE", help=f"all unless named: {', '.join(by_name)}")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2, help="gates to run side by side")
+    parser.add_argument(
+        "gates", nargs="*", metavar="GATE", help=f"gates to run; default: all of {', '.join(by_name)}"
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2, help="gates to run at the same time")
     options = parser.parse_args(arguments)
     chosen = _chosen_gates(options.gates, by_name)
     begin = time.monotonic()

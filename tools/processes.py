@@ -17,22 +17,22 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.02
-INTERRUPT_SECONDS = 60.0  # for an interrupted command to stop what it started
-TERMINATE_SECONDS = 30.0  # for processes that remain to stop in order
+INTERRUPT_SECONDS = 60.0  # for an interrupted command to end its processes
+TERMINATE_SECONDS = 30.0  # for remaining processes to end after SIGTERM
 KILL_SECONDS = 10.0  # for killed processes to disappear
 
 
 def process_start(pid: int) -> str | None:
-    """Return when a process began, in clock ticks since boot; None if it has ended.
+    """Return the start time of a process in clock ticks since boot; None if it has ended.
 
-    A pid is used again after its process has ended; a pid and a start time name one process for ever.
+    Pids are reused. A pid together with a start time identifies one process.
     """
     fields = _stat_fields(pid)
     return None if fields is None or fields[0] == "Z" else fields[19]
 
 
 def _stat_fields(pid: int | str) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on; None if the process is gone."""
+    """Return the fields of /proc/PID/stat from the state on; None if the process does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -40,19 +40,19 @@ def _stat_fields(pid: int | str) -> list[str] | None:
 
 
 def die_with_parent() -> None:
-    """In a child before exec: ask for SIGTERM when the parent ends, even if it is killed."""
+    """Make the kernel send SIGTERM when the parent ends, even if it is killed. Call it before exec."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def be_interrupted_with_parent() -> None:
-    """In a child before exec: accept SIGINT, even if this process ignores it; get it when the parent ends."""
+    """Accept SIGINT, which the parent may ignore; get one when the parent ends. Call it before exec."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 @contextlib.contextmanager
 def ending_descendants() -> Iterator[None]:
-    """Run the block; after it no process that it started is alive, whatever session it moved to.
+    """Run the block, then end all processes that it started, also those in other sessions.
 
     The first SIGINT, SIGTERM or SIGHUP raises SystemExit in the block. Later ones are ignored, so that the
     block's cleanup and the end of its processes are complete.
@@ -75,7 +75,7 @@ def _exit_on_first_signal() -> None:
 
 
 def _ignore_end_signals() -> None:
-    # A handler, not SIG_IGN: programs that the cleanup starts must not inherit it.
+    # A handler, because programs that the cleanup starts would inherit SIG_IGN.
     _handle_end_signals(lambda number, frame: None)
 
 
@@ -88,12 +88,13 @@ def _handle_end_signals(handler: Callable[[int, types.FrameType | None], None]) 
 def run_interruptible(
     command: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None, reaps_orphans: bool = False
 ) -> int:
-    """Run a command and return its exit status. If this process is told to end, interrupt the command first.
+    """Run a command and return its exit status. If a signal ends this process, interrupt the command first.
 
-    The command gets one SIGINT and INTERRUPT_SECONDS to clean up. It runs in a session of its own: the SIGINT
-    that a terminal sends to the whole group would be a second one, and would stop the cleanup.
+    The command gets one SIGINT and INTERRUPT_SECONDS to clean up. It runs in its own session, because a
+    terminal sends SIGINT to the whole process group: this second SIGINT would stop the cleanup.
 
-    Within `ending_descendants` orphans must be reaped meanwhile: the command may wait for their end.
+    Pass ``reaps_orphans`` within `ending_descendants`: the command may wait for the end of orphans, which are
+    children of this process there.
     """
     child = subprocess.Popen(
         command, cwd=cwd, env=env, start_new_session=True, preexec_fn=be_interrupted_with_parent
@@ -130,7 +131,7 @@ def _reap_until_ended(child: subprocess.Popen[bytes]) -> None:
 
 
 def _reap(other_than: int = 0) -> None:
-    """Collect the exit status of children that have ended, up to the named one."""
+    """Collect the exit status of ended children; stop at the child ``other_than``."""
     with contextlib.suppress(ChildProcessError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG):
             if ended.si_pid == other_than:
@@ -141,17 +142,17 @@ def _reap(other_than: int = 0) -> None:
 def end_remaining_descendants(
     terminate_seconds: float = TERMINATE_SECONDS, kill_seconds: float = KILL_SECONDS
 ) -> None:
-    """End the processes below this one.
+    """End all descendants of this process.
 
-    The children get SIGTERM, so that they can stop their own children in order. Orphans become children of
-    this process and get SIGTERM in their turn. Processes that remain after `terminate_seconds` get SIGKILL.
+    Children get SIGTERM, so that they can stop their own children in order. Orphans become children of this
+    process and then get SIGTERM too. Processes that remain after `terminate_seconds` get SIGKILL.
     """
-    told: set[int] = set()
+    signalled: set[int] = set()
     deadline = time.monotonic() + terminate_seconds
     while descendants(os.getpid()) and time.monotonic() < deadline:
-        for pid in set(_children(os.getpid())) - told:
+        for pid in set(_children(os.getpid())) - signalled:
             _send(pid, signal.SIGTERM)
-            told.add(pid)
+            signalled.add(pid)
         time.sleep(POLL_SECONDS)
         _reap()
     deadline = time.monotonic() + kill_seconds
@@ -173,7 +174,7 @@ def _children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the living processes below a process: its children, their children and so on."""
+    """Return the living descendants of a process: its children, their children and so on."""
     by_parent, found, next_ones = _living_children_by_parent(), list[int](), [pid]
     while next_ones:
         below = by_parent.get(next_ones.pop(), [])

@@ -20,7 +20,7 @@ def new_passwords() -> dict[str, str]:
 
 
 def kept_passwords(folder: Path) -> dict[str, str]:
-    """Return the passwords of an installation, made once and readable by the owner only."""
+    """Return the passwords of an installation. They are made once, in a file that only its owner can read."""
     place = folder / "secrets.json"
     if not place.exists():
         place.touch(mode=0o600)
@@ -51,7 +51,7 @@ def service_settings(
 
 
 def agent_environment() -> dict[str, str]:
-    """Return the environment of an agent: none of the server's secrets, or every workload could read them."""
+    """Return an agent's environment, without the server's secrets: every workload could read them."""
     env = {name: os.environ[name] for name in AGENT_VARIABLES if name in os.environ}
     return {**env, "PATH": path_with_environment(env.get("PATH")), "PYTHONUNBUFFERED": "1"}
 

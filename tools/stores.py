@@ -19,7 +19,7 @@ from tools.environment import install_system_packages
 from tools.paths import site_packages
 
 DEBIAN_POSTGRES = Path("/usr/lib/postgresql")
-NAMESPACE_ID = "1000"  # of the caller inside the user namespace; its files still belong to the caller
+NAMESPACE_ID = "1000"  # the caller's user id inside the user namespace; outside, files belong to the caller
 MAX_SOCKET_PATH_BYTES = 100  # the system allows 107
 RESERVED_WAL_FILES = 4  # of 16 MiB each
 REDIS_TIMEOUT_SECONDS = 1
@@ -27,7 +27,7 @@ REDIS_TIMEOUT_SECONDS = 1
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start PostgreSQL's programs, which refuse to run as root: a prefix of the command, or a user."""
+    """A way to start PostgreSQL's programs, which refuse to run as root: a command prefix, or a user id."""
 
     prefix: tuple[str, ...] = ()
     uid: int | None = None
@@ -40,9 +40,10 @@ class Launch:
 
 
 def postgres_launch() -> Launch:
-    """Return how to start PostgreSQL here.
+    """Return the way in which this user starts PostgreSQL.
 
-    Directly for a normal user; as root in a user namespace, or as nobody if user namespaces are refused.
+    A normal user starts it directly. Root starts it in a user namespace, or as the user nobody if user
+    namespaces are not permitted.
     """
     if os.geteuid() != 0:
         return Launch()
@@ -96,7 +97,7 @@ class Stores:
         return f"unix://:{self.passwords['redis']}@{self.sockets}/valkey"
 
     def prepare(self) -> None:
-        """Make the folders, the database cluster and the configuration, as far as they are missing."""
+        """Make the folders and the database cluster if they are missing, and write Valkey's configuration."""
         for place in (self.folder / "valkey", self.sockets):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.launch.uid is not None:
@@ -117,7 +118,7 @@ class Stores:
             f'dir "{self.folder / "valkey"}"',
             "appendonly no",
             "save 300 1" if self.durable else 'save ""',
-            # Valkey keeps nothing that is not in the database: a full disk must not stop the queue.
+            # A full disk must not stop the queue. All data of Valkey can be restored from the database.
             "stop-writes-on-bgsave-error no",
             "maxmemory-policy noeviction",
         ]
@@ -217,7 +218,7 @@ class Stores:
     def _reserve_wal(self, psql: list[str], env: Mapping[str, str]) -> None:
         """Make the next files of the write-ahead log, which a new cluster lacks.
 
-        On a full disk PostgreSQL goes on until it must make a new file; old ones are recycled.
+        On a full disk PostgreSQL continues as long as it can reuse existing files.
         """
         grow = "SELECT pg_logical_emit_message(false, 'gpupool', 'reserve'), pg_switch_wal()"
         run_quietly([*psql, *("-c", grow) * RESERVED_WAL_FILES, "-c", "CHECKPOINT"], env=env)

@@ -1,4 +1,4 @@
-"""Run the tests: the short part with the gates, the long part, or the tests that a change touches."""
+"""Run the tests: the short part with the gates, the long part, or the tests that a change affects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PASSED = (0, NOTHING_COLLECTED_STATUS)
 # One gate after the other, at a lower priority than the tests.
 GATES = ("nice", "-n", "5", sys.executable, str(ROOT / "run"), "check", "--jobs", "1")
 SHOWN_CHOICES = 40
-# A part without a database gets this address, so that a test of it that needs one fails at once.
+# Address for parts without a database: a test that needs a database fails at once.
 NO_DATABASE_URL = "postgresql://no-database.invalid/none"
 EXAMPLES_MARKERS = re.compile(r"(?P<negation>not\s+)?\b(long|torch|lightning|transformers|ray)\b")
 EXAMPLES_MARKED = re.compile(r"pytest\.mark\.(torch|lightning|transformers|ray)\b")
@@ -34,11 +34,10 @@ EXAMPLES_MARKED = re.compile(r"pytest\.mark\.(torch|lightning|transformers|ray)\
 
 @dataclass(frozen=True)
 class Part:
-    """Tests that one pytest runs: those of a marker expression in some folders.
+    """Tests for one call of pytest: the tests in ``paths`` that match the marker expression ``markers``.
 
-    The parts of a run are side by side. Those that are ``alone`` come after them, one after the other.
-    Only one part may have both a database and several processes: the names of its databases are those of its
-    processes.
+    The parts of a run are executed at the same time. Parts that are ``alone`` follow, one after another. Only
+    one part may have both a database and several processes, because databases are named after processes.
     """
 
     name: str
@@ -51,7 +50,7 @@ class Part:
     alone: bool = False
 
     def chosen_paths(self, wanted: Sequence[str]) -> list[str]:
-        """Return the wanted files and folders that belong to this part; its own folders if none is wanted."""
+        """Return the wanted files and folders of this part; all its folders if ``wanted`` is empty."""
         found = {narrower(path, other) for path in self.paths for other in wanted or [path]}
         return sorted(path for path in found if path and not any(is_within(path, e) for e in self.excluded))
 
@@ -71,14 +70,14 @@ def is_within(path: str, folder: str) -> bool:
 
 
 def narrower(one: str, other: str) -> str | None:
-    """Return which of two paths lies within the other, or None if neither does."""
+    """Return the one of two paths that is within the other; None if neither is."""
     if is_within(one, other):
         return one
     return other if is_within(other, one) else None
 
 
-# Most tests of agents wait: beside the others they use the processors that these leave. Whole sites have time
-# limits of their own (leases, recoveries), so they have the machine to themselves.
+# Most tests of agents wait, so they run at the same time as the others and use idle processors. Tests of
+# whole sites depend on timeouts (leases, recoveries), so they run alone.
 MAIN_JOB = "tests/e2e/test_main_job.py"
 SITES = ("tests/benchmarks", "tests/e2e", "tests/house")
 AGENTS = "tests/agent"
@@ -100,7 +99,7 @@ LONG_PARTS = (
 
 
 def test_verb(arguments: list[str]) -> int:
-    """Run the short part and the gates; with --long, --changed or other arguments what they name."""
+    """Run the short part and the gates; with --long, --changed or other arguments, only their tests."""
     flags = {argument for argument in arguments if argument in FLAGS}
     chosen = [argument for argument in arguments if argument not in (*FLAGS, "--")]
     ensure_environment(with_tests=True)
@@ -125,7 +124,7 @@ def _run_pytest(external: bool, arguments: Sequence[str]) -> int:
 
 
 def selects_examples(arguments: Sequence[str]) -> bool:
-    """Return True if pytest's arguments name tests of the worked examples: by a marker or by their file."""
+    """Return True if pytest's arguments select tests of the worked examples, by marker or by file."""
     after = dict(zip(arguments, arguments[1:]))
     if "-m" in after:
         return any(negation is None for negation in _examples_markers(after["-m"]))
@@ -135,14 +134,14 @@ def selects_examples(arguments: Sequence[str]) -> bool:
 
 
 def _examples_markers(expression: str) -> list[str | None]:
-    """Return, for each marker of the worked examples in an expression of pytest, its "not " or None."""
+    """Return "not " or None for each marker of the worked examples in a marker expression of pytest."""
     return [found["negation"] for found in EXAMPLES_MARKERS.finditer(expression)]
 
 
 def _run_changed(external: bool, arguments: Sequence[str]) -> int:
     base, files = changed_files(ROOT)
     choices = choose_tests(ROOT, files)
-    say(f"{len(files)} files differ from commit {base}; they touch {len(choices)} test files and folders")
+    say(f"{len(files)} files differ from commit {base}; they affect {len(choices)} test files and folders")
     for choice in choices[:SHOWN_CHOICES]:
         say(f"  {choice.path:<60} {choice.reason}")
     if len(choices) > SHOWN_CHOICES:
@@ -163,14 +162,14 @@ def _run_parts(
             part: part.command(options, paths) for part in parts if (paths := part.chosen_paths(wanted))
         }
         together = [part for part in commands if not part.alone]
-        beside = [
-            stack.enter_context(_Beside.run(part.name, commands[part], part.environment(env)))
+        background = [
+            stack.enter_context(_BackgroundCommand.run(part.name, commands[part], part.environment(env)))
             for part in together[1:]
         ]
         if with_gates:
-            beside.append(stack.enter_context(_Beside.run("gates", GATES, env)))
+            background.append(stack.enter_context(_BackgroundCommand.run("gates", GATES, env)))
         failed = _run_in_turn(together[:1], commands, env)
-        failed += [other.name for other in beside if not other.wait()]
+        failed += [other.name for other in background if not other.wait()]
         failed += _run_in_turn([part for part in commands if part.alone], commands, env)
     what = "All gates and tests" if with_gates else "All tests"
     verdict = f"FAILED: {', '.join(failed)}" if failed else f"{what} passed"
@@ -181,7 +180,7 @@ def _run_parts(
 def _run_in_turn(
     parts: Sequence[Part], commands: Mapping[Part, Sequence[str]], env: Mapping[str, str]
 ) -> list[str]:
-    """Run parts one after the other, with their output shown. Returns the names of those that failed."""
+    """Run parts one after another with visible output. Return the names of the parts that failed."""
     failed = []
     for part in parts:
         say(part.name.capitalize())
@@ -190,8 +189,8 @@ def _run_in_turn(
     return failed
 
 
-class _Beside:
-    """A command that runs beside the first part. Its output is printed when it is waited for."""
+class _BackgroundCommand:
+    """A command that runs at the same time as the first part; ``wait`` prints its output."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
         self.name = name
@@ -200,8 +199,8 @@ class _Beside:
 
     @classmethod
     @contextlib.contextmanager
-    def run(cls, name: str, command: Sequence[str], env: Mapping[str, str]) -> Iterator[_Beside]:
-        """Run the command during the block. At the end of the block it is interrupted if it still runs."""
+    def run(cls, name: str, command: Sequence[str], env: Mapping[str, str]) -> Iterator[_BackgroundCommand]:
+        """Run the command during the block; if it still runs at the end of the block, interrupt it."""
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
                 command,

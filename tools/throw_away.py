@@ -26,10 +26,10 @@ FOLDER_PREFIX = "gpupool-test-"
 def throw_away_stores(
     external: bool = False, names: Sequence[str] = ("postgres", "valkey")
 ) -> Iterator[dict[str, str]]:
-    """Yield the environment of stores that live as long as the block.
+    """Run stores during the block and yield the environment that contains their addresses.
 
-    If DATABASE_URL and REDIS_URL name the caller's own servers, these are used and nothing is started.
-    Without names nothing is started either; programs that only read their settings need no store.
+    If DATABASE_URL and REDIS_URL are set, their servers are used and nothing is started. If ``names`` is
+    empty, nothing is started either: programs that only read their settings need no store.
     """
     remove_abandoned()
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))

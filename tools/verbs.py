@@ -1,4 +1,4 @@
-"""Run the verb that `./run` was called with."""
+"""Run the verb that is the first argument of `./run`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
 
 
 def run_verb(arguments: list[str], help_text: str) -> int:
-    """Run the verb named first and return the exit status. Without a verb, print the help."""
+    """Run the verb in the first argument and return the exit status. Without a verb, print the help."""
     verb = arguments[0] if arguments else ""
     if verb in ("", "-h", "--help", "help"):
         say(help_text)

@@ -165,7 +165,7 @@ class _BaselineRun:
         self.queue = remaining
 
     def _reserve(self, head: TraceJob) -> tuple[int, list[int]]:
-        """Return the time at which the head fits by the limits of running jobs, and each node's spare GPUs."""
+        """Return the time at which the head fits by the limits of running jobs, and the spare GPUs then."""
         free = list(self.nodes.free)
         at = 0
         for end, job_id in self.by_limit:

@@ -25,7 +25,7 @@ print(count.value)
 
 
 def count_gpus() -> int:
-    """Return how many GPUs NVML finds here; asked in a process of its own, because NVML can hang."""
+    """Return the number of GPUs that NVML finds here. A separate process asks NVML, which can hang."""
     command = [sys.executable, "-c", COUNT_GPUS]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=NVML_TIMEOUT_SECONDS)
@@ -37,7 +37,7 @@ def count_gpus() -> int:
 def real_gpu_models() -> list[str]:
     """Return the models of this machine's GPUs as its agent will report them.
 
-    If they cannot be read, print why and return none.
+    If they cannot be read, print the reason and return an empty list.
     """
     simulated = "all hosts of the demo are simulated"
     probe = [str(PYTHON), "-m", "agent", "probe"]
@@ -56,8 +56,8 @@ def real_gpu_models() -> list[str]:
 def agent_command(folder: Path, state: Path, edge_url: str, agent: Mapping[str, object]) -> list[str]:
     """Return the command line of one of the demo's agents, and make its folders.
 
-    The join token is used once; later the credential in `state` counts. All hosts of the demo are one
-    machine: they share the locks and, as the hosts of one site do, the homes.
+    The join token is used once; later starts use the credential in `state`. All hosts of the demo are one
+    machine, so they share the locks. They also share the homes, like the hosts of a real site.
     """
     homes, locks = folder / "homes", folder / "locks"
     for place in (state, homes, locks):

@@ -21,8 +21,10 @@ from tools.site.supervisor import Service, Supervisor
 from tools.stores import Stores, embedded_stores
 
 STORE_START_SECONDS = 30
-STORE_STEADY_SECONDS = 2.0  # a store that ran for so long had come up: after a kill it starts again at once
-STORE_LONGEST_PAUSE = 1.0  # a store that ended on a full disk must find the room soon once there is some
+STORE_STEADY_SECONDS = (
+    2.0  # a store that ran for this time has started well: after a kill it restarts at once
+)
+STORE_LONGEST_PAUSE = 1.0  # a store that ended on a full disk must restart soon after space is free
 
 
 class Site:
@@ -72,7 +74,7 @@ class Site:
         return Service(name, list(command), log=self.logs / f"{name}.log", **arguments)  # type: ignore[arg-type]
 
     def start_stores(self) -> None:
-        """Start the stores that the caller's environment does not name, and wait until they answer."""
+        """Start each store that has no address in the caller's environment, and wait until it answers."""
         if self.stores is None:
             return
         stores = self.stores
@@ -96,7 +98,7 @@ class Site:
             stores.make_roles()
 
     def start_collecting_static(self) -> subprocess.Popen[str] | None:
-        """Copy the static files in the background. Returns None if none has changed."""
+        """Start copying the static files and return the process; None if no file has changed."""
         mark, digest = self.folder / "static.sha256", self._static_digest()
         if mark.exists() and mark.read_text() == digest and (self.folder / "static").exists():
             return None
@@ -123,7 +125,7 @@ class Site:
         return self._digest("static/**/*", "requirements/base.txt")
 
     def migrate(self) -> None:
-        """Migrate the schema as its owner and grant the application's role its rights, if any has changed."""
+        """Migrate the schema and grant the application's role its rights, if either has changed."""
         digest = self._digest("*/migrations/*.py", "requirements/base.txt", "config/roles.py")
         mark = self.folder / "migrated.sha256"
         if mark.exists() and mark.read_text() == digest:
@@ -146,11 +148,11 @@ class Site:
         return digest.hexdigest()
 
     def start_programs(self) -> Service:
-        """Start web, edge, engine, worker and beat. Returns web, which starts first: people wait for it."""
+        """Start web, edge, engine, worker and beat. Return web, which starts first: users wait for it."""
         web = self.supervisor.add(self._service("web", *self._web_command()))
         celery = (str(PYTHON), "-m", "celery", "-A", "config.celery")
         worker = ("worker", "--without-gossip", "--without-mingle")
-        # The engine must be back soon after a kill: it leaves Django's checks to the other worker.
+        # The engine skips Django's checks, so that it restarts fast after a kill; the other worker runs them.
         engine = (*celery[:3], "--skip-checks", *celery[3:], *worker, "-n", "engine@%h", "-Q", "engine")
         queues = "telemetry,money,notices,default"
         schedule = str(self.folder / "beat-schedule")
@@ -231,7 +233,7 @@ class Site:
             self.supervisor.add(self._service(f"agent-{name}", *command, **options))
 
     def submit_first_work(self) -> None:
-        """Submit, once, the work that the first page shows; it needs the GPUs of the hosts."""
+        """Submit the workloads that the first page shows, once. They need the GPUs of the hosts."""
         done = self.folder / "first-work.done"
         if not done.exists():
             with timed_step("first jobs submitted"):

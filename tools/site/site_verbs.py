@@ -38,7 +38,7 @@ def up_verb(arguments: list[str]) -> int:
 def _site_verb(arguments: list[str], demo: bool) -> int:
     options = _parse(arguments, demo)
     folder = Path(os.path.abspath(options.state))
-    # A site in a folder of its own may run beside a usual one.
+    # A site in another folder may run at the same time as a site in a usual folder.
     exit_if_running(usual_folders() if folder in usual_folders() else [folder])
     for port in (options.port, options.port + 1):
         check_port(port)
@@ -46,11 +46,11 @@ def _site_verb(arguments: list[str], demo: bool) -> int:
     end_leftovers(folder)
     if demo and options.fresh:
         remove_state(folder)
-    # Workloads of other users pass through to their homes and see nothing else.
+    # Mode 711: workloads of other users can reach their homes below this folder, but cannot list the folder.
     try:
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
     except OSError as error:
-        allowed = "allowed: a folder that is there or can be made"
+        allowed = "allowed: a folder that exists or can be created"
         raise RunError(f"--state {folder}: {error.strerror}; {allowed}") from None
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,7 +77,7 @@ def _run(site: Site) -> int:
     starting = True
 
     def end(number: int, frame: types.FrameType | None) -> None:
-        """End the start at once, or the supervision at its next check; later signals change nothing."""
+        """Stop the start at once, or the supervision at its next check; ignore later signals."""
         if not supervisor.stopping:
             supervisor.stopping = True
             if starting:
@@ -112,7 +112,7 @@ def _start(site: Site) -> None:
     with timed_step("PostgreSQL and Valkey up"):
         site.start_stores()
     site.migrate()
-    # The web process lists the static files once, at its start: they must be there.
+    # The web process lists the static files only at its start, so they must be complete.
     site.finish_collecting_static(collecting)
     web = site.start_programs()
     organisation = site.make_organisation() if site.demo else {}
@@ -142,7 +142,7 @@ def _announce(site: Site, organisation: Mapping[str, object]) -> None:
     if not site.demo:
         say("Open it in a browser: on a new installation the first page creates the first operator.")
     say()
-    say(f"Ctrl-C stops it and keeps the state. Logs: {logs_hint(site.folder)}")
+    say(f"Ctrl-C stops gpupool and keeps the state. Logs: {logs_hint(site.folder)}")
 
 
 def _print_sign_ins(sign_ins: list[Mapping[str, object]]) -> None:

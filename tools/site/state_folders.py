@@ -1,4 +1,4 @@
-"""Find, read and remove the folders in which `./run demo` and `./run up` keep everything."""
+"""Find, read and remove the state folders of `./run demo` and `./run up`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_RUNNING_STATUS = 3
 
 
 def usual_folders() -> list[Path]:
-    """Return the folders used unless --state names another one."""
+    """Return the state folders that are used without --state."""
     return [STATE / "demo", STATE / "up"]
 
 
@@ -41,7 +41,7 @@ def is_running(folder: Path) -> bool:
 
 
 def running_folder() -> Path | None:
-    """Return the usual folder whose site runs."""
+    """Return the usual folder whose site runs; None if there is none."""
     return next((folder for folder in usual_folders() if is_running(folder)), None)
 
 
@@ -55,7 +55,7 @@ def exit_if_running(folders: Sequence[Path]) -> None:
 
 
 def remove_state(folder: Path) -> None:
-    """Remove a state folder. Raises RunError if the folder is not one of gpupool."""
+    """Remove a state folder. Raises RunError if the folder is not a state folder of gpupool."""
     if not folder.exists():
         return
     has_passwords = (folder / "secrets.json").exists()
@@ -118,7 +118,7 @@ def status_verb(arguments: list[str]) -> int:
 def logs_verb(arguments: list[str]) -> int:
     """Print the log of one service; without a name, print the names."""
     parser = argparse.ArgumentParser(prog="./run logs")
-    parser.add_argument("name", nargs="?", help="a service; without it the names are printed")
+    parser.add_argument("name", nargs="?", help="a service; without a name, the names are printed")
     parser.add_argument("--follow", "-f", action="store_true")
     parser.add_argument("--lines", "-n", type=int, default=100)
     parser.add_argument("--state", type=Path)
@@ -138,7 +138,7 @@ def logs_verb(arguments: list[str]) -> int:
 
 
 def _running_folder_of(state: Path | None) -> Path | None:
-    """Return the folder of the site that --state names, or of the usual one; None if it does not run."""
+    """Return ``state``, or without it the usual folder, if its site runs; None otherwise."""
     if state is None:
         return running_folder()
     folder = Path(os.path.abspath(state))

@@ -1,4 +1,4 @@
-"""Start services, start them again when they end by themselves, and stop them in order."""
+"""Start services, restart them when they end on their own, and stop them in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHOWN_LOG_LINES = 15
 
 @dataclass
 class Service:
-    """A program that is kept running: started again with a growing pause when it ends by itself."""
+    """A program that is restarted, after a growing pause, when it ends on its own."""
 
     name: str
     command: list[str]
@@ -50,7 +50,7 @@ class Service:
     next_start: float = 0.0
 
     def start(self) -> None:
-        """Start the program; its output goes to its log."""
+        """Start the program and append its output to its log."""
         if self.log.exists() and self.log.stat().st_size > MAX_LOG_BYTES:
             self.log.replace(self.log.with_suffix(".log.1"))
         with open(self.log, "ab") as log:
@@ -72,7 +72,7 @@ class Service:
         return self.process is not None and self.process.poll() is None
 
     def check(self, now: float) -> bool:
-        """Start the program again after its end and its pause. Returns True if the state changed."""
+        """Notice the end of the program, and restart it after its pause. Return True if the state changed."""
         if self.state == "running" and not self.alive():
             assert self.process is not None
             self._kill_children()
@@ -80,7 +80,7 @@ class Service:
                 self.state = "done"
                 self.on_success()
                 return True
-            # Killed after a while: start again at once. Cannot start: try less and less often.
+            # A program that was killed after a while restarts at once. One that cannot start waits longer each time.
             if now - self.started_at > self.steady_seconds:
                 self.pause = QUICK_RESTART_SECONDS
             else:
@@ -94,9 +94,9 @@ class Service:
         return False
 
     def _kill_children(self) -> None:
-        """Kill the children of a service that has ended, or two of it would run side by side.
+        """Kill the children of a service that has ended: the restarted service has children of its own.
 
-        Agents keep theirs: workloads outlive their agent.
+        The children of an agent are kept: workloads outlive their agent.
         """
         if self.process is None or self.keeps_children:
             return
@@ -104,7 +104,7 @@ class Service:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """Tell the program to stop; `wait_stopped` waits for it."""
+        """Send the stop signal; `wait_stopped` waits for the end of the program."""
         self.state = "stopped"
         if self.alive() and self.process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -145,7 +145,7 @@ class Supervisor:
         return service
 
     def record(self) -> None:
-        """Write services.json. On a full disk it is written later, once there is room."""
+        """Write services.json. If that fails, as on a full disk, `check` writes it later."""
         entries = {service.name: service.entry() for service in self.services}
         place = self.folder / "services.json"
         new = place.with_suffix(".new")
@@ -157,7 +157,7 @@ class Supervisor:
             self.recorded = False
 
     def check(self) -> None:
-        """Start services again that have ended, and record what changed."""
+        """Restart services that have ended, and record changes."""
         now = time.monotonic()
         changes = [service.check(now) for service in self.services]
         if any(changes) or not self.recorded:
@@ -182,9 +182,9 @@ class Supervisor:
             time.sleep(CHECK_SECONDS)
 
     def stop(self, order: Sequence[Sequence[str]]) -> None:
-        """Stop the services in groups, so that each can still use what it needs to stop cleanly.
+        """Stop the services group by group, so that a service can still use later groups while it stops.
 
-        Services that no group names are stopped first.
+        Services that are in no group are stopped first.
         """
         named = {name for group in order for name in group}
         others = [service.name for service in self.services if service.name not in named]
@@ -198,7 +198,7 @@ class Supervisor:
 
 
 def end_leftovers(folder: Path) -> None:
-    """End the services of a supervisor that was killed; pid and start time together identify them."""
+    """End the services that a killed supervisor left, identified by pid and start time."""
     place = folder / "services.json"
     if not place.exists():
         return
