@@ -16,7 +16,7 @@ from pytest_django.plugin import DjangoDbBlocker
 
 NOW = dt.datetime(2026, 3, 18, 10, 0, tzinfo=dt.UTC)  # a Wednesday morning, with no change of clocks near
 
-# A slow machine is no failure of the product: properties are judged by their assertions, not by the clock.
+# No deadlines: a slow machine must not fail a property.
 for profile, examples in (("short", 25), ("full", 100)):
     hypothesis.settings.register_profile(
         profile,
@@ -37,12 +37,12 @@ EXAMPLES_NEED = {"torch": "torch", "lightning": "lightning", "transformers": "tr
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, and count as skipped, what this system lacks a program for; in CI that is a failure."""
+    """Skip the tests that need a program which this system lacks; in CI, fail these tests."""
     missing = {
         mark: label for mark, (label, programs) in NEEDS.items() if not any(map(shutil.which, programs))
     }
     if "sandbox" not in missing and not _sandbox_works():
-        missing["sandbox"] = "bubblewrap that may make user namespaces"
+        missing["sandbox"] = "bubblewrap with the permission to make user namespaces"
     missing |= {
         mark: f"{package} in .gpupool/torch (examples/requirements.txt)"
         for mark, package in EXAMPLES_NEED.items()
@@ -65,13 +65,13 @@ def _sandbox_works() -> bool:
 
 @pytest.fixture
 def refuse_to_skip_in_ci() -> None:
-    """Fail where a test would have to be skipped."""
+    """Fail a test that would be skipped outside CI."""
     pytest.fail("a program of the system is missing, and in CI nothing may be skipped", pytrace=False)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def tables_are_emptied_after_tests_that_commit() -> Iterator[None]:
-    """Replace Django's flush, which empties every table and makes content types and permissions anew."""
+    """Replace Django's flush, which empties every table and recreates content types and permissions."""
     from tests.database import empty_tables
 
     with pytest.MonkeyPatch.context() as patch:
@@ -83,7 +83,7 @@ def tables_are_emptied_after_tests_that_commit() -> Iterator[None]:
 def django_db_setup(
     django_test_environment: None, django_db_blocker: DjangoDbBlocker, django_db_modify_db_settings: None
 ) -> Iterator[None]:
-    """Create the database as its owner, then test as the program's role: a missing right fails a test."""
+    """Create the database as its owner; run tests as the program's role, so that a missing right fails."""
     from django.db import connection
 
     from tests import database
@@ -115,7 +115,7 @@ def world_transaction(django_db_setup: None, django_db_blocker: DjangoDbBlocker)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> None:
     """Open or close the shared world just before pytest-django begins the transaction of a test.
 
-    If pytest-django renames this fixture, each test builds its own world: slower, but right.
+    If pytest-django renames its fixture, each test builds its own world, which is slower but correct.
     """
     if fixturedef.argname != "_django_db_helper":
         return
@@ -128,19 +128,19 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.
 
 @pytest.fixture
 def now() -> dt.datetime:
-    """The instant at which a test takes place, aware, in UTC."""
+    """Return the time at which a test takes place, aware, in UTC."""
     return NOW
 
 
 @pytest.fixture
 def root() -> Path:
-    """The folder of the checkout."""
+    """Return the folder of the checkout."""
     return Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(autouse=True)
 def empty_cache_between_tests(request: pytest.FixtureRequest) -> None:
-    """Throttles and caches of one test must not meet the next."""
+    """Clear the cache, so that throttles and cached values of one test do not affect the next."""
     if "db" in request.fixturenames or "transactional_db" in request.fixturenames:
         from django.core.cache import cache
 

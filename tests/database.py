@@ -1,7 +1,7 @@
 """The test database: a copy of a migrated template, emptied after each test that commits.
 
-The template is named after a digest of the migrations. So one process migrates, the others copy, and a server
-that is kept between runs is migrated only when a migration changed.
+The template is named after a digest of the migrations. So one process migrates and the others copy its
+result. A server that is kept between runs migrates only after a migration has changed.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def use_database(name: str, options: str | None = None) -> None:
 
 
 def empty_tables(test_case: TransactionTestCase) -> None:
-    """Remove what a test committed, and restore the rows that migrations wrote.
+    """Remove the rows that a test committed, and restore the rows that migrations wrote.
 
-    A process of the test that is about to end may still read: after a deadlock the call is repeated.
+    Retry after a deadlock, because a process of the test may still read while it ends.
     """
     for attempts_left in (4, 3, 2, 1, 0):
         try:
@@ -130,7 +130,7 @@ def empty_tables(test_case: TransactionTestCase) -> None:
 
 
 def _prepare_template() -> None:
-    """Add the schema ``test_support``, and give the program's role what it needs."""
+    """Add the schema ``test_support``, and grant the program's role its rights."""
     with psycopg.connect(**_address(connection.settings_dict["NAME"]), autocommit=True) as owner:
         owner.execute(KEEP_MIGRATED_ROWS)
         for (table,) in owner.execute(TABLES_BY_DEPENDENCY).fetchall():
@@ -155,7 +155,7 @@ def _prepare_template() -> None:
             )
 
 
-# Tables, each after the tables that its foreign keys name.
+# Tables, each after the tables to which its foreign keys refer.
 TABLES_BY_DEPENDENCY = """
 WITH RECURSIVE depth AS (
     SELECT oid, 0 AS level FROM pg_class

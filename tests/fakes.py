@@ -1,8 +1,7 @@
 """Provide an agent without processes: a test drives it, and it exchanges the frames of a real agent.
 
-``FakeAgent`` calls ``scheduler.sync.agent_api`` directly.
-Like the edge, it tries ``sync_unchanged`` first. Frames are encoded and decoded as on the wire.
-The fake agent applies the rules of a real agent about generations.
+``FakeAgent`` calls ``scheduler.sync.agent_api`` directly. Like the edge, it tries ``sync_unchanged`` first.
+Frames are encoded and decoded as on the wire. The fake agent applies a real agent's rules about generations.
 """
 
 from __future__ import annotations

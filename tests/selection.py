@@ -1,4 +1,4 @@
-"""Mark the tests that only `./run test --long` runs, and those that one process runs. Loaded by pytest."""
+"""Mark tests that only `./run test --long` runs, and tests that share one process. Loaded by pytest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 # Installing the environment of these tests takes minutes: see examples/requirements.txt.
 EXAMPLES_MARKERS = ("torch", "lightning", "transformers", "ray")
 
-# These tests share what the first of them reads: the syntax trees of all source files.
+# The tests of this folder share the syntax trees of all source files, which the first test parses.
 ONE_PROCESS_FOLDER = Path(__file__).parent / "architecture"
 
 

@@ -1,4 +1,4 @@
-"""The organisation that tests share: three teams, two pools, four hosts, quotas and the people around them.
+"""Provide the organisation that tests share: three teams, two pools, four hosts, quotas and people.
 
 ``build_world`` writes the rows with bulk inserts and returns a ``World`` that names them. Nothing runs and
 nothing is queued.
@@ -76,7 +76,7 @@ class World:
 
     @property
     def people(self) -> dict[str, User]:
-        """One person per role, by the name of the role."""
+        """Return one person per role, by the name of the role."""
         return {
             "member": self.vision.member,
             "lead": self.vision.lead,
@@ -105,7 +105,7 @@ class SharedWorld:
         return self._transaction is not None
 
     def open(self) -> None:
-        """Begin a transaction and write the world in it. Does nothing if it is open."""
+        """Begin a transaction and write the world in it. Do nothing if the transaction is open."""
         if connection.closed_in_transaction:  # a test closed the connection
             self.close()
         if self._transaction is not None:
@@ -115,7 +115,7 @@ class SharedWorld:
         self._pickled = pickle.dumps(build_world(MONDAY))
 
     def close(self) -> None:
-        """Roll the world back. Does nothing if it is closed."""
+        """Roll the world's transaction back. Do nothing if none is open."""
         if self._transaction is None:
             return
         transaction.set_rollback(True)
@@ -123,7 +123,7 @@ class SharedWorld:
         self._transaction = None
 
     def copy(self) -> World:
-        """Return fresh objects of the rows, so that a test may change them."""
+        """Return new objects of the rows, so that a test may change them."""
         copied: World = pickle.loads(self._pickled)
         return copied
 
@@ -146,7 +146,7 @@ def uses_shared_world(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest, world_transaction: None, db: None) -> World:
-    """The organisation on Monday 2 March 2026, 09:00 UTC."""
+    """Return the organisation on Monday 2 March 2026, 09:00 UTC."""
     if SHARED_WORLD.is_open and not is_transactional(request):
         return SHARED_WORLD.copy()
     return build_world(MONDAY)
@@ -208,7 +208,7 @@ def make_user(username: str, **flags: bool) -> User:
 
 
 def make_teams(names: Sequence[tuple[str, str, int, int]], now: dt.datetime) -> list[TeamOfWorld]:
-    """Create teams from (slug, tag, ...), each with a project, a lead and two members, as vision-1."""
+    """Create teams from (slug, tag, ...), each with a project, a lead and two members, e.g. vision-1."""
     teams = Team.objects.bulk_create(
         Team(slug=slug, name=slug.title(), tag=tag, colour=colour, created_at=now)
         for colour, (slug, tag, *_) in enumerate(names, start=1)

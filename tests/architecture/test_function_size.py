@@ -1,10 +1,10 @@
-"""Tests that functions are small, and that each larger one says why it is not split.
+"""Tests that functions are small, and that each large function has a reason why it is not split.
 
 Branches of a function: each ``if`` and ``elif``, each conditional expression, each ``for`` and ``while``,
 each ``with``, each ``except``, each operand of ``and`` or ``or`` after the first, and each ``for`` of a
-comprehension. Branches of a nested function count for the nested function only; those of a lambda count for
-the function around it. A function with more than MAX_BRANCHES branches has a comment that begins with "Not
-split:", above its first line (or its first decorator) or before the first statement of its body.
+comprehension. Branches of a nested function count for the nested function only; branches of a lambda count
+for the enclosing function. A function with more than MAX_BRANCHES branches has a comment that begins with
+"Not split:", above its first line (or its first decorator) or before the first statement of its body.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def _name(function: ast.expr) -> str:
 
 
 def literal_code(code: ast.expr) -> str | None:
-    """Return the code if it is written there; None if a variable holds it."""
+    """Return the code if it is a literal; None if a variable holds it."""
     if isinstance(code, ast.Constant):
         return str(code.value)
     if isinstance(code, ast.Attribute) and isinstance(code.value, ast.Name) and code.value.id == "ReasonCode":
@@ -46,7 +46,7 @@ def literal_code(code: ast.expr) -> str | None:
 
 
 def literal_numbers(call: ast.Call) -> set[str] | None:
-    """Return the names of the numbers if all are written there; None if a variable holds some."""
+    """Return the names of the numbers if all names are literals; None if a variable holds some."""
     if len(call.args) < 2:
         return set()
     numbers = call.args[1]
@@ -72,7 +72,7 @@ def test_each_rejection_has_a_sentence_and_each_sentence_a_rejection() -> None:
             codes[code].append(place)
     missing = codes.keys() - REFUSALS.keys() - REASONS.keys() - AGENT_REJECTIONS.keys()
     assert not missing, {code: codes[code] for code in missing}
-    assert not REFUSALS.keys() - codes.keys(), "no code raises them"
+    assert not REFUSALS.keys() - codes.keys(), "sentences of codes that are never raised"
     assert not REFUSALS.keys() & REASONS.keys(), "two sentences for one code"
 
 
@@ -84,7 +84,7 @@ def test_each_rejection_of_an_agent_has_a_sentence_and_each_sentence_a_rejection
     codes = {literal_code(call.args[0]): place for place, call in raised("AgentRejected")}
     passed_on = {literal_code(call.args[0]) for _, call in raised("OperationRejected")}
     assert not codes.keys() - {None} - AGENT_REJECTIONS.keys(), codes
-    assert not AGENT_REJECTIONS.keys() - codes.keys() - passed_on, "no code raises them"
+    assert not AGENT_REJECTIONS.keys() - codes.keys() - passed_on, "sentences of codes that are never raised"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 from tests.architecture.sources import modules
 
-# Packages whose modules speak to people: pages, API responses, notices.
+# Packages whose modules contain text for people: pages, API responses, notices.
 SEARCHED = ("portal", "scheduler", "telemetry")
 MIN_WORDS = 4
 SMALLEST_SENTENCE = 2  # words of a text that ends with a full stop
@@ -19,12 +19,12 @@ SMALLEST_SENTENCE = 2  # words of a text that ends with a full stop
 # Places that may hold sentences, with the reason.
 EXEMPT_PATHS = {
     "portal/wording/": "the sentences themselves",
-    "portal/management/": "commands speak to the administrator at a terminal",
-    "scheduler/management/": "commands speak to the administrator at a terminal",
-    "portal/edge/__main__.py": "a command speaks to the administrator at a terminal",
-    "scheduler/core/model/serialization.py": "reads files for commands of the administrator",
-    "portal/edge/agents/": "the protocol with agents: its readers are the agent's log and its tests",
-    "scheduler/sync/": "the protocol with agents: its readers are the agent's log and its tests",
+    "portal/management/": "output of commands for the administrator",
+    "scheduler/management/": "output of commands for the administrator",
+    "portal/edge/__main__.py": "output of a command for the administrator",
+    "scheduler/core/model/serialization.py": "errors in files that the administrator's commands read",
+    "portal/edge/agents/": "the protocol with agents: its texts appear in the agent's log only",
+    "scheduler/sync/": "the protocol with agents: its texts appear in the agent's log only",
     "portal/edge/runtime/metrics.py": "describes a metric beside its declaration",
 }
 # Keyword arguments that may hold sentences, with the reason.
@@ -34,7 +34,7 @@ EXEMPT_KEYWORDS = {
     "description": "describes an endpoint in the API's schema",
     "summary": "describes an endpoint in the API's schema",
 }
-# Exceptions for programmers. Everybody else gets a page that does not show them.
+# Exceptions for programmers. No page shows their text.
 PROGRAMMING_ERRORS = {"ValueError", "TypeError", "RuntimeError", "KeyError", "LookupError", "AssertionError"}
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 
@@ -57,9 +57,9 @@ def has_sentence(node: ast.expr) -> bool:
 
 
 def is_sentence(text: str) -> bool:
-    """Return True for four words that begin with a capital, and for three words that end like a sentence.
+    """Return True if the text ends like a sentence or begins like one, and has enough words.
 
-    SQL begins with a word in capitals and ends without a full stop.
+    SQL is not a sentence: its first word is in capitals, and it ends without a full stop.
     """
     words = re.findall(r"[^\W\d_][\w'’-]*", text)
     clean = text.strip()
@@ -114,7 +114,7 @@ def sentences_outside_wording() -> Iterator[str]:
 
 def test_sentences_are_built_in_wording_only() -> None:
     found = list(sentences_outside_wording())
-    assert not found, "\n".join(["put these into portal/wording:", *found])
+    assert not found, "\n".join(["move these to portal/wording:", *found])
 
 
 def test_the_search_finds_sentences_and_nothing_else() -> None:

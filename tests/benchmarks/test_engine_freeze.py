@@ -19,7 +19,8 @@ from benchmarks.fault_injection.workload_faults import (
     resume,
 )
 
-# A parent that has one child, as an engine has one worker, and that lets the child be a zombie when it ends.
+# A parent with one child, like an engine with one worker. The child stays a zombie after its end, because the
+# parent does not wait for it.
 ENGINE_SCRIPT = """
 import os, signal
 worker = os.fork()
@@ -31,7 +32,7 @@ signal.pause()
 
 @pytest.fixture
 def engine() -> Iterator[tuple[int, int]]:
-    """Run a process with one child; return both pids."""
+    """Run a process with one child; yield both pids."""
     process = subprocess.Popen([sys.executable, "-c", ENGINE_SCRIPT], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     worker = int(process.stdout.readline())

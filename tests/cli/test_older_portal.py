@@ -1,5 +1,6 @@
-"""Test a command line that is newer than its portal: it reports missing features in a sentence and uses the
-others.
+"""Test a command line that is newer than its portal.
+
+It reports missing features in a sentence, and the other features work.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def error_body(message: str) -> dict[str, Any]:
 
 
 class OlderPortal(BaseHTTPRequestHandler):
-    """A server that answers as an older portal does."""
+    """A server that answers like an older portal."""
 
     def do_GET(self) -> None:
         body = ANSWERS.get(self.path.partition("?")[0])

@@ -28,7 +28,7 @@ from scheduler.models import (
 )
 from scheduler.queue import start_estimates
 
-NOW = datetime(2026, 11, 1, 2, 30, tzinfo=UTC)  # the shortest past: just over a month
+NOW = datetime(2026, 11, 1, 2, 30, tzinfo=UTC)  # the day with the shortest simulated past: just over a month
 
 
 @pytest.fixture

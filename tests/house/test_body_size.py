@@ -65,7 +65,7 @@ class Server:
 
     @property
     def memory(self) -> int:
-        """Peak memory in bytes."""
+        """Return the peak memory in bytes."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 

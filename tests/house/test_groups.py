@@ -9,8 +9,9 @@ import pytest
 
 @pytest.mark.xdist_group("house")
 def test_the_runner_keeps_tests_of_a_group_together(request: pytest.FixtureRequest) -> None:
-    """pytest-xdist does so by a suffix of test names (--dist loadgroup); it silently stopped doing so once
-    (its issue 1386).
+    """pytest-xdist marks a group by a suffix of test names (--dist loadgroup).
+
+    One version silently omitted the suffix (issue 1386 of pytest-xdist).
     """
     by_groups = bool(getattr(request.config.option, "loadgroup", False))
     assert request.node.nodeid.endswith("@house") is by_groups

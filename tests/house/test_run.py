@@ -96,7 +96,7 @@ def test_a_port_in_use_is_reported_with_its_process(root: Path, tmp_path: Path) 
     assert f"port {port} is in use by" in done.stderr
     assert f"pid {os.getpid()}" in done.stderr
     assert "--port N" in done.stderr
-    assert not (tmp_path / "site").exists(), "no file is made before the ports are known to be free"
+    assert not (tmp_path / "site").exists(), "no file is made before the ports are checked"
 
 
 def test_a_second_demo_prints_the_address_of_the_first(root: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Test the package `tools/`: its imports, the ending of processes, and the choice of tests for a change."""
+"""Test the package `tools/`: its imports, how it ends processes, and how it chooses tests for a change."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_pre_commit_runs_every_gate(root: Path) -> None:
 
 @pytest.mark.parametrize("parts", [SHORT_PARTS, LONG_PARTS], ids=["short", "long"])
 def test_every_test_belongs_to_exactly_one_part(root: Path, parts: Sequence[Part]) -> None:
-    """Each file is in one part for its tests of sites and in one for its other tests."""
+    """Each file belongs to one part for its site tests and to one part for its other tests."""
     for path in sorted(root.glob("tests/**/test_*.py")):
         file = str(path.relative_to(root))
         kinds = [part.markers for part in parts if part.chosen_paths([file])]
@@ -131,7 +131,7 @@ def test_the_examples_environment_is_made_for_their_tests(arguments: list[str], 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Make a small repository: two modules of which one imports the other, a page, and tests."""
+    """Return a small repository: two modules of which one imports the other, a page, and tests."""
     files = {
         "scheduler/__init__.py": "",
         "scheduler/low.py": "",

@@ -80,7 +80,7 @@ class Service:
                 self.state = "done"
                 self.on_success()
                 return True
-            # A program that was killed after a while restarts at once. One that cannot start waits longer each time.
+            # Restart at once after a kill. Wait longer each time if the program cannot start.
             if now - self.started_at > self.steady_seconds:
                 self.pause = QUICK_RESTART_SECONDS
             else:
