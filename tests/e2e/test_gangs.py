@@ -228,7 +228,7 @@ def test_ddp_runs_on_two_hosts_and_the_gang_restarts_when_a_member_is_killed(
         host_networks.address(name) for name in NAMES
     }
     first = Run.objects.filter(workload=workload, attempt=1)
-    assert first.filter(state="ended").count() == 2, "the other member ended with it"
+    assert first.filter(state="ended").count() == 2, "the killed member ends the other one"
     kept = Decision.objects.get(workload=workload, kind="restarted")
     assert (kept.code, kept.numbers["rank"], kept.numbers["exit_code"]) == ("failed", 1, 137)
     assert two_hosts.ended(workload, 150).outcome == "finished", "\n".join(two_hosts.logs(attempt=2))
@@ -268,7 +268,7 @@ def test_members_have_the_variables_of_common_launchers_and_end_together(
             str(rank),
         )
         assert (variables["PET_NNODES"], variables["PET_NPROC_PER_NODE"]) == ("2", "2")
-        assert variables["WORLD_SIZE"] == "9", "its owner may set what launchers look for otherwise"
+        assert variables["WORLD_SIZE"] == "9", "the job's environment overrides the variables for launchers"
         assert variables["GPUPOOL_HOSTS"] == ",".join(addresses)
         assert (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
         assert f'"worker": ["{addresses[0]}:{port}", "{addresses[1]}:{port}"]' in variables["TF_CONFIG"]
@@ -307,7 +307,7 @@ def test_a_ray_cluster_on_two_hosts_accepts_a_job_through_the_edge_and_sees_its_
         )
     )
     client = JobClient(link.netloc, two_hosts.pool.environment["GPUPOOL_EDGE_URL"])
-    assert client.ask("GET", "/api/jobs/") == (403, ""), "nobody has entered yet"
+    assert client.ask("GET", "/api/jobs/") == (403, ""), "the one-time link has not been used yet"
     entered = client.ask("GET", f"{link.path}?{link.query}")
     assert entered[0] == 303
     two_hosts.until(lambda: client.nodes() == 2, 120)

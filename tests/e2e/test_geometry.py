@@ -77,7 +77,7 @@ def test_a_gpu_is_drained_split_and_made_whole_again_after_a_failed_try(operator
     change_geometry(operator, 1, "1x3g.40gb+4x1g.10gb")
     assert wait_until_ended(operator, 1, "done")["geometry"] == "1x3g.40gb+4x1g.10gb"
     assert state_of(operator.page, operator.demo, "mri-pretrain")["checkpoint_at"] is not None, (
-        "its work saved itself"
+        "the evicted work wrote a checkpoint"
     )
     page = operator.go("/hosts/h1/")
     expect(page.get_by_role("cell", name="1 3g.40gb")).to_be_visible()

@@ -57,7 +57,7 @@ FLAGS = [
 ABORTED_REFRESHES = ("htmx:afterRequest,", "htmx:sendAbort,")
 REFUSED = "Failed to load resource: the server responded with a status of 400 (Bad Request)"
 SERIOUS = ("serious", "critical")
-PAGE_MILLISECONDS = 20_000  # for a page to show what is expected on a busy machine
+PAGE_MILLISECONDS = 20_000  # how long expectations about a page wait on a busy machine
 
 
 class Person:
@@ -144,10 +144,10 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             demo.stop()
 
 
-def eventually(what: Callable[[], bool], seconds: float, words: str) -> None:
+def eventually(condition: Callable[[], bool], seconds: float, expectation: str) -> None:
     deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {words}"
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {expectation}"
         time.sleep(0.5)
 
 
@@ -172,7 +172,7 @@ def test_1_a_researcher_launches_a_notebook_and_runs_code_on_the_gpu_that_the_po
     while urlsplit(page.url).port == story.demo.port:
         seen += [words for words in steps_under_way(page) if words not in seen]
         assert len(seen) < 50
-    assert seen, "no step was seen under way"
+    assert seen, "the page showed no step as current"
 
     lab = page  # it opened automatically
     lab.wait_for_url("**/lab**", timeout=60_000)
@@ -421,7 +421,7 @@ def test_3_a_borrower_is_preempted_checkpoints_waits_and_resumes(story: Story) -
     page = lead.go("/jobs/submit/")
     job_form(page, "urgent-fold", "4", "^H100", "echo folding; sleep 15")
     lead.check()
-    eventually(lambda: borrower()["state"] == "queued", 60, "vessel-sweep made room")
+    eventually(lambda: borrower()["state"] == "queued", 60, "vessel-sweep is evicted and queued again")
     waiting = borrower()
     assert waiting["checkpoint_at"] is not None and waiting["attempt"] == before["attempt"]
     job_page = me.go(f"/jobs/{before['id']}/")
@@ -696,7 +696,7 @@ def test_7_a_host_is_drained_after_a_preview_and_a_planted_xid_cordons_its_host(
     eventually(
         lambda: host_of_running(operator.page, story.demo, "nowcast-eval") == sick,
         60,
-        "what waited for h3 runs there",
+        "the job that waited for h3 runs there",
     )
 
 
@@ -791,7 +791,7 @@ def test_8_the_api_and_the_command_line_work_with_a_token_created_in_the_browser
     eventually(
         lambda: api.get(f"/api/v1/workloads/{job_id}/why/").json()["sentence"] != "",
         10,
-        "it says why it waits",
+        "the API returns why the job waits",
     )
     assert api.post(f"/api/v1/workloads/{job_id}/cancel/", data={}).status == 200
     assert api.get(f"/api/v1/workloads/{job_id}/").json()["state"] == "ended"

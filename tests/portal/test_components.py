@@ -1,4 +1,4 @@
-"""Template filters, tags and components: formats, escaping and accessibility."""
+"""Test template filters, tags and components: formats, escaping and accessibility."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of the API: one per role, with a token, in the shared organisation."""
+"""Provide API clients in the shared organisation: one per role, with a token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Client = Callable[[User], APIClient]
 
 @pytest.fixture
 def today_world(db: None) -> World:
-    """The shared organisation as of now, because the API reads the clock."""
+    """Return the shared organisation as of now, because the API reads the clock."""
     return build_world(datetime.now(UTC))
 
 

@@ -1,4 +1,4 @@
-"""The API: the same services and permissions as the pages, and one error format."""
+"""Test the API: it has the services and permissions of the pages, and one error format."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def test_a_job_is_submitted_read_explained_extended_and_cancelled(
 
 
 def test_numbers_of_a_reason_contain_no_primary_keys(today_world: World, client_of: Client) -> None:
-    """A client cannot use primary keys, and they may belong to another team's work.
+    """A client cannot use primary keys, and a key may belong to another team's work.
 
-    The sentence uses names that the user may see.
+    The sentence has only names that the user may see.
     """
     client = client_of(today_world.vision.member)
     created = submit(client).json()

@@ -1,6 +1,4 @@
-"""Hosts and health rules in the API: the effect of each action, the work that remains, join tokens and
-revocation.
-"""
+"""Test hosts and health rules in the API: effects of actions, remaining work, join tokens, revocation."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ PREVIEW = f"{HOSTS}alpha/preview/"
 
 @pytest.fixture
 def busy(today_world: World) -> World:
-    """Run on alpha a job that can be preempted and a notebook that cannot."""
+    """Run a preemptible job and a notebook that is not preemptible on alpha."""
     run_job(today_world, today_world.vision, "storm", host="alpha", gpus=[0, 1])
     run_job(today_world, today_world.language, "desk", host="alpha", gpus=[2], kind="notebook")
     return today_world
@@ -170,11 +168,8 @@ def test_announced_maintenance_is_returned_with_its_id_and_its_effect(busy: Worl
     }
     created = operator.post(f"{HOSTS}alpha/maintenance/", {**window, "why": "fans"}).json()
     assert created["id"] == MaintenanceWindow.objects.get().pk
-    assert happens_of(created["work"]) == {"storm": "before", "desk": "before"}
-
-
-def happens_of(work: list[dict[str, Any]]) -> dict[str, str]:
-    return {row["name"]: row["happens"] for row in work}
+    effects = {row["name"]: row["happens"] for row in created["work"]}
+    assert effects == {"storm": "before", "desk": "before"}
 
 
 def test_reservations_that_could_not_be_kept_are_named(today_world: World, client_of: Client) -> None:
@@ -254,7 +249,7 @@ def test_a_preview_makes_the_same_number_of_queries_for_any_number_of_workloads(
     def query_count() -> int:
         with CaptureQueriesContext(connection) as seen:
             assert client.post(PREVIEW, {"verb": "revoke"}).status_code == 200
-        # Written at most once in a period: the use of a token, and the reading of the clock.
+        # The use of a token and the reading of the clock are written at most once in a period.
         periodic = ("apitoken", "clockreading", "SAVEPOINT")
         return sum(not any(name in query["sql"] for name in periodic) for query in seen)
 
@@ -294,7 +289,7 @@ def test_an_unknown_host_is_refused_with_the_hosts_that_the_user_may_see(
 
 
 def test_the_page_and_the_api_describe_a_drain_in_the_same_words(busy: World, client_of: Client) -> None:
-    """Both use one function and one table of texts."""
+    """The page and the API use one function and one table of texts."""
     found = host_effects.host_verb_effect(busy.hosts["alpha"], "drain", busy.now)
     body = client_of(busy.operator).post(PREVIEW, {"verb": "drain"}).json()
     assert [(row.workload.name, row.words) for row in found.work] == [

@@ -1,4 +1,4 @@
-"""No API response contains the primary key of a row. Objects are named by a name or a public ID."""
+"""Test that no API response contains the primary key of a row. Objects have a name or a public id."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OWN_LISTS = (
 
 @pytest.fixture
 def world(db: None) -> Iterator[World]:
-    """The organisation as of now, with primary keys that are larger than every other number."""
+    """Return the organisation as of now, with primary keys that are larger than every other number."""
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL ROLE NONE")  # the owner of the table owns its sequence
         cursor.execute("SELECT schemaname || '.' || sequencename, COALESCE(last_value, 1) FROM pg_sequences")

@@ -1,4 +1,4 @@
-"""Recordings of planning cycles: an operator downloads one, and it reproduces the plan byte for byte."""
+"""Test recordings of planning cycles: a downloaded recording reproduces the plan byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removal and moves in the API."""
+"""Test removals and moves in the API."""
 
 from __future__ import annotations
 

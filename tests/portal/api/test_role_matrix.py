@@ -1,4 +1,4 @@
-"""Every endpoint requested by every role and by another tenant: the expected status for each."""
+"""Request every endpoint as every role and as another tenant, and compare the status of each."""
 
 from __future__ import annotations
 

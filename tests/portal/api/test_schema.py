@@ -1,5 +1,6 @@
-"""The OpenAPI schema is exact: responses to requests generated from it match it for every role, and the
-documentation lists every endpoint.
+"""Test that the OpenAPI schema is exact, and that the documentation lists every endpoint.
+
+Responses to requests that are generated from the schema must match it, for every role.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Fixtures: a running edge on its own port, a minimal agent that speaks the wire protocol, and a run behind
-the agent. tests/e2e/test_notebook_through_edge.py tests the edge with the real agent.
+"""Provide a running edge on its own port, a minimal agent with the wire protocol, and a run behind it.
+
+``tests/e2e/test_notebook_through_edge.py`` tests the edge with the real agent.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
 
 
 def give_credential(host: Host) -> str:
-    """Return a credential that is issued in the same way as to an agent."""
+    """Return a new credential of the host, issued like the credential of an agent."""
     now = timezone.now()
     token = services.issue_join_token(host, now=now)
     request = protocol.JoinRequest(
@@ -126,7 +127,7 @@ class SmallAgent:
     run_sockets: dict[str, Path] = field(default_factory=dict)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     stream_key: str = ""  # from the last Desired frame
-    heard: asyncio.Queue[Any] | None = None  # frames received since `serve`
+    received: asyncio.Queue[Any] | None = None  # frames received since `serve`
 
     @property
     def headers(self) -> dict[str, str]:
@@ -135,17 +136,17 @@ class SmallAgent:
     async def serve(self, *runs: protocol.RunSeen, streams: int = 0) -> None:
         """Send the first report, start to collect all frames, and offer `streams` byte streams."""
         await self.connect()
-        await self.say(observed(runs=list(runs), binds_streams=True))
-        self.stream_key = (await self.hear()).stream_key
+        await self.send(observed(runs=list(runs), binds_streams=True))
+        self.stream_key = (await self.receive()).stream_key
         self.tasks.append(asyncio.create_task(self._listen()))
         self.offer_streams(streams)
         await until(lambda: self.edge_site.edge.agents.streams.idle_of(self.host.pk) == streams)
 
     async def _listen(self) -> None:
         assert self.socket is not None
-        self.heard = asyncio.Queue()
+        self.received = asyncio.Queue()
         async for message in self.socket:
-            self.heard.put_nowait(protocol.decode(message.data, protocol.FRAMES_DOWN))
+            self.received.put_nowait(protocol.decode(message.data, protocol.FRAMES_DOWN))
 
     async def connect(self, **more: Any) -> aiohttp.ClientWebSocketResponse:
         url = self.edge_site.url + protocol.SYNC_PATH
@@ -156,22 +157,22 @@ class SmallAgent:
         self.socket = await connecting
         return self.socket
 
-    async def say(self, frame: Any) -> None:
+    async def send(self, frame: Any) -> None:
         assert self.socket is not None
         await self.socket.send_str(frame if isinstance(frame, str) else protocol.encode(frame))
 
-    async def hear(self, seconds: float = 5.0) -> Any:
-        """The next frame from the edge."""
+    async def receive(self, seconds: float = 5.0) -> Any:
+        """Return the next frame from the edge."""
         assert self.socket is not None
-        if self.heard is not None:
-            return await asyncio.wait_for(self.heard.get(), seconds)
+        if self.received is not None:
+            return await asyncio.wait_for(self.received.get(), seconds)
         message = await self.socket.receive(timeout=seconds)
         assert message.type is aiohttp.WSMsgType.TEXT, message
         return protocol.decode(message.data, protocol.FRAMES_DOWN)
 
-    async def hear_refusal(self) -> protocol.Refused:
+    async def receive_refusal(self) -> protocol.Refused:
         while True:
-            frame = await self.hear()
+            frame = await self.receive()
             if isinstance(frame, protocol.Refused):
                 return frame
 
@@ -226,7 +227,7 @@ async def _forward(reader: asyncio.StreamReader, edge: aiohttp.ClientWebSocketRe
 
 @pytest.fixture
 async def agent(edge_site: EdgeSite) -> AsyncIterator[SmallAgent]:
-    """An agent of host alpha that is not connected yet."""
+    """Yield an agent of host alpha that is not connected yet."""
     host = edge_site.world.hosts["alpha"]
     new_agent = SmallAgent(edge_site, host, await run_orm(give_credential, host))
     yield new_agent
@@ -334,7 +335,7 @@ class Notebook:
 
 @pytest.fixture
 async def upstream(tmp_path: Path) -> AsyncIterator[Path]:
-    """The Unix socket of a server that returns each request that reaches it."""
+    """Yield the Unix socket of a server that returns each request that reaches it."""
     path = tmp_path / "run.sock"
     runner = web.AppRunner(_echo_application(), access_log=None, shutdown_timeout=0.2)
     await runner.setup()
@@ -414,7 +415,7 @@ def _echo_application() -> web.Application:
 
 @pytest.fixture
 async def notebook(edge_site: EdgeSite, agent: SmallAgent, upstream: Path) -> Notebook:
-    """A running notebook of a member of team vision, reached over the streams of the agent."""
+    """Return a running notebook of a member of team vision, reached over the streams of the agent."""
     owner = edge_site.world.vision.member
     run = await run_orm(running_notebook, edge_site.world, owner, agent.host)
     label = await run_orm(lambda: run.workload.workspace_origin.label)

@@ -1,4 +1,4 @@
-"""Agents and the edge: connections, credentials, streams and malformed frames, with real sockets and rows."""
+"""Test agents at the edge with real sockets and rows: connections, credentials, streams, malformed frames."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def revoke(host: Host) -> None:
 
 async def test_an_agent_that_reports_receives_its_desired_state(agent: SmallAgent) -> None:
     await agent.connect()
-    await agent.say(observed(sequence=7))
-    desired = await agent.hear()
+    await agent.send(observed(sequence=7))
+    desired = await agent.receive()
     assert isinstance(desired, protocol.Desired)
     assert desired.host == "alpha"
     assert desired.answers == 7
@@ -53,10 +53,10 @@ async def test_an_agent_that_reports_receives_its_desired_state(agent: SmallAgen
 
 async def test_a_nudge_sends_the_desired_state_at_once(edge_site: EdgeSite, agent: SmallAgent) -> None:
     await agent.connect()
-    await agent.say(observed())
-    await agent.hear()
+    await agent.send(observed())
+    await agent.receive()
     await asyncio.to_thread(nudge, edge_site, agent.host)
-    assert isinstance(await agent.hear(seconds=2), protocol.Desired)
+    assert isinstance(await agent.receive(seconds=2), protocol.Desired)
 
 
 async def test_nothing_is_sent_before_the_first_report_is_accepted(
@@ -65,7 +65,7 @@ async def test_nothing_is_sent_before_the_first_report_is_accepted(
     await agent.connect()
     await asyncio.to_thread(nudge, edge_site, agent.host)
     with pytest.raises(TimeoutError):
-        await agent.hear(seconds=1)
+        await agent.receive(seconds=1)
 
 
 async def test_a_connection_without_a_credential_is_refused_with_the_reason(edge_site: EdgeSite) -> None:
@@ -86,10 +86,10 @@ async def test_a_connection_without_a_credential_is_refused_with_the_reason(edge
 
 async def test_revoking_an_agent_closes_its_open_connection(edge_site: EdgeSite, agent: SmallAgent) -> None:
     await agent.connect()
-    await agent.say(observed())
-    await agent.hear()
+    await agent.send(observed())
+    await agent.receive()
     await run_orm(revoke, agent.host)
-    refused = await agent.hear_refusal()
+    refused = await agent.receive_refusal()
     assert "revoked" in refused.reason
     assert not refused.retry
     assert agent.socket is not None
@@ -101,11 +101,11 @@ async def test_a_revoked_agent_is_disconnected_within_250_ms(agent: SmallAgent) 
     for number in range(5):
         agent.credential = await run_orm(give_credential, agent.host)
         await agent.connect()
-        await agent.say(observed(number + 1))
-        await agent.hear()
+        await agent.send(observed(number + 1))
+        await agent.receive()
         began = time.monotonic()
         await run_orm(revoke, agent.host)
-        await agent.hear_refusal()
+        await agent.receive_refusal()
         taken.append(time.monotonic() - began)
         await agent.close()
     assert sorted(taken)[2] < 0.25, taken
@@ -119,20 +119,20 @@ async def test_a_host_with_a_key_renews_its_credential_on_the_open_connection(
     soon = timezone.now() + services.host_credentials.CREDENTIAL_TTL / 10
     await run_orm(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon, public_key=public)
     await agent.connect()
-    await agent.say(observed())
-    challenge = await agent.hear()
+    await agent.send(observed())
+    challenge = await agent.receive()
     assert challenge.challenge and not challenge.credential
     signature = base64.b64encode(key.sign(f"gpupool renew {challenge.challenge}".encode())).decode()
-    await agent.say(protocol.Proof(challenge.challenge, signature))
-    renewed = await agent.hear()
+    await agent.send(protocol.Proof(challenge.challenge, signature))
+    renewed = await agent.receive()
     assert renewed.credential and renewed.credential_expires_at > soon.timestamp()
     await agent.close()
     later = SmallAgent(agent.edge_site, agent.host, renewed.credential)
     await later.connect()
-    await later.say(observed(2))
-    assert isinstance(await later.hear(), protocol.Desired)
-    await later.say(protocol.Proof(challenge.challenge, signature))
-    assert "not of this host's last credential" in (await later.hear_refusal()).reason
+    await later.send(observed(2))
+    assert isinstance(await later.receive(), protocol.Desired)
+    await later.send(protocol.Proof(challenge.challenge, signature))
+    assert "not of this host's last credential" in (await later.receive_refusal()).reason
     await later.close()
 
 
@@ -158,8 +158,8 @@ async def test_a_host_whose_credential_expired_renews_it_over_http(
     renewed = await (await edge_site.session.post(url, headers=headers, json=proof)).json()
     again = SmallAgent(edge_site, agent.host, renewed["credential"])
     await again.connect()
-    await again.say(observed())
-    assert isinstance(await again.hear(), protocol.Desired)
+    await again.send(observed())
+    assert isinstance(await again.receive(), protocol.Desired)
     await again.close()
 
 
@@ -168,15 +168,15 @@ async def test_a_revoked_agent_is_disconnected_at_its_next_sync_if_the_nudge_is_
 ) -> None:
     await agent.connect()
     await run_orm(Host.objects.filter(pk=agent.host.pk).update, credential_hash="")
-    await agent.say(observed())
-    assert "revoked" in (await agent.hear_refusal()).reason
+    await agent.send(observed())
+    assert "revoked" in (await agent.receive_refusal()).reason
 
 
 async def test_an_open_connection_ends_with_its_credential(agent: SmallAgent) -> None:
     await agent.connect()
     await run_orm(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=timezone.now())
-    await agent.say(observed())
-    assert "expired" in (await agent.hear_refusal()).reason
+    await agent.send(observed())
+    assert "expired" in (await agent.receive_refusal()).reason
 
 
 async def test_a_renewed_credential_is_valid_once_the_agent_has_read_it(agent: SmallAgent) -> None:
@@ -184,16 +184,16 @@ async def test_a_renewed_credential_is_valid_once_the_agent_has_read_it(agent: S
     await run_orm(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon)
     before = await run_orm(lambda: Host.objects.get(pk=agent.host.pk).credential_hash)
     await agent.connect()
-    await agent.say(observed())
-    desired = await agent.hear()
+    await agent.send(observed())
+    desired = await agent.receive()
     assert desired.credential not in ("", agent.credential)
     listening = asyncio.create_task(
-        agent.hear(seconds=30)
+        agent.receive(seconds=30)
     )  # reads the frame, and therefore answers the ping after it
     async with asyncio.timeout(3):
         while await run_orm(lambda: Host.objects.get(pk=agent.host.pk).credential_hash) == before:
             await asyncio.sleep(0.02)
-    await agent.say(observed(2))  # the connection continues with the renewed credential
+    await agent.send(observed(2))  # the connection continues with the renewed credential
     assert isinstance(await listening, protocol.Desired)
     stale = SmallAgent(agent.edge_site, agent.host, agent.credential)
     with pytest.raises(aiohttp.WSServerHandshakeError):
@@ -205,16 +205,16 @@ async def test_the_old_credential_stays_valid_if_the_renewed_one_was_not_read(ag
     await run_orm(Host.objects.filter(pk=agent.host.pk).update, credential_expires_at=soon)
     await agent.connect(autoping=False)
     for number in range(3):
-        await agent.say(observed(number))
-        assert (await agent.hear()).credential
+        await agent.send(observed(number))
+        assert (await agent.receive()).credential
         assert agent.socket is not None
         if number == 0:
             assert (await agent.socket.receive()).type is aiohttp.WSMsgType.PING
     await agent.close()
     again = SmallAgent(agent.edge_site, agent.host, agent.credential)
     await again.connect()
-    await again.say(observed(4))
-    assert isinstance(await again.hear(), protocol.Desired)
+    await again.send(observed(4))
+    assert isinstance(await again.receive(), protocol.Desired)
     await again.close()
 
 
@@ -222,12 +222,12 @@ async def test_a_second_agent_of_a_host_is_refused_while_the_first_is_connected(
     edge_site: EdgeSite, agent: SmallAgent
 ) -> None:
     await agent.connect()
-    await agent.say(observed())
-    await agent.hear()
-    listening = asyncio.create_task(agent.hear(seconds=30))  # answers pings meanwhile
+    await agent.send(observed())
+    await agent.receive()
+    listening = asyncio.create_task(agent.receive(seconds=30))  # answers pings meanwhile
     second = SmallAgent(edge_site, agent.host, agent.credential)
     await second.connect()
-    refusal = (await second.hear_refusal()).reason
+    refusal = (await second.receive_refusal()).reason
     assert "another agent is connected as alpha" in refusal
     shown = (await run_orm(Host.objects.get, pk=agent.host.pk)).refused_agent
     assert shown is not None and shown["reason"] == refusal
@@ -241,11 +241,11 @@ async def test_a_connection_without_a_report_does_not_block_the_hosts_agent(
 ) -> None:
     silent = SmallAgent(edge_site, agent.host, agent.credential)
     await silent.connect()
-    answers_pings = asyncio.create_task(silent.hear(seconds=30))
+    answers_pings = asyncio.create_task(silent.receive(seconds=30))
     await until(lambda: edge_site.edge.agents.is_connected(agent.host.pk))
     await agent.connect()
-    await agent.say(observed(3))
-    desired = await agent.hear()
+    await agent.send(observed(3))
+    desired = await agent.receive()
     assert isinstance(desired, protocol.Desired) and desired.answers == 3
     with pytest.raises(AssertionError):
         await answers_pings
@@ -255,7 +255,7 @@ async def test_a_connection_without_a_report_does_not_block_the_hosts_agent(
 async def test_streams_opened_with_a_revoked_credential_are_closed(
     edge_site: EdgeSite, agent: SmallAgent
 ) -> None:
-    """A copy of the credential opened the streams; then the host's agent joins again with a new token."""
+    """Streams are opened with a copied credential; then the host's agent joins again with a new token."""
     await agent.serve(streams=3)
     await run_orm(revoke, agent.host)
     joined = SmallAgent(edge_site, agent.host, await run_orm(give_credential, agent.host))
@@ -275,7 +275,7 @@ async def refusal_reason(stream: aiohttp.ClientWebSocketResponse) -> str:
     return frame.reason
 
 
-async def test_a_copied_credential_cannot_offer_streams_beside_the_agent(
+async def test_a_copied_credential_cannot_offer_streams_while_the_agent_is_connected(
     edge_site: EdgeSite, agent: SmallAgent
 ) -> None:
     await agent.serve(streams=1)
@@ -295,8 +295,8 @@ async def test_a_copied_credential_cannot_offer_streams_while_the_agent_is_disco
     await run_orm(Host.objects.filter(pk=agent.host.pk).update, agent_start="the newest")
     if reports == "as a copy":
         await agent.connect()
-        await agent.say(observed(start="mine", starts_before=["an older one"], binds_streams=True))
-        assert "copy of the state folder" in (await agent.hear_refusal()).reason
+        await agent.send(observed(start="mine", starts_before=["an older one"], binds_streams=True))
+        assert "copy of the state folder" in (await agent.receive_refusal()).reason
     async with open_stream(edge_site, agent.credential, "") as stream:
         assert "only the connected agent" in await refusal_reason(stream)
     assert edge_site.edge.agents.streams.idle_of(agent.host.pk) == 0
@@ -306,8 +306,8 @@ async def test_an_agent_without_a_stream_key_can_still_offer_streams(
     edge_site: EdgeSite, agent: SmallAgent
 ) -> None:
     await agent.connect()
-    await agent.say(observed())
-    assert isinstance(await agent.hear(), protocol.Desired)
+    await agent.send(observed())
+    assert isinstance(await agent.receive(), protocol.Desired)
     agent.offer_streams(2)
     await until(lambda: edge_site.edge.agents.streams.idle_of(agent.host.pk) == 2)
 
@@ -324,21 +324,21 @@ async def test_an_agent_without_a_stream_key_can_still_offer_streams(
 )
 async def test_frames_before_the_first_report_are_refused(agent: SmallAgent, frame: Any) -> None:
     await agent.connect()
-    await agent.say(frame)
-    assert "before the first report" in (await agent.hear_refusal()).reason
+    await agent.send(frame)
+    assert "before the first report" in (await agent.receive_refusal()).reason
 
 
 async def test_a_reconnecting_agent_replaces_its_dead_connection(
     edge_site: EdgeSite, agent: SmallAgent, monkeypatch
 ) -> None:
     monkeypatch.setattr(connection, "PROBE_TIMEOUT_SECONDS", 0.3)
-    await agent.connect(autoping=False)  # answers no ping, so the edge takes it for dead
-    await agent.say(observed())
+    await agent.connect(autoping=False)  # answers no ping, so the edge regards it as dead
+    await agent.send(observed())
     await until(lambda: edge_site.edge.agents.is_connected(agent.host.pk))
     second = SmallAgent(edge_site, agent.host, agent.credential)
     await second.connect()
-    await second.say(observed())
-    assert isinstance(await second.hear(), protocol.Desired)
+    await second.send(observed())
+    assert isinstance(await second.receive(), protocol.Desired)
     await second.close()
 
 
@@ -361,9 +361,9 @@ async def test_malformed_frames_are_refused_with_the_field_and_what_is_allowed(a
     }
     for text, reason in cases.items():
         await agent.connect()
-        await agent.say(observed())
-        await agent.say(text)
-        refused = await agent.hear_refusal()
+        await agent.send(observed())
+        await agent.send(text)
+        refused = await agent.receive_refusal()
         assert reason in refused.reason, text[:50]
         await agent.close()
 
@@ -372,8 +372,8 @@ async def test_an_agent_of_another_version_is_refused_with_a_reason_shown_on_the
     agent: SmallAgent,
 ) -> None:
     await agent.connect()
-    await agent.say('{"kind": "observed", "version": 2, "everything": "else is new"}')
-    assert (await agent.hear_refusal()).reason == "version: 2; allowed: 1"
+    await agent.send('{"kind": "observed", "version": 2, "everything": "else is new"}')
+    assert (await agent.receive_refusal()).reason == "version: 2; allowed: 1"
     host = await run_orm(Host.objects.get, pk=agent.host.pk)
     assert host.refused_agent["reason"] == "version: 2; allowed: 1" and host.refused_agent["code"] == ""
 
@@ -398,8 +398,8 @@ async def test_values_that_cannot_be_stored_are_refused_by_name_and_nothing_is_w
         await agent.connect()
         frame = json.loads(protocol.encode(observed()))
         frame["runs"] = [{**seen, **change}]
-        await agent.say(json.dumps(frame))
-        answer = await agent.hear()
+        await agent.send(json.dumps(frame))
+        answer = await agent.receive()
         if isinstance(answer, protocol.Refused):
             assert "away" not in answer.reason, change
         await agent.close()
@@ -431,7 +431,7 @@ async def test_a_binary_or_oversized_frame_ends_the_connection(agent: SmallAgent
     monkeypatch.setattr(connections, "MAX_FRAME_BYTES", 1000)
     socket = await agent.connect()
     await socket.send_bytes(b"\x00")
-    assert "JSON text" in (await agent.hear_refusal()).reason
+    assert "JSON text" in (await agent.receive_refusal()).reason
     socket = await agent.connect()
     await socket.send_str("x" * 1001)
     message = await socket.receive()
@@ -454,15 +454,15 @@ async def test_an_agent_that_floods_is_throttled_and_others_are_not(
 
     async def flood() -> None:
         for _ in range(3000):
-            await agent.say(text)
+            await agent.send(text)
 
     taken_in = metrics.FRAMES.labels("samples")._value.get
     before, began = taken_in(), time.monotonic()
     flooding = asyncio.create_task(flood())
     await asyncio.sleep(1.0)
     assert taken_in() - before <= 5 + connection.FRAMES_PER_SECOND * (time.monotonic() - began) + 1
-    await other.say(observed(host="beta"))
-    assert isinstance(await other.hear(seconds=3), protocol.Desired)
+    await other.send(observed(host="beta"))
+    assert isinstance(await other.receive(seconds=3), protocol.Desired)
     flooding.cancel()
     await other.close()
 
@@ -492,11 +492,11 @@ async def test_an_agent_that_does_not_read_blocks_nobody(
     )
     await agent.connect()
     for number in range(20):  # the agent never reads: 50 MB fill every buffer on the way
-        await agent.say(observed(number))
+        await agent.send(observed(number))
         await asyncio.sleep(0.05)
     await other.connect()
-    await other.say(observed())
-    assert (await other.hear()).host == "beta"
+    await other.send(observed())
+    assert (await other.receive()).host == "beta"
     await until(lambda: not edge_site.edge.agents.is_connected(agent.host.pk), seconds=5)
     await other.close()
 

@@ -1,4 +1,4 @@
-"""Live events: who may subscribe to which topics, and that changes are delivered at once."""
+"""Test live events: who may subscribe to which topics, and that changes are delivered at once."""
 
 from __future__ import annotations
 
@@ -124,10 +124,10 @@ async def test_log_lines_of_a_run_are_stored_and_announced_to_its_pages(
     topic = f"log:{run.public_id}"
     page = await listen(edge_site, await run_orm(sign_in, member), topic)
     await agent.connect()
-    await agent.say(observed(runs=[RunSeen(str(run.public_id), run.generation, "running")]))
-    await agent.hear()
+    await agent.send(observed(runs=[RunSeen(str(run.public_id), run.generation, "running")]))
+    await agent.receive()
     for offset, text in ((0, "step 1\n"), (7, "step 2\n"), (7, "step 2\n")):
-        await agent.say(LogChunk(str(run.public_id), offset, text))
+        await agent.send(LogChunk(str(run.public_id), offset, text))
         assert await next_event(page) == ("log", topic)
     assert logs.read_log(run.public_id) == ("step 1\nstep 2\n", 14)
     page.close()

@@ -1,4 +1,4 @@
-"""The edge during outages of PostgreSQL and Redis, and its shutdown."""
+"""Test the edge during outages of PostgreSQL and Redis, and its shutdown."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_broken_database_connections_are_replaced(notebook: Notebook, agen
         assert await asyncio.to_thread(cut_database_connections, database_url()) > 0
         notebook.edge_site.edge.access_cache.changed()
         assert (await notebook.get("/lab", cookie)).status == 200
-        await agent.say(observed(number, runs=[seen]))
+        await agent.send(observed(number, runs=[seen]))
         assert await answer_to(agent, number)
 
 
@@ -54,7 +54,7 @@ async def answer_to(agent: SmallAgent, sequence: int) -> protocol.Desired:
     Skips frames that the edge pushes meanwhile.
     """
     while True:
-        frame = await agent.hear(seconds=10)
+        frame = await agent.receive(seconds=10)
         assert isinstance(frame, protocol.Desired), frame
         if frame.answers == sequence:
             return frame
@@ -78,7 +78,7 @@ async def test_a_report_is_answered_although_its_database_connection_breaks(
 
     monkeypatch.setattr(scheduler_api, "sync", cut_once)
     await agent.connect()
-    await agent.say(observed(7))
+    await agent.send(observed(7))
     assert await answer_to(agent, 7)
     assert cut
 
@@ -110,34 +110,33 @@ async def test_a_query_is_retried_only_on_a_broken_connection_and_only_once(
         threads.close()
 
 
-async def test_users_and_agents_are_told_to_retry_while_the_database_is_down(
+async def test_users_and_agents_are_asked_to_retry_while_the_database_is_down(
     notebook: Notebook, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(*_: Any) -> None:
-        raise OperationalError("the server is away")
+    def fail(*_: Any) -> None:
+        raise OperationalError("the server is unavailable")
 
     cookie = await notebook.enter()
     socket = await notebook.socket(cookie)
-    with monkeypatch.context() as gone:
-        gone.setattr(access, "grants_by_token_hash", away)
-        gone.setattr(database_calls, "sync", away)
-        gone.setattr(database_calls, "authenticate", away)
+    with monkeypatch.context() as outage:
+        outage.setattr(access, "grants_by_token_hash", fail)
+        outage.setattr(database_calls, "sync", fail)
+        outage.setattr(database_calls, "authenticate", fail)
         notebook.edge_site.edge.access_cache.changed()
         answer = await notebook.get("/lab", cookie, Accept="text/html")
         assert answer.status == 503
         assert "Retry-After" in answer.headers
-        await agent.say(observed())
-        refused = await agent.hear_refusal()
+        await agent.send(observed())
+        refused = await agent.receive_refusal()
         assert refused.retry
         assert "unavailable" in refused.reason
-        with pytest.raises(aiohttp.WSServerHandshakeError) as turned_away:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as rejected:
             await agent.connect()
-        assert turned_away.value.status == 503
+        assert rejected.value.status == 503
         await socket.send_str("an open socket goes on")
         assert (await socket.receive()).data == "an open socket goes on"
-        gone.setattr(
-            access_cache, "MAX_UNVERIFIED_SECONDS", 0.0
-        )  # but the edge checks the session again after a while
+        # An open socket may stay unverified only for a limited time.
+        outage.setattr(access_cache, "MAX_UNVERIFIED_SECONDS", 0.0)
         notebook.edge_site.edge.access_cache.changed()
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     assert (await notebook.get("/lab", cookie)).status == 200
@@ -147,15 +146,15 @@ async def test_after_a_redis_outage_every_agent_receives_its_desired_state_again
     edge_site: EdgeSite, agent: SmallAgent
 ) -> None:
     await agent.connect()
-    await agent.say(observed())
-    await agent.hear()
+    await agent.send(observed())
+    await agent.receive()
 
     def cut() -> None:
         with redis.Redis.from_url(settings.REDIS_URL) as store:
             store.client_kill_filter(_type="pubsub")
 
     await asyncio.to_thread(cut)
-    assert isinstance(await agent.hear(seconds=5), protocol.Desired)
+    assert isinstance(await agent.receive(seconds=5), protocol.Desired)
     await until(lambda: edge_site.edge.bus.connected)
 
 

@@ -1,4 +1,4 @@
-"""Streams that an agent offers for workspaces end when the agent loses its credential.
+"""Test that an agent's streams for workspaces end when the agent loses its credential.
 
 A log that cannot be stored does not disconnect the agent.
 """
@@ -97,8 +97,8 @@ async def test_streams_of_the_previous_agent_end_when_another_agent_joins(
     other = SmallAgent(notebook.edge_site, agent.host, await run_orm(join))
     await other.connect()
     assert await socket_echoes(in_use)
-    await other.say(observed(instance="another installation"))
-    assert isinstance(await other.hear(), protocol.Desired)
+    await other.send(observed(instance="another installation"))
+    assert isinstance(await other.receive(), protocol.Desired)
     assert (await in_use.receive(timeout=5)).type in ENDED
     await other.close()
 
@@ -109,19 +109,19 @@ async def test_a_log_that_cannot_be_stored_does_not_disconnect_the_agent(
     settings.GPUPOOL_STATE = tmp_path
     (tmp_path / "logs").write_text("a file in place of the folder: no folder can be created")
     run = str(notebook.run.public_id)
-    await agent.say(protocol.LogChunk(run, 0, "lost\n"))
-    await agent.say(
+    await agent.send(protocol.LogChunk(run, 0, "lost\n"))
+    await agent.send(
         observed(sequence=2, runs=[protocol.RunSeen(run, notebook.run.generation, "running", ready=True)])
     )
-    frame = await agent.hear()
+    frame = await agent.receive()
     assert isinstance(frame, protocol.Desired) and frame.answers == 2
     assert await run_orm(log_loss.is_log_loss_reported)
     page = await run_orm(fleet_page, notebook.edge_site.world.operator)
     assert "Logs of workloads are being lost" in page
     assert "is being lost" not in await run_orm(fleet_page, notebook.owner), (
-        "a member cannot do anything about it"
+        "only operators can repair it, so members do not see it"
     )
     await run_orm(lambda: nudge.redis_connection().delete(log_loss.LOG_LOSS_KEY))
     await asyncio.to_thread((tmp_path / "logs").unlink)
-    await agent.say(protocol.LogChunk(run, 5, "kept\n"))
+    await agent.send(protocol.LogChunk(run, 5, "kept\n"))
     await until(lambda: list((tmp_path / "logs").glob("*/*/0")))

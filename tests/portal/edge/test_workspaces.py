@@ -1,6 +1,4 @@
-"""Workspaces through the edge: who may enter, which traffic is forwarded or refused, and how fast access
-ends.
-"""
+"""Test workspaces at the edge: who may enter, which traffic is forwarded, and how fast access ends."""
 
 from __future__ import annotations
 
@@ -596,7 +594,7 @@ async def send_slowly(edge_site: EdgeSite, head: str, every: float = 0.1) -> tup
         began = time.monotonic()
         first_line = asyncio.ensure_future(reader.readline())
         while not first_line.done():
-            assert time.monotonic() - began < 20, "the edge still waits for the rest"
+            assert time.monotonic() - began < 20, "the edge still waits for the rest of the request"
             writer.write(b" ")
             await asyncio.wait([first_line], timeout=every)
         return time.monotonic() - began, first_line.result().decode()

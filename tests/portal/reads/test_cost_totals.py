@@ -1,4 +1,4 @@
-"""The cost of workloads so far, as cards and lists show it."""
+"""Test the cost of workloads so far, as cards and lists show it."""
 
 from __future__ import annotations
 

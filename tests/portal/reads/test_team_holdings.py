@@ -1,4 +1,4 @@
-"""Units held by a team are counted once, by the same rule everywhere."""
+"""Test that the units of a team are counted once, by the same rule everywhere."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Teams, accounts, tokens, hosts, prices and health rules: each service by permitted users only, with its
-audit record.
-"""
+"""Test teams, accounts, tokens, hosts, prices and health rules: permissions and audit records."""
 
 from __future__ import annotations
 
@@ -124,7 +122,7 @@ def test_preferences_accept_known_time_zones_and_themes_only(world: World) -> No
     assert set(refused.value.fields) == {"time_zone", "theme"}
 
 
-def test_the_first_run_setup_works_once(world: World) -> None:
+def test_the_first_run_setup_can_be_used_only_once(world: World) -> None:
     fields: dict[str, Any] = {
         "organisation": "Lab",
         "time_zone": "UTC",
@@ -235,7 +233,7 @@ def test_prices_are_set_by_finance_and_never_for_the_past(world: World) -> None:
     assert str(answer["price_per_hour"]) == "4.20"
 
 
-def test_a_budget_is_of_a_team_or_project_for_this_month_or_later(world: World) -> None:
+def test_a_budget_belongs_to_a_team_or_project_and_to_this_or_a_later_month(world: World) -> None:
     month = date(2026, 3, 1)
     budgets.set_budget(actor=world.finance, team=world.vision.team, month=month, amount="100", now=world.now)
     budgets.set_budget(
@@ -317,7 +315,7 @@ def test_an_operator_changes_a_health_rule(world: World) -> None:
 
 
 def test_each_rule_keeps_its_original_action_and_can_be_reset_to_it(world: World) -> None:
-    """The migration writes both the action and its original."""
+    """The migration writes both the action and the original action."""
     assert {rule.origin for rule in HealthRule.objects.all()} == {"default"}
     assert HealthRule.objects.get(code="xid:109").default == ("quarantine_gpu", 3, 86_400, "people")
     assert HealthRule.objects.get(code="xid:79").default == ("cordon", 1, 3600, "events")

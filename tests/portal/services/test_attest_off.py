@@ -1,4 +1,4 @@
-"""Attesting a host powered off: permissions, refusals and the audit record."""
+"""Test the attestation that a host is powered off: permissions, refusals and the audit record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reservations: moving, shortening and extending follow the rules of new ones; a recurring one is confirmed
+"""Test changes of reservations, and recurring reservations.
+
+Moving, shortening and extending follow the rules of new reservations. A recurring reservation is confirmed
 as a whole or not at all.
 """
 
@@ -172,7 +174,7 @@ def test_a_move_that_loses_the_race_with_its_start_changes_nothing(world: World)
     assert row.state == "active" and (row.start, row.end) == window
 
 
-def test_only_permitted_users_change_it_and_invalid_windows_are_named(world: World) -> None:
+def test_only_permitted_users_change_a_reservation_and_invalid_windows_are_named(world: World) -> None:
     row = confirmed_reservation(world)
     with pytest.raises(NotAllowed):
         change(world, row, actor=world.language.lead, end=row.end + HOUR)

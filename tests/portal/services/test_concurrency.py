@@ -1,4 +1,4 @@
-"""Concurrent requests: one succeeds, the other is refused, and nothing happens twice."""
+"""Test concurrent requests: one succeeds, the other is refused, and nothing happens twice."""
 
 from __future__ import annotations
 
@@ -114,15 +114,15 @@ def test_two_concurrent_reservations_for_the_last_gpus_are_not_both_confirmed(co
 
     assert isinstance(reserve(committed.vision, 4)(), Reservation)
     assert isinstance(reserve(committed.vision, 4)(), Reservation)
-    # Vision holds 8, the others are guaranteed 6 of the other 8: two units beyond the guarantee are free,
-    # once.
+    # Vision holds 8 and the other teams are guaranteed 6 of the other 8: only one request for two units
+    # beyond the guarantee fits.
     raised = run_concurrently(reserve(committed.vision, 2), reserve(committed.vision, 2))
     assert sum(problem is None for problem in raised) == 1
     assert Reservation.objects.count() == 3
 
 
 def changeable(world: World, **changes: Any) -> Reservation:
-    """A reservation of vision, so large that an extension needs approval."""
+    """Create a reservation of vision that is so large that an extension needs approval."""
     start = world.now + timedelta(days=1)
     fields: dict[str, Any] = {
         "owner": world.vision.member,

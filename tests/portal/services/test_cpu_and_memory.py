@@ -1,5 +1,6 @@
-"""CPU, memory and NVLink requests: stored, used by the planner, sent to the agent, and refused with the
-numbers that are available.
+"""Test requests for CPU, memory and NVLink.
+
+They are stored, used by the planner and sent to the agent. A refusal has the available amounts.
 """
 
 from __future__ import annotations

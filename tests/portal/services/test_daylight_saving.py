@@ -1,5 +1,6 @@
-"""Recurring reservations keep their local hours when the clock changes; pages and answers name each
-difference.
+"""Test that recurring reservations keep their local hours over a clock change.
+
+Pages and answers name each difference.
 """
 
 from __future__ import annotations

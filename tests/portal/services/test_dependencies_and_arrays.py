@@ -1,4 +1,4 @@
-"""Dependencies between jobs, and job arrays: from submission through the engine to their end."""
+"""Test dependencies between jobs, and job arrays: from submission through the engine to their end."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_an_array_runs_as_many_tasks_at_once_as_its_limit_allows(world: World) -
     assert set(job_array.tasks.filter(state="placed").values_list("array_index", flat=True)) == {0, 2}
 
 
-def test_each_task_knows_its_index(world: World) -> None:
+def test_each_task_gets_its_index_in_its_environment(world: World) -> None:
     array(world, "7,9")
     cycle(world)
     found = {

@@ -1,4 +1,4 @@
-"""Deletion of expired sessions and workspace entries."""
+"""Test the deletion of expired sessions and workspace entries."""
 
 from __future__ import annotations
 

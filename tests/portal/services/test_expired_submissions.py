@@ -1,4 +1,4 @@
-"""Requests for reservations that nobody decides before their start expire."""
+"""Test that a request for a reservation expires if nobody decides it before its start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECOND = timedelta(seconds=1)
 
 
 def requested(world: World, **changes: Any) -> Submission:
-    """Return a request for eight GPUs from an hour from now on, which needs an approval."""
+    """Return a request for eight GPUs that begins in an hour. It needs an approval."""
     fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
@@ -110,7 +110,7 @@ def test_an_approval_after_the_start_is_refused_with_the_reason(world: World) ->
         decisions.approve_submission(
             actor=world.operator, submission=submission, now=world.now + HOUR, changes={"units": 7}
         )
-    assert state(submission) == "waiting", "the sweep, not the refusal, expires it"
+    assert state(submission) == "waiting", "only the sweep changes the state to expired"
     expire_submissions(world.now + HOUR)
     later = {"start": (world.now + 3 * HOUR).isoformat()}
     with rejected("has expired: nobody decided it before its start"):

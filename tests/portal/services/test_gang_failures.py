@@ -1,4 +1,4 @@
-"""Notices and pages of a gang when one of its members or hosts fails."""
+"""Test notices and pages of a gang when one of its members or hosts fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request for several hosts shows a warning if these hosts cannot reach each other."""
+"""Test the warning of a request for several hosts that cannot reach each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gangs: options of their owner in every interface, and how pages show which member ended first."""
+"""Test gangs: the owner's options in every interface, and the member that ended first on the page."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A request that could never start is refused with the reason; a request that needs more quota is accepted
-with a warning.
+"""Test that a request that could never start is refused with the reason.
+
+A request that needs more quota is accepted with a warning.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def submit(world: World, **changes: Any) -> Workload:
         ({"hosts": 5, "units": 1, "models": []}, "hosts", "fewer than 5 hosts"),
     ],
 )
-def test_it_is_refused_at_the_field_that_has_to_change(
+def test_an_impossible_request_is_refused_at_the_field_that_must_change(
     world: World, request_fields: dict[str, Any], field: str, words: str
 ) -> None:
     with pytest.raises(Invalid) as refused:

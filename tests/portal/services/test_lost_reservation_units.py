@@ -1,4 +1,4 @@
-"""A reservation loses GPUs while its owner works on the others: the owner is notified of the choices."""
+"""Test that an owner is notified if the reservation loses GPUs while work runs on the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def reservation_notices(world: World) -> list[str]:
     return [notice_texts.notice_sentence(row.kind, row.numbers) for row in rows]
 
 
-def test_the_owner_of_a_used_reservation_is_told_at_once_of_lost_gpus_and_of_their_replacement(
+def test_the_owner_of_a_used_reservation_is_notified_of_lost_gpus_and_of_their_replacement(
     world: World,
 ) -> None:
     units = [*units_of(world.hosts["alpha"])[:2], *units_of(world.hosts["beta"])[:2]]

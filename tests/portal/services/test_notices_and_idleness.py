@@ -1,4 +1,4 @@
-"""Events become notifications exactly once; idle notebooks are warned and stopped."""
+"""Test that each event creates one notification, and that idle notebooks are warned and stopped."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_a_host_attested_off_is_reported_as_off_and_as_silent_once(world: World)
 
 @pytest.mark.django_db
 def test_the_operator_who_attested_a_host_off_is_named_to_operators_only(world: World) -> None:
-    """Members read "an operator", as on the page of the host."""
+    """Members see "an operator" instead of the name, as on the page of the host."""
     User.objects.filter(pk=world.operator.pk).update(first_name="Olga", last_name="Perez")
     run_of(job(world), world)
     HostStateChange.objects.create(

@@ -1,4 +1,4 @@
-"""Notifications are deleted after the time that the setting names."""
+"""Test that notifications are deleted after the retention that the setting defines."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Permissions are denied by default: every rule refuses strangers, inactive users, and auditors who would
-change something.
+"""Test that permissions are denied by default.
+
+Every rule refuses strangers, inactive users, and changes by auditors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Preferences of workloads (labels, spreading, model order): stored, shown, used for placement, with a
-warning if they cannot be met in time.
-"""
+"""Test preferences of workloads: labels, spreading, order of models and wanted completion time."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def test_models_are_tried_in_the_given_order(world: World) -> None:
     assert workload.runs.get().host.name == "gamma"
 
 
-def test_a_wanted_by_time_that_looks_missed_is_warned_of_and_reserves_nothing(world: World) -> None:
+def test_a_wanted_by_time_that_would_be_missed_causes_a_warning_and_no_reservation(world: World) -> None:
     assert preview(world, wanted_by=world.now + 9 * HOUR)["wish"] == ""
     assert "expected to be done" in preview(world, wanted_by=world.now + HOUR)["wish"]
     workload = job(world, wanted_by=world.now + HOUR)

@@ -46,7 +46,7 @@ def test_preview_and_removal_of_a_host_give_the_same_refusal(world: World) -> No
     assert not AuditEvent.objects.filter(verb="remove_host").exists()
 
 
-def test_what_the_preview_of_a_hosts_removal_shows_happens(world: World) -> None:
+def test_the_removal_of_a_host_has_the_effect_that_its_preview_shows(world: World) -> None:
     coming = confirm(world, 8, world.now + HOUR, world.now + 2 * HOUR, hosts=2, may_exceed_guarantee=True)
     host = world.hosts["alpha"]
     effect = removal.preview_host_removal(actor=world.operator, host=host, now=world.now)
@@ -62,7 +62,7 @@ def test_what_the_preview_of_a_hosts_removal_shows_happens(world: World) -> None
     assert (event.why, event.target_name, event.before["pool"]) == ("scrapped", "alpha", "shared")  # type: ignore[index]
 
 
-def test_the_preview_of_a_removal_tells_active_reservations_that_move_from_those_that_cannot_be_kept(
+def test_the_preview_of_a_removal_lists_moving_and_unkept_reservations_separately(
     world: World,
 ) -> None:
     since, until = world.now - HOUR, world.now + 8 * HOUR
@@ -145,9 +145,9 @@ def test_a_removed_pool_ends_quotas_and_requests_and_its_people_are_notified(wor
     assert pool not in policy.visible_pools(world.operator)
     assert pool in policy.visible_pools_with_removed(world.operator)
     write_notices(world.now + HOUR)
-    told = Notification.objects.filter(kind="pool_removed")
-    assert {row.user.username for row in told} == {"vision-lead", "language-lead", "robotics-lead"}
-    sentence = notice_texts.notice_sentence("pool_removed", told[0].numbers)
+    notices = Notification.objects.filter(kind="pool_removed")
+    assert {row.user.username for row in notices} == {"vision-lead", "language-lead", "robotics-lead"}
+    sentence = notice_texts.notice_sentence("pool_removed", notices[0].numbers)
     assert "Shared" in sentence and "merged" in sentence
     with rejected("a removed pool had that name"):
         pools.create_pool(actor=world.operator, name="Shared", kind="dynamic", now=world.now)
@@ -171,9 +171,9 @@ def test_a_removed_team_loses_members_and_projects_and_keeps_its_history(world: 
     assert page is not None and page["team"].removed_at == world.now
     assert policy.visible_workloads(world.operator).get(pk=workload.pk).project.team.name == "Robotics"
     write_notices(world.now + HOUR)
-    told = Notification.objects.filter(kind="team_removed")
-    assert {row.user.username for row in told} == {"robotics-1", "robotics-2", "robotics-lead"}
-    assert "Robotics" in notice_texts.notice_sentence("team_removed", told[0].numbers)
+    notices = Notification.objects.filter(kind="team_removed")
+    assert {row.user.username for row in notices} == {"robotics-1", "robotics-2", "robotics-lead"}
+    assert "Robotics" in notice_texts.notice_sentence("team_removed", notices[0].numbers)
     with rejected("a removed team had that name"):
         teams.create_team(actor=world.operator, name="Robotics", now=world.now)
 

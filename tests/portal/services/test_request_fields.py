@@ -1,4 +1,4 @@
-"""Tests that a field of a request is declared once: forms, API, command line, checks and rows follow."""
+"""Test that a field of a request is declared once: forms, API, command line, checks and rows follow."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_request_is_the_same_from_its_arguments_to_its_row_and_back(world: Wor
 
 
 @pytest.mark.django_db
-def test_an_argument_that_is_no_field_is_an_error_of_the_program(world: World) -> None:
+def test_an_argument_that_is_no_field_raises_an_error(world: World) -> None:
     with pytest.raises(TypeError, match="memroy_mib"):
         checked_job_request(world.vision.project, world.shared, world.now, memroy_mib=1)
 

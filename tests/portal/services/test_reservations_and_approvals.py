@@ -1,5 +1,6 @@
-"""Reservations and quotas: confirmed at once or after approval, checked again on approval, refused with the
-next window that fits.
+"""Test reservations and quotas: confirmed at once or after approval, and checked again on approval.
+
+A refusal lists the next window that fits.
 """
 
 from __future__ import annotations
@@ -281,8 +282,8 @@ def test_a_stranger_requests_membership_and_the_lead_decides(world: World) -> No
     assert Membership.objects.get(user=world.stranger).team == world.vision.team
 
 
-def test_a_request_beyond_the_guarantee_is_refused_unless_put_to_an_operator(world: World) -> None:
-    # Vision is guaranteed 8 of the 16 H100, the others 6: a request for 12 would use theirs.
+def test_a_request_beyond_the_guarantee_is_refused_unless_it_asks_an_operator(world: World) -> None:
+    # Vision is guaranteed 8 of the 16 H100, the other teams 6: a request for 12 would use a part of those 6.
     with rejected() as refused:
         reserve(world, units=6, hosts=2)
     assert refused.value.code == "window_eats_guarantees"

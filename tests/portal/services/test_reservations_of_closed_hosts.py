@@ -1,4 +1,4 @@
-"""Closing the only host that could serve a reservation is shown before, and reported afterwards."""
+"""Test reservations that only a closed host could serve: a preview lists them, and notices report them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ SECOND = timedelta(seconds=1)
 
 @pytest.fixture
 def world(db: None) -> World:
-    """The shared organisation as of now, because pages and the API read the clock."""
+    """Return the shared organisation as of now, because pages and the API read the clock."""
     return build_world(datetime.now(UTC).replace(microsecond=0))
 
 
 def reserve(world: World, name: str = "sprint", **changes: Any) -> Reservation:
-    """Return a confirmed reservation of two A100, which only gamma has, from four hours from now on."""
+    """Return a confirmed reservation of two A100 in four hours. Only gamma has A100."""
     fields: dict[str, Any] = {
         "pool": world.shared,
         "project": world.vision.project,
@@ -53,7 +53,7 @@ def reserve(world: World, name: str = "sprint", **changes: Any) -> Reservation:
 
 
 def close(world: World, verb: str, host: str = "gamma") -> None:
-    """Cordon or drain a host, or announce its maintenance from five to seven hours from now."""
+    """Cordon or drain a host, or announce its maintenance in five to seven hours."""
     if verb == "maintenance":
         hosts.set_maintenance(
             actor=world.operator,
@@ -110,9 +110,7 @@ def test_the_preview_lists_reservations_that_could_not_be_served(world: World, v
 
 
 @pytest.mark.parametrize("verb", ["maintenance", "drain", "cordon"])
-def test_the_preview_tells_active_reservations_that_move_from_those_that_could_not_be_served(
-    world: World, verb: str
-) -> None:
+def test_the_preview_lists_moving_and_unserved_reservations_separately(world: World, verb: str) -> None:
     since, until = world.now - HOUR, world.now + 8 * HOUR
     moving = bound_reservation(world, world.vision, units_of(world.hosts["alpha"])[:2], since, until)
     stuck = bound_reservation(world, world.vision, units_of(world.hosts["gamma"])[:2], since, until)
@@ -182,7 +180,7 @@ def test_a_cancelled_reservation_is_not_at_risk(world: World) -> None:
     assert (row.state, row.at_risk_since, row.at_risk_numbers) == ("cancelled", None, {})
 
 
-def test_a_sweep_finds_what_no_operator_caused_but_not_a_short_silence(world: World) -> None:
+def test_a_sweep_finds_reservations_of_failed_hosts_and_ignores_a_short_silence(world: World) -> None:
     row = reserve(world)
     Host.objects.filter(name="gamma").update(lease_state="silent")
     assert sweep_unserved_reservations(world.now) == 0
@@ -192,7 +190,7 @@ def test_a_sweep_finds_what_no_operator_caused_but_not_a_short_silence(world: Wo
     Host.objects.filter(name="gamma").update(lease_state="alive", repair_state="quarantined")
     assert sweep_unserved_reservations(world.now + 2 * SILENCE_THAT_COUNTS) == 1
     row.refresh_from_db()
-    assert row.at_risk_since == world.now + SILENCE_THAT_COUNTS, "it has not been well in between"
+    assert row.at_risk_since == world.now + SILENCE_THAT_COUNTS, "the reservation was at risk without a break"
 
 
 def test_a_bound_reservation_is_moved_before_its_host_goes_into_maintenance(world: World) -> None:
@@ -219,7 +217,7 @@ def test_a_bound_reservation_is_moved_before_its_host_goes_into_maintenance(worl
     assert hosts_of_reservation(begin) == {"beta"}
 
 
-def test_the_owner_of_a_bound_reservation_that_nothing_else_can_serve_is_not_told_that_it_moves(
+def test_the_owner_of_a_bound_reservation_that_no_other_units_can_serve_gets_no_notice_of_a_move(
     world: World,
 ) -> None:
     units = units_of(world.hosts["gamma"])[:2]

@@ -1,5 +1,6 @@
-"""Sentences for people: every reason has one, with or without its numbers, and none names what the viewer may
-not see.
+"""Test the sentences for people: every reason has one, with or without its numbers.
+
+No sentence names an object that the viewer may not see.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Launching, cancelling, extending and opening workloads: permissions, refusals and audit records."""
+"""Test launching, cancelling, extending and opening workloads: permissions, refusals and audit records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The style guide: every component with sample values. Nothing here is read from the database."""
+"""Render the style guide: every component with sample values. It reads nothing from the database."""
 
 from __future__ import annotations
 

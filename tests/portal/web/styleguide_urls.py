@@ -1,4 +1,4 @@
-"""The product's URL patterns and the style guide, which exists in tests only."""
+"""Add the style guide, which exists in tests only, to the product's URL patterns."""
 
 from django.urls import path
 

@@ -1,4 +1,4 @@
-"""Changes of passwords and second factors are in the audit log, without the secrets."""
+"""Test that changes of passwords and second factors are in the audit log, without the secrets."""
 
 from __future__ import annotations
 

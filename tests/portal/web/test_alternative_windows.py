@@ -1,4 +1,4 @@
-"""Alternative windows: reservations that fit a waiting workload, offered by the page, the API and the CLI."""
+"""Test alternative windows of a waiting workload on the page, in the API and in the CLI."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_page_links_each_window_to_a_filled_in_form(world: World) -> None:
     assert (form.initial["count"], int(form.initial["length"])) == (str(mine.units), 2)
 
 
-def test_a_window_above_the_approval_threshold_names_who_has_to_agree(world: World) -> None:
+def test_a_window_above_the_approval_threshold_says_that_it_needs_approval(world: World) -> None:
     mine, now = waiting(world), world.now + 2 * MINUTE
     Pool.objects.update(approval_above_gpus=1)
     with time_machine.travel(now, tick=False):

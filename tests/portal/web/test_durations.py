@@ -1,4 +1,4 @@
-"""Durations in forms: accepted spellings, and how a stored value is shown."""
+"""Test durations in forms: accepted spellings, and how a stored value is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Error responses of pages and the API while PostgreSQL or Redis is down, and after unexpected errors."""
+"""Test error responses of pages and the API: outages of PostgreSQL or Redis, unexpected errors."""
 
 from __future__ import annotations
 

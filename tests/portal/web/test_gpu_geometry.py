@@ -1,4 +1,4 @@
-"""Changing the MIG geometry of a GPU: the page, the API, the CLI's syntax, permissions and messages."""
+"""Test changes of a GPU's MIG geometry: the page, the API, the CLI's syntax, permissions and messages."""
 
 from __future__ import annotations
 

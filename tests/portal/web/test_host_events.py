@@ -1,5 +1,6 @@
-"""Events of a host: the state before and after, the author and the reason; and revoked credentials, shown at
-once.
+"""Test the events of a host: the state before and after, the author and the reason.
+
+A revoked credential is shown at once.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ def test_a_fleet_counts_split_gpus_separately(world: World) -> None:
 
 
 def test_an_old_attestation_names_its_author_to_operators_only(world: World) -> None:
-    """The audit event is older than those the page reads; the name comes from the state change."""
+    """The audit event is older than the events that the page reads; the name comes from the state change."""
     HostStateChange.objects.create(
         host=world.hosts["alpha"],
         lease_state="silent",

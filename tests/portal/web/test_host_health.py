@@ -1,4 +1,4 @@
-"""GPU health on the host page: diagnostics, missing GPUs, stray processes, maintenance, and who sees them."""
+"""Test GPU health on the host page: diagnostics, missing GPUs, stray processes, maintenance."""
 
 from __future__ import annotations
 

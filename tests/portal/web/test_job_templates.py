@@ -1,4 +1,4 @@
-"""A job template fills in the form, also for a job on several hosts."""
+"""Test that a job template fills in the form, also for a job on several hosts."""
 
 from __future__ import annotations
 

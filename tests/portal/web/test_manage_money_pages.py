@@ -1,4 +1,4 @@
-"""Utilisation and chargeback: sums match, access is limited, and a closed month does not change."""
+"""Test utilisation and chargeback: sums match, access is limited, and a closed month does not change."""
 
 from __future__ import annotations
 

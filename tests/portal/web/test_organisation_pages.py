@@ -1,6 +1,4 @@
-"""Teams, people, tokens, notifications, preferences, audit and settings: who sees these pages and what their
-actions do.
-"""
+"""Test the pages of teams, people, tokens, notifications, preferences, audit and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Behaviour of pages that only a browser shows: scripts and layout.
+"""Test the behaviour of pages that only a browser shows: scripts and layout.
 
 Each test opens one page; tests/e2e covers whole workflows.
 """
@@ -33,7 +33,7 @@ LIMA = "America/Lima"
 def chromium() -> Iterator[Browser]:
     """Start Chromium once for these tests.
 
-    Playwright runs an event loop in this thread, so Django must allow ORM calls beside it.
+    Playwright runs an event loop in this thread, so Django must allow ORM calls in the same thread.
     """
     program = next(
         path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))

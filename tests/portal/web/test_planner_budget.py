@@ -1,4 +1,4 @@
-"""The planning time of each user is limited per minute; recent answers are cached for a few seconds."""
+"""Test the limit of each user's planning time per minute, and the cache of recent answers."""
 
 from __future__ import annotations
 

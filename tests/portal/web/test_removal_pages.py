@@ -1,4 +1,4 @@
-"""The pages that remove and move, and the pages of removed rows."""
+"""Test the pages that remove and move, and the pages of removed rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_host_is_removed_after_its_effect_is_shown(world: World) -> None:
     assert address in client.get(reverse("host", args=["alpha"])).content.decode()
     page = client.get(address).content.decode()
     assert "Remove alpha?" in page and "GPUs that leave the pool" in page
-    assert Host.objects.filter(name="alpha").exists(), "a look changes nothing"
+    assert Host.objects.filter(name="alpha").exists(), "the preview changes nothing"
     answer = client.post(address, {"why": "scrapped"}, follow=True)
     assert "alpha is removed." in answer.content.decode()
     assert not Host.objects.filter(name="alpha").exists()

@@ -1,6 +1,4 @@
-"""Pages of request options: recurring and changed reservations, dependencies, arrays, preferences, budgets of
-GPU-hours.
-"""
+"""Test pages of request options: changed reservations, dependencies, arrays, preferences, budgets."""
 
 from __future__ import annotations
 
@@ -175,7 +173,7 @@ def test_a_job_may_depend_on_every_task_of_an_array(world: World) -> None:
     assert "1 job waits for it to finish and ends with it." in question
 
 
-def test_the_preview_warns_of_a_wanted_by_time_that_looks_missed(world: World) -> None:
+def test_the_preview_warns_of_a_wanted_by_time_that_would_be_missed(world: World) -> None:
     soon = timezone.localtime() + dt.timedelta(hours=1)
     data = ask_data(
         world,

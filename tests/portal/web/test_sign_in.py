@@ -1,4 +1,4 @@
-"""The wording of the sign-in page."""
+"""Test the wording of the sign-in page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.world import World
 pytestmark = pytest.mark.django_db
 
 
-def test_it_asks_for_a_user_name_and_says_if_the_account_is_unknown(world: World) -> None:
+def test_the_page_asks_for_a_user_name_and_says_if_the_account_is_unknown(world: World) -> None:
     client, address = Client(), reverse("account_login")
     page = client.get(address).content.decode()
     assert "User name or e-mail address" in page and ">Login<" not in page and "placeholder" not in page

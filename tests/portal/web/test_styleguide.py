@@ -1,4 +1,4 @@
-"""The style guide shows every component. It exists in tests only, not in the product."""
+"""Test that the style guide shows every component. It exists in tests only, not in the product."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.world import World
 
 HERE = Path(__file__).parent
 COMPONENTS = Path(settings.BASE_DIR) / "templates" / "components"
-# Included by the base page or another component, or a page of its own in the browser.
+# These are included by the base page or another component, or are separate pages in the browser.
 NOT_IN_THE_GUIDE = {"brand", "mass_silence", "messages", "palette", "palette_results", "patterns"}
 
 

@@ -1,6 +1,4 @@
-"""Data volumes and environments: who sees which home, the sizes that are shown, and the reported
-environments.
-"""
+"""Test data volumes and environments: who sees which home, shown sizes, reported environments."""
 
 from __future__ import annotations
 

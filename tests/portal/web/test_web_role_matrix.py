@@ -1,4 +1,4 @@
-"""Every page requested by every role and by another tenant.
+"""Request every page as every role and as another tenant.
 
 A page that the table does not list fails the test.
 """
@@ -146,7 +146,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
 
 
 class SampleObjects:
-    """One object of each kind that belongs to vision, created by its member."""
+    """Objects of vision, one of each kind, created by its member."""
 
     def __init__(self, world: World) -> None:
         start = world.now + timedelta(days=365)
@@ -264,7 +264,7 @@ def test_every_page_is_in_the_table() -> None:
 
 
 def status_of(client: Client, name: str, address: str) -> int:
-    """Request a page and return its status. What the request changes is undone, so all meet equal objects."""
+    """Request a page and return its status. Undo its changes, so that all requests find equal objects."""
     with transaction.atomic():
         answer = client.get(address) if TABLE[name][0] == "GET" else client.post(address, BODY)
         transaction.set_rollback(True)

@@ -1,4 +1,4 @@
-"""The why page answers for waiting, running, stopping and ended work."""
+"""Test the why page of waiting, running, stopping and ended work."""
 
 from __future__ import annotations
 

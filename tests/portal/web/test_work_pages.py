@@ -1,4 +1,4 @@
-"""Pages for users of GPUs: who may read them, what they show, and that input is never lost."""
+"""Test pages for users of GPUs: who may read them, what they show, and that input is never lost."""
 
 from __future__ import annotations
 
@@ -478,7 +478,7 @@ def test_an_ended_notebook_shows_its_gpus_and_that_it_was_stopped(world: World) 
         page = owner.get(address).content.decode()
         assert "2 × H100 80GB" in page
         assert "any GPU" not in page or address.endswith(f"{desk.public_id}/"), (
-            "its page shows the request beside it"
+            "the notebook's page also shows the request"
         )
     page = owner.get(reverse("notebook", args=[desk.public_id])).content.decode()
     assert re.search(r"<span>Ran</span><b>30 min", page)
@@ -1015,7 +1015,7 @@ def test_finance_sees_the_cost_of_the_month_by_team_first_and_no_work(world: Wor
     assert "Charged to all teams" not in signed_in(world.vision.lead).get(reverse("home")).content.decode()
 
 
-def test_a_request_beyond_the_guarantee_can_be_put_to_an_operator_from_the_form(world: World) -> None:
+def test_the_form_can_ask_an_operator_for_a_request_beyond_the_guarantee(world: World) -> None:
     client = signed_in(world.language.member)  # guaranteed 4 of the 16
     fields = ask_data(world, count="8", project=str(world.language.project.pk))
     refused = client.post(reverse("ask"), fields)
@@ -1023,7 +1023,7 @@ def test_a_request_beyond_the_guarantee_can_be_put_to_an_operator_from_the_form(
     assert "Ask an operator to let it use what other teams are guaranteed" in refused.content.decode()
     answer = client.post(reverse("ask"), fields | {"may_exceed_guarantee": "on"})
     assert answer.status_code == 302, re.findall(r'class="error".*?</p>', answer.content.decode(), re.S)
-    assert Submission.objects.get().payload["units"] == 8  # it waits: a request is no permission
+    assert Submission.objects.get().payload["units"] == 8  # only an approval permits it, so it waits
     assert not Reservation.objects.exists()
 
 

@@ -1,7 +1,7 @@
-"""Query counts: each page makes a fixed number of queries, however much it shows.
+"""Test that each page makes a fixed number of queries, however much it shows.
 
-query_counts.json records the number of each page, and any difference fails. To write new numbers for review,
-set `RECORD_QUERY_COUNTS=1`.
+``query_counts.json`` records the number of each page, and any difference fails.
+To write new numbers for review, set `RECORD_QUERY_COUNTS=1`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def check(name: str, count: int) -> None:
     if os.environ.get("RECORD_QUERY_COUNTS"):
         known[name] = count
         RECORDED.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
-    assert known.get(name) == count, f"{name} asks {count} queries, {known.get(name)} are recorded"
+    assert known.get(name) == count, f"{name} makes {count} queries; {known.get(name)} are recorded"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -98,7 +98,7 @@ def test_a_page_makes_the_recorded_number_of_queries_however_much_it_shows(
     before = queries_of(world, reverse(page), PAGES[page])
     much_more(world)
     after = queries_of(world, reverse(page), PAGES[page])
-    assert after <= before, f"{page} asks {after - before} queries more when there is more to show"
+    assert after <= before, f"{page} makes {after - before} more queries if it shows more"
     check(page, before)
 
 

@@ -1,4 +1,4 @@
-"""Sample workloads and reservations for tests of pages, with the rows that the engine would have written."""
+"""Create sample workloads and reservations for tests of pages, with the rows that the engine writes."""
 
 from __future__ import annotations
 
