@@ -12,7 +12,7 @@ from scheduler.models import Team
 
 
 class Organisation(models.Model):
-    """The only row: the organisation that owns the pools."""
+    """The organisation that owns the pools. The table has one row."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     name = models.CharField(max_length=80)

@@ -9,7 +9,7 @@ from scheduler.models import Team
 
 
 class AuditEvent(models.Model):
-    """Who changed what, the values before and after, and the reason. A trigger rejects UPDATE and DELETE."""
+    """A change: actor, action, values before and after, and reason. A trigger rejects UPDATE and DELETE."""
 
     at = models.DateTimeField()
     actor = models.ForeignKey(

@@ -1,4 +1,4 @@
-"""Notifications to people, and marks of what was already announced."""
+"""Notifications to users, and records of announced events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Notification(models.Model):
 
 
 class NoticeMark(models.Model):
-    """The only row: the time up to which events were examined for notices. Each run overlaps it a little."""
+    """The time until which events were examined for notices. The table has one row."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     looked_until = models.DateTimeField()
@@ -43,7 +43,7 @@ class NoticeMark(models.Model):
 
 
 class ToldStart(models.Model):
-    """The expected start last announced to a waiting workload's owner, to detect large changes."""
+    """The expected start that was last announced to a waiting workload's owner, to detect large changes."""
 
     workload = models.OneToOneField(
         Workload, primary_key=True, on_delete=models.CASCADE, related_name="told_start"

@@ -19,8 +19,8 @@ class WorkspaceOrigin(models.Model):
 
 
 class EntryCode(models.Model):
-    """A one-time code that opens a workspace: issued by the portal for one user, redeemed by the edge within
-    a minute.
+    """A one-time code that opens a workspace. The portal issues it for one user; the edge redeems it within a
+    minute.
     """
 
     code_hash = models.CharField(unique=True, max_length=64)

@@ -12,7 +12,7 @@ from portal.wording import request_texts
 
 
 def submissions_to_approve(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each new submission to those who may decide it, except its author."""
+    """Yield a notice for each new submission to all users who may decide it, except its author."""
     waiting = Submission.objects.filter(
         state=SubmissionState.WAITING, created_at__gt=since, created_at__lte=now
     )
@@ -34,7 +34,7 @@ def submissions_to_approve(since: datetime, now: datetime) -> Iterator[PendingNo
 
 
 def expired_submissions(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each expired submission to its author and to those who could have approved it."""
+    """Yield a notice for each expired submission to its author and to operators."""
     events = AuditEvent.objects.filter(verb="expire_submission", at__gt=since, at__lte=now)
     ids = [target.partition(":")[2] for target in events.values_list("target", flat=True)]
     for submission in Submission.objects.filter(public_id__in=ids).select_related("team", "author"):

@@ -1,7 +1,7 @@
-"""Write notifications about events. Each notice names the row it comes from, so repeated runs write it once.
+"""Write notifications about events. Each notice names its source row, so repeated runs write it once.
 
-``write_notices(now)`` looks at rows since the previous run (``NoticeMark``), with an overlap, because a
-transaction may commit after the times it wrote.
+``write_notices(now)`` reads the rows since the previous run (``NoticeMark``). The periods of two runs
+overlap, because a transaction may commit later than the times in its rows.
 """
 
 from __future__ import annotations
@@ -85,9 +85,7 @@ def write_notices(now: datetime) -> int:
 
 
 def delete_old_notices(now: datetime) -> int:
-    """Delete notices older than GPUPOOL_NOTICE_DAYS, at most DELETE_BATCH_SIZE at once; return the number
-    deleted.
-    """
+    """Delete notices older than GPUPOOL_NOTICE_DAYS, at most DELETE_BATCH_SIZE; return their number."""
     before = now - timedelta(days=settings.GPUPOOL_NOTICE_DAYS)
     old = Notification.objects.filter(at__lt=before).order_by("at").values_list("pk", flat=True)
     return Notification.objects.filter(pk__in=list(old[:DELETE_BATCH_SIZE])).delete()[0]

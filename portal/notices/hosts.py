@@ -24,8 +24,8 @@ DISK_FULL_NOTICE_AFTER = timedelta(minutes=10)  # temporary files of ended work 
 
 
 def host_failures(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice, to operators and to owners of work on the host, for each host that failed or was
-    attested powered off.
+    """Yield a notice for each host that failed or was confirmed powered off, to operators and to owners of
+    work on it.
     """
     bad = Q(lease_state=LeaseState.SILENT) | ~Q(repair_state=RepairState.WELL)
     for change in HostStateChange.objects.filter(bad, at__gt=since, at__lte=now).select_related("host"):
@@ -48,7 +48,7 @@ def host_failures(since: datetime, now: datetime) -> Iterator[PendingNotice]:
             continue
         name, why = off
         numbers |= {"off_since": change.at.timestamp(), "why": why}
-        # As on the host's page: only users who see all teams learn the operator's name.
+        # Only users who see all teams learn the operator's name, as on the host's page.
         recipients = User.objects.filter(pk__in=(*operator_ids(), *owners))
         may_know = tuple(user.pk for user in recipients if policy.sees_all_teams(user))
         yield PendingNotice(
@@ -65,10 +65,9 @@ def _same_health(change: HostStateChange, before: HostStateChange) -> bool:
 
 
 def full_disks(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice to operators for each host that its full disk has kept closed for
-    DISK_FULL_NOTICE_AFTER.
+    """Yield a notice to operators for each host whose disk has been full for DISK_FULL_NOTICE_AFTER.
 
-    Once per closure: a disk that has space again and fills again causes a new notice.
+    A disk that has space again and fills again causes a new notice.
     """
     full = Host.objects.filter(
         disk_full=True,
@@ -86,10 +85,9 @@ def full_disks(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def hardware_events(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice to operators for each hardware event with an action; per GPU and code at most one an
-    hour.
+    """Yield notices to operators about hardware events with an action: at most one per GPU, code and hour.
 
-    Stray processes have notices of their own (``stray_digests``), since each may belong to another person.
+    Stray processes have separate notices (``stray_digests``), because each may belong to another person.
     """
     events = (
         HealthEvent.objects.filter(handled_at__gt=since, handled_at__lte=now)
@@ -111,8 +109,8 @@ def hardware_events(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def finished_diagnostics(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice to operators for each GPU that failed its diagnostic, or returned to service by passing
-    it.
+    """Yield a notice to operators for each GPU that failed its diagnostic, or passed it and returned to
+    service.
     """
     ended = Diagnostic.objects.filter(ended_at__gt=since, ended_at__lte=now).select_related("host", "gpu")
     for row in ended.order_by("pk"):

@@ -53,7 +53,7 @@ def _affected_by_window(
         state=ReservationState.ACTIVE, end__gt=start, start__lt=end, bound_units__unit__gpu__host=host
     ).distinct()
     if kind == "maintenance_announced":
-        bound = bound.filter(at_risk_since=None)  # the others have a notice that they can't be served
+        bound = bound.filter(at_risk_since=None)  # reservations at risk have their own notice
     for reservation in bound:
         numbers = {**told, "name": reservation.name, "moves": False}
         owner = (reservation.owner_id,)

@@ -1,4 +1,4 @@
-"""Find notices about removed teams and pools, for their people."""
+"""Find notices about removed teams and pools, for their users."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from portal.notices.pending import PendingNotice
 
 
 def removals(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each removed team or pool to its people.
+    """Yield a notice for each removed team or pool to its users.
 
-    These are the former members of the team, the leads of teams with a quota in the pool, and the authors of
-    requests that were withdrawn.
+    The users are the former members of the team, the leads of teams with a quota in the pool, and the authors
+    of withdrawn requests.
     """
     events = AuditEvent.objects.filter(verb__in=("remove_team", "remove_pool"), at__gt=since, at__lte=now)
     for event in events.order_by("pk"):

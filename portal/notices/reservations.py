@@ -45,7 +45,7 @@ def released_reservations(since: datetime, now: datetime) -> Iterator[PendingNot
 
 
 def reservations_without_units(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice, to the owner and to operators, for each started reservation that cannot be served."""
+    """Yield a notice to the owner and to operators for each started reservation that cannot be served."""
     waiting = Reservation.objects.filter(
         reason_code=ReasonCode.RESERVED_UNITS_MISSING,
         reason_at__gt=since,
@@ -61,8 +61,8 @@ def reservations_without_units(since: datetime, now: datetime) -> Iterator[Pendi
 
 
 def reservations_at_risk(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice, to the owner and to operators, for each reservation that no units could serve until its
-    end.
+    """Yield a notice to the owner and to operators for each reservation without units that can serve it until
+    its end.
     """
     rows = Reservation.objects.filter(
         at_risk_since__gt=since, at_risk_since__lte=now, state__in=OPEN_RESERVATION_STATES
@@ -91,8 +91,9 @@ def rebound_reservations(since: datetime, now: datetime) -> Iterator[PendingNoti
 
 
 def reservations_with_unusable_units(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each reservation that keeps unusable GPUs while work runs in it. Once per set of
-    hosts and GPUs.
+    """Yield a notice for each reservation that keeps unusable GPUs while work runs in it.
+
+    The same GPUs cause one notice.
     """
     inside = Allocation.objects.filter(reservation=OuterRef("reservation"), period__upper_inf=True)
     found: dict[int, list[BoundUnit]] = defaultdict(list)

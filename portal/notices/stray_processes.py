@@ -13,17 +13,16 @@ from scheduler.models import StrayAction
 from telemetry.health import stray_processes
 from telemetry.models import HealthEvent, HealthRule, Stray
 
-MAX_STRAY_NOTICES_PER_HOUR = 5  # per host; further ones are combined into digests
+MAX_STRAY_NOTICES_PER_HOUR = 5  # per host; more notices are combined into digests
 STRAY_DIGEST_INTERVAL = timedelta(minutes=10)
 MAX_STRAYS_NAMED = 5  # per notice
 
 
 def stray_digests(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield notices to operators about stray processes, each process once; those found together share a
-    notice.
+    """Yield notices to operators about stray processes, each process once.
 
-    After MAX_STRAY_NOTICES_PER_HOUR notices about one host in a clock hour, further ones are combined every
-    ten minutes.
+    Processes found together share a notice. After MAX_STRAY_NOTICES_PER_HOUR notices about one host in a
+    clock hour, more notices are combined every ten minutes.
     """
     hour = (since - STRAY_DIGEST_INTERVAL).replace(minute=0, second=0, microsecond=0)
     found = HealthEvent.objects.filter(
@@ -66,7 +65,7 @@ def _end_of_digest_interval(at: datetime) -> datetime:
 
 
 def strays_of_users(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice to the user whose name on the host owns a stray process, if the pool's policy asks for
+    """Yield a notice to the portal user with the user name of a stray process, if the pool's policy asks for
     it.
     """
     seen = Stray.objects.filter(first_seen__gt=since, first_seen__lte=now, run="").exclude(

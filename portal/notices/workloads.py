@@ -42,14 +42,12 @@ def started_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]
 
 
 def _checkpoint_location(run: Run) -> dict[str, bool]:
-    """Return ``other_homes`` if the last checkpoint is in the homes of other hosts, where the run cannot find
-    it.
-    """
+    """Return ``other_homes`` if the last checkpoint is in a home that the run's host does not have."""
     return {"other_homes": True} if has_other_storage(run.workload.homes_id, run.host) else {}
 
 
 def ended_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each workload that ended, with who stopped it if a person did."""
+    """Yield a notice for each workload that ended. It names the person who stopped it, if any."""
     ended = list(
         Workload.objects.filter(
             ended_at__gt=since, ended_at__lte=now, state=WorkloadState.ENDED, simulated=False, array=None
@@ -77,10 +75,10 @@ def started_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def ended_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice when the last task of an array ended, with counts by outcome; before that when tasks
+    """Yield a notice when the last task of an array ended, with counts by outcome, and before that when tasks
     fail.
 
-    A failure notice repeats each time the number of failures doubles: at most eleven for a thousand tasks.
+    The failure notice repeats each time the number of failures doubles: at most eleven for a thousand tasks.
     """
     for array, task in job_arrays.arrays_ended_between(since, now):
         numbers: dict[str, Any] = {"name": array.name, "tasks": array.tasks_all, "failed": array.failed}
@@ -96,8 +94,8 @@ def ended_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def evicted_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each eviction. Tasks of an array share one notice per hour, since their evictions
-    come together.
+    """Yield a notice for each eviction. Tasks of an array share one notice per hour, because they are often
+    evicted together.
     """
     decisions = Decision.objects.filter(
         kind=Decision.Kind.EVICTED, at__gt=since, at__lte=now, workload__simulated=False
@@ -124,8 +122,9 @@ def idle_warnings(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def shifted_expected_starts(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice if an announced start moved by over half an hour and over a quarter of the wait; store
-    the new start.
+    """Yield a notice if an announced start moved by over half an hour and over a quarter of the wait.
+
+    Store the new start.
     """
     waiting = Workload.objects.filter(
         state=WorkloadState.QUEUED, expected_start__isnull=False, simulated=False
@@ -160,7 +159,7 @@ def shifted_expected_starts(since: datetime, now: datetime) -> Iterator[PendingN
 
 
 def forced_moves_of_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each workload that must leave its host or GPU because it is taken out of service."""
+    """Yield a notice for each workload whose host or GPU is taken out of service."""
     told = Command.objects.filter(
         verb__in=(Command.Verb.NOTICE, Command.Verb.STOP),
         code__in=(ReasonCode.DRAINED, ReasonCode.GPU_ERROR),

@@ -1,4 +1,4 @@
 """Short-lived keys and channels in Redis that the edge and the portal share.
 
-Losing one only delays a page or a check; the database is authoritative.
+The loss of a key or message only delays a page or a check; the database is authoritative.
 """

@@ -1,6 +1,6 @@
 """Publish the end of sessions and rights, so that the edge ends workspaces and live pages at once.
 
-The session's row is authoritative: without the message the edge finds it missing within seconds
+The session's row is authoritative: without the message the edge notices the missing row within seconds
 (portal/edge/workspaces/access_cache.py).
 """
 
@@ -20,7 +20,7 @@ ACCESS_CHANNEL = f"{nudge.SITE}:access"
 
 
 def session_hash(session_key: str) -> str:
-    """Return the hash by which workspace sessions refer to a portal session; it is no credential."""
+    """Return the hash with which workspace sessions refer to a portal session. It is no credential."""
     return hashlib.sha256(session_key.encode()).hexdigest()
 
 
@@ -41,4 +41,4 @@ def _publish(message: str) -> None:
     try:
         nudge.redis_connection().publish(ACCESS_CHANNEL, message)
     except redis.RedisError as error:
-        log.warning("the edge was not told that somebody lost access, it will notice by itself: %s", error)
+        log.warning("cannot publish a lost access, the edge will notice it within seconds: %s", error)

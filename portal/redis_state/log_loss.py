@@ -1,4 +1,4 @@
-"""Tell the operators' page that the edge cannot store logs of workloads.
+"""Read whether the edge reports that it cannot store logs of workloads, for the page of operators.
 
 The key in Redis expires. Without Redis only the edge's log and metrics show the loss (docs/edge.md).
 """

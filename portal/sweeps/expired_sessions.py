@@ -11,7 +11,7 @@ from portal.models import EntryCode, WorkspaceSession
 
 
 def delete_expired_sessions(now: datetime) -> int:
-    """Delete the rows of sessions and one-time codes that nobody can use any more; how many. Idempotent."""
+    """Delete the rows of expired sessions and one-time codes; return their number. Idempotent."""
     oldest = now - timedelta(seconds=settings.SESSION_COOKIE_AGE)
     expired = (
         EntryCode.objects.filter(expires_at__lt=now),

@@ -1,9 +1,9 @@
 """Warn about and stop idle notebooks: no busy kernel, no active user and an idle GPU for the pool's idle
 limit.
 
-An open page alone is not activity: it counts while messages pass through a kernel or a terminal, or while its
-user does something. Unknown is not idle: a notebook whose GPU is not measured stops only at its time limit.
-See docs/notebooks.md.
+An open page alone is not activity. A page counts as activity while messages pass through a kernel or a
+terminal, or while its user does something. A notebook without GPU readings is never idle: it stops only at
+its time limit. See docs/notebooks.md.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class IdleVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class NotebookActivity:
-    """The known activity of a notebook. ``last`` is the last activity of its users; None while it is in use
-    since an unknown time.
+    """The known activity of a notebook.
 
+    ``last`` is the last activity of its users; None if a page is open and its activity is unknown.
     ``gpu_idle_since`` is None while the GPU is not known to be idle.
     """
 
@@ -86,9 +86,8 @@ def idle_verdict(
 def stop_idle_notebooks(now: datetime) -> dict[str, int]:
     """Warn about or stop every idle notebook; return the number of each verdict. Idempotent."""
     counts = dict.fromkeys((verdict.value for verdict in IdleVerdict), 0)
-    clock_set_at = (
-        clock_correction.last_clock_step_at()
-    )  # readings keep their times, so idle time restarts here
+    # Readings from before a clock step have wrong times, so idle time restarts at the step.
+    clock_set_at = clock_correction.last_clock_step_at()
     running = Run.objects.filter(
         state=RunState.RUNNING,
         rank=0,
@@ -132,7 +131,7 @@ def notebook_activity(run: Run, now: datetime, limit: timedelta) -> NotebookActi
 
 
 def _last_activity(run: Run, reported: dict[str, Any], now: datetime) -> datetime | None:
-    """Return the time of the last input or message. None if a page is open and its activity is unknown."""
+    """Return the time of the last input or message; None if a page is open and its activity is unknown."""
     edge = _edge_activity(run)
     last_input = _datetime_of(edge.get("last_input"))
     if last_input is None and (_number(edge.get("sockets")) or _number(reported.get("connections"))):
@@ -146,12 +145,10 @@ def _last_activity(run: Run, reported: dict[str, Any], now: datetime) -> datetim
 
 
 def _gpu_idle_since(run: Run, now: datetime, limit: timedelta) -> datetime | None:
-    """Return since when every unit of the run has been idle, at most ``limit`` ago; None if one was never
-    measured.
+    """Return the time since which all units of the run are idle, at most ``limit`` ago; None if unknown.
 
-    A unit is judged by utilisation, or by SM activity where utilisation is unknown (MIG slices). If both are
-    unknown, a process on the unit counts as activity, unless the agent reports that only idle kernels are
-    there.
+    The measure is utilisation, or SM activity where utilisation is unknown (MIG slices). If both are unknown,
+    a process on the unit counts as activity, unless the agent reports only idle kernels.
     """
     units = set(Allocation.objects.filter(run=run).values_list("unit_id", flat=True))
     since = max(now - limit, run.placed_at)

@@ -1,7 +1,7 @@
 """Register the template tags and filters of gpupool: ``{% load gpupool %}``.
 
-The functions are in ``portal/web/components``. None of them reads the clock (``now`` is an argument), queries
-the database or rounds money. A value of None is unknown and is shown as that word, never as zero.
+The functions are in ``portal/web/components``. They do not read the clock (``now`` is an argument), query the
+database or round money. They show None as "unknown", never as zero.
 """
 
 from django import template

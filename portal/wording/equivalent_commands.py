@@ -14,7 +14,8 @@ from scheduler.requests import WorkloadRequest, request_fields
 
 Arguments = Mapping[str, Any]
 DECLARED = {each.argument: each for each in request_fields(WorkloadRequest)}
-OTHER_OPTIONS = {"weekdays": "on"}  # of arguments that are not fields of a request
+# Argument that is not a field of a request -> option.
+OTHER_OPTIONS = {"weekdays": "on"}
 
 # verb -> (CLI command, HTTP method, API path)
 CLI_AND_API_OF_VERB: dict[str, tuple[str, str, str]] = {
@@ -49,7 +50,7 @@ def cli_command(verb: str, arguments: Arguments, *, target: str = "") -> str:
 
 # Not split: one rule per type of value; the first that matches decides.
 def _option_words(name: str, value: Any) -> list[str]:
-    """Return an argument as words of the command line; none if it is empty."""
+    """Return an argument as command-line words; [] if it is empty."""
     option, _, negative = cli_option(name).partition("/")
     if value in (None, "", [], {}, ()):
         return []
@@ -81,7 +82,7 @@ def curl_command(verb: str, arguments: Arguments, *, target: str = "", base: str
 
 
 def cli_option(argument: str) -> str:
-    """Return the option of an argument; an option that can be negated is followed by / and its negation."""
+    """Return the option of an argument. If it can be negated, ``/`` and the negation follow."""
     declared = DECLARED.get(argument)
     if declared is not None and declared.option:
         return declared.option
@@ -89,7 +90,7 @@ def cli_option(argument: str) -> str:
 
 
 def quantity_text(unit: str, value: int) -> str:
-    """Return a number of the API as forms and the command line take it: 4h, 90m, 2.5 cores, GiB, 8.0."""
+    """Return an API number as in forms and the CLI: ``4h``, ``90m``, ``2.5`` (cores, GiB) or ``8.0``."""
     if unit == "seconds":
         for size, suffix in ((3600, "h"), (60, "m")):
             if value % size == 0:
@@ -102,7 +103,7 @@ def quantity_text(unit: str, value: int) -> str:
 
 
 def _item_text(item: Any) -> str:
-    """Return an item of a list; a dependency as HOW:ID."""
+    """Return a list item as an option value; a dependency becomes ``CONDITION:ID``."""
     if not isinstance(item, Mapping):
         return str(item)
     return f"{item['condition']}:{item.get('array') or item['workload']}"

@@ -41,12 +41,12 @@ def placement_score_terms(numbers: Numbers) -> list[tuple[str, str]]:
         return []
     before, after, model, slot = (term / 1000 for term in terms if isinstance(term, int))
     return [
-        ("Unusable remainder of its hosts before", f"{before:.3f} GPU"),
+        ("Unusable GPUs of its hosts before", f"{before:.3f} GPU"),
         ("and after", f"{after:.3f} GPU"),
-        ("Price of taking this model from asks that can use no other", f"{model:.3f} GPU"),
-        ("Price of taking room that larger asks need", f"{slot:.3f} GPU"),
+        ("Price of this model, which other requests depend on", f"{model:.3f} GPU"),
+        ("Price of space that larger requests need", f"{slot:.3f} GPU"),
         (
-            "Gain: remainder saved less both prices; the highest wins",
+            "Score: GPUs saved minus both prices; the highest wins",
             f"{before - after - model - slot:+.3f} GPU",
         ),
     ]
@@ -67,41 +67,43 @@ def alternative_request_text(other: Alternative) -> str:
 
 
 def alternative_window_text(workload: Workload, start: datetime, end: datetime, needs_approval: bool) -> str:
-    """Return when the workload's request could be reserved, and whether that needs an approval."""
+    """Return when the workload's request could be reserved and if the reservation needs an approval."""
     asked = alternative_request_text(Alternative(core_values.ask_from_row(workload), False, None))
     needs = "needs an operator's approval" if needs_approval else "is confirmed at once"
     return f"{asked}, {window(start, end)}: {needs}"
 
 
 def forecast_accuracy_text(past: EstimateAccuracy) -> str:
-    """Return how accurate a pool's expected starts were, whether ranges can be derived, and how much of it is
-    simulated.
+    """Return how accurate a pool's expected starts were, if ranges can be derived, and how many of the waits
+    were simulated.
     """
     if past.simulated:
         whose = "All" if past.simulated == past.started_count else f"{past.simulated} of {past.started_count}"
-        return f"{_past_starts(past)} {whose} of these waits are simulated: the demo's past, by this engine."
+        return (
+            f"{_past_starts(past)} {whose} of these waits are simulated: the engine computed the demo's past."
+        )
     return _past_starts(past)
 
 
 def _past_starts(past: EstimateAccuracy) -> str:
     if not past.started_count:
-        return "Nothing has waited and started in this pool lately: there is no record to tell a range from."
-    off = f"half were off by more than {duration(past.median_error)}"
+        return "No workload waited and started in this pool lately, so there is no range yet."
+    off = f"half of the expected starts were off by more than {duration(past.median_error)}"
     if past.started_count == 1:
-        was = f"it was off by {duration(past.median_error)}"
-        return f"Only 1 waited and started in this pool lately: too few to tell a range from; {was}."
+        was = f"its expected start was off by {duration(past.median_error)}"
+        return f"Only 1 workload waited and started in this pool lately, too few for a range; {was}."
     if not past.has_enough_outcomes:
         return (
-            f"Only {past.started_count} waited and started in this pool lately: "
-            f"too few to tell a range from; {off}."
+            f"Only {past.started_count} workloads waited and started in this pool lately, "
+            f"too few for a range; {off}."
         )
     if past.with_range < MIN_OUTCOMES:
         return (
-            f"The range comes from the last {past.started_count} that waited in this pool; {off}. "
-            "Too few had a range so far to say how many started within it. It is no guarantee."
+            f"The range comes from the last {past.started_count} workloads that waited in this pool; {off}. "
+            "Too few of them had a range to say how many started within it. It is no guarantee."
         )
     return (
-        f"Of the last {past.with_range} that had a range in this pool, "
+        f"Of the last {past.with_range} workloads with a range in this pool, "
         f"{round(100 * past.started_in_range_count / past.with_range)} % "
         f"started by its upper end; {off}. It is no guarantee."
     )

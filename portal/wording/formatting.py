@@ -141,5 +141,5 @@ def parsed_time(value: Any) -> datetime | None:
 
 
 def number_text(number: Decimal) -> str:
-    """Return a number as a message repeats it, at most 30 characters long."""
+    """Return a number as text for a message, at most 30 characters long."""
     return f"{number:f}"[:30] if abs(number.adjusted()) < 30 else str(number)[:30]

@@ -14,8 +14,8 @@ from portal.wording.reason_numbers import ReasonNumbers
 
 @dataclass(frozen=True)
 class HostVerb:
-    """An action on a host: its effect, shown before it is taken, and the confirmation with the
-    host's name.
+    """The texts of an action on a host: ``text`` states its effect and is shown before the action; ``done``
+    confirms it and takes the host's name.
     """
 
     text: str
@@ -24,35 +24,35 @@ class HostVerb:
 
 HOST_VERBS = {
     "cordon": HostVerb(
-        "Nothing new starts on it. What runs goes on to its end.",
+        "Nothing new starts on it. Running work continues to its end.",
         "{} is cordoned: nothing new starts on it.",
     ),
     "drain": HostVerb(
-        "Nothing new starts on it. Preemptible work gets its notice, writes its checkpoint and goes on "
-        "elsewhere; the rest runs to its end.",
+        "Nothing new starts on it. Preemptible work gets a notice, writes its checkpoint and resumes "
+        "elsewhere; other work runs to its end.",
         "{} is draining: nothing new starts on it.",
     ),
     "return": HostVerb(
         "New work may start on it at once. If it was quarantined, "
-        "you attest that nothing of before runs on it.",
+        "you confirm that no earlier work still runs on it.",
         "{} is back in service.",
     ),
     "off": HostVerb(
-        "What ran on it counts as lost and starts elsewhere at once, before its lease is over, and its GPUs "
-        "may be put into another machine. Say so only of a machine that you have seen off or had "
-        "power-cycled: one that is only cut off may still compute, and two would write the same files.",
+        "Its work counts as lost and restarts elsewhere at once, before its lease expires. Its GPUs may be "
+        "put into another machine. Confirm this only if you saw the machine off or had it power-cycled: a "
+        "machine without network may still compute, and then two runs would write the same files.",
         "{} counts as powered off. Its work starts elsewhere.",
     ),
     "revoke": HostVerb(
-        "Its agent is cut off at once and gets no more orders. What runs there stops when its lease ends, "
-        "and starts elsewhere after that. It joins again with a new join token.",
-        "{} is cut off: its credential is revoked. It joins again with a new token.",
+        "Its agent is disconnected at once and gets no more orders. Its work stops when its lease expires "
+        "and then starts elsewhere. The host can join again with a new join token.",
+        "The credential of {} is revoked. The host can join again with a new join token.",
     ),
     "maintenance": HostVerb(
-        "Nothing is planned into the window. Work that can't end before it does not start there. "
-        "What still runs there shortly before it begins is stopped, with notice and grace, also work that "
-        "can't be preempted.",
-        "{} is in maintenance in the window: no work is scheduled in it.",
+        "No work is planned into the window. Work that can't end before the window does not start there. "
+        "Work that still runs shortly before the window is stopped with notice and grace, even if it can't "
+        "be preempted.",
+        "The maintenance of {} is announced: no work is scheduled into the window.",
     ),
 }
 # Effect of a verb on work on a host -> text.
@@ -60,17 +60,17 @@ WORKLOAD_EFFECTS = {
     "runs_on": "runs on",
     "leaves": "leaves",
     "moves": "checkpoints, then starts elsewhere at once",
-    "moves_and_waits": "checkpoints, then waits for room",
+    "moves_and_waits": "checkpoints, then waits for free GPUs",
     "runs_to_end": "runs to its end: it can't be preempted",
     "lease": "stops when its lease ends",
     "lost": "counts as lost, starts elsewhere",
     "before": "ends before the window",
-    "moved_before": "is stopped in time for the window, unless it has ended",
+    "moved_before": "is stopped before the window, unless it has ended",
 }
 
 
 def workload_effect_text(happens: str, begins_anew: bool = False) -> str:
-    """Return the text of one key of WORKLOAD_EFFECTS."""
+    """Return the text of a key of WORKLOAD_EFFECTS; ``begins_anew``: the checkpoint is out of reach."""
     anew = (
         " – in another home folder: it does not find the checkpoint and starts from the beginning"
         if begins_anew
@@ -81,30 +81,30 @@ def workload_effect_text(happens: str, begins_anew: bool = False) -> str:
 
 # Audit verb -> text, for actions that change no state of the host.
 HOST_ACTIONS: dict[str, Callable[[ReasonNumbers], str]] = {
-    "add_host": lambda f: "Made known",
+    "add_host": lambda f: "Added",
     "remove_host": lambda f: "Removed",
     "move_host": lambda f: "Moved to another pool",
-    "new_join_token": lambda f: "A join token was made; those not used before stopped working",
+    "new_join_token": lambda f: "A join token was created; unused earlier tokens no longer work",
     "revoke_host": lambda f: "Its agent's credential was revoked",
     "attest_host_off": lambda f: "It counts as powered off",
     "set_maintenance": lambda f: (
         f"Maintenance announced: {window(parsed_time(f.get('start')), parsed_time(f.get('end')))}"
     ),
     "cancel_maintenance": lambda f: (
-        f"Maintenance taken back: {window(parsed_time(f.get('start')), parsed_time(f.get('end')))}"
+        f"Maintenance cancelled: {window(parsed_time(f.get('start')), parsed_time(f.get('end')))}"
     ),
     "diagnose_gpu": lambda f: f"GPU {f.plain('', 'gpu')} is to be diagnosed",
     "diagnose_host": lambda f: f"To be diagnosed: {gpu_list(f.get('gpus') or [])}",
     "forget_gpu": lambda f: f"GPU {f.plain('', 'gpu')} ({f.plain('', 'uuid')}) is gone for good",
     "change_geometry": lambda f: f"GPU {f.plain('', 'gpu')} is to become {f.plain('', 'geometry')}",
     "withdraw_geometry": lambda f: (
-        f"GPU {f.plain('', 'gpu')} stays as it is: {f.plain('', 'geometry')} was taken back"
+        f"GPU {f.plain('', 'gpu')} stays as it is: the change to {f.plain('', 'geometry')} was withdrawn"
     ),
 }
 
 
 def host_action_text(verb: str, numbers: Numbers) -> str:
-    """Return what a person did to a host, without name and reason."""
+    """Return the action of a person on a host, without the person's name and reason."""
     words = HOST_ACTIONS.get(verb)
     return words(ReasonNumbers(numbers, None)) if words else verb.replace("_", " ").capitalize()
 
@@ -120,8 +120,8 @@ def remaining_work_sentence(
 ) -> str:
     """Return the work that remains on a closed host.
 
-    ``leaving`` is work that was asked to stop, ``staying`` work that runs to its end: (name, latest end),
-    soonest first.
+    ``leaving`` is work that was asked to stop, ``staying`` is work that runs to its end. Both are lists of
+    (name, latest end), soonest first.
     """
     if not leaving and not staying:
         return "Nothing runs on it any more."

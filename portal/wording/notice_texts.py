@@ -57,7 +57,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     ),
     "expected_start_moved": lambda f: (
         f"{f.plain('', 'name')} is now expected to start{f.time(' at ', 'expected_start')}"
-        f"{f.time(', before that ', 'before')}."
+        f"{f.time(' instead of ', 'before')}."
     ),
     "reservation_soon": lambda f: f"Your reservation {f.plain('', 'name')} begins{f.time(' at ', 'start')}.",
     "reservation_released": lambda f: (
@@ -83,14 +83,14 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         "and nobody decided it before its start. It can be requested for another window."
     ),
     "host_trouble": lambda f: (
-        f"{f.plain('', 'host')} counts as off{f.time(' since ', 'off_since')} "
-        f"(by {f.plain('', 'by')}{f.plain(': ', 'why') if f.get('why') else ''})."
+        f"{f.plain('', 'host')} counts as powered off{f.time(' since ', 'off_since')} "
+        f"(confirmed by {f.plain('', 'by')}{f.plain(': ', 'why') if f.get('why') else ''})."
         if f.get("off_since")
         else f"{f.plain('', 'host')}: {f.plain('', 'trouble')}."
     ),
     "disk_is_full": lambda f: (
         f"{f.plain('', 'host')} has started nothing new{f.time(' since ', 'since')}: its disk is full. "
-        "Check which files fill it; homes and checkpoints belong on a disk of their own, or under a quota."
+        "Check which files fill it. Put homes and checkpoints on a separate disk, or set a quota."
     ),
     "hardware_event": lambda f: (
         f"{f.plain('', 'host')}{f.plain(', GPU ', 'gpu')}: {f.plain('', 'meaning')}"
@@ -125,18 +125,18 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} could not become "
         f"{f.get('geometry') or 'one whole GPU'}{f.plain(': ', 'detail') if f.get('detail') else ''}."
         + (
-            " It is in service as it was."
+            " It is in service with its old geometry."
             if f.get("in_service")
             else " It is not in service: decide on the host's page."
         )
     ),
     "gpu_is_back": lambda f: (
         f"GPU {f.plain('', 'gpu')} of {f.plain('', 'host')} passed its diagnostic and is well again. "
-        "If the host is cordoned, it stays so until you return it."
+        "If the host is cordoned, return it to service yourself."
     ),
     "stray_is_yours": lambda f: (
         f"Your process {f.plain('', 'process')} (pid {f.plain('', 'pid')}) uses GPU {f.plain('', 'gpu')} of "
-        f"{f.plain('', 'host')} outside the pool. End it, or ask for a GPU: other work needs this one."
+        f"{f.plain('', 'host')} outside the pool. End it, or request a GPU: other work needs this GPU."
     ),
     "reservation_moves": lambda f: (
         f"Reservation {f.plain('', 'name')} leaves {f.plain('', 'host')}, which can't be used at present. "
@@ -156,7 +156,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"{f.plain('', 'host')} is in maintenance{f.time(' from ', 'start')}{f.time(' to ', 'end')}"
         f"{f.plain(': ', 'reason')}. "
         + (
-            f"{f.plain('', 'name')} is moved off it before that unless it has ended."
+            f"{f.plain('', 'name')} is moved off the host before that, unless it has ended."
             if f.get("moves")
             else f"Reservation {f.plain('', 'name')} gets other GPUs for that time."
         )
@@ -192,7 +192,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
 
 
 def _event_text(f: ReasonNumbers) -> str:
-    """Return the code of a hardware event, in brackets if its meaning comes before it."""
+    """Return the code of a hardware event, in brackets if the text gives its meaning before."""
     before, after = (" (", ")") if f.get("meaning") else ("", "")
     return f.plain(before, "event", after=after) or "a hardware event"
 

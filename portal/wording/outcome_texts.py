@@ -45,7 +45,7 @@ def outcome_sentence(workload: Workload, stop: StoppedBy | None, viewer: policy.
 
 
 def current_reason_code(workload: Workload) -> str:
-    """Return the current reason code: of its end, of its stop, or of why it waits or started."""
+    """Return the outcome of an ended workload, the reason of a current stop, or why it waits or started."""
     if _has_ended(workload):
         return workload.outcome
     return (
@@ -58,7 +58,7 @@ def current_reason_code(workload: Workload) -> str:
 def current_reason_numbers(
     workload: Workload, stop: StoppedBy | None, viewer: policy.Viewer | None
 ) -> dict[str, Any]:
-    """Return the numbers of the current reason. A query only if the workload waits for a dependency."""
+    """Return the numbers of the current reason. Only a wait for a dependency costs a query."""
     if not _has_ended(workload) and current_reason_code(workload) == workload.reason_code:
         return reason_texts.waiting_numbers(workload)
     numbers = dict(workload.outcome_numbers) if _has_ended(workload) else {}
@@ -68,8 +68,8 @@ def current_reason_numbers(
 
 
 def current_reason_sentence(workload: Workload, stop: StoppedBy | None, viewer: policy.Viewer | None) -> str:
-    """Return the current reason as a sentence: how it ended, why it is being stopped, why it started, or why
-    it waits.
+    """Return the sentence of the current reason: how the workload ended, why it is being stopped, why it
+    started, or why it waits.
     """
     return reason_texts.reason_sentence(
         current_reason_code(workload), current_reason_numbers(workload, stop, viewer), viewer

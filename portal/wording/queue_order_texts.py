@@ -45,14 +45,14 @@ def not_comparable(mine: Workload, theirs: Workload) -> str:
         )
     return (
         f"{theirs.name} is in {theirs.pool.name} and {mine.name} waits in {mine.pool.name}: "
-        "they want different GPUs."
+        "they need different GPUs."
     )
 
 
 # Short form for lists, by the criterion that decides (scheduler.core.queue.turn.TurnCriterion).
 EARLIER_BECAUSE: dict[str, str] = {
     "reservation": "runs inside a reservation",
-    "room_is_made": "units are already being freed for it",
+    "room_is_made": "GPUs are already being freed for it",
     "within_guarantee": "within its team's guarantee",
     "below_guarantee": "its team is below its guarantee",
     "fair_share": "its team used less of its fair share",
@@ -93,9 +93,7 @@ QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
     "reservation": lambda f: (
         "It runs inside a reservation, and these GPUs were promised to its project earlier."
     ),
-    "room_is_made": lambda f: (
-        "Other work is already being preempted for it; the freed units are kept for it."
-    ),
+    "room_is_made": lambda f: "Other work is already being preempted for it; the freed GPUs are kept for it.",
     "within_guarantee": lambda f: (
         f"Its request is within the guarantee of {f.plain('', 'theirs_team')}{_quota_text(f, 'theirs')}; "
         f"your request is not within the guarantee of {f.plain('', 'mine_team')}{_quota_text(f, 'mine')}. "
@@ -110,7 +108,7 @@ QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
         "Both would borrow, and the team that used less for its weight borrows first: "
         f"{f.plain('', 'theirs_team')} {f.get('theirs_share') or 0:,.0f} GPU-hours, "
         f"{f.plain('', 'mine_team')} {f.get('mine_share') or 0:,.0f}"
-        f"{', each halved every ' + duration(f.get('half_life')) if f.get('half_life') else ''}."
+        f"{'. Past use halves every ' + duration(f.get('half_life')) if f.get('half_life') else ''}."
     ),
     "own_team": lambda f: (
         f"Other work of {f.plain('', 'mine_team')} is ahead of yours, and this workload's turn comes before "
@@ -132,14 +130,14 @@ QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
     ),
     "place": lambda f: (
         f"The place in the queue is the time of submission plus {RUNTIME_WEIGHT} times the expected run "
-        f"time, at most {duration(MAX_RUNTIME_PENALTY_SECONDS)} more. "
+        f"time, at most {duration(MAX_RUNTIME_PENALTY_SECONDS)} later. "
         f"Its numbers: submitted {_time_text(f, 'theirs_submitted')}, expected to run "
         f"{duration(f.get('theirs_predicted'))}, so {_time_text(f, 'theirs_place')}. Your numbers: "
         f"submitted {_time_text(f, 'mine_submitted')}, expected to run "
         f"{duration(f.get('mine_predicted'))}, so {_time_text(f, 'mine_place')}. Expected run times come "
         "from similar jobs that have finished."
     ),
-    "number": lambda f: "All rules rank them equal; it was submitted first.",
+    "number": lambda f: "All other rules rank them equal; it was submitted first.",
 }
 
 
@@ -149,7 +147,7 @@ def queue_order_sentence(rule: str, numbers: Numbers) -> str:
 
 
 def start_without_other(mine: str, theirs: str, why_not: str) -> str:
-    """Return what would happen without the other workload; ``why_not`` is "" if this one would start."""
+    """Return if a workload would start without the other one; ``why_not`` is "" if it would."""
     if not why_not:
         return f"Without {theirs}, {mine} would start now."
     return f"Even without {theirs}, {mine} would not start now. {why_not}"

@@ -75,9 +75,7 @@ class ReasonNumbers:
         return workload.name if workload else otherwise
 
     def dependency_name(self) -> str:
-        """Return the workload, or every task of the array, that must end first; by name if the viewer may see
-        it.
-        """
+        """Return the workload or the array that must end first, by name only if the viewer may see it."""
         value = self.get("array")
         if not isinstance(value, int):
             return self.workload("another workload")

@@ -6,13 +6,13 @@ from portal.wording.formatting import cores, gibibytes, model_name, with_count
 from portal.wording.reason_numbers import ReasonNumbers
 
 # How a dependency must end.
-DEPENDENCY_CONDITIONS = {"ok": "finish well", "any": "end", "not_ok": "end without finishing"}
+DEPENDENCY_CONDITIONS = {"ok": "finish", "any": "end", "not_ok": "end without finishing"}
 
 
 def requested_gpus(f: ReasonNumbers) -> str:
     """Return ``4 H100 80GB``, ``8 GPUs of any model on each of 2 hosts`` or ``2 × 1g.10gb of A100 80GB``.
 
-    If the numbers lack the request, name the engine's model, which is the first that would do.
+    If the numbers lack the request, use the engine's model: the first one that fits the request.
     """
     hosts = f.get("hosts") if f.is_plural("hosts") else None
     count, where = f.get("units" if hosts else "need"), f" on each of {hosts} hosts" if hosts else ""
@@ -26,11 +26,11 @@ def requested_gpus(f: ReasonNumbers) -> str:
 
 
 def free_gpus(f: ReasonNumbers) -> str:
-    """Return how many GPUs are free; if several models would do, of those the team may have."""
+    """Return how many GPUs are free. If the request allows several models, count those the team may use."""
     free, wanted = f.get("free"), f.get("wanted")
     if not isinstance(free, int):
         return ""
-    which = "" if wanted is None or len(wanted) == 1 else " that it may have"
+    which = "" if wanted is None or len(wanted) == 1 else " that it may use"
     return f"; {free}{which} {'is' if free == 1 else 'are'} free now"
 
 
@@ -60,7 +60,7 @@ def min_runtime_note(f: ReasonNumbers) -> str:
 
 
 def cpu_and_memory_shortage(f: ReasonNumbers) -> str:
-    """Return the CPU and memory that must be free next to the GPUs; GPUs alone do not help."""
+    """Return the CPU and memory that must be free on the host of the GPUs."""
     cpu, memory = f.get("cpu_milli"), f.get("memory_mib")
     words = " and ".join(filter(None, [cores(cpu) if cpu else "", gibibytes(memory) if memory else ""]))
     return f" On the same host it needs {words} that nobody else has asked for." if words else ""
@@ -73,11 +73,11 @@ def exceeds(f: ReasonNumbers, name: str) -> bool:
 
 
 def never_within_quota(f: ReasonNumbers) -> str:
-    alone = "" if f.get("may_borrow") else ", since what is not preemptible may not borrow"
+    alone = "" if f.get("may_borrow") else " without borrowing, because it is not preemptible"
     return (
-        f"Its team may hold {f.slots('', 'limit')}{f.of_model_text()} at most{alone}, and this needs "
-        f"{f.slots('', 'need')}: it does not start, whatever ends, before its team may hold more. "
-        "A team lead can ask for that; or ask for fewer."
+        f"Its team may hold at most {f.slots('', 'limit')}{f.of_model_text()}{alone}; this needs "
+        f"{f.slots('', 'need')}. It can't start before its team may hold more. "
+        "Ask for fewer, or let a team lead request a larger quota."
     )
 
 
@@ -86,14 +86,14 @@ def window_over_quota(f: ReasonNumbers) -> str:
     return (
         f"Its team would have {f.slots('', 'held') or 'none'}{f.of_model_text()} promised or in "
         f"use{f.time(' at ', 'at')}, and may hold {f.slots('', 'limit') or 'none'}; "
-        f"this needs {f.slots('', 'need')} more. Only an operator can allow it, when asked to."
+        f"this needs {f.slots('', 'need')} more. It needs an operator's approval."
     )
 
 
 def dependency_condition(f: ReasonNumbers) -> str:
     how = str(f.get("condition"))
     return (
-        "end, not all of them well"
+        "end, at least one of them without finishing"
         if how == "not_ok" and f.get("array")
         else DEPENDENCY_CONDITIONS.get(how, "end")
     )
@@ -110,25 +110,25 @@ def failed_gpu(f: ReasonNumbers) -> str:
 
 
 def reservation_blockers(f: ReasonNumbers) -> str:
-    """Return what prevents a reservation from keeping its units."""
+    """Return the reasons why a reservation can't keep its units."""
     others, serviced = int(f.get("reservations") or 0), int(f.get("maintenance") or 0)
     words = [
-        f"{with_count(others, 'other reservation')} would lose what was promised" if others else "",
-        f"maintenance begins on {with_count(serviced, 'GPU')} of them" if serviced else "",
+        f"{with_count(others, 'other reservation')} would lose its GPUs" if others else "",
+        f"maintenance begins on {serviced} of its GPUs" if serviced else "",
     ]
-    return " and ".join(word for word in words if word) or "others are promised them"
+    return " and ".join(word for word in words if word) or "they are promised to others"
 
 
 def promised_to(f: ReasonNumbers) -> str:
-    """Return what the GPUs are promised to. Other teams' reservations are not named."""
+    """Return who needs the GPUs next. Other teams' reservations are counted, not named."""
     promised, serviced = int(f.get("reservations") or 0), bool(f.get("maintenance"))
     words = [
-        f"{with_count(promised, 'reservation')} {'counts' if promised == 1 else 'count'} on them"
+        f"{with_count(promised, 'reservation')} {'needs' if promised == 1 else 'need'} them"
         if promised
         else "",
-        "maintenance of its host is planned" if serviced else "",
+        "maintenance needs them" if serviced else "",
     ]
-    return " and ".join(filter(None, words)) or "others count on them"
+    return " and ".join(filter(None, words)) or "others need them"
 
 
 def full_disks(hosts: list[str], full: int) -> str:
@@ -149,14 +149,14 @@ def closed_gpus(f: ReasonNumbers, state: str) -> str:
 
 
 def other_dependencies(f: ReasonNumbers) -> str:
-    """Return how many workloads it waits for besides the one named, or "" if there are no others."""
+    """Return how many workloads it waits for in addition to the named one, or "" if there are no others."""
     if not f.is_plural("workloads"):
         return ""
     return f", and for {with_count(int(f.get('workloads')) - 1, 'other')}"
 
 
 def dependency_outcome(f: ReasonNumbers) -> str:
-    """Return how the workload (or one of the array) that it depends on ended, or "" if that is not known."""
+    """Return how its dependency (a workload, or one task of an array) ended, or "" if that is not known."""
     if not f.get("outcome"):
         return ""
     return f", {'one' if f.get('array') else 'it'} ended as {str(f.get('outcome')).replace('_', ' ')}"
@@ -179,8 +179,8 @@ def too_big_for_any_host(f: ReasonNumbers) -> str:
         return beside
     if isinstance(units, int) and isinstance(largest, int) and largest >= units and not f.is_plural("hosts"):
         return (
-            "No host has the CPU, the memory or the NVLink that it asks for beside "
-            f"{with_count(units, 'GPU')}. Ask for less."
+            f"No host has {with_count(units, 'GPU')} with the CPU, the memory or the NVLink that it asks "
+            "for. Ask for less."
         )
     if isinstance(units, int) and isinstance(largest, int) and largest >= units:
         return (
@@ -196,7 +196,7 @@ def too_big_for_any_host(f: ReasonNumbers) -> str:
 
 
 def insufficient_cpu_or_memory(f: ReasonNumbers, units: int) -> str:
-    """Return the sentence if CPU or memory is what no host has, with the maximum available; otherwise ""."""
+    """Return the sentence for a lack of CPU or memory, with the most that hosts have; "" if both suffice."""
     words = {"cpu_milli": cores, "memory_mib": gibibytes}
     asked = [
         (name, f.get(name), f.get(f"most_{name}")) for name in words if isinstance(f.get(f"most_{name}"), int)

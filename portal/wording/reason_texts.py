@@ -73,8 +73,8 @@ REASONS: dict[str, SentenceBuilder] = {
     ),
     "over_user_cap": lambda f: (
         f"One person may hold {f.slots('at most ', 'cap')} in this pool; this needs {f.slots('', 'need')} "
-        f"beside {f.slots('', 'held') or 'nothing'} reserved{f.time(' at ', 'at')}. Ask for fewer; "
-        "only an operator can allow more, when asked to."
+        f"in addition to {f.slots('', 'held') or 'nothing'} reserved{f.time(' at ', 'at')}. "
+        "Ask for fewer; more needs an operator's approval."
         if f.get("at")
         else f"One person may hold {f.slots('at most ', 'cap')} in this pool, and this needs "
         f"{f.slots('', 'need')}. Ask for fewer."
@@ -100,8 +100,8 @@ REASONS: dict[str, SentenceBuilder] = {
         f"{reason_parts.other_dependencies(f)}."
     ),
     "array_limit": lambda f: (
-        f"Its array lets {f.plain('', 'most_at_once') or 'so many'} of its tasks into the queue together; "
-        "it is the turn of others."
+        f"Its array allows {f.plain('', 'most_at_once') or 'only some'} of its tasks in the queue at once; "
+        "other tasks are there now."
     ),
     "backing_off": lambda f: f"Its last attempt failed; it tries again{f.time(' at ', 'until')}.",
     "reservation_not_started": lambda f: (
@@ -114,15 +114,15 @@ REASONS: dict[str, SentenceBuilder] = {
     "host_closed": lambda f: (
         f"The hosts that could run it take no new work{f.plain(': ', 'hosts')}"
         f"{reason_parts.of_hosts(f.get('hosts'))} cordoned, draining, in maintenance, silent or "
-        f"unwell{f.plain(', ', 'too_weak', after=' keep workloads less apart than the pool demands')}."
+        f"unwell{f.plain(', ', 'too_weak', after=' isolate workloads less than the pool requires')}."
     ),
     "isolation_too_weak": lambda f: (
-        "The host keeps workloads less apart than its pool demands, so nothing new starts on it."
+        "The host isolates workloads less than its pool requires, so nothing new starts on it."
     ),
     # why it waits: it starts when units become free
     "waits_for_units": lambda f: (
         f"Its reservation has {f.plain('', 'of')} such GPUs, and this needs {f.plain('', 'need')}. "
-        "Ask for fewer, or launch it without one."
+        "Ask for fewer, or launch it without the reservation."
         if f.get("reservation") and reason_parts.exceeds(f, "of")
         else f"It waits for its reservation's GPUs: it needs {f.plain('', 'need')}, {f.plain('', 'free')} of "
         f"{f.plain('', 'of')} are free."
@@ -163,15 +163,14 @@ REASONS: dict[str, SentenceBuilder] = {
     # why it is not queued
     "too_many_waiting": lambda f: (
         f"{'Its team' if f.get('of') == 'team' else 'Its owner'} has {f.plain('', 'waiting') or 'many'} "
-        f"notebooks and jobs waiting in this pool; with {f.plain('', 'more') or 'any'} more there would be "
-        f"more than {f.plain('the ', 'limit', after=' that ')}one "
-        f"{'team' if f.get('of') == 'team' else 'person'} may have. "
+        f"notebooks and jobs waiting in this pool; {f.plain('', 'more') or 'any'} more would exceed the "
+        f"limit {f.plain('of ', 'limit', after=' ')}for one {'team' if f.get('of') == 'team' else 'person'}. "
         "Submit it when some have started or are cancelled."
     ),
     # why a reservation does not fit
     "window_full": lambda f: (
-        f"That window is full: {f.plain('', 'need') or 'what is'} asked, {f.plain('', 'free') or 'fewer'} of "
-        f"{f.plain('', 'total') or 'all'} could be promised for all of it."
+        f"That window is full: it needs {f.plain('', 'need') or 'more'}; {f.plain('', 'free') or 'fewer'} of "
+        f"{f.plain('', 'total') or 'all'} are free for the whole window."
     ),
     "reserved_units_missing": lambda f: (
         f"It has begun and has no GPUs yet: it needs {f.plain('', 'need') or 'more'}"
@@ -184,7 +183,7 @@ REASONS: dict[str, SentenceBuilder] = {
         f"{f.plain(' on ', 'hosts', after=' hosts') if f.is_plural('hosts') else ''}; "
         f"{f.plain('', 'free') or 'fewer'} of {f.plain('', 'total') or 'all'} such GPUs could serve it until "
         f"its end{reason_parts.closed_gpus(f, 'out of service or in maintenance')}. "
-        "It is kept if others become free; else change or cancel it, or ask an operator."
+        "It is kept if other GPUs become free. Otherwise change or cancel it, or ask an operator."
     ),
     "reserved_units_in_use": lambda f: (
         f"It has begun; {f.plain('', 'units') or 'some'} of its{f.plain(' ', 'need')} GPUs are still in use "
@@ -193,12 +192,11 @@ REASONS: dict[str, SentenceBuilder] = {
     ),
     "window_eats_guarantees": lambda f: (
         f"That window would use {f.model()} that other teams are guaranteed: {f.slots('', 'need') or 'more'} "
-        f"asked, {f.slots('', 'left') or 'fewer'} left for this team. Only an operator can allow it, "
-        "when asked to."
+        f"requested, {f.slots('', 'left') or 'fewer'} left for this team. It needs an operator's approval."
     ),
     "extension_blocked": lambda f: (
         f"It can't keep its GPUs{f.time(' beyond ', 'end')}: {reason_parts.reservation_blockers(f)}. "
-        "Reserve the time after it beside it."
+        "Make a second reservation for the time after it."
     ),
     "more_time_blocked": lambda f: (
         f"It holds its GPUs until its limit, and {reason_parts.promised_to(f)}"
@@ -213,22 +211,20 @@ REASONS: dict[str, SentenceBuilder] = {
     "finished": lambda f: "It finished.",
     "failed": lambda f: f"It failed{f.plain(' with exit code ', 'exit_code')}.",
     "checkpointed": lambda f: "It wrote its checkpoint and stopped when asked.",
-    "killed_at_grace": lambda f: "It did not stop when asked and was killed at the end of its grace.",
-    "out_of_memory": lambda f: "It used more memory than it may and was stopped.",
+    "killed_at_grace": lambda f: "It did not stop when asked and was killed at the end of its grace period.",
+    "out_of_memory": lambda f: "It used more memory than it is allowed and was stopped.",
     "disk_ran_low": lambda f: (
-        "The disk of its host ran low, and its temporary files had recently taken most of it, "
-        "so it was stopped there. Its own retries stay as they were."
+        "The disk of its host ran low, and its temporary files had recently taken the most space, "
+        "so it was stopped. This uses none of its retries."
     ),
-    "out_of_disk": lambda f: (
-        "Its temporary files took more of its host's disk than there is for it, so it was stopped."
-    ),
+    "out_of_disk": lambda f: "Its temporary files exceeded the limit of its host, so it was stopped.",
     "gpu_error": lambda f: (
         f"{reason_parts.failed_gpu(f)}, and it ran on that GPU."
         if f.get("host") and f.get("event")
-        else f"A GPU failed under it{f.plain(' (', 'xid', 'event', 'words', after=')')}."
+        else f"One of its GPUs failed{f.plain(' (', 'xid', 'event', 'words', after=')')}."
     ),
     "host_lost": lambda f: "Its host fell silent.",
-    "lease_lost": lambda f: "Its host lost touch with the portal and stopped it.",
+    "lease_lost": lambda f: "Its host lost the connection to the portal and stopped it.",
     "cancelled": lambda f: (
         f"{f.plain('', 'by')} {'stopped it' if f.get('ran') else 'took it out of the queue'}"
         f"{f.plain(': ', 'why') if f.get('why') else ''}"
@@ -239,14 +235,14 @@ REASONS: dict[str, SentenceBuilder] = {
         else "It was stopped."
     ),
     "time_limit": lambda f: "It reached its longest runtime.",
-    "idle": lambda f: "It was idle too long: no busy kernel, nobody at work in it and a quiet GPU.",
+    "idle": lambda f: "It was idle too long: no busy kernel, no active user and an idle GPU.",
     "start_failed": lambda f: "Its host could not start it.",
     "gpu_unreadable": lambda f: (
-        "The driver of its host did not answer whether its GPU is clean. "
+        "The driver of its host did not report if its GPU is clean. "
         "It is tried again, and none of its retries is used."
     ),
     "prolog_failed": lambda f: (
-        "The operator's preparation of its host failed. It is tried again, and none of its retries is used."
+        "The operator's prolog on its host failed. It is tried again, and none of its retries is used."
     ),
     "host_full": lambda f: (
         f"{reason_parts.full_disks(f.get('hosts'), f.get('full'))}. What could run it starts nothing new "
@@ -255,14 +251,14 @@ REASONS: dict[str, SentenceBuilder] = {
         else "The disk of its host is full. It is tried again, and none of its retries is used."
     ),
     "drained": lambda f: (
-        f"{reason_parts.failed_gpu(f)}. By the table of hardware events the host takes nothing new, and work "
+        f"{reason_parts.failed_gpu(f)}. By its health rule, the host takes no new work, and work "
         "that can move leaves it."
         if f.get("host") and f.get("event")
         else f"Its host{f.plain(' ', 'host')} is taken out of service{f.plain(': ', 'words')}."
     ),
     "dependency_never_met": lambda f: (
         f"It was to run once {f.dependency_name()} had "
-        f"{CONDITIONS.get(str(f.get('condition')), 'ended as it had to')}; that can't happen any more"
+        f"{CONDITIONS.get(str(f.get('condition')), 'ended as required')}; that can't happen any more"
         f"{reason_parts.dependency_outcome(f)}."
     ),
 }
@@ -283,7 +279,7 @@ def reason_sentence(code: str, numbers: Numbers | None = None, viewer: policy.Vi
 
 
 def reservation_problem(reservation: Reservation, viewer: policy.Viewer | None = None) -> str:
-    """Return why a reservation has no units, or can get none until its end; "" if all is well."""
+    """Return why a reservation has no units, or can get none until its end; "" if there is no problem."""
     if reservation.reason_code:
         return reason_sentence(reservation.reason_code, reservation.reason_numbers, viewer)
     if reservation.at_risk_since is not None:
@@ -292,7 +288,7 @@ def reservation_problem(reservation: Reservation, viewer: policy.Viewer | None =
 
 
 def problem_of_its_reservation(workload: Workload, viewer: policy.Viewer | None = None) -> str:
-    """Return why the reservation in which a workload waits can't be served; "" if all is well."""
+    """Return why the reservation of a waiting workload can't be served; "" if there is no problem."""
     if workload.state != WorkloadState.QUEUED or workload.reservation is None:
         return ""
     problem = reservation_problem(workload.reservation, viewer)
@@ -305,8 +301,8 @@ def waiting_sentence(workload: Workload, viewer: policy.Viewer | None = None) ->
 
 
 def waiting_numbers(workload: Workload) -> dict[str, Any]:
-    """Return the numbers of why it waits, with its request; for a dependency also its condition
-    (one query).
+    """Return the numbers of its reason to wait and of its request. A dependency adds its condition (one
+    query).
     """
     numbers = {**workload.reason_numbers, **requested_hardware(workload.reason_code, workload)}
     if workload.reason_code == "dependency":
@@ -332,12 +328,12 @@ def requested_hardware(code: str, ask: RequestedHardware) -> dict[str, Any]:
     """Return the request's models, profile, CPU and memory for a code that names GPUs; {} for other codes."""
     if code != "waits_for_units":
         return {}
-    beside = {name: getattr(ask, name) for name in ("cpu_milli", "memory_mib") if getattr(ask, name)}
-    return {"wanted": list(ask.models_wanted), "profile": ask.profile, **beside}
+    sizes = {name: getattr(ask, name) for name in ("cpu_milli", "memory_mib") if getattr(ask, name)}
+    return {"wanted": list(ask.models_wanted), "profile": ask.profile, **sizes}
 
 
 def never_starts_sentence(code: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
-    """Return why a workload could never start, regardless of what ends."""
+    """Return why a workload could never start, even if all other work ended."""
     if code != "spare_capacity_kept":
         return reason_sentence(code, numbers, viewer)
     free, spare = numbers.get("free") or 0, numbers.get("spare") or 0

@@ -46,9 +46,7 @@ REFUSALS: dict[str, Sentence] = {
     "ends_before_keep": "{name} is ending or has ended; it can't be kept.",
     "job_has_no_idle_stop": "{name} is a job; only notebooks are stopped when they are idle.",
     "workspace_is_not_running": "{name} is {state}; it can be opened while it runs.",
-    "job_serves_nothing": (
-        "{name} is a job that serves nothing; only a job that listens on $GPUPOOL_DOOR can be opened."
-    ),
+    "job_serves_nothing": ("{name} does not listen on $GPUPOOL_DOOR; only a job that does can be opened."),
     # reservations
     "reservation_cannot_change": "{name} is {state}; it can't be changed.",
     "reservation_is_over": "{name} is already {state}; there is nothing to cancel.",
@@ -87,11 +85,11 @@ REFUSALS: dict[str, Sentence] = {
     "host_has_this_state": "{name} is {state} already.",
     "host_cannot_become": "{name} is {state}; it can't become {wanted}.",
     "host_is_not_off": (
-        "{name}'s agent is connected, or never was: the machine is not off. Drain the host instead."
+        "The agent of {name} is connected, or has never been: the host is not off. Drain it instead."
     ),
     "windows_overlap": lambda n: (
         f"{n['host']} is in maintenance already {window(parsed_time(n['start']), parsed_time(n['end']))} "
-        f"({n['reason']}, window {n['window']}). Choose a time outside of it, or take it back first."
+        f"({n['reason']}, window {n['window']}). Choose another time, or cancel that window first."
     ),
     "maintenance_is_cancelled": "The window is cancelled already.",
     "host_does_not_answer": "{host} does not answer: its agent is needed for this.",
@@ -108,7 +106,7 @@ REFUSALS: dict[str, Sentence] = {
     ),
     "geometry_is_not_changing": "The geometry of GPU {gpu} of {host} is not being changed.",
     "geometry_is_with_its_host": (
-        "{host} is changing GPU {gpu} just now: it can't be taken back any more. Wait, and change it again."
+        "{host} is changing GPU {gpu} now; the change can't be withdrawn. Wait, then change it again."
     ),
     "geometry_is_the_same": lambda n: (
         f"GPU {n['gpu']} of {n['host']} is {n['geometry'] or 'one whole GPU'} already."
@@ -117,11 +115,9 @@ REFUSALS: dict[str, Sentence] = {
         f"GPU {n['gpu']} of {n['host']} can't be split like this: {GEOMETRY_MISFITS[n['why']](n)}"
     ),
     "gpu_has_no_mig": (
-        "GPU {gpu} of {host} ({model}) can't be split: it has no MIG, or its agent is too old to say so."
+        "GPU {gpu} of {host} ({model}) can't be split: it has no MIG, or its agent is too old to report it."
     ),
-    "pool_is_static": (
-        "{pool} is a static pool: its GPUs belong to one team as they are, and their geometry is not changed."
-    ),
+    "pool_is_static": ("{pool} is a static pool: the geometry of its GPUs can't be changed."),
     "health_rule_exists": "code is {rule}; it has a rule already: change that one.",
     "health_rule_has_no_default": (
         "{rule} was added by an operator and has no default: change it, or remove it."
@@ -144,7 +140,7 @@ REFUSALS: dict[str, Sentence] = {
         f"{n['host']} diagnoses or changes {gpu_list(n['gpus'])}: wait until that is over."
     ),
     "host_is_reserved": lambda n: (
-        f"Without {n['host']} its pool could not keep coming reservations: {_named(n, 'reservations')}."
+        f"Without {n['host']}, its pool could not serve upcoming reservations: {_named(n, 'reservations')}."
     ),
     "pool_has_hosts": lambda n: (
         f"{n['pool']} has hosts: {_named(n, 'hosts')}. Remove them or move them to another pool first."
@@ -187,7 +183,7 @@ REJECTED_OPERATIONS: dict[str, Callable[[Mapping[str, Any], str], str]] = {
     "extend_workload": lambda n, code: (
         f"{n['name']} "
         + (
-            "was extended just now, so this is too much. "
+            "was extended just now, so this is too long. "
             if code == "over_runtime_cap"
             else "can't be extended so far. "
         )

@@ -25,7 +25,7 @@ from scheduler.requests import HardwareRequest, RequestField, request_fields
 from scheduler.services.recurrence import DstOccurrence
 
 MAX_HOSTS_NAMED = 5
-# Fields that ``placement_rows`` or the size of a request shows in words of their own.
+# Fields that ``placement_rows`` or the size of a request shows under other labels.
 DESCRIBED_HARDWARE = frozenset(
     ("units", "hosts", "models_wanted", "profile", "min_memory_mib", "min_compute_capability", "nvlink")
     + ("labels_required", "labels_preferred", "spread", "cpu_milli", "memory_mib")
@@ -37,12 +37,12 @@ def clock_change(change: DstOccurrence, time_zone: str) -> str:
     day = f"{change.day:%a %-d %b %Y}"
     if change.window is None:
         return (
-            f"{day}: the clock of {time_zone} is put forward over all of its hours; "
+            f"{day}: the clock of {time_zone} is put forward and skips the whole window; "
             "nothing is reserved on that day."
         )
     start, end = (at.astimezone(ZoneInfo(time_zone)) for at in change.window)
     parts = [f"{at:%H:%M} does not exist" for at in change.missing]
-    parts += [f"{at:%H:%M} comes twice and the first counts" for at in change.doubled]
+    parts += [f"{at:%H:%M} comes twice; the first counts" for at in change.doubled]
     if change.longer:
         parts.append(
             f"it lasts {duration(abs(change.longer))} {'longer' if change.longer > timedelta() else 'less'}"
@@ -70,7 +70,7 @@ def guarantee_effect(
         left, before = capacity - others - asked, capacity - others - own
         return f"{left:g} of {capacity:g} {name} stay without a guarantee (now {before:g})."
     return (
-        f"{asked:g} × {name} is {asked - most:g} more than there is: {pool} has {capacity:g}, and other "
+        f"{asked:g} × {name} is {asked - most:g} more than available: {pool} has {capacity:g}, and other "
         f"teams are guaranteed {others:g} of them. {team} can be guaranteed up to {most:g}."
     )
 
@@ -79,8 +79,8 @@ def borrowing_notice(team: str, model: str, held: float, guaranteed: float) -> s
     """Return a note for preemptible work of a team that holds more GPUs of a model than it is guaranteed."""
     return (
         f"{team} holds {held:g} × {model_name(model)}, {held - guaranteed:g} of them borrowed: "
-        f"it is guaranteed {guaranteed:g}. Whoever those are guaranteed to may call them back; "
-        "preemptible work like this then gets a notice, makes room and waits again."
+        f"it is guaranteed {guaranteed:g}. The teams that are guaranteed them may "
+        "reclaim them; preemptible work like this then gets a notice and is queued again."
     )
 
 
@@ -89,7 +89,7 @@ def late_warning(wanted_by: datetime | None, done: datetime | None) -> str:
     if wanted_by is None or done is None or done <= wanted_by:
         return ""
     return (
-        f"It is wanted by {date_and_time(wanted_by)} and expected to be done at {date_and_time(done)}, "
+        f"Its deadline is {date_and_time(wanted_by)}; it is expected to end at {date_and_time(done)}, "
         f"{duration(done - wanted_by)} later."
     )
 
@@ -99,18 +99,18 @@ def unreachable_hosts_warning(pool: str, hosts: Sequence[str], of: int) -> str:
     hosts.
     """
     what = "let a job's hosts reach each other over the network (docs/gangs.md)"
-    then = "members that talk to each other, as torchrun and MPI do, will not find each other"
+    then = "members that communicate, as with torchrun or MPI, can't connect"
     if len(hosts) == of:
         return (
             f"The hosts of {pool} that could run it do not {what}: {then}. "
-            "Work that shares files only is well there."
+            "Work whose members only share files can run there."
         )
     named = ", ".join(hosts[:MAX_HOSTS_NAMED]) + (
         f" and {len(hosts) - MAX_HOSTS_NAMED} more" if len(hosts) > MAX_HOSTS_NAMED else ""
     )
     return (
         f"{len(hosts)} of the {of} hosts of {pool} that could run it do not {what}: {named}. "
-        f"Where it gets one of them, {then}; a label that the others have keeps it to those."
+        f"On these hosts, {then}. To avoid them, require a label that only the other hosts have."
     )
 
 
@@ -129,13 +129,13 @@ def placement_rows(row: Workload | Reservation) -> list[tuple[str, str]]:
         capability,
         "in one NVLink group" if row.nvlink else "",
     ]
-    rather = [_labels(row.labels_preferred), "spread over hosts" if row.spread else ""]
+    preferred = [_labels(row.labels_preferred), "spread over hosts" if row.spread else ""]
     others = [each for each in request_fields(HardwareRequest) if each.name not in DESCRIBED_HARDWARE]
     found = [
         ("CPU and memory", f"{words} on each host" if words and row.hosts > 1 else words),
         ("Each GPU", ", ".join(filter(None, each))),
         ("Only on hosts with", _labels(row.labels_required)),
-        ("Rather", ", ".join(filter(None, rather))),
+        ("Preferred", ", ".join(filter(None, preferred))),
         *((each.label, _value_text(each, getattr(row, each.name))) for each in others),
     ]
     return [(label, said) for label, said in found if said]
@@ -168,10 +168,9 @@ def expired_submission_sentence(expires_at: datetime) -> str:
 
 
 def too_late_to_approve(start: datetime) -> str:
-    """Return why a request that needs an approval can't begin at once."""
+    """Return why a request that needs an approval can't start at once."""
     return (
-        f"start is {date_and_time(start)}; it needs an approval, which is due before the start: "
-        "allowed is a later start."
+        f"start is {date_and_time(start)}, too soon for the approval that it needs; allowed: a later start."
     )
 
 

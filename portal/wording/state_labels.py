@@ -38,7 +38,7 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
     "gpu_unreadable": ("failed", "Could not start", "failed"),
     "drained": ("cancelled", "Drained", "ended"),
     "reservation_over": ("ended", "Reservation over", "ended"),
-    "dependency_never_met": ("cancelled", "Never its turn", "ended"),
+    "dependency_never_met": ("cancelled", "Dependency failed", "ended"),
 }
 
 
@@ -56,7 +56,7 @@ def workload_state_label(workload: Workload, by: str = "") -> tuple[str, str, st
     if is_waiting_to_resume(workload):
         return ("preempted", "Waits to resume", "queued")
     if workload.state == "ended" and workload.outcome == "cancelled":
-        word = "Stopped" if workload.attempt else "Taken back"
+        word = "Stopped" if workload.attempt else "Cancelled"
         return ("cancelled", f"{word} by {by}" if by else word, "ended")
     if workload.state == "ended":
         return OUTCOMES.get(workload.outcome, ("ended", "Ended", "ended"))

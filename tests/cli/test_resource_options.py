@@ -83,7 +83,7 @@ def test_notebooks_jobs_and_reservations_store_their_requirements(
         and "No host has 96 CPU cores beside 2 GPUs: the most that one has is 64 CPU cores" in refused.err
     )
     late = "job run --pool shared --gpus 1 --wanted-by 'tomorrow 00:00' --max-runtime 7d --dry-run -- true"
-    assert "It is wanted by" in run_ok(gpupool, late)
+    assert "Its deadline is" in run_ok(gpupool, late)
 
 
 def test_each_member_of_a_gang_has_a_log(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:

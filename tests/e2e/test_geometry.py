@@ -52,7 +52,7 @@ def change_geometry(operator: Person, index: int, profiles: str) -> Page:
     operator.check()
     page.get_by_label("Reason").fill("small notebooks")
     page.get_by_role("button", name="Change the geometry").click()
-    expect(page.get_by_text(f"GPU {index} of h1 takes nothing new.")).to_be_visible()
+    expect(page.get_by_text(f"GPU {index} of h1 gets no new work.")).to_be_visible()
     return page
 
 

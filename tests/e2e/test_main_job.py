@@ -650,7 +650,7 @@ def test_7_a_host_is_drained_after_a_preview_and_a_planted_xid_cordons_its_host(
     assert host_of_running(operator.page, story.demo, "storm-1km") == "h4"
     page = operator.go("/hosts/h4/drain/")
     expect(page.get_by_role("row", name=re.compile("storm-1km"))).to_contain_text(
-        "checkpoints, then waits for room"
+        "checkpoints, then waits for free GPUs"
     )
     page = change_host(operator, "h4", "drain", "Drain", "New fans")
     expect(page.get_by_text(re.compile("Still leaving: storm-1km, by "))).to_be_visible()

@@ -1,4 +1,4 @@
-"""Repair the rows after a restore from a backup, before the services start."""
+"""Repair rows after a restore from a backup, before the services start."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from portal.services.fleet import after_restore
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler.core.rejection import OperationRejected
 
-SAID = """Work starts from claim {generation} on: above all that hosts have seen since the backup.
-{hosts} hosts are known anew at their next word; the credentials of {credentials} are good for another day.
+SAID = """New runs get generations from {generation} on: higher than those that hosts saw since the backup.
+{hosts} hosts may connect with a restarted agent; the credentials of {credentials} hosts are valid for a day.
 
-Start the services now. What follows by itself, and what does not: docs/operations.md, "Backup and restore".
-In short:
-- work that was submitted since the backup is not known any more; hosts stop it.
-- work that ran at the backup and has ended since: its host reports its end again if it still can; otherwise
-  the work runs again.
-- what was revoked or closed since (hosts, API tokens, accounts) is good again: revoke it again now.
-- hosts that joined since the backup need a new join token.
+Start the services now. See docs/operations.md, "Backup and restore", for the next steps. In short:
+- Work submitted since the backup is unknown to the portal; hosts stop it.
+- Work that ended since the backup: its host reports the end again if it can; otherwise the work runs again.
+- Hosts, API tokens and accounts revoked or closed since the backup are valid again: revoke them again.
+- Hosts that joined since the backup need a new join token.
 """
 
 
 class Command(BaseCommand):
-    help = "Once after a restore of the database: let hosts that have gone on since work with it again."
+    help = "Run once after a restore of the database, so that hosts can work with the older rows again."
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:

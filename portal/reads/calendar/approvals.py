@@ -1,4 +1,4 @@
-"""Read submissions: those that wait for a decision, and those decided."""
+"""Read submissions that wait for a decision, and decided ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def visible_submission(viewer: User, public_id: Any) -> Submission | None:
 
 @dataclass(frozen=True)
 class GuaranteeLine:
-    """The guarantee of one model in one pool, in GPUs: a team's present one, and its possible maximum."""
+    """A team's guarantee of one model in one pool, in GPUs, and its possible maximum."""
 
     pool: Pool
     model: str

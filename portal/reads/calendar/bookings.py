@@ -1,6 +1,6 @@
-"""Read bookings of GPUs over a window: allocations, reservations, pending submissions, maintenance.
+"""Read bookings of GPUs in a window: allocations, reservations, pending submissions, maintenance.
 
-Bookings of other teams show the team and no details: see ``CalendarBooking.named``.
+Bookings of other teams show only the team, without details: see ``CalendarBooking.named``.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CalendarModelGroup:
 def calendar_window(
     user: User, pools: Iterable[Pool], start: datetime, end: datetime, now: datetime, team: str = ""
 ) -> tuple[list[CalendarModelGroup], bool]:
-    """Return everything in ``[start, end)`` by pool and model, and True if old bookings were omitted.
+    """Return the bookings in ``[start, end)`` by pool and model, and True if old bookings were omitted.
 
     The number of queries is fixed. ``team`` (a slug) selects one team.
     """
@@ -135,9 +135,9 @@ class _CalendarReader:
             self.rows[host, model].gpus += 1
 
     def _held(self) -> None:
-        """Return allocations outside reservations, one booking per run, host and model.
+        """Add allocations outside reservations, one booking per run, host and model.
 
-        If there are too many, only the newest are returned.
+        Add only the newest MAX_BOOKINGS.
         """
         inside = DateTimeTZRange(self.start, self.end)
         rows = Allocation.objects.filter(
@@ -212,7 +212,7 @@ class _CalendarReader:
         )
 
     def _bound(self) -> None:
-        """Return the units that reservations hold or held."""
+        """Add the units that reservations hold or held."""
         inside = DateTimeTZRange(self.start, self.end)
         rows = BoundUnit.objects.filter(period__overlap=inside, unit__gpu__host__pool__in=self.pools)
         rows = self._of_team(rows, "reservation__project__team__slug")
@@ -242,7 +242,7 @@ class _CalendarReader:
         self._put(sums.values())
 
     def _promised(self) -> None:
-        """Return confirmed reservations that have no units before their start."""
+        """Add confirmed reservations; they have no units before their start."""
         rows = Reservation.objects.filter(
             pool__in=self.pools, state=ReservationState.CONFIRMED, start__lt=self.end, end__gt=self.start
         ).select_related("project__team", "pool")
@@ -272,7 +272,7 @@ class _CalendarReader:
             )
 
     def _pending(self) -> None:
-        """Return submissions that wait for approval, of those that the viewer may see. They hold no units."""
+        """Add the visible submissions that wait for approval. They hold no units."""
         rows = policy.visible_submissions(self.user).filter(
             kind__in=(Submission.Kind.RESERVATION, Submission.Kind.SERIES, Submission.Kind.WINDOW_CHANGE),
             state=SubmissionState.WAITING,
@@ -320,9 +320,9 @@ class _CalendarReader:
                 row.bookings.append(booking)
 
     def _group_for(self, pool: int | None, models: list[str]) -> CalendarModelGroup | None:
-        """Return the group that shows a promise.
+        """Return the group that shows a promise: the group of its first model.
 
-        This is the group of its first model, or of the pool's largest if it takes any model.
+        If the promise accepts any model, return the largest group of the pool.
         """
         of_pool = [group for (key, _), group in self.by_key.items() if key == pool]
         named = [group for model in models for group in of_pool if group.model == model]

@@ -18,7 +18,7 @@ from scheduler.reads import capacity as engine
 
 @dataclass(frozen=True)
 class FreeCapacity:
-    """Free units of one model (or of one slice of it) in one pool. ``price``: of one unit for an hour."""
+    """Free units of one model or MIG profile in one pool. ``price`` is for one unit and hour."""
 
     pool: Pool
     model: str

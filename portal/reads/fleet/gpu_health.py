@@ -71,9 +71,9 @@ def all_hardware_events(host: Host) -> QuerySet[HealthEvent]:
 
 
 def visible_hardware_events(viewer: User, rows: Iterable[HealthEvent]) -> list[dict[str, Any]]:
-    """Return the hardware events that the viewer sees, with the details that they may read.
+    """Return the hardware events with the details that the viewer may read.
 
-    One query more than the rows.
+    One query in addition to the query of ``rows``.
     """
     rows = list(rows)
     meanings = dict(
@@ -93,10 +93,7 @@ def visible_hardware_events(viewer: User, rows: Iterable[HealthEvent]) -> list[d
 
 
 def diagnostic_tools(pool: Pool) -> list[tuple[str, str]]:
-    """Return (value, label) of the diagnostic tools that a pool may select.
-
-    These are built-in tools and tools of its hosts.
-    """
+    """Return (value, label) of the tools that a pool may select: built-in tools and tools of its hosts."""
     hosts, named = pool.hosts.count(), gpu_diagnostics.operator_diagnostics(pool)
     if pool.diagnostic_tool not in (*DiagnosticTool.values, *named):
         named[pool.diagnostic_tool] = 0  # selected, but no host has it any more
@@ -127,7 +124,7 @@ def interconnects(health: list[GpuHealth]) -> list[tuple[str, str]]:
 def topology_rows(health: list[GpuHealth]) -> list[tuple[str, str]]:
     """Return (GPUs, text) rows about links, PCIe lanes and NUMA nodes.
 
-    Facts common to all GPUs come first, without GPUs; equal GPUs share one row.
+    The first row has the facts common to all GPUs and names no GPU. GPUs with equal facts share one row.
     """
     told = [_parts_of(each) for each in health]
     alike = (

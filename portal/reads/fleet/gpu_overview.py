@@ -114,7 +114,7 @@ class FleetModelGroup:
 
 
 def fleet_overview(viewer: User, now: datetime, pool_slug: str = "") -> list[FleetModelGroup]:
-    """Return the visible GPUs by model and host. Six queries, whatever their number."""
+    """Return the visible GPUs by model and host. Always six queries."""
     hosts = policy.visible_hosts(viewer).select_related("pool").order_by("name")
     if pool_slug:
         hosts = hosts.filter(pool__slug=pool_slug)
@@ -202,7 +202,7 @@ def fleet_totals(groups: list[FleetModelGroup]) -> dict[str, int]:
 
 
 def largest_requests(groups: list[FleetModelGroup]) -> list[dict[str, Any]]:
-    """Return, by model, free whole GPUs, the largest request that fits on one host, and GPUs elsewhere."""
+    """Return, by model, the number of free whole GPUs, the most on one host, and the rest elsewhere."""
     asks = []
     for group in groups:
         free, most = group.free_whole, group.free_on_one_host
@@ -211,7 +211,7 @@ def largest_requests(groups: list[FleetModelGroup]) -> list[dict[str, Any]]:
 
 
 def attention_list(viewer: User, groups: list[FleetModelGroup], now: datetime) -> list[dict[str, Any]]:
-    """Return what needs attention, worst first: ``host``, ``kind`` (bad, warn or info), ``words``, ``at``."""
+    """Return problems of hosts, worst first: ``host``, ``kind`` (bad, warn or info), ``words``, ``at``."""
     hosts = {row.host.pk: row for group in groups for row in group.hosts}
     found = [*_hardware_events(hosts, now), *_planned_maintenance(hosts, now)]
     for row in hosts.values():
@@ -238,7 +238,7 @@ def _hardware_events(hosts: Mapping[int, FleetHostRow], now: datetime) -> list[d
 
 
 def _host_problems(row: FleetHostRow) -> list[dict[str, Any]]:
-    """Return what is wrong with one host: its disk, its state, missing telemetry, idle GPUs."""
+    """Return the problems of one host: full disk, state, missing telemetry, idle GPUs."""
     host = row.host
     problems: list[tuple[str, str]] = []
     if host.disk_full:

@@ -32,15 +32,15 @@ def visible_host(viewer: User, name: str) -> Host | None:
 
 
 def visible_or_removed_host(viewer: User, name: str) -> Host | None:
-    """Return a visible host with its pool; if there is none of this name, the one that was removed last."""
+    """Return a visible host with its pool; without one, the last removed host of that name."""
     rows = policy.visible_hosts_with_removed(viewer).select_related("pool__team").filter(name=name)
     return rows.order_by(F("removed_at").desc(nulls_first=True), "-pk").first()
 
 
 def host_state(host: Host) -> str:
-    """Return the most important of the host's three states, by the order of the state signs.
+    """Return the most important of the host's three states: repair, then lease, then admin state.
 
-    A removed host is "removed".
+    Return "removed" for a removed host and "ready" for a host without problems.
     """
     if host.removed_at is not None:
         return "removed"
@@ -108,7 +108,7 @@ def latest_samples(unit_ids: list[int], now: datetime) -> dict[int, Sample]:
 
 
 def last_rejected_agent(host: Host) -> dict[str, Any] | None:
-    """Return the last agent rejected as this host since it joined.
+    """Return the last agent that was rejected under the name of this host since the host joined.
 
     The result has reason, at, and, if known, instance and boot_id.
     """
@@ -124,7 +124,7 @@ ISOLATION_REQUIREMENTS = {
 
 
 def missing_isolation(host: Host) -> list[str]:
-    """Return the isolation that the pool demands and the host lacks, as text; empty if none.
+    """Return the isolation that the pool requires and the host lacks, as text; [] if it lacks none.
 
     The pool is loaded.
     """
@@ -147,7 +147,7 @@ ATTEMPT_STARTED_AT = Min(Coalesce("runs__running_at", "runs__placed_at"), filter
 class RemainingWorkload:
     """A workload with a part on a host.
 
-    ``leaves``: it is being evicted, otherwise it runs to its end. ``by``: latest end.
+    ``leaves``: True if it is being evicted, False if it runs to its end. ``by``: its latest end.
     """
 
     workload: Workload

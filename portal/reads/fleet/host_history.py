@@ -35,8 +35,9 @@ class StateChange:
 class HostHistoryEntry:
     """One line of the history. ``about``: hardware, host, gpu or deed.
 
-    ``who``: the person, as far as the viewer may know; empty for automatic changes. ``verb`` and ``numbers``
-    belong to a person's action; ``event``, ``meaning``, ``told`` and ``done`` belong to a hardware event.
+    ``who``: the person, or "an operator" if the viewer may not know; empty for automatic changes.
+    ``verb`` and ``numbers`` belong to a person's action; ``event``, ``meaning``, ``told`` and ``done`` belong
+    to a hardware event.
     """
 
     at: datetime
@@ -87,9 +88,9 @@ def host_history(viewer: User, host: Host) -> list[HostHistoryEntry]:
 
 
 def credential_revocation(host: Host) -> AuditEvent | None:
-    """Return who revoked the agent's credential, when and why; None if the host has one or none was revoked.
+    """Return the audit event that revoked the agent's credential; None if the host has a credential.
 
-    No query while the host has a credential.
+    Also None if no credential was revoked. No query while the host has a credential.
     """
     return None if host.credential_hash else _operator_actions(host).filter(verb="revoke_host").first()
 
@@ -103,7 +104,7 @@ def credential_revocations() -> dict[int, AuditEvent]:
 
 
 def actor_name(viewer: User, deed: AuditEvent) -> str:
-    """Return the name of the person who acted, as far as the viewer may know people."""
+    """Return the name of the person who acted, or "an operator" if the viewer may not know it."""
     return _ActorNames(policy.sees_all_teams(viewer), {}, set()).of(deed)
 
 
@@ -122,7 +123,7 @@ def _action_numbers(deed: AuditEvent) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _ActorNames:
-    """The actors by time: an action's audit record and the rows that it wrote have the same timestamp."""
+    """Find the actor of a change by its time: an audit record and its changed rows have one timestamp."""
 
     are_known: bool
     by_moment: dict[datetime, AuditEvent]
@@ -143,7 +144,7 @@ class _ActorNames:
         deed = self.by_moment.get(moment)
         if deed is not None and deed.why:
             return deed.why
-        off = parse_powered_off(kept)  # an old change: its audit record is outside the rows that were read
+        off = parse_powered_off(kept)  # the audit record of an old change was not read
         return (
             kept if off is None or self.are_known else f"seen powered off by {ANONYMOUS_OPERATOR}: {off[1]}"
         )
@@ -168,7 +169,7 @@ def _host_state_entries(host: Host, names: _ActorNames) -> Iterable[HostHistoryE
     rows = list(HostStateChange.objects.filter(host=host).order_by("-at", "-pk")[: MAX_ENTRIES + 1])
     for row, before in zip(rows, [*rows[1:], None], strict=True):
         if before is None and len(rows) > MAX_ENTRIES:
-            continue  # the former state is unknown: it is older than the rows that were read
+            continue  # the row with the former state was not read
         changes = [
             StateChange(name, getattr(before, of), getattr(row, of))
             for name, of in HOST_STATE_FIELDS

@@ -1,4 +1,4 @@
-"""Read the MIG geometry of a host's GPUs: the present one, the possible ones, and recent changes."""
+"""Read the present and possible MIG geometries of a host's GPUs, and their recent changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler.sync import geometry_changes
 
 @dataclass(frozen=True)
 class GpuGeometry:
-    """One GPU. ``present``: "" for a whole GPU, None if it is split without instances.
+    """The geometry of one GPU. ``present``: "" for a whole GPU, None if it is split without instances.
 
     ``offers``: possible geometries by name. ``last``: the newest change.
     """

@@ -1,4 +1,4 @@
-"""Reads of the utilisation page that ``telemetry.reads`` does not have."""
+"""Read rows for the utilisation page that ``telemetry.reads`` does not provide."""
 
 from __future__ import annotations
 

@@ -14,18 +14,15 @@ from portal.models import Membership, User
 from scheduler.models import Host, Run, Storage, Team, Volume
 from scheduler.state.states import RunState
 
-VOLUME_USING_STATES = (
-    RunState.STARTING,
-    RunState.RUNNING,
-    RunState.STOPPING,
-)  # states of a run whose processes may have the home open
+# States in which a run's processes may have the home open.
+VOLUME_USING_STATES = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 
 @dataclass(frozen=True)
 class HomeVolume:
     """One home volume. ``owner`` is None if no account has its name.
 
-    ``joined_hosts``: names of visible hosts that have it. ``workloads``: number of visible workloads that use
+    ``hosts``: names of visible hosts that have it. ``workloads``: number of visible workloads that use
     it now. ``teams``: the owner's teams that the viewer may see.
     """
 
@@ -105,7 +102,7 @@ def _owners(viewer: User, names: set[str]) -> dict[str, User]:
 
 
 def home_storages(viewer: User) -> list[dict[str, Any]]:
-    """Return the storages of homes of visible hosts, those with most hosts first: storage, hosts."""
+    """Return (storage, hosts) of the home storages of visible hosts, the storage of most hosts first."""
     hosts = (
         policy.visible_hosts(viewer)
         .filter(storage__isnull=False)

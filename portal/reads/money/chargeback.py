@@ -1,4 +1,4 @@
-"""Reads of the chargeback pages that ``telemetry.reads`` does not have."""
+"""Read rows for the chargeback pages that ``telemetry.reads`` does not provide."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _budget_bar(view: BudgetStatus) -> dict[str, Any]:
 
 
 def dimension_name(dimension: str, key: Any, month: date, lines: QuerySet[Charge]) -> str:
-    """Return the name that a key had on the month's lines that the viewer may see."""
+    """Return the name of a key on the month's visible charge lines."""
     if dimension not in DIMENSION_NAME_FIELDS:
         return str(key or "none")
     column = "pk" if key is None else f"{dimension}_id"

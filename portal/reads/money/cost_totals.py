@@ -34,10 +34,10 @@ def rounded_sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
 def workload_costs(
     ids: Collection[int], now: datetime, card: Prices, *, of: str = "workload"
 ) -> dict[int, Decimal]:
-    """Return the cost of each row so far; its use since the last charges counts at the present price.
+    """Return the cost of each workload so far. Use since the last charges counts at the present price.
 
-    ``ids`` are those of workloads, or of arrays (``of="workload__array"``). A row that held units without a
-    price is absent: its cost is unknown.
+    ``ids`` are ids of workloads, or of arrays with ``of="workload__array"``. A workload that held units
+    without a price is absent, because its cost is unknown.
     """
     these = {f"{of}__in": ids}
     lines = Charge.objects.filter(**these).values_list(f"{of}_id")
@@ -69,7 +69,7 @@ def workload_costs(
 
 
 def team_spending(teams: Iterable[Team], month: date) -> dict[int, Decimal]:
-    """Return what each team was charged in a month so far."""
+    """Return the charges of each team in a month so far."""
     rows = (
         Charge.objects.filter(team__in=teams, month=month).values_list("team_id").annotate(sum=Sum("charged"))
     )

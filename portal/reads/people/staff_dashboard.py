@@ -1,4 +1,4 @@
-"""Read what operators, auditors and finance need first: pending decisions, problems, costs."""
+"""Read the dashboards of operators, auditors and finance: pending decisions, problems, costs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def operations_dashboard(user: User, now: datetime) -> OperationsDashboard | Non
 class TeamMonthCost:
     """A team's month so far, in cents.
 
-    ``budget`` and ``forecast`` are None without a budget or too early to forecast.
+    ``budget`` is None without a budget. ``forecast`` is None if it is too early in the month.
     """
 
     team: Team

@@ -16,13 +16,13 @@ StartRange = tuple[datetime, datetime]
 
 @dataclass(frozen=True)
 class StartRecords:
-    """The accuracy records of some pools at a time."""
+    """The accuracy of expected starts of some pools at the time ``now``."""
 
     records: dict[int, EstimateAccuracy]
     now: datetime
 
     def likely(self, workload: Workload) -> StartRange | None:
-        """Return the range of a likely start; None without an expected start or enough records."""
+        """Return the likely range of a start; None without an expected start or without enough records."""
         if workload.state != WorkloadState.QUEUED:
             return None
         return start_estimates.likely_range(self.past(workload.pool_id), workload.expected_start, self.now)

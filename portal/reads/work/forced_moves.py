@@ -17,10 +17,10 @@ HOST_REMOVING_ACTIONS = (HealthRule.Action.CORDON, HealthRule.Action.DRAIN, Heal
 
 @dataclass(frozen=True)
 class ForcedMove:
-    """An eviction of a run from its host. ``numbers`` belong to the sentence of ``code``: ``host``.
+    """An eviction of a run from its host. ``numbers`` are for the sentence of ``code`` and contain ``host``.
 
-    With a hardware event they have ``event``, ``meaning`` and ``gpu`` (index of the GPU that failed),
-    otherwise ``words``: the operator's reason.
+    After a hardware event they also contain ``event``, ``meaning`` and ``gpu`` (index of the failed GPU),
+    otherwise ``words``, the operator's reason.
     """
 
     code: str
@@ -72,9 +72,9 @@ def workload_history(workload: Workload, most: int) -> list[WorkloadHistoryEntry
 
 
 def forced_moves_of_commands(told: Iterable[Command]) -> dict[int, ForcedMove]:
-    """Return the evictions of commands loaded with their host.
+    """Return the evictions by run, from commands that are loaded with their host.
 
-    The closing of a host and its evictions have one timestamp.
+    The change that closes a host and its evictions have one timestamp.
     """
     first: dict[int, Command] = {}
     for command in told:
@@ -102,7 +102,7 @@ def forced_moves_of_commands(told: Iterable[Command]) -> dict[int, ForcedMove]:
 
 
 def _event_meanings(codes: set[str]) -> dict[str, str]:
-    """Return the meaning of each code for which there is a rule."""
+    """Return the meaning of each code that has a rule."""
     if not codes:
         return {}
     return dict(HealthRule.objects.filter(code__in=codes).values_list("code", "meaning"))

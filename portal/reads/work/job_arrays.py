@@ -52,7 +52,7 @@ def own_open_arrays(user: User) -> QuerySet[JobArray]:
 
 
 def first_open_task_only(rows: QuerySet[Workload]) -> QuerySet[Workload]:
-    """Keep only the first open task of each array in ``rows``, else its first task; other workloads stay."""
+    """Keep the first open task of each array, or its first task if all have ended; keep other workloads."""
     left = Min("pk", filter=~Q(state=WorkloadState.ENDED))
     firsts = (
         rows.filter(array__isnull=False)
@@ -65,7 +65,7 @@ def first_open_task_only(rows: QuerySet[Workload]) -> QuerySet[Workload]:
 
 
 def first_ended_task_only(rows: QuerySet[Workload]) -> QuerySet[Workload]:
-    """Keep only the first ended task of each array whose tasks have all ended; other workloads stay."""
+    """Keep the first task of each array whose tasks have all ended; keep workloads without an array."""
     left = Workload.objects.filter(array=OuterRef("array")).exclude(state=WorkloadState.ENDED)
     return first_open_task_only(rows.filter(~Exists(left)))
 

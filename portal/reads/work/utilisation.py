@@ -87,7 +87,7 @@ def _values(readings: Sequence[tuple[datetime, float | None, float]], since: dat
             used[step] += used_seconds
             covered[step] += covered_seconds
     values = [min(1.0, u / c) if c else None for u, c in zip(used, covered, strict=True)]
-    # The newest step is often not rolled up yet, which is no gap in the telemetry.
+    # The newest step is often not rolled up yet; that is no gap in the telemetry.
     while values and values[-1] is None and len(values) > steps - 2:
         values.pop()
     return values

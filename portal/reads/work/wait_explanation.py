@@ -1,4 +1,4 @@
-"""Explain why a workload waits, and what would let it start sooner."""
+"""Explain why a workload waits and which changes would start it sooner."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class AlternativeWindow:
 
 @dataclass(frozen=True)
 class WaitExplanation:
-    """The explanation of a wait. ``workloads_ahead`` are visible ones, at most ``MAX_WORKLOADS_AHEAD``.
+    """The explanation of a wait. ``ahead``: visible workloads ahead, at most ``MAX_WORKLOADS_AHEAD``.
 
-    ``ahead_more``: number of other workloads ahead. ``never``: why it could not start even if everything else
+    ``ahead_more``: number of other workloads ahead. ``never``: why it could not start even if all other work
     ended.
     """
 
@@ -148,10 +148,10 @@ def _planned_ahead(workload: Workload, now: datetime) -> list[tuple[int, str, bo
 
 @dataclass(frozen=True)
 class QueueComparison:
-    """Why ``theirs`` precedes ``mine``.
+    """The rule by which ``theirs`` precedes ``mine``.
 
-    ``rule`` is a key of ``queue_order_texts.QUEUE_ORDER_RULES``, with its numbers. ``without``: the plan for
-    ``mine`` if ``theirs`` did not exist: whether it starts, and the reason with its numbers.
+    ``rule`` is a key of ``queue_order_texts.QUEUE_ORDER_RULES``, with its numbers. The ``without_`` fields
+    are the plan for ``mine`` without ``theirs``: if it starts, and the reason with its numbers.
     """
 
     mine: Workload
@@ -263,9 +263,9 @@ def _faster_requests_key(workload: Workload) -> str:
 
 
 def alternative_windows(workload: Workload, user: User, now: datetime) -> list[AlternativeWindow]:
-    """Return the first windows that fit a reservation of a waiting workload's hardware and runtime limit.
+    """Return the first windows in which a waiting workload's hardware can be reserved for its runtime limit.
 
-    Empty for people who may not request one. The windows still fit when the person has filled in the form.
+    The result is empty if the user may not request a reservation. The windows leave time to fill in the form.
     """
     pool, project = workload.pool, workload.project
     length = max(timedelta(seconds=workload.max_runtime_seconds), MIN_RESERVATION_WINDOW)
@@ -277,7 +277,7 @@ def alternative_windows(workload: Workload, user: User, now: datetime) -> list[A
     needs_approval = whole_gpus_of(pool, ask) > pool.approval_above_gpus
     in_form = len(ask.models_wanted) <= MAX_FORM_MODELS
     found = cached_answer(
-        # one person may fill this much of the cache
+        # the windows depend on the limits of the user
         ("windows", workload.pk, int(length.total_seconds()), user.pk),
         now,
         lambda: explanations.reservable_windows(workload, owner=user, length=length, now=now),

@@ -1,4 +1,4 @@
-"""Read workloads with everything that their rows and cards show: placement, utilisation, cost."""
+"""Read workloads with the details of their rows and cards: placement, utilisation, cost."""
 
 from __future__ import annotations
 
@@ -66,15 +66,13 @@ class WorkloadDetails:
     use: utilisation.WorkloadUtilisation = field(default_factory=utilisation.WorkloadUtilisation)
     cost: Decimal | None = None
     price_per_hour: Decimal | None = None
-    eviction: Decision | None = (
-        None  # the last preemption, if the workload is being evicted or waits again because of it
-    )
+    # The last preemption, if the workload is being evicted or waits again because of it.
+    eviction: Decision | None = None
     stop: ManualStop | None = None  # the manual stop, if any
-    past: EstimateAccuracy = field(
-        default_factory=EstimateAccuracy
-    )  # accuracy of expected starts in its pool, while it waits
+    # Accuracy of expected starts in its pool, while it waits.
+    past: EstimateAccuracy = field(default_factory=EstimateAccuracy)
     likely: StartRange | None = None  # range of the likely start, while it waits
-    move: ForcedMove | None = None  # why its present (or last) attempt had to leave a host that was taken out
+    move: ForcedMove | None = None  # why its present or last attempt had to leave its host
     borrows: QuotaUsage | None = None  # its team's quota, if the team borrows and the workload may be evicted
 
     @property
@@ -123,7 +121,7 @@ def _add_runs_and_units(found: dict[int, WorkloadDetails]) -> None:
 
 
 def _add_endings(found: dict[int, WorkloadDetails]) -> None:
-    """Add why a workload is being stopped: a preemption, a person, or a host that was taken out."""
+    """Add the reason of a stop: a preemption, a person, or a host that was taken out of service."""
     evicted = [pk for pk, piece in found.items() if _was_preempted(piece.workload)]
     evictions = Decision.objects.filter(workload__in=evicted, kind=Decision.Kind.EVICTED)
     for decision in evictions.order_by("workload_id", "-at", "-pk").distinct("workload_id"):
@@ -199,7 +197,7 @@ def _is_being_evicted(workload: Workload) -> bool:
 
 
 def _run_seconds(pieces: Iterable[WorkloadDetails]) -> dict[int, timedelta]:
-    """Store how long ended workloads ran.
+    """Return the runtime of ended workloads.
 
     An attempt runs from its first start to its last end on any host; gaps do not count. One more query for
     workloads with several attempts or hosts.
@@ -223,7 +221,7 @@ def _run_seconds(pieces: Iterable[WorkloadDetails]) -> dict[int, timedelta]:
 
 
 def _held_or_had(workloads: Iterable[int]) -> QuerySet[Allocation]:
-    """Return open allocations, and those of the last attempt of ended workloads; by host and GPU."""
+    """Return open allocations and allocations of the last attempt of ended workloads, by host and GPU."""
     last = Q(workload__state=WorkloadState.ENDED, run__attempt=F("workload__attempt"))
     return _by_host_and_gpu(
         Allocation.objects.filter(Q(period__upper_inf=True) | last, workload__in=list(workloads))
@@ -242,7 +240,7 @@ def held_by(workloads: Iterable[int]) -> QuerySet[Allocation]:
 
 
 def queue_lengths(pools: Iterable[int]) -> dict[int, int]:
-    """Return the number of waiting workloads in each pool, over all teams: the number reveals nothing."""
+    """Return the number of waiting workloads of all teams in each pool. Everybody may see this number."""
     rows = (
         Workload.objects.filter(pool__in=pools, state=WorkloadState.QUEUED)
         .values_list("pool_id")
@@ -295,7 +293,7 @@ def attempts_of(workload: Workload) -> list[dict[str, object]]:
 
 
 def attempts_without_checkpoint(runs: Iterable[Run]) -> set[int]:
-    """Return the attempts on a host whose storage lacks the last checkpoint before them."""
+    """Return the attempts that ran on a host whose storage lacks the last earlier checkpoint."""
     found, saved = set(), None
     for run in sorted(runs, key=lambda run: (run.attempt, run.rank)):
         if (
@@ -331,9 +329,9 @@ def held_unit(allocation: Allocation) -> HeldUnit:
 
 
 def _price_per_hour(piece: WorkloadDetails, prices: cost_totals.Prices) -> Decimal | None:
-    """Return the price per hour of the held units, or of what a waiting workload requests.
+    """Return the price per hour of the held units, or of the request of a waiting workload.
 
-    A waiting workload has a price if it requests whole GPUs of named models.
+    A request has a price only if it is for whole GPUs of named models; the most expensive model counts.
     """
     workload = piece.workload
     if piece.held:

@@ -50,7 +50,9 @@ class QuotaRequestForm(ServiceForm):
         label="Guaranteed GPUs", help_text="Yours whenever you ask for them."
     )
     borrow_limit_gpus = forms.IntegerField(
-        label="May borrow", required=False, help_text="On top, of what others leave free. Empty: no limit."
+        label="May borrow",
+        required=False,
+        help_text="Free GPUs in addition to the guarantee. Empty: no limit.",
     )
     why = forms.CharField(
         label="Why", max_length=2000, widget=forms.Textarea(attrs={"rows": 3}), required=False

@@ -193,9 +193,7 @@ def _event_row(entry: host_history.HostHistoryEntry) -> dict[str, Any]:
         return {"row": entry, "words": host_texts.host_action_text(entry.verb, entry.numbers)}
     return {
         "row": entry,
-        "words": "Made known"
-        if entry.about == "host" and entry.reason == host_history.HOST_ADDED_REASON
-        else "",
+        "words": "Added" if entry.about == "host" and entry.reason == host_history.HOST_ADDED_REASON else "",
     }
 
 

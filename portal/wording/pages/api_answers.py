@@ -1,9 +1,9 @@
-"""Messages of the API that no service gives."""
+"""Messages of the API that do not come from a service."""
 
 from __future__ import annotations
 
-TOKEN_NOT_VALID = "The token is unknown, revoked or out of date; make a new one under API tokens."
-NOT_FOUND = "There is no such thing, or it is not yours to see."
+TOKEN_NOT_VALID = "The token is unknown, revoked or expired; make a new one under API tokens."
+NOT_FOUND = "There is no such object, or you may not see it."
 NOT_ALLOWED = "You may not do this."
 BODY_TOO_LARGE = "The body is too large; allowed: up to {kibibytes:,} KiB."
 PROJECT_NOT_ALLOWED = "project is {given}; allowed: {allowed}."
@@ -15,5 +15,5 @@ RANK_NOT_ALLOWED = "rank is {rank}; allowed for {name}: {allowed}."
 NUMBER_FOR_TEXT = "a number; allowed: text."
 TOKEN_SCHEME = "A token made in the browser; it begins with gpp_."
 TOPICS_NOT_ALLOWED = "topics: {given} given; allowed: 1 to {most}"
-TOPIC_NOT_FOUND = "topics: {topic!r} is not a topic, or not yours to see"
+TOPIC_NOT_FOUND = "topics: {topic!r} is not a topic, or you may not see it"
 SIGN_IN_FIRST = "sign in to the portal first"

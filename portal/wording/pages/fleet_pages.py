@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-HOST_NOT_FOUND = "There is no host {name}, or it is not yours to see."
-GEOMETRY_REQUESTED = "GPU {gpu} of {host} takes nothing new. It is changed once nothing holds it."
+HOST_NOT_FOUND = "There is no host {name}, or you may not see it."
+GEOMETRY_REQUESTED = "GPU {gpu} of {host} gets no new work. It is changed when it is free."
 HEALTH_RULE_REMOVED = "{code} has no rule any more: its events are only recorded."
 RETURN_TITLE = "Return {} to service?"
 POWERED_OFF_BUTTON = "I have seen it powered off"
@@ -12,9 +12,9 @@ REVOKE_TITLE = "Revoke the credential of {}?"
 LABELS_INVALID = "labels contains {given!a:.60}; allowed: name=value pairs with spaces between them."
 CLOSED_FOR = " It was closed for: {reason}."
 HOST_IS_ALIVE = (
-    "{name} is alive: its agent reports, so it is not off, and this would be refused. For a machine "
-    "that is off, this counts its workloads as lost and restarts them elsewhere at once, before its "
-    "lease has expired. To empty a host that is on, drain it."
+    "{name} is not off: its agent reports, so this would be rejected. For a machine that is off, this "
+    "counts its workloads as lost and restarts them elsewhere at once, before its lease expires. "
+    "To empty a host that is on, drain it."
 )
 MAINTENANCE_SET = "{name} is in maintenance from {start:%d %b %H:%M} on. No workload is planned into it."
 LIMITS_SAVED = "Saved. The engine uses it from its next cycle on."
@@ -33,29 +33,29 @@ WINDOW_CANCELLED = "The maintenance window is cancelled."
 LIMIT_LABELS = {
     "notice_seconds": (
         "Notice",
-        "Between the warning and the stop signal, in which a checkpoint is written.",
+        "Time between the warning and the stop signal, for writing a checkpoint.",
     ),
-    "grace_seconds": ("Grace", "Between the stop signal and the kill."),
+    "grace_seconds": ("Grace", "Time between the stop signal and the kill."),
     "minimum_runtime_seconds": (
         "Shortest undisturbed run",
-        "How long a workload runs before it may be preempted.",
+        "Time that a workload runs before it may be preempted.",
     ),
-    "half_life_seconds": ("Half-life of use", "After which past use counts half in fair share."),
+    "half_life_seconds": ("Half-life of use", "Time after which past use counts half in fair share."),
     "spare_gpus": ("Kept free", "GPUs that only work of critical priority may use. Empty: none."),
-    "longest_runtime_seconds": ("Longest runtime", "That a workload may ask for."),
+    "longest_runtime_seconds": ("Longest runtime", "Limit of the runtime that a workload requests."),
     "approval_above_gpus": ("Approval above", "Reservations of more GPUs than this wait for an operator."),
-    "longest_reservation_seconds": ("Longest reservation", "From its start to its end."),
-    "reservation_horizon_seconds": ("How far ahead", "From now, until which reservations may end."),
-    "no_show_seconds": ("No-show limit", "After which an unused reservation is released."),
+    "longest_reservation_seconds": ("Longest reservation", "Limit from its start to its end."),
+    "reservation_horizon_seconds": ("How far ahead", "Time from now within which reservations must end."),
+    "no_show_seconds": ("No-show limit", "Time after which an unused reservation is released."),
     "idle_limit_seconds": (
         "Idle limit",
-        "Without work, after which a notebook is stopped, a warning before.",
+        "Time without work after which a notebook is stopped, with a warning before.",
     ),
     "most_gpus_per_user": ("Most GPUs per person", "Empty: no limit."),
     "most_gpus_per_workload": ("Most GPUs per workload", "Empty: no limit."),
     "most_waiting_per_user": (
         "Most waiting per person",
-        "Notebooks, jobs and array tasks in the queue. More are refused when they are submitted.",
+        "Notebooks, jobs and array tasks in the queue. More are rejected.",
     ),
     "most_waiting_per_team": ("Most waiting per team", "The same for all people of a team together."),
 }
@@ -68,7 +68,7 @@ HARDWARE_ACTION_SENTENCES = {
     "quarantine_gpu": "The GPU is quarantined.",
     "cordon": "The host is cordoned.",
     "drain": "The host is drained.",
-    "held_back": "Left to a person: too much of the pool was taken out lately.",
+    "held_back": "No action was taken: much of the pool was taken out of service recently.",
 }
 
 DISK_FULL = "its disk is full: nothing new starts there"

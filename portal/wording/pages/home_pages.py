@@ -9,7 +9,7 @@ IN_NO_TEAM = "In no team yet"
 SIMULATED_READINGS = (
     "{hosts} simulated: their GPU readings follow what the processes declare; the processes are real."
 )
-SIMULATED_HISTORY = "What is older than {day} {time:%b %Y %H:%M} is simulated history."
+SIMULATED_HISTORY = "Everything before {day} {time:%b %Y %H:%M} is simulated history."
 LOADING_HISTORY = "Loading it: {progress}."
 DURATION_HELP = "Such as 90 s, 15 min or 2 h."
 DURATION_INVALID = "{label} is {given!a}; allowed: {allowed}."
@@ -20,4 +20,4 @@ WAITS_FOR_HOST = "Waits for the host"
 def array_note(summary: str, held: str, cost: str) -> str:
     """Return the note of a job array: its tasks, what they hold (or "") and what they cost (or "")."""
     holding = f" They hold {held}{f' and cost {cost} so far' if cost else ''}." if held else ""
-    return f"Array of {summary}.{holding} Below its first task that has not ended."
+    return f"Array of {summary}.{holding} Below: its first task that has not ended."

@@ -5,7 +5,7 @@ from __future__ import annotations
 NOT_A_MONTH = "month is {given!a}; allowed: a year and a month, such as 2026-03."
 BUDGET_SET = "The budget of {subject} is set."
 COST_CENTRE_SET = "{code} pays for {project} from that date on."
-NOT_A_NUMBER = "{field} is {given!a}; allowed: its number."
+NOT_A_NUMBER = "{field} is {given!a}; allowed: a number."
 HALF_WAIT_LABEL = "Half wait at most"
 NOTHING_IN_PERIOD = "Nothing in this period."
 MONTH_CLOSED = "{month:%B %Y} is closed and cannot change any more. Later changes become corrections."

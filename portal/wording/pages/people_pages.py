@@ -4,11 +4,11 @@ from __future__ import annotations
 
 AUDIT_SEARCH_HINT = "Name, id or reason"
 SETUP_BY_OPERATOR = "Only an operator can finish the setup."
-SETUP_POOL = "Hosts whose GPUs are shared by one set of rules. One is enough at first."
+SETUP_POOL = "A group of hosts with one set of rules for its GPUs. One pool is enough at first."
 SETUP_HOST = "One command on the machine starts its agent. Its GPUs then appear here."
 SETUP_TEAM = "People ask for GPUs as members of a team, for one of its projects."
 SETUP_QUOTA_TITLE = "Give it a quota"
-SETUP_QUOTA = "What a team is guaranteed, and how much it may borrow of what others leave free."
+SETUP_QUOTA = "The GPUs that a team is guaranteed, and how many free GPUs it may borrow."
 SETUP_NOTEBOOK = "JupyterLab on a GPU of the pool, in two clicks."
 PERSON_CREATED = "{name} can sign in now. Next, add them to a team."
 PERSON_CHANGED = "{name} is changed."

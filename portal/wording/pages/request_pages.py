@@ -18,9 +18,7 @@ NO_KNOWN_START = "It would wait, and nothing known now would start it. {reason}"
 NO_PRICE = "No price is set for this model."
 MAY_NOT_BORROW = "{gpus} above the guarantee; only preemptible work may borrow."
 WITHIN_GUARANTEE = "Within the guarantee: other teams can't take it back."
-RESERVED_ABOVE_GUARANTEE = (
-    "{gpus} above what {team} is guaranteed. A confirmed reservation is not called back."
-)
+RESERVED_ABOVE_GUARANTEE = "{gpus} above what {team} is guaranteed. A confirmed reservation is not reclaimed."
 BORROWED = "{gpus} above the guarantee are borrowed and may be reclaimed."
 RESERVATION_WAITS = "{name} fits and waits for approval. Until then it holds no GPUs. You will be notified."
 SERIES_RESERVED = "{name} is reserved {occurrences} times."

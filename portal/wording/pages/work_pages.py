@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 ARRAY_CANCEL_EFFECT = (
-    "Every task that waits leaves the queue. What those that run did since their last checkpoint is "
-    "lost; logs and files stay."
+    "Waiting tasks leave the queue. Running tasks lose their progress since their last checkpoint; "
+    "logs and files stay."
 )
 CANCEL_ARRAY_TITLE = "Cancel all of {name}?"
 ARRAY_CANCELLED = "The tasks of {name} that had not ended are cancelled."

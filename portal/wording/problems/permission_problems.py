@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 PLANNER_BUDGET_EXCEEDED = (
-    "Your questions to the planner took very long in the last minute. It answers them again in {wait} "
-    "seconds; your work and its place in the queue are not touched by this."
+    "Your questions to the planner took very long in the last minute. Ask again in {wait} seconds. "
+    "Your work and its place in the queue stay as they are."
 )
 WORKLOAD_LAUNCH = "Only members of the project's team may start work in it."
 RESERVATION_REQUEST = "Only members of the project's team may reserve for it."
@@ -20,7 +20,7 @@ TEAM_JOIN = "Only people with an active account may ask to join a team."
 SUBMISSION_DECIDE = "Only an operator may decide this."
 SUBMISSION_WITHDRAW = "Only its author or a lead of the team may withdraw this."
 APPROVAL_SEE = "Only operators and auditors see what waits for approval."
-RECORDING_SEE = "Only operators and auditors see what the engine planned on: it names every team's work."
+RECORDING_SEE = "Only operators and auditors see the engine's recordings: they name every team's work."
 HOST_CHANGE = "Only an operator may change hosts."
 POOL_CHANGE = "Only an operator may change pools."
 TEAM_CREATE = "Only an operator may create a team."

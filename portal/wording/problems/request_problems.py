@@ -31,7 +31,7 @@ ARRAY_TOO_LARGE = "array is {given}, {tasks:,} tasks; allowed: {allowed}."
 RESERVATION_UNUSABLE = (
     "reservation is {reservation}; allowed: a reservation of {project} in {pool} that is not over."
 )
-WORKLOAD_OR_ARRAY = "allowed: the id of a workload, or instead of it that of an array."
+WORKLOAD_OR_ARRAY = "allowed: the id of a workload or the id of an array, not both."
 
 # Problems that the form finds before it calls a service.
 TIME_INVALID = "This is not a date and time; allowed: such as 2026-03-02 09:00."

@@ -120,7 +120,7 @@ def test_an_active_reservation_keeps_its_units_or_is_refused_with_the_next_windo
         change(world, row, end=world.now + 7 * HOUR, now=world.now + HOUR)
     assert refused.value.code == "extension_blocked"
     assert refused.value.windows[0] == (world.now + 8 * HOUR, world.now + 10 * HOUR)
-    assert "1 other reservation would lose what was promised" in refusal_sentence(refused.value)
+    assert "1 other reservation would lose its GPUs" in refusal_sentence(refused.value)
 
 
 def test_a_change_above_the_threshold_waits_and_is_checked_again_on_approval(world: World) -> None:

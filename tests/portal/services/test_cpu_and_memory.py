@@ -168,8 +168,7 @@ def test_the_reason_is_a_sentence_even_without_the_largest_sizes() -> None:
         "too_big_for_any_host", {"units": 1, "largest": 8, "hosts": 1, "hosts_with_labels": 2}
     )
     assert (
-        sentence
-        == "No host has the CPU, the memory or the NVLink that it asks for beside 1 GPU. Ask for less."
+        sentence == "No host has 1 GPU with the CPU, the memory or the NVLink that it asks for. Ask for less."
     )
 
 

@@ -81,7 +81,7 @@ def test_the_first_of_two_equal_local_times_is_used() -> None:
     twice = around(BACK, "02:30", "04:00")
     windows = occurrences(twice, LONG_AGO, 100)
     assert windows[0] == (datetime(2026, 10, 25, 0, 30, tzinfo=UTC), datetime(2026, 10, 25, 3, tzinfo=UTC))
-    assert "02:30 comes twice and the first counts, it lasts 1 h longer" in notes_of(twice)[0]
+    assert "02:30 comes twice; the first counts, it lasts 1 h longer" in notes_of(twice)[0]
     until = around(BACK, "01:00", "02:30")
     assert occurrences(until, LONG_AGO, 100)[0][1] == datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
 

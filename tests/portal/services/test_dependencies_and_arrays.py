@@ -89,7 +89,7 @@ def test_a_job_starts_once_its_dependency_has_ended_as_required_or_never(
     cycle(world)
     second.refresh_from_db()
     assert (second.state, second.reason_code) == ("queued", ReasonCode.DEPENDENCY)
-    how = {"ok": "finish well", "any": "end", "not_ok": "end without finishing"}[condition]
+    how = {"ok": "finish", "any": "end", "not_ok": "end without finishing"}[condition]
     assert reason_texts.waiting_sentence(second, world.vision.member) == f"It waits for train to {how}."
     end(first, outcome)
     cycle(world)
@@ -294,7 +294,7 @@ def test_a_job_starts_once_every_task_of_an_array_has_ended_as_required_or_never
     cycle(world)
     waits.refresh_from_db()
     assert (waits.state, waits.reason_code) == ("queued", "dependency")
-    how = {"ok": "finish well", "any": "end", "not_ok": "end, not all of them well"}[condition]
+    how = {"ok": "finish", "any": "end", "not_ok": "end, at least one of them without finishing"}[condition]
     assert (
         reason_texts.waiting_sentence(waits, world.vision.member)
         == f"It waits for every task of sweep to {how}."
@@ -395,10 +395,10 @@ def test_a_submission_above_the_limit_of_waiting_work_is_refused_with_the_number
     assert refused.value.numbers == {"of": "person", "waiting": 3, "more": 1, "limit": 3}
     assert refusal_sentence(refused.value) == (
         "Its owner has 3 notebooks and jobs waiting in this pool;"
-        " with 1 more there would be more than the 3 that one person may "
-        "have. Submit it when some have started or are cancelled."
+        " 1 more would exceed the limit of 3 for one person. "
+        "Submit it when some have started or are cancelled."
     )
-    with rejected("one person may have"):
+    with rejected("for one person"):
         launch.launch_notebook(
             actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now
         )
@@ -426,7 +426,7 @@ def test_an_array_is_counted_and_accepted_as_a_whole_or_refused(world: World) ->
     world.shared.most_waiting_per_user = 10
     world.shared.save()
     array(world, "0-5%1")
-    with rejected("has 6 notebooks and jobs waiting in this pool; with 5 more"):
+    with rejected("has 6 notebooks and jobs waiting in this pool; 5 more would"):
         array(world, "0-4", name="second")
     assert JobArray.objects.count() == 1 and Workload.objects.count() == 6
     assert array(world, "0-3", name="second").tasks.count() == 4

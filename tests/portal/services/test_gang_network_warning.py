@@ -51,7 +51,7 @@ def test_only_hosts_that_could_serve_the_request_count_and_only_for_several_host
     assert warning_for(world, hosts=1) == ""
     assert warning_for(world, models=[A100], hosts=1) == ""
     warning = warning_for(world, models=[])
-    assert "2 of the 3 hosts of Shared" in warning and ": alpha, beta. Where it gets one of them" in warning
+    assert "2 of the 3 hosts of Shared" in warning and ": alpha, beta. On these hosts," in warning
     assert "The hosts of Shared" in warning_for(world, models=[], min_memory_mib=80_000)
     assert "The hosts of Shared" in warning_for(world, models=[], min_compute_capability=90)
     Host.objects.filter(name__in=("gamma", "alpha")).update(labels={"net": "yes"})

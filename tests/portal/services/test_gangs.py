@@ -57,10 +57,10 @@ def test_a_gang_is_opened_by_its_owner_once_its_first_host_is_ready(world: World
         "session_key": "",
         "now": world.now,
     }
-    with rejected("serves nothing"):
+    with rejected("does not listen on"):
         workspaces.open_workspace(**by_its_owner)
     Run.objects.filter(workload=job, rank=1).update(ready_at=world.now)
-    with rejected("serves nothing"):
+    with rejected("does not listen on"):
         workspaces.open_workspace(**by_its_owner)
     Run.objects.filter(workload=job, rank=0).update(ready_at=world.now)
     with pytest.raises(NotAllowed):

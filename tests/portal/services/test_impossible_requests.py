@@ -95,15 +95,13 @@ def test_a_request_that_needs_more_quota_is_accepted_with_a_warning_to_its_autho
     )
     workload = submit(world, units=4)
     warning = impossible_starts.submission_warning(workload, world.vision.member, world.now)
-    assert (
-        "Its team may hold 3 GPUs of H100 80GB at most, and this needs 4 GPUs: it does not start" in warning
-    )
+    assert "Its team may hold at most 3 GPUs of H100 80GB; this needs 4 GPUs. It can't start" in warning
     client = signed_in(world.vision.member)
     data = ask_data(world, kind="job", name="big", command="true", count="4", preemptible="on")
     preview = client.post(reverse("ask-preview"), data).content.decode()
-    assert "Its team may hold 3 GPUs" in preview and "Not possible<" not in preview
+    assert "Its team may hold at most 3 GPUs" in preview and "Not possible<" not in preview
     page = client.post(reverse("ask"), data, follow=True).content.decode()
-    assert "big is queued" in page and "Its team may hold 3 GPUs" in page
+    assert "big is queued" in page and "Its team may hold at most 3 GPUs" in page
     answer = client.post(
         "/api/v1/jobs/",
         {
@@ -116,7 +114,7 @@ def test_a_request_that_needs_more_quota_is_accepted_with_a_warning_to_its_autho
         },
         content_type="application/json",
     )
-    assert answer.status_code == 201 and "Its team may hold 3 GPUs" in answer.json()["warning"]
+    assert answer.status_code == 201 and "Its team may hold at most 3 GPUs" in answer.json()["warning"]
 
 
 def test_the_form_shows_the_warning_before_submission(world: World) -> None:

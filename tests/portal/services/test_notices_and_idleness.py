@@ -236,7 +236,10 @@ def test_a_host_attested_off_is_reported_as_off_and_as_silent_once(world: World)
         notice_texts.notice_sentence(row.kind, row.numbers)
         for row in Notification.objects.filter(user=world.operator, kind="host_trouble").order_by("pk")
     ]
-    assert notices[-1] == "alpha counts as off since 2 Mar 2026 09:02 (by operator: psu burnt)."
+    assert (
+        notices[-1]
+        == "alpha counts as powered off since 2 Mar 2026 09:02 (confirmed by operator: psu burnt)."
+    )
     assert len(notices) == 2 and "fell silent" in notices[0]
 
 
@@ -258,9 +261,9 @@ def test_the_operator_who_attested_a_host_off_is_named_to_operators_only(world: 
         row.user_id: (notice_texts.notice_sentence(row.kind, row.numbers), row.numbers)
         for row in Notification.objects.filter(kind="host_trouble")
     }
-    assert notice_of[world.operator.pk][0].endswith("(by Olga Perez: the fuse: burnt).")
+    assert notice_of[world.operator.pk][0].endswith("(confirmed by Olga Perez: the fuse: burnt).")
     sentence, numbers = notice_of[world.vision.member.pk]
-    assert sentence.endswith("(by an operator: the fuse: burnt).")
+    assert sentence.endswith("(confirmed by an operator: the fuse: burnt).")
     assert world.operator.username not in {str(value) for value in numbers.values()} and "Olga" not in str(
         numbers
     )
@@ -300,8 +303,8 @@ def test_a_hardware_event_is_notified_to_operators_and_to_owners_of_moved_work(w
     moved = Notification.objects.get(user=world.vision.member, kind="has_to_move")
     assert notice_texts.notice_sentence(moved.kind, moved.numbers, world.vision.member) == (
         f"{workload.name} leaves alpha. GPU 0 of alpha failed (XID 79, {meaning})."
-        " By the table of hardware events the host takes "
-        "nothing new, and work that can move leaves it. It is queued again with its place kept."
+        " By its health rule, the host takes "
+        "no new work, and work that can move leaves it. It is queued again with its place kept."
     )
     assert kinds(world.language.member) == []
 

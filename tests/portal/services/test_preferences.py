@@ -56,14 +56,14 @@ def test_models_are_tried_in_the_given_order(world: World) -> None:
 
 def test_a_wanted_by_time_that_would_be_missed_causes_a_warning_and_no_reservation(world: World) -> None:
     assert preview(world, wanted_by=world.now + 9 * HOUR)["wish"] == ""
-    assert "expected to be done" in preview(world, wanted_by=world.now + HOUR)["wish"]
+    assert "expected to end" in preview(world, wanted_by=world.now + HOUR)["wish"]
     workload = job(world, wanted_by=world.now + HOUR)
     assert workload.wanted_by == world.now + HOUR
     Workload.objects.filter(pk=workload.pk).update(
         expected_start=world.now + 2 * HOUR, predicted_seconds=3600
     )
     page = signed_in(world.vision.member).get(reverse("job", args=[workload.public_id])).content.decode()
-    assert "Wanted by" in page and "It is wanted by" in page
+    assert "Wanted by" in page and "Its deadline is" in page
 
 
 def test_invalid_preferences_are_refused_by_field(world: World) -> None:

@@ -54,7 +54,7 @@ def test_an_operator_sees_affected_work_and_its_deadline_before_the_change(
     response = client.post(
         ADDRESS, {"geometry": "1x3g.40gb+4x1g.10gb", "why": "small notebooks"}, follow=True
     )
-    assert "takes nothing new" in response.content.decode()
+    assert "gets no new work" in response.content.decode()
     row = GeometryChange.objects.get()
     assert (row.state, sorted(row.profiles)) == ("draining", ["1g.10gb"] * 4 + ["3g.40gb"])
     assert "becomes 1x3g.40gb+4x1g.10gb once nothing holds it" in host_page(world)
@@ -85,7 +85,8 @@ def test_a_failed_change_is_shown_with_its_reason_and_can_be_retried(world: Worl
     delivery.write_notices(world.now)
     (notice,) = Notification.objects.filter(user=world.operator)
     assert notice_texts.notice_sentence(notice.kind, notice.numbers) == (
-        "GPU 1 of alpha could not become 2x3g.40gb: a process still uses the GPU. It is in service as it was."
+        "GPU 1 of alpha could not become 2x3g.40gb: a process still uses the GPU. "
+        "It is in service with its old geometry."
     )
 
 

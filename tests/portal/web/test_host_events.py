@@ -87,7 +87,7 @@ def test_announced_maintenance_and_a_join_token_are_events(world: World) -> None
     client.post(reverse("host", args=["alpha"]), {"verb": "token"})
     events = events_of(world.operator)
     assert "Maintenance announced: Thu 2 May 08:00 to 12:00 by" in events and ": new fans" in events
-    assert "A join token was made" in events
+    assert "A join token was created" in events
 
 
 def test_a_revoked_credential_is_shown_at_once_with_author_and_reason(world: World) -> None:
@@ -96,7 +96,7 @@ def test_a_revoked_credential_is_shown_at_once_with_author_and_reason(world: Wor
     assert "Effects" in client.get(address).content.decode()
     assert "credential revoked" not in page_of(world.operator)
     page = client.post(address, {"why": "its disk left the house"}, follow=True).content.decode()
-    assert "alpha is cut off: its credential is revoked." in page
+    assert "The credential of alpha is revoked." in page
     shown = page_of(world.operator)
     name = world.operator.get_full_name() or world.operator.username
     assert re.search(rf"credential was revoked (now|\d+ s ago) by {name}: its disk left the house\.", shown)

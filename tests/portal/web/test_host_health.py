@@ -366,7 +366,7 @@ def test_owners_are_notified_of_maintenance_and_of_its_cancellation(world: World
     (notice,) = notices_for(world, "member")
     assert (
         notice.startswith("alpha is in maintenance from")
-        and "new fans. storm is moved off it before that" in notice
+        and "new fans. storm is moved off the host before that" in notice
     )
     assert not [each for each in notices_for(world, "other team") if "in maintenance" in each]
     host_verbs.cancel_maintenance(**fields | {"now": world.now + timedelta(minutes=1)}, window=window.pk)
@@ -453,7 +453,7 @@ def test_the_page_shows_gpu_interconnects_and_the_address_of_workloads(world: Wo
 def test_the_attestation_form_refuses_a_host_that_is_alive(world: World) -> None:
     client, address = signed_in(world.people["operator"]), reverse("host-off", args=["alpha"])
     shown = client.get(address).content.decode()
-    assert "alpha is alive: its agent reports" in shown and "Drain it instead" in shown
+    assert "alpha is not off: its agent reports" in shown and "Drain it instead" in shown
     assert "I have seen it powered off" not in shown
     Host.objects.filter(name="alpha").update(lease_state="silent")
     shown = client.get(address).content.decode()

@@ -266,7 +266,7 @@ def test_a_lead_is_warned_before_requesting_more_than_is_available(world: World)
     }
     page = lead.post(url, fields).content.decode()
     warning = (
-        "14 × H100 80GB is 8 more than there is: Shared has 16, and other teams are guaranteed 10 of them. "
+        "14 × H100 80GB is 8 more than available: Shared has 16, and other teams are guaranteed 10 of them. "
         "Language can be guaranteed up to 6."
     )
     assert warning in page and "New model" in page

@@ -145,14 +145,14 @@ def test_ended_work_cannot_be_compared(world: World) -> None:
     runs = fill_pool(world)
     mine = waiting_job(world, world.vision, "mine")
     services.cancel_workload(mine, now=world.now + 2 * MINUTE)
-    assert "mine has ended (taken back), so it is no longer in the queue." in comparison_page(
+    assert "mine has ended (cancelled), so it is no longer in the queue." in comparison_page(
         world, mine, runs[0]
     )
     assert f"{runs[0].name} has its GPUs: no other work is ahead of it." in comparison_page(
         world, runs[0], mine
     )
     again = waiting_job(world, world.vision, "again")
-    assert "mine has ended (taken back), so it is no longer ahead of again." in comparison_page(
+    assert "mine has ended (cancelled), so it is no longer ahead of again." in comparison_page(
         world, again, mine
     )
 
@@ -181,32 +181,39 @@ def test_an_expected_start_is_a_range_with_its_past_accuracy(world: World) -> No
     member = signed_in(world.vision.member)
     address = reverse("why", args=[mine.public_id])
     bare = member.get(address).content.decode()
-    assert "there is no record to tell a range from" in bare and "likely between" not in bare
+    assert "so there is no range yet" in bare and "likely between" not in bare
     add_estimate_history(world, mine, MIN_OUTCOMES)
     for found in (address, reverse("job", args=[mine.public_id]), reverse("home")):
         assert "likely between" in member.get(found).content.decode(), found
     for found in (address, reverse("queue"), reverse("job", args=[mine.public_id])):
         text = member.get(found).content.decode()
         assert (
-            f"Of the last {MIN_OUTCOMES} that had a range in this pool, 80 % started by its upper end" in text
+            f"Of the last {MIN_OUTCOMES} workloads with a range in this pool, 80 % started by its upper end"
+            in text
         )
-        assert "half were off by more than 30 minutes" in text and "no guarantee" in text
+        assert (
+            "half of the expected starts were off by more than 30 minutes" in text and "no guarantee" in text
+        )
 
 
 def test_the_accuracy_text_does_not_overstate_few_samples() -> None:
-    assert "no record" in expected_start_texts.forecast_accuracy_text(EstimateAccuracy())
+    assert "no range yet" in expected_start_texts.forecast_accuracy_text(EstimateAccuracy())
     one = expected_start_texts.forecast_accuracy_text(
         EstimateAccuracy(errors=(1.0,), started_count=1, median_error=600)
     )
-    assert "Only 1 waited" in one and "it was off by 10 min" in one and "half" not in one
+    assert (
+        "Only 1 workload waited" in one
+        and "its expected start was off by 10 min" in one
+        and "half" not in one
+    )
     few = EstimateAccuracy(errors=(1.0,) * 3, started_count=3, median_error=600)
-    assert "Only 3 waited" in expected_start_texts.forecast_accuracy_text(
+    assert "Only 3 workloads waited" in expected_start_texts.forecast_accuracy_text(
         few
     ) and "%" not in expected_start_texts.forecast_accuracy_text(few)
     unproven = EstimateAccuracy(
         errors=(1.0,) * 30, started_count=30, median_error=600, with_range=2, started_in_range_count=2
     )
-    assert "Too few had a range so far" in expected_start_texts.forecast_accuracy_text(unproven)
+    assert "Too few of them had a range" in expected_start_texts.forecast_accuracy_text(unproven)
 
 
 def test_users_of_a_pool_may_read_its_fair_shares(world: World) -> None:

@@ -99,7 +99,7 @@ def test_a_job_shows_its_dependencies_and_its_dependents(world: World) -> None:
     data = ask_data(
         world, kind="job", name="evaluate", command="true", after=str(first.public_id), after_how="ok"
     )
-    assert "It waits for train to finish well." in client.post(reverse("ask-preview"), data).content.decode()
+    assert "It waits for train to finish." in client.post(reverse("ask-preview"), data).content.decode()
     assert client.post(reverse("ask"), data).status_code == 302
     second = Workload.objects.get(name="evaluate")
     assert "train has finished" in client.get(reverse("job", args=[second.public_id])).content.decode()
@@ -159,7 +159,7 @@ def test_a_job_may_depend_on_every_task_of_an_array(world: World) -> None:
         world, kind="job", name="collect", command="true", after=str(whole.public_id), after_how="ok"
     )
     preview = client.post(reverse("ask-preview"), data).content.decode()
-    assert "It waits for every task of sweep to finish well." in preview
+    assert "It waits for every task of sweep to finish." in preview
     assert f"--after ok:{whole.public_id}" in preview and "&quot;array&quot;" in preview
     assert client.post(reverse("ask"), data).status_code == 302
     collect = Workload.objects.get(name="collect")
@@ -184,7 +184,7 @@ def test_the_preview_warns_of_a_wanted_by_time_that_would_be_missed(world: World
         prefer="rack=r1, disk=fast",
     )
     page = signed_in(world.vision.member).post(reverse("ask-preview"), data).content.decode()
-    assert "and expected to be done at" in page and "--prefer rack=r1" in page
+    assert "it is expected to end at" in page and "--prefer rack=r1" in page
     wrong = ask_data(world, kind="job", command="true", prefer="fast")
     assert "is no label" in signed_in(world.vision.member).post(reverse("ask"), wrong).content.decode()
 

@@ -71,10 +71,10 @@ def test_requeued_work_shows_why_it_waits_and_why_it_moved(world: World) -> None
     ("request_fields", "needs"),
     [
         ({}, "It needs 4 H100 80GB; 2 are free now."),
-        ({"models_wanted": []}, "It needs 4 GPUs of any model; 2 that it may have are free now."),
+        ({"models_wanted": []}, "It needs 4 GPUs of any model; 2 that it may use are free now."),
         (
             {"models_wanted": [H100, A100]},
-            "It needs 4 H100 80GB or A100 40GB; 2 that it may have are free now.",
+            "It needs 4 H100 80GB or A100 40GB; 2 that it may use are free now.",
         ),
         ({"profile": MIG, "models_wanted": [A100]}, f"It needs 4 × {MIG} of A100 40GB; 2 are free now."),
         ({"hosts": 2, "units": 2}, "It needs 2 H100 80GB on each of 2 hosts; 2 are free now."),

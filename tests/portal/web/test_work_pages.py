@@ -628,7 +628,7 @@ def test_a_utilisation_chart_needs_two_samples_and_slices_are_marked_as_not_meas
     assert "plotly" in tab(job) and "from the second reading on" not in tab(job)
     for minutes_ago in (1, 2, 3):
         reads(sliced, minutes_ago, None)
-    assert "no utilisation of a slice" in tab(sliced) and "4,096" in tab(sliced)
+    assert "no utilisation of a GPU slice" in tab(sliced) and "4,096" in tab(sliced)
 
 
 def test_only_work_that_has_run_waits_to_resume(world: World) -> None:
@@ -670,7 +670,7 @@ def test_everybody_who_sees_a_notebook_sees_who_stopped_it(world: World) -> None
     assert "Stopped by you" in lead.get(reverse("notebooks")).content.decode()
     job = owner.get(reverse("job", args=[waiting.public_id])).content.decode()
     assert "You took it out of the queue." in job
-    assert "Taken back by you" in job
+    assert "Cancelled by you" in job
 
 
 def test_a_queue_with_work_of_other_teams_only_says_so(world: World) -> None:
