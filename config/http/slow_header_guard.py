@@ -1,7 +1,7 @@
 """Limits the time in which a client must send the head of a request.
 
-Without a limit a client that sends one byte a second holds a connection forever. Used as ``uvicorn --http
-config.http.slow_header_guard:HeaderTimeoutProtocol``. ``config.http.body_limit`` limits bodies.
+Without a limit, a client that sends one byte a second could hold a connection forever. Used as ``uvicorn
+--http config.http.slow_header_guard:HeaderTimeoutProtocol``. ``config.http.body_limit`` limits bodies.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class FastReconnectPool(ConnectionPool[psycopg.Connection[Any]]):
     def getconn(self, timeout: float | None = None) -> psycopg.Connection[Any]:
         """Return a working connection.
 
-        Broken ones are replaced, and the next one is tried without a pause.
+        A broken connection is replaced, and the next one is tried without a pause.
         """
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
         broken = 0
@@ -58,7 +58,7 @@ class FastReconnectPool(ConnectionPool[psycopg.Connection[Any]]):
                 self.putconn(connection)
                 raise
             broken += 1
-            # More than the pool held: the server accepts new connections and closes them at once.
+            # More connections broke than the pool holds: the server closes new connections at once.
             if broken > self.max_size:
                 time.sleep(RECONNECT_SECONDS)
 

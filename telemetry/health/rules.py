@@ -25,7 +25,7 @@ HELD_BACK = "held_back"  # not carried out: the limit of automatic closures was 
 HOST_CLOSING_ACTIONS = (Action.CORDON, Action.DRAIN)
 CLOSING_ACTIONS = (*HOST_CLOSING_ACTIONS, Action.QUARANTINE_GPU)
 CLOSURE_WINDOW = timedelta(hours=1)
-HOSTS_PER_CLOSURE = 5  # one host per this many of a pool may be closed; always at least one
+HOSTS_PER_CLOSURE = 5  # one closure per this number of hosts of a pool; at least one
 GPUS_PER_QUARANTINE = 8
 
 

@@ -20,7 +20,7 @@ from telemetry.money.statements import create_missing_statements
 
 @dataclass(frozen=True, slots=True)
 class ChargeDraft:
-    """A priced piece of one GPU that is to become a Charge row. ``corrects`` is the line that it replaces."""
+    """A priced piece of one GPU, from which a Charge row is made. ``corrects``: the line that it replaces."""
 
     gpu: GpuChargingInputs
     piece: ChargePiece

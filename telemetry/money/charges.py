@@ -1,4 +1,4 @@
-"""Charge GPU time: every second of every GPU is written to exactly one bucket, priced, and never edited.
+"""Charge GPU time: write every second of every GPU to exactly one bucket, priced. No line is ever edited.
 
 ``charge_all_gpus`` charges each GPU forward from its watermark, then corrects earlier charges after late
 facts, by reversals and new lines. Concurrent runs are safe: a span is claimed by compare-and-swap on
@@ -30,7 +30,7 @@ CATCH_UP_ROUNDS = 6
 
 @dataclass
 class ChargeRunResult:
-    """The numbers of lines written and of lines reversed by one run."""
+    """The numbers of lines that one run wrote and reversed."""
 
     lines: int = 0
     corrections: int = 0

@@ -87,7 +87,7 @@ class HourlyUsage:
 
 
 class UsageRows:
-    """The rows of one query. Each kind of row is loaded on first use."""
+    """The rows for one set of filters. Each kind of row is loaded on first use."""
 
     def __init__(self, filters: UsageFilters) -> None:
         self.filters = filters

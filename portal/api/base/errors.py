@@ -26,7 +26,7 @@ ALLOWED_PREFIX = "allowed: "  # begins a message to which the handler adds field
 class ErrorSerializer(serializers.Serializer[Any]):
     field = serializers.CharField(help_text="The field; empty: the whole request.")
     value = serializers.JSONField(allow_null=True, help_text="The given value, shortened.")
-    message = serializers.CharField(help_text="What is wrong and what is allowed.")
+    message = serializers.CharField(help_text="The problem, and the allowed values.")
 
 
 class WindowSerializer(serializers.Serializer[Any]):
@@ -35,7 +35,7 @@ class WindowSerializer(serializers.Serializer[Any]):
 
 
 class ErrorsSerializer(serializers.Serializer[Any]):
-    """The one shape of every refusal."""
+    """The body of every refusal."""
 
     errors = ErrorSerializer(many=True)  # type: ignore[assignment]
     code = serializers.CharField(

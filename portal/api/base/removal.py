@@ -44,7 +44,7 @@ class RemovalRequestShape(ResponseSerializer):
 class RemovalEffectShape(ResponseSerializer):
     verb = serializers.ChoiceField(choices=list(REMOVAL_VERBS))
     name = serializers.CharField(help_text="name of the removed or moved object")
-    text = serializers.CharField(help_text="what the verb does")
+    text = serializers.CharField(help_text="the effect of the verb, as text")
     refused = serializers.CharField(help_text="why the verb would be rejected now; empty: it would succeed")
     code = serializers.CharField(help_text="reason code of the rejection; empty: none")
     numbers = numbers_field()
@@ -69,4 +69,4 @@ class RemovalEffectShape(ResponseSerializer):
 
 class RemovedShape(ResponseSerializer):
     name = serializers.CharField()
-    said = serializers.CharField(help_text="what was done, as a sentence")
+    said = serializers.CharField(help_text="the result, as a sentence")

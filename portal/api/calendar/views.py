@@ -48,7 +48,6 @@ class ReservationListView(ApiView):
             rows = rows.filter(pool__slug=query["pool"])
         if query.get("mine"):
             rows = rows.filter(owner=self.actor)
-        # Future and present reservations by start, then past ones, latest first.
         over = Case(When(state__in=OPEN_RESERVATION_STATES, end__gt=self.now, then=False), default=True)
         ahead = Case(When(state__in=OPEN_RESERVATION_STATES, end__gt=self.now, then=F("start")))
         rows = rows.order_by(over, ahead.asc(), "-start", "-pk")

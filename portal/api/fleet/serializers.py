@@ -295,7 +295,7 @@ class TouchedShape(ResponseSerializer):
     begins_anew = serializers.BooleanField(
         help_text="its next host has other storage: it restarts without its checkpoint"
     )
-    words = serializers.CharField(help_text="what happens to it")
+    words = serializers.CharField(help_text="the effect on the workload, as text")
     by = serializers.DateTimeField(allow_null=True, help_text="latest end; null: at once")
 
 
@@ -310,7 +310,7 @@ class TouchedReservationShape(ResponseSerializer):
 
 class HostEffectShape(ResponseSerializer):
     verb = serializers.ChoiceField(choices=list(HOST_VERBS))
-    text = serializers.CharField(help_text="what the verb does")
+    text = serializers.CharField(help_text="the effect of the verb, as text")
     gpus = serializers.IntegerField(
         allow_null=True, help_text="GPUs that leave the pool or return to it; null: none"
     )

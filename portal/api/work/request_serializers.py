@@ -161,7 +161,7 @@ class SecondsWish(StrictSerializer):
 
 class LogQuery(StrictSerializer):
     offset = serializers.IntegerField(min_value=0, max_value=2**53, default=0, help_text="in bytes")
-    attempt = count_field(1, required=False, help_text="default: the last one")
+    attempt = count_field(1, required=False, help_text="default: the last attempt")
     rank = count_field(0, required=False, default=0)
 
 

@@ -180,7 +180,7 @@ class NotebookPreviewView(ApiView):
         responses=preview_serializers.PreviewShape,
     )
     def post(self, request: Request) -> Response:
-        """Preview what would happen to a notebook launched now. Changes nothing."""
+        """Preview the launch of a notebook now. Changes nothing."""
         return _preview_response(
             self,
             lookups.workload_arguments(self.actor, self.validated_body(request_serializers.NotebookWish)),
@@ -195,7 +195,7 @@ class JobPreviewView(ApiView):
         responses=preview_serializers.PreviewShape,
     )
     def post(self, request: Request) -> Response:
-        """Preview what would happen to a job submitted now. Changes nothing."""
+        """Preview the submission of a job now. Changes nothing."""
         return _preview_response(
             self,
             lookups.workload_arguments(self.actor, self.validated_body(request_serializers.JobWish)),

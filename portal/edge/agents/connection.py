@@ -29,7 +29,7 @@ class AgentConnection:
     """One agent's sync connection."""
 
     host: AuthenticatedHost
-    credentials: list[str]  # of the request, and the renewed one if it was sent
+    credentials: list[str]  # the request's credential; then the renewed one, once sent
     socket: web.WebSocketResponse
     transport: asyncio.Transport | None
     last_received_at: float = field(default_factory=time.monotonic)

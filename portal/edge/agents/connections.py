@@ -2,7 +2,7 @@
 
 The credential alone identifies the host. Each connection has one reader and one sender. The reader handles a
 frame before it reads the next, so TCP slows an agent that floods. The sender always sends the newest desired
-state, so a slow agent gets fewer frames, no stale ones, and delays no other agent.
+state, so a slow agent gets fewer frames but no stale frames, and delays no other agent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Carry workspace traffic over connections that agents opened.
 
-This module keeps the idle connections of each host, and wraps one as an asyncio transport, so that an
+This module keeps the idle connections of each host. It wraps a connection as an asyncio transport, so that an
 ordinary HTTP client can use it.
 """
 
@@ -171,7 +171,7 @@ class AgentStream(asyncio.Transport):
 
 
 class AgentStreamPool:
-    """The streams of each host, the idle ones, and the requests that wait for one."""
+    """The streams of each host, idle or in use, and the requests that wait for a stream."""
 
     def __init__(self, request_streams: Callable[[int], None]) -> None:
         self._all: dict[int, set[AgentStream]] = defaultdict(set)
@@ -205,7 +205,7 @@ class AgentStreamPool:
     async def serve(
         self, host: int, socket: web.WebSocketResponse, transport: asyncio.Transport | None = None
     ) -> None:
-        """Keep one connection of an agent until it ends. ``transport`` is the one under ``socket``."""
+        """Keep one connection of an agent until it ends. ``transport`` carries ``socket``."""
         if len(self._idle[host]) >= MAX_IDLE_STREAMS_PER_HOST:
             await socket.send_str(
                 encode(

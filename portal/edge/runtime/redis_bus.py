@@ -1,4 +1,4 @@
-"""The process's one subscription to Redis. Messages are hints: a lost one only causes a delay.
+"""Subscribe to Redis, once per process. Messages are hints: a lost message only causes a delay.
 
 Channels:
 

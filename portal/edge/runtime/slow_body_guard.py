@@ -1,6 +1,6 @@
 """Limit the time that the server waits for a request's body: a fixed time, and more for each received byte.
 
-A body sent one byte a second would hold a connection, memory and a stream for as long as its sender likes.
+Otherwise a client that sends one byte a second could hold a connection, memory and a stream forever.
 Only the time in which the server waits for the sender counts, so a run that reads slowly does not cause a
 timeout.
 """

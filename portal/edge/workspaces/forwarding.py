@@ -64,7 +64,7 @@ class AmbiguousTarget(ValueError):
 
 @dataclass(frozen=True)
 class ProxiedRequest:
-    """One request to one workspace, with its workspace and its checked target."""
+    """A request to a workspace, with the label and the origin of the workspace."""
 
     request: web.Request
     label: str
@@ -93,8 +93,8 @@ def stream_address(visit: ProxiedRequest, to: WorkspaceGrant) -> URL:
 def checked_target(request: web.Request) -> str:
     """Return the request's path and query exactly as sent. Raises AmbiguousTarget.
 
-    Browsers resolve dot segments themselves, so a request with one tries to make the edge and the run
-    disagree.
+    Browsers resolve dot segments themselves. So a request with a dot segment tries to make the
+    edge and the run interpret the path differently.
     """
     target = request.raw_path
     if not target.startswith("/") or target.startswith("//"):
