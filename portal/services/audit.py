@@ -55,11 +55,11 @@ def record(
 def _target_name(target: models.Model) -> str:
     """Return the name that people use for the row.
 
-    A row without a name is called after its kind, never by its key.
+    For a row without a name, returns the name of its kind, never its key.
     """
     own = getattr(target, "name", "") or getattr(target, "username", "")
-    says_itself = type(target).__str__ is not models.Model.__str__
-    return str(own or (target if says_itself else target._meta.verbose_name))
+    has_text = type(target).__str__ is not models.Model.__str__
+    return str(own or (target if has_text else target._meta.verbose_name))
 
 
 def _json_value(value: Any) -> Any:

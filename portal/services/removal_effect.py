@@ -1,4 +1,4 @@
-"""What removing a row or moving a host affects, as shown before it is done."""
+"""Describe the effect of a removal or of the move of a host, for its preview."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from scheduler.models import Pool, Quota, Reservation, Team
 class RemovalEffect:
     """The effect of a removal or a move.
 
-    ``refused``: why it would be refused now; empty: it would be done. ``gpus`` leave the pool.
-    ``reservations`` are active on the host and get other units; ``unkept`` are those that the pool
-    cannot keep without it. ``quotas`` end; for a move they are those of both pools, which stay.
-    ``submissions`` wait for approval and are withdrawn.
+    ``refused``: why the operation would be refused now; empty: it would succeed. ``gpus``: number of GPUs
+    that leave the pool. ``reservations`` are active on the host and get other units. ``unkept`` are
+    reservations that the pool cannot keep without the host. A removal ends ``quotas``; a move keeps the
+    quotas and lists them for both pools. ``submissions`` wait for approval and are withdrawn.
     """
 
     verb: str
@@ -43,7 +43,7 @@ class RemovalEffect:
 
 
 def refusal_of(check: Callable[[], None]) -> dict[str, Any]:
-    """Return ``code``, ``refused`` and ``numbers`` of an effect, from the check that the operation makes."""
+    """Run the operation's check and return its refusal: ``code``, ``refused``, ``numbers``; {} if none."""
     try:
         check()
     except OperationRejected as rejected:
@@ -56,13 +56,13 @@ def refusal_of(check: Callable[[], None]) -> dict[str, Any]:
 
 
 def waiting_submissions(**of: Pool | Team) -> list[Submission]:
-    """Return the requests of a pool or a team that wait for approval."""
+    """Return the submissions of a pool or a team that wait for approval."""
     rows = Submission.objects.filter(state=SubmissionState.WAITING, **of)
     return list(rows.select_related("author", "team").order_by("created_at", "pk"))
 
 
 def withdraw_submissions(submissions: list[Submission]) -> None:
-    """Withdraw requests because their pool or their team is removed. Decided ones stay as they are."""
+    """Withdraw submissions because their pool or team is removed. Decided submissions do not change."""
     ids = [row.pk for row in submissions]
     Submission.objects.filter(pk__in=ids, state=SubmissionState.WAITING).update(
         state=SubmissionState.WITHDRAWN

@@ -1,1 +1,1 @@
-"""Submit, approve, decline and withdraw what needs approval."""
+"""Submit, approve, decline and withdraw requests that need approval."""

@@ -1,4 +1,4 @@
-"""Verbs that approve, decline, withdraw and expire submissions."""
+"""Approve, decline, withdraw and expire submissions."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ def approve_submission(
 ) -> Submission:
     """Check a submission again, approve it and carry it out, in one transaction.
 
-    ``changes`` replace values of its payload. Raises OperationRejected if another person decided first, if
-    it has expired, or if it no longer fits (then nothing is decided); Invalid, NotAllowed.
+    ``changes`` replace values of its payload. Raises OperationRejected if the submission is decided or has
+    expired. Also raises OperationRejected if the request no longer fits; then the submission keeps waiting.
+    Raises Invalid, NotAllowed.
     """
     policy.require(actor, "submission.decide", submission)
     checks = InputChecks()
@@ -174,7 +175,7 @@ def _change_waiting(submission: Submission, new: SubmissionState) -> bool:
 
 
 def _decide(submission: Submission, new: SubmissionState) -> None:
-    """Set the new state. Raises OperationRejected with the decision of another person."""
+    """Set the new state. Raises OperationRejected if the submission is decided or has expired."""
     if not _change_waiting(submission, new):
         submission.refresh_from_db()
         expires_at = expiry_of(submission)

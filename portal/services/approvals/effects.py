@@ -36,16 +36,17 @@ def approval_effect(
 ) -> dict[str, Any]:
     """Return what approving a submission (with ``changes``) would do to others. Reads only.
 
-    Always: ``fits`` (bool), ``code`` and ``numbers`` (the engine's reason, if any), ``sentence`` (for
+    Every kind: ``fits`` (bool), ``code`` and ``numbers`` (the engine's reason, if any), ``sentence`` (for
     people).
 
     Quota change: ``capacity_gpus``, ``guaranteed_before_gpus`` and ``guaranteed_after_gpus`` (sum of all
     teams), ``free_before_gpus`` and ``free_after_gpus`` (guaranteed to no team), ``team_before_gpus``,
     ``team_after_gpus``.
 
-    Reservation: ``windows`` (the first that fit, (start, end) datetimes), ``gpus``, ``capacity_gpus``,
-    ``evicted`` (workloads that would be evicted if it started now), ``overlapping`` (reservations of the pool
-    in that window). A series and a window change have the same keys without ``evicted``.
+    Reservation: ``windows`` (the first windows that fit, as (start, end) datetimes), ``gpus``,
+    ``capacity_gpus``, ``evicted`` (workloads that would be evicted if the reservation started now),
+    ``overlapping`` (reservations of the pool in that window). A series and a window change have the same
+    keys; their ``evicted`` is empty.
     """
     with share_snapshots():
         return _approval_effect(submission, {**submission.payload, **(changes or {})}, now)

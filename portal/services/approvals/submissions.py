@@ -1,4 +1,4 @@
-"""Verbs that submit quota changes and memberships for approval."""
+"""Submit quota changes and memberships for approval."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def request_quota_change(
 ) -> Submission:
     """Request a guarantee of GPUs of one model for a team, and a borrow limit above it (None: no limit).
 
-    ``gpu_hours`` limits the use of the guarantee in each ``period`` (day, week, month); None: no limit. After
-    that the team only borrows (``when_used_up`` borrow) or starts no new workload (refuse) until the period
-    ends. Raises Invalid, NotAllowed, and OperationRejected if an equal request is waiting.
+    ``gpu_hours`` limits the use of the guarantee in each ``period`` (day, week, month); None: no limit. When
+    the hours are used up, ``when_used_up`` applies until the period ends: the team only borrows (borrow) or
+    starts no new workload (refuse). Raises Invalid, NotAllowed, and OperationRejected if an equal request is
+    waiting.
     """
     policy.require(actor, "quota.request", team)
     checks = InputChecks()
@@ -87,8 +88,7 @@ def request_membership(
 ) -> Submission:
     """Request membership in a team.
 
-    Raises OperationRejected if the person is a member or has already requested membership, and Invalid or
-    NotAllowed.
+    Raises Invalid, NotAllowed, and OperationRejected if the person is a member or has requested membership.
     """
     policy.require(actor, "team.join", team)
     checks = InputChecks()

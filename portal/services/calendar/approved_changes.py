@@ -30,18 +30,16 @@ def change_window(reservation: Reservation, start: datetime, end: datetime, now:
     """
     refuse_unless_change_fits(engine.change_reservation(reservation, start=start, end=end, now=now))
     reservation.refresh_from_db()
-    if (reservation.start, reservation.end) != (
-        start,
-        end,
-    ):  # the engine started it meanwhile: its start is fixed
+    # The engine may have started the reservation meanwhile; then its start is fixed.
+    if (reservation.start, reservation.end) != (start, end):
         numbers = {"name": reservation.name, "start": reservation.start.isoformat()}
         raise OperationRejected("reservation_has_started", numbers, field="start")
 
 
 def apply_submitted_change(reservation: Reservation, payload: Mapping[str, Any], now: datetime) -> None:
-    """Give a reservation the window of an approved submission; call it inside a transaction.
+    """Apply the window of an approved submission to its reservation; call it inside a transaction.
 
-    Raises OperationRejected, also if the window was changed since the submission was made; Invalid.
+    Raises Invalid, and OperationRejected, also if the window changed after the submission.
     """
     fresh = engine.lock_reservation(reservation)
     change_window(reservation, *submitted_window(fresh, payload, now), now)
@@ -50,10 +48,10 @@ def apply_submitted_change(reservation: Reservation, payload: Mapping[str, Any],
 def submitted_window(
     reservation: Reservation, payload: Mapping[str, Any], now: datetime
 ) -> tuple[datetime, datetime]:
-    """Return the submitted window, checked again: it may be past, or the reservation may have started.
+    """Return the submitted window after a second check: it may be past, or the reservation may have started.
 
-    Raises OperationRejected if the window was changed since the submission was made, or if a start that is
-    past would return with a new end; Invalid.
+    Raises Invalid, and OperationRejected if the reservation is over or its window changed after the
+    submission.
     """
     start, end = (datetime.fromisoformat(payload[name]) for name in ("start", "end"))
     refuse_if_window_moved(
@@ -63,9 +61,7 @@ def submitted_window(
 
 
 def refuse_if_window_moved(reservation: Reservation, start: datetime, end: datetime) -> None:
-    """Raise OperationRejected unless the reservation still has this window: the change was requested for this
-    one.
-    """
+    """Raise OperationRejected if the window is not the one for which the person requested a change."""
     if (reservation.start, reservation.end) != (start, end):
         window = {"start": reservation.start.isoformat(), "end": reservation.end.isoformat()}
         raise OperationRejected("reservation_window_moved", {"name": reservation.name, **window}, field="end")

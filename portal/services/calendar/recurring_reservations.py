@@ -1,4 +1,4 @@
-"""Verbs on recurring reservations: one request, several windows, all confirmed together or none."""
+"""Request, preview and cancel recurring reservations: all windows of a request are confirmed, or none."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def request_series(
     """Reserve the same hours on ``weekdays`` (mon to sun) from the day of ``start`` to ``until``.
 
     ``start`` and ``end`` give the hours in ``time_zone``; an occurrence is at most one day long. All
-    occurrences fit or none is confirmed. Returns a Submission if one occurrence alone would need approval.
-    Raises OperationRejected (with the first occurrence that does not fit, and the first windows that would),
-    Invalid, NotAllowed.
+    occurrences are confirmed, or none. Returns a Submission if one occurrence alone would need approval.
+    Raises Invalid, NotAllowed, and OperationRejected (with the first occurrence that does not fit, and the
+    first windows that fit).
     """
     policy.require(actor, "reservation.request", project)
     request = checked_series_request(
@@ -148,10 +148,10 @@ def preview_series(
 ) -> dict[str, Any]:
     """Check every occurrence without reserving anything. Raises Invalid, NotAllowed.
 
-    Returns ``occurrences`` (int), ``fits``, ``sentence`` (the occurrence that does not fit), ``windows`` (the
-    first that would fit instead), ``dst_occurrences`` (sentences about changed hours where the clock
-    changes), ``needs_approval``, ``gpus`` of each occurrence, ``price`` of all (None: no price),
-    ``price_per_hour`` and ``currency``.
+    Returns ``occurrences`` (int), ``fits``, ``sentence`` (about the occurrence that does not fit),
+    ``windows`` (the first windows that fit instead), ``clock_changes`` (sentences about occurrences whose
+    hours differ because the clock changes), ``needs_approval``, ``gpus`` (of one occurrence), ``price`` (of
+    all occurrences; None: no price), ``price_per_hour`` and ``currency``.
     """
     policy.require(actor, "reservation.request", project)
     request = checked_series_request(
@@ -196,7 +196,7 @@ def preview_series(
 def cancel_series(*, actor: User, series: Series, now: datetime, why: str = "", via: str = "web") -> int:
     """Cancel every occurrence that is not over; return their number.
 
-    Raises OperationRejected if all are over, NotAllowed, Invalid.
+    Raises Invalid, NotAllowed, and OperationRejected if all are over.
     """
     policy.require(actor, "reservation.change", series)
     checks = InputChecks()
@@ -264,7 +264,7 @@ def checked_series_request(
         checks.note("weekdays", "", reservation_problems.WEEKDAYS_EMPTY.format(allowed=", ".join(WEEKDAYS)))
     zone = checks.time_zone("time_zone", time_zone)
     local, local_end = (at.astimezone(ZoneInfo(zone)) for at in (first.start, first.end))
-    # wall-clock length
+    # The limit applies to the hours that people enter, so a clock change must not count.
     if local_end.replace(tzinfo=None) - local.replace(tzinfo=None) > MAX_OCCURRENCE_LENGTH:
         checks.note(
             "end",
@@ -319,9 +319,9 @@ def first_unavailable_occurrence(answers: list[WindowCheckResult]) -> int | None
 
 
 def unavailable_occurrences_sentence(request: SeriesRequest, answers: list[WindowCheckResult]) -> str:
-    """Return a sentence about occurrences that do not fit.
+    """Return a sentence about occurrences that do not fit; empty if all fit.
 
-    It names the first one, the reason, the number of others, and an alternative.
+    The sentence names the first one, the reason, the number of others, and an alternative.
     """
     rejection = series_rejection(request, answers)
     return "" if rejection is None else refusal_sentence(rejection)

@@ -23,7 +23,7 @@ from scheduler.models import Pool, Project, Reservation
 from scheduler.requests import HardwareRequest
 from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState
 
-# A payload names these even if they are empty.
+# A payload contains these keys even if their values are empty.
 PAYLOAD_NAMES = ("units", "hosts", "models", "profile")
 
 
@@ -45,10 +45,7 @@ class ReservationRequest(HardwareRequest):
 
     @property
     def needs_approval(self) -> bool:
-        """Return True if an operator must approve.
-
-        This is so above the pool's threshold, and for the guarantees of other teams.
-        """
+        """Return True if the request is above the pool's threshold or may use guarantees of other teams."""
         return self.may_exceed_guarantee or self.gpus > self.pool.approval_above_gpus
 
     @property
@@ -63,7 +60,7 @@ class ReservationRequest(HardwareRequest):
             "end": self.end.isoformat(),
             "gpus": self.gpus,
             **{name: value for name, value in hardware.items() if value or name in PAYLOAD_NAMES},
-            # The request does not grant it: only the approver sets may_exceed_guarantee.
+            # Not may_exceed_guarantee: only the approver may grant that.
             "asks_to_exceed_guarantee": self.may_exceed_guarantee,
         }
 
@@ -120,7 +117,7 @@ def checked_reservation_request(
 
 
 def check_time_for_approval(request: ReservationRequest, now: datetime) -> None:
-    """Raise Invalid if the request needs an approval but would expire at once, since it starts now."""
+    """Raise Invalid if the request needs approval but starts now: its submission would expire at once."""
     if request.needs_approval and request.start <= now:
         checks = InputChecks()
         checks.note("start", request.start.isoformat(), request_texts.too_late_to_approve(request.start))
@@ -130,9 +127,9 @@ def check_time_for_approval(request: ReservationRequest, now: datetime) -> None:
 def checked_window_change(
     reservation: Reservation, start: datetime | None, end: datetime | None, why: str, now: datetime
 ) -> tuple[datetime, datetime]:
-    """Return the new window, checked like that of a new reservation.
+    """Return the new window of a reservation after the checks of a new reservation.
 
-    Raises Invalid, and OperationRejected if it is over.
+    Raises Invalid, and OperationRejected if the reservation is over.
     """
     checks = InputChecks()
     checks.text("why", why, least=0, most=1000, lines=True)

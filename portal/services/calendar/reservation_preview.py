@@ -37,8 +37,8 @@ def preview_reservation(
 ) -> dict[str, Any]:
     """Check a window without reserving it. Raises Invalid, NotAllowed.
 
-    Returns ``fits`` (bool), ``code`` and ``numbers``, ``windows`` (the first that fit, as (start, end)
-    datetimes), ``needs_approval`` (bool), ``gpus`` (float), ``price`` (Decimal for the whole window, or
+    Returns ``fits`` (bool), ``code`` and ``numbers``, ``windows`` (the first windows that fit, as (start,
+    end) datetimes), ``needs_approval`` (bool), ``gpus`` (float), ``price`` (Decimal for the whole window, or
     None), ``price_per_hour``, ``currency``, and ``warnings`` (sentences that block nothing).
     """
     policy.require(actor, "reservation.request", project)

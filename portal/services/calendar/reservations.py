@@ -1,4 +1,4 @@
-"""Verbs on reservations. A reservation promises GPUs for a window."""
+"""Request, change, shorten and cancel reservations. A reservation promises GPUs for a window."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def request_reservation(
 
     ``hardware``: the fields of a ``HardwareRequest`` by the names of the API.
 
-    Returns a confirmed Reservation, or a Submission, which reserves nothing yet, if the size is above the
-    pool's threshold or if ``may_exceed_guarantee`` requests the guarantees of other teams. The window is
+    Returns a confirmed Reservation. Returns a Submission, which reserves nothing yet, if the size is above
+    the pool's threshold or if ``may_exceed_guarantee`` requests the guarantees of other teams. The window is
     checked in both cases. Raises OperationRejected (with the first windows that fit), Invalid, NotAllowed.
     """
     policy.require(actor, "reservation.request", project)
@@ -94,8 +94,9 @@ def request_reservation(
 def cancel_reservation(
     *, actor: User, reservation: Reservation, now: datetime, why: str = "", via: str = "web"
 ) -> Reservation:
-    """Cancel a reservation and evict its workloads. Raises OperationRejected if it is over, NotAllowed,
-    Invalid.
+    """Cancel a reservation and evict its workloads.
+
+    Raises Invalid, NotAllowed, and OperationRejected if the reservation is over.
     """
     policy.require(actor, "reservation.change", reservation)
     checks = InputChecks()
@@ -169,11 +170,11 @@ def change_reservation(
 ) -> Submission | Reservation:
     """Move, shorten or extend a reservation.
 
-    ``start`` alone keeps its length; ``end`` alone changes its length. The new window is checked like that of
-    a new reservation, without counting the present one. After the start only the end can change, and the GPUs
-    stay the same. A change that adds time needs approval if a new reservation would: then the result is a
-    Submission and the window stays. Raises OperationRejected (with the first windows that fit), Invalid,
-    NotAllowed.
+    ``start`` alone keeps its length; ``end`` alone changes its length. The new window has the checks of a new
+    reservation, which ignore the present window. After the start only the end can change, and the GPUs stay
+    the same. A change that adds time needs approval if a new reservation of this size would; then the
+    function returns a Submission and the window does not change yet. Raises OperationRejected (with the first
+    windows that fit), Invalid, NotAllowed.
     """
     policy.require(actor, "reservation.change", reservation)
     with transaction.atomic():

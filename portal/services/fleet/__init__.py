@@ -1,1 +1,1 @@
-"""Change hosts, GPUs, MIG geometry, pools, health rules, and recover after a restore of the database."""
+"""Change hosts, GPUs, MIG geometry, pools and health rules; recover after a restore of the database."""

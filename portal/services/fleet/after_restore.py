@@ -13,10 +13,10 @@ from scheduler.core.rejection import OperationRejected
 
 
 def after_restore(*, now: datetime, via: str = "program") -> engine.RestoreResult:
-    """Mend the differences between the hosts and a restored database, and record that it was done.
+    """Reconcile the hosts with a restored database, and write an audit record.
 
-    Anybody who may run commands on the server may do this. Raises OperationRejected if there is no
-    organisation: then this database was not restored.
+    Checks no permission: only people who may run commands on the server can call it. Raises OperationRejected
+    if there is no organisation: then this database was not restored.
     """
     with transaction.atomic():
         organisation = Organisation.objects.filter(pk=1).first()

@@ -1,4 +1,4 @@
-"""Verbs that diagnose, return and take out GPUs, and the repair policy of a pool."""
+"""Diagnose GPUs, return them to service, take them out, and set the repair policy of a pool."""
 
 from __future__ import annotations
 
@@ -60,22 +60,23 @@ def diagnose_gpu(
 def diagnose_host(
     *, actor: User, host: Host, now: datetime, why: str = "", via: str = "web"
 ) -> list[Diagnostic]:
-    """Run a diagnostic on every idle GPU of a host. Raises NotAllowed, and OperationRejected if no GPU is
-    idle.
+    """Run a diagnostic on every idle GPU of a host.
+
+    Raises Invalid, NotAllowed, and OperationRejected if no GPU is idle.
     """
     policy.require(actor, "host.change")
     why = checked_reason(why)
     with transaction.atomic():
         made = gpu_diagnostics.request_host_diagnostics(host, why=Diagnostic.Why.OPERATOR, now=now)
-        told = {"gpus": [row.gpu.index for row in made]}
-        audit.record(actor=actor, via=via, now=now, verb="diagnose_host", target=host, after=told, why=why)
+        after = {"gpus": [row.gpu.index for row in made]}
+        audit.record(actor=actor, via=via, now=now, verb="diagnose_host", target=host, after=after, why=why)
     return made
 
 
 def return_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
-    """Return a GPU to service whatever its diagnostic found.
+    """Return a GPU to service regardless of its diagnostic: the operator has checked it.
 
-    The operator has checked it. Raises Invalid, NotAllowed, OperationRejected.
+    Raises Invalid, NotAllowed, OperationRejected.
     """
     policy.require(actor, "host.change")
     row = gpu_by_index(host, gpu)
@@ -93,9 +94,9 @@ def take_out_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str =
 
 
 def forget_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
-    """Remove a missing GPU from the list; a later report adds it again with its former state.
+    """Remove a missing GPU from the list; a later report adds the GPU again with its former state.
 
-    ``gpu``: its UUID. Raises Invalid, NotAllowed, and OperationRejected while a workload holds it.
+    ``gpu``: its UUID. Raises Invalid, NotAllowed, and OperationRejected while a workload holds the GPU.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()
@@ -106,13 +107,13 @@ def forget_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "
     with transaction.atomic():
         if not host_inventory.retire_missing_gpu(row):
             raise OperationRejected("gpu_is_not_missing", {"gpu": row.index, "host": host.name})
-        told = {"gpu": row.index, "uuid": row.uuid}
-        audit.record(actor=actor, via=via, now=now, verb="forget_gpu", target=host, before=told, why=why)
+        before = {"gpu": row.index, "uuid": row.uuid}
+        audit.record(actor=actor, via=via, now=now, verb="forget_gpu", target=host, before=before, why=why)
     return row
 
 
 def change_repair_policy(*, actor: User, pool: Pool, now: datetime, via: str = "web", **given: Any) -> Pool:
-    """Change what a pool does about stray processes and about suspect GPUs. Raises Invalid, NotAllowed.
+    """Change a pool's actions against stray processes and suspect GPUs. Raises Invalid, NotAllowed.
 
     ``given``: fields of REPAIR_POLICY_FIELDS; absent fields keep their values.
     """
@@ -124,8 +125,8 @@ def change_repair_policy(*, actor: User, pool: Pool, now: datetime, via: str = "
             clean[field] = checks.choice(field, value, StrayAction.values)
         elif field == "diagnostic_tool":
             names = [*DiagnosticTool.values, *gpu_diagnostics.operator_diagnostics(pool)]
-            # A tool that no host has any more may stay selected: the hosts report that, and run nothing
-            # instead.
+            # A tool that no host has any more may stay selected. Hosts without the tool report that and run
+            # no other tool.
             clean[field] = value if value == pool.diagnostic_tool else checks.choice(field, value, names)
         elif field == "diagnostic_seconds":
             clean[field] = checks.count(
@@ -164,13 +165,20 @@ def change_repair_policy(*, actor: User, pool: Pool, now: datetime, via: str = "
 
 
 def _change_gpu(
-    actor: User, host: Host, gpu: Any, why: str, now: datetime, via: str, verb: str, deed: Callable[..., bool]
+    actor: User,
+    host: Host,
+    gpu: Any,
+    why: str,
+    now: datetime,
+    via: str,
+    verb: str,
+    operation: Callable[..., bool],
 ) -> Gpu:
     policy.require(actor, "host.change")
     row, why = gpu_by_index(host, gpu), checked_reason(why)
     with transaction.atomic():
         before = audit.audited_fields(row, "index", "repair_state", "state_reason")
-        if not deed(row, reason=why, now=now):
+        if not operation(row, reason=why, now=now):
             raise OperationRejected(
                 "gpu_has_this_state", {"gpu": row.index, "host": host.name, "state": row.repair_state}
             )

@@ -1,4 +1,4 @@
-"""Verbs that change, reset, add and remove rules for hardware events."""
+"""Change, reset, add and remove rules for hardware events."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def set_health_rule(
     why: str = "",
     via: str = "web",
 ) -> HealthRule:
-    """Change the action for an event code that repeats ``repeats`` times within the window.
+    """Change the rule of an event code: its action, after ``repeats`` events within the window.
 
-    Raises Invalid, NotAllowed. ``counts`` selects whether every event counts, or all events of one person's
-    workloads count as one. Absent or empty arguments change nothing.
+    ``counts`` selects whether every event counts, or all events of one person's workloads count as one.
+    Absent or empty arguments keep their values. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "health_rule.change")
     checks = InputChecks()
@@ -75,7 +75,8 @@ def reset_health_rule(
 ) -> HealthRule:
     """Reset a rule to its default.
 
-    Raises Invalid, NotAllowed, and OperationRejected if it is the default or an operator added it.
+    Raises Invalid, NotAllowed, and OperationRejected if the rule has its default values or an operator added
+    it.
     """
     policy.require(actor, "health_rule.change")
     why = checked_reason(why)
@@ -110,7 +111,7 @@ def add_health_rule(
     why: str = "",
     via: str = "web",
 ) -> HealthRule:
-    """Add a rule for a code without a rule; events of such a code are only recorded.
+    """Add a rule for an event code. Events of a code without a rule are only recorded.
 
     Raises Invalid, NotAllowed, OperationRejected. ``source``: who recommends the rule; empty: this
     organisation.
@@ -145,7 +146,7 @@ def add_health_rule(
 def remove_health_rule(
     *, actor: User, code: str, now: datetime, why: str = "", via: str = "web"
 ) -> HealthRule:
-    """Remove a rule that an operator added; events of its code are only recorded again.
+    """Remove a rule that an operator added; from then on, events of its code are only recorded.
 
     Raises Invalid, NotAllowed, and OperationRejected for a built-in rule.
     """
@@ -164,7 +165,7 @@ def remove_health_rule(
 
 
 def _checked_rule_fields(checks: InputChecks, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the checked fields of the rule that are given."""
+    """Return the given fields of a rule, checked."""
     clean: dict[str, Any] = {}
     for name, value in given.items():
         if name == "action":
@@ -185,10 +186,10 @@ def _locked_rule(code: str) -> HealthRule:
         else None
     )
     if rule is None:
-        told = administration_problems.HEALTH_RULE_UNKNOWN.format(
+        message = administration_problems.HEALTH_RULE_UNKNOWN.format(
             code=display_value(code), allowed=KNOWN_CODE_HELP
         )
-        raise Invalid({"code": told}, {"code": code if isinstance(code, str) else display_value(code)})
+        raise Invalid({"code": message}, {"code": code if isinstance(code, str) else display_value(code)})
     return rule
 
 

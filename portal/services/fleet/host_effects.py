@@ -1,4 +1,7 @@
-"""Preview a verb on a host: affected workloads, their end times, affected reservations. Reads only."""
+"""Preview a verb on a host: the affected workloads with their end times, and the affected reservations.
+
+Reads only.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,16 @@ from scheduler.models import Host, Reservation, Workload
 from scheduler.reads import explanations
 from scheduler.state.states import ReservationState
 
-PLANNED_VERBS = (
-    "cordon",
-    "drain",
-    "revoke",
-)  # these verbs exclude the host from planning, so reservations may lose their units
+# These verbs exclude the host from planning, so reservations may lose their units.
+PLANNED_VERBS = ("cordon", "drain", "revoke")
 
 
 @dataclass(frozen=True)
 class AffectedWorkload:
-    """A workload on a host. ``happens``: one of ``host_texts.HAPPENS``. ``by``: latest end; None: at once."""
+    """A workload on a host.
+
+    ``happens``: key of ``host_texts.WORKLOAD_EFFECTS``. ``by``: latest end; None: at once.
+    """
 
     workload: Workload
     happens: str
@@ -48,11 +51,11 @@ class AffectedWorkload:
 class HostEffect:
     """The effect of a verb on a host.
 
-    ``gpus`` leave the pool, or return to it with "return"; None: neither. ``reservations`` are active and
-    bound to its GPUs. ``moved`` are active and future reservations that get other GPUs than the present or
-    planned ones. ``unkept`` are those that can be served now and could not be afterwards. Both are None if
-    the verb does not change that. ``last_end``: latest end of the present workloads (None: none run, or the
-    verb ends them).
+    ``gpus``: number of GPUs that leave the pool, or return to it with "return"; None: neither.
+    ``reservations`` are active and bound to GPUs of the host. ``moved`` are active and future reservations
+    that would get other GPUs than planned now. ``unkept`` are reservations that could no longer be served.
+    ``moved`` and ``unkept`` are None if the verb affects no reservation. ``last_end``: latest end of the
+    present workloads (None: no workload runs, or the verb ends all of them).
     """
 
     verb: str
@@ -84,9 +87,9 @@ def preview_host_verb(
     start: datetime | None = None,
     end: datetime | None = None,
 ) -> HostEffect:
-    """Return the effect of a verb. ``start`` and ``end`` are those of a maintenance window.
+    """Return the effect of a verb. ``start`` and ``end`` give a maintenance window.
 
-    Raises Invalid, NotAllowed and OperationRejected as the verb itself does.
+    Raises Invalid, NotAllowed and OperationRejected in the same cases as the verb.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()
@@ -104,9 +107,9 @@ def preview_host_verb(
 def host_verb_effect(
     host: Host, verb: str, now: datetime, start: datetime | None = None, end: datetime | None = None
 ) -> HostEffect:
-    """Return the effect of a verb (one of ``host_texts.VERBS``), even if the verb would be refused.
+    """Return the effect of a verb (one of ``host_texts.HOST_VERBS``), even if the verb would be refused.
 
-    The pool is loaded.
+    The caller has loaded ``host.pool``.
     """
     gpus = None if verb == "off" else host.gpus.filter(retired_at=None).count()
     if verb == "maintenance" and start is not None and end is not None:
@@ -138,9 +141,9 @@ def host_verb_effect(
 def affected_workloads(
     host: Host, verb: str, now: datetime, moved: Mapping[int, DrainedWorkload] | None = None
 ) -> list[AffectedWorkload]:
-    """Return the workloads on a host and what the verb does to each, the earliest end first.
+    """Return the workloads on a host with the verb's effect on each, the earliest end first.
 
-    ``moved``: the planner's result.
+    ``moved``: for a drain, the planner's result by workload.
     """
     rows = reads.remaining_workloads(host, now)
     if verb == "drain":
@@ -176,9 +179,9 @@ def _effect_of_drain(
 
 
 def _effect_of_maintenance(host: Host, start: datetime, now: datetime) -> list[AffectedWorkload]:
-    """Return the effect of maintenance.
+    """Return the effect of maintenance on each workload.
 
-    Workloads still running near the window get notice in time for its start.
+    A workload that could run into the window gets its notice early enough to stop before the window starts.
     """
     return _soonest_first(
         [

@@ -1,4 +1,4 @@
-"""Verbs that add hosts, take them out of service and return them."""
+"""Add hosts, take them out of service and return them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def new_join_token(*, actor: User, host: Host, now: datetime, via: str = "web") 
 
 
 def revoke_host(*, actor: User, host: Host, now: datetime, why: str = "", via: str = "web") -> Host:
-    """Revoke the agent's credential; it must join again with a new token. Raises Invalid, NotAllowed."""
+    """Revoke the agent's credential; the agent must join with a new token. Raises Invalid, NotAllowed."""
     policy.require(actor, "host.change")
     why = checked_reason(why)
     with transaction.atomic():
@@ -103,7 +103,7 @@ def revoke_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
 
 
 def host_change_refusal(host: Host, verb: str, now: datetime) -> OperationRejected | None:
-    """Return why cordon, drain, return or off would be refused now, or None."""
+    """Return the rejection that cordon, drain, return or off would raise now, or None."""
     if verb in ADMIN_STATES:
         new, old = ADMIN_STATES[verb], AdminState(host.admin_state)
         is_ill = verb == "return" and host.repair_state != RepairState.WELL
@@ -118,14 +118,15 @@ def host_change_refusal(host: Host, verb: str, now: datetime) -> OperationReject
 
 
 def cordon_host(*, actor: User, host: Host, why: str, now: datetime, via: str = "web") -> Host:
-    """Start no new workloads on a host; running workloads continue. Raises Invalid, OperationRejected,
-    NotAllowed.
+    """Start no new workloads on a host; running workloads continue.
+
+    Raises Invalid, OperationRejected, NotAllowed.
     """
     return _change_admin_state(actor, host, AdminState.CORDONED, why, now, via, "cordon_host")
 
 
 def drain_host(*, actor: User, host: Host, why: str, now: datetime, via: str = "web") -> Host:
-    """Start no new workloads on a host, and evict the running ones with notice.
+    """Start no new workloads on a host, and evict the preemptible ones with notice.
 
     Raises Invalid, OperationRejected, NotAllowed.
     """
@@ -197,9 +198,9 @@ def set_maintenance(
 def checked_maintenance_window(
     start: Any, end: Any, now: datetime, checks: InputChecks | None = None
 ) -> tuple[datetime, datetime]:
-    """Return the checked start and end of a maintenance window; ``checks`` holds other problems.
+    """Return the checked start and end of a maintenance window.
 
-    Raises Invalid.
+    Raises Invalid, also with the earlier problems in ``checks``.
     """
     checks = checks or InputChecks()
     first, last = checks.aware_datetime("start", start), checks.aware_datetime("end", end)

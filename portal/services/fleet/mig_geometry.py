@@ -1,4 +1,4 @@
-"""Verbs that preview, change and withdraw the MIG geometry of GPUs."""
+"""Preview and change the MIG geometry of GPUs, and withdraw changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parse_geometry(value: Any) -> list[str]:
     )
     text = value.strip() if isinstance(value, str) else ""
     for piece in text.split("+") if text and text != WHOLE_GPU_TEXT else []:
-        # A profile name may itself end in "+me": a part without a leading count continues the part before it.
+        # A profile name may end in "+me". So a piece without a leading count belongs to the previous piece.
         match = GEOMETRY_PART_PATTERN.fullmatch(piece)
         if match:
             found.append((int(match[1]), match[2]))
@@ -59,7 +59,10 @@ def parse_geometry(value: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class GpuOccupant:
-    """A workload on a GPU. ``leaves``: it gets notice, otherwise it runs to its end. ``by``: latest end."""
+    """A workload on a GPU.
+
+    ``leaves``: True if it gets notice, False if it runs to its end. ``by``: latest end.
+    """
 
     workload: Workload
     leaves: bool
@@ -68,10 +71,10 @@ class GpuOccupant:
 
 @dataclass(frozen=True)
 class GeometryChangeEffect:
-    """The effect of a new geometry on a GPU. ``reservations`` are bound to the GPU.
+    """The effect of a new geometry on a GPU.
 
-    ``unkept`` are future reservations that fit now and would not fit without it. ``free_by``: latest time at
-    which the GPU is free; None: it is free now.
+    ``reservations`` are bound to the GPU. ``unkept`` are future reservations that fit now and would not fit
+    without the GPU. ``free_by``: the GPU is free at this time at the latest; None: it is free now.
     """
 
     gpu: Gpu
@@ -92,7 +95,7 @@ class GeometryChangeEffect:
 def preview_geometry_change(
     *, actor: User, host: Host, gpu: Any, geometry: Any, now: datetime
 ) -> GeometryChangeEffect:
-    """Return the effect of a new geometry, and when it may be applied.
+    """Return the effect of a new geometry, with the time at which the host may apply it.
 
     Reads only. Raises Invalid, NotAllowed, OperationRejected.
     """
@@ -121,12 +124,12 @@ def gpu_occupants(gpu: Gpu, now: datetime) -> list[GpuOccupant]:
     live = Workload.objects.filter(here, state__in=LIVE_STATES).annotate(begun_at=ATTEMPT_STARTED_AT)
     rows = []
     for workload in live.select_related("project__team", "owner", "pool"):
-        told = workload.state in TERMINATING_STATES and workload.gone_by is not None
+        has_notice = workload.state in TERMINATING_STATES and workload.gone_by is not None
         seconds = workload.pool.notice_seconds + workload.pool.grace_seconds
         limit = workload.begun_at + timedelta(seconds=workload.max_runtime_seconds)
         leaving = min(limit, now + timedelta(seconds=seconds)) if workload.preemptible else limit
-        by = workload.gone_by if told and workload.gone_by is not None else leaving
-        rows.append(GpuOccupant(workload, told or workload.preemptible, max(by, now)))
+        by = workload.gone_by if has_notice and workload.gone_by is not None else leaving
+        rows.append(GpuOccupant(workload, has_notice or workload.preemptible, max(by, now)))
     return sorted(rows, key=lambda row: (row.by, row.workload.pk))
 
 
@@ -167,9 +170,9 @@ def withdraw_geometry(
     row, why = gpu_by_index(host, gpu), checked_reason(why)
     with transaction.atomic():
         taken = engine.withdraw_geometry(row, now=now)
-        told = {"gpu": row.index, "geometry": layout_text(taken.profiles) or WHOLE_GPU_TEXT}
+        before = {"gpu": row.index, "geometry": layout_text(taken.profiles) or WHOLE_GPU_TEXT}
         audit.record(
-            actor=actor, via=via, now=now, verb="withdraw_geometry", target=host, before=told, why=why
+            actor=actor, via=via, now=now, verb="withdraw_geometry", target=host, before=before, why=why
         )
     return taken
 

@@ -1,4 +1,4 @@
-"""Verbs that create pools and change their limits."""
+"""Create pools and change their limits."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def change_pool(*, actor: User, pool: Pool, now: datetime, via: str = "web", **l
 def demand_isolation(
     *, actor: User, pool: Pool, isolation: str, now: datetime, why: str = "", via: str = "web"
 ) -> Pool:
-    """Set the isolation that hosts of this pool must provide. Raises Invalid, NotAllowed.
+    """Set the isolation level that hosts of this pool must provide. Raises Invalid, NotAllowed.
 
     From the next cycle on, hosts with less isolation start no new workloads; running workloads continue.
     """
@@ -170,7 +170,7 @@ def _checked_limits(checks: InputChecks, limits: dict[str, int | None]) -> dict[
 
 
 def _name_rejection(name: str) -> OperationRejected:
-    """Return why a pool cannot get a name. Removed ones keep theirs."""
+    """Return the rejection of a pool name that is taken. A removed pool keeps its name."""
     if Pool.objects.filter(name=name).exists():
         return OperationRejected("pool_name_is_taken", {"name": name}, field="name")
     return OperationRejected("pool_name_was_used", {"name": name}, field="name")

@@ -1,4 +1,4 @@
-"""Verbs that remove hosts and pools, and move hosts between pools. Their previews make the same checks."""
+"""Remove hosts and pools, and move hosts between pools. The previews make the same checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from scheduler.reads import explanations
 
 
 def preview_host_removal(*, actor: User, host: Host, now: datetime) -> RemovalEffect:
-    """Return what removing a host affects. Raises NotAllowed."""
+    """Return the effect of removing a host. Raises NotAllowed."""
     policy.require(actor, "host.change")
     found = explanations.drain_effect(host, now)
     return RemovalEffect(
@@ -53,7 +53,7 @@ def remove_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
 
 
 def preview_host_move(*, actor: User, host: Host, pool: Pool, now: datetime) -> RemovalEffect:
-    """Return what moving a host to ``pool`` affects, with the quotas of both pools. Raises NotAllowed."""
+    """Return the effect of moving a host to ``pool``, with the quotas of both pools. Raises NotAllowed."""
     policy.require(actor, "host.change")
     found = explanations.drain_effect(host, now)
     models = host.gpus.filter(retired_at=None).values("model")
@@ -72,7 +72,7 @@ def preview_host_move(*, actor: User, host: Host, pool: Pool, now: datetime) -> 
 def move_host(*, actor: User, host: Host, pool: Pool, now: datetime, why: str = "", via: str = "web") -> Host:
     """Move a host to another pool; its use and charges until now stay with its earlier pool.
 
-    Raises Invalid, NotAllowed, and OperationRejected while it has work or a reservation needs it.
+    Raises Invalid, NotAllowed, and OperationRejected while the host has work or a reservation needs it.
     """
     policy.require(actor, "host.change")
     why = checked_reason(why)
@@ -93,7 +93,7 @@ def move_host(*, actor: User, host: Host, pool: Pool, now: datetime, why: str = 
 
 
 def preview_pool_removal(*, actor: User, pool: Pool, now: datetime) -> RemovalEffect:
-    """Return what removing a pool affects. Raises NotAllowed."""
+    """Return the effect of removing a pool. Raises NotAllowed."""
     policy.require(actor, "pool.change")
     return RemovalEffect(
         "remove_pool",
@@ -108,7 +108,7 @@ def preview_pool_removal(*, actor: User, pool: Pool, now: datetime) -> RemovalEf
 def remove_pool(*, actor: User, pool: Pool, now: datetime, why: str = "", via: str = "web") -> Pool:
     """Remove a pool; its quotas end and its history stays.
 
-    Raises Invalid, NotAllowed, and OperationRejected while it has hosts, work or reservations.
+    Raises Invalid, NotAllowed, and OperationRejected while the pool has hosts, work or reservations.
     """
     policy.require(actor, "pool.change")
     why = checked_reason(why)

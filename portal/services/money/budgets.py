@@ -75,9 +75,9 @@ def set_budget(
 def set_cost_centre(
     *, actor: User, project: Project, code: str, valid_from: datetime, now: datetime, via: str = "web"
 ) -> CostCentre:
-    """Set the cost centre of a project from a date.
+    """Set the cost centre of a project from ``valid_from`` on.
 
-    Raises Invalid, NotAllowed, and OperationRejected if that date has one.
+    Raises Invalid, NotAllowed, and OperationRejected if the project has a row with this ``valid_from``.
     """
     policy.require(actor, "cost_centre.change")
     checks = InputChecks()

@@ -24,8 +24,8 @@ IDLE_PAYERS = ("operator", "guarantee", "use")
 def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: str = "web") -> Statement:
     """Close a past month: run its checks and write its statement, which never changes afterwards.
 
-    Raises Invalid, NotAllowed, and OperationRejected if it is closed or a check fails (the message names the
-    check).
+    Raises Invalid, NotAllowed, and OperationRejected if the month is closed or a check fails (the message
+    names the check).
     """
     policy.require(actor, "statement.close")
     checks = InputChecks()

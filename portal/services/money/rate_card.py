@@ -34,10 +34,10 @@ def set_price(
     note: str = "",
     via: str = "web",
 ) -> Price:
-    """Add a row to the rate card: the cost and the price of a GPU-hour from a date on.
+    """Add a row to the rate card: the cost and the price of a GPU-hour from ``valid_from`` on.
 
-    The past never changes. Raises Invalid, NotAllowed, and OperationRejected if that date has a price or lies
-    in a closed month.
+    Past prices never change. Raises Invalid, NotAllowed, and OperationRejected if the rate card has a row
+    with this ``valid_from``.
     """
     policy.require(actor, "price.change")
     checks = InputChecks()
@@ -67,8 +67,10 @@ def set_price(
                 note=note,
                 created_at=now,
             )
-            told = audit.audited_fields(row, "model", "cost_per_gpu_hour", "price_per_gpu_hour", "valid_from")
-            audit.record(actor=actor, via=via, now=now, verb="set_price", target=row, after=told, why=note)
+            after = audit.audited_fields(
+                row, "model", "cost_per_gpu_hour", "price_per_gpu_hour", "valid_from"
+            )
+            audit.record(actor=actor, via=via, now=now, verb="set_price", target=row, after=after, why=note)
     except IntegrityError:
         numbers = {"valid_from": valid_from.isoformat(), "model": model}
         raise OperationRejected("price_exists", numbers, field="valid_from") from None
@@ -76,9 +78,9 @@ def set_price(
 
 
 def gpu_hour_price(*, pool: Pool, models: Sequence[str], now: datetime) -> Decimal | None:
-    """Return the present price of a GPU-hour: the highest of these models, as any may be allocated.
+    """Return the highest present price of a GPU-hour among ``models``: any of them may be allocated.
 
-    None if a model has no price.
+    Returns None if one of the models has no price.
     """
     card = load_current_prices(now)
     prices = [card.of(pool.pk, model) for model in models]

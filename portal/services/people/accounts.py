@@ -70,9 +70,10 @@ def change_user(
     active: bool | None = None,
     via: str = "web",
 ) -> User:
-    """Change the roles of an account, or close or open it. None keeps a value. Raises Invalid, NotAllowed.
+    """Change the roles of an account, or close or open the account. None keeps a value.
 
-    Closing revokes its tokens and ends its workspaces. Raises OperationRejected if no operator would remain.
+    Closing revokes its tokens and ends its workspaces. Raises Invalid, NotAllowed, and OperationRejected if
+    no operator would remain.
     """
     policy.require(actor, "user.change")
     checks = InputChecks()
@@ -108,9 +109,9 @@ def change_user(
 
 
 def set_password(*, user: User, password: str, now: datetime, via: str = "web") -> None:
-    """Set a person's own password, which the form has validated. Ends sessions of the old password.
+    """Set a person's own password and end the sessions of the old password.
 
-    The audit record shows the change, but never the password.
+    The form has validated the password. The audit record shows the change, but never the password.
     """
     with transaction.atomic():
         user.set_password(password)
@@ -134,8 +135,9 @@ def first_run(
     now: datetime,
     via: str = "web",
 ) -> User:
-    """Name the organisation and create its first operator. Raises Invalid, OperationRejected if an account
-    exists.
+    """Set up the organisation and create its first operator.
+
+    Raises Invalid, and OperationRejected if an account exists.
     """
     checks = InputChecks()
     organisation = checks.text("organisation", organisation)
@@ -204,7 +206,7 @@ def set_preferences(
 
 
 def read_notifications(*, actor: User, now: datetime, ids: list[int] | None = None, via: str = "web") -> int:
-    """Mark own notices as read (all if no ids are given); return how many were unread.
+    """Mark the actor's notifications as read (``ids`` None: all) and return how many were unread.
 
     Writes no audit record.
     """

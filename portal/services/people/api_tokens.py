@@ -25,7 +25,7 @@ def create_token(
 ) -> tuple[ApiToken, str]:
     """Create a token for the API and the CLI; return it with its text.
 
-    Only its hash is stored. Raises Invalid, NotAllowed.
+    Only the hash of the text is stored. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "own.change")
     checks = InputChecks()
@@ -66,7 +66,7 @@ def create_token(
 def revoke_token(*, actor: User, token: ApiToken, now: datetime, via: str = "web") -> ApiToken:
     """Revoke a token at once, and end the workspaces that were opened with it.
 
-    Raises OperationRejected if it was revoked before, NotAllowed.
+    Raises NotAllowed, and OperationRejected if the token is revoked already.
     """
     policy.require(actor, "token.revoke", token)
     with transaction.atomic():
@@ -79,9 +79,9 @@ def revoke_token(*, actor: User, token: ApiToken, now: datetime, via: str = "web
 
 
 def token_in_force(text: str, now: datetime) -> ApiToken | None:
-    """Return the valid token with this text, with its user, or None.
+    """Return the valid token with this text, or None. The user is loaded.
 
-    Stores its last use at most once a minute.
+    Stores the token's last use at most once a minute.
     """
     token = ApiToken.objects.select_related("user").filter(token_hash=hash_token(text)).first()
     if token is None or not token.is_in_force(now):

@@ -1,4 +1,4 @@
-"""Verbs on teams, their projects and their members."""
+"""Create and change teams, their projects and their members."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def create_team(
     highest_priority: int = int(Priority.HIGH),
     via: str = "web",
 ) -> Team:
-    """Create a team with a colour and a tag of up to three letters (defaults for both).
+    """Create a team. A missing colour or tag (up to three letters) gets a default.
 
     Raises Invalid, OperationRejected, NotAllowed.
     """
@@ -75,7 +75,7 @@ def create_team(
 def rename_team(*, actor: User, team: Team, name: str, now: datetime, via: str = "web") -> Team:
     """Rename a team.
 
-    Its slug stays, and so do the names on past charges. Raises Invalid, OperationRejected, NotAllowed.
+    Its slug and the names on past charges stay. Raises Invalid, OperationRejected, NotAllowed.
     """
     policy.require(actor, "team.change", team)
     checks = InputChecks()
@@ -180,7 +180,7 @@ def add_member(
 def remove_member(*, actor: User, team: Team, user: User, now: datetime, via: str = "web") -> None:
     """Remove a person from a team; the workloads stay with the team.
 
-    Raises OperationRejected if not a member, NotAllowed.
+    Raises NotAllowed, and OperationRejected if the person is not a member.
     """
     policy.require(actor, "team.change", team)
     with transaction.atomic():
@@ -196,7 +196,7 @@ def remove_member(*, actor: User, team: Team, user: User, now: datetime, via: st
 
 
 def _name_rejection(name: str) -> OperationRejected:
-    """Return why a team cannot get a name. Removed ones keep theirs."""
+    """Return the rejection of a team name that is taken. A removed team keeps its name."""
     if Team.objects.filter(name=name).exists():
         return OperationRejected("team_name_is_taken", {"name": name}, field="name")
     return OperationRejected("team_name_was_used", {"name": name}, field="name")

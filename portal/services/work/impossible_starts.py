@@ -1,4 +1,4 @@
-"""Refuse a request that could never start, and warn about one that starts only after a larger quota."""
+"""Refuse requests that could never start, and warn about requests that need a larger quota to start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refuse_if_never_starts(actor: User, request: WorkloadRequest, now: datetime)
 def submission_warning(workload: Workload, viewer: User, now: datetime) -> str:
     """Return warnings for a workload that was just submitted, or an empty text.
 
-    It warns if the workload cannot start before its team gets a larger quota, or if its hosts could not
+    Warns if the workload cannot start before its team gets a larger quota, or if its hosts could not
     communicate.
     """
     request = WorkloadRequest.from_row(workload)
@@ -52,7 +52,7 @@ def _cached_never_starts(
 ) -> engine.ImpossibleStart | None:
     """Return why the request could never start, or None.
 
-    Caches the answer, so that equal submissions are planned once.
+    Caches the result, so that equal submissions are planned once.
     """
     rows = [getattr(row, "pk", None) for row in (request.pool, request.project, owner, request.reservation)]
     facts = [

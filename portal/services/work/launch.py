@@ -1,4 +1,4 @@
-"""Verbs that queue notebooks, jobs and arrays."""
+"""Queue notebooks, jobs and arrays."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def launch_notebook(
 ) -> Workload:
     """Queue a notebook. It is not preemptible and may not borrow.
 
-    ``arguments``: fields of a ``WorkloadRequest`` by the names of the API; the template gives those that are
-    absent or None. Raises Invalid, NotAllowed, and OperationRejected if too many workloads wait already.
+    ``arguments``: fields of a ``WorkloadRequest`` by the names of the API. The template gives the fields that
+    are absent or None. Raises Invalid, NotAllowed, and OperationRejected if too many workloads are waiting.
     """
     policy.require(actor, "workload.launch", project)
     request = checked_notebook_request(actor, project, pool, now, template, **arguments)
@@ -67,7 +67,7 @@ def submit_job(
     number. ``after``: workloads or arrays that must end first, each with the required outcome (ok, any,
     not_ok). ``wanted_by``, ``labels_preferred`` and ``spread`` are preferences: they never delay the start.
 
-    Raises Invalid, NotAllowed, and OperationRejected if too many workloads are waiting already.
+    Raises Invalid, NotAllowed, and OperationRejected if too many workloads are waiting.
     """
     policy.require(actor, "workload.launch", project)
     request = checked_job_request(project, pool, now, **arguments)
@@ -86,9 +86,9 @@ def submit_array(
 ) -> JobArray:
     """Queue one job for each index of ``array`` (see ``parse_array_indices``).
 
-    Each job has GPUPOOL_ARRAY_INDEX in its environment. ``arguments`` are those of submit_job. Raises
-    Invalid, NotAllowed, and OperationRejected if the array would exceed the limit on waiting workloads; then
-    no task is queued.
+    Each job has GPUPOOL_ARRAY_INDEX in its environment. ``arguments``: see ``submit_job``. Raises Invalid,
+    NotAllowed, and OperationRejected if the array would exceed the limit on waiting workloads; then no task
+    is queued.
     """
     policy.require(actor, "workload.launch", project)
     checks = InputChecks()
@@ -116,10 +116,10 @@ def submit_array(
 def relaunch_workload(
     *, actor: User, workload: Workload, now: datetime, via: str = "web", **changes: Any
 ) -> Workload:
-    """Queue a copy of a workload; ``changes`` replace arguments of the verb that created it.
+    """Queue a copy of a workload; ``changes`` replace its arguments.
 
-    Raises Invalid, NotAllowed. Values of the environment may be secrets. Only the owner's copy keeps them;
-    other people must give their own.
+    Values of the environment may be secrets: only a copy by the owner keeps them, and other people must give
+    their own. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "workload.relaunch", workload)
     if workload.environment and workload.owner_id != actor.pk and "environment" not in changes:
@@ -132,7 +132,7 @@ def relaunch_workload(
     arguments: dict[str, Any] = request.arguments() | {
         "max_runtime_seconds": min(workload.max_runtime_seconds, workload.pool.longest_runtime_seconds),
     }
-    # The copy is independent of the windows, dependencies and deadlines of the first.
+    # The copy is independent of the reservation, the dependencies and the deadline of the original.
     arguments |= dict.fromkeys({"reservation", "after", "wanted_by"} & arguments.keys())
     verb = launch_notebook if workload.kind == WorkloadKind.NOTEBOOK else submit_job
     return verb(actor=actor, now=now, via=via, **(arguments | changes))

@@ -36,7 +36,7 @@ INDEX_RANGE_REGEX = r"[0-9]{1,7}(-[0-9]{1,7}(:[0-9]{1,7})?)?"
 ARRAY_PATTERN = re.compile(
     rf"(?P<parts>{INDEX_RANGE_REGEX}(,{INDEX_RANGE_REGEX})*)(%(?P<at_once>[0-9]{{1,4}}))?"
 )
-MAX_NOTEBOOK_SECONDS = 8 * 3600  # if nobody says how long
+MAX_NOTEBOOK_SECONDS = 8 * 3600  # default, not a limit
 JOB_DEFAULTS: dict[str, Any] = {
     "name": "",
     "command": "",
@@ -97,7 +97,7 @@ def _checked_request(
     now: datetime,
     arguments: Mapping[str, Any],
 ) -> WorkloadRequest:
-    """Return the request if every argument is as declared and as the project, the pool and ``now`` allow.
+    """Return the request if each argument is valid for its declaration, the project, the pool and ``now``.
 
     Raises Invalid with all the problems.
     """
@@ -119,7 +119,7 @@ def _checked_request(
 def _checked_field(
     checks: InputChecks, declared: RequestField, value: Any, project: Project, pool: Pool, now: datetime
 ) -> Any:
-    """Return the value of one field, checked against its declaration and what depends on other rows."""
+    """Return the value of one field, checked against its declaration, the project, the pool and ``now``."""
     match declared.name:
         case "command":
             return checks.text("command", value, most=declared.max_length, lines=True)

@@ -1,4 +1,4 @@
-"""Verbs on templates of notebooks and jobs."""
+"""Create, change and delete templates of notebooks and jobs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def save_template(
 
 
 def preview_template_deletion(*, actor: User, template: Template) -> RemovalEffect:
-    """Return what deleting a template affects: nothing that exists. Raises NotAllowed."""
+    """Return the effect of deleting a template, which affects no existing workload. Raises NotAllowed."""
     policy.require(actor, "template.change")
     return RemovalEffect("delete_template", template.name)
 

@@ -1,4 +1,4 @@
-"""Verbs that cancel, extend and keep workloads."""
+"""Cancel, extend and keep workloads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_KEEP_SECONDS = 24 * 3600
 def cancel_array(*, actor: User, array: JobArray, now: datetime, why: str = "", via: str = "web") -> int:
     """Cancel every task that has not ended; return their number.
 
-    Raises OperationRejected if no task is open, NotAllowed, Invalid.
+    Raises Invalid, NotAllowed, and OperationRejected if all tasks have ended.
     """
     policy.require(actor, "workload.change", array)
     checks = InputChecks()
@@ -46,8 +46,9 @@ def cancel_array(*, actor: User, array: JobArray, now: datetime, why: str = "", 
 def cancel_workload(
     *, actor: User, workload: Workload, now: datetime, why: str = "", via: str = "web"
 ) -> Workload:
-    """Stop a workload or remove it from the queue. Raises OperationRejected if it has ended, NotAllowed,
-    Invalid.
+    """Stop a workload or remove it from the queue.
+
+    Raises Invalid, NotAllowed, and OperationRejected if the workload has ended.
     """
     policy.require(actor, "workload.change", workload)
     checks = InputChecks()
@@ -74,8 +75,9 @@ def cancel_workload(
 def extend_workload(
     *, actor: User, workload: Workload, seconds: int, now: datetime, via: str = "web"
 ) -> Workload:
-    """Extend the runtime by ``seconds``, up to the pool's limit. Raises Invalid, OperationRejected,
-    NotAllowed.
+    """Extend the runtime by ``seconds``, up to the pool's limit.
+
+    Raises Invalid, OperationRejected, NotAllowed.
     """
     policy.require(actor, "workload.change", workload)
     longest = workload.pool.longest_runtime_seconds
@@ -91,7 +93,7 @@ def extend_workload(
         try:
             extended = engine.extend_workload(workload, seconds=seconds, now=now)
         except OperationRejected as refused:
-            # Another request extended it meanwhile, or its GPUs are promised.
+            # Another request extended the workload meanwhile, or a reservation needs its GPUs.
             numbers = {**refused.numbers, "name": workload.name}
             raise OperationRejected(
                 refused.code, numbers, field="seconds", operation="extend_workload"
@@ -114,7 +116,10 @@ def extend_workload(
 def keep_workload(
     *, actor: User, workload: Workload, seconds: int, now: datetime, via: str = "web"
 ) -> Workload:
-    """Protect a notebook from the idle stop. Raises Invalid, OperationRejected, NotAllowed."""
+    """Protect a notebook from the idle stop for ``seconds``.
+
+    Raises Invalid, OperationRejected, NotAllowed.
+    """
     policy.require(actor, "workload.change", workload)
     checks = InputChecks()
     seconds = checks.count("seconds", seconds, MIN_RUNTIME_SECONDS, MAX_KEEP_SECONDS, "seconds")

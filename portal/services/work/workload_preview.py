@@ -1,4 +1,4 @@
-"""Preview what would happen to a workload if it were submitted now."""
+"""Preview the start, the price and the warnings of a workload before it is submitted."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def preview_workload(
     via: str = "web",
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Return what would happen to a workload, without queueing it. Raises Invalid, NotAllowed.
+    """Return the effect of submitting a workload now, without queueing it. Raises Invalid, NotAllowed.
 
-    ``arguments`` are those of submit_job or launch_notebook, as ``kind`` selects. The result has
+    ``arguments``: see ``submit_job`` or, if ``kind`` is notebook, ``launch_notebook``. The result has
     ``starts_now`` (bool), ``code`` and ``numbers`` (the engine's reason), ``expected_start`` (datetime or
     None), ``never`` (``scheduler.services.ImpossibleStart``: why it could never start, or None),
     ``borrowed_slots``, ``quota_effect`` (list of the engine's quota usages), ``gpus`` (float, in whole GPUs),
@@ -76,7 +76,7 @@ def _preview_of(actor: User, request: WorkloadRequest, now: datetime) -> dict[st
 
 
 def _condition_of_dependency(request: WorkloadRequest, numbers: dict[str, Any]) -> str:
-    """Return the outcome required of the dependency that the reason names, or an empty text."""
+    """Return the outcome that the dependency in the reason's ``numbers`` requires, or an empty text."""
     sort, pk = (JobArray, numbers["array"]) if "array" in numbers else (Workload, numbers.get("workload"))
     return next((condition for condition, on in request.after if isinstance(on, sort) and on.pk == pk), "")
 

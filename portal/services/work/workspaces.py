@@ -32,9 +32,9 @@ def open_workspace(
 ) -> str:
     """Return the URL that opens a running workload, with a one-time code that is valid for one minute.
 
-    The URL has an origin of its own. ``session_key`` is the portal session's: signing out there ends the
-    workspace too. It is empty for a caller with a ``token``; revoking the token then ends the workspace.
-    Raises OperationRejected if the workload does not run, NotAllowed.
+    The URL has an origin of its own. ``session_key``: key of the portal session; signing out of the portal
+    ends the workspace too. ``session_key`` is empty for a caller with a ``token``; then revoking the token
+    ends the workspace. Raises NotAllowed, and OperationRejected if the workload does not run.
     """
     policy.require(actor, "workload.open", workload)
     if workload.state not in (WorkloadState.RUNNING, WorkloadState.NOTICE):
@@ -59,12 +59,12 @@ def open_workspace(
 
 
 def _serves_http(workload: Workload) -> bool:
-    """Return True if the first host of the workload's current run answers HTTP."""
+    """Return True if the workload's first host serves HTTP in the current attempt."""
     return workload.runs.filter(attempt=workload.attempt, rank=0, ready_at__isnull=False).exists()
 
 
 def workspace_origin(workload: Workload, now: datetime) -> WorkspaceOrigin:
-    """Return the random host name of this workload's workspace; creates it on first use."""
+    """Return the random host name of this workload's workspace; the first call creates the name."""
     defaults = {"label": f"w{secrets.token_hex(12)}", "created_at": now}
     return WorkspaceOrigin.objects.get_or_create(workload=workload, defaults=defaults)[0]
 
