@@ -207,7 +207,7 @@ def launch(page: Page, name: str, type: str, hours: str) -> None:
     page.get_by_role("radio", name=re.compile("Notebook, 1 GPU")).check()
     page.get_by_label("Project").select_option(label="Vessel segmentation, Medical imaging")
     page.get_by_label("Workload type").select_option(type)
-    page.get_by_label("Longest life").select_option(hours)
+    page.get_by_label("Longest runtime").select_option(hours)
     page.get_by_label("Name").fill(name)
     page.get_by_role("button", name="Launch", exact=True).click()
     page.wait_for_url("**/notebooks/*-*/**")

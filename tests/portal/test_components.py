@@ -118,7 +118,7 @@ def test_old_data_is_marked_as_stale() -> None:
     stale = rendered("{% freshness moment now %}", moment=NOW - timedelta(minutes=2), now=NOW)
     assert 'class="live"' in fresh and "4 s ago" in fresh
     assert 'class="live stale"' in stale and "2 min ago" in stale
-    assert "No news yet" in rendered("{% freshness None now %}", now=NOW)
+    assert "No data yet" in rendered("{% freshness None now %}", now=NOW)
 
 
 @pytest.mark.parametrize(

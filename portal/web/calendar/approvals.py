@@ -31,7 +31,7 @@ KIND_CHOICES = (
     ("", "All"),
     (Submission.Kind.RESERVATION.value, "Reservations"),
     (Submission.Kind.SERIES.value, "Recurring"),
-    (Submission.Kind.WINDOW_CHANGE.value, "Other windows"),
+    (Submission.Kind.WINDOW_CHANGE.value, "Window changes"),
     (Submission.Kind.QUOTA_CHANGE.value, "Quotas"),
     (Submission.Kind.MEMBERSHIP.value, "Members"),
 )
@@ -41,7 +41,7 @@ class DecisionForm(ServiceForm):
     """The reason of a decision and the approved values. Its field names are arguments of the service."""
 
     comment = forms.CharField(
-        required=False, max_length=2000, label="Reason, sent to the author", help_text="Needed to decline."
+        required=False, max_length=2000, label="Reason, sent to the author", help_text="Required to decline."
     )
 
     def __init__(self, *args: Any, submission: Submission, **kwargs: Any) -> None:
@@ -63,7 +63,7 @@ class DecisionForm(ServiceForm):
         elif submission.kind == Submission.Kind.RESERVATION:
             self.fields["units"] = forms.IntegerField(label="GPUs on each host", initial=payload["units"])
             self.fields["may_exceed_guarantee"] = forms.BooleanField(
-                label="Let it use what other teams are guaranteed",
+                label="May use guarantees of other teams",
                 required=False,
                 initial=payload.get("may_exceed_guarantee", False),
             )
@@ -81,7 +81,7 @@ class DecisionForm(ServiceForm):
 
 @sign_in_required
 def approvals(request: HttpRequest) -> HttpResponseBase:
-    """List the waiting submissions and show the oldest; ``decided=1`` lists the decided ones."""
+    """List the waiting submissions and show the oldest; ``decided=1`` lists decided submissions."""
     user, now = current_user(request), timezone.now()
     if request.GET.get("decided"):
         return render(
@@ -102,7 +102,7 @@ def approvals(request: HttpRequest) -> HttpResponseBase:
 
 @sign_in_required
 def submission(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
-    """Show one submission next to the list of waiting ones."""
+    """Show one submission next to the list of waiting submissions."""
     user, now = current_user(request), timezone.now()
     row = reads.visible_submission(user, public_id)
     if row is None:

@@ -29,13 +29,13 @@ def gpu_hours_fields(given: dict[str, Any]) -> dict[str, forms.Field]:
             label="GPU-hours",
             required=False,
             initial=given.get("gpu_hours"),
-            help_text="What the guarantee is worth in a period. Empty: without end.",
+            help_text="Allowed use of the guarantee in each period. Empty: no limit.",
         ),
         "period": forms.ChoiceField(
-            label="In a", choices=Quota.Period.choices, initial=given.get("period", "month"), required=False
+            label="Period", choices=Quota.Period.choices, initial=given.get("period", "month"), required=False
         ),
         "when_used_up": forms.ChoiceField(
-            label="Once they are used",
+            label="When used up",
             choices=[(value, label[:1].upper() + label[1:]) for value, label in Quota.WhenUsedUp.choices],
             initial=given.get("when_used_up", "borrow"),
             required=False,
@@ -47,7 +47,7 @@ class QuotaRequestForm(ServiceForm):
     pool = forms.ChoiceField(label="Pool")
     model = forms.ChoiceField(label="GPU model")
     guaranteed_gpus = forms.IntegerField(
-        label="Guaranteed GPUs", help_text="Yours whenever you ask for them."
+        label="Guaranteed GPUs", help_text="The team can always have these GPUs."
     )
     borrow_limit_gpus = forms.IntegerField(
         label="May borrow",
@@ -109,7 +109,7 @@ def request_quota(request: HttpRequest, slug: str) -> HttpResponseBase:
 def _over_capacity_sentence(
     team: Team, lines: list[reads.GuaranteeLine], pool: Pool, given: dict[str, Any]
 ) -> str:
-    """Explain why no operator can approve the request; empty if one can."""
+    """Explain why no operator can approve the request; empty if an operator can."""
     line = next((line for line in lines if (line.pool, line.model) == (pool, given["model"])), None)
     asked = given["guaranteed_gpus"]
     if line is None or asked <= line.most:

@@ -45,13 +45,11 @@ def _datetime_field(label: str) -> forms.DateTimeField:
 
 
 class ReservationChangeForm(ServiceForm):
-    """A form for another start (before the reservation has begun) and another end."""
+    """A form that changes the end of a reservation and, before the reservation begins, its start."""
 
     start = _datetime_field("Start")
     end = _datetime_field("End")
-    why = forms.CharField(
-        label="Why", required=False, max_length=1000, help_text="Whoever approves it reads this."
-    )
+    why = forms.CharField(label="Why", required=False, max_length=1000, help_text="For the approver.")
 
     def __init__(self, *args: Any, row: Reservation, **kwargs: Any) -> None:
         kwargs["initial"] = {"start": timezone.localtime(row.start), "end": timezone.localtime(row.end)}
@@ -61,7 +59,7 @@ class ReservationChangeForm(ServiceForm):
         self.row = row
 
     def changed_window(self) -> dict[str, datetime]:
-        """Return the changed times. They are compared by the minute, as the fields show no seconds."""
+        """Return the changed times. The comparison ignores seconds, because the fields show none."""
         shown = {"start": self.row.start, "end": self.row.end}
         given = {name: self.cleaned_data.get(name) for name in shown}
         return {
@@ -205,7 +203,7 @@ def _reservation_context(request: HttpRequest, row: Reservation, user: User, now
 
 
 def _series_context(row: Reservation, now: datetime) -> dict[str, Any]:
-    """Return the recurring reservation and its occurrences that are not over."""
+    """Return a summary of the recurring reservation, with its occurrences that are not over."""
     whole = row.series
     if whole is None:
         return {}
@@ -246,5 +244,5 @@ def _reservation_facts(row: Reservation) -> list[dict[str, str]]:
     ]
     facts += request_texts.placement_rows(row)
     if row.may_exceed_guarantee:
-        facts.append(("Guarantees", "may use what other teams are guaranteed, as approved"))
+        facts.append(("Guarantees", "may use guarantees of other teams (approved)"))
     return [{"label": label, "value": value} for label, value in facts]

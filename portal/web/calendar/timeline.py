@@ -14,7 +14,7 @@ from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 
 PROMISE_HEIGHT, MODEL_HEIGHT, FOLD_HEIGHT = 32, 40, 28
 PIXELS_PER_PROMISED_GPU = 4
-# (maximum number of hosts, row height in pixels): with few hosts, a single GPU has space for a label.
+# (maximum number of hosts, row height in pixels). With few hosts, the label of a single GPU fits.
 # Each height has a CSS class.
 HOST_HEIGHTS = ((8, 80), (24, 48), (10_000, 32))
 MAX_HOST_ROWS = 12  # of one model; the other hosts are folded into one row
@@ -84,7 +84,7 @@ def timeline_window(zoom: TimelineZoom, at: datetime, now: datetime) -> Timeline
 
 
 def _midnight(moment: datetime) -> datetime:
-    """Return local midnight of the time's day, also on days with a change of clocks."""
+    """Return local midnight of the time's day, also if the clock changes on that day."""
     return moment.replace(
         hour=0, minute=0, second=0, microsecond=0, tzinfo=timezone.get_current_timezone(), fold=0
     )
@@ -231,7 +231,7 @@ def _folded_row(hosts: list[CalendarHostRow], window: TimelineWindow, url: str) 
 def _usage_bars(
     bookings: list[CalendarBooking], gpus: int, window: TimelineWindow, base: int, top: int
 ) -> list[dict[str, Any]]:
-    """Return the bars of each step: the mean number of held GPUs, and of promised GPUs."""
+    """Return the bars of each step: the mean numbers of held and of promised GPUs."""
     steps = max(1, round(window.span / window.zoom.step))
     held, promised = [0.0] * steps, [0.0] * steps
     for booking in bookings:
@@ -265,7 +265,7 @@ def _usage_bars(
 
 
 def _reservation_rows(group: CalendarModelGroup, window: TimelineWindow) -> list[dict[str, Any]]:
-    """Return rows of reservations that have no GPUs bound yet, without overlaps in a row."""
+    """Return rows of the reservations without bound GPUs; the reservations of a row do not overlap."""
     if not group.promises:
         return []
     lanes: list[tuple[list[CalendarBooking], int]] = []

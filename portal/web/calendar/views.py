@@ -1,4 +1,4 @@
-"""The calendar page: which team has which GPUs when, by pool, model and host."""
+"""The calendar page: the bookings of GPUs by team, grouped by pool, model and host."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _summary_text(window: drawing.TimelineWindow, groups: list[CalendarModelGrou
 def _request_links(
     groups: list[CalendarModelGroup], window: drawing.TimelineWindow, now: datetime
 ) -> list[dict[str, str]]:
-    """Return one link per model to the request form; an alternative to drawing with the pointer."""
+    """Return one link per model to the request form, for people who cannot draw with the pointer."""
     start = max(window.start, (now + timedelta(hours=1)).replace(minute=0, second=0, microsecond=0))
     local = timezone.localtime(start)
     return [

@@ -30,7 +30,10 @@ def _polyline_parts(values: Sequence[float | None], top: float) -> Iterable[list
 
 
 def spark(values: Sequence[float | None], label: str, top: float = 1.0) -> SafeString:
-    """Draw a curve of evenly spaced values from 0 to ``top``; None leaves a gap. ``label`` is its text."""
+    """Draw a curve of evenly spaced values from 0 to ``top``; None leaves a gap.
+
+    ``label`` is the text alternative.
+    """
     lines: list[SafeString] = []
     for part in _polyline_parts(values, top):
         if len(part) == 1:

@@ -30,7 +30,7 @@ def short_duration(value: timedelta | int | float | Decimal | None) -> str:
 def money(amount: Decimal | int | None, currency: str = "") -> str:
     """Format an exact amount with its currency: ``€1,204.80``, ``CHF 12.00``.
 
-    Shows at least two decimals and never drops one: `round_amount` rounds amounts before they get here.
+    Shows at least two decimals and never rounds: the caller rounds with ``round_amount``.
     """
     if amount is None:
         return UNKNOWN_TEXT

@@ -105,14 +105,14 @@ def freshness(
 ) -> SafeString:
     """Render the age of the shown data. The browser marks it stale after ``stale_after`` seconds."""
     if moment is None:
-        return mark_safe('<span class="live stale">No news yet</span>')
+        return mark_safe('<span class="live stale">No data yet</span>')
     stale = (now - moment).total_seconds() > stale_after
     return format_html(
-        '<span class="{}" data-stale-after="{}"><span data-live="{}" data-stale="Stale, last news">{}</span>'
+        '<span class="{}" data-stale-after="{}"><span data-live="{}" data-stale="Stale, last data">{}</span>'
         " {}</span>",
         "live stale" if stale else "live",
         stale_after,
         f"{word},",
-        "Stale, last news" if stale else f"{word},",
+        "Stale, last data" if stale else f"{word},",
         ago(moment, now),
     )

@@ -28,7 +28,7 @@ class GeometryForm(ServiceForm):
 
 @sign_in_required
 def gpu_geometry(request: HttpRequest, name: str, index: int) -> HttpResponseBase:
-    """Choose a geometry, see which workloads leave and when, and confirm."""
+    """Choose a geometry, show which workloads leave and when, and request the change."""
     user, now = current_user(request), timezone.now()
     policy.require(user, "host.change")
     host = host_reads.visible_host(user, name)
@@ -89,7 +89,7 @@ def _chosen_geometry(request: HttpRequest, row: reads.GpuGeometry) -> str:
 
 
 def _profile_counts(row: reads.GpuGeometry, asked: str) -> list[dict[str, Any]]:
-    """Return one field per profile with the count chosen last."""
+    """Return one field per profile with its count in the requested geometry."""
     try:
         there = verbs.parse_geometry(asked) if asked else []
     except SERVICE_REFUSALS:

@@ -37,9 +37,9 @@ class NewHealthRuleForm(ServiceForm):
     code = forms.CharField(
         max_length=40, label="Code", widget=forms.TextInput(attrs={"placeholder": "xid:201"})
     )
-    meaning = forms.CharField(max_length=200, label="What it is")
+    meaning = forms.CharField(max_length=200, label="Meaning")
     action = forms.ChoiceField(label="Action")
-    repeats = forms.IntegerField(initial=1, label="At how many")
+    repeats = forms.IntegerField(initial=1, label="Number of events")
     window_seconds = DurationInSecondsField(
         initial=health_verbs.DEFAULT_WINDOW_SECONDS,
         label="Within",
@@ -49,7 +49,7 @@ class NewHealthRuleForm(ServiceForm):
     )
     counts = forms.ChoiceField(label="Counted", choices=HealthRule.Counts.choices)
     source = forms.CharField(
-        max_length=200, required=False, label="Who recommends it", help_text="This organisation unless given."
+        max_length=200, required=False, label="Recommended by", help_text="Empty: this organisation."
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -110,10 +110,10 @@ def health_rules(request: HttpRequest) -> HttpResponse:
     verb = request.POST.get("verb", "set")
     new = NewHealthRuleForm(request.POST if verb == "add" else None)
     if request.method == "POST":
-        made_of, deed = HEALTH_RULE_ACTIONS.get(verb, HEALTH_RULE_ACTIONS["set"])
-        form = new if verb == "add" else made_of(request.POST)
+        form_class, service = HEALTH_RULE_ACTIONS.get(verb, HEALTH_RULE_ACTIONS["set"])
+        form = new if verb == "add" else form_class(request.POST)
         done = (
-            form.carry_out(deed, actor=current_user(request), now=timezone.now(), **form.cleaned_data)
+            form.carry_out(service, actor=current_user(request), now=timezone.now(), **form.cleaned_data)
             if form.is_valid()
             else None
         )
@@ -150,7 +150,7 @@ def health_rules(request: HttpRequest) -> HttpResponse:
 
 
 def _rule_as_posted(rule: HealthRule, given: QueryDict) -> tuple[HealthRule, str]:
-    """Return the rule with the typed values, unsaved."""
+    """Set the typed values on the rule without saving it, and return it with the typed window."""
     for name in ("action", "repeats", "counts"):
         setattr(rule, name, given.get(name, ""))
     return rule, given.get("window_seconds", "")[:60]

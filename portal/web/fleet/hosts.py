@@ -79,13 +79,13 @@ class MaintenanceForm(ServiceForm):
 class AddHostForm(ServiceForm):
     pool = forms.ChoiceField(label="Pool")
     name = forms.CharField(
-        label="Host name", max_length=200, help_text="As the machine calls itself, such as gpu-01."
+        label="Host name", max_length=200, help_text="The machine's own host name, such as gpu-01."
     )
     labels = forms.CharField(
         label="Labels",
         required=False,
         max_length=2000,
-        help_text="Such as site=north rack=r1. Asks can require them.",
+        help_text="Such as site=north rack=r1. Requests can require labels.",
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -188,7 +188,7 @@ def _is_idle_slice(row: dict[str, Any]) -> bool:
 
 
 def _event_row(entry: host_history.HostHistoryEntry) -> dict[str, Any]:
-    """Return an event with the description of a person's action, or of the host's registration."""
+    """Return an event. An action of a person and the registration of the host get a description."""
     if entry.about == "deed":
         return {"row": entry, "words": host_texts.host_action_text(entry.verb, entry.numbers)}
     return {
@@ -316,7 +316,7 @@ def _maintenance_effect(
 
 
 def _is_confirmed(request: HttpRequest, effect: host_effects.HostEffect, confirmation: str) -> bool:
-    """Return True unless a preview was asked for, or it affects reservations and they were not shown yet."""
+    """Return True if the window may be set: no preview is requested, and affected reservations were shown."""
     if request.POST.get("preview"):
         return False
     affects_reservations = bool(effect.unkept or effect.moved)

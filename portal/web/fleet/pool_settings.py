@@ -44,17 +44,22 @@ class PoolIsolationForm(ServiceForm):
     isolation = forms.ChoiceField(
         choices=Isolation.choices,
         label="Hosts need at least",
-        help_text="Those that have less take no new work.",
+        help_text="Hosts with less isolation get no new work.",
     )
 
 
 class NewPoolForm(ServiceForm):
     name = forms.CharField(max_length=200, label="Name")
     kind = forms.ChoiceField(
-        choices=[("dynamic", "Dynamic: shared by quota"), ("static", "Static: one team's")], label="Kind"
+        choices=[("dynamic", "Dynamic: shared by quota"), ("static", "Static: belongs to one team")],
+        label="Kind",
     )
     team: forms.ModelChoiceField[Team] = forms.ModelChoiceField(
-        queryset=None, required=False, label="Owner", help_text="Of a static pool.", empty_label="None"
+        queryset=None,
+        required=False,
+        label="Owner",
+        help_text="Only for a static pool.",
+        empty_label="None",
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

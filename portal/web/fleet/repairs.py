@@ -63,7 +63,7 @@ class RepairPolicyForm(ServiceForm):
     stray_action = forms.ChoiceField(
         choices=StrayAction.choices,
         label="Processes outside workloads",
-        help_text="On a GPU that nobody holds, or beside its holder. Operators are notified in any case.",
+        help_text="On a free GPU, or next to a workload. Operators are always notified.",
     )
     diagnostic_tool = forms.ChoiceField(
         label="Diagnostic",
@@ -71,15 +71,19 @@ class RepairPolicyForm(ServiceForm):
     )
     diagnostic_seconds = DurationInSecondsField(
         label="Deadline of a diagnostic",
-        help_text="For one GPU, such as 10 min; one that does not end by then has failed.",
+        help_text="For one GPU, such as 10 min. A diagnostic that takes longer has failed.",
     )
     diagnose_every_hours = forms.IntegerField(
-        label="Idle GPUs every so many hours", help_text="They are given to work at once. 0: never."
+        label="Hours between diagnostics of an idle GPU",
+        help_text="Work may still start on the GPU at once. 0: never.",
     )
     diagnose_after_quarantine = forms.BooleanField(
         required=False,
-        label="Diagnose by itself after a quarantine",
-        help_text="Once nothing holds the GPU: it comes back when it passes, and goes out when it fails.",
+        label="Diagnose automatically after a quarantine",
+        help_text=(
+            "Starts when no workload holds the GPU. A GPU that passes returns to service; one that fails is "
+            "taken out."
+        ),
     )
 
     def __init__(self, *args: Any, pool: Pool, **kwargs: Any) -> None:
@@ -91,7 +95,7 @@ class RepairPolicyForm(ServiceForm):
 @sign_in_required
 @require_POST
 def host_repair(request: HttpRequest, name: str) -> HttpResponseBase:
-    """Carry out the action that ``verb`` names on the posted ``gpu`` or ``window``."""
+    """Carry out the posted ``verb`` on the posted ``gpu`` or ``window``."""
     user = current_user(request)
     policy.require(user, "host.change")
     row = hosts_reads.visible_host(user, name)

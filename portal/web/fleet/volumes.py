@@ -37,7 +37,7 @@ HOME_SORT_COLUMNS = {
 
 
 class HomeFilterForm(forms.Form):
-    find = forms.CharField(required=False, max_length=100, label="Whose home")
+    find = forms.CharField(required=False, max_length=100, label="Person")
 
     def apply(self, rows: QuerySet[Volume]) -> QuerySet[Volume]:
         """Return the rows that match the filter."""

@@ -13,7 +13,7 @@ from portal.wording import equivalent_commands as same_request
 from scheduler.models import JobArray
 from scheduler.requests import WorkloadRequest, request_fields
 
-# Values that the API assumes for absent arguments. A job's ``preemptible`` is True there.
+# Values that the API assumes for absent arguments; there, a job's ``preemptible`` is True.
 DEFAULTS: dict[str, Any] = {
     each.argument: each.default
     for each in request_fields(WorkloadRequest)

@@ -32,12 +32,12 @@ ANY_MODEL = ""
 
 
 def default_name(kind: str, user: User, now: datetime) -> str:
-    """Return a name made of the user name and the local time."""
+    """Return a name that consists of the user name and the local time."""
     return f"{user.get_username()}-{timezone.localtime(now):%d%b-%H%M}".lower()
 
 
 def default_values(now: datetime, lines: list[FreeCapacity]) -> dict[str, Any]:
-    """Return values of a form that can be submitted as it is: tomorrow at 09:00, for four hours."""
+    """Return valid initial values of the form, such as a window tomorrow at 09:00 for four hours."""
     tomorrow = (timezone.localtime(now) + timedelta(days=1)).replace(
         hour=9, minute=0, second=0, microsecond=0
     )
@@ -58,7 +58,7 @@ def default_values(now: datetime, lines: list[FreeCapacity]) -> dict[str, Any]:
 def values_of_workload(workload: Workload, user: User) -> dict[str, Any]:
     """Return the field values of an earlier notebook or job, to launch it again with changes.
 
-    Values of environment variables may be secrets: other users than the owner get only the names.
+    Values of environment variables may be secrets: users other than the owner get only the names.
     """
     models = [*workload.models_wanted, "", "", ""]
     model = models[0] or ANY_MODEL
@@ -107,7 +107,7 @@ def length_values(length: timedelta) -> dict[str, Any]:
 
 
 def end_or_latest(start: datetime, length: timedelta) -> datetime:
-    """Return the end of a period. If it is out of range, return its year 9999, which the service rejects."""
+    """Return ``start + length``; on overflow, ``start`` in the year 9999, which the service rejects."""
     try:
         return start + length
     except OverflowError:

@@ -53,7 +53,7 @@ class GpuRequestForm(ServiceForm):
     count = forms.ChoiceField(label="GPUs", choices=GPU_COUNT_CHOICES, widget=forms.RadioSelect, initial="1")
     units_other = forms.IntegerField(label="How many", required=False)
     hosts = forms.IntegerField(
-        label="Hosts", required=False, initial=1, help_text="As many GPUs on each of them."
+        label="Hosts", required=False, initial=1, help_text="Each host gives this number of GPUs."
     )
     start = forms.DateTimeField(
         label="Start",
@@ -83,17 +83,17 @@ class GpuRequestForm(ServiceForm):
         label="Why",
         required=False,
         widget=forms.Textarea(attrs={"rows": 2}),
-        help_text="Whoever approves it reads this.",
+        help_text="For the approver.",
     )
     may_exceed_guarantee = forms.BooleanField(
-        label="Ask an operator to let it use what other teams are guaranteed", required=False
+        label="Ask an operator for permission to use guarantees of other teams", required=False
     )
     repeat = forms.ChoiceField(label="Repeat", choices=request_pages.REPEAT_CHOICES, required=False)
     until = forms.DateField(
         label="Until",
         required=False,
         widget=forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d"),
-        help_text="The last day. All of it is reserved, or nothing.",
+        help_text="The last day. All occurrences are reserved, or none.",
         error_messages={"invalid": request_problems.DATE_INVALID},
     )
     reservation = forms.ChoiceField(label="Inside a reservation", required=False)
@@ -104,7 +104,7 @@ class GpuRequestForm(ServiceForm):
         label="Command",
         required=False,
         widget=forms.Textarea(attrs={"rows": 5, "class": "mono", "spellcheck": "false"}),
-        help_text="Runs in a shell in your home folder. GPUPOOL_CHECKPOINT_DIR is where a checkpoint goes.",
+        help_text="Runs in a shell in your home folder. Write checkpoints to GPUPOOL_CHECKPOINT_DIR.",
     )
     priority = forms.ChoiceField(
         label="Priority",
@@ -117,17 +117,17 @@ class GpuRequestForm(ServiceForm):
         label="If it ends on one host",
         choices=request_pages.MEMBER_END_CHOICES,
         required=False,
-        help_text="On several hosts. It restarts while retries are left; after a lost host always.",
+        help_text="For several hosts. It restarts while retries are left, and always after a lost host.",
     )
     wanted_by = forms.DateTimeField(
         label="Wanted by",
         required=False,
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
         input_formats=["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M"],
-        help_text="A wish: you are told here when it looks later.",
+        help_text="A preference. The preview warns you if the expected end is later.",
         error_messages={"invalid": request_problems.TIME_INVALID},
     )
-    after = forms.ChoiceField(label="After another one", required=False)
+    after = forms.ChoiceField(label="After another workload", required=False)
     after_how = forms.ChoiceField(
         label="Starts", choices=request_pages.DEPENDENCY_CHOICES[1:], required=False, initial="ok"
     )
@@ -157,7 +157,7 @@ class GpuRequestForm(ServiceForm):
         fields["target"].choices = target_choices(self.lines, options.currency)
         models = sorted({line.model for line in self.lines if line.model})
         for name in ("second", "third"):
-            fields[name].choices = [("", "Nothing else"), *((model, gpu_model(model)) for model in models)]
+            fields[name].choices = [("", "No other model"), *((model, gpu_model(model)) for model in models)]
         self.earlier = options.earlier
         self.beside = options.beside
         fields["after"].choices = [
@@ -177,7 +177,7 @@ class GpuRequestForm(ServiceForm):
         return self.pools[pool], model, profile
 
     def clean_start(self) -> datetime | None:
-        """Return the start. Reject years that overflow in some time zone."""
+        """Return the start. Reject years that overflow in a time zone."""
         start: datetime | None = self.cleaned_data["start"]
         if start is not None and not 1 < start.year < 9999:
             raise forms.ValidationError(request_problems.START_OUT_OF_RANGE.format(start=start))
@@ -214,7 +214,7 @@ class GpuRequestForm(ServiceForm):
         return int(length * SECONDS_PER_LENGTH_UNIT[unit])
 
     def _models(self) -> list[str]:
-        """Return the accepted models in order of preference; empty if any model will do."""
+        """Return the accepted models in order of preference; empty: any model."""
         _, first, _ = self.cleaned_data["target"]
         models = [first, self.cleaned_data.get("second") or "", self.cleaned_data.get("third") or ""]
         return list(dict.fromkeys(filter(None, models))) if first else []
@@ -268,7 +268,7 @@ class GpuRequestForm(ServiceForm):
     def for_reservation(self) -> dict[str, Any]:
         """Return the arguments of ``request_reservation``."""
         start = self.cleaned_data["start"]
-        # Add in UTC: the length counts real hours, also across a change to summer time.
+        # Add in UTC, so that the length counts real hours if the clock changes.
         end = end_or_latest(start.astimezone(UTC), timedelta(seconds=self.cleaned_data["seconds"]))
         return {
             **self.common(),
@@ -279,7 +279,7 @@ class GpuRequestForm(ServiceForm):
         }
 
     def window_search_arguments(self) -> dict[str, Any]:
-        """Return the arguments without name and window; works if the start is invalid."""
+        """Return the arguments without name and window. The start may be invalid."""
         pool, _, profile = self.cleaned_data["target"]
         return {
             "project": self.selected_project,
@@ -292,7 +292,7 @@ class GpuRequestForm(ServiceForm):
         }
 
     def generated(self) -> dict[str, Any]:
-        """Return the arguments of the generated fields, and the number of hosts, of the chosen kind."""
+        """Return the arguments of the chosen kind's generated fields, and the number of hosts."""
         data, kind = self.cleaned_data, self.selected_kind
         hosts = {"hosts": 1 if data.get("hosts") is None else data["hosts"]} if kind in PLACED_KINDS else {}
         return hosts | {
@@ -309,7 +309,7 @@ class GpuRequestForm(ServiceForm):
 
     @property
     def more_is_used(self) -> bool:
-        """Return True if a field in the section "more" has a value or an error, so that it must be open."""
+        """Return True if a field in the section "more" has a value or an error; the page then opens it."""
         return self._are_used("after", "array", "wanted_by")
 
     @property
@@ -322,17 +322,17 @@ class GpuRequestForm(ServiceForm):
         return any(self[name].value() or self[name].errors for name in names)
 
     def field_for_argument(self, argument: str) -> str | None:
-        """Return the field that shows an error; for ``units`` the field where the number was chosen."""
+        """Return the field that shows an error. For ``units``, return the field that gave the number."""
         chosen = argument == "units" and self.cleaned_data.get("count") != "other"
         return "count" if chosen else super().field_for_argument(argument)
 
     @property
     def recurs(self) -> bool:
-        """Return True if it is a recurring reservation."""
+        """Return True if the form requests a recurring reservation."""
         return self.selected_kind == "reservation" and bool(self.cleaned_data.get("repeat"))
 
     def for_series(self) -> dict[str, Any]:
-        """Return the arguments of a recurring reservation; its hours are local times of the user."""
+        """Return the arguments of ``request_series``. The hours are local times of the user."""
         local = timezone.localtime(self.cleaned_data["start"])
         start_day = WEEKDAYS[local.weekday()]
         days = {"weekdays": list(WEEKDAYS[:5]), "daily": list(WEEKDAYS), "weekly": [start_day]}[

@@ -22,7 +22,10 @@ CHART_HEIGHT, CHART_TOP, CHART_BASE = 148, 24, 128
 def free_units_chart(
     pool: Pool, model: str, profile: str, asked: int, start: datetime, end: datetime, now: datetime
 ) -> dict[str, Any] | None:
-    """Return rectangles (per cent and pixels) of the units that can still be promised around the window."""
+    """Return the chart of the units that can still be promised around the window; None without a model.
+
+    Horizontal positions are in per cent, vertical positions in pixels.
+    """
     if not model:
         return None
     from_, span = _chart_span(start, end, now)
@@ -74,7 +77,7 @@ def _overlaps(at: int, step: timedelta, start: datetime, end: datetime) -> bool:
 def _bars(
     free: list[tuple[int, int]], asked: int, start: datetime, end: datetime, step: timedelta, scale: float
 ) -> list[dict[str, Any]]:
-    """One rectangle for each stretch in which the count stays the same, in or out of the range."""
+    """Return one rectangle per stretch of equal counts. The edges of the requested window split stretches."""
     bars: list[dict[str, Any]] = []
     for place, (at, count) in enumerate(free):
         inside = _overlaps(at, step, start, end)
@@ -100,7 +103,7 @@ def _bars(
 
 
 def _bar_label(bar: dict[str, Any]) -> dict[str, Any]:
-    """The number over a bar that is wide enough for it."""
+    """Return the number above a bar."""
     middle = (bar["place"] + bar["steps"] / 2) * 100 / CHART_STEPS
     return {
         "x": f"{middle:.3f}",

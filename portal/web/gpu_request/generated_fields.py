@@ -14,7 +14,7 @@ from portal.wording.problems import request_problems
 from scheduler.requests import PLACED_KINDS, Labels, RequestField, WorkloadRequest, request_fields
 
 GENERATED_FIELDS = {each.form_field: each for each in request_fields(WorkloadRequest) if each.form_field}
-# By unit of the API: the factor from the form to the API, the unit of the form, and an example.
+# Unit of the API: (factor from the form's unit to the API's, unit of the form, example in the form's unit).
 FORM_UNITS = {
     "thousandths of a core": (1000, "", "64"),
     "MiB": (1024, "GiB", "512"),
@@ -33,7 +33,7 @@ def is_shown(declared: RequestField, kind: str) -> bool:
 
 
 def generated_form_fields() -> dict[str, forms.Field]:
-    """Return a form field for each declaration that asks for one."""
+    """Return the form fields of all declarations that have ``form_field``."""
     return {name: _form_field(declared) for name, declared in GENERATED_FIELDS.items()}
 
 

@@ -31,7 +31,7 @@ class GpuRequestOptions:
     projects: dict[str, Project]
     reservations: dict[str, Reservation]
     currency: str
-    earlier: dict[str, Workload | JobArray]  # work that a new job can wait for
+    earlier: dict[str, Workload | JobArray]  # a new job can wait for these
     beside: str  # sentences about the CPU and memory of the hosts
 
     @classmethod

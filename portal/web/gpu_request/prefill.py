@@ -85,7 +85,7 @@ def _values_from_workload(request: HttpRequest, user: User) -> dict[str, Any]:
 
 
 def _values_from_template(request: HttpRequest, target: str) -> dict[str, Any]:
-    """Return values of a job template. Its profile replaces that of ``target`` (POOL|MODEL|PROFILE)."""
+    """Return values of a job template. Its profile replaces the one in ``target`` (POOL|MODEL|PROFILE)."""
     slug = request.GET.get("template", "")
     template = (
         Template.objects.filter(slug=slug, kind=WorkloadKind.JOB).first()
@@ -111,8 +111,8 @@ def _values_from_template(request: HttpRequest, target: str) -> dict[str, Any]:
 def _values_from_query(query: QueryDict) -> dict[str, Any]:
     """Return values of the query string.
 
-    A window of the calendar has target, units, start and end (ISO 8601). An alternative request may also have
-    hosts, seconds, priority and preemptible=1.
+    The calendar's links have target, units, start and end (ISO 8601). Links to alternative requests may also
+    have hosts, seconds, priority and preemptible=1.
     """
     values: dict[str, Any] = {}
     if query.get("target"):

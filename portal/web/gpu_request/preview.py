@@ -91,7 +91,7 @@ def _blocked_preview(
 
 
 def _windows_from_now(form: GpuRequestForm, user: User, now: datetime) -> list[dict[str, Any]]:
-    """Return the first windows that fit the request, if only its start is wrong; else none."""
+    """Return the first windows that fit the request. Empty if a field other than the start is wrong."""
     data = form.cleaned_data
     if form.selected_kind != "reservation" or None in map(
         data.get, ("target", "project", "units", "seconds")
@@ -157,7 +157,7 @@ def _reservation_preview(form: GpuRequestForm, user: User, now: datetime) -> dic
 
 
 def _series_preview(form: GpuRequestForm, user: User, now: datetime) -> dict[str, Any]:
-    """Return the preview of all occurrences; if they do not fit, name the first that fails."""
+    """Return the preview of all occurrences. A block names the first occurrence that does not fit."""
     arguments = form.for_series()
     arguments.pop("why")
     arguments["name"] = arguments["name"] or "preview"

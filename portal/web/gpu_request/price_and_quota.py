@@ -24,7 +24,7 @@ def price_lines(
     length: timedelta,
     now: datetime,
 ) -> dict[str, Any]:
-    """Return the cost of a request and the remainder of the team's budgets of this month, if any are set."""
+    """Return the cost of a request, and the remainder of the team's budgets of this month after it."""
     known = answer["price_per_hour"] is not None
     gpus = gpu_count_text(answer["gpus"])
     month, team = month_of(now), form.selected_project.team_id
@@ -46,8 +46,8 @@ def price_lines(
 def quota_bar(form: GpuRequestForm, lines: list[QuotaUsage], gpus: float) -> dict[str, Any] | None:
     """Return the bar of the team's guarantee for this model, with the request on top of the GPUs held now.
 
-    A reservation is shown without the GPUs held now, because it starts later. None if the pool belongs to the
-    team.
+    The bar of a reservation omits the GPUs held now, because a reservation starts later. Returns None without
+    a matching quota, such as in the team's own pool.
     """
     _, model, _ = form.cleaned_data["target"]
     team = form.selected_project.team

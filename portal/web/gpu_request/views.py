@@ -51,7 +51,7 @@ def submit_job(request: HttpRequest) -> HttpResponse:
 @sign_in_required
 @require_POST
 def preview(request: HttpRequest) -> HttpResponse:
-    """Return the preview of the form as it is now; the page requests it while the user types."""
+    """Return the preview of the posted form. The page requests it while the user types."""
     user, now = current_user(request), timezone.now()
     form = GpuRequestForm(request.POST, options=_form_options(request, user, now))
     return render(request, "work/ask_preview.html", {"view": ask_preview.preview_context(form, user, now)})
@@ -148,7 +148,7 @@ def _render_form(
     now: datetime,
     status: int = 200,
 ) -> HttpResponse:
-    # Preview an unmodified copy of the form, so that service errors do not hide windows that would fit.
+    # The form may contain service errors, which would hide windows that fit. The preview checks a fresh copy.
     checked = GpuRequestForm(form.data if form.is_bound else initial_as_posted(form), options=options)
     can_ask = bool(options.projects and options.lines)
     context = {

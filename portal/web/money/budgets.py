@@ -25,13 +25,13 @@ class BudgetForm(ServiceForm):
     team = forms.ChoiceField(label="Team")
     month = forms.CharField(label="Month", max_length=7, widget=forms.TextInput(attrs={"type": "month"}))
     measure = forms.ChoiceField(
-        label="Of what", choices=[("money", "Money"), ("gpu_hours", "GPU-hours")], initial="money"
+        label="Measure", choices=[("money", "Money"), ("gpu_hours", "GPU-hours")], initial="money"
     )
     amount = forms.CharField(label="Amount", max_length=30)
     action = forms.ChoiceField(
-        label="When it is used up",
+        label="When the budget is used up",
         choices=[
-            ("notify", "Tell people"),
+            ("notify", "Notify people"),
             ("refuse_new", "Refuse new work"),
             ("stop_borrowing", "Stop borrowing"),
         ],

@@ -7,10 +7,7 @@ from typing import Any
 
 from portal.wording.pages import money_pages
 
-MEDIAN_WAIT_LABEL, P95_WAIT_LABEL = (
-    money_pages.HALF_WAIT_LABEL,
-    "19 of 20 wait at most",
-)  # the 50th and the 95th percentile
+MEDIAN_WAIT_LABEL, P95_WAIT_LABEL = money_pages.HALF_WAIT_LABEL, "19 of 20 wait at most"
 
 
 @dataclass

@@ -23,12 +23,12 @@ class PriceForm(ServiceForm):
     model = forms.ChoiceField(label="GPU model")
     cost = forms.CharField(label="Owner's cost, per GPU-hour", max_length=30)
     price = forms.CharField(
-        label="Price, per GPU-hour", max_length=30, help_text="The same as the cost: no margin."
+        label="Price, per GPU-hour", max_length=30, help_text="Equal to the cost: no margin."
     )
     valid_from = forms.DateTimeField(
         label="From", widget=forms.DateTimeInput(attrs={"type": "datetime-local"})
     )
-    note = forms.CharField(label="How the cost was worked out", required=False, max_length=1000)
+    note = forms.CharField(label="How the cost was calculated", required=False, max_length=1000)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

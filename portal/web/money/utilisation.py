@@ -57,9 +57,8 @@ def utilisation(request: HttpRequest) -> HttpResponseBase:
         ],
         "figures": _figures(usage_query, fall, saving, waits),
         "start": usage_query.filters.start,
-        "end": max(
-            min(usage_query.filters.end, now), usage_query.filters.start
-        ),  # the current hour is incomplete
+        # The current hour is incomplete.
+        "end": max(min(usage_query.filters.end, now), usage_query.filters.start),
         "coverage": fall.coverage,
         "freshness": data_freshness(),
         "periods": _choices(request, "period", PERIODS, request.GET.get("period", "7d")),
@@ -145,7 +144,7 @@ def _utilisation_query(request: HttpRequest, user: User, now: datetime) -> utili
 
 
 def _period(request: HttpRequest, now: datetime) -> tuple[datetime, datetime]:
-    """Return the period in whole UTC hours, or raise Http404 that names the allowed values."""
+    """Return the period in whole UTC hours. Raises Http404, which names the allowed values."""
     hour = now.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
     if request.GET.get("start") or request.GET.get("end"):
         return _custom_period(request.GET.get("start", ""), request.GET.get("end", ""))

@@ -26,7 +26,7 @@ WATERFALL_BUCKETS = {
     "lost": ("Lost", "work undone by a preemption or by hardware", "rest"),
     "unmeasured": ("Held, not measured", "no sample covers it", "rest"),
     "empty": ("Held, empty", "no process on it", "rest"),
-    "idle": ("Held, idle", "a process there, under 5 % busy", "rest"),
+    "idle": ("Held, idle", "a process runs, under 5 % busy", "rest"),
     "inefficient": ("Held, inefficient", "busy, little SM or tensor work", "use-3"),
     "productive": ("Productive", "all other held time", "use-5"),
 }

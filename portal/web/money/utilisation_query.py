@@ -30,7 +30,7 @@ ANONYMOUS_DIMENSIONS = {"model", "host", "gpu", "type", "team"}
 
 @dataclass
 class UtilisationQuery:
-    """The filters of the page. ``mine`` holds the teams whose names the viewer may see; None means all."""
+    """The filters of the page. ``mine``: keys of the teams whose names the viewer may see; None: all."""
 
     filters: UsageFilters
     mine: list[int] | None

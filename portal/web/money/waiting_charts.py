@@ -14,9 +14,9 @@ def pooling_saving_chart(query: UtilisationQuery) -> UtilisationChart:
     saving = query.saving
     names = [
         *(name for _, name, _ in saving.by_team),
-        "Dedicated: their sum",
+        "Dedicated: sum of the teams",
         "Pooled: all together",
-        "GPUs there are",
+        "Existing GPUs",
     ]
     values = [*(value for _, _, value in saving.by_team), saving.dedicated, saving.pooled, saving.owned]
     colours = [*("rest" for _ in saving.by_team), "rest", "accent", "ink"]
@@ -38,11 +38,11 @@ def pooling_saving_chart(query: UtilisationQuery) -> UtilisationChart:
         },
     }
     rows = [[name, grouped(value, 1)] for name, value in zip(names, values, strict=True)]
-    rows.append(["GPUs fewer", grouped(saving.gpus, 1)])
+    rows.append(["GPUs saved", grouped(saving.gpus, 1)])
     if saving.per_month is not None:
         rows.append([f"A month, {query.currency}", money(saving.per_month, query.currency)])
     raw = [[name, value] for name, value in zip(names, values, strict=True)]
-    hint = "what each team would need alone to have enough 95 % of the time, against all together"
+    hint = "GPUs that suffice 95 % of the time, for each team alone and for all teams together"
     return UtilisationChart("Pooled or dedicated", hint, figure, csv_columns_of("Who", "GPUs"), rows, raw)
 
 
@@ -81,7 +81,7 @@ def waiting_time_chart(query: UtilisationQuery) -> UtilisationChart:
         [row.name, row.started, row.p50, row.p95, row.longest, row.still_waiting, row.preemptions]
         for row in rows
     ]
-    labels = ("Started", MEDIAN_WAIT_LABEL, P95_WAIT_LABEL, "Longest", "Still wait", "Preemptions")
+    labels = ("Started", MEDIAN_WAIT_LABEL, P95_WAIT_LABEL, "Longest", "Still waiting", "Preemptions")
     return UtilisationChart(
         money_pages.WAITING_TITLE,
         "from submission to the first GPU, by size",

@@ -17,7 +17,7 @@ from portal.wording.pages import home_pages
 from scheduler.models import WorkloadKind
 from scheduler.state.states import WorkloadState
 
-# Section title: (label, URL name, icon) of each entry. `_hidden_entries` removes what the user may not use.
+# (section title, entries). Entry: (label, URL name, icon). `_hidden_entries` removes entries by permission.
 NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
         "Mine",

@@ -23,16 +23,24 @@ class RemovalReasonForm(ServiceForm):
 
 
 def confirm_removal(
-    request: HttpRequest, effect: RemovalEffect, deed: Callable[..., Any], *, back: str, to: str, **row: Any
+    request: HttpRequest,
+    effect: RemovalEffect,
+    operation: Callable[..., Any],
+    *,
+    back: str,
+    to: str,
+    **row: Any,
 ) -> HttpResponseBase:
-    """Show the effect; on POST call ``deed`` with the row and the reason, and redirect to ``to``.
+    """Show the effect; on POST call ``operation`` with the row and the reason, and redirect to ``to``.
 
-    ``back`` is the page of the row, which stays if the verb is refused.
+    ``back``: URL of the row's page, for a person who does not confirm.
     """
     verb, now = REMOVAL_VERBS[effect.verb], timezone.now()
     form = RemovalReasonForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        done = form.carry_out(deed, actor=current_user(request), why=form.cleaned_data["why"], now=now, **row)
+        done = form.carry_out(
+            operation, actor=current_user(request), why=form.cleaned_data["why"], now=now, **row
+        )
         if done is not None:
             messages.success(request, verb.done.format(effect.name, effect.pool))
             return redirect(to)

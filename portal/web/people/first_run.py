@@ -28,13 +28,16 @@ class FirstRunForm(ServiceForm):
         max_length=60,
         initial="UTC",
         label="Time zone",
-        help_text="For people who chose none, such as Europe/Berlin.",
+        help_text="Such as Europe/Berlin. The default for people who set none.",
     )
     currency = forms.CharField(
-        max_length=10, initial="EUR", label="Currency", help_text="Three letters. Sums are never converted."
+        max_length=10,
+        initial="EUR",
+        label="Currency",
+        help_text="Three letters. Amounts are never converted.",
     )
     username = forms.CharField(
-        max_length=200, label="Your user name", help_text="You will be its first operator."
+        max_length=200, label="Your user name", help_text="You will be the first operator."
     )
     email = forms.CharField(max_length=300, label="E-mail")
     password = forms.CharField(widget=forms.PasswordInput, label="Password")

@@ -20,7 +20,7 @@ class OrganisationForm(ServiceForm):
     name = forms.CharField(max_length=200, label="Name")
     time_zone = forms.CharField(max_length=60, label="Time zone")
     currency = forms.CharField(
-        max_length=10, label="Currency", help_text="Three letters. Sums are never converted."
+        max_length=10, label="Currency", help_text="Three letters. Amounts are never converted."
     )
 
 

@@ -25,10 +25,13 @@ TEAM_ACTIONS = ("add_member", "remove_member", "create_project", "project_active
 class TeamForm(ServiceForm):
     name = forms.CharField(max_length=200, label="Name")
     tag = forms.CharField(
-        max_length=10, required=False, label="Tag", help_text="Two or three letters, shown beside its colour."
+        max_length=10,
+        required=False,
+        label="Tag",
+        help_text="Two or three letters, shown next to the team's colour.",
     )
     weight = forms.IntegerField(
-        initial=1, label="Weight", help_text="Its part in fair share among teams that borrow."
+        initial=1, label="Weight", help_text="The team's part in fair share among teams that borrow."
     )
 
 
@@ -84,7 +87,7 @@ def team(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def _team_page_or_404(request: HttpRequest, slug: str) -> dict[str, Any]:
-    """Return the page of a team. A removed team is shown, but not changed."""
+    """Return the page of a team. A removed team cannot be changed."""
     page = reads.team_page(request.user, slug)
     if page is None or (page["team"].removed_at is not None and request.method == "POST"):
         raise Http404

@@ -21,7 +21,7 @@ TOKEN_LIFETIMES = [("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("",
 
 class TokenForm(ServiceForm):
     name = forms.CharField(
-        max_length=200, label="Name", help_text="The machine or program that uses it, for example laptop."
+        max_length=200, label="Name", help_text="The machine or program that uses the token, such as laptop."
     )
     days = forms.ChoiceField(choices=TOKEN_LIFETIMES, required=False, initial="90", label="Valid for")
 

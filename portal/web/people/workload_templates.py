@@ -24,19 +24,21 @@ class WorkloadTemplateForm(ServiceForm):
     type = forms.ChoiceField(choices=WorkloadType.choices, label="Workload type")
     units = forms.IntegerField(initial=1, label="GPUs or slices")
     hosts = forms.IntegerField(
-        initial=1, label="Hosts, each with so many", help_text="More than one for a job only."
+        initial=1,
+        label="Hosts",
+        help_text="Each host gives the number of GPUs or slices. More than one only for jobs.",
     )
     profile = forms.CharField(
         max_length=60,
         required=False,
         label="Slice profile",
-        help_text="Empty: whole GPUs. For instance 1g.10gb.",
+        help_text="Such as 1g.10gb. Empty: whole GPUs.",
     )
     max_runtime_seconds = DurationInSecondsField(
-        initial=4 * 3600, label="Longest life", help_text=DURATION_EXAMPLES
+        initial=4 * 3600, label="Longest runtime", help_text=DURATION_EXAMPLES
     )
     command = forms.CharField(
-        required=False, widget=forms.Textarea, label="Command", help_text="Shell text; for a job only."
+        required=False, widget=forms.Textarea, label="Command", help_text="Shell text; only for jobs."
     )
 
 

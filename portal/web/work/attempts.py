@@ -30,7 +30,7 @@ def attempt_rows(details: WorkloadDetails, user: User) -> list[dict[str, Any]]:
 
 
 def decision_rows(workload: Workload, user: User) -> list[dict[str, Any]]:
-    """Return the decisions about a workload, newest first; ``place`` holds the placement score for staff."""
+    """Return the decisions about a workload, newest first. ``place``: placement score, only for staff."""
     words = {
         "placed": "Placed",
         "evicted": "Preempted",
@@ -57,7 +57,7 @@ def decision_rows(workload: Workload, user: User) -> list[dict[str, Any]]:
 def _attempt_row(
     attempt: dict[str, Any], ending: tuple[Run, str] | None, details: WorkloadDetails, user: User
 ) -> dict[str, Any]:
-    """Return the row of one attempt. ``ending`` is its run and outcome, or None while no run has ended."""
+    """Return the row of one attempt. ``ending``: its ended run and outcome; None while no run has ended."""
     runs: list[Run] = attempt["runs"]
     first = runs[0]
     ended_run, outcome = ending or (None, "")

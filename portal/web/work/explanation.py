@@ -1,4 +1,4 @@
-"""Explain why a workload waits, runs where it does, moved or ended, and why other workloads go first."""
+"""Explain a workload's waiting, placement, moves and end, and why other workloads start first."""
 
 from __future__ import annotations
 
@@ -124,12 +124,12 @@ def _expected_start_text(
         return expected_start_texts.expected_start_text(
             workload.expected_start, explanation.starts.likely(workload), now
         )
-    return "when its team may hold more" if explanation.never.may_be_granted else "never, as it is asked for"
+    return "after a larger quota" if explanation.never.may_be_granted else "never, as requested"
 
 
 @sign_in_required
 def faster_alternatives(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
-    """Render a card's line of faster alternatives; a request of its own, because computing it takes time."""
+    """Render a card's line of faster alternatives. The page loads it later, because planning takes time."""
     now = timezone.now()
     workload = get_workload_or_404(request, public_id)
     with metered_planning(current_user(request), now):
@@ -139,7 +139,7 @@ def faster_alternatives(request: HttpRequest, public_id: uuid.UUID) -> HttpRespo
 
 @sign_in_required
 def compare_turns(request: HttpRequest, public_id: uuid.UUID, other: uuid.UUID) -> HttpResponse:
-    """Render why another workload goes or went first: the deciding rule of the queue order."""
+    """Render the rule of the queue order that puts another workload before or after this workload."""
     user, now = current_user(request), timezone.now()
     workload, other_workload = get_workload_or_404(request, public_id), get_workload_or_404(request, other)
     with metered_planning(user, now):
@@ -189,7 +189,7 @@ def fair_share_page(request: HttpRequest, slug: str) -> HttpResponse:
 def explanation_columns(
     workload: Workload, explanation: wait_explanation.WaitExplanation, user: User, now: datetime
 ) -> dict[str, Any]:
-    """Return the columns below a queue row: blockers and earlier workloads, alternatives, fair share."""
+    """Return the columns below a queue row: blockers, earlier workloads, alternatives, fair share."""
     return {
         "blockers": [_blocker_row(workload, blocker, user, now) for blocker in explanation.blockers],
         "ahead": [
@@ -234,7 +234,7 @@ def fair_share_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _compared_workload(whose: str, workload: Workload, now: datetime) -> dict[str, Any]:
-    """Return the facts of one of two workloads that the rules of the queue order compare."""
+    """Return the facts of one workload of a comparison, for the rules of the queue order."""
     waits = workload.state == WorkloadState.QUEUED
     return {
         "whose": whose,
@@ -242,9 +242,9 @@ def _compared_workload(whose: str, workload: Workload, now: datetime) -> dict[st
         "url": workload_text.workload_url(workload),
         "state": workload_text.displayed_state(workload),
         "facts": [
-            ("Asks for", workload_text.requested_units_text(workload)),
+            ("Requests", workload_text.requested_units_text(workload)),
             ("Priority", formatting.PRIORITY_WORDS[workload.priority]),
-            ("Asked", formatting.date_and_time(workload.submitted_at)),
+            ("Submitted", formatting.date_and_time(workload.submitted_at)),
             ("Expected to run", short_duration(workload.predicted_seconds)),
             ("May be preempted", "yes" if workload.preemptible else "no"),
             ("Place", str(workload.position or "–") if waits else "has its GPUs"),
@@ -266,9 +266,9 @@ def _blocker_row(
     until = ""
     if blocker.state == WorkloadState.QUEUED:
         until = (
-            f"goes before, at position {workload.position}"
+            f"starts earlier, at position {workload.position}"
             if workload and workload.position
-            else "goes before"
+            else "starts earlier"
         )
     elif blocker.ends_at is not None:
         local = timezone.localtime(blocker.ends_at)
@@ -327,7 +327,7 @@ def _window_row(other: wait_explanation.AlternativeWindow) -> dict[str, Any]:
 
 
 def _reservation_note(windows: list[wait_explanation.AlternativeWindow]) -> str:
-    """Explain what a reservation in one of these windows means and needs."""
+    """Explain the effect of a reservation in one of these windows, and whether it needs approval."""
     if not windows:
         return ""
     workload = windows[0].workload

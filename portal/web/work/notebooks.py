@@ -83,18 +83,19 @@ def notebooks(request: HttpRequest) -> HttpResponseBase:
 
 
 class NotebookLaunchForm(ServiceForm):
-    template = forms.ChoiceField(label="What", widget=forms.RadioSelect)
+    template = forms.ChoiceField(label="Template", widget=forms.RadioSelect)
     project = forms.ChoiceField(label="Project")
     pool = forms.ChoiceField(label="Pool")
     model = forms.ChoiceField(label="GPU model", required=False)
     type = forms.ChoiceField(
-        label="Workload type", required=False, help_text="For the statement: what the GPUs were used for."
+        label="Workload type", required=False, help_text="The purpose of the GPUs, shown with the charges."
     )
     hours = forms.ChoiceField(
-        label="Longest life", help_text="It stops then, or earlier when it is idle. Its files stay."
+        label="Longest runtime",
+        help_text="The notebook then stops; an idle notebook stops earlier. The files stay.",
     )
     reservation = forms.ChoiceField(label="Inside a reservation", required=False)
-    name = forms.CharField(label="Name", required=False, help_text="Empty: named after the template and you.")
+    name = forms.CharField(label="Name", required=False, help_text="Empty: a name from the template and you.")
 
     argument_fields: ClassVar[Mapping[str, str]] = {
         "max_runtime_seconds": "hours",
@@ -287,7 +288,10 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
 @sign_in_required
 @require_POST
 def open_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
-    """Redirect to the workspace's origin with a code valid for one minute and this browser session."""
+    """Redirect to the workspace's origin with a code that is valid for one minute.
+
+    The workspace ends with this browser session.
+    """
     workload = get_workload_or_404(request, public_id)
     try:
         url = workspaces.open_workspace(

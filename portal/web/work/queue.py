@@ -160,10 +160,13 @@ def _unfolded_row(workload: Workload, user: User, now: datetime) -> dict[str, An
 
 
 def _totals_text(totals: reads.QueueTotals, seen: int | None) -> str:
-    """Return the totals of all teams and how many of these the user may see (``seen``; None: all)."""
+    """Return the totals of all teams and the number of waiting workloads that the user may see.
+
+    ``seen``: that number; None: the user sees all teams.
+    """
     if not totals.waiting:
         return work_pages.NOTHING_WAITS.format(running=totals.running)
-    whose = "" if seen is None else f", {seen or 'none'} of them of your teams"
+    whose = "" if seen is None else f", {seen or 'none'} of them from your teams"
     verb = "waits" if totals.waiting == 1 else "wait"
     return work_pages.QUEUE_TOTALS.format(
         waiting=totals.waiting, verb=verb, units=totals.gpus_wanted, whose=whose, running=totals.running

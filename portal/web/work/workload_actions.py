@@ -31,7 +31,7 @@ MAX_EXTENSION_HOURS = 24 * 366
 
 
 def add_start_warning(request: HttpRequest, workload: Workload, now: datetime) -> None:
-    """Warn the user if the submitted workload waits for something that no ending workload can provide."""
+    """Warn the user if the workload needs a larger quota to start, or if its hosts could not communicate."""
     warning = impossible_starts.submission_warning(workload, current_user(request), now)
     if warning:
         messages.warning(request, warning)

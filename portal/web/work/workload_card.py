@@ -129,7 +129,7 @@ def workload_buttons(details: WorkloadDetails, user: User, *, small: bool = Fals
         buttons.append(
             {**open_it, "kind": "primary", "icon": "open", "small": small}
             if ready
-            else {"label": "Open", "disabled": "JupyterLab does not answer yet", "small": small}
+            else {"label": "Open", "disabled": "JupyterLab does not respond yet", "small": small}
         )
     if workload.state in RUNNING_STATES and not workload.stop_requested and not small:
         buttons.append(
@@ -238,7 +238,7 @@ def _cost(details: WorkloadDetails, currency: str) -> dict[str, str]:
 
 # Not split: a decision table; the first match counts.
 def _notice_line(details: WorkloadDetails, user: User, now: datetime) -> dict[str, Any] | None:
-    """Return the notice at the foot of the card, with the button that prevents what it announces."""
+    """Return the notice at the foot of the card. An idle warning has a button that keeps the notebook."""
     workload = details.workload
     if workload.state == WorkloadState.ENDED:
         return None

@@ -1,4 +1,4 @@
-"""Serve a run's log: its growth for the page, and the whole file as a download."""
+"""Serve a run's log: new text for the page, and the whole log as a download."""
 
 from __future__ import annotations
 

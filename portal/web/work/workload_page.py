@@ -88,7 +88,7 @@ def workload_facts(details: WorkloadDetails, user: User, now: datetime) -> list[
 
 
 def _dependency_facts(workload: Workload, user: User) -> list[tuple[str, Any, str]]:
-    """Return the workloads that it waits for and that wait for it, as far as the viewer may see them."""
+    """Return the workload's dependencies and its dependents, if the viewer may see them."""
     seen = policy.visible_workloads(user)
     dependencies = workload.dependencies.filter(Q(on__in=seen) | Q(on_array__in=policy.visible_arrays(user)))
     dependencies = dependencies.select_related("on", "on_array").order_by("on_id", "on_array_id")
@@ -106,6 +106,6 @@ def _dependency_facts(workload: Workload, user: User) -> list[tuple[str, Any, st
             words = f"every task of {dependency.on_array.name} has {how}"
             facts.append(("After", words, reverse("array", args=[dependency.on_array.public_id])))
     return facts + [
-        ("Waited for by", dependency.workload.name, workload_text.workload_url(dependency.workload))
+        ("Needed by", dependency.workload.name, workload_text.workload_url(dependency.workload))
         for dependency in dependents
     ]

@@ -20,7 +20,7 @@ from scheduler.state.states import WorkloadState
 def list_rows(
     all_details: list[WorkloadDetails], user: User, currency: str, now: datetime, *, in_one_line: bool = False
 ) -> list[dict[str, Any]]:
-    """Return list rows. With ``in_one_line``, an array task represents its whole array."""
+    """Return list rows. With ``in_one_line``, the row of an array task shows the whole array."""
     wholes = (
         job_arrays.array_totals((details.workload for details in all_details), now) if in_one_line else {}
     )
@@ -97,7 +97,7 @@ def _array_time(row: Any, now: datetime) -> str:
 
 
 def _offers_buttons(workload: Workload, user: User) -> bool:
-    """Return True if the row offers buttons. An approximation without queries; the service decides."""
+    """Return True if the row has buttons. The rule is approximate and needs no query; the service decides."""
     return workload.owner_id == user.pk and not user.auditor
 
 

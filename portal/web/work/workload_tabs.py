@@ -76,9 +76,9 @@ def workload_tab_context(
 
 
 def _tab_refresh(workload: Workload, context: dict[str, Any]) -> dict[str, Any]:
-    """Return when the tab reloads: on the next stage, and every so many seconds (0: never).
+    """Return ``follows_stage`` (True: reload on the next stage) and ``refresh_every`` (seconds; 0: never).
 
-    A log appends its growth itself. A chart is not reloaded, so that it can be read.
+    A log adds new text itself. A chart is not reloaded, so that people can read it.
     """
     is_chart, is_log = bool(context.get("is_chart")), bool(context.get("log") or context.get("log_refused"))
     never = workload.state == WorkloadState.ENDED or is_chart or is_log
@@ -164,7 +164,7 @@ def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> di
         [
             f"{line['day']:%d %b %Y}",
             workload_pages.BUCKET_LABELS.get(line["bucket"], line["bucket"])
-            + (", taken back" if line["reversal"] else ""),
+            + (", reversed" if line["reversal"] else ""),
             gpu_model(line["model"]),
             _gpu_hours_figure(line["slot_seconds"]),
             money(round_amount(Decimal(line["amount"])), currency),
@@ -187,10 +187,10 @@ def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> di
     }
     readings = [
         {
-            "label": "In all" if workload.state == WorkloadState.ENDED else "So far",
+            "label": "Total cost" if workload.state == WorkloadState.ENDED else "So far",
             "value": money(so_far, currency),
         },
-        {"label": "Of it charged", "value": money(round_amount(written), currency)},
+        {"label": "Already charged", "value": money(round_amount(written), currency)},
     ]
     return {"cost_table": table, "cost_readings": readings + _price_readings(workload, details, currency)}
 

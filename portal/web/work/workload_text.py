@@ -39,12 +39,12 @@ def displayed_state(workload: Workload) -> str:
 def run_time_text(details: WorkloadDetails) -> str:
     """Return the run time of an ended workload over all attempts, or "did not run".
 
-    A workload that ended before it was seen running shows "for a moment".
+    A workload that ended before a report showed it running has no known run time: "briefly".
     """
     if details.ran is not None:
         return short_duration(details.ran)
     return (
-        "for a moment"
+        "briefly"
         if details.workload.outcome in (ReasonCode.FINISHED, *WORKLOAD_FAILURE_CODES)
         else "did not run"
     )

@@ -133,7 +133,7 @@ def test_the_why_page_shows_no_record_and_no_competitors_if_nothing_could_start_
     workload = queue_job(world, world.vision, "hopeless", units=9)
     engine.run_cycle("test", world.now)
     page = signed_in(world.vision.member).get(reverse("why", args=[workload.public_id])).content.decode()
-    assert "never, as it is asked for" in page and "No host is big enough" in page
+    assert "never, as requested" in page and "No host is big enough" in page
     for absent in ("Why them", "Fair share", "expected start", "past starts"):
         assert absent not in page, absent
 

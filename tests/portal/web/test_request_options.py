@@ -103,7 +103,7 @@ def test_a_job_shows_its_dependencies_and_its_dependents(world: World) -> None:
     assert client.post(reverse("ask"), data).status_code == 302
     second = Workload.objects.get(name="evaluate")
     assert "train has finished" in client.get(reverse("job", args=[second.public_id])).content.decode()
-    assert "Waited for by" in client.get(reverse("job", args=[first.public_id])).content.decode()
+    assert "Needed by" in client.get(reverse("job", args=[first.public_id])).content.decode()
     question = client.post(reverse("workload-cancel", args=[first.public_id])).content.decode()
     assert "1 job waits for it to finish and ends with it." in question
     client.post(reverse("workload-cancel", args=[first.public_id]), {"confirmed": "1"})

@@ -594,7 +594,7 @@ def test_the_cost_tab_shows_future_cost_only_for_work_that_has_not_ended(
     Allocation.objects.filter(workload=job).update(period=DateTimeTZRange(job.started_at, timezone.now()))
     Workload.objects.filter(pk=job.pk).update(state="ended", outcome="finished", ended_at=timezone.now())
     page = owner.get(reverse("job", args=[job.public_id]) + "?tab=cost").content.decode()
-    assert "Per hour" not in page and "At most" not in page and "In all" in page
+    assert "Per hour" not in page and "At most" not in page and "Total cost" in page
 
 
 def test_a_utilisation_chart_needs_two_samples_and_slices_are_marked_as_not_measured(
@@ -676,7 +676,7 @@ def test_everybody_who_sees_a_notebook_sees_who_stopped_it(world: World) -> None
 def test_a_queue_with_work_of_other_teams_only_says_so(world: World) -> None:
     make_waiting(world, world.language, "llm", units=4)
     page = signed_in(world.vision.member).get(reverse("queue")).content.decode()
-    assert "1 waits for 4 units, none of them of your teams; 0 run." in page
+    assert "1 waits for 4 units, none of them from your teams; 0 run." in page
     assert "No workload of your teams waits" in page
     assert "Nothing waits" not in page
     assert "Waiting 0" in page
@@ -1020,7 +1020,7 @@ def test_the_form_can_ask_an_operator_for_a_request_beyond_the_guarantee(world: 
     fields = ask_data(world, count="8", project=str(world.language.project.pk))
     refused = client.post(reverse("ask"), fields)
     assert refused.status_code == 400
-    assert "Ask an operator to let it use what other teams are guaranteed" in refused.content.decode()
+    assert "Ask an operator for permission to use guarantees of other teams" in refused.content.decode()
     answer = client.post(reverse("ask"), fields | {"may_exceed_guarantee": "on"})
     assert answer.status_code == 302, re.findall(r'class="error".*?</p>', answer.content.decode(), re.S)
     assert Submission.objects.get().payload["units"] == 8  # only an approval permits it, so it waits
