@@ -27,14 +27,8 @@ __all__ = ["World", "world"]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-LOCK_ORDER = [
-    Leader,
-    Pool,
-    Reservation,
-    Host,
-    JobArray,
-    Workload,
-]  # the order documented in scheduler/coordination/locks.py
+# The order documented in scheduler/coordination/locks.py.
+LOCK_ORDER = [Leader, Pool, Reservation, Host, JobArray, Workload]
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +41,7 @@ def one_order_of_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     violations: list[str] = []
 
     def note(kind: type[Any], ids: Iterable[int]) -> None:
-        outer = 1 if SHARED_WORLD.is_open else 0  # then the test itself is a savepoint
+        outer = 1 if SHARED_WORLD.is_open else 0  # with a shared world, the test itself is a savepoint
         if kind not in LOCK_ORDER or len(connection.savepoint_ids) <= outer:
             return
         locked = held.setdefault(connection.savepoint_ids[outer], set())
@@ -90,7 +84,7 @@ def test_database_url() -> str:
 
 @contextmanager
 def engine_process(log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an engine worker as `./run` starts it. Yields once it is ready to take tasks."""
+    """Run an engine worker as `./run` starts it. Yields when the worker accepts tasks."""
     command = [
         sys.executable,
         "-m",
@@ -152,4 +146,4 @@ def engine_worker(
     with engine_process(tmp_path_factory.mktemp("engine") / "engine.log") as process:
         yield process
     with django_db_blocker.unblock():
-        Leader.objects.all().delete()  # it stayed leader after the last test emptied the tables
+        Leader.objects.all().delete()  # the engine wrote its row after the last test emptied the tables

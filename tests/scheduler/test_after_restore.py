@@ -68,7 +68,7 @@ def test_an_agent_restarted_since_the_backup_is_accepted_and_a_copy_is_still_rej
 
 
 def renewed(key: Key, at: dt.datetime) -> str:
-    """Return the next credential, as an open connection receives it."""
+    """Return the next credential, renewed over an open connection."""
     host = Host.objects.get(name="alpha")
     challenge = services.due_challenge(host, now=at)
     credential = services.redeem_challenge(
@@ -87,7 +87,7 @@ def test_credentials_issued_since_the_backup_are_accepted_after_the_recovery(wor
         at += CREDENTIAL_RENEW_AFTER
         last = renewed(key, at)
     Host.objects.filter(name="alpha").update(**backup)
-    assert services.verify_credential(last, now=at) is None, "what the backup knows has run out"
+    assert services.verify_credential(last, now=at) is None, "the credential in the backup has expired"
     assert services.recover_after_restore(now=at).credentials == 1
     host = world.hosts["alpha"].pk
     assert services.verify_credential(f"gpa.{host}.nonsense", now=at) is None
@@ -111,11 +111,11 @@ def test_a_credential_chain_is_followed_up_to_its_maximum_and_never_backwards(wo
 
 
 def test_the_recovery_restores_no_revoked_and_no_expired_credential(world: World) -> None:
-    over, revoked = world.hosts["alpha"], world.hosts["beta"]
-    for host in (over, revoked):
+    expired, revoked = world.hosts["alpha"], world.hosts["beta"]
+    for host in (expired, revoked):
         FakeAgent.of(host)
     services.revoke_credential(Host.objects.get(pk=revoked.pk), now=world.now)
-    Host.objects.filter(pk=over.pk).update(last_sync_at=world.now, credential_expires_at=world.now - HOUR)
+    Host.objects.filter(pk=expired.pk).update(last_sync_at=world.now, credential_expires_at=world.now - HOUR)
     assert services.recover_after_restore(now=world.now + CREDENTIAL_TTL).credentials == 0
     assert Host.objects.get(pk=revoked.pk).credential_hash == ""
 

@@ -1,4 +1,4 @@
-"""Tests of the identity of agents: join tokens, credentials, keys and copies of the state folder."""
+"""Test the identity of agents: join tokens, credentials, keys and copies of the state folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def join(world: World, token: str, at: dt.datetime, host: str = "alpha") -> str:
     return agent_api.join(JoinRequest(1, token, host, "new instance", "boot"), at).credential
 
 
-def test_an_agent_joins_with_a_token_and_is_known_by_its_credential(world: World) -> None:
+def test_an_agent_joins_with_a_token_and_its_credential_identifies_it(world: World) -> None:
     token = services.issue_join_token(world.hosts["alpha"], now=world.now)
     credential = join(world, token, world.now + 14 * MINUTE)
     assert agent_api.authenticate(credential, world.now + MINUTE) == world.hosts["alpha"].pk
@@ -40,7 +40,7 @@ def test_an_agent_joins_with_a_token_and_is_known_by_its_credential(world: World
 
 
 @pytest.mark.parametrize(
-    ("late", "host", "spoil", "said"),
+    ("late", "host", "spoil", "message"),
     [
         (16 * MINUTE, "alpha", "", "older than 15 minutes"),
         (MINUTE, "beta", "", "made for another host"),
@@ -48,10 +48,10 @@ def test_an_agent_joins_with_a_token_and_is_known_by_its_credential(world: World
     ],
 )
 def test_an_invalid_join_token_is_rejected_with_a_reason(
-    world: World, late: dt.timedelta, host: str, spoil: str, said: str
+    world: World, late: dt.timedelta, host: str, spoil: str, message: str
 ) -> None:
     token = services.issue_join_token(world.hosts["alpha"], now=world.now)
-    with pytest.raises(AgentRejected, match=said):
+    with pytest.raises(AgentRejected, match=message):
         join(world, token + spoil, world.now + late, host)
 
 
@@ -68,14 +68,14 @@ def test_a_new_join_token_invalidates_the_previous_one(world: World) -> None:
         join(world, first, world.now + MINUTE)
 
 
-def test_a_credential_is_renewed_after_two_thirds_and_a_lost_frame_does_no_harm(world: World) -> None:
+def test_a_credential_is_renewed_after_two_thirds_and_repeated_until_the_agent_uses_it(world: World) -> None:
     host = world.hosts["alpha"]
     old = join(world, services.issue_join_token(host, now=world.now), world.now)
     assert agent_api.desired(host.pk, world.now).credential == ""
     later = world.now + CREDENTIAL_TTL * 0.7
     new = agent_api.desired(host.pk, later).credential
     assert new and new == agent_api.desired(host.pk, later + MINUTE).credential
-    assert agent_api.authenticate(old, later) == host.pk, "the old one is good until the new one is used"
+    assert agent_api.authenticate(old, later) == host.pk, "valid until the agent uses the new credential"
     assert agent_api.authenticate(new, later + MINUTE) == host.pk
     assert agent_api.authenticate(old, later + 2 * MINUTE) is None
     assert agent_api.authenticate(new, world.now + CREDENTIAL_TTL * 1.5) == host.pk
@@ -130,16 +130,16 @@ def test_a_clone_is_rejected_while_the_original_reports_and_a_reboot_is_accepted
     clone.sync(world.now + 90 * SECOND)
     host = Host.objects.get(pk=agent.host.pk)
     assert (host.boot_id, host.refused_agent) == ("another boot", None), (
-        "it was a reboot: nobody has to choose"
+        "a reboot needs no decision by an operator"
     )
     with pytest.raises(AgentRejected, match="clone"):
         agent.sync(world.now + 91 * SECOND)
     clone.sync(world.now + 92 * SECOND)
-    assert Host.objects.get(pk=agent.host.pk).refused_agent["boot_id"] == agent.boot_id, "and that was none"
+    assert Host.objects.get(pk=agent.host.pk).refused_agent["boot_id"] == agent.boot_id, "this is no reboot"
 
 
 def test_another_boot_is_accepted_only_after_the_hosts_old_work_must_have_ended(world: World) -> None:
-    """A host that is cut off may run its work for lease 30 + grace 30 + margin 10 s."""
+    """A disconnected host may run its work for 70 s: lease 30 s, grace 30 s and margin 10 s."""
     (agent,) = agents_of(world, "alpha")
     agent.sync(world.now)
     agent.boot_id = "another boot"
@@ -163,9 +163,7 @@ def test_an_agent_with_an_outdated_copy_of_the_state_folder_is_rejected_permanen
             agent.sync(world.now + seconds * SECOND, frame("copy", "first"))
         assert not refused.value.retry
         with pytest.raises(AgentRejected, match="copy of the state folder of alpha"):
-            agent.sync(
-                world.now + seconds * SECOND, frame("")
-            )  # a frame that names no start is rejected as well
+            agent.sync(world.now + seconds * SECOND, frame(""))  # a frame without a start
         agent.sync(world.now + seconds * SECOND, frame("second", "first"))
     shown = Host.objects.get(pk=agent.host.pk).refused_agent
     assert shown is not None and shown["code"] == "agent_copy"
@@ -215,11 +213,11 @@ def test_a_public_key_is_registered_only_with_a_signature_of_its_private_key(wor
     assert Host.objects.get(name="alpha").public_key == own_key.public
 
 
-@pytest.mark.parametrize("was_there", [False, True], ids=["new host", "host that spoke before"])
-def test_an_agent_that_lost_the_join_answer_may_join_again_with_the_same_token(
-    world: World, was_there: bool
+@pytest.mark.parametrize("has_reported", [False, True], ids=["new host", "host that reported before"])
+def test_an_agent_that_lost_the_join_response_may_join_again_with_the_same_token(
+    world: World, has_reported: bool
 ) -> None:
-    if not was_there:
+    if not has_reported:
         Host.objects.filter(name="alpha").update(last_sync_at=None)
     agent = FakeAgent.of(world.hosts["alpha"])
     agent.instance, agent.boot_id = "i", "boot"
@@ -262,10 +260,10 @@ def test_a_host_with_a_key_gets_a_new_credential_only_for_a_signed_challenge(wor
     assert agent_api.desired(host.pk, world.now).challenge == ""
     later = world.now + CREDENTIAL_TTL * 0.7
     asked = agent_api.desired(host.pk, later)
-    assert asked.challenge and asked.credential == "", "not given to whoever has the old one"
+    assert asked.challenge and asked.credential == "", "the old credential alone is not enough"
     assert agent_api.desired(host.pk, later + SECOND).challenge == asked.challenge, "one signature is enough"
     right = Proof(asked.challenge, key.sign(host_key.renewal_message(asked.challenge)))
-    for wrong, said in (
+    for wrong, message in (
         (
             Proof(asked.challenge, Key().sign(host_key.renewal_message(asked.challenge))),
             "not made with the key",
@@ -276,7 +274,7 @@ def test_a_host_with_a_key_gets_a_new_credential_only_for_a_signed_challenge(wor
         (Proof("gpc.1.{}.x".format("9" * 5000), right.signature), "not of this host's"),
         (Proof("", right.signature), "not of this host's"),
     ):
-        with pytest.raises(AgentRejected, match=said):
+        with pytest.raises(AgentRejected, match=message):
             agent_api.redeem_challenge(host.pk, wrong, later)
     with pytest.raises(AgentRejected, match="too old"):
         agent_api.redeem_challenge(host.pk, right, later + 11 * MINUTE)
@@ -284,9 +282,8 @@ def test_a_host_with_a_key_gets_a_new_credential_only_for_a_signed_challenge(wor
     assert expires == (later + CREDENTIAL_TTL).timestamp()
     assert agent_api.authenticate(new, later) == host.pk and agent_api.authenticate(old, later) is None
     with pytest.raises(AgentRejected, match="not of this host's"):
-        agent_api.redeem_challenge(
-            host.pk, right, later
-        )  # repeated: the challenge was for the previous credential
+        # The challenge was for the previous credential.
+        agent_api.redeem_challenge(host.pk, right, later)
 
 
 def test_a_host_that_was_off_for_days_renews_with_its_key_unless_it_is_revoked(world: World) -> None:
@@ -300,13 +297,13 @@ def test_a_host_that_was_off_for_days_renews_with_its_key_unless_it_is_revoked(w
         signed = RenewRequest(1, challenge, signs.sign(host_key.renewal_message(challenge)))
         return agent_api.renew(credential, signed, at).credential
 
-    for late_or_strange in (
+    for rejected_renewal in (
         lambda: renew(late, old + "x"),
         lambda: renew(late, signs=Key()),
         lambda: renew(world.now + dt.timedelta(days=40)),
     ):
         with pytest.raises(AgentRejected):
-            late_or_strange()
+            rejected_renewal()
     new = renew(late)
     assert agent_api.authenticate(new, late) == host.pk
     services.revoke_credential(host, now=late)
@@ -325,15 +322,15 @@ def test_a_renewal_may_be_repeated_until_the_host_has_reported(world: World) -> 
         return agent_api.renew(old, signed, at).credential
 
     lost = renew(late)
-    assert renew(late + SECOND) == lost, "the one that counts by now"
-    assert renew(late + CREDENTIAL_TTL * 2) == lost, "also where that has run out meanwhile"
+    assert renew(late + SECOND) == lost, "the new credential is already valid"
+    assert renew(late + CREDENTIAL_TTL * 2) == lost, "also after the new credential has expired"
     with pytest.raises(AgentRejected, match="not made with the key"):
         renew(late + CREDENTIAL_TTL * 2, signs=Key())
-    spoke = late + CREDENTIAL_TTL * 2 + SECOND
-    assert agent_api.authenticate(lost, spoke) == world.hosts["alpha"].pk
-    Host.objects.filter(name="alpha").update(last_sync_at=spoke)
+    reported_at = late + CREDENTIAL_TTL * 2 + SECOND
+    assert agent_api.authenticate(lost, reported_at) == world.hosts["alpha"].pk
+    Host.objects.filter(name="alpha").update(last_sync_at=reported_at)
     with pytest.raises(AgentRejected, match="not of this host's last credential"):
-        renew(spoke + SECOND)
+        renew(reported_at + SECOND)
 
 
 def test_a_copy_of_the_state_folder_cannot_renew_while_the_hosts_credential_is_valid(world: World) -> None:

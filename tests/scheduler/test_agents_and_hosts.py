@@ -66,7 +66,7 @@ def test_a_run_that_its_agent_stops_reporting_is_lost_after_a_delay(world: World
     assert Workload.objects.get(pk=workload.pk).state == "running"
     agent_api.sync(agent.host.pk, without, world.now + 12 * SECOND)
     assert Workload.objects.get(pk=workload.pk).state == "running", (
-        "two frames so far apart are what a clock can do that is set"
+        "a clock step may explain the time between these two frames"
     )
     agent_api.sync(agent.host.pk, without, world.now + 13 * SECOND)
     workload.refresh_from_db()
@@ -77,7 +77,7 @@ def test_a_run_that_its_agent_stops_reporting_is_lost_after_a_delay(world: World
     )
 
 
-def test_a_reboot_ends_what_ran_before_it(world: World) -> None:
+def test_a_reboot_ends_the_runs_before_it(world: World) -> None:
     (agent,) = agents_of(world, "delta")
     workload = job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[])
     start(world, [agent], world.now)
@@ -151,7 +151,10 @@ def test_lost_duplicated_and_reordered_frames_converge_to_the_same_end(world: Wo
 def _sync_over_a_lossy_connection(
     rng: random.Random, agent: FakeAgent, at: dt.datetime, late: list[tuple[FakeAgent, Observed]]
 ) -> None:
-    """End some runs and send one frame. It arrives once, twice or ``late``, or its answer is lost."""
+    """End some runs and send one frame.
+
+    The frame arrives once or twice, or its response is lost, or the frame is added to ``late``.
+    """
     for run in agent.running:
         if rng.random() < 0.2:
             agent.end(run, at, outcome=rng.choice(["finished", "finished", "failed"]))
@@ -224,7 +227,7 @@ def test_a_missing_gpu_keeps_its_state_until_it_is_reported_again_or_retired_by_
     gpu.refresh_from_db()
     assert (gpu.missing_since, gpu.retired_at) == (world.now + SECOND, world.now + SECOND)
     assert (gpu.repair_state, gpu.state_reason) == ("quarantined", "fell off the bus"), (
-        "it comes back as what it was"
+        "a missing GPU keeps its state"
     )
     last = GpuStateChange.objects.filter(gpu=gpu).order_by("pk")
     assert [row.reason for row in last] == ["fell off the bus", "its host does not report it any more"]
@@ -233,7 +236,7 @@ def test_a_missing_gpu_keeps_its_state_until_it_is_reported_again_or_retired_by_
     gpu.refresh_from_db()
     assert (gpu.missing_since, gpu.retired_at, gpu.repair_state) == (None, None, "quarantined")
     assert last.reverse()[0].reason == "its host reports it again"
-    assert not retire_missing_gpu(gpu), "it is there"
+    assert not retire_missing_gpu(gpu), "the GPU is not missing"
     agent.inventory = replace(all_gpus, gpus=all_gpus.gpus[:3])
     agent.sync(world.now + 4 * SECOND)
     assert retire_missing_gpu(gpu)
@@ -269,7 +272,7 @@ def test_a_held_gpu_that_disappears_is_missing_at_once_and_cannot_be_retired(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"uuid": "GPU-alpha-0"}, "is a GPU of host alpha"),
         ({"index": 1}, "same index or uuid twice"),
@@ -284,12 +287,12 @@ def test_a_held_gpu_that_disappears_is_missing_at_once_and_cannot_be_retired(
     ],
 )
 def test_an_invalid_inventory_is_rejected_with_a_reason(
-    world: World, change: dict[str, object], said: str
+    world: World, change: dict[str, object], message: str
 ) -> None:
     (agent,) = agents_of(world, "delta")
     first, *rest = agent.inventory.gpus
     agent.inventory = replace(agent.inventory, gpus=[replace(first, **change), *rest])  # type: ignore[arg-type]
-    with pytest.raises(AgentRejected, match=said):
+    with pytest.raises(AgentRejected, match=message):
         agent.sync(world.now)
     assert Gpu.objects.filter(host=world.hosts["delta"], retired_at=None).count() == 4
 
@@ -326,7 +329,7 @@ def test_a_maintenance_window_drains_its_host_in_time_and_returns_it_afterwards(
     assert Workload.objects.get(pk=workload.pk).state == "notice"
     maintenance.sweep_maintenance(begin - 58 * SECOND)
     assert Workload.objects.get(pk=workload.pk).state == "notice", (
-        "it has the whole notice to write its checkpoint"
+        "the work has the whole notice period for its checkpoint"
     )
     maintenance.sweep_maintenance(begin)
     assert Host.objects.get(pk=host.pk).admin_state == "maintenance"

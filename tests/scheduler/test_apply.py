@@ -16,7 +16,7 @@ SECOND = dt.timedelta(seconds=1)
 
 
 def queries_of_a_cycle(world: World, starting: int, at: dt.datetime) -> int:
-    """Return the number of queries of a cycle that starts this many jobs."""
+    """Return the number of queries of a cycle that starts ``starting`` jobs."""
     before = Run.objects.count()
     for _ in range(starting):
         job(world, world.vision, 1, at)

@@ -26,7 +26,7 @@ SECOND = dt.timedelta(seconds=1)
 
 
 @pytest.mark.parametrize(
-    ("told", "outcome", "code", "comes_back"),
+    ("stop_code", "outcome", "code", "comes_back"),
     [
         ("", ReasonCode.FINISHED, ReasonCode.FINISHED, False),
         ("", ReasonCode.FAILED, ReasonCode.FAILED, True),
@@ -60,9 +60,9 @@ SECOND = dt.timedelta(seconds=1)
     ],
 )
 def test_the_stop_code_and_the_outcome_decide_whether_a_workload_is_requeued(
-    told: str, outcome: str, code: str, comes_back: bool
+    stop_code: str, outcome: str, code: str, comes_back: bool
 ) -> None:
-    answer = decide_retry(Workload(kind="job", stop_requested=told, most_retries=1), outcome)
+    answer = decide_retry(Workload(kind="job", stop_requested=stop_code, most_retries=1), outcome)
     assert (answer.code, answer.requeues) == (code, comes_back)
 
 
@@ -76,28 +76,28 @@ def _documented() -> list[tuple[str, str, str, str, str]]:
         if line.startswith("| ")
     ]
     return [
-        (told, outcome, who, most, waits)
-        for told_cell, outcome_cell, who, most, waits in rows[1:]
-        for told in re.findall("`([a-z_]+)`", told_cell) or [""]
+        (stop_code, outcome, who, most, waits)
+        for stop_code_cell, outcome_cell, who, most, waits in rows[1:]
+        for stop_code in re.findall("`([a-z_]+)`", stop_code_cell) or [""]
         for outcome in re.findall("`([a-z_]+)`", outcome_cell)
     ]
 
 
-@pytest.mark.parametrize(("told", "outcome", "who", "most", "waits"), _documented())
+@pytest.mark.parametrize(("stop_code", "outcome", "who", "most", "waits"), _documented())
 def test_retries_follow_the_documented_table(
-    told: str, outcome: str, who: str, most: str, waits: str
+    stop_code: str, outcome: str, who: str, most: str, waits: str
 ) -> None:
     limits = {"its own retries": (7, 0), "5": (0, 5)}
     own, lost = limits.get(most, (0, 0))
     for kind in ("job", "notebook"):
-        answer = decide_retry(Workload(kind=kind, stop_requested=told, most_retries=own), outcome)
+        answer = decide_retry(Workload(kind=kind, stop_requested=stop_code, most_retries=own), outcome)
         assert answer.requeues is (f"{kind}s" in who)
         if not answer.requeues:
             continue
         assert (answer.failures, answer.lost) == (1 if own else 0, 1 if lost else 0)
         for before in range(own or lost or 40):
             again = Workload(
-                kind=kind, stop_requested=told, most_retries=own, failures=before, lost_attempts=before
+                kind=kind, stop_requested=stop_code, most_retries=own, failures=before, lost_attempts=before
             )
             doubled, fixed = waits.startswith("15 s, doubled"), {"60 s": 60}.get(waits, 0)
             expected = min(15 * 2**before, 1800) if doubled else fixed
@@ -107,7 +107,7 @@ def test_retries_follow_the_documented_table(
             )
         if own or lost:
             used = Workload(
-                kind=kind, stop_requested=told, most_retries=own, failures=own, lost_attempts=lost
+                kind=kind, stop_requested=stop_code, most_retries=own, failures=own, lost_attempts=lost
             )
             assert not decide_retry(used, outcome).requeues
 
@@ -195,7 +195,7 @@ def test_a_gang_that_loses_a_host_is_requeued_as_a_whole(world: World) -> None:
         agent.sync(later)
     silent_hosts.sweep_silent_hosts(later)
     workload.refresh_from_db()
-    assert workload.state == "stopping", "the other member has to confirm its stop first"
+    assert workload.state == "stopping", "the other member must confirm its stop first"
     for agent in others * 2:
         agent.sync(later + SECOND)
     workload.refresh_from_db()
@@ -250,5 +250,5 @@ def test_the_charge_depends_on_the_stop_code_and_not_on_the_outcome(world: World
     held = {a.workload_id: a for a in Allocation.objects.select_related("run")}
     expected_outcome = "checkpointed" if saves else "killed_at_grace"
     assert {allocation.run.outcome for allocation in held.values()} == {expected_outcome}
-    assert held[cancelled.pk].end_code == ReasonCode.CANCELLED, "its owner stopped it: that is no preemption"
+    assert held[cancelled.pk].end_code == ReasonCode.CANCELLED, "a stop by the owner is no preemption"
     assert held[evicted.pk].end_code == ReasonCode.EVICTED_FOR_GUARANTEE

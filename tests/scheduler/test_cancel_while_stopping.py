@@ -1,4 +1,4 @@
-"""Test that a cancellation is honoured while a workload stops and would otherwise be requeued."""
+"""Test that a cancelled workload ends, also if it is stopping already and would otherwise be requeued."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECOND = dt.timedelta(seconds=1)
 
 
 def on_one_host(world: World, **also: object) -> tuple[Workload, FakeAgent]:
-    """Return a placed job and the agent of its host, which has not received the order yet."""
+    """Return a placed job and the agent of its host. The agent has not received the start order yet."""
     workload = job(world, world.vision, 4, world.now, **also)
     engine.run_cycle("test", world.now)
     return workload, FakeAgent.of(Run.objects.get(workload=workload).host)
@@ -83,9 +83,8 @@ def test_a_cancel_is_honoured_while_a_member_of_a_gang_stops_by_itself(world: Wo
         for agent in agents:
             agent.sync(world.now + step * SECOND)
     stopping_run = agents[0].running[0]
-    agents[0].runs[stopping_run] = replace(
-        agents[0].runs[stopping_run], state="stopping"
-    )  # for example a slow epilog
+    # For example because of a slow epilog.
+    agents[0].runs[stopping_run] = replace(agents[0].runs[stopping_run], state="stopping")
     agents[0].sync(world.now + 3 * SECOND)
     workload.refresh_from_db()
     assert workload.state == "stopping"

@@ -1,4 +1,4 @@
-"""Test that the host decides whether work has saved since its notice, whatever the clocks say."""
+"""Test that the host decides whether work saved after its notice, also if the clocks differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test a step of the server's clock by an hour: no lease, placement or notice is lost by it."""
+"""Test steps of the server's clock by an hour: they end no lease, placement or notice."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_clock_step_neither_ends_nor_prolongs_a_lease(world: World, step: dt.t
     _set_last_sync(world, "alpha", now - 40 * SECOND)
     later = now + step + 2 * SECOND
     assert _correct_clock(later, 102.0) == step
-    _set_last_sync(world, "beta", later)  # it has reported since
+    _set_last_sync(world, "beta", later)  # beta has reported since the step
     quiet = {h.name: (later - h.last_sync_at).total_seconds() for h in Host.objects.all() if h.last_sync_at}
     assert quiet == {"alpha": 42.0, "beta": 0.0, "gamma": 3.0, "delta": 3.0}
     silent_hosts.sweep_silent_hosts(later)
@@ -186,9 +186,8 @@ def test_a_clock_check_without_a_step_takes_one_query(
 
 
 def test_a_write_during_a_clock_step_is_repeated(world: World) -> None:
-    clocks = iter(
-        [(0.0, 1), (3600.5, 1.5), (3601.0, 2), (3602.0, 3)]
-    )  # (seconds of the wall clock, seconds since the boot)
+    # (seconds of the wall clock, seconds since the boot)
+    clocks = iter([(0.0, 1), (3600.5, 1.5), (3601.0, 2), (3602.0, 3)])
 
     def both() -> ClockSample:
         wall, uptime = next(clocks)
@@ -326,7 +325,7 @@ def test_a_request_that_may_write_checks_the_clock_first(
         telemetry_tasks.act_on_health,
     ],
 )
-def test_every_tick_that_depends_on_the_time_checks_the_clock_first(
+def test_every_periodic_task_that_depends_on_the_time_checks_the_clock_first(
     world: World, task: Callable[[], object]
 ) -> None:
     before = _step_clock_an_hour_ahead()
@@ -357,7 +356,7 @@ def test_a_clock_step_moves_idle_warnings_postponements_and_avoidances(
     assert Workload.objects.values_list(*times).get(pk=workload.pk) == (world.now + HOUR + SECOND,) * 3
 
 
-def test_clock_steps_forth_and_back_leave_stored_times_unchanged(world: World) -> None:
+def test_clock_steps_forward_and_back_leave_stored_times_unchanged(world: World) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     job(world, world.vision, 8, world.now)
     engine.run_cycle("test", world.now)

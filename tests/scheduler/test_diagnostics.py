@@ -77,7 +77,7 @@ def test_a_gpu_whose_diagnostic_fails_is_taken_out_with_the_reason(world: World)
         "its diagnostic failed: memory: 1 word of 79 GiB differs",
     )
     gpu_diagnostics.sweep_diagnostics(at(11))
-    assert Diagnostic.objects.count() == 1, "nobody tries again what has failed"
+    assert Diagnostic.objects.count() == 1, "a failed diagnostic is not repeated"
 
 
 def test_a_quarantined_gpu_is_diagnosed_only_after_its_work_has_ended(world: World) -> None:
@@ -101,7 +101,7 @@ def test_a_diagnostic_without_an_answer_is_retried_a_few_times(world: World) -> 
         gpu.refresh_from_db()
         assert gpu.repair_state == "quarantined"
         gpu_diagnostics.sweep_diagnostics(moment + timedelta(minutes=1))
-        assert Diagnostic.objects.count() == tries, "not at once again"
+        assert Diagnostic.objects.count() == tries, "not repeated at once"
         moment += timedelta(minutes=11)
     gpu_diagnostics.sweep_diagnostics(moment + timedelta(hours=5))
     assert Diagnostic.objects.count() == 3
@@ -155,7 +155,7 @@ def test_idle_gpus_are_diagnosed_periodically_a_few_at_a_time_and_busy_gpus_are_
         answer(row, "passed", minute=0)
     gpu_diagnostics.sweep_diagnostics(at(10, 1))
     second = set(Diagnostic.objects.values_list("gpu_id", flat=True)) - {row.gpu_id for row in first}
-    assert second, "then it is the next one's turn"
+    assert second, "other GPUs are diagnosed next"
     assert Diagnostic.objects.filter(gpu_id__in=[row.gpu_id for row in first]).count() == len(first)
 
 

@@ -1,4 +1,7 @@
-"""Test the engine as a Celery worker over Valkey: commits wake it, lost nudges do no harm, one leads."""
+"""Test the engine as a Celery worker over Valkey.
+
+Commits wake the engine, a sweep replaces lost nudges, and only one engine leads.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def live_world(transactional_db: None) -> World:
-    """Return the organisation as of now, visible to other processes."""
+    """Return a committed organisation with the current time, visible to other processes."""
     return build_world(timezone.now())
 
 
@@ -54,7 +57,7 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
     """Wait until the condition is true. Fails after ``seconds``."""
     began = time.monotonic()
     while not condition():
-        assert time.monotonic() - began < seconds, "it did not happen in time"
+        assert time.monotonic() - began < seconds, "the condition did not become true in time"
         time.sleep(0.004)
 
 
@@ -74,7 +77,7 @@ def test_a_submission_is_decided_without_a_periodic_cycle(
 def test_with_a_thousand_gpus_every_event_wakes_the_engine(
     engine_worker: subprocess.Popen[bytes], transactional_db: None
 ) -> None:
-    """Requests, ends, returned hosts and approvals are decided in a half-full pool with a queue."""
+    """Check requests, ended work, returned hosts and approvals in a half-full pool with a queue."""
     fleet = make_pool_rows(1_000, 100, timezone.now())
     lone = make_host("lone", fleet.pool, [H100], timezone.now())
     Host.objects.filter(pk=lone.pk).update(labels={"only": "lone"})
@@ -187,7 +190,7 @@ def test_after_a_killed_engine_nothing_is_started_twice_and_nothing_is_lost(
         wait_for(lambda: state_of(warm_up) != "queued", 15)
         workloads = [queue(live_world, live_world.teams[n % 3]) for n in range(12)]
         os.killpg(first.pid, signal.SIGKILL)
-    nudge.redis_connection().flushdb()  # its queue is lost as well
+    nudge.redis_connection().flushdb()  # the killed engine's queue is lost as well
     with engine_process(tmp_path / "next.log"):
 
         def all_are_placed() -> bool:

@@ -25,7 +25,7 @@ def past(
     waited: dt.timedelta,
     latest: dt.timedelta | None = None,
 ) -> None:
-    """Create ``count`` ended waits, a minute apart: estimated as ``estimated``, actually ``waited``."""
+    """Create ``count`` ended waits, a minute apart, with this estimate and this actual waiting time."""
     for number in range(count):
         row = job(world, world.vision, 1, world.now)
         over = world.now - number * MINUTE
@@ -44,7 +44,7 @@ def past(
 
 
 def crowded(world: World) -> Workload:
-    """Fill a team's guarantee and return a job that waits until it is free."""
+    """Fill a team's guarantee and return a job that waits for the guarantee."""
     now = world.now
     job(world, world.vision, 8, now, preemptible=False)
     engine.run_cycle("test", now)
@@ -81,10 +81,8 @@ def test_a_placement_closes_the_estimate(world: World) -> None:
     start_estimates.record_first_estimates(
         {waiting.pk: int((world.now + 9 * HOUR).timestamp())}, world.now + 4 * HOUR
     )
-    assert [row.attempt for row in StartEstimate.objects.order_by("pk")] == [
-        0,
-        1,
-    ]  # requeued: a second wait
+    # The requeued work waits a second time.
+    assert [row.attempt for row in StartEstimate.objects.order_by("pk")] == [0, 1]
 
 
 def test_work_that_starts_at_once_has_no_estimate(world: World) -> None:
@@ -116,11 +114,9 @@ def test_an_estimate_with_a_range_is_judged_by_the_end_of_the_range(world: World
     estimate = StartEstimate.objects.get(workload=waiting)
     assert estimate.latest is not None and estimate.latest > estimate.expected_start
     late = estimate.latest + HOUR
+    # The work still waits and is already late.
     overdue = start_estimates.past_starts_by_pool([world.shared.pk], late)[world.shared.pk]
-    assert (overdue.with_range, overdue.started_in_range_count) == (
-        1,
-        0,
-    )  # still waiting and already late
+    assert (overdue.with_range, overdue.started_in_range_count) == (1, 0)
     start_estimates.close_placed_estimates([waiting.pk], estimate.latest)
     settled = start_estimates.past_starts_by_pool([world.shared.pk], late)[world.shared.pk]
     assert (settled.with_range, settled.started_in_range_count) == (1, 1)
@@ -132,9 +128,10 @@ def test_the_record_is_bounded_and_estimates_of_cancelled_work_are_closed(world:
     start_estimates.prune_estimates()
     closed = StartEstimate.objects.get(workload=waiting)
     assert closed.over_at == world.now + MINUTE and not closed.started
+    # A cancelled wait does not count as an outcome.
     assert (
         start_estimates.past_starts_by_pool([world.shared.pk], world.now + HOUR)[world.shared.pk].errors == ()
-    )  # a cancelled wait is no evidence
+    )
     past(world, MAX_OUTCOMES + 5, HOUR, HOUR)
     start_estimates.prune_estimates()
     assert StartEstimate.objects.count() == MAX_OUTCOMES

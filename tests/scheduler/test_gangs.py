@@ -1,4 +1,7 @@
-"""Test workloads on several hosts: members start together, know each other, and end by the owner's policy."""
+"""Test workloads on several hosts.
+
+Members start together, get each other's addresses, and end by the owner's policy.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def placed(world: World, **wish: Any) -> tuple[Workload, list[FakeAgent]]:
 
 
 def report(agent: FakeAgent, at: dt.datetime, state: str = "starting", prepared: bool = True) -> GangWanted:
-    """Sync an agent that has prepared its run. Returns the gang's part of the answer."""
+    """Sync an agent that reports its run with this state. Returns the gang's part of the response."""
     wanted = agent_api.desired(agent.host.pk, at).runs[0]
     agent.runs = {wanted.run: RunSeen(wanted.run, wanted.generation, state, prepared=prepared)}
     answer = agent_api.sync(agent.host.pk, agent.observed(), at)
@@ -48,7 +51,7 @@ def report(agent: FakeAgent, at: dt.datetime, state: str = "starting", prepared:
 def test_no_member_starts_before_all_members_are_prepared(world: World) -> None:
     workload, (first, second) = placed(world)
     assert not report(first, world.now + SECOND).go
-    assert not report(second, world.now + SECOND, prepared=False).go, "its units are still held by somebody"
+    assert not report(second, world.now + SECOND, prepared=False).go, "other work still holds its units"
     assert not report(first, world.now + 2 * SECOND).go
     assert report(second, world.now + 3 * SECOND).go
     assert report(first, world.now + 4 * SECOND).go
@@ -138,7 +141,7 @@ def test_the_owners_policy_decides_what_happens_when_a_member_ends(
     assert workload.state == state
     assert workload.outcome == (outcome if state == "ended" else "")
     assert not Run.objects.filter(workload=workload).exclude(state="ended").exists(), (
-        "all of it ended together"
+        "all members end together"
     )
     kept = Decision.objects.get(workload=workload, kind=kind)
     assert (kept.code, kept.numbers["rank"], kept.numbers["host"]) == (outcome, 1, agents[1].host.name)
@@ -168,9 +171,8 @@ def test_the_other_members_are_stopped_even_if_the_first_was_reported_as_stoppin
         for agent in agents:
             agent.sync(world.now + step * SECOND)
     stopping_run = agents[1].running[0]
-    agents[1].runs[stopping_run] = replace(
-        agents[1].runs[stopping_run], state="stopping"
-    )  # for example after a short loss of its lease
+    # For example after a short loss of its lease.
+    agents[1].runs[stopping_run] = replace(agents[1].runs[stopping_run], state="stopping")
     agents[1].sync(world.now + 3 * SECOND)
     agents[1].end(stopping_run, world.now + 4 * SECOND, outcome="lease_lost", exit_code=143)
     agents[1].sync(world.now + 4 * SECOND)
@@ -231,7 +233,7 @@ class PromptAgent(FakeAgent):
 
 
 def running_gang(world: World, hosts: int, **wish: Any) -> tuple[Workload, list[FakeAgent]]:
-    """Return a job running on ``hosts`` hosts of 8 GPUs, and its agents by rank. One more host is free."""
+    """Return a job that runs on ``hosts`` hosts of 8 GPUs, and its agents by rank. One more host is free."""
     for extra in range(hosts - 1):
         make_host(f"extra-{extra}", world.shared, [H100] * 8, world.now)
     everywhere = {host.pk: PromptAgent.of(host) for host in world.shared.hosts.all()}
@@ -240,7 +242,7 @@ def running_gang(world: World, hosts: int, **wish: Any) -> tuple[Workload, list[
 
 
 def start_again(workload: Workload, everywhere: dict[int, FakeAgent], at: dt.datetime) -> list[FakeAgent]:
-    """Place the workload again and run it on every host. Returns its agents by rank."""
+    """Place the workload and run all its members. Returns the members' agents by rank."""
     engine.run_cycle("test", at)
     workload.refresh_from_db()
     runs = Run.objects.filter(workload=workload, attempt=workload.attempt).order_by("rank")
@@ -262,7 +264,7 @@ def sync_twice(workload: Workload, agents: list[FakeAgent], at: dt.datetime) -> 
 
 
 @pytest.mark.parametrize("hosts", [3, 4])
-def test_a_gang_is_requeued_after_a_gpu_error_and_only_that_member_is_marked(
+def test_a_gang_is_requeued_after_a_gpu_error_and_only_the_faulty_member_is_marked(
     world: World, hosts: int
 ) -> None:
     workload, agents = running_gang(world, hosts)
@@ -282,7 +284,7 @@ def test_a_gang_is_requeued_after_a_gpu_error_and_only_that_member_is_marked(
     kept = Decision.objects.get(workload=workload, kind="restarted")
     assert (kept.code, kept.numbers["host"]) == (ReasonCode.GPU_ERROR, faulty.name)
     charged = Allocation.objects.filter(workload=workload).values_list("end_code", flat=True).distinct()
-    assert list(charged) == [ReasonCode.GPU_ERROR], "the time of all of them was lost by the hardware"
+    assert list(charged) == [ReasonCode.GPU_ERROR], "the hardware fault cost the time of all members"
 
 
 def test_a_gang_is_retried_until_gpus_have_failed_on_three_hosts(world: World) -> None:
@@ -324,7 +326,7 @@ def test_members_that_fail_as_a_consequence_are_not_the_cause_of_the_gangs_end(
     workload, agents = running_gang(world, 3)
     faulty, *others = agents
     now = world.now + 10 * SECOND
-    for agent in others[::order]:  # their collective fails at once; the GPU fault is reported later
+    for agent in others[::order]:  # their collective operation fails before the GPU fault is reported
         agent.end(agent.running[0], now, outcome="failed", exit_code=1)
         agent.sync(now)
     assert services.quarantine_gpu(
@@ -368,7 +370,7 @@ def test_one_attempt_of_a_gang_counts_as_one_failed_host_however_many_members_fa
 
 
 def noticed_gang(world: World, hosts: int = 2) -> tuple[Workload, list[FakeAgent]]:
-    """Return a gang with a notice, because one of its hosts is being drained, and its agents."""
+    """Return a gang with a notice because one of its hosts drains, and the gang's agents."""
     workload, agents = running_gang(world, hosts)
     services.drain_host(agents[0].host, reason="a fan", now=world.now + 60 * SECOND)
     for agent in agents:
@@ -389,7 +391,7 @@ def test_a_member_that_saves_first_does_not_shorten_the_notice_of_the_others(wor
     workload, (slow, quick) = noticed_gang(world)
     checkpoint_and_end(quick, world.now + 65 * SECOND)
     time_limits.stop_after_notice(world.now + 66 * SECOND)
-    assert [run.verb for run in slow.sync(world.now + 70 * SECOND).runs] == ["notice"], "it may still write"
+    assert [run.verb for run in slow.sync(world.now + 70 * SECOND).runs] == ["notice"], "slow may still save"
     workload.refresh_from_db()
     assert workload.state == "notice"
     stop_at = world.now + 60 * SECOND + world.shared.notice_seconds * SECOND
@@ -443,7 +445,7 @@ def test_a_host_with_a_slow_clock_is_not_taken_as_the_first_failure(world: World
     agents[2].end(agents[2].running[0], world.now + 60 * SECOND, outcome="failed", exit_code=3)
     agents[2].sync(world.now + 60 * SECOND)
     for agent in agents[:2]:
-        agent.sync(world.now + 60 * SECOND)  # stops at once, an hour ago by the host's own clock
+        agent.sync(world.now + 60 * SECOND)  # the run stops at once; the host's clock is an hour slow
         (run,) = agent.runs
         agent.end(run, world.now - 3600 * SECOND, outcome="killed_at_grace")
         agent.sync(world.now + 61 * SECOND)

@@ -24,7 +24,7 @@ HALVES = ["3g.40gb", "3g.40gb"]
 
 
 class MigAgent:
-    """The agent of host alpha with MIG-capable GPUs."""
+    """The agent of host alpha, whose GPUs support MIG."""
 
     def __init__(self, world: World) -> None:
         (self.agent,) = agents_of(world, "alpha")

@@ -111,15 +111,14 @@ def test_a_gang_restart_names_the_member_whose_gpu_reported_an_event(world: Worl
         for agent in agents:
             agent.sync(world.now + step * SECOND)
     now = world.now + 60 * SECOND
-    agents[0].end(
-        agents[0].running[0], now, outcome="failed", exit_code=1
-    )  # failed because of the other member, and reported first
+    # This member fails because of the other member, but its end is reported first.
+    agents[0].end(agents[0].running[0], now, outcome="failed", exit_code=1)
     agents[0].sync(now)
-    ill = end_with_gpu_events(agents[1], now + SECOND, ["xid:79"])
+    faulty = end_with_gpu_events(agents[1], now + SECOND, ["xid:79"])
     workload.refresh_from_db()
-    assert (ill.outcome, workload.state, workload.reason_code) == ("gpu_error", "queued", "gpu_error")
+    assert (faulty.outcome, workload.state, workload.reason_code) == ("gpu_error", "queued", "gpu_error")
     kept = Decision.objects.get(workload=workload, kind="restarted")
-    assert (kept.numbers["host"], kept.numbers["event"]) == (ill.host.name, "xid:79")
+    assert (kept.numbers["host"], kept.numbers["event"]) == (faulty.host.name, "xid:79")
 
 
 def test_runs_without_gpu_events_need_no_query(world: World, django_assert_num_queries: object) -> None:

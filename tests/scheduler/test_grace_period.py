@@ -20,7 +20,7 @@ SECOND = dt.timedelta(seconds=1)
 
 
 def started(world: World, grace: int) -> tuple[Workload, FakeAgent]:
-    """Return a job started with this grace period, and its agent. The pool's grace is 10 s afterwards."""
+    """Return a job started with ``grace`` seconds, and its agent. Then sets the pool's grace to 10 s."""
     agents = agents_of(world, "alpha", "beta")
     Pool.objects.filter(pk=world.shared.pk).update(grace_seconds=grace)
     workload = job(world, world.vision, 8, world.now)
@@ -37,7 +37,7 @@ def test_the_work_of_a_disconnected_host_is_lost_only_after_the_grace_its_shims_
     assert agent.wanted[str(run.public_id)].grace_seconds == 600
     silent_hosts.sweep_silent_hosts(world.now + 60 * SECOND)
     run.refresh_from_db()
-    assert run.state == "running", "its shim stops it 630 s after the last word at the latest"
+    assert run.state == "running", "its shim stops it at most 630 s after the last report"
     silent_hosts.sweep_silent_hosts(world.now + 630 * SECOND)
     run.refresh_from_db()
     assert run.state == "running"

@@ -1,4 +1,4 @@
-"""Test the heartbeat: an unchanged frame takes one statement, and any change or doubt takes the full sync."""
+"""Test the heartbeat: an unchanged frame takes one SQL statement; any change takes the full sync."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_new_gpu_may_take_the_index_of_a_held_gpu_that_is_no_longer_reported(
     assert (held.repair_state, held.retired_at) == ("quarantined", None)
 
 
-NEWS: dict[str, Callable[[Observed], Observed]] = {
+FRAME_CHANGES: dict[str, Callable[[Observed], Observed]] = {
     "version": lambda seen: replace(seen, version=2),
     "instance": lambda seen: replace(seen, instance="a clone"),
     "boot": lambda seen: replace(seen, boot_id="another boot"),
@@ -114,14 +114,14 @@ NEWS: dict[str, Callable[[Observed], Observed]] = {
 }
 
 
-@pytest.mark.parametrize("news", NEWS)
-def test_any_change_in_a_frame_takes_the_full_sync(world: World, agent: FakeAgent, news: str) -> None:
-    assert heartbeat_only(agent, world.now + LATER, NEWS[news](agent.observed())) is None
+@pytest.mark.parametrize("change", FRAME_CHANGES)
+def test_any_change_in_a_frame_takes_the_full_sync(world: World, agent: FakeAgent, change: str) -> None:
+    assert heartbeat_only(agent, world.now + LATER, FRAME_CHANGES[change](agent.observed())) is None
     assert heard_at(agent) == world.now
 
 
 @pytest.mark.parametrize(
-    "doubt",
+    "change",
     [
         {"lease_state": "joining"},
         {"lease_state": "silent"},
@@ -135,9 +135,9 @@ def test_any_change_in_a_frame_takes_the_full_sync(world: World, agent: FakeAgen
     ids=str,
 )
 def test_a_changed_host_row_takes_the_full_sync(
-    world: World, agent: FakeAgent, doubt: dict[str, Any]
+    world: World, agent: FakeAgent, change: dict[str, Any]
 ) -> None:
-    Host.objects.filter(pk=agent.host.pk).update(**doubt)
+    Host.objects.filter(pk=agent.host.pk).update(**change)
     assert heartbeat_only(agent, world.now + LATER) is None
     assert heard_at(agent) == world.now
 
@@ -175,7 +175,7 @@ def test_a_new_or_missing_run_takes_the_full_sync(world: World, agent: FakeAgent
 
 
 def test_a_suspect_host_that_was_revoked_is_not_restored(world: World) -> None:
-    """The renewal is written; an operator revokes the credential before the host is trusted again."""
+    """An operator may revoke the credential after the lease is renewed and before the host becomes alive."""
     host = world.hosts["alpha"]
     for credential, trusted in (("", "suspect"), (host.credential_hash, "alive")):
         Host.objects.filter(pk=host.pk).update(lease_state="suspect", credential_hash=credential)

@@ -86,7 +86,7 @@ def test_measurement_times_ahead_of_the_server_are_limited_to_now(world: World) 
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"bytes": -1}, "bytes of 'ada' is -1; allowed: 0 to"),
         ({"bytes": LARGEST_SIZE + 1}, "bytes of 'ada'"),
@@ -100,11 +100,11 @@ def test_measurement_times_ahead_of_the_server_are_limited_to_now(world: World) 
     ],
 )
 def test_an_invalid_home_is_rejected_with_a_reason_and_nothing_is_stored(
-    world: World, change: dict[str, Any], said: str
+    world: World, change: dict[str, Any], message: str
 ) -> None:
     at = world.now
     agent = FakeAgent.of(world.hosts["alpha"])
-    with pytest.raises(AgentRejected, match=said):
+    with pytest.raises(AgentRejected, match=message):
         report_homes(agent, homes_at(at, home("bob", at), replace(home("ada", at), **change)), at)
     assert not Volume.objects.exists() and not Storage.objects.exists()
     refused = Host.objects.get(name="alpha").refused_agent
@@ -112,7 +112,7 @@ def test_an_invalid_home_is_rejected_with_a_reason_and_nothing_is_stored(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"storage": ""}, "homes.storage: ''"),
         ({"storage": "x" * 65}, "1 to 64 letters and digits"),
@@ -125,16 +125,16 @@ def test_an_invalid_home_is_rejected_with_a_reason_and_nothing_is_stored(
     ],
 )
 def test_an_invalid_report_of_homes_is_rejected_with_a_reason(
-    world: World, change: dict[str, Any], said: str
+    world: World, change: dict[str, Any], message: str
 ) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
-    with pytest.raises(AgentRejected, match=said):
+    with pytest.raises(AgentRejected, match=message):
         report_homes(agent, replace(homes_at(world.now), **change), world.now)
     assert not Storage.objects.exists()
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "message"),
     [
         (EnvironmentSeen(python="3" * 61), "environment.python"),
         (EnvironmentSeen(python="3", packages={"torch": "2\n"}), "environment.packages"),
@@ -147,11 +147,11 @@ def test_an_invalid_report_of_homes_is_rejected_with_a_reason(
     ],
 )
 def test_an_invalid_environment_is_rejected_with_a_reason(
-    world: World, environment: EnvironmentSeen, said: str
+    world: World, environment: EnvironmentSeen, message: str
 ) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     agent.inventory = replace(agent.inventory, environment=environment)
-    with pytest.raises(AgentRejected, match=said):
+    with pytest.raises(AgentRejected, match=message):
         agent.sync(world.now)
 
 

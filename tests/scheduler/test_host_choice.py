@@ -64,7 +64,7 @@ def free_hosts(world: World) -> set[str]:
 def test_no_work_is_placed_on_a_host_with_a_full_disk(world: World) -> None:
     agents = agents_of(world)
     report_disk([agents["alpha"]], world.now, full=True)
-    assert free_hosts(world) == {"beta"}, "its GPUs are not free"
+    assert free_hosts(world) == {"beta"}, "the GPUs of alpha are not free"
     workloads = [job(world, world.vision, 4, world.now) for _ in range(3)]
     engine.run_cycle("test", world.now)
     assert [Workload.objects.get(pk=workload.pk).state for workload in workloads] == [
@@ -170,8 +170,8 @@ def test_several_hosts_are_avoided_for_a_limited_time(world: World) -> None:
     pks = [world.hosts[name].pk for name in ("alpha", "beta")]
     assert fail(work, world, "alpha", 0, "host_full").avoids == pks[:1]
     assert fail(work, world, "beta", 2, "host_full").avoids == pks
-    assert fail(work, world, "alpha", 4, "host_full").avoids == pks[::-1], "the latest last"
-    assert fail(work, world, "beta", 40, "host_full").avoids == pks[1:], "what is long ago is forgotten"
+    assert fail(work, world, "alpha", 4, "host_full").avoids == pks[::-1], "the latest host is last"
+    assert fail(work, world, "beta", 40, "host_full").avoids == pks[1:], "an old failure is dropped"
     Workload.objects.filter(pk=work.pk).update(avoids=list(range(900, 900 + MAX_AVOIDED_HOSTS)))
     row = fail(Workload.objects.get(pk=work.pk), world, "alpha", 42, "host_full")
     assert len(row.avoids) == MAX_AVOIDED_HOSTS and row.avoids[-1] == pks[0]
@@ -224,7 +224,7 @@ def test_work_without_a_checkpoint_may_run_on_any_host(world: World) -> None:
 
 
 def test_owners_and_operators_see_that_moved_work_does_not_find_its_checkpoint(world: World) -> None:
-    """The owner sees it in the notice and in the attempts, the operator before the drain."""
+    """The owner sees the loss in a notice and in the attempts; the operator sees it before the drain."""
     agents = agents_of(world)
     share_storage(world, "alpha"), share_storage(world, "beta")
     Host.objects.exclude(name="alpha").update(admin_state="cordoned")
@@ -254,7 +254,7 @@ def test_owners_and_operators_see_that_moved_work_does_not_find_its_checkpoint(w
     assert [row["begins_anew"] for row in attempts_of(work)] == [False, False]
 
 
-def test_nothing_is_said_about_checkpoints_if_the_storage_is_unknown(world: World) -> None:
+def test_no_loss_of_a_checkpoint_is_shown_if_the_storage_is_unknown(world: World) -> None:
     work = workload(world, world.vision)
     fail(work, world, "alpha", 0, "gpu_error")
     fail(work, world, "beta", 9, "gpu_error")

@@ -1,4 +1,7 @@
-"""Test that a new machine replaces a host: the old machine's work keeps its GPUs until it must have ended."""
+"""Test that a new machine replaces a host.
+
+The work of the old machine keeps its GPUs until that work must have ended.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def test_a_join_frees_no_gpu_before_lease_grace_and_margin_of_the_previous_agent
         return None
 
     longest = int(leases.lease_rules().silent_seconds(workload.pool.grace_seconds))
-    assert ends(range(2, longest, 3)) is None, "shims of the machine before may still keep it"
+    assert ends(range(2, longest, 3)) is None, "shims of the old machine may still run the work"
     assert ends(range(longest, longest + 40, 3)) is not None
     assert Run.objects.get(pk=run.pk).outcome == "host_lost"
 
@@ -57,7 +60,7 @@ def test_a_joined_agent_neither_starts_nor_ends_the_runs_of_the_previous_agent(
     workload = job(world, world.vision, 8, world.now)
     start(world, agents, world.now)
     run = workload.runs.get()
-    if not began:  # the agent has the order and has not reported it yet
+    if not began:  # the agent has the start order and has not reported the run yet
         Run.objects.update(state=RunState.PLACED)
     old = next(agent for agent in agents if agent.host.pk == run.host_id)
     at = world.now + 100 * SECOND
@@ -69,12 +72,12 @@ def test_a_joined_agent_neither_starts_nor_ends_the_runs_of_the_previous_agent(
     new = FakeAgent.of(Host.objects.get(pk=run.host_id))
     new.inventory, new.start = old.inventory, "another start"
     assert agent_api.sync(old.host.pk, new.observed(), at + 2 * SECOND).runs == [], (
-        "it would begin a second time"
+        "the run would start a second time"
     )
     workload.refresh_from_db()
     commands.order_stop(workload, code="cancelled", grace_seconds=1, now=at + 3 * SECOND)
     assert agent_api.sync(old.host.pk, new.observed(), at + 4 * SECOND).runs == [], (
-        "it would say that nothing of it is left"
+        "the new agent would report that the run has ended"
     )
     for state, outcome in (("ended", "start_failed"), ("running", "")):
         new.runs[str(run.public_id)] = RunSeen(str(run.public_id), run.generation, state, outcome=outcome)

@@ -65,7 +65,7 @@ def test_a_job_is_placed_started_and_ended(world: World) -> None:
     assert agent.sync(now + 102 * SECOND).runs == [] and agent.runs == {}
 
 
-def test_work_that_replaces_its_own_teams_work_says_so_and_not_that_a_borrower_made_room(
+def test_the_reason_of_work_that_replaces_its_own_teams_work_does_not_name_a_borrower(
     world: World,
 ) -> None:
     now, later = world.now, world.now + dt.timedelta(seconds=1000)
@@ -88,9 +88,8 @@ def test_work_that_replaces_its_own_teams_work_says_so_and_not_that_a_borrower_m
     assert urgent.reason_code == ReasonCode.WAITS_FOR_EVICTION and urgent.room_made_by_own_team is True
 
     sync(later + SECOND)
-    services.cancel_workload(
-        outranked, now=later + 2 * SECOND
-    )  # it is not in the queue when the other starts
+    # The outranked job must not be in the queue when the urgent job starts.
+    services.cancel_workload(outranked, now=later + 2 * SECOND)
     for step in (3, 4):
         sync(later + step * SECOND)
     engine.run_cycle("test", later + 5 * SECOND)

@@ -55,7 +55,7 @@ def test_a_log_over_the_limit_keeps_its_beginning_and_its_end() -> None:
         23_020,
     )
     logs.append_log(run, 5000, "too late")
-    assert everything(run, 1000) == kept, "what comes after its place is gone takes no place"
+    assert everything(run, 1000) == kept, "a chunk of a removed part is not stored"
 
 
 @pytest.mark.parametrize("most", [7, 100, 999, 1000, 5000])

@@ -19,7 +19,7 @@ MINUTE = dt.timedelta(minutes=1)
 
 
 def through_a_window(world: World, host: Host) -> Host:
-    """Return the host after a window of one hour that began 30 minutes from now."""
+    """Return the host after a window of one hour that begins in 30 minutes."""
     begin = world.now + 30 * MINUTE
     services.set_maintenance(host, start=begin, end=begin + 60 * MINUTE, reason="new fans", now=world.now)
     maintenance.sweep_maintenance(begin)
@@ -74,7 +74,7 @@ def test_cancelling_a_window_after_its_start_ends_it(world: World) -> None:
     assert services.cancel_maintenance(window, now=world.now + MINUTE)
     host.refresh_from_db()
     assert (host.admin_state, host.state_reason) == ("in_service", "its maintenance window was cancelled"), (
-        "at once"
+        "a cancellation takes effect at once"
     )
     assert not services.cancel_maintenance(window, now=world.now + MINUTE)
 
@@ -90,7 +90,7 @@ def test_a_host_closed_before_a_window_is_closed_after_its_cancellation(world: W
         host, start=world.now + 60 * MINUTE, end=world.now + 90 * MINUTE, reason="and again", now=world.now
     )
     services.cancel_maintenance(later, now=world.now + MINUTE)
-    assert Host.objects.get(pk=host.pk).admin_state == "maintenance", "another one has begun"
+    assert Host.objects.get(pk=host.pk).admin_state == "maintenance", "the first window has begun"
     services.cancel_maintenance(window, now=world.now + MINUTE)
     host.refresh_from_db()
     assert (host.admin_state, host.state_reason) == ("cordoned", "do not use")

@@ -1,6 +1,6 @@
-"""Test that applying a plan rejects the parts that no longer hold, because rows changed after planning.
+"""Test that applying a plan rejects the parts that became invalid because rows changed after planning.
 
-Each test also applies the plan without the check to show that the check is needed.
+Most tests also apply the plan without the check to show that the check is needed.
 """
 
 from __future__ import annotations
@@ -118,11 +118,11 @@ def change_pool(world: World, workload: Workload) -> None:
     Pool.objects.filter(pk=world.shared.pk).update(most_gpus_per_workload=1)
 
 
-def ask_for_more_time(world: World, workload: Workload) -> None:
+def extend_runtime(world: World, workload: Workload) -> None:
     services.extend_workload(workload, seconds=3600, now=world.now)
 
 
-def ask_for_something_else(world: World, workload: Workload) -> None:
+def request_more_units(world: World, workload: Workload) -> None:
     Workload.objects.filter(pk=workload.pk).update(units=2)
 
 
@@ -165,8 +165,8 @@ def move_hosts_to_another_pool(world: World, workload: Workload) -> None:
         close_gate,
         close_gate_of_project,
         change_pool,
-        ask_for_more_time,
-        ask_for_something_else,
+        extend_runtime,
+        request_more_units,
         back_off,
         start_another_of_the_team,
         announce_maintenance,
@@ -358,7 +358,7 @@ def change_the_pools_rules(world: World, crowd: Crowd) -> None:
         change_the_pools_rules,
     ],
 )
-def test_only_the_plan_check_rejects_an_eviction_whose_reason_no_longer_holds(
+def test_only_the_plan_check_rejects_an_eviction_whose_reason_no_longer_applies(
     world: World, crowd: Crowd, change: Callable[[World, Crowd], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change(world, crowd)
@@ -394,9 +394,8 @@ def test_the_evictions_for_one_workload_are_applied_together_or_not_at_all(world
     assert Workload.objects.filter(pk=second, state="running").exists()
 
     Workload.objects.filter(pk=first).update(preemptible=True)
-    services.cancel_workload(
-        Workload.objects.get(pk=first), now=at
-    )  # it stops anyway; the other eviction is still needed
+    # The first victim stops anyway; the eviction of the second is still needed.
+    services.cancel_workload(Workload.objects.get(pk=first), now=at)
     again = apply_plan(Plan(answer.epoch, evictions=answer.evictions), taken, at)
     assert "already stopping" in refusals(again, Eviction)[0]
 

@@ -69,15 +69,14 @@ def create_held_work(world: World, start: dt.datetime, end: dt.datetime | None, 
 def test_only_hours_held_in_the_period_are_counted(world: World) -> None:
     set_gpu_hours(world, 100)
     monday = world.now.replace(hour=0)
-    create_held_work(
-        world, monday - 10 * HOUR, monday + 2 * HOUR, gpus=2
-    )  # two of the twelve hours are in this week
+    # Two of the twelve hours are in this week.
+    create_held_work(world, monday - 10 * HOUR, monday + 2 * HOUR, gpus=2)
     create_held_work(world, monday + 3 * HOUR, None, gpus=1)  # still running
     quota_hours.count_quota_hours(monday + 9 * HOUR)
     assert quota(world).gpu_hours_used == 2 * 2 + 6
     assert not quota(world).hours_used_up
     others = Quota.objects.exclude(pk=quota(world).pk)
-    assert {row.hours_counted_at for row in others} == {None}, "a guarantee without end is not counted"
+    assert {row.hours_counted_at for row in others} == {None}, "a guarantee without GPU-hours is not counted"
 
 
 def test_counting_takes_the_same_number_of_queries_for_any_number_of_rows(
@@ -123,7 +122,7 @@ def test_a_team_that_has_used_up_its_hours_can_only_borrow(world: World) -> None
     )
 
 
-def test_nothing_new_starts_after_the_hours_if_the_quota_says_so(world: World) -> None:
+def test_a_team_that_has_used_up_its_hours_starts_nothing_if_its_quota_refuses(world: World) -> None:
     set_gpu_hours(world, 4, when_used_up="refuse")
     create_held_work(world, world.now - 2 * HOUR, world.now - HOUR, gpus=4)
     quota_hours.count_quota_hours(world.now)

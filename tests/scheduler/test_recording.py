@@ -71,7 +71,7 @@ def test_planning_continues_if_a_cycle_cannot_be_recorded(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(rows: object) -> str:
-        raise TypeError("a moon has no place in a snapshot or plan")
+        raise TypeError("unsupported type in a snapshot or plan")
 
     workload = job(world, world.vision, 1, world.now)
     with monkeypatch.context() as patch:
@@ -101,21 +101,21 @@ def test_planning_continues_if_the_database_rejects_a_recording(
     job(world, world.vision, 1, world.now)
     decide(world, recorder, world.now + SECOND)
     assert serialization.read_recording(exported(Recording.objects.get().pk)).snapshot.units, (
-        "its parts were written again"
+        "the recorder must write all parts again"
     )
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("moment", ["before it is written", "after it is written"])
+@pytest.mark.parametrize("killed", ["before the write", "after the write"])
 def test_a_decision_and_its_recording_are_committed_together_or_not_at_all(
-    transactional_db: None, monkeypatch: pytest.MonkeyPatch, moment: str
+    transactional_db: None, monkeypatch: pytest.MonkeyPatch, killed: str
 ) -> None:
     world = build_world(dt.datetime(2026, 3, 2, 9, 0, tzinfo=dt.UTC))
     workload, recorder = job(world, world.vision, 1, world.now), CycleRecorder()
     real = CycleRecorder.write
 
     def die(self: CycleRecorder, prepared: PreparedRecording, now: dt.datetime) -> None:
-        if moment == "after it is written":
+        if killed == "after the write":
             real(self, prepared, now)
         raise SystemExit("killed")
 
@@ -130,7 +130,7 @@ def test_a_decision_and_its_recording_are_committed_together_or_not_at_all(
     workload.refresh_from_db()
     assert workload.state == "placed"
     assert serialization.read_recording(exported(Recording.objects.get().pk)).snapshot.units, (
-        "nothing rolled back was taken as kept"
+        "the recorder must not count rolled-back parts as stored"
     )
 
 
@@ -164,7 +164,7 @@ def test_recordings_are_pruned_to_the_size_limit_and_the_latest_is_kept(world: W
     decide(world, recorder, world.now + 9 * SECOND)
     for pk in Recording.objects.values_list("pk", flat=True):
         assert serialization.read_recording(exported(pk)).snapshot.units, (
-            "what the recorder does not write again is still there"
+            "pruning must keep the parts that the recorder reuses"
         )
 
 
@@ -226,23 +226,21 @@ def test_recordings_are_listed_by_workload(world: World) -> None:
     out = io.StringIO()
     call_command("export_snapshot", stdout=out)
     assert len(out.getvalue().splitlines()) == 2
-    for told in (
-        str(first.public_id),
-        str(first.public_id)[:8],
-    ):  # the full id of the page, and the short id of lists
+    # The full id of the workload's page, and the short id of lists.
+    for given_id in (str(first.public_id), str(first.public_id)[:8]):
         out = io.StringIO()
-        call_command("export_snapshot", f"--workload={told}", stdout=out)
+        call_command("export_snapshot", f"--workload={given_id}", stdout=out)
         assert out.getvalue().splitlines() == [
             (
                 f"{Recording.objects.order_by('pk')[0].pk}  2026-03-02T09:00:00.000+00:00  started 1,"
                 " preempted 0, waiting 0"
             )
         ]
-    for said, wrong in (
+    for message, wrong in (
         ("allowed: the id of a workload", str(first.pk)),
         ("there is no such workload", str(uuid.uuid4())),
     ):
-        with pytest.raises(CommandError, match=said):
+        with pytest.raises(CommandError, match=message):
             call_command("export_snapshot", f"--workload={wrong}", stdout=io.StringIO())
     second = Workload.objects.exclude(pk=first.pk).get()
     Workload.objects.filter(pk=second.pk).update(
@@ -263,7 +261,7 @@ def test_expired_recordings_are_deleted_and_the_remaining_ones_stay_complete(
         at = world.now + hours * HOUR
         job(world, world.vision, 1, at)
         decide(world, recorder, at)
-    later = world.now + 44 * HOUR + SECOND  # 20 h has just expired, 30 h has not
+    later = world.now + 44 * HOUR + SECOND  # the recording at 20 h has just expired, that at 30 h has not
     assert retention.delete_expired_rows(later)[1] == 2
     remaining = Recording.objects.get()
     assert serialization.read_recording(exported(remaining.pk)).snapshot.units

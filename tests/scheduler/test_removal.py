@@ -42,7 +42,7 @@ SECOND = dt.timedelta(seconds=1)
 def run_job(
     world: World, *names: str, units: int = 8, at: dt.datetime | None = None
 ) -> tuple[Workload, list[FakeAgent]]:
-    """Run a job on one of the named hosts. Returns it and their agents."""
+    """Run a job on one of the named hosts. Returns the job and the agents of these hosts."""
     now = at or world.now
     agents = [FakeAgent.of(world.hosts[name]) for name in names]
     workload = job(world, world.vision, units, now)
@@ -54,10 +54,10 @@ def run_job(
     return workload, agents
 
 
-def rejection(deed: object, *args: object, **kwargs: object) -> OperationRejected:
-    assert callable(deed)
+def rejection(operation: object, *args: object, **kwargs: object) -> OperationRejected:
+    assert callable(operation)
     with pytest.raises(OperationRejected) as refused:
-        deed(*args, **kwargs)
+        operation(*args, **kwargs)
     return refused.value
 
 
@@ -85,7 +85,7 @@ def test_a_host_is_removed_after_its_work_has_left_it(world: World) -> None:
     assert run.host.removed_at == world.now + HOUR
     assert not Host.objects.filter(pk=run.host_id).exists()
     assert not world.shared.hosts.filter(pk=run.host_id).exists()
-    assert run.host.name in ("alpha", "beta"), "its runs still name it"
+    assert run.host.name in ("alpha", "beta"), "the run keeps its host"
     assert run.allocations.get(unit__gpu__index=0).unit.gpu.host == run.host
     last = HostStateChange.objects.filter(host=run.host).latest("pk")
     assert (last.reason, last.at) == ("scrapped", world.now + HOUR)
@@ -104,7 +104,7 @@ def test_the_planner_no_longer_sees_a_removed_host(world: World) -> None:
     assert workload.state == "queued"
 
 
-def test_a_removed_hosts_agent_is_rejected_for_good_with_the_reason(world: World) -> None:
+def test_a_removed_hosts_agent_is_rejected_permanently_with_the_reason(world: World) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     agent.sync(world.now)
     token = services.issue_join_token(world.hosts["alpha"], now=world.now)
@@ -147,7 +147,7 @@ def test_the_name_of_a_removed_host_can_be_used_again_and_its_gpus_get_new_rows(
     assert new.gpus.filter(retired_at=None).count() == 8
     assert old.gpus.count() == 8 and not old.gpus.filter(retired_at=None).exists()
     again = new.gpus.get(index=3)
-    assert (again.repair_state, again.state_reason) == ("quarantined", "XID 79"), "it is as broken as before"
+    assert (again.repair_state, again.state_reason) == ("quarantined", "XID 79"), "the GPU is still faulty"
     assert GpuStateChange.objects.filter(gpu=again, repair_state="quarantined", at=world.now + HOUR).exists()
     with pytest.raises(IntegrityError), transaction.atomic():
         make_host("alpha", world.shared, [], world.now)
@@ -167,7 +167,7 @@ def test_removal_ends_maintenance_diagnostics_and_geometry_changes(world: World)
     assert (diagnostic.state, diagnostic.detail) == ("stopped", "its host was removed")
 
 
-def test_a_reservation_on_a_removed_host_gets_units_of_others(world: World) -> None:
+def test_a_reservation_on_a_removed_host_gets_units_of_other_hosts(world: World) -> None:
     agents = [FakeAgent.of(host) for host in world.hosts.values()]
     reservation = confirm(world, 2, world.now + HOUR, world.now + 5 * HOUR)
     tick(agents, world.now + HOUR)
@@ -299,7 +299,7 @@ def test_a_pool_is_removed_only_without_hosts_work_and_reservations(world: World
     assert not Quota.objects.filter(pool=pool).exists()
     assert Quota.with_removed.filter(pool=pool).count() == 6
     assert pool.pk not in {each.id for each in snapshot.take_snapshot(None, world.now).pools}
-    assert Workload.objects.get(pk=workload.pk).pool.name == "Shared", "history names it"
+    assert Workload.objects.get(pk=workload.pk).pool.name == "Shared", "the history keeps the pool"
     assert Reservation.objects.get(pk=reservation.pk).pool == pool
     assert rejection(services.remove_pool, pool, now=world.now).code == "pool_is_removed"
 

@@ -19,14 +19,17 @@ pytestmark = pytest.mark.django_db
 
 
 def fail(
-    work: Workload, world: World, host: str, minute: int, outcome: str, seconds: int = 20, told: str = ""
+    work: Workload, world: World, host: str, minute: int, outcome: str, seconds: int = 20, stop_code: str = ""
 ) -> Workload:
-    """Run an attempt on this host that ends with this outcome. ``told`` is the code of an ordered stop."""
-    Workload.objects.filter(pk=work.pk).update(state="running", stop_requested=told)
+    """Run an attempt of ``seconds`` on this host, which ends with this outcome.
+
+    ``stop_code``: code of an ordered stop; empty: no stop is ordered.
+    """
+    Workload.objects.filter(pk=work.pk).update(state="running", stop_requested=stop_code)
     held = hold(work, units_of(world.hosts[host])[0], at(9, minute))
     run = Run.objects.get(pk=held.run_id)
-    if told:
-        Command.objects.create(host=run.host, run=run, verb="stop", code=told, created_at=at(9, minute))
+    if stop_code:
+        Command.objects.create(host=run.host, run=run, verb="stop", code=stop_code, created_at=at(9, minute))
     ended = at(9, minute + seconds // 60, seconds % 60)
     assert attempts.end_run(run, outcome=outcome, exit_code=1, at=ended, now=ended)
     fresh = locks.workloads([work.pk])[work.pk]
@@ -66,17 +69,17 @@ def test_the_agent_reports_whether_the_host_caused_a_failed_start(world: World, 
 
 
 @pytest.mark.parametrize(
-    ("because_it_ran_low", "outcome", "lost"), [(True, "disk_ran_low", 1), (False, "out_of_disk", 0)]
+    ("disk_ran_low", "outcome", "lost"), [(True, "disk_ran_low", 1), (False, "out_of_disk", 0)]
 )
 def test_the_agent_reports_whether_it_stopped_work_because_of_low_disk_space(
-    world: World, because_it_ran_low: bool, outcome: str, lost: int
+    world: World, disk_ran_low: bool, outcome: str, lost: int
 ) -> None:
     (agent,) = agents_of(world, "alpha")
     work = job(world, world.vision, 1, world.now)
     start(world, [agent], world.now)
     (run,) = agent.running
     agent.end(run, world.now, outcome="out_of_disk")
-    agent.runs[run] = replace(agent.runs[run], host_full=because_it_ran_low)
+    agent.runs[run] = replace(agent.runs[run], host_full=disk_ran_low)
     agent.sync(world.now)
     assert Run.objects.get(public_id=run).outcome == outcome
     row = Workload.objects.get(pk=work.pk)
@@ -105,14 +108,14 @@ def test_repeated_failures_on_one_host_count_as_one_host(world: World) -> None:
 def test_a_failure_after_an_ordered_stop_does_not_count_against_the_host(world: World) -> None:
     work = workload(world, world.vision, most_retries=10)
     for minute, host in ((0, "alpha"), (5, "beta")):
-        assert fail(work, world, host, minute, "failed", told="evicted_for_guarantee").state == "queued"
-    assert fail(work, world, "gamma", 10, "failed").state == "queued", "it failed by itself on one host"
+        assert fail(work, world, host, minute, "failed", stop_code="evicted_for_guarantee").state == "queued"
+    assert fail(work, world, "gamma", 10, "failed").state == "queued", "only the failure on gamma counts"
 
 
 def test_the_preempting_workload_is_remembered_until_the_minimum_runtime_is_over(world: World) -> None:
     winner, other = workload(world, world.language), workload(world, world.robotics)
     work = workload(world, world.vision, evicted_for_workload=winner)
-    work = fail(work, world, "alpha", 0, "checkpointed", told="evicted_for_guarantee")
+    work = fail(work, world, "alpha", 0, "checkpointed", stop_code="evicted_for_guarantee")
     assert (work.state, work.evicted_by) == ("queued", winner)
     short, whole = world.shared.minimum_runtime_seconds - 1, world.shared.minimum_runtime_seconds
     work = fail(work, world, "alpha", 5, "host_lost", seconds=short)
@@ -121,6 +124,6 @@ def test_the_preempting_workload_is_remembered_until_the_minimum_runtime_is_over
     assert (work.state, work.evicted_by) == ("queued", None)
     Workload.objects.filter(pk=work.pk).update(evicted_by=winner, evicted_for_workload=other)
     work = fail(
-        Workload.objects.get(pk=work.pk), world, "beta", 25, "checkpointed", told="evicted_for_priority"
+        Workload.objects.get(pk=work.pk), world, "beta", 25, "checkpointed", stop_code="evicted_for_priority"
     )
-    assert (work.state, work.evicted_by) == ("queued", other), "the last one"
+    assert (work.state, work.evicted_by) == ("queued", other), "the last preempting workload is kept"

@@ -115,7 +115,7 @@ def test_borrowers_are_preempted_by_the_start_and_work_inside_is_stopped_by_the_
     reservation.refresh_from_db()
     assert (inside.state, inside.outcome, reservation.state) == ("ended", ReasonCode.RESERVATION_OVER, "over")
     gone.refresh_from_db()
-    assert gone.state == "running", "the borrower resumes on what is free again"
+    assert gone.state == "running", "the borrower resumes on the freed units"
 
 
 def test_an_unused_reservation_is_released(world: World, agents: list[FakeAgent]) -> None:
@@ -217,10 +217,10 @@ def test_a_reservation_can_be_shortened_extended_and_moved_if_the_timeline_allow
     assert services.shorten_reservation(reservation, end=end - HOUR, now=world.now + HOUR)
     assert {b.period.upper for b in reservation.bound_units.all()} == {end - HOUR}
     assert not services.shorten_reservation(reservation, end=end, now=world.now + HOUR), (
-        "longer is no shortening"
+        "a later end is rejected"
     )
     assert not services.shorten_reservation(reservation, end=world.now, now=world.now + HOUR), (
-        "nor is the past"
+        "a past end is rejected"
     )
     assert services.change_reservation(reservation, end=end + HOUR, now=world.now + HOUR).fits
     reservation.refresh_from_db()
@@ -264,7 +264,7 @@ def test_an_unused_reservation_moves_off_a_host_that_is_closed(world: World, age
 
     assert services.change_reservation(reservation, end=reservation.end + HOUR, now=at + SECOND).fits
     released = BoundUnit.objects.filter(reservation=reservation, unit__gpu__host=host)
-    assert {bound.period.upper for bound in released} == {at}, "what it has let go of does not come back"
+    assert {bound.period.upper for bound in released} == {at}, "a released unit is not bound again"
     assert BoundUnit.objects.filter(reservation=reservation, period__contains=at + 4 * HOUR).count() == 8
 
 
@@ -350,8 +350,8 @@ def test_suggested_windows_respect_a_closed_budget(world: World) -> None:
     for answer in (services.check_window(**request), *recurring):  # type: ignore[arg-type]
         assert (answer.code, first_starts(answer)) == (ReasonCode.WINDOW_FULL, [opens, everything.end])
     assert services.check_window(**{**request, "start": opens, "end": opens + HOUR}).fits  # type: ignore[arg-type]
-    # With its length unchanged it may move anywhere.
-    # With twice its length only one hour may lie before the opening.
+    # A reservation of unchanged length may move to any time.
+    # Of twice the length, only one hour may be before the budget opens.
     for length, soonest in (
         (HOUR, world.now + dt.timedelta(seconds=WINDOW_VALID_SECONDS)),
         (2 * HOUR, opens - HOUR),

@@ -1,4 +1,7 @@
-"""Test that snapshot, placement check, counts of free units and pages agree whether a host takes new work."""
+"""Test that the snapshot, the placement check, the counts of free units and the pages agree on each host.
+
+They must all report whether the host takes new work.
+"""
 
 from __future__ import annotations
 
@@ -60,13 +63,13 @@ CLOSED: dict[str, tuple[Callable[[World, Host], object], str]] = {
     "out": (set_columns(repair_state=RepairState.OUT), "host_closed"),
     "tripped": (lambda world, host: services.trip_host(host, reason="fan", now=world.now), "host_closed"),
     "in maintenance": (maintenance, "held_for_maintenance"),
-    "never heard of": (set_columns(lease_state=LeaseState.JOINING), "host_closed"),
+    "never reported": (set_columns(lease_state=LeaseState.JOINING), "host_closed"),
     "one renewal late": (set_columns(lease_state=LeaseState.SUSPECT), "host_closed"),
     "silent": (set_columns(lease_state=LeaseState.SILENT), "host_closed"),
     "counted as off": (off, "host_closed"),
     "revoked": (revoked, "host_closed"),
     "with a full disk": (set_columns(disk_full=True), "host_full"),
-    "too weak": (
+    "with too weak isolation": (
         lambda world, host: Pool.objects.filter(pk=host.pool_id).update(isolation="sandbox"),
         "isolation_too_weak",
     ),
@@ -74,7 +77,7 @@ CLOSED: dict[str, tuple[Callable[[World, Host], object], str]] = {
 
 
 def answers(world: World, host: Host) -> dict[str, bool]:
-    """Return by name what each part of the program says about whether the host takes new work."""
+    """Return for each part of the program, by name, whether the host takes new work."""
     fresh = Host.objects.select_related("pool").get(pk=host.pk)
     row = next(row for row in snapshot.take_snapshot(None, world.now).hosts if row.id == host.pk)
     assert row.schedulable == (not row.closed_code)
@@ -176,9 +179,8 @@ def test_snapshot_query_and_function_agree_for_every_combination_of_states(world
         )
         for gpu in gpus
     )
-    with (
-        connection.cursor() as cursor
-    ):  # without statistics of the new rows, the database would choose a nested loop
+    # Without statistics of the new rows, the database would choose a slow nested loop.
+    with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_nestloop = off")
     free = Unit.objects.filter(capacity.free_unit_filter(now), gpu__host__in=created).values_list(
         "gpu__host", flat=True
@@ -191,5 +193,5 @@ def test_snapshot_query_and_function_agree_for_every_combination_of_states(world
     by_row = {host.pk for host in created if schedulable_hosts.is_schedulable(host)}
     assert set(free) == planned_on == by_row
     assert len(by_row) == 4 + 3 + 2 + 1, (
-        "of all these only those that are well, in service, alive and keep apart enough"
+        "only hosts that are well, in service, alive and isolated enough take work"
     )

@@ -294,11 +294,8 @@ def test_an_extension_beyond_the_pools_longest_runtime_is_rejected(world: World)
         ([600, 700, 800], 3600, 3600),
         ([600, 700, 800, 900, 1000], 3600, 800),
         ([600, 700, 800, 900, 1000], 500, 500),
-        (
-            [600, 700, 800, 900, 1000],
-            36_000,
-            8000,
-        ),  # its limit differs too much from theirs: its limit times the pool's ratio
+        # The limit differs too much from the jobs' limits. So it is multiplied by the pool's ratio.
+        ([600, 700, 800, 900, 1000], 36_000, 8000),
     ],
 )
 def test_a_runtime_is_predicted_from_similar_jobs_and_never_above_the_limit(

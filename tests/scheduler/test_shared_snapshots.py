@@ -46,7 +46,7 @@ def test_a_reservation_is_checked_against_current_rows_even_within_a_request(wor
         assert services.check_window(**request).fits
         row, _ = services.confirm_reservation(owner=world.vision.member, name="first", **request)
         assert row is not None
-        assert services.check_window(**request).fits, "the answer is about the moment it began with"
+        assert services.check_window(**request).fits, "the check uses the snapshot of the request"
         second, answer = services.confirm_reservation(owner=world.vision.member, name="second", **request)
         assert (second, answer.fits) == (None, False)
         moved = services.check_change(row, end=now + timedelta(hours=3), now=now)

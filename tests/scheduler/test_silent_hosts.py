@@ -1,4 +1,4 @@
-"""Tests of silent hosts: requeued work, mass silence, powered-off hosts and stuck processes."""
+"""Test silent hosts: requeued work, mass silence, powered-off hosts and stuck processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECOND = dt.timedelta(seconds=1)
 MINUTE = dt.timedelta(minutes=1)
 
 
-def test_the_work_of_a_silent_host_is_requeued_and_the_host_returns_once_it_has_stopped_it(
+def test_the_work_of_a_silent_host_is_requeued_and_the_host_returns_after_stopping_the_work(
     world: World,
 ) -> None:
     agents = agents_of(world, "alpha", "beta", "gamma", "delta")
@@ -118,7 +118,7 @@ def test_the_work_of_a_host_attested_as_powered_off_is_requeued_at_once(world: W
     workload.refresh_from_db()
     assert workload.state == "running" and workload.runs.get(attempt=2).host != lost.host
     assert lost.host.lease_state == "silent" and units_of(lost.host) == []
-    # The host is on after all: it stops the lost work and keeps its GPUs.
+    # The host was not off: it stops the lost work and keeps its GPUs.
     lost.sync(world.now + 90 * SECOND)
     lost.sync(world.now + 91 * SECOND)
     lost.host.refresh_from_db()
@@ -178,7 +178,7 @@ def test_a_process_that_survives_sigkill_quarantines_its_gpu_until_it_ends(world
     agent_api.sync(agent.host.pk, replace(agent.observed(), runs=[stuck]), world.now)
     assert look(59) == "well", "grace 30 and a lease of 30 are not over"
     assert look(61) == "quarantined"
-    assert Allocation.objects.filter(period__upper_inf=True).exists(), "and nobody else is given it"
+    assert Allocation.objects.filter(period__upper_inf=True).exists(), "no other work may get the GPU"
     agent.end(run, world.now + 70 * SECOND, outcome="killed_at_grace")
     agent.sync(world.now + 70 * SECOND)
     assert look(71) == "well"

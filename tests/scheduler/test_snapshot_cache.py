@@ -349,14 +349,14 @@ def test_a_new_epoch_causes_a_full_read(world: World) -> None:
     other.refresh(second, world.now + 6 * SECOND)
     job(world, world.now)
     other.refresh(second, world.now + 7 * SECOND)
-    assert _feed_rows() == 0, "the other one has pruned it"
+    assert _feed_rows() == 0, "the second leader has pruned the feed"
     third = leadership.acquire_or_renew("first", world.now + 13 * SECOND) or 0
     assert_equals_fresh_snapshot(warm, third, world.now + 13 * SECOND)
     assert len(warm.standing.snapshot().queued) == 1
 
 
 def test_engines_that_alternate_as_leader_start_everything_once(world: World) -> None:
-    """Each engine has its own snapshot and prunes the feed while it leads; a new leader reads afresh."""
+    """Each engine has its own snapshot and prunes the feed while it leads. A new leader reads all rows."""
     engines = {name: SnapshotCache() for name in ("one", "two", "three")}
     now = world.now
     for turn in range(9):
@@ -450,7 +450,7 @@ def test_a_rejected_part_of_a_plan_is_planned_again_in_the_next_cycle(
     with monkeypatch.context() as patch:
         patch.setattr(
             "scheduler.cycle.plan_checks.PlanChecks.placement_problem",
-            lambda self, placement: "a test says no",
+            lambda self, placement: "rejected by the test",
         )
         applied = engine.run_cycle("test", world.now + SECOND, cache=warm)
         assert applied is not None and applied.rejected
@@ -483,7 +483,7 @@ def test_the_feed_is_pruned_to_unread_rows(world: World) -> None:
 
 
 def test_feed_rows_from_a_backup_of_another_server_are_removed(world: World) -> None:
-    """Their transaction ids may be ahead of this server's, so they would stay unread for ever."""
+    """Such rows may have transaction ids ahead of this server's, and would then stay unread."""
     warm = SnapshotCache()
     epoch = leadership.acquire_or_renew("test", world.now) or 0
     warm.refresh(epoch, world.now)

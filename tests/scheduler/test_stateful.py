@@ -4,7 +4,7 @@ A walk mixes submissions, cancellations, ends of runs, lost hosts, approvals, re
 It uses PostgreSQL, the services, the engine's cycle and the agents' frames.
 The plan verifier checks every plan. At the end of a walk, everything is cancelled, and no row may hold a GPU.
 
-``GPUPOOL_WALKS`` sets the number of walks. They are longer and differ in each run; failures are shrunk.
+``GPUPOOL_WALKS`` sets the number of walks. Such walks are longer and differ in each run; failures are shrunk.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def a_slot_is_held_once(seen: WalkRows) -> None:
 
 
 def gangs_are_whole(seen: WalkRows) -> None:
-    """Assert that unstopped work holds all its units, on as many hosts as requested."""
+    """Assert that work without a stop holds all its units, on as many hosts as requested."""
     held = Counter(allocation.workload_id for allocation in seen.held)
     for workload in seen.workloads.values():
         if workload.state in WHOLE_STATES:
@@ -131,7 +131,7 @@ def gangs_are_whole(seen: WalkRows) -> None:
 
 
 def states_agree(seen: WalkRows) -> None:
-    """Assert that only live workloads hold units and have runs, and only queued ones have earmarked units."""
+    """Assert that only live workloads hold units and runs, and only queued workloads have earmarked units."""
     per_run = Counter(allocation.run_id for allocation in seen.held)
     for workload in seen.workloads.values():
         live = seen.live(workload)
@@ -143,7 +143,7 @@ def states_agree(seen: WalkRows) -> None:
             assert workload.outcome in CODES and workload.ended_at is not None
             assert workload.position is None and workload.expected_start is None
     living = {run.pk for workload in seen.workloads.values() for run in seen.live(workload)}
-    assert set(per_run) <= living, "somebody holds units and does not run"
+    assert set(per_run) <= living, "a run that is not live holds units"
 
 
 def orders_agree_with_states(seen: WalkRows) -> None:
@@ -184,7 +184,7 @@ WHICH = st.integers(0, 30)
 
 
 def pick(rows: list[T], which: int) -> T:
-    """Return a row by a number that was drawn before the number of rows is known."""
+    """Return a row for ``which``, a number that was drawn before the number of rows was known."""
     return rows[which % len(rows)]
 
 
@@ -365,7 +365,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.mute)
     @rule(rebooted=st.booleans())
     def a_host_comes_back(self, rebooted: bool) -> None:
-        """Let the host report again, with its work as before, or after a reboot without work."""
+        """Let the host report again, either with its work or without work after a reboot."""
         name = self.mute.pop()
         agent = self.agents[name]
         heard = Host.objects.get(name=name).last_sync_at
@@ -397,7 +397,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((30, 400, 75, 5, 3600)))
     def time_passes(self, seconds: int) -> None:
-        """Advance the time, sync the audible hosts, then run every sweep."""
+        """Advance the time, sync the hosts that are not mute, then run every sweep."""
         self.now += seconds * SECOND
         self.hear()
         time_limits.stop_after_notice(self.now)
@@ -413,12 +413,12 @@ class Walk(RuleBasedStateMachine):
         self.time_passes(seconds)
 
     def wake(self) -> None:
-        """Run a cycle, as a nudge or the sweep does, unless the engine is away."""
+        """Run a cycle, as a nudge or the sweep does, unless no engine runs."""
         if not self.asleep:
             self.decide()
 
     def decide(self) -> None:
-        """Run a cycle; its plan must have no violation and be applied completely."""
+        """Run a cycle. Assert that its plan has no violation and is applied completely."""
         self.now += SECOND
         dependency_release.release_dependents(self.now)
         current = snapshot.take_snapshot(None, self.now)
@@ -439,7 +439,7 @@ class Walk(RuleBasedStateMachine):
         self.hear()
 
     def hear(self, *names: str) -> None:
-        """Sync the named hosts, or all if none is named, except silent ones."""
+        """Sync the named hosts, or all if none is named, except mute hosts."""
         for name in names or self.agents:
             if name not in self.mute:
                 self.agents[name].sync(self.now)
@@ -499,7 +499,7 @@ class Walk(RuleBasedStateMachine):
                 ReasonCode.BACKING_OFF,
                 ReasonCode.RESERVATION_NOT_STARTED,
             ):
-                # A change below the resolution is not written, so the row may lag behind by that much.
+                # Changes below the resolution are not written, so the row may be older by that much.
                 assert workload.expected_start is not None
                 assert workload.expected_start + START_RESOLUTION > self.decided_at
             if workload.reason_code in (
@@ -519,7 +519,7 @@ class Walk(RuleBasedStateMachine):
             self.undone.__exit__(None, None, None)
 
     def everything_is_released(self) -> None:
-        """Cancel everything with all hosts back, and assert that nothing is held, ordered or reserved."""
+        """Let all hosts report, cancel everything, and assert that nothing is held, ordered or reserved."""
         self.mute.clear()
         self.asleep = False
         self.time_passes(400)

@@ -19,7 +19,7 @@ SECOND, MINUTE = dt.timedelta(seconds=1), dt.timedelta(minutes=1)
 
 
 def is_stuck(agent: FakeAgent, run: str) -> None:
-    """Report the run as stopping from now on; it never ends."""
+    """Let the agent report the run as stopping from now on. The run never ends."""
     agent.runs[run] = replace(agent.runs[run], state="stopping")
 
 
