@@ -1,4 +1,4 @@
-"""Endpoints of recordings: the engine's input, which reproduces a decision byte for byte."""
+"""Endpoints of recordings. A recording is the engine's input, which reproduces a plan byte for byte."""
 
 from __future__ import annotations
 

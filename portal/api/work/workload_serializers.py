@@ -47,7 +47,7 @@ class WorkloadShape(HardwareShape):
     wanted_by = serializers.DateTimeField(allow_null=True, help_text="when it should be done: a preference")
     reason_code = serializers.CharField()
     reason = serializers.SerializerMethodField(
-        help_text="a sentence: why it waits or started, why and for whom it is evicted, or how it ended"
+        help_text="a sentence: why it waits or started, why and by whom it is evicted, or how it ended"
     )
     borrowed_gpus = serializers.SerializerMethodField()
     reservation = serializers.UUIDField(source="reservation.public_id", allow_null=True, default=None)
