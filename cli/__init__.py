@@ -1,3 +1,3 @@
-"""The command line and Python client of gpupool. Needs only click and rich; installs without the server."""
+"""Command line and Python client of gpupool. It needs only click and rich, and not the server."""
 
 VERSION = "0.1.0"

@@ -1,4 +1,4 @@
-"""Calls the HTTP API with JSON over urllib, and raises CliError when the portal refuses a request."""
+"""Call the HTTP API with JSON over urllib, and raise CliError when the portal refuses a request."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class ApiClient:
 
 
 def _error_of_response(status: int, body: bytes) -> CliError:
-    """Return the error of a refused call, with the messages and the windows that the answer names."""
+    """Return the error of a refused call, with the messages and the windows of the answer."""
     messages, windows = _messages_and_windows(body)
     if status == 401:
         return CliError(
@@ -104,12 +104,12 @@ def _error_of_response(status: int, body: bytes) -> CliError:
         )
     if status == 405 or (status == 404 and not messages):
         return CliError(
-            f"The portal has no such call: it {PORTAL_IS_OLDER}, or its address is not that of a portal.",
+            f"There is no such API call: the portal {PORTAL_IS_OLDER}, or the address is not a portal.",
             EXIT_UNREACHABLE,
         )
     if not messages or status >= 500:
         return CliError(
-            f"The portal answered {status} and no reason.",
+            f"The portal answered {status} without a reason.",
             EXIT_UNREACHABLE if status >= 500 else EXIT_REFUSED,
         )
     if status == 404 and messages[0].startswith(UNKNOWN_ADDRESS_MESSAGE):

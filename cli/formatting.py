@@ -54,7 +54,7 @@ def format_bytes(size: int | None, complete: bool = True) -> str:
 
 
 def format_cores(milli: int) -> str:
-    """Thousandths of a core: ``8 cores``."""
+    """Return e.g. ``8 cores`` for 8000 thousandths of a core."""
     return f"{milli / 1000:,.10g} core{'' if milli == 1000 else 's'}"
 
 

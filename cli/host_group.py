@@ -18,7 +18,7 @@ RETURN_SYNONYMS = ("uncordon", "undrain", "resume")  # names that other schedule
 
 
 PREVIEW_OPTION = click.option(
-    "--preview", is_flag=True, help="Only show what it would affect, and until when."
+    "--preview", is_flag=True, help="Only show the affected work and reservations, and when the work ends."
 )
 
 
@@ -29,7 +29,9 @@ class _HostGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] in RETURN_SYNONYMS:
-            raise click.UsageError(f"There is no {args[0]}: a host comes back with 'return'.", ctx)
+            raise click.UsageError(
+                f"There is no command {args[0]!r}; use 'return' to return a host to service.", ctx
+            )
         return super().resolve_command(ctx, args)
 
 
@@ -54,7 +56,7 @@ PREVIEW_TITLES = {
 
 
 def print_preview(session: CliSession, name: str, body: dict[str, Any]) -> None:
-    """Ask the portal what a verb would affect, and print it."""
+    """Get the effects of a verb from the portal, and print them."""
     found = session.client.post(host_path(name, "preview"), body)
     if session.json:
         return output.print_json(found)
@@ -65,12 +67,12 @@ def print_preview(session: CliSession, name: str, body: dict[str, Any]) -> None:
         output.print_line(f"GPUs that {away.get(found['verb'], 'leave the pool')}: {found['gpus']}.")
     print_affected_reservations(found)
     if found["last_end"]:
-        output.print_line(f"The last ends by {format_local_time(found['last_end'])} at the latest.")
-    return output.print_line("Nothing is changed. Run it without --preview to do it.")
+        output.print_line(f"The last workload ends by {format_local_time(found['last_end'])} at the latest.")
+    return output.print_line("Nothing is changed. To do it, run the command without --preview.")
 
 
 def print_affected_workloads(rows: list[dict[str, Any]]) -> None:
-    """Print the workloads that a verb affects and what happens to each."""
+    """Print the workloads that a verb affects, with the effect on each."""
     output.print_table(
         ("workload", "team", "owner", "what happens", "at the latest"),
         (
@@ -88,7 +90,7 @@ def print_affected_workloads(rows: list[dict[str, Any]]) -> None:
 
 
 def print_affected_reservations(found: dict[str, Any]) -> None:
-    """Print the reservations that move to other GPUs, and those that could not be served."""
+    """Print the reservations that move to other GPUs, and the reservations that could not be served."""
     unserved = found.get("unkept")
     unserved_ids = {row["id"] for row in unserved or ()}
     # An older portal sends no "moved".
@@ -114,6 +116,6 @@ def _reservation_list(rows: list[dict[str, Any]]) -> str:
 
 
 def require_reason(why: str, preview: bool) -> None:
-    """Raise click.UsageError unless a reason is given or it is only a preview."""
+    """Raise click.UsageError if there is no reason, except for a preview."""
     if not why and not preview:
         raise click.UsageError("Give the reason: --why.")

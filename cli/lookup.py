@@ -14,7 +14,7 @@ OPEN_STATES = ("queued", "placed", "starting", "running", "notice", "stopping")
 
 
 def find_workload(session: CliSession, id_: str) -> Any:
-    """Return a notebook or job. Raises CliError; for an array its message says how to list the tasks."""
+    """Return a notebook or job. Raises CliError; for an array, the message has the command for its tasks."""
     try:
         return find_by_id_or_name(session.client, id_, "workloads/", "notebook or job")
     except CliError as problem:

@@ -45,7 +45,7 @@ def request_options(kind: str) -> Callable[[CommandFunction], CommandFunction]:
 
 
 def _option(name: str, declared: dict[str, Any]) -> Callable[[CommandFunction], CommandFunction]:
-    """Return the option of a property of the schema. An option that is not given has no value."""
+    """Return the click option of a property of the schema. Its value is None or () if it is not given."""
     option, text = declared.get("x-option") or f"--{name.replace('_', '-')}", declared["description"]
     if name in FOUND_IF_ONLY_ONE:
         text = f"{text} May be omitted if there is only one."
@@ -67,7 +67,7 @@ def _option(name: str, declared: dict[str, Any]) -> Callable[[CommandFunction], 
 
 
 def request_body(session: CliSession, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of the given options, with the only project and pool as defaults."""
+    """Return the request body of the options. Defaults: the user's only project, and the only pool."""
     body: dict[str, Any] = {
         name: parse_pairs(value) if SCHEMA.get(name, {}).get("type") == "object" else value
         for name, value in options.items()

@@ -58,7 +58,7 @@ def list_workloads(session: CliSession, path: str, everything: bool, **only: str
             )
             for row in rows
         ),
-        "None. --all also shows those of your teams and those that ended.",
+        "None. To include workloads of your teams and ended ones: --all",
     )
 
 

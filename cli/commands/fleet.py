@@ -16,7 +16,7 @@ from cli.session import CliSession, cli, command
 
 @cli.group()
 def pool() -> None:
-    """Isolation that pools require of their hosts, and removal."""
+    """Isolation that pools require of their hosts, and removal of pools."""
 
 
 @cli.group()
@@ -78,9 +78,9 @@ def hosts(session: CliSession, pool: str | None) -> None:
 
 
 def _unavailability_reason(row: dict[str, Any]) -> str:
-    """Return why the host takes no work.
+    """Return the reason why the host takes no work.
 
-    A revoked or silent host comes first; an operator's earlier reason follows.
+    If the host is revoked or silent, that reason comes first, and an operator's earlier reason follows.
     """
     quiet = {"suspect": "one renewal late", "silent": "its agent is silent"}.get(row["lease_state"], "")
     if row.get("revoked_at"):
@@ -117,7 +117,7 @@ def pool_isolation(session: CliSession, slug: str, level: str | None, reason: st
 
 @command(volume, "list")
 def list_volumes(session: CliSession) -> None:
-    """Your home on each storage, and the homes of people in teams you lead."""
+    """Your home on each storage, and the homes of members of teams that you lead."""
     rows = list(session.client.pages("volumes/"))
     if session.json:
         return output.print_json(rows)
@@ -145,7 +145,7 @@ def list_volumes(session: CliSession) -> None:
 @click.option("--start", type=TIMESTAMP_TYPE, help="Default: a week ago.")
 @click.option("--end", type=TIMESTAMP_TYPE, help="Default: now.")
 def usage(session: CliSession, by: str, start: str | None, end: str | None) -> None:
-    """GPU-hours held and used that you may see."""
+    """GPU-hours held and used, as far as you may see them."""
     answer = session.client.get("usage/", by=by, start=start, end=end)
     if session.json:
         return output.print_json(answer)

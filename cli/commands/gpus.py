@@ -72,7 +72,7 @@ def _format_numbers(numbers: dict[str, Any]) -> str:
 
 @command(host, "diagnose")
 @click.argument("name")
-@click.option("--gpu", type=int, help="Its index; default: every GPU that nobody holds.")
+@click.option("--gpu", type=int, help="Index of the GPU; default: every GPU that no workload holds.")
 @REASON_OPTION
 def diagnose(session: CliSession, name: str, gpu: int | None, why: str) -> None:
     """Test a GPU: memory, bandwidth, arithmetic.
@@ -142,12 +142,16 @@ def change_geometry(session: CliSession, name: str, gpu: int, wanted: str, previ
             "No workload runs on it.",
         )
         begins = "at once" if found["free_by"] is None else f"by {format_local_time(found['free_by'])}"
-        unkept = f" Can't be served without it: {', '.join(found['unkept'])}." if found["unkept"] else ""
+        unkept = (
+            f" These can't be served without the GPU: {', '.join(found['unkept'])}."
+            if found["unkept"]
+            else ""
+        )
         return output.print_line(
-            f"Reservations bound to it: {found['reservations']}.{unkept} Its host begins {begins}."
+            f"Reservations bound to the GPU: {found['reservations']}.{unkept} The change begins {begins}."
         )
     row = session.client.post(host_path(name, "geometry"), {**body, "why": why})
-    said = f"GPU {gpu} of {name} takes no new work and becomes {row['after']} once nothing holds it."
+    said = f"GPU {gpu} of {name} takes no new work, and becomes {row['after']} when no workload holds it."
     return (
         output.print_json(row)
         if session.json
@@ -172,7 +176,7 @@ def withdraw_geometry(session: CliSession, name: str, gpu: int, why: str) -> Non
 @click.argument("gpu", type=int)
 @REASON_OPTION
 def return_gpu(session: CliSession, name: str, gpu: int, why: str) -> None:
-    """Return a GPU to service, whatever was found."""
+    """Return a GPU to service, even if problems were found."""
     _post_gpu_verb(session, name, "return-gpu", gpu, why)
 
 
@@ -212,7 +216,12 @@ def _post_gpu_verb(session: CliSession, name: str, verb: str, gpu: int, why: str
     "diagnostic_tool",
     help="auto, own, dcgm, or the name of an operator's diagnostic on its hosts.",
 )
-@click.option("--deadline", "diagnostic_seconds", type=DurationType(), help="For one GPU, such as 10m.")
+@click.option(
+    "--deadline",
+    "diagnostic_seconds",
+    type=DurationType(),
+    help="Time limit of a diagnostic of one GPU, such as 10m.",
+)
 @click.option("--idle-every", "diagnose_every_hours", type=int, help="Hours; 0: never.")
 @click.option("--after-quarantine/--not-after-quarantine", "diagnose_after_quarantine", default=None)
 def repair_policy(session: CliSession, pool: str, **given: Any) -> None:

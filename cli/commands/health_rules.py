@@ -63,7 +63,7 @@ def list_rules(session: CliSession, words: tuple[str, ...], changed: bool, actio
         if changed and not words
         else "No rule matches. An event without a rule is only recorded.",
     )
-    return output.print_line("All of one, with sources: gpupool health-rule show CODE") if rows else None
+    return output.print_line("One rule with its sources: gpupool health-rule show CODE") if rows else None
 
 
 @command(health_rule, "show")
@@ -95,7 +95,7 @@ def show(session: CliSession, code: str) -> None:
 @COUNTS_OPTION
 @REASON_OPTION
 def set_rule(session: CliSession, code: str, why: str, **given: Any) -> None:
-    """Change a rule; what is not given stays. For operators."""
+    """Change a rule; options that are not given keep their values. For operators."""
     change = {name: value for name, value in given.items() if value is not None}
     if not change:
         raise click.UsageError("Give at least one of --action, --repeats, --within or --counts.")
@@ -123,15 +123,15 @@ def reset(session: CliSession, code: str, why: str) -> None:
 
 @command(health_rule, "add")
 @click.argument("code")
-@click.option("--meaning", required=True, help="What the event is, in a few words.")
+@click.option("--meaning", required=True, help="Meaning of the event, in a few words.")
 @click.option("--action", type=ACTION_TYPE, required=True, help=ACTION_HELP)
 @REPEATS_OPTION
 @WINDOW_OPTION
 @COUNTS_OPTION
-@click.option("--source", help="Who recommends it; this organisation unless given.")
+@click.option("--source", help="Who recommends the action; default: this organisation.")
 @REASON_OPTION
 def add(session: CliSession, code: str, why: str, **given: Any) -> None:
-    """Add a rule for a code that has none; until then its events are noted. For operators."""
+    """Add a rule for a code. Without a rule, its events are only recorded. For operators."""
     body = {name: value for name, value in given.items() if value is not None}
     row = session.client.post("health-rules/", {"code": _normalised_code(code), **body, "why": why})
     output.print_json(row) if session.json else output.print_line(
@@ -143,7 +143,7 @@ def add(session: CliSession, code: str, why: str, **given: Any) -> None:
 @click.argument("code")
 @REASON_OPTION
 def remove(session: CliSession, code: str, why: str) -> None:
-    """Remove a rule that was added; its events are noted again. For operators."""
+    """Remove a rule that was added; its events are only recorded again. For operators."""
     row = session.client.post(f"{_rule_path(code)}remove/", {"why": why})
     output.print_json(row) if session.json else output.print_line(
         f"{row['code']} has no rule now: its events are only recorded."
@@ -164,11 +164,11 @@ def _action_text(row: dict[str, Any]) -> str:
 
 def _threshold_text(row: dict[str, Any]) -> str:
     if row["repeats"] == 1:
-        return "at the first"
+        return "at the first event"
     of = "people's work " if row["counts"] == "people" else ""
     return f"at {row['repeats']} {of}within {format_duration(row['window_seconds'])}"
 
 
 def _short_source(source: str) -> str:
-    """Who says it; the whole of it is in ``show``."""
+    """Return the name of the source, without its details; ``show`` prints the whole source."""
     return source.partition(" (")[0]

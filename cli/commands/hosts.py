@@ -25,9 +25,9 @@ from cli.request_options import parse_pairs
 from cli.session import CliSession, cli, command
 
 NETWORK_TEXTS = {
-    "private": "only themselves",
-    "internet": "the internet, nothing of the host",
-    "host": "the host's",
+    "private": "loopback only",
+    "internet": "the internet, but not the host",
+    "host": "the host's network",
 }
 
 
@@ -41,7 +41,7 @@ def show(session: CliSession, name: str) -> None:
     now = datetime.now().astimezone()
     output.print_facts(_host_facts(row, now))
     for note in row.get("agent", {}).get("notes", ()):
-        output.print_line(f"Can't: {note}")
+        output.print_line(f"Note: {note}")
     refused = row.get("refused_agent")
     if refused:
         boot = f" (boot {refused['boot_id']})" if refused["boot_id"] else ""
@@ -50,8 +50,8 @@ def show(session: CliSession, name: str) -> None:
         )
         if refused["quarantined"]:
             output.print_line(
-                "It gets no work and no orders. Find its machine and end it there; "
-                "or, if that agent should continue, "
+                "It gets no work and no orders. Find its machine and stop the agent there. "
+                "If that agent should be the host's agent, "
                 f"start it with another token: gpupool host join {name}"
             )
     return None
@@ -87,7 +87,7 @@ def _host_facts(row: dict[str, Any], now: datetime) -> list[tuple[str, Any]]:
         ("driver", f"{driver}{f', CUDA up to {cuda}' if cuda else ''}" if driver else ""),
         ("isolation", ", ".join(filter(None, isolation))),
         ("lacking", ", ".join(row["isolation_lacking"])),
-        ("network", NETWORK_TEXTS.get(agent.get("network", ""), agent.get("network", ""))),
+        ("network of workloads", NETWORK_TEXTS.get(agent.get("network", ""), agent.get("network", ""))),
         ("address", agent.get("address", "")),
         ("own diagnostics", ", ".join(agent.get("diagnostics", ()))),
         ("labels", ", ".join(f"{name}={value}" for name, value in sorted(row["labels"].items()))),
@@ -98,7 +98,10 @@ def _host_facts(row: dict[str, Any], now: datetime) -> list[tuple[str, Any]]:
         ("service", row["admin_state"].replace("_", " ")),
         ("repair", row["repair_state"]),
         ("why", row["state_reason"] or row.get("revoked_why", "")),
-        ("disk", f"full since {format_local_time(full_since)}: it starts nothing new" if full_since else ""),
+        (
+            "disk",
+            f"full since {format_local_time(full_since)}: nothing new starts here" if full_since else "",
+        ),
     ]
 
 
@@ -137,7 +140,7 @@ def _print_events(rows: list[dict[str, Any]], now: datetime) -> None:
 @command(host, "health")
 @click.argument("name")
 def health(session: CliSession, name: str) -> None:
-    """The host's GPUs, their events, processes of no workload, and announced maintenance."""
+    """The host's GPUs, their events, processes outside workloads, and announced maintenance."""
     found = session.client.get(host_path(name, "health"))
     if session.json:
         return output.print_json(found)
@@ -179,7 +182,7 @@ def health(session: CliSession, name: str) -> None:
                 )
                 for s in found["stray_processes"]
             ),
-            "Operators and auditors see whose they are.",
+            "Operators and auditors see the owners of these processes.",
         )
     for window in found["maintenance"]:
         output.print_line(
@@ -206,7 +209,7 @@ def _last_diagnostic(row: dict[str, Any], now: datetime) -> tuple[str, str, str]
 @REASON_OPTION
 @PREVIEW_OPTION
 def cordon(session: CliSession, name: str, why: str, preview: bool) -> None:
-    """Start nothing new there; running work continues."""
+    """Start nothing new on a host; running work continues."""
     _post_host_verb(session, name, "cordon", why, preview)
 
 
@@ -215,7 +218,7 @@ def cordon(session: CliSession, name: str, why: str, preview: bool) -> None:
 @REASON_OPTION
 @PREVIEW_OPTION
 def drain(session: CliSession, name: str, why: str, preview: bool) -> None:
-    """Start nothing new there, and ask running work to leave."""
+    """Start nothing new on a host, and ask running work to leave."""
     _post_host_verb(session, name, "drain", why, preview)
 
 
@@ -263,8 +266,8 @@ def host_is_off(session: CliSession, name: str, why: str, preview: bool) -> None
     help="Label of a new host; requests can require it.",
 )
 def join(session: CliSession, name: str, pool: str | None, labels: tuple[str, ...]) -> None:
-    """Show the one command with which a machine joins as this host; --pool creates a new host first."""
-    known = _ensure_host(session, name)
+    """Show the command with which a machine joins as this host; --pool creates a new host first."""
+    known = _find_host(session, name)
     if known is None and pool is None:
         raise CliError(
             f"There is no host {name}; give --pool to add it, or see: gpupool hosts", EXIT_NOT_FOUND
@@ -274,7 +277,7 @@ def join(session: CliSession, name: str, pool: str | None, labels: tuple[str, ..
             f"{name} is a host of the pool {known['pool']} already; leave --pool out for another token."
         )
     if known is not None and labels:
-        raise click.UsageError(f"{name} is known already; --label is only for a new host.")
+        raise click.UsageError(f"{name} exists already; --label is only for a new host.")
     if known is None:
         made = session.client.post("hosts/", {"pool": pool, "name": name, "labels": parse_pairs(labels)})
     else:
@@ -283,14 +286,14 @@ def join(session: CliSession, name: str, pool: str | None, labels: tuple[str, ..
         return output.print_json(made)
     _print_join_command(name, pool, known, made)
     if known is not None and known["lease_state"] in ("alive", "suspect"):
-        output.print_line(f"The agent of {name} that speaks now is turned away once another one has joined.")
+        output.print_line(f"The present agent of {name} is rejected when another agent has joined.")
     return None
 
 
 def _print_join_command(
     name: str, pool: str | None, known: dict[str, Any] | None, made: dict[str, Any]
 ) -> None:
-    """Print the command to run on the machine. ``known``: the host as it was before, None for a new one."""
+    """Print the command to run on the machine. ``known``: the host before this command; None if it is new."""
     state = (
         f"{name} is in the pool {pool}." if known is None else f"Unused tokens of {name} are no longer valid."
     )
@@ -302,18 +305,18 @@ def _print_join_command(
         output.print_line(f"Its GPUs were simulated: add {made['simulated_as']} to simulate them again.")
     elif known is None or not known["gpus"]:
         output.print_line(
-            "Without a GPU, add --simulate 8xH100-80GB to that: "
+            "On a machine without a GPU, add --simulate 8xH100-80GB to the command: "
             "the host is then marked as simulated everywhere."
         )
     output.print_line(
-        "Checkpoints and homes lie in the agent's state folder "
+        "Checkpoints and homes are in the agent's state folder, "
         "unless --homes names a folder that all hosts of the pool share. "
-        "Without it, work that moves to or from this host does not find its last checkpoint."
+        "Without a shared folder, work that moves to or from this host does not find its last checkpoint."
     )
 
 
-def _ensure_host(session: CliSession, name: str) -> dict[str, Any] | None:
-    """Return the host, or None if there is none of this name."""
+def _find_host(session: CliSession, name: str) -> dict[str, Any] | None:
+    """Return the host; None if there is no host of this name."""
     try:
         found: dict[str, Any] = session.client.get(f"hosts/{quote(name, safe='', errors='replace')}/")
     except CliError as problem:
@@ -333,7 +336,7 @@ def _post_host_verb(session: CliSession, name: str, verb: str, why: str, preview
     row = session.client.post(host_path(name, VERB_PATHS.get(verb, verb)), {"why": why})
     if session.json:
         return output.print_json(row)
-    # An older portal sends no sentence.
+    # An older portal sends no sentence as "said".
     output.print_line(
         row.get("said") or f"{row['name']} is {row['admin_state'].replace('_', ' ')}, {row['repair_state']}."
     )

@@ -32,8 +32,8 @@ def job() -> None:
 @command(job, "run", context_settings={"ignore_unknown_options": False})
 @request_options("job")
 @click.option("--array", help="One task per index: 0-9 or 1,3,5-9:2; append %4 to run at most 4 at once.")
-@click.option("--follow", "-f", is_flag=True, help="Wait for it and print its output.")
-@click.option("--dry-run", is_flag=True, help="Only show whether it would start, and when.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for the job and print its output.")
+@click.option("--dry-run", is_flag=True, help="Only show whether the job would start, and when.")
 @click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
 def run_job(
     session: CliSession,
@@ -46,7 +46,9 @@ def run_job(
 ) -> None:
     """Run a command as a job: gpupool job run --gpus 2 -- python train.py"""
     if array and follow:
-        raise click.UsageError("--follow goes with one job; read a task's log with: gpupool job logs ID")
+        raise click.UsageError(
+            "--follow works for a single job only; to read a task's log: gpupool job logs ID"
+        )
     body = request_body(session, given)
     body["command"] = words[0] if len(words) == 1 else shlex.join(words)
     body.setdefault("name", words[0].split()[0].rsplit("/", 1)[-1][:80] if words[0].split() else "job")
@@ -79,7 +81,7 @@ def _start_preview_text(answer: Any) -> str:
     if answer["starts_now"]:
         return "It would start now."
     if answer["never_starts"]:
-        return f"It {'would be queued and not start' if answer['may_be_granted'] else 'is not taken'}."
+        return f"It {'would be queued and not start' if answer['may_be_granted'] else 'would be rejected'}."
     at = (
         f"start {expected_start_text(answer, datetime.now().astimezone())}"
         if answer["expected_start"]
@@ -140,11 +142,11 @@ def cancel_array(session: CliSession, id_: str, reason: str) -> None:
 
 @command(job, "logs")
 @click.argument("id_", metavar="ID")
-@click.option("--follow", "-f", is_flag=True, help="Continue until it has ended.")
+@click.option("--follow", "-f", is_flag=True, help="Continue until the job has ended.")
 @click.option("--attempt", type=int, help="Default: the last one.")
 @click.option("--rank", type=click.IntRange(0), default=0, help="Host of a job on several hosts, from 0.")
 def read_logs(session: CliSession, id_: str, follow: bool, attempt: int | None, rank: int) -> None:
-    """Output of a job."""
+    """Print the output of a job."""
     found = find_workload(session, id_)
     if rank >= found["hosts"]:
         allowed = f"0 to {found['hosts'] - 1}" if found["hosts"] > 1 else "0: it runs on one host"
@@ -175,8 +177,8 @@ def open_job(session: CliSession, id_: str, print_only: bool) -> None:
 
 
 @command(job, "list")
-@click.option("--all", "everything", is_flag=True, help="Also those of your teams, and ended ones.")
-@click.option("--array", metavar="ID", help="All tasks of this array, including ended ones.")
+@click.option("--all", "everything", is_flag=True, help="Also jobs of your teams, and ended jobs.")
+@click.option("--array", metavar="ID", help="All tasks of this array, including ended tasks.")
 def list_jobs(session: CliSession, everything: bool, array: str | None) -> None:
     """Your jobs."""
     if array is None:
@@ -204,7 +206,7 @@ def _follow_log(session: CliSession, id_: str, attempt: int | None, rank: int = 
         is_over = not chunk["text"] and (now["state"] == "ended" or (attempt and chunk["ended"]))
         if is_over and at_its_end:
             break
-        at_its_end = bool(is_over)  # its last lines may arrive shortly after the report of its end
+        at_its_end = bool(is_over)  # the last lines may arrive shortly after the end is reported
         if not chunk["text"]:
             time.sleep(POLL_SECONDS)
     if now["state"] == "ended" and now["outcome"] != "finished":

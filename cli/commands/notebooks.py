@@ -34,7 +34,7 @@ def notebook() -> None:
 def launch_notebook(
     session: CliSession, open_it: bool, wait: bool, template: str | None, **given: Any
 ) -> None:
-    """Launch a JupyterLab."""
+    """Launch JupyterLab as a notebook."""
     body = request_body(session, given) | ({"template": template} if template else {})
     made = session.client.post("notebooks/", body)
     if wait or open_it:
@@ -60,14 +60,14 @@ def stop_notebook(session: CliSession, id_: str) -> None:
 
 
 @command(notebook, "list")
-@click.option("--all", "everything", is_flag=True, help="Also those of your teams, and ended ones.")
+@click.option("--all", "everything", is_flag=True, help="Also notebooks of your teams, and ended notebooks.")
 def list_notebooks(session: CliSession, everything: bool) -> None:
     """Your notebooks."""
     list_workloads(session, "notebooks/", everything)
 
 
 def _wait_until_ready(session: CliSession, id_: str) -> Any:
-    """Poll until the notebook is ready, printing its progress. Raises CliError if it ends before."""
+    """Poll until the notebook is ready, printing its progress. Raises CliError if it ends first."""
     last_progress = ""
     while True:
         answer = session.client.get(f"workloads/{id_}/")

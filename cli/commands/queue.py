@@ -82,7 +82,7 @@ def _print_fairness(session: CliSession, pool: str | None) -> None:
 @click.option(
     "--sooner",
     is_flag=True,
-    help="Also show what would start sooner, and when it could be reserved.",
+    help="Also show alternatives that start sooner, and windows that could be reserved.",
 )
 def why(session: CliSession, id_: str, them: str | None, sooner: bool) -> None:
     """Why a workload waits, started or had to leave."""
@@ -122,7 +122,7 @@ def why(session: CliSession, id_: str, them: str | None, sooner: bool) -> None:
 
 
 def _print_sooner(answer: dict[str, Any], now: datetime) -> None:
-    """Print the changes with an earlier start, and the windows that could be reserved."""
+    """Print alternatives with an earlier start, and the windows that could be reserved."""
     for way in answer["sooner"]:
         start = "now" if way["starts_now"] else relative_time(way["expected_start"], now)
         output.print_line(f"sooner: {way['words']}: {start}")

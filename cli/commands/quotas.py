@@ -60,7 +60,7 @@ def list_quotas(session: CliSession) -> None:
 @click.option(
     "--when-used-up",
     type=click.Choice(["borrow", "refuse"]),
-    help="After that: only borrow, or start nothing new.",
+    help="When the GPU-hours are used up: only borrow, or start nothing new.",
 )
 @click.option("--why", "reason", default="", help="For the approver.")
 def request_quota(session: CliSession, reason: str, pool: str | None, **given: Any) -> None:
@@ -75,7 +75,7 @@ def request_quota(session: CliSession, reason: str, pool: str | None, **given: A
 
 
 @command(approval, "list")
-@click.option("--all", "everything", is_flag=True, help="Also decided ones.")
+@click.option("--all", "everything", is_flag=True, help="Also decided submissions.")
 def list_approvals(session: CliSession, everything: bool) -> None:
     """Submissions that wait for approval, as far as you may see them."""
     rows = list(session.client.pages("approvals/", state=None if everything else "waiting"))
@@ -84,7 +84,7 @@ def list_approvals(session: CliSession, everything: bool) -> None:
     return output.print_table(
         ("id", "team", "author", "what", "why", "state"),
         ((row["id"][:8], row["team"], row["author"], row["what"], row["why"], row["state"]) for row in rows),
-        "Nothing waits.",
+        "No submission waits for approval.",
     )
 
 
@@ -92,7 +92,7 @@ def list_approvals(session: CliSession, everything: bool) -> None:
 @click.argument("id_", metavar="ID")
 @click.option("--comment", default="")
 def approve(session: CliSession, id_: str, comment: str) -> None:
-    """Approve a submission as it is; check first how it affects others."""
+    """Approve a submission without changes. Check first how it affects others."""
     found = find_by_id_or_name(session.client, id_, "approvals/", "submission")
     answer = session.client.post(f"approvals/{found['id']}/approve/", {"comment": comment})
     output.print_json(answer) if session.json else output.print_line(f"Approved: {answer['what']}.")

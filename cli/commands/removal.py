@@ -29,17 +29,17 @@ def template() -> None:
 @REASON_OPTION
 @PREVIEW_OPTION
 def remove_host(session: CliSession, name: str, why: str, preview: bool) -> None:
-    """Remove a host on which nothing runs; its runs and its charges stay."""
+    """Remove a host on which nothing runs. The records of its runs and its charges are kept."""
     _remove(session, f"hosts/{_quoted(name)}", why, preview)
 
 
 @command(host, "move")
 @click.argument("name")
-@click.option("--pool", "pool_slug", required=True, help="The pool that it joins.")
+@click.option("--pool", "pool_slug", required=True, help="The new pool of the host.")
 @REASON_OPTION
 @PREVIEW_OPTION
 def move_host(session: CliSession, name: str, pool_slug: str, why: str, preview: bool) -> None:
-    """Move a host to another pool; its use and its charges until now stay with its earlier pool."""
+    """Move a host to another pool. Its use and charges until now stay with the earlier pool."""
     body = {"pool": pool_slug, "why": why}
     if preview:
         return _print_effect(session, session.client.post(host_path(name, "move/preview"), body))
@@ -69,7 +69,7 @@ def remove_team(session: CliSession, slug: str, why: str, preview: bool) -> None
 @REASON_OPTION
 @PREVIEW_OPTION
 def remove_template(session: CliSession, slug: str, why: str, preview: bool) -> None:
-    """Delete a template; workloads started from it stay."""
+    """Delete a template; workloads that were started from it are kept."""
     _remove(session, f"templates/{_quoted(slug)}", why, preview)
 
 
@@ -88,7 +88,7 @@ def _print_done(session: CliSession, found: dict[str, Any]) -> None:
 
 
 def _print_effect(session: CliSession, found: dict[str, Any]) -> None:
-    """Print what a removal or a move affects, and why it would be refused."""
+    """Print the effects of a removal or a move, and the reason if it would be refused."""
     if session.json:
         return output.print_json(found)
     output.print_line(f"{found['name']}: {found['text']}")
@@ -111,7 +111,7 @@ def _print_effect(session: CliSession, found: dict[str, Any]) -> None:
             ((q["team"], q["pool"], q["model"], f"{q['guaranteed_gpus']:g}") for q in found["quotas"]),
             "",
         )
-    return output.print_line("Nothing is changed; without --preview it is done.")
+    return output.print_line("Nothing is changed. To do it, run the command without --preview.")
 
 
 def _reservation_names(rows: list[dict[str, Any]]) -> list[str]:

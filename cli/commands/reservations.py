@@ -31,19 +31,25 @@ def reservation() -> None:
 @click.option("--end", type=TIMESTAMP_TYPE, help="In the same format.")
 @click.option("--for", "length_", type=DURATION_TYPE, help="Length instead of --end, such as 8h.")
 @click.option(
-    "--may-exceed-guarantee", is_flag=True, default=None, help="Request GPUs that other teams are guaranteed."
+    "--may-exceed-guarantee", is_flag=True, default=None, help="Request GPUs of other teams' guarantees."
 )
 @click.option("--why", "reason", help="For the approver.")
 @click.option(
-    "--on", "weekdays", multiple=True, type=WEEKDAY_TYPE, help="Recur on this weekday; repeat for more."
+    "--on",
+    "weekdays",
+    multiple=True,
+    type=WEEKDAY_TYPE,
+    help="Recur on this weekday. May be given several times.",
 )
 @click.option("--every", type=click.Choice(["day", "weekday"]), help="Instead of --on.")
 @click.option(
-    "--until", type=click.DateTime(["%Y-%m-%d"]), help="Last day of a recurring one, such as 2026-03-31."
+    "--until",
+    type=click.DateTime(["%Y-%m-%d"]),
+    help="Last day of a recurring reservation, such as 2026-03-31.",
 )
 @click.option("--weeks", type=click.IntRange(1, 104), help="Number of weeks instead of --until.")
-@click.option("--time-zone", help="Time zone of a recurring one; default: this machine's.")
-@click.option("--dry-run", is_flag=True, help="Only say whether it fits.")
+@click.option("--time-zone", help="Time zone of a recurring reservation; default: this machine's.")
+@click.option("--dry-run", is_flag=True, help="Only show whether the reservation fits.")
 def create_reservation(
     session: CliSession,
     name: str | None,
@@ -76,14 +82,14 @@ def create_reservation(
 def _recurring_days(
     weekdays: tuple[str, ...], every: str | None, until: datetime | None, weeks: int | None
 ) -> list[str]:
-    """Return the weekdays of a recurring reservation; none for a single one.
+    """Return the weekdays of a recurring reservation; an empty list for a single reservation.
 
     Raises click.UsageError if the options contradict each other.
     """
     days = {"day": WEEKDAY_NAMES, "weekday": WEEKDAY_NAMES[:5]}[every] if every else list(weekdays)
     if bool(days) != bool(until or weeks) or (every and weekdays) or (until and weeks):
         raise click.UsageError(
-            "A recurring one needs --every or --on, one of the two, and --until or --weeks."
+            "A recurring reservation needs either --every or --on, and either --until or --weeks."
         )
     return list(days)
 
@@ -93,7 +99,7 @@ def _end(start: str, end: str | None, length_seconds: int | None) -> str:
     if end is not None and length_seconds is None:
         return end
     if length_seconds is None or end is not None:
-        raise click.UsageError("Give --end or --for, one of the two.")
+        raise click.UsageError("Give either --end or --for.")
     try:
         return (datetime.fromisoformat(start) + timedelta(seconds=length_seconds)).isoformat()
     except OverflowError:
@@ -101,7 +107,7 @@ def _end(start: str, end: str | None, length_seconds: int | None) -> str:
 
 
 def _print_fit(session: CliSession, answer: dict[str, Any]) -> None:
-    """Print whether a reservation fits, and otherwise the windows in which it would."""
+    """Print whether a reservation fits; if not, print the windows in which it would fit."""
     if session.json:
         return output.print_json(answer)
     output.print_line("It fits." if answer["fits"] else answer["sentence"])
@@ -113,7 +119,7 @@ def _print_fit(session: CliSession, answer: dict[str, Any]) -> None:
 
 
 def _print_confirmation(session: CliSession, answer: dict[str, Any]) -> None:
-    """Print the reservation or series that was made, or that it waits for approval."""
+    """Print the created reservation or series, or the submission that waits for approval."""
     if session.json:
         return output.print_json(answer)
     if answer.get("series"):
@@ -139,7 +145,9 @@ def _window_text(row: dict[str, Any]) -> str:
 
 
 @command(reservation, "list")
-@click.option("--all", "everything", is_flag=True, help="Also those of your teams, and past ones.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Also reservations of your teams, and past reservations."
+)
 def list_reservations(session: CliSession, everything: bool) -> None:
     """Your reservations."""
     query: dict[str, Any] = {} if everything else {"mine": True, "state": "open"}
@@ -180,7 +188,7 @@ def cancel_reservation(session: CliSession, id_: str, reason: str) -> None:
 @click.argument("id_", metavar="ID")
 @click.option("--why", "reason", default="", help="Stored in the audit log.")
 def cancel_series(session: CliSession, id_: str, reason: str) -> None:
-    """Cancel all remaining occurrences of a recurring reservation; ID is its own or that of an occurrence."""
+    """Cancel all remaining occurrences of a recurring reservation. ID: the series or any occurrence."""
     try:
         found = find_by_id_or_name(session.client, id_, "series/", "recurring reservation")["id"]
     except CliError:
@@ -206,7 +214,7 @@ def cancel_series(session: CliSession, id_: str, reason: str) -> None:
 def move_reservation(
     session: CliSession, id_: str, start: str, length_: int | None, reason: str | None
 ) -> None:
-    """Give a reservation that has not begun another start."""
+    """Change the start of a reservation that has not begun."""
     end = (
         None if length_ is None else (datetime.fromisoformat(start) + timedelta(seconds=length_)).isoformat()
     )
@@ -216,19 +224,19 @@ def move_reservation(
 @command(reservation, "extend")
 @click.argument("id_", metavar="ID")
 @click.option("--by", type=DURATION_TYPE, help="Such as 2h.")
-@click.option("--end", type=TIMESTAMP_TYPE, help="Its new end, instead of --by.")
+@click.option("--end", type=TIMESTAMP_TYPE, help="New end, instead of --by.")
 @click.option("--why", "reason", help="For the approver.")
 def extend_reservation(
     session: CliSession, id_: str, by: int | None, end: str | None, reason: str | None
 ) -> None:
-    """Let a reservation end later, if the calendar allows; one that has begun keeps its GPUs."""
+    """Let a reservation end later, if the calendar allows it. An active reservation keeps its GPUs."""
     _change_end(session, id_, by, end, reason)
 
 
 @command(reservation, "shorten")
 @click.argument("id_", metavar="ID")
 @click.option("--by", type=DURATION_TYPE, help="Such as 2h.")
-@click.option("--end", type=TIMESTAMP_TYPE, help="Its new end, instead of --by.")
+@click.option("--end", type=TIMESTAMP_TYPE, help="New end, instead of --by.")
 def shorten_reservation(session: CliSession, id_: str, by: int | None, end: str | None) -> None:
     """Let a reservation end earlier."""
     _change_end(session, id_, None if by is None else -by, end, None)
@@ -236,7 +244,7 @@ def shorten_reservation(session: CliSession, id_: str, by: int | None, end: str 
 
 def _change_end(session: CliSession, id_: str, by: int | None, end: str | None, reason: str | None) -> None:
     if (by is None) == (end is None):
-        raise click.UsageError("Give --by or --end, one of the two.")
+        raise click.UsageError("Give either --by or --end.")
     if by is not None:
         found = find_by_id_or_name(session.client, id_, "reservations/", "reservation")
         id_, end = found["id"], (datetime.fromisoformat(found["end"]) + timedelta(seconds=by)).isoformat()

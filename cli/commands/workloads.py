@@ -20,7 +20,7 @@ from cli.request_options import DURATION_TYPE, SCHEMA
 from cli.session import CliSession, cli, command
 from cli.workload_actions import cancel_workload, gpu_request_text
 
-# Shown in words of their own, or not at all because they are wishes.
+# Requirements with a line of their own, and preferences, which are not shown.
 DESCRIBED = frozenset(
     ("units", "hosts", "models", "profile", "min_memory_mib", "min_compute_capability", "nvlink")
     + ("labels_required", "cpu_milli", "memory_mib", "labels_preferred", "spread", "project", "pool", "name")

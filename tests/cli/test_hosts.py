@@ -116,7 +116,7 @@ def test_a_host_is_cordoned_drained_returned_and_its_maintenance_cancelled(
         and " 08:00 to 12:00)." in refused
     )
     assert (
-        "a host comes back with 'return'" in (unknown := gpupool("host", "uncordon", "alpha")).err
+        "use 'return' to return a host to service" in (unknown := gpupool("host", "uncordon", "alpha")).err
         and unknown.code == 2
     )
 
@@ -186,7 +186,7 @@ def test_a_host_is_joined_by_the_printed_command_and_revoked(
     assert unknown.code == 4 and "There is no host h9; give --pool" in unknown.err
     output = run_ok(gpupool, "host join h9 --pool shared --label rack=r4")
     assert (
-        "Without a GPU, add --simulate 8xH100-80GB to that" in output
+        "On a machine without a GPU, add --simulate 8xH100-80GB to the command" in output
         and "does not find its last checkpoint" in output
     )
     host = Host.objects.get(name="h9")
@@ -234,7 +234,7 @@ def test_rejoining_a_simulated_host_prints_its_simulation(
         "the running agent holds the state folder"
     )
     assert "Its GPUs were simulated: add --simulate 8xH100-80GB to simulate them" in output
-    assert "The agent of alpha that speaks now is turned away" in output
+    assert "The present agent of alpha is rejected when another agent has joined." in output
     Host.objects.filter(name="alpha").update(simulated=False)
     assert "simulated" not in run_ok(gpupool, "host join alpha")
 
@@ -362,13 +362,13 @@ def test_a_host_is_shown_with_its_inventory_and_rejected_agents(
         "64 cores, 512 GiB",
         "550.54, CUDA up to 12.4",
         "bubblewrap, a user id per team, limits of cpu, memory",
-        "only themselves",
+        "loopback only",
         "PCIe 5.0 x16",
         "between GPUs, NVLink",
         "burn",
         "rack=r1",
         "full since",
-        "Can't: Workloads reach the metadata address",
+        "Note: Workloads reach the metadata address",
         "(boot boot-2): a copy of its disk",
         "gpupool host join alpha",
     ):

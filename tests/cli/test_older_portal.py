@@ -137,7 +137,9 @@ def test_an_unknown_call_is_reported_in_a_sentence(old_portal: Callable[[str], C
             and "Or the portal is older than this command." in answer.err
         ), line
     answer = old_portal("health-rule add 201 --meaning odd --action note")
-    assert answer.code == 5 and "The portal has no such call: it is older than this command" in answer.err
+    assert (
+        answer.code == 5 and "There is no such API call: the portal is older than this command" in answer.err
+    )
 
 
 def test_a_server_that_knows_no_call_is_reported_as_no_portal(
@@ -150,7 +152,7 @@ def test_a_server_that_knows_no_call_is_reported_as_no_portal(
 
     monkeypatch.setattr(OlderPortal, "do_GET", answer_empty)
     answer = old_portal("hosts")
-    assert answer.code == 5 and "or its address is not that of a portal" in answer.err
+    assert answer.code == 5 and "or the address is not a portal" in answer.err
 
 
 def test_known_calls_work_with_an_older_portal(old_portal: Callable[[str], CommandResult]) -> None:

@@ -31,7 +31,7 @@ def test_a_reservation_is_moved_extended_and_shortened(
     run_ok(gpupool, "reservation shorten review --by 30m")
     row.refresh_from_db()
     assert (row.end - row.start).total_seconds() == 9.5 * 3600
-    assert "Give --by or --end" in gpupool("reservation", "extend", "review").err
+    assert "Give either --by or --end." in gpupool("reservation", "extend", "review").err
     refused = gpupool("reservation", "extend", "review", "--by", "30d")
     assert refused.code == 1 and "allowed in Shared" in refused.err
 
@@ -109,7 +109,9 @@ def test_a_dry_run_reports_the_expected_start_and_submits_nothing(
     sign_in(served_world.vision.member)
     run = f"job run --pool shared --model {H100}"
     assert "It would start now." in run_ok(gpupool, f"{run} --gpus 2 --dry-run -- true")
-    assert "It is not taken. No host is big enough" in run_ok(gpupool, f"{run} --gpus 9 --dry-run -- true")
+    assert "It would be rejected. No host is big enough" in run_ok(
+        gpupool, f"{run} --gpus 9 --dry-run -- true"
+    )
     firm = run_ok(gpupool, f"{run} --gpus 8 --hosts 2 --no-preemptible --dry-run -- true")
     assert "It would be queued and not start. Its team may hold 8 GPUs of H100 80GB at most" in firm
     assert not Workload.objects.exists()
