@@ -1,8 +1,8 @@
 """Commit a plan.
 
-Locks the rows, checks every part of the plan on them, writes the parts that still hold and rejects the
-rest. A plan describes a time that has passed; its parts are checked separately, so that one stale placement
-does not cost the others. Only this module commits plans.
+This module locks the rows, checks every part of the plan against them, writes the parts that are still valid
+and rejects the rest. The plan was made for an earlier time. Its parts are checked separately, so that one
+stale placement does not affect the others. Only this module commits plans.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StaleEpoch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RejectedItem:
-    """A part of the plan that no longer holds, and the problem as a text for the log."""
+    """A part of the plan that is no longer valid, and the problem as a text for the log."""
 
     item: Placement | Eviction | ReservationBinding
     problem: str
@@ -72,9 +72,10 @@ class RejectedItem:
 
 @dataclass(slots=True)
 class ApplyResult:
-    """The result of a plan.
+    """The result of committing a plan.
 
-    ``reported``: by waiting workload, the refusal that its row shows now, if it was compared.
+    ``reported``: by waiting workload, the refusal that its row shows now. Workloads whose rows were not
+    compared are absent.
     """
 
     accepted: list[Placement | Eviction | ReservationBinding] = field(default_factory=list)
@@ -95,11 +96,11 @@ def apply_plan(
     reported: Mapping[int, Refusal] | None = None,
     write_recording: Callable[[], object] | None = None,
 ) -> ApplyResult:
-    """Commit the parts of ``plan`` that still hold, in one transaction.
+    """Commit the parts of ``plan`` that are still valid, in one transaction.
 
-    ``reported``: refusals that unchanged rows are known to show; these are not compared again.
-    ``write_recording`` is called last inside the transaction, if anything changed. Raises StaleEpoch if the
-    leader's epoch is not the plan's.
+    ``reported``: by workload, the refusal that its row is known to show. Equal refusals are not compared with
+    the row again. ``write_recording`` is called last inside the transaction, if anything changed. Raises
+    StaleEpoch if the leader's epoch is not the plan's.
     """
     with transaction.atomic():
         leader = locks.leader()
@@ -120,13 +121,13 @@ def apply_plan(
 
 
 def may_change_rows(plan: Plan, reported: Mapping[int, Refusal]) -> bool:
-    """Return True if applying the plan may write anything, as far as known without the rows."""
+    """Return True if applying the plan may write anything. The rows are not read for this."""
     acts = plan.placements or plan.evictions or plan.bindings
     return bool(acts) or any(may_differ(reported.get(refusal.workload), refusal) for refusal in plan.refusals)
 
 
 def _touched_workloads(plan: Plan) -> set[int]:
-    """Return the workloads that the plan starts or evicts, and those for which it evicts."""
+    """Return the workloads that the plan starts or evicts, and the workloads for which it evicts."""
     beneficiaries = {e.for_workload for e in plan.evictions if e.for_workload is not None}
     return {p.workload for p in plan.placements} | {e.workload for e in plan.evictions} | beneficiaries
 
@@ -140,14 +141,14 @@ class _PlanApplication:
         self.plan, self.snapshot, self.now = plan, snapshot, now
         self.result = ApplyResult()
         self.decisions: list[Decision] = []
-        self.topics: dict[str, None] = {}  # of outdated pages, in order
+        self.topics: dict[str, None] = {}  # topics of outdated pages, in order
         acting = bool(plan.placements or plan.evictions or plan.bindings)
         self.pools = locks.pools(p.id for p in snapshot.pools) if acting else {}
         self.units = self._units()
         for_reservations = {e.for_reservation for e in plan.evictions if e.for_reservation is not None}
         self.reservations = locks.reservations(for_reservations.union(b.reservation for b in plan.bindings))
         hosts = locks.hosts(unit.gpu.host_id for unit in self.units.values())
-        for unit in self.units.values():  # use the rows that were read under the lock
+        for unit in self.units.values():  # Use the rows that were read under the lock.
             unit.gpu.host = hosts[unit.gpu.host_id]
         self.changed_refusals = self._changed_refusals(reported)
         touched = _touched_workloads(plan)
@@ -255,8 +256,8 @@ class _PlanApplication:
     def _allowed_evictions(self, running: Mapping[int, RunningWorkload]) -> list[Eviction]:
         """Return the evictions that are still allowed.
 
-        The evictions for one workload are allowed together or not at all: a part of them would cost work
-        and help nobody. A victim that is stopping already does not forbid the others.
+        The evictions for one workload are allowed together or not at all, because a part of them would lose
+        work without a benefit. If one victim is already stopping, the other evictions are still allowed.
         """
         assert self.checks is not None or not self.plan.evictions, "a plan that evicts is one that acts"
         problems: dict[int, str] = {}
@@ -301,7 +302,10 @@ class _PlanApplication:
                 now=self.now,
                 **beneficiary,
             )
-        if workload.state in (WorkloadState.PLACED, WorkloadState.STARTING):  # it has nothing to save yet
+        if workload.state in (
+            WorkloadState.PLACED,
+            WorkloadState.STARTING,
+        ):  # it does not run yet, so it has nothing to save
             return commands.order_stop(
                 workload, code=eviction.code, grace_seconds=grace, now=self.now, **beneficiary
             )
@@ -325,7 +329,8 @@ class _PlanApplication:
                 runs = self._start(checked)
             self._accept(checked, runs)
         except IntegrityError:
-            # A unit is held meanwhile: find its placement and start the others.
+            # Another allocation holds a unit. Start the placements one by one, to reject only the conflicting
+            # ones.
             for placement in checked:
                 self._start_alone(placement)
 
@@ -343,8 +348,8 @@ class _PlanApplication:
     def _start_after_last_period(self, placement: Placement) -> list[Run]:
         """Start the placement after the end of the last allocation of its units.
 
-        That end is later than now if the clock was set back. Past allocations stay as they are. Returns no
-        runs if a unit is still held.
+        This end is later than now if the clock was set back. Past allocations stay unchanged. Returns no runs
+        if a unit is still held.
         """
         slots = Q()
         for pk in placement.units:
@@ -385,7 +390,7 @@ class _PlanApplication:
         return ""
 
     def _start(self, placements: Sequence[Placement], at: datetime | None = None) -> list[Run]:
-        """Create the runs and allocations of all placements from ``at`` (default now), or none.
+        """Create the runs and allocations of all placements from ``at`` (default: now), or none at all.
 
         Raises IntegrityError if a unit is held.
         """
@@ -479,8 +484,8 @@ class _PlanApplication:
     # -- reasons, decisions and nudges --------------------------------------------------------------
 
     def write_reasons(self) -> None:
-        """Write changed reasons, positions and expected starts; add a Decision where the reason code
-        changed.
+        """Write changed reasons, positions and expected starts. Add a Decision for each changed reason
+        code.
         """
         changed, first_starts = [], {}
         for pk, change in sorted(self.changed_refusals.items()):
@@ -502,7 +507,9 @@ class _PlanApplication:
         self.result.reasons_written = len(changed)
 
     def write_reservation_reasons(self) -> None:
-        """Write why reservations that have started have no units; clear the reason of the others."""
+        """Write the reasons why started reservations have no units, and clear the reasons of other
+        reservations.
+        """
         unbound_now = {unbound.reservation: unbound for unbound in self.plan.unbound}
         rows = Reservation.objects.filter(
             pool__in=[pool.id for pool in self.snapshot.pools],
@@ -544,7 +551,7 @@ class _PlanApplication:
         self.topics.update(dict.fromkeys(topics))
 
     def record_decisions(self) -> None:
-        """Write the decisions, and the decayed use of what was held since its last update."""
+        """Write the decisions, and add the slots held since the last update to the decayed use."""
         Decision.objects.bulk_create(self.decisions, batch_size=1000)
         started = {p.workload for p in self.result.accepted if isinstance(p, Placement)}
         holders = {(q.team, q.pool) for q in self.snapshot.queued if q.id in started} if started else set()
@@ -561,7 +568,7 @@ class _PlanApplication:
         return held
 
     def notify_pages(self) -> None:
-        """Publish the topics of outdated pages after the commit, each once."""
+        """Publish each topic of outdated pages once, after the commit."""
         nudge.pages(*self.topics)
 
 

@@ -11,7 +11,7 @@ from scheduler.core.model import snapshot
 from scheduler.models import HardwareColumns
 from scheduler.requests import HARDWARE_COLUMNS, HardwareRequest
 
-# Columns of a request that have another name or type in the core.
+# Columns of a request that have another name in the core.
 ASK_NAMES = {"models_wanted": "models", "labels_required": "labels"}
 
 
@@ -26,8 +26,9 @@ def ask_from_row(row: HardwareColumns | HardwareRequest) -> snapshot.Ask:
 
 
 def _ask_from_columns(*columns: Any) -> snapshot.Ask:
-    """Return the request of values in the order of ``HARDWARE_COLUMNS``; those that no rule reads are left
-    out.
+    """Return the request with these values, which are in the order of ``HARDWARE_COLUMNS``.
+
+    Columns that the core does not use are left out.
     """
     asked = {ASK_NAMES.get(name, name): value for name, value in zip(HARDWARE_COLUMNS, columns, strict=True)}
     asked |= {name: label_pairs(asked[name]) for name in ("labels", "labels_preferred")}
@@ -37,9 +38,8 @@ def _ask_from_columns(*columns: Any) -> snapshot.Ask:
 
 @functools.lru_cache(maxsize=10_000)
 def interned_ask(*columns: Any) -> snapshot.Ask:
-    """Return the request of these columns; equal columns give the same object.
-
-    The planner compares requests by identity.
+    """Return the request with these column values. Equal values give the same object, because the planner
+    caches by the object's identity.
     """
     return _ask_from_columns(*columns)
 
@@ -61,5 +61,5 @@ def reason_numbers(values: dict[str, Any]) -> reasons.ReasonNumbers:
 
 
 def epoch_seconds_or_none(time: datetime | None) -> int | None:
-    """Return ``epoch_seconds``, or None for None."""
+    """Return ``epoch_seconds(time)``, or None for None."""
     return None if time is None else epoch_seconds(time)

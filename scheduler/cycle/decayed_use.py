@@ -1,5 +1,6 @@
-"""Maintain the decayed use of teams, which fair share compares: slot-seconds whose weight halves per
-half-life.
+"""Maintain the decayed use of teams, which fair share compares.
+
+Decayed use is in slot-seconds. The weight of a slot-second halves in every half-life.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ def update_decayed_use(
     newcomers: Set[tuple[int, int]],
     now: datetime,
 ) -> None:
-    """Update the decayed use in these pools to ``now``, where it is due. ``half_lives``: seconds, by pool.
+    """Update the decayed use in the pools of ``half_lives`` to ``now``, for rows that are due.
 
-    ``held`` returns the slots by (team, pool) since the last update; it is called only if a row is due.
-    ``newcomers``: pairs of team and pool that get a row if they have none.
+    ``half_lives``: half-life (s) by pool. ``held`` returns the slots by (team, pool) held since the last
+    update. It is called only if a row is due. ``newcomers``: pairs of team and pool that get a row if they
+    have none.
     """
     rows = list(DecayedUse.objects.filter(pool__in=half_lives))
     due = [row for row in rows if (now - row.as_of).total_seconds() >= MIN_UPDATE_INTERVAL_SECONDS]

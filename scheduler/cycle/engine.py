@@ -47,11 +47,11 @@ def run_cycle(
     cache: SnapshotCache | None = None,
     recorder: CycleRecorder | None = None,
 ) -> ApplyResult | None:
-    """Plan and apply one cycle for all pools. Returns None if another engine leads, or took over meanwhile.
+    """Plan and apply one cycle for all pools. Returns None if another engine is or has become the leader.
 
-    ``clock`` gives the start of new allocations just before the plan is applied. A start at ``now`` could
-    overlap the previous allocation of a unit that was freed between ``now`` and the snapshot. The default is
-    ``now``. ``cache`` keeps the snapshot between cycles; without it everything is read. If nothing has
+    ``clock`` gives the start of new allocations just before the plan is applied. Without it they start at
+    ``now``, and could overlap the previous allocation of a unit that was freed between ``now`` and the
+    snapshot. ``cache`` keeps the snapshot between cycles; without it everything is read. If nothing has
     changed, the cycle ends early. ``recorder`` stores the snapshots of cycles that changed something.
     """
     nudge.clear_engine_nudge()
@@ -64,7 +64,7 @@ def run_cycle(
             applied = _plan_and_apply(epoch, now, clock, cache or SnapshotCache(prunes_feed=False), recorder)
     except BaseException:
         if cache is not None:
-            cache.invalidate()  # the error may have left it half updated
+            cache.invalidate()  # the error may have left the cache half updated
         raise
     if applied is None:
         return None
@@ -110,7 +110,7 @@ class _CycleRecording:
         self.written = False
 
     def prepare(self, taken: Snapshot, planned: Plan, planned_at: int) -> None:
-        """Prepare the recording before any row is locked: in a large pool it takes as long as
+        """Prepare the recording before any row is locked. In a large pool this takes as long as
         ``apply_plan``.
         """
         if self.recorder is None:
@@ -131,6 +131,6 @@ class _CycleRecording:
             log.exception("this cycle could not be recorded")
 
     def committed(self) -> None:
-        """Note that the transaction of the recording was committed."""
+        """Tell the recorder that the recording's transaction was committed."""
         if self.recorder is not None and self.prepared is not None and self.written:
             self.recorder.committed(self.prepared, self.at)

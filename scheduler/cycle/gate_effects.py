@@ -22,8 +22,8 @@ ClosedGates = dict[tuple[str, int], dict[str, BudgetGate]]
 class BudgetEffect:
     """The effect of closed budget gates on a workload.
 
-    ``gate`` and ``gate_numbers`` are those of ``snapshot.QueuedWorkload``. ``borrows_again_from``: the time
-    (s) from which it may borrow again, or None if it may borrow now.
+    ``gate`` and ``gate_numbers`` are values for ``snapshot.QueuedWorkload``. ``borrows_again_from``: the time
+    (s) from which the workload may borrow again, or None if it may borrow now.
     """
 
     gate: str = ""

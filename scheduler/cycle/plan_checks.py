@@ -1,7 +1,7 @@
-"""Check under the locks of ``apply_plan`` whether the facts that a plan was based on still hold.
+"""Check under the locks of ``apply_plan`` whether the facts on which a plan is based are still valid.
 
-The rules are not applied a second time; they are in the core. The checks only find facts that became worse
-for one part of the plan. That part is rejected, and the next cycle decides about it again.
+The rules themselves are in the core and are not applied a second time. The checks only find facts that became
+worse for one part of the plan. This part is rejected, and the next cycle decides about it again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from scheduler.state.states import OPEN_RESERVATION_STATES, TERMINATING_STATES, 
 
 
 class PlanChecks:
-    """The current facts of a plan's pools, next to those of its snapshot.
+    """The current facts about a plan's pools, compared with the facts of the plan's snapshot.
 
-    ``pools``, ``units`` and ``workloads`` are the caller's rows, read under its locks. The rest is read in
-    a fixed number of queries. Every check returns the problem as a text for the log, or an empty string.
+    ``pools``, ``units`` and ``workloads`` are rows that the caller read under its locks. Other rows are read
+    in a fixed number of queries. Every check returns the problem as a text for the log, or an empty string.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PlanChecks:
     # -- placements ---------------------------------------------------------------------------------
 
     def placement_problem(self, placement: Placement) -> str:
-        """Return why this workload may not start on these units any more."""
+        """Return the reason why this workload may no longer start on these units, or an empty string."""
         workload = self.workloads[placement.workload]
         return (
             self._claim_problem(workload, self._models(placement.units), placement.borrowed_slots)
@@ -91,7 +91,9 @@ class PlanChecks:
         )
 
     def _claim_problem(self, workload: Workload, models: Iterable[str], borrowed_slots: int) -> str:
-        """Return why the workload's request, or its team's right to it, is not what it was."""
+        """Return the reason if the workload's request has changed or its team may no longer have these units;
+        else an empty string.
+        """
         then = self.snapshot_queued.get(workload.pk)
         if then is None:
             return "it is not in the plan's snapshot"
@@ -154,7 +156,9 @@ class PlanChecks:
         return ""
 
     def _promised_units_problem(self, workload: Workload, placement: Placement) -> str:
-        """Return why these units are not free for as long as the plan assumed."""
+        """Return the reason if these units are free for a shorter time than the plan assumed; else an empty
+        string.
+        """
         until = placement.until or core_values.epoch_seconds(self.now) + workload.max_runtime_seconds
         hosts = {self.units[unit].gpu.host for unit in placement.units}
         for host in sorted(hosts, key=lambda host: host.pk):
@@ -163,7 +167,7 @@ class PlanChecks:
             if any(window.host == host.pk and window.start < until for window in self.announced):
                 return f"host {host.name} has a maintenance window before its end"
         if workload.preemptible or workload.reservation_id is not None:
-            return ""  # it can be evicted at the reservation's start, or runs inside one
+            return ""  # it can be evicted at a reservation's start, or runs inside a reservation
         if any(p.pool == workload.pool_id and p.start < until for p in self.changed_reservations):
             return "a reservation was confirmed meanwhile that may need these units"
         return ""
@@ -171,7 +175,9 @@ class PlanChecks:
     # -- evictions ----------------------------------------------------------------------------------
 
     def eviction_problem(self, eviction: Eviction) -> str:
-        """Return why this workload need not, or may not, be evicted any more."""
+        """Return the reason if this workload need not or may not be evicted any more; else an empty
+        string.
+        """
         victim, then = self.workloads.get(eviction.workload), self.snapshot_running.get(eviction.workload)
         if victim is None or then is None:
             return "it is not in the plan's snapshot"
@@ -194,7 +200,8 @@ class PlanChecks:
         if beneficiary is None or beneficiary.state != WorkloadState.QUEUED:
             return "the workload that needs its units is no longer queued"
         models = self.models_of.get(victim.id, ())
-        # The beneficiary is not placed yet and borrows nothing: it uses its team's guarantee or higher rank.
+        # The beneficiary is not placed yet and borrows nothing: it may evict because of its team's guarantee
+        # or its priority.
         why = self._claim_problem(beneficiary, models, 0)
         if why:
             return f"the workload that needs its units: {why}"
@@ -213,7 +220,7 @@ class PlanChecks:
     # -- bindings of reservations -------------------------------------------------------------------
 
     def binding_problem(self, reservation: Reservation | None) -> str:
-        """Return why a reservation gets no units now."""
+        """Return the reason why a reservation may get no units now, or an empty string."""
         if (
             reservation is None
             or reservation.state not in OPEN_RESERVATION_STATES
@@ -232,7 +239,9 @@ class PlanChecks:
         return ""
 
     def note_binding(self, binding: ReservationBinding) -> None:
-        """Count the units that this plan has bound: work inside the reservation may start on them."""
+        """Record the units that this plan has bound, so that work inside the reservation may start on
+        them.
+        """
         self.bound_units.setdefault(binding.reservation, set()).update(binding.units)
 
     def _models(self, units: Iterable[int]) -> set[str]:
@@ -259,7 +268,7 @@ def _ceiling(quota: QuotaInfo) -> int:
 
 
 def _victim_models(plan: Plan, snapshot: Snapshot) -> dict[int, tuple[str, ...]]:
-    """Return, by victim of the plan, the GPU models that it holds."""
+    """Return, by victim of the plan, the GPU models that the victim holds."""
     victims = {eviction.workload for eviction in plan.evictions}
     units = {r.id: frozenset(r.units) for r in snapshot.running if r.id in victims}
     wanted = frozenset().union(*units.values())

@@ -1,8 +1,8 @@
 """Record the snapshot of every cycle that changed something, so that its plan can be replayed.
 
-Only this module writes Recording. A recording is written in the transaction of its decisions, so that
-neither exists without the other. A snapshot is stored as the compressed texts of its tables, named by their
-digests: hardware that has not changed is stored once for a thousand cycles.
+Only this module writes Recording. A recording is written in the transaction of its decisions, so that neither
+exists without the other. A snapshot is stored as the compressed texts of its tables, with their digests as
+keys. So unchanged hardware is stored only once, even for a thousand cycles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scheduler.core.model.snapshot_delta import SNAPSHOT_TABLES
 from scheduler.models import Recording, RecordingPart
 
 ZLIB_LEVEL = 1  # the engine waits for the compression, and higher levels save little on such text
-ROW_OVERHEAD_BYTES = 2_000  # approximate size of a recording without its parts
+ROW_OVERHEAD_BYTES = 2_000  # approximate size of a Recording row without its parts
 PART_TOUCH_INTERVAL = timedelta(hours=1)  # a part's last use is updated at most this often
 
 
@@ -35,16 +35,17 @@ class PreparedRecording:
 
     parts: dict[str, str]  # table -> digest
     bodies: dict[str, bytes]  # digest -> compressed text, of parts that have to be written
-    new_bytes: int  # size of those that this process has not written before
+    new_bytes: int  # size of the bodies that this process has not written before
     columns: dict[str, Any]
 
 
 @dataclass
 class CycleRecorder:
-    """Writes the recordings of one process, and remembers the texts of unchanged tables.
+    """Writer of one process's recordings. It remembers the digests of unchanged tables.
 
-    ``prepare`` computes, ``write`` writes inside the transaction of the decisions, and ``committed`` is
-    called after its commit: parts of a rolled-back transaction are not remembered as written.
+    ``prepare`` computes a recording, and ``write`` writes it inside the transaction of the decisions.
+    ``committed`` is called after the commit, so that parts of a rolled-back transaction are not remembered as
+    written.
     """
 
     _known: dict[str, tuple[tuple[Any, ...], str]] = field(default_factory=dict)  # table -> rows and digest
@@ -52,13 +53,13 @@ class CycleRecorder:
     _epoch: int | None = None
 
     def prepare(self, snapshot: Snapshot, plan: Plan, planned_at: int, now: datetime) -> PreparedRecording:
-        """Compute the recording of ``plan``, which was made for ``planned_at``, seconds since the epoch.
+        """Compute the recording of ``plan``, which was made for ``planned_at`` (seconds since the epoch).
 
         The rows of ``snapshot`` are in order. Raises TypeError or ValueError if a value has no canonical
         text.
         """
         if snapshot.epoch != self._epoch:
-            # Another process led meanwhile and may have pruned parts that only this one used.
+            # Another process was the leader meanwhile and may have pruned parts that only this process used.
             self._epoch, self._kept = snapshot.epoch, {}
         texts: dict[str, str] = {}
         parts = {name: self._digest(name, getattr(snapshot, name), texts) for name in SNAPSHOT_TABLES}
@@ -135,20 +136,22 @@ def recording_file_text(pk: int) -> str:
 
 
 def prune_recordings(before: datetime, most: int = 5_000) -> int:
-    """Delete up to ``most`` recordings made before ``before``; return how many.
+    """Delete up to ``most`` recordings made before ``before``. Return the number of deleted ones.
 
     Parts that no recording uses any more are deleted as well.
     """
     old = list(Recording.objects.filter(at__lt=before).order_by("at").values_list("pk", flat=True)[:most])
     Recording.objects.filter(pk__in=old).delete()
     if len(old) < most:
-        # A part's user updates it within PART_TOUCH_INTERVAL, so all recordings that used these are deleted.
+        # A recording updates ``used_at`` of its parts if it is older than PART_TOUCH_INTERVAL. So all
+        # recordings that used these parts are deleted.
         RecordingPart.objects.filter(used_at__lt=before - 2 * PART_TOUCH_INTERVAL).delete()
     return len(old)
 
 
 def prune_recordings_to_size(most_bytes: int) -> int:
-    """Delete the oldest recordings if all together are larger than ``most_bytes``; return how many.
+    """Delete the oldest recordings if all together are larger than ``most_bytes``. Return the number of
+    deleted ones.
 
     The latest recording is always kept.
     """
@@ -171,8 +174,8 @@ def prune_recordings_to_size(most_bytes: int) -> int:
     return deleted
 
 
-# A part being written now is newer than the oldest remaining recording. A part that the recorder does not
-# write again is used by its latest recording, which is never deleted here.
+# A part that is being written now is newer than the oldest remaining recording. A part that the recorder does
+# not write again is used by the latest recording, which is never deleted here.
 DELETE_UNUSED_PARTS_SQL = """
 DELETE FROM scheduler_recordingpart WHERE used_at < %s AND digest NOT IN (
     SELECT named.value FROM scheduler_recording AS recording, jsonb_each_text(recording.parts) AS named

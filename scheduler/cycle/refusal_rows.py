@@ -23,7 +23,7 @@ class ChangedRefusal:
     refusal: Refusal
     public_id: object
     code_before: str
-    is_first_start: bool  # there was no expected start before
+    is_first_start: bool  # True if the row had no expected start before
 
 
 REASON_FIELDS = ["reason_code", "reason_numbers", "position", "expected_start", "blockers"]
@@ -76,7 +76,7 @@ WHERE workload.id = changed.id
 def write_reasons(refusals: Sequence[Refusal]) -> None:
     """Write the reasons in one statement.
 
-    A busy pool changes hundreds of rows, and one CASE per row and column takes a second.
+    A busy pool changes hundreds of rows. An update with one CASE per row and column takes a second.
     """
     rows = [
         {
@@ -119,5 +119,5 @@ def write_placement_reasons(placements: Sequence[Placement]) -> None:
 
 
 def json_numbers(numbers: ReasonNumbers) -> dict[str, Any]:
-    """Return the numbers as JSON gives them back: tuples become lists."""
+    """Return the numbers as JSON reads them back: tuples become lists."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in numbers}

@@ -1,6 +1,6 @@
 """Share one snapshot among all reads of one web request.
 
-For reads only. Decisions under a lock take a new snapshot with ``snapshot.take_snapshot``.
+Use this for reads only. Decisions under a lock take a new snapshot with ``snapshot.take_snapshot``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _cached: ContextVar[CachedSnapshots | None] = ContextVar("shared snapshots", def
 
 @contextmanager
 def share_snapshots() -> Iterator[None]:
-    """Share snapshots of the same pools and time within this context; nothing is kept after it."""
+    """Share snapshots of the same pools and time within this context. No snapshot is kept after it."""
     token = _cached.set({} if _cached.get() is None else _cached.get())
     try:
         yield

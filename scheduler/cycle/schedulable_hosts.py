@@ -1,4 +1,4 @@
-"""Decide whether a host accepts new work: for one loaded row, and as a condition for queries.
+"""Decide whether a host accepts new work, for one loaded row and as a condition for queries.
 
 The snapshot, the checks before a placement and all counts of free GPUs use this module. Both forms must
 agree; ``tests/scheduler/test_schedulable_hosts.py`` compares them.
@@ -20,13 +20,13 @@ SCHEDULABLE_COLUMNS = (
     "isolation_level",
     "disk_full",
     "pool__isolation",
-)  # of a host
+)  # columns of a host
 
 
 def unschedulable_code(
     lease: str, admin: str, repair: str, isolation: str, disk_full: bool, demanded: str
 ) -> str:
-    """Return the reason code why a host with these columns accepts no new work; empty if it does.
+    """Return the reason code if a host with these columns accepts no new work; otherwise an empty string.
 
     The arguments are ``SCHEDULABLE_COLUMNS``, in their order.
     """
@@ -40,7 +40,7 @@ def unschedulable_code(
 
 
 def host_unschedulable_code(host: Host, demanded: str) -> str:
-    """Return ``unschedulable_code`` of a host in a pool that requires this isolation."""
+    """Return the ``unschedulable_code`` of a host in a pool that requires the isolation ``demanded``."""
     states = host.lease_state, host.admin_state, host.repair_state
     return unschedulable_code(*states, host.isolation_level, host.disk_full, demanded)
 
@@ -51,7 +51,7 @@ def is_schedulable(host: Host) -> bool:
 
 
 def schedulable_filter(path: str) -> Q:
-    """Return the condition that the host at this path of a row accepts new work."""
+    """Return the query condition that the host at ``path`` accepts new work."""
     states = {
         "lease_state": LeaseState.ALIVE,
         "admin_state": AdminState.IN_SERVICE,

@@ -1,9 +1,9 @@
 """Build the planner's Snapshot for a given time from database rows.
 
-Reading and building are separate steps. ``SnapshotRows`` is what the database says and does not depend on
-the clock; ``build_snapshot`` makes the Snapshot at a given time from it. So
-``scheduler.cycle.snapshot_cache`` reads only a few rows again, and the same code builds both the cached and
-a fresh snapshot.
+Reading and building are separate steps. ``SnapshotRows`` has the rows of the database and does not depend on
+the clock. ``build_snapshot`` makes the Snapshot for a given time from these rows. So
+``scheduler.cycle.snapshot_cache`` reads only a few rows again, and the same code builds both the cached and a
+fresh snapshot.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def take_snapshot(pool_ids: Sequence[int] | None, now: datetime) -> snapshot.Sna
 
 
 def take_empty_snapshot(pool_ids: Sequence[int], now: datetime) -> snapshot.Snapshot:
-    """Return these pools as if nothing ran or was queued and no GPU-hours were used.
+    """Return these pools as if no work ran or was queued and no GPU-hours were used.
 
-    It shows what could ever start.
+    This snapshot shows whether a workload could ever start.
     """
     with repeatable_read(), gc_paused():
         return build_snapshot(SnapshotReader(pool_ids, now).read_empty(), now)
@@ -66,14 +66,18 @@ def with_reservation(taken: snapshot.Snapshot, reservation: snapshot.Reservation
 
 
 def queued_from_row(row: Workload, now: datetime) -> snapshot.QueuedWorkload:
-    """Return the planner's value of an unsaved workload that has an id, as if it were queued. One query."""
+    """Return the planner's row of an unsaved workload that has an id, as if it was queued. This takes one
+    query.
+    """
     return TimeEffects(closed_budget_gates(now), {}).queued(
         {name: _column_value(row, name) for name in QUEUED_COLUMNS}
     )
 
 
 def _column_value(row: Any, name: str) -> Any:
-    """Return the value that ``values_list`` would give for this path; None beyond an empty reference."""
+    """Return the value that ``values_list`` would give for this path, or None if a reference in it is
+    empty.
+    """
     for part in name.split("__"):
         row = None if row is None else getattr(row, part)
     return row
@@ -81,15 +85,15 @@ def _column_value(row: Any, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TimeEffects:
-    """What depends on the clock: closed gates, and reservations that have not ended, with their bound
-    units.
+    """The facts that depend on the clock: closed gates, and reservations that have not ended, with their
+    bound units.
     """
 
     gates: ClosedGates
     reservations: dict[int, snapshot.ReservationInfo]
 
     def affects_workloads_like(self, other: TimeEffects) -> bool:
-        """Return True if every workload's value is the same under both."""
+        """Return True if both give the same row for every workload."""
         return self._to_workloads() == other._to_workloads()
 
     def _to_workloads(self) -> tuple[object, object]:
@@ -100,7 +104,7 @@ class TimeEffects:
         return gates, {promise.id: promise.end for promise in self.reservations.values()}
 
     def queued(self, row: Columns) -> snapshot.QueuedWorkload:
-        """Return the planner's value of a queued workload."""
+        """Return the planner's row of a queued workload."""
         budget = budget_effect(self.gates, row["project__team_id"], row["project_id"])
         code, numbers = budget.gate, budget.gate_numbers
         if row["reservation__state"] is not None and row["reservation__state"] not in OPEN_RESERVATION_STATES:
@@ -138,7 +142,7 @@ class TimeEffects:
         )
 
     def running(self, row: Columns, held: HeldUnits) -> snapshot.RunningWorkload:
-        """Return the planner's value of a workload that holds units."""
+        """Return the planner's row of a workload that holds units."""
         reservation = self.reservations.get(row["reservation_id"])
         until = held.since + row["max_runtime_seconds"]
         if reservation is not None:
@@ -158,7 +162,7 @@ class TimeEffects:
             borrowed_slots=row["borrowed_slots"],
             checkpoint_at=epoch_seconds_or_none(row["checkpoint_at"]),
             reservation=row["reservation_id"],
-            # A workload that has ended but whose host has not confirmed it yet is stopping, too.
+            # A workload that has ended is also stopping until its host confirms the end.
             stopping=row["state"] in TERMINATING_STATES or row["state"] not in LIVE_STATES,
             stop_by=epoch_seconds_or_none(row["gone_by"]),
             evicted_for_workload=row["evicted_for_workload_id"],
@@ -173,7 +177,7 @@ class TimeEffects:
 
 
 def time_effects(rows: SnapshotRows, now: datetime) -> TimeEffects:
-    """Return what holds at ``now``, given rows that were read at or before it."""
+    """Return the time effects at ``now``, which is not before the rows were read."""
     return TimeEffects(
         gates_by_owner(gate for gate in rows.gates if gate.until > now),
         {promise.id: promise for promise in open_reservations(rows.promised, rows.bound, now)},
@@ -203,7 +207,7 @@ def open_maintenance(
 def decayed_use_at(
     rows: SnapshotRows, slots: Mapping[tuple[int, int], int], now: datetime
 ) -> tuple[snapshot.DecayedUseInfo, ...]:
-    """Return the decayed use at ``now``; ``slots`` are those that each (team, pool) holds."""
+    """Return the decayed use at ``now``. ``slots`` are the slots that each (team, pool) holds."""
     return tuple(
         snapshot.DecayedUseInfo(
             team,

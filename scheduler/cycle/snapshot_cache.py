@@ -1,8 +1,8 @@
-"""Keep the engine's snapshot between cycles, and read only the rows that the change feed names.
+"""Keep the engine's snapshot between cycles, and read only the rows that the change feed lists.
 
-The cached snapshot equals a fresh one at all times. Tests check this, and so does a self-check every
-``SELF_CHECK_SECONDS``: it compares the cached snapshot with a fresh one, logs a difference and
-continues with the fresh one.
+The cached snapshot always equals a fresh one. Tests check this. A self-check every ``SELF_CHECK_SECONDS``
+compares the cached snapshot with a fresh one, logs a difference and continues with the fresh one.
+
 Everything is read again if the epoch has changed (only the leader prunes the feed), after an error, if the
 clock was set back, and after more than ``MAX_INCREMENTAL_CHANGES`` changes.
 """
@@ -31,9 +31,8 @@ log = logging.getLogger(__name__)
 
 SELF_CHECK_SECONDS = 60
 MAX_INCREMENTAL_CHANGES = 5_000  # rows; above this, one full read is faster
-MAX_PLAN_AGE_SECONDS = (
-    10  # replan after this, even without a change: estimates and fair shares depend on time
-)
+# Replan after this time even without a change, because estimates and fair shares depend on time.
+MAX_PLAN_AGE_SECONDS = 10
 
 TableRows = dict[Any, Any]
 
@@ -47,9 +46,8 @@ class SnapshotCache:
 
     prunes_feed: bool = True  # only the leader's cache may prune the change feed
     standing: IncrementalPlanner = field(default_factory=lambda: IncrementalPlanner(Snapshot(epoch=0)))
-    reported: dict[int, Refusal] = field(
-        default_factory=dict
-    )  # the refusal stored in the row of each workload
+    # by workload: the refusal that is stored in its row
+    reported: dict[int, Refusal] = field(default_factory=dict)
     full_reads: int = 0
     _rows: snapshot_rows.SnapshotRows | None = None
     _seen: str = ""
@@ -89,13 +87,13 @@ class SnapshotCache:
             self._compare(fresh, epoch, now)
 
     def plan_is_due(self, now: datetime) -> bool:
-        """Return True if a change, or enough elapsed time, may lead to another plan."""
+        """Return True if a change or the elapsed time may lead to another plan."""
         return self._plan_due is None or now >= self._plan_due
 
     def note_applied_plan(self, now: datetime, reported: Mapping[int, Refusal], *, complete: bool) -> None:
-        """Note that a plan for ``now`` was applied, in part if not ``complete``.
+        """Record that a plan for ``now`` was applied. It was applied in part if ``complete`` is False.
 
-        ``reported`` is, by workload, the refusal that was stored in its row.
+        ``reported`` has, by workload, the refusal that was stored in its row.
         """
         self.reported.update(reported)
         if complete:
@@ -127,7 +125,7 @@ class SnapshotCache:
         self._plan_due = None
 
     def _read_again(self, changed: Mapping[str, set[int]], now: datetime) -> dict[str, set[Any]]:
-        """Read the changed rows; return the workloads, hosts and units that the changes may have touched."""
+        """Read the changed rows. Return the workloads, hosts and units that may have changed."""
         rows, reader = self._loaded_rows(), snapshot_rows.SnapshotReader(None, now)
         workloads = set(changed.get("workload", ()))
         if "reservation" in changed:
@@ -145,7 +143,7 @@ class SnapshotCache:
         return {"workloads": workloads, "hosts": hosts, "units": units}
 
     def _read_units(self, units: set[int], gpus: set[int], reader: snapshot_rows.SnapshotReader) -> set[int]:
-        """Read rows of units and of all units of GPUs; return these units."""
+        """Read the rows of ``units`` and of all units of ``gpus``. Return the ids of these units."""
         rows = self._loaded_rows()
         if gpus:
             units = units | {pk for pk, unit in rows.units.items() if unit.gpu in gpus}
@@ -173,8 +171,8 @@ class SnapshotCache:
             rows.used = reader.used()
 
     def _read_workloads(self, ids: set[int], reader: snapshot_rows.SnapshotReader) -> set[int]:
-        """Read rows and open allocations of workloads; return their units that are retired or not in
-        the cache yet.
+        """Read rows and open allocations of workloads. Return their units that are retired or not in the
+        cache yet.
         """
         rows = self._loaded_rows()
         before = {unit for pk in ids if pk in rows.held for unit in rows.held[pk].units}
@@ -243,7 +241,7 @@ class SnapshotCache:
     def _collect_table_changes(
         self, delta: dict[str, tuple[Any, ...]], name: str, rows: Iterable[Any]
     ) -> None:
-        """Add the changes of a small table to ``delta``. ``rows`` are all its rows."""
+        """Add the changes of a small table to ``delta``. ``rows`` are all current rows of the table."""
         table, now = self._tables[name], {row_key(row): row for row in rows}
         removed = [row for key, row in table.items() if key not in now]
         self._collect_changes(delta, name, [*now, *(row_key(row) for row in removed)], now)
@@ -290,7 +288,7 @@ def _needs_full_read(changed: Mapping[str, set[int]]) -> bool:
 
 
 def _replace(table: dict[int, Any], ids: Iterable[int], fresh: Mapping[int, Any]) -> None:
-    """Replace the entries of ``ids`` by those in ``fresh``; remove ids that are not in it."""
+    """Replace the entries of ``ids`` by the entries in ``fresh``. Remove ids that are not in ``fresh``."""
     for pk in ids:
         table.pop(pk, None)
     table.update(fresh)

@@ -1,7 +1,7 @@
-"""Read the rows of a snapshot in ``SNAPSHOT_QUERIES`` queries, however many rows there are.
+"""Read the rows of a snapshot in ``SNAPSHOT_QUERIES`` queries, for any number of rows.
 
-The rows do not depend on the clock: ``scheduler.cycle.snapshot`` builds the snapshot for a given time from
-them.
+The rows do not depend on the clock. From these rows ``scheduler.cycle.snapshot`` builds the snapshot for a
+given time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ Columns = Mapping[str, Any]  # one row, by the names of its columns
 
 @dataclass(frozen=True, slots=True)
 class HeldUnits:
-    """A workload's open allocations: the units, the start of the first one (s), and the number of slots."""
+    """A workload's open allocations: the units, the start of the first allocation (s), and the number of
+    slots.
+    """
 
     units: tuple[int, ...]
     since: int
@@ -73,7 +75,7 @@ class HeldUnits:
 
 @dataclass(slots=True)
 class SnapshotRows:
-    """The rows that were read, by id. It may include gates and reservations that have expired."""
+    """The rows that were read, by id. Gates and reservations may have expired since."""
 
     epoch: int
     pools: dict[int, snapshot.PoolInfo]
@@ -81,8 +83,8 @@ class SnapshotRows:
     quotas: tuple[snapshot.QuotaInfo, ...]
     gates: list[BudgetGate]
     promised: list[Reservation]
-    bound: list[tuple[int, int, datetime, datetime]]  # reservation, unit, from, until
-    maintenance: list[tuple[int, datetime, datetime]]  # host, from, until
+    bound: list[tuple[int, int, datetime, datetime]]  # reservation, unit, start, end
+    maintenance: list[tuple[int, datetime, datetime]]  # host, start, end
     used: list[tuple[int, int, float, datetime]]  # team, pool, slot-seconds, as of
     hosts: dict[int, snapshot.HostInfo] = field(default_factory=dict)
     units: dict[int, snapshot.UnitInfo] = field(default_factory=dict)
@@ -93,9 +95,9 @@ class SnapshotRows:
 
 
 class SnapshotReader:
-    """Reads the rows of some pools, or of all (None).
+    """Reader of the rows of some pools, or of all pools (None).
 
-    Each method reads one kind of row: all of them, or those with given ids.
+    Each method reads one kind of row. Some methods can read only the rows with given ids.
     """
 
     def __init__(self, pool_ids: Sequence[int] | None, now: datetime) -> None:
@@ -128,7 +130,7 @@ class SnapshotReader:
     def read_empty(self) -> SnapshotRows:
         """Read the pools as if all work had ended.
 
-        That is: no work, no maintenance, no closed budgets, unused GPU-hours.
+        The result has no work, no maintenance and no closed budgets, and all GPU-hours are unused.
         """
         units, retired = self.units()
         return SnapshotRows(
@@ -158,7 +160,7 @@ class SnapshotReader:
     def units(
         self, ids: Collection[int] | None = None, gpus: Collection[int] = ()
     ) -> tuple[dict[int, snapshot.UnitInfo], set[int]]:
-        """Return the units and the ids of the retired ones.
+        """Return the units, and the ids of retired units among them.
 
         Retired units are included only while they are held.
         """
@@ -173,7 +175,7 @@ class SnapshotReader:
         return {row[0]: snapshot.UnitInfo(*row[:-1]) for row in rows}, {row[0] for row in rows if row[-1]}
 
     def quotas(self, *, unused: bool = False) -> tuple[snapshot.QuotaInfo, ...]:
-        """Return the quotas. ``unused``: as if none of their GPU-hours were used."""
+        """Return the quotas. With ``unused``, return them as if none of their GPU-hours were used."""
         rows = self._within(Quota.objects.order_by("pk"), "pool").values_list(*QUOTA_COLUMNS)
         if unused:
             return tuple(snapshot.QuotaInfo(*row[:5]) for row in rows)
@@ -239,14 +241,16 @@ def _with_ids(rows: QuerySet[Any], ids: Collection[int] | None) -> QuerySet[Any]
 
 
 def ids_array(ids: Iterable[int]) -> RawSQL:
-    """Return ids for ``pk__in`` as one parameter: one parameter per id is slower than the query itself."""
+    """Return ids for ``pk__in`` as one parameter. One parameter per id would take longer than the query
+    itself.
+    """
     return RawSQL("SELECT unnest(%s::bigint[])", (list(ids),))
 
 
 def _size(slots: str) -> Combinable:
     """Return the number of slots of a range.
 
-    PostgreSQL computes it: converting 10,000 ranges to Python takes 0.2 s.
+    PostgreSQL computes the number, because converting 10,000 ranges to Python takes 0.2 s.
     """
     return F(f"{slots}__endswith") - F(f"{slots}__startswith")
 
@@ -276,8 +280,8 @@ HOST_COLUMNS = (
 )
 
 
-# The fields of snapshot.UnitInfo in their order, and whether the unit is retired.
-# The ORM takes four times as long for 16,000 rows.
+# This query returns the fields of snapshot.UnitInfo in their order, and whether the unit is retired. The ORM
+# takes four times as long for 16,000 rows.
 READ_UNITS_SQL = """
 SELECT unit.id, gpu.host_id, unit.gpu_id, gpu.model, unit.profile,
        (upper(unit.slots) - lower(unit.slots))::int, unit.memory_mib,
@@ -371,7 +375,9 @@ def _quota_info(
     refuse: str,
     until: datetime | None,
 ) -> snapshot.QuotaInfo:
-    """Return a quota in effect: one whose GPU-hours are used up guarantees nothing until its period ends."""
+    """Return the quota as it applies now. If its GPU-hours are used up, it guarantees nothing until its
+    period ends.
+    """
     if not used_up or worth is None or until is None:
         return snapshot.QuotaInfo(team, pool, name, guaranteed, borrow)
     limit = 0 if refuse == Quota.WhenUsedUp.REFUSE else borrow
