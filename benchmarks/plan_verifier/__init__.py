@@ -1,23 +1,24 @@
-"""Check that a plan keeps every promise. Written independently of the planner: plain loops over rows, no
-shared rules.
+"""Check that a plan keeps every promise. The verifier is independent of the planner: plain loops over rows,
+no shared rules.
 
-``violations`` returns one sentence for each broken promise, naming the rows. An empty list means that the
-plan may be applied.
+``violations`` returns one sentence with the affected rows for each broken promise. An empty list means that
+the plan may be applied.
 
 ``PROMISES`` lists the promises of docs/scheduling.md and of the architecture's invariants, each with its
 check:
-- ``placement_checks``: what starts, and where;
+- ``placement_checks``: which work starts, and on which units;
 - ``quota_checks``: quotas, borrowing, caps, spare capacity;
 - ``reservation_checks``: reservations stay possible (``window_violations`` checks the answer to a request);
-- ``binding_checks``: reservations get their units at their start, borrowers are evicted in time;
-- ``reservation_victim_checks``: whose units a reservation takes;
-- ``eviction_checks``: who is evicted, for whom, in good time, and only if needed;
-- ``refusal_checks``: every refusal has a true reason with numbers, a position, and an expected start or why
-  there is none;
-- ``order_checks``: who comes first, and what backfill may not delay.
+- ``binding_checks``: reservations get their units at their start, and borrowers are evicted in time;
+- ``reservation_victim_checks``: the work from which a reservation takes units;
+- ``eviction_checks``: only allowed work is evicted, with enough notice, and only if needed;
+- ``refusal_checks``: every refusal has a true reason with numbers, a position, and an expected start or a
+  reason why there is none;
+- ``order_checks``: the order of turns, and the workloads that backfill may not delay.
 
-A check reports nothing if a plan alone cannot show that a rule was broken. That rows in another order give
-the same plan needs two plans, and is checked by ``tests/core`` and ``./run bench verify`` on every example.
+A check reports nothing if a plan alone cannot show that a rule was broken. Another rule is that rows in
+another order give the same plan. It needs two plans, so ``tests/core`` and ``./run bench verify`` check it on
+every example.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _CHECKS: tuple[tuple[str, Check], ...] = (
         "a plan has its snapshot's epoch, and its rows are in the order of their ids",
         order_checks.plan_rows_are_in_id_order,
     ),
-    # what starts
+    # placements
     ("a unit is held by one workload at a time", placement_checks.a_unit_is_held_once),
     ("units freed for a workload are kept for it", placement_checks.freed_units_are_earmarked),
     ("a gang starts on all its units or on none", placement_checks.gangs_start_whole),
@@ -78,7 +79,7 @@ _CHECKS: tuple[tuple[str, Check], ...] = (
     ("time-sliced shares of one GPU serve one team", placement_checks.shares_serve_one_team),
     ("slices fill GPUs that are in use first", placement_checks.slices_fill_used_gpus),
     ("the reason of every start is true", placement_checks.placements_have_a_true_reason),
-    # how much
+    # limits
     ("no team exceeds its guarantee and borrow limit", quota_checks.quotas_hold),
     ("work that may not be evicted does not borrow", quota_checks.only_what_may_borrow_borrows),
     ("exactly the borrowed units are marked as borrowed", quota_checks.what_is_borrowed_is_marked),
@@ -92,7 +93,7 @@ _CHECKS: tuple[tuple[str, Check], ...] = (
     ("work inside a reservation is entitled to it", reservation_checks.work_is_entitled_to_its_reservation),
     ("a reservation that could be kept stays feasible", reservation_checks.reservations_stay_feasible),
     (
-        "work that may not be evicted leaves its team's reservation its guarantee",
+        "work that may not be evicted leaves enough of its team's guarantee for the team's reservation",
         reservation_checks.non_preemptible_work_leaves_room_for_its_teams_reservation,
     ),
     (
@@ -120,7 +121,7 @@ _CHECKS: tuple[tuple[str, Check], ...] = (
         "nothing is evicted for a reservation that has enough units",
         binding_checks.no_evictions_for_satisfied_reservations,
     ),
-    # who goes
+    # evictions
     (
         "a workload is evicted whole, once, for one beneficiary",
         eviction_checks.workloads_are_evicted_whole_and_once,
@@ -134,11 +135,11 @@ _CHECKS: tuple[tuple[str, Check], ...] = (
     ("within a team only lower priority is evicted", eviction_checks.within_a_team_by_priority),
     ("across teams work is evicted only for a guarantee", eviction_checks.across_teams_only_for_a_guarantee),
     (
-        "across teams only borrowed work is evicted, whatever its priority",
+        "across teams only borrowed work is evicted, regardless of priority",
         eviction_checks.across_teams_only_borrowed_work_is_evicted,
     ),
     (
-        "for a reservation work is evicted for its start, not earlier",
+        "work is evicted for a reservation only shortly before its start",
         eviction_checks.for_a_reservation_at_its_start,
     ),
     ("every eviction enables a start", eviction_checks.evictions_enable_the_start),
@@ -146,7 +147,7 @@ _CHECKS: tuple[tuple[str, Check], ...] = (
         "every victim is needed, and nothing is evicted if free units suffice",
         eviction_checks.every_eviction_is_needed,
     ),
-    # what waits
+    # refusals
     ("every wait has a reason with its numbers", refusal_checks.refusals_have_a_reason_with_numbers),
     ("a workload behind a gate has the gate as its reason", refusal_checks.gates_are_shown),
     (
@@ -157,12 +158,15 @@ _CHECKS: tuple[tuple[str, Check], ...] = (
     ("blockers are running workloads", refusal_checks.blockers_run),
     ("the reason of every refusal is true", refusal_checks.reasons_are_true),
     ("nothing waits for units that are free", refusal_checks.nothing_waits_for_units_that_lie_free),
-    # who comes first
+    # order
     ("priority orders within a team", order_checks.priority_orders_within_a_team),
     ("guarantees come before borrowing", order_checks.guarantees_come_before_borrowing),
     ("borrowers take turns by decayed use and weight", order_checks.borrowers_share_fairly),
-    ("the first preference comes first", order_checks.the_first_preference_comes_first),
-    ("a better place comes first", order_checks.a_better_place_comes_first),
+    ("a request gets the most preferred model that is free", order_checks.the_first_preference_comes_first),
+    (
+        "hosts to avoid come last, and hosts with the workload's checkpoint come first",
+        order_checks.a_better_place_comes_first,
+    ),
     ("backfill delays no workload with a promised start", order_checks.backfill_delays_nobody),
 )
 PROMISES = dict(_CHECKS)

@@ -1,4 +1,4 @@
-"""Checks of bindings: a reservation gets its units at its start, and borrowers are evicted in time."""
+"""Check bindings: a reservation gets its units at its start, and borrowers are evicted in time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNBOUND_CODES = {ReasonCode.RESERVED_UNITS_MISSING, ReasonCode.RESERVED_UNITS_IN
 
 
 def bindings_are_right(lookups: PlanLookups) -> Iterator[str]:
-    """Units are bound within the window: as requested, free, healthy, and to one reservation."""
+    """Report units that are bound outside the window, not requested, held, unhealthy, or bound twice."""
     taken = Counter(u for b in lookups.plan.bindings for u in b.units)
     taken.update(u for r in lookups.snapshot.reservations if r.end > lookups.now for u in r.units)
     for binding in lookups.plan.bindings:
@@ -50,7 +50,7 @@ def _not_as_requested(
     elif not lookups.fits(ask, units, on_empty_hosts=True):
         yield (
             f"{subject} is bound to units of several kinds, without NVLink, or on hosts "
-            "without a label or the room beside"
+            "without a required label or enough CPU and memory"
         )
 
 
@@ -65,10 +65,10 @@ def _not_in_service(
 
 
 def bindings_leave_others_their_guarantee(lookups: PlanLookups) -> Iterator[str]:
-    """A reservation is not bound to a model that others are guaranteed if its team is guaranteed enough of
-    another one.
+    """Report reservations bound to a model that others are guaranteed, although their team is guaranteed
+    enough of another model.
 
-    Checked only if the team has no other reservation in the window.
+    A reservation is checked only if its team has no other reservation in the window.
     """
     for binding in lookups.plan.bindings:
         row = lookups.reservations.get(binding.reservation)
@@ -104,7 +104,7 @@ def _has_rival_of_own_team(lookups: PlanLookups, row: ReservationInfo) -> bool:
 def _other_model_within_guarantee(
     lookups: PlanLookups, row: ReservationInfo, model: str, needs: dict[str, int], start: int
 ) -> str | None:
-    """Return another model of which the team is guaranteed enough for the reservation, or None."""
+    """Return another model for which the team's guarantee covers the reservation, or None."""
     for name, need in sorted(needs.items()):
         key = (row.pool, row.team, name)
         if name != model and lookups.held(key) + need <= lookups.guaranteed_slots_at(key, start):
@@ -113,7 +113,7 @@ def _other_model_within_guarantee(
 
 
 def unbound_reservations_have_a_reason(lookups: PlanLookups) -> Iterator[str]:
-    """A reservation that has begun is bound, or has exactly one reason with numbers."""
+    """Report reservations that have begun without units and without exactly one reason with numbers."""
     bound = {b.reservation for b in lookups.plan.bindings}
     reason_counts = Counter(u.reservation for u in lookups.plan.unbound)
     for reservation in lookups.snapshot.reservations:
@@ -122,7 +122,7 @@ def unbound_reservations_have_a_reason(lookups: PlanLookups) -> Iterator[str]:
         if waits and reasons != 1:
             yield f"{subject} has begun without units, and {reasons} reasons are given"
         if not waits and reasons:
-            yield f"{subject} does not wait for units, and a reason for that is given"
+            yield f"{subject} does not wait for units, but has a reason for waiting"
     for unbound in lookups.plan.unbound:
         if unbound.code not in UNBOUND_CODES or not unbound.numbers:
             yield (
@@ -136,7 +136,7 @@ def _has_begun(lookups: PlanLookups, reservation: ReservationInfo) -> bool:
 
 
 def reservations_with_free_units_are_bound(lookups: PlanLookups) -> Iterator[str]:
-    """A reservation that has begun is bound if enough units that it may use are free."""
+    """Report reservations that have begun and are not bound, although enough units for them are free."""
     for reservation in sole_unbound_reservations(lookups):
         free = [
             u
@@ -153,11 +153,14 @@ def reservations_with_free_units_are_bound(lookups: PlanLookups) -> Iterator[str
             and not rivals
             and lookups.fits(reservation.ask, free, on_empty_hosts=True)
         ):
-            yield f"reservation {reservation.id} has begun and is not bound, and units lie free for it"
+            yield f"reservation {reservation.id} has begun and is not bound, although enough units are free"
 
 
 def borrowers_get_notice_in_time(lookups: PlanLookups) -> Iterator[str]:
-    """From notice and grace before its start on, work on the units that a reservation needs is evicted."""
+    """Report reservations for which no work is evicted although notice and grace now reach their start.
+
+    Work must be evicted if the free units do not suffice and the units that evictions can free do.
+    """
     victims = {e.workload for e in lookups.evictions}
     for reservation in sole_unbound_reservations(lookups):
         soonest = lookups.now + lookups.eviction_lead(reservation.pool)
@@ -174,8 +177,8 @@ def borrowers_get_notice_in_time(lookups: PlanLookups) -> Iterator[str]:
             reservation.ask, freed_in_time, on_empty_hosts=True
         ):
             yield (
-                f"reservation {reservation.id} starts at {reservation.start} and nobody is told "
-                "to leave its units"
+                f"reservation {reservation.id} starts at {reservation.start} and no work on its units "
+                "is evicted in time"
             )
 
 
@@ -188,7 +191,7 @@ def _units_in_service_for(lookups: PlanLookups, reservation: ReservationInfo) ->
 
 
 def no_evictions_for_satisfied_reservations(lookups: PlanLookups) -> Iterator[str]:
-    """Each victim for a reservation holds units without which the reservation would not have enough."""
+    """Report victims without whose units a reservation would still have enough units."""
     for reservation in sole_unbound_reservations(lookups):
         victims = [e.workload for e in lookups.evictions if e.for_reservation == reservation.id]
         free = [

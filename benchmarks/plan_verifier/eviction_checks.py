@@ -1,4 +1,4 @@
-"""Checks of evictions: only allowed victims, in good time, and only if it enables a start."""
+"""Check evictions: only allowed work is evicted, with enough notice, and only if this enables a start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _each(lookups: PlanLookups) -> Iterator[tuple[Eviction, RunningWorkload, str
 
 
 def _for_workloads(lookups: PlanLookups) -> Iterator[tuple[RunningWorkload, QueuedWorkload, str]]:
-    """Yield evictions for one waiting workload of the same pool."""
+    """Yield (victim, beneficiary, subject) for each eviction for a waiting workload of the same pool."""
     for eviction, victim, subject in _each(lookups):
         queued = lookups.queued.get(eviction.for_workload or 0)
         if queued is not None and queued.pool == victim.pool and eviction.for_reservation is None:
@@ -32,14 +32,16 @@ def _for_workloads(lookups: PlanLookups) -> Iterator[tuple[RunningWorkload, Queu
 
 
 def workloads_are_evicted_whole_and_once(lookups: PlanLookups) -> Iterator[str]:
-    """A victim runs, is not stopping already, and is evicted once for exactly one beneficiary."""
+    """Report victims that do not run, are stopping already, or are evicted twice or not for exactly one
+    beneficiary.
+    """
     planned_count = Counter(e.workload for e in lookups.plan.evictions)
     for eviction in lookups.plan.evictions:
         subject = f"eviction of workload {eviction.workload}"
         if eviction.workload not in lookups.running:
             yield f"{subject}: it does not run"
         elif lookups.running[eviction.workload].stopping:
-            yield f"{subject}: it was told already"
+            yield f"{subject}: it is stopping already"
         if planned_count[eviction.workload] > 1:
             yield f"{subject} is planned twice"
         if (eviction.for_workload is None) == (eviction.for_reservation is None):
@@ -47,28 +49,28 @@ def workloads_are_evicted_whole_and_once(lookups: PlanLookups) -> Iterator[str]:
 
 
 def only_preemptible_work_is_evicted(lookups: PlanLookups) -> Iterator[str]:
-    """Work that is not preemptible stays until its limit."""
+    """Report victims that are not preemptible."""
     for _, victim, subject in _each(lookups):
         if not victim.preemptible:
             yield f"{subject}: it is not preemptible"
 
 
 def the_minimum_runtime_protects(lookups: PlanLookups) -> Iterator[str]:
-    """No work is evicted before the pool's minimum runtime."""
+    """Report victims that have not run for the pool's minimum runtime."""
     for _, victim, subject in _each(lookups):
         if lookups.is_young(victim):
             yield f"{subject} before its minimum runtime"
 
 
 def evictions_give_full_notice(lookups: PlanLookups) -> Iterator[str]:
-    """The stop signal is not sent before the whole notice is over."""
+    """Report evictions whose stop signal is sent before the whole notice is over."""
     for eviction, victim, subject in _each(lookups):
         if eviction.stop_at < lookups.now + lookups.pools[victim.pool].policy.notice_seconds:
             yield f"{subject} without its whole notice"
 
 
 def evictions_have_a_true_reason(lookups: PlanLookups) -> Iterator[str]:
-    """Each eviction has an eviction code that is true, and numbers."""
+    """Report evictions without a true eviction code or without numbers."""
     for eviction, victim, subject in _each(lookups):
         queued = lookups.queued.get(eviction.for_workload or 0)
         true_code = ReasonCode.EVICTED_FOR_RESERVATION
@@ -79,13 +81,13 @@ def evictions_have_a_true_reason(lookups: PlanLookups) -> Iterator[str]:
                 else ReasonCode.EVICTED_FOR_GUARANTEE
             )
         if eviction.code not in EVICTION_CODES or eviction.code != true_code:
-            yield f"{subject} with code {eviction.code!r}, true is {true_code}"
+            yield f"{subject} with code {eviction.code!r} instead of {true_code}"
         if not eviction.numbers:
             yield f"{subject} without numbers"
 
 
 def beneficiary_waits_for_its_eviction(lookups: PlanLookups) -> Iterator[str]:
-    """The beneficiary of an eviction waits in the same pool, and its refusal names the victim."""
+    """Report beneficiaries that do not wait in the same pool, or whose refusals do not list the victim."""
     for eviction, victim, subject in _each(lookups):
         if eviction.for_workload is None:
             continue
@@ -97,18 +99,18 @@ def beneficiary_waits_for_its_eviction(lookups: PlanLookups) -> Iterator[str]:
         if refusal is None or refusal.code != ReasonCode.WAITS_FOR_EVICTION:
             yield f"{subject} for workload {queued.id}, which does not wait for it"
         elif victim.id not in refusal.blockers:
-            yield f"{subject} for workload {queued.id}, which is told to wait for others"
+            yield f"{subject} for workload {queued.id}, which has other blockers"
 
 
 def no_eviction_cycles(lookups: PlanLookups) -> Iterator[str]:
-    """A workload does not evict the work for which it was evicted."""
+    """Report workloads that evict the work for which they were evicted."""
     for victim, queued, subject in _for_workloads(lookups):
         if queued.evicted_by == victim.id:
-            yield f"{subject}: workload {queued.id} had to make room for it, and now evicts it back"
+            yield f"{subject}: workload {queued.id} was evicted for it, and now evicts it"
 
 
 def within_a_team_by_priority(lookups: PlanLookups) -> Iterator[str]:
-    """Within a team only work of lower priority is evicted, and not from inside another reservation."""
+    """Report victims of the same team that do not have a lower priority or run inside another reservation."""
     for victim, queued, subject in _for_workloads(lookups):
         if victim.team == queued.team:
             if victim.priority >= queued.priority:
@@ -118,7 +120,9 @@ def within_a_team_by_priority(lookups: PlanLookups) -> Iterator[str]:
 
 
 def across_teams_only_for_a_guarantee(lookups: PlanLookups) -> Iterator[str]:
-    """Other teams' work, never inside a reservation, is evicted only for work within its team's guarantee."""
+    """Report victims of other teams that run inside a reservation or are evicted for work above its team's
+    guarantee.
+    """
     for victim, queued, subject in _for_workloads(lookups):
         if victim.team == queued.team:
             continue
@@ -129,8 +133,9 @@ def across_teams_only_for_a_guarantee(lookups: PlanLookups) -> Iterator[str]:
 
 
 def across_teams_only_borrowed_work_is_evicted(lookups: PlanLookups) -> Iterator[str]:
-    """Each team that loses work to others still held borrowed slots before its last victim, whatever the
-    priority.
+    """Report teams that lose more work to other teams than they borrow. Priority does not matter.
+
+    The last victim may cross the guarantee.
     """
     lost_to_teams, lost_to_reservations = _lost_slots(lookups)
     for key, counts in sorted(lost_to_teams.items()):
@@ -147,7 +152,7 @@ def across_teams_only_borrowed_work_is_evicted(lookups: PlanLookups) -> Iterator
 
 
 def _lost_slots(lookups: PlanLookups) -> tuple[dict[TeamModel, list[int]], Counter[TeamModel]]:
-    """Return the slots of each victim that work of other teams evicts, and the sum for reservations."""
+    """Return the slots of each victim of other teams' work, and the sum of slots lost to reservations."""
     lost_to_teams: dict[TeamModel, list[int]] = defaultdict(list)
     lost_to_reservations: Counter[TeamModel] = Counter()
     for eviction, victim, _ in _each(lookups):
@@ -171,8 +176,9 @@ def _stopping_slots(lookups: PlanLookups, key: TeamModel) -> int:
 
 
 def for_a_reservation_at_its_start(lookups: PlanLookups) -> Iterator[str]:
-    """Work is evicted for a reservation of its pool no sooner than notice and grace before the start, if
-    it would still run.
+    """Report work that is evicted for a reservation too early, without need, or from another pool.
+
+    Evictions begin at most notice and grace before the start, for work that would still run at the start.
     """
     for eviction, victim, subject in _each(lookups):
         if eviction.for_reservation is None:
@@ -185,10 +191,10 @@ def for_a_reservation_at_its_start(lookups: PlanLookups) -> Iterator[str]:
         elif victim.until <= reservation.start:
             yield f"{subject}, which would have ended before the reservation starts"
         elif not any(serves(lookups.units[u], reservation.ask) for u in victim.units if u in lookups.units):
-            yield f"{subject} frees nothing the reservation asked for"
+            yield f"{subject} frees no units that the reservation asked for"
 
 
-# -- whether evictions are needed
+# -- need for the evictions
 # -----------------------------------------------------------------------------
 
 
@@ -213,21 +219,21 @@ class EvictionBeneficiary:
         ]
 
     def freed(self, workloads: list[int]) -> list[UnitInfo]:
-        """Return the units that the workload may use once these workloads have stopped."""
+        """Return the units that the beneficiary may use after these workloads have stopped."""
         lookups, units = self.lookups, []
         for workload in workloads:
             for unit in lookups.running[workload].units:
                 if unit in lookups.units and lookups.is_usable(lookups.units[unit]):
-                    # both None outside reservations
+                    # Both values are None outside reservations.
                     is_reachable = lookups.bound.get(unit) == self.queued.reservation
                     if is_reachable and lookups.earmark.get(unit, self.queued.id) == self.queued.id:
                         units.append(lookups.units[unit])
         return units
 
     def free(self) -> list[UnitInfo]:
-        """Return free units for the workload.
+        """Return the free units for the workload.
 
-        If a plan evicts for several workloads, it does not show for which of them a free unit is earmarked.
+        If a plan evicts for several workloads, it does not show for which workload a free unit is earmarked.
         """
         if self.queued.reservation is not None:
             return [
@@ -241,8 +247,9 @@ class EvictionBeneficiary:
         return self.lookups.free_after_plan.get(self.queued.pool, [])
 
     def is_allowed(self, stopped: list[int], kind: KindTuple) -> bool:
-        """Return True if quota, caps and spare capacity allow a start once these workloads have stopped,
-        whatever else starts.
+        """Return True if quota, caps and spare capacity allow a start after these workloads have stopped.
+
+        True is certain: it does not depend on other starts.
         """
         spare = self.lookups.pools[self.queued.pool].policy.spare_slots
         may_use_spare = self.queued.priority is Priority.CRITICAL or self.queued.reservation is not None
@@ -255,7 +262,7 @@ def _beneficiaries(lookups: PlanLookups) -> Iterator[EvictionBeneficiary]:
 
 
 def evictions_enable_the_start(lookups: PlanLookups) -> Iterator[str]:
-    """Once the victims have stopped, the beneficiary fits on their units and those free for it."""
+    """Report beneficiaries that do not fit on their free units and their victims' units."""
     for beneficiary in _beneficiaries(lookups):
         stopped = [*beneficiary.victims, *beneficiary.stopping]
         abandoned = [
@@ -267,20 +274,21 @@ def evictions_enable_the_start(lookups: PlanLookups) -> Iterator[str]:
         }
         if not lookups.fits(beneficiary.queued.ask, units.values(), stopped):
             yield (
-                f"workloads {beneficiary.victims} go in vain: workload {beneficiary.queued.id} "
-                "does not fit when they are gone"
+                f"workloads {beneficiary.victims} are evicted in vain: workload {beneficiary.queued.id} "
+                "does not fit after they have stopped"
             )
         for victim in beneficiary.victims:
             if not any(serves(u, beneficiary.queued.ask) for u in beneficiary.freed([victim])):
                 yield (
-                    f"eviction of workload {victim} frees nothing that workload "
+                    f"eviction of workload {victim} frees no units that workload "
                     f"{beneficiary.queued.id} asked for"
                 )
 
 
 def every_eviction_is_needed(lookups: PlanLookups) -> Iterator[str]:
-    """Without any one of its victims the beneficiary would not fit, so nothing is evicted while free units
-    suffice.
+    """Report victims without whose eviction the beneficiary would also fit.
+
+    So no work is evicted while free units suffice.
     """
     for beneficiary in _beneficiaries(lookups):
         pool = beneficiary.queued.pool
@@ -299,15 +307,15 @@ def every_eviction_is_needed(lookups: PlanLookups) -> Iterator[str]:
         kinds = lookups.kinds_that_fit(beneficiary.queued.ask, idle.values(), unclaimed)
         if any(beneficiary.is_allowed([], kind) for kind in kinds):
             yield (
-                f"workloads {beneficiary.victims} are told to go for workload "
-                f"{beneficiary.queued.id}, which fits without that"
+                f"workloads {beneficiary.victims} are evicted for workload "
+                f"{beneficiary.queued.id}, which fits without evictions"
             )
 
 
 def _fits_without(
     lookups: PlanLookups, beneficiary: EvictionBeneficiary, victim: int, free: list[UnitInfo]
 ) -> bool:
-    """Return True if the beneficiary fits on a kind of the victim's units without its eviction."""
+    """Return True if the beneficiary fits on a kind of the victim's units without the victim's eviction."""
     stopped = [v for v in beneficiary.victims if v != victim]
     victim_kinds = {kind_tuple(lookups.units[u]) for u in lookups.running[victim].units if u in lookups.units}
     units = {u.id: u for u in (*free, *beneficiary.freed(stopped))}

@@ -1,8 +1,8 @@
-"""Checks of the queue order, as far as a plan shows it.
+"""Check the order of turns, as far as a plan shows this order.
 
-A plan does not contain the order in which it was made. But if a workload was refused for missing units, and
-the units of a started workload would have served it, then the started one had its turn first; the rules
-exclude some of these orders.
+A plan does not contain the order of turns. But suppose that a workload was refused for missing units, and
+that the units of a started workload would have served it. Then the started workload had its turn first. The
+rules exclude some of these orders.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from scheduler.core.model.plan import Placement
 from scheduler.core.model.snapshot import QueuedWorkload
 from scheduler.core.reasons import ReasonCode
 
-MAX_PAIRS_CHECKED = 40_000  # pairs of a started and a waiting workload: in a large pool only some are checked
+MAX_PAIRS_CHECKED = (
+    40_000  # pairs of a started and a waiting workload; in a large pool only some pairs are checked
+)
 
 
 def _overtaken_pairs(lookups: PlanLookups) -> list[tuple[QueuedWorkload, QueuedWorkload, str]]:
@@ -26,8 +28,8 @@ def _overtaken_pairs(lookups: PlanLookups) -> list[tuple[QueuedWorkload, QueuedW
 
 
 def _find_overtaken(lookups: PlanLookups) -> Iterator[tuple[QueuedWorkload, QueuedWorkload, str]]:
-    """Yield (waiting, started, model) of one pool, both in the ordinary lane, where the started one had
-    its turn first.
+    """Yield (waiting, started, model): the started workload had its turn before the waiting one. Both are in
+    the ordinary lane of one pool.
     """
     started = _started_by_pool(lookups)
     pairs_checked = 0
@@ -70,7 +72,7 @@ def _waits_in_ordinary_lane(lookups: PlanLookups, waiting: QueuedWorkload) -> bo
 
 
 def priority_orders_within_a_team(lookups: PlanLookups) -> Iterator[str]:
-    """Work of lower priority does not take units that work of higher priority of its team waits for."""
+    """Report work that takes units for which work of higher priority of its team waits."""
     for waiting, started, _ in _overtaken_pairs(lookups):
         if waiting.team == started.team and waiting.priority > started.priority:
             yield (
@@ -80,7 +82,7 @@ def priority_orders_within_a_team(lookups: PlanLookups) -> Iterator[str]:
 
 
 def guarantees_come_before_borrowing(lookups: PlanLookups) -> Iterator[str]:
-    """A borrower does not take units that work wholly within its team's guarantee waits for."""
+    """Report borrowers that take units for which work wholly within its team's guarantee waits."""
     for waiting, started, model in _overtaken_pairs(lookups):
         borrows = lookups.held((started.pool, started.team, model)) >= lookups.guarantee(
             (started.pool, started.team, model)
@@ -93,8 +95,8 @@ def guarantees_come_before_borrowing(lookups: PlanLookups) -> Iterator[str]:
 
 
 def borrowers_share_fairly(lookups: PlanLookups) -> Iterator[str]:
-    """Of two borrowing teams, the one with less decayed use by weight comes first, including what this
-    plan adds.
+    """Report borrowers that come before a team with less decayed use by weight. Use that this plan adds is
+    included.
     """
     for waiting, started, _ in _overtaken_pairs(lookups):
         if waiting.team == started.team or not _only_borrows(lookups, started):
@@ -105,7 +107,9 @@ def borrowers_share_fairly(lookups: PlanLookups) -> Iterator[str]:
 
 
 def _only_borrows(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
-    """Return True if its team holds its whole guarantee of every model that serves it, before the plan."""
+    """Return True if, before the plan, the team holds its whole guarantee of every model that serves the
+    workload.
+    """
     models = lookups.slots_needed_by_model(queued)
     keys = [(queued.pool, queued.team, model) for model in models]
     return all(lookups.held(key) >= lookups.guarantee(key) for key in keys)
@@ -114,9 +118,9 @@ def _only_borrows(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
 def _is_guaranteed_all(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
     """Return True if the workload never gets its turn as a borrower.
 
-    Every model that serves it is guaranteed to its team, together with all else that the team asks for. The
-    same is true for the team's work that may have its turn before: work that competes with it for a model,
-    directly or through other work.
+    Every model that serves the workload must be guaranteed to its team, in addition to all other work of the
+    team. The same must be true for the team's work that may have its turn before: work that competes for a
+    model, directly or through other work.
     """
     team = [
         q for q in lookups.snapshot.queued if q.team == queued.team and q.pool == queued.pool and not q.gate
@@ -139,7 +143,7 @@ def _is_guaranteed_all(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
 def _competes(
     lookups: PlanLookups, first: QueuedWorkload, second: QueuedWorkload, team: list[QueuedWorkload]
 ) -> bool:
-    """Return True if two workloads of a team want the same model, directly or through others that accept
+    """Return True if two workloads of a team compete for a model, directly or through others that accept
     several models.
     """
     models = set(lookups.slots_needed_by_model(first))
@@ -164,7 +168,7 @@ def _weight(lookups: PlanLookups, team: int) -> int:
 
 
 def _added_use(lookups: PlanLookups, queued: QueuedWorkload) -> float:
-    """Return the most that this plan can have added to the use of a workload's team."""
+    """Return the most use by weight that this plan can have added to the workload's team."""
     added = 0.0
     for placement in lookups.placements:
         row = lookups.queued[placement.workload]
@@ -175,8 +179,8 @@ def _added_use(lookups: PlanLookups, queued: QueuedWorkload) -> float:
 
 
 def the_first_preference_comes_first(lookups: PlanLookups) -> Iterator[str]:
-    """An ask with models in order of preference gets the first one that is free within its team's
-    guarantee.
+    """Report workloads that got one model while units of a model that they prefer are free and within their
+    limits.
     """
     for placement in lookups.placements:
         queued = lookups.queued[placement.workload]
@@ -187,19 +191,19 @@ def the_first_preference_comes_first(lookups: PlanLookups) -> Iterator[str]:
         ):
             continue
         if queued.avoids or queued.checkpoint_storage is not None:
-            continue  # hosts to avoid or prefer come before the model
+            continue  # The choice between hosts comes before the choice of the model.
         got = lookups.units[placement.units[0]].model
         preferred = queued.ask.models[: queued.ask.models.index(got)] if got in queued.ask.models else ()
         free = [u for u in lookups.free_after_plan.get(queued.pool, ()) if u.model in preferred]
         for kind in lookups.kinds_that_fit(queued.ask, free):
             if lookups.limits_allow(queued, kind):
-                yield f"workload {queued.id} got {got}, while {kind[0]}, which it prefers, lies free"
+                yield f"workload {queued.id} got {got}, while {kind[0]}, which it prefers, is free"
                 break
 
 
 def a_better_place_comes_first(lookups: PlanLookups) -> Iterator[str]:
-    """A workload is not placed on a host to avoid, or away from its checkpoint's storage, if it fits
-    elsewhere, or there.
+    """Report workloads on a host to avoid, or away from their checkpoint's storage, that fit on a better
+    host.
     """
     for placement in lookups.placements:
         queued = lookups.queued[placement.workload]
@@ -213,13 +217,13 @@ def a_better_place_comes_first(lookups: PlanLookups) -> Iterator[str]:
             if queued.checkpoint_storage is not None and host.home_storage == queued.checkpoint_storage
         }
         if avoided & placed_hosts and _fits_on_free_units(lookups, queued, lookups.hosts.keys() - avoided):
-            yield f"workload {queued.id} is put where it could not start, while it fits elsewhere"
+            yield f"workload {queued.id} is on a host on which it could not start, while it fits elsewhere"
         elif (
             same_storage
             and placed_hosts - same_storage
             and _fits_on_free_units(lookups, queued, same_storage - avoided)
         ):
-            yield f"workload {queued.id} is put away from the homes of its checkpoint, while it fits there"
+            yield f"workload {queued.id} is away from its checkpoint's storage, while it fits there"
 
 
 def _fits_on_free_units(lookups: PlanLookups, queued: QueuedWorkload, hosts: Collection[int]) -> bool:
@@ -228,7 +232,9 @@ def _fits_on_free_units(lookups: PlanLookups, queued: QueuedWorkload, hosts: Col
 
 
 def _free_units_are_conclusive(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
-    """Return True if the units that are free after the plan were free to this workload when it was placed."""
+    """Return True if the units that are free after the plan were certainly free when this workload was
+    placed.
+    """
     pool = queued.pool
     is_uncertain = (
         lookups.pools[pool].policy.spare_slots
@@ -247,10 +253,11 @@ def _free_units_are_conclusive(lookups: PlanLookups, queued: QueuedWorkload) -> 
 
 
 def backfill_delays_nobody(lookups: PlanLookups) -> Iterator[str]:
-    """Units held for a waiting workload serve its ask, are expected free by its start, and nothing placed
-    on them delays it.
+    """Report held units that do not serve the waiting workload, or are expected to be in use at its expected
+    start.
 
-    Work of lower priority of the same team must not delay it even if it runs twice as long as predicted.
+    Work of lower priority of the same team must not delay the workload even if that work runs twice as long
+    as predicted.
     """
     for refusal in lookups.plan.refusals:
         waiting = lookups.queued.get(refusal.workload)
@@ -258,17 +265,17 @@ def backfill_delays_nobody(lookups: PlanLookups) -> Iterator[str]:
             continue
         start = refusal.expected_start
         if start is None:
-            yield f"units are set aside for workload {waiting.id}, which expects no start"
+            yield f"units are held for workload {waiting.id}, which has no expected start"
             continue
         for unit in refusal.held_units:
             row = lookups.units.get(unit)
             if row is None or not serves(row, waiting.ask) or lookups.pool_of(row) != waiting.pool:
-                yield f"unit {unit} is set aside for workload {waiting.id}, which it does not serve"
+                yield f"unit {unit} is held for workload {waiting.id}, which it does not serve"
             elif (
                 lookups.bound.get(unit) is not None and lookups.reservations[lookups.bound[unit]].end > start
             ):
                 yield (
-                    f"unit {unit} is set aside for workload {waiting.id} in a window of "
+                    f"unit {unit} is held for workload {waiting.id} in a window of "
                     f"reservation {lookups.bound[unit]}"
                 )
         yield from _delays_by_placements(lookups, waiting, set(refusal.held_units), start)
@@ -289,7 +296,7 @@ def _delays_by_placements(
         )
         expected = queued.predicted_seconds if is_first else 2 * queued.predicted_seconds
         if lookups.now + min(queued.max_runtime_seconds, expected) > start:
-            yield f"workload {queued.id} delays workload {waiting.id}, for which its units are set aside"
+            yield f"workload {queued.id} delays workload {waiting.id}, for which its units are held"
 
 
 def _delays_by_running_work(
@@ -299,13 +306,13 @@ def _delays_by_running_work(
     for holder in sorted({lookups.holder[u] for u in held if u in lookups.holder}):
         running = lookups.running[holder]
         if not running.stopping and holder not in going and running.predicted_end > start:
-            yield (
-                f"workload {holder} is expected on units set aside for workload {waiting.id} after its start"
-            )
+            yield f"workload {holder} is expected on units held for workload {waiting.id} after its start"
 
 
 def plan_rows_are_in_id_order(lookups: PlanLookups) -> Iterator[str]:
-    """A plan has its snapshot's epoch, and its rows and units are ordered by id."""
+    """Report a plan of another epoch than its snapshot's, or with rows or units that are not ordered by
+    id.
+    """
     plan = lookups.plan
     if plan.epoch != lookups.snapshot.epoch:
         yield f"plan of epoch {plan.epoch} for a snapshot of epoch {lookups.snapshot.epoch}"

@@ -1,4 +1,4 @@
-"""Checks of placements: which work starts, and on which units."""
+"""Check placements: which work starts, and on which units."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ START_CODES = {
 
 
 def known_placements(lookups: PlanLookups) -> Iterator[tuple[Placement, QueuedWorkload, str]]:
-    """Yield every placement of a known workload, with its row and its name for a sentence."""
+    """Yield every placement of a known workload, with the workload's row and its name for a sentence."""
     for placement in lookups.placements:
         yield placement, lookups.queued[placement.workload], f"workload {placement.workload}"
 
 
 def a_unit_is_held_once(lookups: PlanLookups) -> Iterator[str]:
-    """A unit is placed once, and not while a workload holds it."""
+    """Report units that are assigned twice, or while a workload holds them."""
     taken = Counter(unit for p in lookups.plan.placements for unit in p.units)
     for unit, times in sorted(taken.items()):
         if unit not in lookups.units:
@@ -40,8 +40,9 @@ def a_unit_is_held_once(lookups: PlanLookups) -> Iterator[str]:
 
 
 def freed_units_are_earmarked(lookups: PlanLookups) -> Iterator[str]:
-    """Units freed for a workload are given to no other workload or reservation until it starts or abandons
-    them.
+    """Report units that were freed for one workload and are assigned to another workload or reservation.
+
+    They are kept until the workload starts or abandons them.
     """
     for placement in lookups.plan.placements:
         for unit in placement.units:
@@ -55,7 +56,9 @@ def freed_units_are_earmarked(lookups: PlanLookups) -> Iterator[str]:
 
 
 def gangs_start_whole(lookups: PlanLookups) -> Iterator[str]:
-    """A workload starts on all the hosts it asked for, with the same number of units of one kind on each."""
+    """Report workloads without the requested number of hosts, or units per host, or with units of several
+    kinds.
+    """
     for placement, queued, subject in known_placements(lookups):
         units = [lookups.units[u] for u in placement.units]
         per_host = Counter(u.host for u in units)
@@ -69,7 +72,7 @@ def gangs_start_whole(lookups: PlanLookups) -> Iterator[str]:
 
 
 def asks_get_matching_units(lookups: PlanLookups) -> Iterator[str]:
-    """Units match the ask's model, profile, memory, compute capability, labels and pool."""
+    """Report units that do not match the ask's model, profile, memory, compute capability, labels or pool."""
     for placement, queued, subject in known_placements(lookups):
         for unit in (lookups.units[u] for u in placement.units):
             if not serves(unit, queued.ask):
@@ -86,7 +89,7 @@ def asks_get_matching_units(lookups: PlanLookups) -> Iterator[str]:
 
 
 def nvlink_is_one_island(lookups: PlanLookups) -> Iterator[str]:
-    """An ask for NVLink gets all units of a host in one group."""
+    """Report asks for NVLink whose units on one host are not in one group."""
     for placement, queued, subject in known_placements(lookups):
         units = [lookups.units[u] for u in placement.units]
         for host in sorted({u.host for u in units}) if queued.ask.nvlink else ():
@@ -96,7 +99,7 @@ def nvlink_is_one_island(lookups: PlanLookups) -> Iterator[str]:
 
 
 def only_healthy_gpus_on_open_hosts(lookups: PlanLookups) -> Iterator[str]:
-    """Nothing starts on a closed host, in its maintenance, or on an unhealthy GPU."""
+    """Report work that starts on a closed host, during maintenance of its host, or on an unhealthy GPU."""
     for placement, _, subject in known_placements(lookups):
         units = [lookups.units[u] for u in placement.units]
         for host in sorted({u.host for u in units}):
@@ -105,11 +108,11 @@ def only_healthy_gpus_on_open_hosts(lookups: PlanLookups) -> Iterator[str]:
             ):
                 yield f"{subject} is on host {host}, which takes no work"
         if any(not u.healthy for u in units):
-            yield f"{subject} got a unit that is not well"
+            yield f"{subject} got an unhealthy unit"
 
 
 def cpu_and_memory_suffice(lookups: PlanLookups) -> Iterator[str]:
-    """Each host has the requested CPU and memory. Hosts of unknown size are not checked."""
+    """Report hosts without the requested CPU and memory. Hosts of unknown size are not checked."""
     for placement, queued, subject in known_placements(lookups):
         for host in sorted({lookups.units[u].host for u in placement.units}):
             row = lookups.hosts[host]
@@ -120,7 +123,9 @@ def cpu_and_memory_suffice(lookups: PlanLookups) -> Iterator[str]:
 
 
 def gates_hold(lookups: PlanLookups) -> Iterator[str]:
-    """Nothing starts behind a closed gate, in its back-off, above the runtime cap, or in an unknown pool."""
+    """Report work that starts behind a closed gate, during its back-off, above the runtime cap, or in an
+    unknown pool.
+    """
     for placement in lookups.plan.placements:
         if (
             placement.workload in lookups.queued
@@ -137,15 +142,16 @@ def gates_hold(lookups: PlanLookups) -> Iterator[str]:
 
 
 def static_pools_are_their_owners(lookups: PlanLookups) -> Iterator[str]:
-    """Only the owner's work starts in a static pool."""
+    """Report work of other teams than the owner that starts in a static pool."""
     for _, queued, subject in known_placements(lookups):
         if lookups.is_static(queued.pool) and lookups.pools[queued.pool].team != queued.team:
             yield f"{subject} started in another team's static pool"
 
 
 def work_ends_in_time(lookups: PlanLookups) -> Iterator[str]:
-    """Work ends by its limit or with its reservation; outside a reservation, before maintenance of its
-    hosts begins.
+    """Report work whose deadline is not its limit or its reservation's end.
+
+    Also report work outside reservations that may run into maintenance of its hosts.
     """
     for placement, queued, subject in known_placements(lookups):
         until = lookups.now + queued.max_runtime_seconds
@@ -160,7 +166,7 @@ def work_ends_in_time(lookups: PlanLookups) -> Iterator[str]:
 
 
 def shares_serve_one_team(lookups: PlanLookups) -> Iterator[str]:
-    """Time-sliced shares of one GPU never serve two teams at once."""
+    """Report GPUs whose time-sliced shares serve two teams at once."""
     teams: dict[int, set[int]] = defaultdict(set)
     holders = [(r.team, r.units) for r in lookups.snapshot.running]
     holders += [(queued.team, placement.units) for placement, queued, _ in known_placements(lookups)]
@@ -174,7 +180,7 @@ def shares_serve_one_team(lookups: PlanLookups) -> Iterator[str]:
 
 
 def slices_fill_used_gpus(lookups: PlanLookups) -> Iterator[str]:
-    """A slice is not placed on an untouched GPU while a used GPU of the same host has a free one."""
+    """Report slices placed on an untouched GPU while a used GPU of the same host has a free slice."""
     in_use = {lookups.units[u].gpu for u in lookups.holder if u in lookups.units}
     free = {
         (u.host, kind_tuple(u))
@@ -187,7 +193,7 @@ def slices_fill_used_gpus(lookups: PlanLookups) -> Iterator[str]:
             continue
         for unit in (lookups.units[u] for u in placement.units):
             if unit.gpu not in in_use and (unit.host, kind_tuple(unit)) in free:
-                yield f"{subject} takes a slice of GPU {unit.gpu}, which was whole, beside one that is in use"
+                yield f"{subject} takes a slice of the untouched GPU {unit.gpu}, while a used GPU has one"
 
 
 def _takes_any_free_slice(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
@@ -206,7 +212,7 @@ def _takes_any_free_slice(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
 
 
 def placements_have_a_true_reason(lookups: PlanLookups) -> Iterator[str]:
-    """Each placement has a start code that is true, and numbers."""
+    """Report placements without a true start code or without numbers."""
     for placement, queued, subject in known_placements(lookups):
         if placement.code not in START_CODES:
             yield f"{subject} starts with code {placement.code!r}"
@@ -227,4 +233,4 @@ def placements_have_a_true_reason(lookups: PlanLookups) -> Iterator[str]:
                 False: {ReasonCode.RECLAIMED_GUARANTEE},
             }[queued.room_made_by_own_team]
         if placement.code not in expected:
-            yield f"{subject} starts with code {placement.code}, true is {' or '.join(sorted(expected))}"
+            yield f"{subject} starts with code {placement.code} instead of {' or '.join(sorted(expected))}"

@@ -1,7 +1,7 @@
-"""Lookups for the checks: what teams hold before and after a plan, their limits, and when work ends.
+"""Provide lookups for the checks: slots that teams hold before and after a plan, limits, and ends of work.
 
-A rule that the planner also needs (when is work gone) is written a second time, from docs/scheduling.md, as
-loops over rows.
+A rule that the planner also needs, such as the time at which work releases its units, is implemented a second
+time from docs/scheduling.md, as loops over rows.
 """
 
 from __future__ import annotations
@@ -61,16 +61,18 @@ class PlanLookups(UnitLookups):
         return all_work, non_preemptible
 
     def held(self, key: TeamModel, non_preemptible: bool = False) -> int:
-        """Return the slots that a team holds before the plan: running work outside reservations, and bound
-        reservations.
+        """Return the slots that a team holds before the plan, in running work outside reservations and in
+        bound reservations.
 
-        ``non_preemptible``: only work that may not be evicted, and reservations.
+        ``non_preemptible``: count only non-preemptible work and reservations.
         """
         return self._held[1 if non_preemptible else 0][key]
 
     @cached_property
     def held_after(self) -> Counter[TeamModel]:
-        """Return the same after the plan, with what is kept for workloads that wait for evictions."""
+        """Return the slots that each team holds after the plan, including slots kept for workloads that wait
+        for evictions.
+        """
         rows = Counter(self._held[0])
         for placement in self.placements:
             queued = self.queued[placement.workload]
@@ -89,7 +91,9 @@ class PlanLookups(UnitLookups):
         return rows
 
     def slots_needed_by_model(self, queued: QueuedWorkload) -> dict[str, int]:
-        """Return, for each model that serves the ask, the slots it takes of the largest kind."""
+        """Return, for each model that serves the ask, the slots that the ask takes on units of the largest
+        kind.
+        """
         rows: dict[str, int] = {}
         for kind in self.kinds_by_pool.get(queued.pool, {}):
             if serves(self.kinds_by_pool[queued.pool][kind], queued.ask):
@@ -97,7 +101,7 @@ class PlanLookups(UnitLookups):
         return rows
 
     def least_slots_by_model(self, ask: Ask, pool: int) -> dict[str, int]:
-        """Return the least slots that an ask takes of each model that serves it."""
+        """Return, for each model that serves the ask, the fewest slots that the ask can take."""
         needs: dict[str, int] = {}
         for unit in self.kinds_by_pool.get(pool, {}).values():
             if serves(unit, ask):
@@ -111,8 +115,8 @@ class PlanLookups(UnitLookups):
         return 0 if quota is None else quota.guaranteed
 
     def guaranteed_slots_at(self, key: TeamModel, time: int) -> int:
-        """Return the same at a future time: a guarantee whose GPU-hours are used up returns with the next
-        period.
+        """Return the slots that a team is guaranteed at a future time. A guarantee whose GPU-hours are used
+        up is in force again from the next period on.
         """
         quota = self.quotas.get(key)
         if quota is not None and quota.used_up_until is not None and quota.used_up_until <= time:
@@ -123,7 +127,7 @@ class PlanLookups(UnitLookups):
         return self.pools[pool].kind is PoolKind.STATIC
 
     def within_guarantee(self, queued: QueuedWorkload, model: str) -> bool:
-        """Return True if the workload, on this model, is wholly within its team's guarantee before the
+        """Return True if the workload on this model would be wholly within its team's guarantee before the
         plan.
         """
         if self.is_static(queued.pool):
@@ -145,7 +149,7 @@ class PlanLookups(UnitLookups):
         return rows
 
     def limits_allow(self, queued: QueuedWorkload, kind: KindTuple, stopped: Collection[int] = ()) -> bool:
-        """Return True if quota and caps certainly allow a start on this kind, once ``stopped`` work has
+        """Return True if quota and caps certainly allow a start on this kind after ``stopped`` work has
         stopped.
         """
         rows = {workload: self.running.get(workload) or self.queued[workload] for workload in stopped}
@@ -184,8 +188,9 @@ class PlanLookups(UnitLookups):
         return quota.borrow_limit is None or held <= quota.guaranteed + quota.borrow_limit
 
     def stays_until(self, running: RunningWorkload) -> int:
-        """Return until when its units are not available: its limit, or for preemptible work the earliest
-        end by eviction.
+        """Return the time until which running work holds its units.
+
+        This is its limit, or for preemptible work the earliest end by an eviction.
         """
         policy = self.pools[running.pool].policy
         if running.stopping:
@@ -197,7 +202,7 @@ class PlanLookups(UnitLookups):
 
     @cached_property
     def release_times(self) -> dict[int, int]:
-        """Return until when running work outside reservations holds each unit."""
+        """Return the time until which running work outside reservations holds each unit."""
         return {
             unit: self.stays_until(r)
             for r in self.snapshot.running
@@ -210,7 +215,7 @@ class PlanLookups(UnitLookups):
         return self.now < running.started + self.pools[running.pool].policy.minimum_runtime_seconds
 
     def unbound(self, pool: int) -> list[ReservationInfo]:
-        """Return the reservations of a pool that have no units yet, also after this plan."""
+        """Return the reservations of a pool that have no units, even after this plan."""
         bound = set(self.bound.values())
         return [
             r
@@ -220,8 +225,8 @@ class PlanLookups(UnitLookups):
 
     @cached_property
     def pools_with_room_being_made(self) -> set[int]:
-        """Return pools with evictions in progress: the plan does not name the free units that are
-        earmarked there.
+        """Return the pools with evictions in progress. A plan does not contain the free units that are
+        earmarked in these pools.
         """
         waiting_for_eviction = (
             r.workload for r in self.plan.refusals if r.code == ReasonCode.WAITS_FOR_EVICTION
@@ -230,15 +235,15 @@ class PlanLookups(UnitLookups):
 
     @cached_property
     def pools_with_earmarks_given_up(self) -> set[int]:
-        """Return pools in which earmarked units became free during the cycle, after some workloads had
+        """Return the pools in which earmarked units became free during the cycle, after some workloads had
         been refused.
         """
         return {q.pool for q in self.snapshot.queued if q.earmarked_units and q.id in self.abandoned_earmarks}
 
     @cached_property
     def teams_at_their_limit(self) -> set[tuple[int, int]]:
-        """Return (pool, team) with work over its quota: headroom is reserved for it, ahead of the team's
-        other work.
+        """Return each (pool, team) with work over its quota. Headroom is reserved for this work, ahead of the
+        team's other work.
         """
         over_quota = (
             self.queued[r.workload]

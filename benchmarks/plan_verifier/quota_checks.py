@@ -1,4 +1,4 @@
-"""Checks of quotas, borrowing, caps and spare capacity."""
+"""Check quotas, borrowing, caps and spare capacity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TeamModelRows = tuple[TeamModel, QuotaInfo | None, list[Placement]]
 
 
 def _rows_by_team(lookups: PlanLookups) -> Iterator[TeamModelRows]:
-    """Yield what each team starts outside reservations in dynamic pools, by pool and model, with its
+    """Yield each team's placements outside reservations in dynamic pools, by pool and model, with the team's
     quota.
     """
     groups: dict[TeamModel, list[Placement]] = defaultdict(list)
@@ -30,7 +30,9 @@ def _where(key: TeamModel) -> str:
 
 
 def quotas_hold(lookups: PlanLookups) -> Iterator[str]:
-    """A team has a quota for a model, and holds no more than its guarantee plus its borrow limit."""
+    """Report teams that start work without a quota, or hold more than their guarantee plus their borrow
+    limit.
+    """
     for key, quota, placements in _rows_by_team(lookups):
         after = lookups.held(key) + _slots_of(lookups, placements)
         if quota is None:
@@ -43,10 +45,10 @@ def quotas_hold(lookups: PlanLookups) -> Iterator[str]:
 
 
 def only_what_may_borrow_borrows(lookups: PlanLookups) -> Iterator[str]:
-    """Work that may not borrow fits the guarantee.
+    """Report work that may not borrow and exceeds its team's guarantee.
 
-    Work that is not preemptible fits together with the team's other work of that kind. Work that a budget
-    excludes from borrowing fits together with all of the team's work.
+    Non-preemptible work must fit into the guarantee together with the team's other non-preemptible work. Work
+    that a budget excludes from borrowing must fit together with all of the team's work.
     """
     for key, quota, placements in _rows_by_team(lookups):
         if quota is None:
@@ -69,7 +71,10 @@ def _slots_of(lookups: PlanLookups, placements: list[Placement]) -> int:
 
 
 def what_is_borrowed_is_marked(lookups: PlanLookups) -> Iterator[str]:
-    """Slots above the guarantee are marked as borrowed, so that they can be reclaimed, and no others are."""
+    """Report borrowed slots that are not marked as borrowed, and other slots that are.
+
+    Marked slots can be reclaimed.
+    """
     for placement, _, subject in known_placements(lookups):
         if not 0 <= placement.borrowed_slots <= lookups.slots(placement.units):
             yield f"{subject} borrows {placement.borrowed_slots} slots of {lookups.slots(placement.units)}"
@@ -86,12 +91,12 @@ def what_is_borrowed_is_marked(lookups: PlanLookups) -> Iterator[str]:
         if not min_borrowed <= marked_slots <= max(max_borrowed, min_borrowed):
             yield (
                 f"{_where(key)} borrows {max(min_borrowed, 0)} to {max_borrowed} slots, the "
-                f"plan says {marked_slots}"
+                f"plan marks {marked_slots}"
             )
 
 
 def caps_hold(lookups: PlanLookups) -> Iterator[str]:
-    """The caps on one workload and on one user hold."""
+    """Report workloads and users above their caps."""
     held: Counter[tuple[int, int]] = Counter()
     for running in lookups.snapshot.running:
         held[running.pool, running.user] += lookups.slots(running.units)
@@ -110,10 +115,10 @@ def caps_hold(lookups: PlanLookups) -> Iterator[str]:
 
 
 def spare_capacity_is_kept(lookups: PlanLookups) -> Iterator[str]:
-    """Spare capacity is used by critical work and work inside reservations only.
+    """Report pools in which work uses spare capacity that is neither critical nor inside a reservation.
 
-    Units freed for a workload were checked when the evictions were ordered: they are free for no other
-    workload.
+    Units freed for a workload are not counted: they were checked when the evictions were decided, and are
+    free for no other workload.
     """
     taken: dict[int, int] = defaultdict(int)
     earmarked = set(lookups.earmark)

@@ -1,4 +1,4 @@
-"""Checks of refusals: a true reason with its numbers, a position, and an expected start or the reason why
+"""Check refusals: each has a true reason with numbers, a position, and an expected start or a reason why
 there is none.
 """
 
@@ -14,7 +14,7 @@ from scheduler.core.model.plan import Refusal
 from scheduler.core.model.snapshot import Ask, Priority, QueuedWorkload, UnitInfo
 from scheduler.core.reasons import ReasonCode
 
-CODES_WITHOUT_START = {  # until the request or a setting changes: no start can be expected
+CODES_WITHOUT_START = {  # the wait lasts until the request or a setting changes
     ReasonCode.NO_SUCH_HARDWARE,
     ReasonCode.TOO_BIG_FOR_ANY_HOST,
     ReasonCode.NOT_YOUR_POOL,
@@ -61,7 +61,9 @@ def _each(lookups: PlanLookups) -> Iterator[tuple[Refusal, QueuedWorkload, str]]
 
 
 def refusals_have_a_reason_with_numbers(lookups: PlanLookups) -> Iterator[str]:
-    """Every refusal has a code of the closed list and its numbers, sorted by name and valid as JSON."""
+    """Report refusals without a code of the closed list, or without its numbers, sorted by name and valid as
+    JSON.
+    """
     for refusal, queued, subject in _each(lookups):
         if refusal.code not in WAIT_CODES and refusal.code != queued.gate:
             yield f"{subject} with code {refusal.code!r}"
@@ -72,20 +74,20 @@ def refusals_have_a_reason_with_numbers(lookups: PlanLookups) -> Iterator[str]:
         try:
             json.dumps(dict(refusal.numbers), allow_nan=False)
         except (TypeError, ValueError) as error:
-            yield f"{subject}: numbers that JSON can't carry: {error}"
+            yield f"{subject}: numbers are not valid in JSON: {error}"
 
 
 def gates_are_shown(lookups: PlanLookups) -> Iterator[str]:
-    """A workload behind a gate is refused with the gate's code only."""
+    """Report workloads behind a gate that are refused with another code."""
     for refusal, queued, subject in _each(lookups):
         if queued.gate and refusal.code != queued.gate and queued.pool in lookups.pools:
             yield f"{subject} hides its gate {queued.gate}"
 
 
 def an_expected_start_or_why_there_is_none(lookups: PlanLookups) -> Iterator[str]:
-    """An expected start is in the future.
+    """Report expected starts that are in the past, missing, or given without reason.
 
-    It is missing only if no known event would end the wait, and never if the end is known.
+    An expected start is missing only if no known event would end the wait.
     """
     for refusal, _, subject in _each(lookups):
         start = refusal.expected_start
@@ -94,48 +96,50 @@ def an_expected_start_or_why_there_is_none(lookups: PlanLookups) -> Iterator[str
         if start is None and refusal.code in CODES_WITH_KNOWN_END:
             yield f"{subject} ({refusal.code}) without an expected start"
         if start is not None and refusal.code in CODES_WITHOUT_START:
-            yield f"{subject} ({refusal.code}) expects a start, and would wait for ever"
+            yield f"{subject} ({refusal.code}) has an expected start, but no known event ends its wait"
 
 
 def places_count_from_one(lookups: PlanLookups) -> Iterator[str]:
-    """The queued workloads of a pool have the positions 1, 2, 3, ...; workloads that were not admitted
-    have none.
+    """Report pools whose queued workloads do not have the positions 1, 2, 3, ...
+
+    Workloads that were not admitted must have no position.
     """
     positions: dict[int, list[int]] = defaultdict(list)
     for refusal, queued, subject in _each(lookups):
         if refusal.position is not None:
             positions[queued.pool].append(refusal.position)
         if refusal.position is not None and (queued.gate or refusal.code in CODES_WITHOUT_START):
-            yield f"{subject} ({refusal.code}) has place {refusal.position} in the line"
+            yield f"{subject} ({refusal.code}) has position {refusal.position}"
         if refusal.position is None and not queued.gate and refusal.code in EXPECTED_START_CODES:
-            yield f"{subject} ({refusal.code}) has no place in the line"
+            yield f"{subject} ({refusal.code}) has no position"
     for pool, numbers_taken in sorted(positions.items()):
         if sorted(numbers_taken) != list(range(1, len(numbers_taken) + 1)):
             yield f"positions in pool {pool} are {sorted(numbers_taken)}"
 
 
 def blockers_run(lookups: PlanLookups) -> Iterator[str]:
-    """Blockers run in the workload's pool, each named once. A workload that waits for an eviction has a
-    blocker.
+    """Report blockers that do not run in the workload's pool or are listed twice.
+
+    A workload that waits for an eviction must have a blocker.
     """
     for refusal, queued, subject in _each(lookups):
         if refusal.code == ReasonCode.WAITS_FOR_EVICTION and not refusal.blockers:
-            yield f"{subject} waits for an eviction of nobody"
+            yield f"{subject} waits for an eviction, but has no blockers"
         for blocker in refusal.blockers:
             running = lookups.running.get(blocker)
             if running is None or running.pool != queued.pool:
                 yield f"{subject} waits for workload {blocker}, which does not run in its pool"
         if tuple(sorted(set(refusal.blockers))) != refusal.blockers:
-            yield f"{subject} names those it waits for twice or out of order"
+            yield f"{subject} has duplicate or unsorted blockers"
 
 
-# -- whether the reason is true
+# -- truth of the reasons
 # -------------------------------------------------------------------------------
 
 
 def reasons_are_true(lookups: PlanLookups) -> Iterator[str]:
-    """The stated reason is true: the hardware is missing, the numbers exceed the limit, the promise
-    exists.
+    """Report reasons that are not true: the hardware exists, the numbers are within the limit, or there is no
+    promise.
     """
     cached: dict[tuple[str, int, Ask], bool] = {}
     for refusal, queued, subject in _each(lookups):
@@ -150,7 +154,7 @@ def reasons_are_true(lookups: PlanLookups) -> Iterator[str]:
         else:
             is_true = is_reason_true(lookups, queued, dict(refusal.numbers))
         if not is_true:
-            yield f"{subject} says {refusal.code}, which is not so"
+            yield f"{subject} has reason {refusal.code}, which is not true"
 
 
 ReasonCheck = Callable[[PlanLookups, QueuedWorkload, dict[str, object]], bool]
@@ -207,7 +211,9 @@ def _reservation_not_yours(lookups: PlanLookups, queued: QueuedWorkload, _: dict
 
 
 def _over_quota(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    """Return True if the numbers exceed the limit they name, and the guarantee they name is the team's."""
+    """Return True if held and needed slots exceed the stated limit, and the stated guarantee is the
+    team's.
+    """
     held, need, limit = numbers.get("held"), numbers.get("need"), numbers.get("limit")
     if queued.reservation is not None or lookups.is_static(queued.pool):
         return False
@@ -231,7 +237,7 @@ def _over_user_cap(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[s
 
 
 def _gpu_hours_used_up(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    """Return True if the GPU-hours of every model it has a quota for are used up, and it may not borrow
+    """Return True if the GPU-hours of every model with a quota are used up, and the workload may not borrow
     instead.
     """
     keys = [(queued.pool, queued.team, model) for model in lookups.slots_needed_by_model(queued)]
@@ -251,8 +257,9 @@ def _host_closed(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, obje
 
 
 def _host_full(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    """Return True if it fits on no host that takes work, but would with those whose disk is full; some of
-    these are named.
+    """Return True if the workload fits on no open host, but would fit if hosts with full disks were open.
+
+    The numbers must have some names of these hosts and their number.
     """
     units = lookups.units_by_pool.get(queued.pool, ())
     full = {
@@ -294,8 +301,8 @@ def _behind_others(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, ob
 
 
 def _behind_own_team(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    """Return True if the named workload is ahead, of its team or user, waits for headroom, and starts when
-    the numbers say.
+    """Return True if the stated workload is of the same team or user, waits for headroom, and starts by the
+    stated time.
     """
     workload_ahead, start = numbers.get("workload"), numbers.get("start")
     is_user_cap = numbers.get("of") == "person"
@@ -340,7 +347,7 @@ REASON_CHECKS: dict[str, ReasonCheck] = {
     ReasonCode.BEHIND_OWN_TEAM: _behind_own_team,
     ReasonCode.SPARE_CAPACITY_KEPT: _spare_kept,
 }
-# equal for equal asks of a pool
+# Reasons whose truth is equal for equal asks of a pool.
 REASONS_OF_THE_ASK = {
     ReasonCode.NO_SUCH_HARDWARE,
     ReasonCode.TOO_BIG_FOR_ANY_HOST,
@@ -348,7 +355,7 @@ REASONS_OF_THE_ASK = {
 
 
 def nothing_waits_for_units_that_lie_free(lookups: PlanLookups) -> Iterator[str]:
-    """A workload that waits for units does not fit on those that are free after the plan."""
+    """Report workloads that wait for units, but fit on the units that are free after the plan."""
     cached: dict[tuple[int, Ask], list[KindTuple]] = {}
     for refusal, queued, _ in _each(lookups):
         if refusal.code != ReasonCode.WAITS_FOR_UNITS or queued.pool in lookups.pools_with_earmarks_given_up:
@@ -357,7 +364,7 @@ def nothing_waits_for_units_that_lie_free(lookups: PlanLookups) -> Iterator[str]
             continue
         if queued.reservation is not None:
             if lookups.fits(queued.ask, _free_units_inside(lookups, queued.pool, queued.reservation)):
-                yield f"workload {queued.id} waits for units that lie free in its reservation"
+                yield f"workload {queued.id} waits for units that are free in its reservation"
             continue
         if _free_units_may_be_kept_from(lookups, queued):
             continue
@@ -367,7 +374,7 @@ def nothing_waits_for_units_that_lie_free(lookups: PlanLookups) -> Iterator[str]
                 lookups.kinds_that_fit(queued.ask, lookups.free_after_plan.get(queued.pool, ()))
             )
         if any(lookups.limits_allow(queued, kind) for kind in cached[key]):
-            yield f"workload {queued.id} waits for units that lie free"
+            yield f"workload {queued.id} waits for units that are free"
 
 
 def _free_units_inside(lookups: PlanLookups, pool: int, reservation: int) -> list[UnitInfo]:
@@ -383,7 +390,9 @@ def _free_units_inside(lookups: PlanLookups, pool: int, reservation: int) -> lis
 
 
 def _free_units_may_be_kept_from(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
-    """Return True if evictions in progress or reserved headroom may explain why it gets no free units."""
+    """Return True if evictions in progress or reserved headroom may explain why the workload gets no free
+    units.
+    """
     return (
         queued.pool in lookups.pools_with_room_being_made
         or queued.id in lookups.awaiting_evictions
@@ -392,7 +401,9 @@ def _free_units_may_be_kept_from(lookups: PlanLookups, queued: QueuedWorkload) -
 
 
 def each_workload_gets_one_answer(lookups: PlanLookups) -> Iterator[str]:
-    """Every waiting workload is placed or refused, exactly once, and no other workload is."""
+    """Report waiting workloads without exactly one placement or refusal, and other workloads that have
+    one.
+    """
     answers = Counter(
         [p.workload for p in lookups.plan.placements] + [r.workload for r in lookups.plan.refusals]
     )

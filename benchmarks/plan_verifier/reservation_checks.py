@@ -11,7 +11,9 @@ from scheduler.core.model.snapshot import ReservationInfo, UnitInfo
 
 
 def only_reservation_work_on_bound_units(lookups: PlanLookups) -> Iterator[str]:
-    """Report work on units of a reservation that it is not inside, and work inside one on other units."""
+    """Report work outside a reservation on the reservation's units, and work inside a reservation on other
+    units.
+    """
     for placement, queued, subject in known_placements(lookups):
         for unit in placement.units:
             bound = lookups.bound.get(unit)
@@ -51,7 +53,7 @@ def reservations_stay_feasible(lookups: PlanLookups) -> Iterator[str]:
 
 
 def _release_times_after_plan(lookups: PlanLookups) -> dict[int, int]:
-    """Return when running and placed work outside reservations releases each unit."""
+    """Return the time at which running and placed work outside reservations releases each unit."""
     after = dict(lookups.release_times)
     for placement, queued, _ in known_placements(lookups):
         stays = queued.max_runtime_seconds
@@ -92,7 +94,9 @@ def can_be_kept(lookups: PlanLookups, reservation: ReservationInfo, stays: dict[
 
 
 def can_all_be_kept(lookups: PlanLookups, promised: list[ReservationInfo], stays: dict[int, int]) -> bool:
-    """Return True if a greedy assignment serves every reservation. False can be wrong; True cannot."""
+    """Return True if a greedy assignment serves every reservation. If it returns False, another assignment
+    may exist.
+    """
     assigned: list[tuple[ReservationInfo, set[int]]] = []
     for reservation in promised:
         taken = {

@@ -1,4 +1,4 @@
-"""Check that a reservation takes the units of borrowed work before those of guaranteed work."""
+"""Check that a reservation takes the units of borrowed work before the units of guaranteed work."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SECONDS_PER_PAST_EVICTION = 1800
 
 
 def borrowers_are_evicted_before_guaranteed_work(lookups: PlanLookups) -> Iterator[str]:
-    """For a reservation no team loses guaranteed slots if free units and borrowed work suffice."""
+    """Report evictions of guaranteed work for a reservation if free units and borrowed work suffice."""
     if lookups.plan.bindings:
-        return  # the snapshot does not say what these take from their teams
+        return  # The snapshot does not show the slots that bindings take from their teams' guarantees.
     for reservation in sole_unbound_reservations(lookups):
         soonest = lookups.now + lookups.eviction_lead(reservation.pool)
         if not reservation.start <= soonest < reservation.end or lookups.is_static(reservation.pool):
@@ -26,7 +26,7 @@ def borrowers_are_evicted_before_guaranteed_work(lookups: PlanLookups) -> Iterat
         if _guaranteed_work(lookups, reservation, victims) and _borrowed_work_suffices(lookups, reservation):
             yield (
                 f"workloads {sorted(planned)} are evicted for reservation {reservation.id}: some are within "
-                "their team's guarantee, and borrowed work suffices"
+                "their team's guarantee, although borrowed work suffices"
             )
 
 
@@ -63,7 +63,9 @@ def _would_be_evicted(lookups: PlanLookups, running: RunningWorkload, start: int
 def _guaranteed_work(
     lookups: PlanLookups, reservation: ReservationInfo, victims: list[RunningWorkload]
 ) -> set[int]:
-    """Return the victims with which a team loses guaranteed slots, if it loses its cheapest victims first."""
+    """Return the victims with which a team loses guaranteed slots, if the cheapest victims are evicted
+    first.
+    """
     pool = reservation.pool
     model, need = next(iter(lookups.least_slots_by_model(reservation.ask, pool).items()))
     lost: Counter[int] = Counter()
@@ -77,7 +79,7 @@ def _guaranteed_work(
 
 
 def _borrowed_slots(lookups: PlanLookups, pool: int, team: int, model: str) -> int:
-    """Return the slots that a team holds above its guarantee, without those of work that is stopping."""
+    """Return the slots that a team holds above its guarantee, without the slots of stopping work."""
     stopping = sum(
         lookups.slots_by_model(running.units)[model]
         for running in lookups.snapshot.running
@@ -88,7 +90,7 @@ def _borrowed_slots(lookups: PlanLookups, pool: int, team: int, model: str) -> i
 
 
 def _eviction_cost(lookups: PlanLookups, running: RunningWorkload) -> int:
-    """Return slots times the seconds of unsaved work, with half an hour for each past eviction."""
+    """Return the cost: slots times the sum of unsaved seconds and half an hour for each past eviction."""
     saved = max(running.started, running.checkpoint_at or running.started)
     unsaved = max(0, lookups.now - saved)
     return lookups.slots(running.units) * (unsaved + running.evictions * SECONDS_PER_PAST_EVICTION)

@@ -1,7 +1,8 @@
-"""Lookups of units: which exist, which are free before and after a plan, and whether a request fits on them.
+"""Provide lookups of units: all units, units that are free before and after a plan, and whether a request
+fits.
 
-Nothing is shared with the planner. A rule that both need, such as ``serves``, is implemented a second time
-from docs/scheduling.md, as loops over rows.
+The planner shares no rule with these lookups. A rule that both need, such as ``serves``, is implemented a
+second time from docs/scheduling.md, as loops over rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from scheduler.core.model.snapshot import Ask, Snapshot, UnitInfo
 from scheduler.core.promises.promise_timeline import DISK_CLEANUP_SECONDS
 from scheduler.core.reasons import ReasonCode
 
-# A request does not distinguish units with equal values: model, profile, memory, compute capability, slots.
+# Model, profile, memory, compute capability, slots: a request does not distinguish units with equal values.
 KindTuple = tuple[str, str, int, int, int]
 
 
@@ -45,7 +46,7 @@ def _by_kind_and_host(ask: Ask, units: Iterable[UnitInfo]) -> dict[KindTuple, di
 
 
 def _units_in_one_island(ask: Ask, units: list[UnitInfo]) -> list[UnitInfo]:
-    """Return as many of one host's units as the ask needs, in one NVLink group if it asks for that."""
+    """Return as many of one host's units as the ask needs, in one NVLink group if the ask requires this."""
     groups = Counter(u.nvlink_group for u in units if u.nvlink_group is not None)
     if ask.nvlink:
         group = next(g for g, count in groups.items() if count >= ask.units)
@@ -78,7 +79,7 @@ class UnitLookups:
         self.running = _by_id(snapshot.running)
         self.reservations = _by_id(snapshot.reservations)
         self.holder = {unit: r.id for r in snapshot.running for unit in r.units}
-        # Only placements of known rows are checked further. Unknown rows are a violation of their own.
+        # Only placements of known rows are checked further. Other checks report unknown rows.
         self.placements: list[Placement] = [p for p in plan.placements if self._names_known_rows(p)]
         self.placed = {p.workload: p for p in self.placements}
         self.placed_on = {unit: p.workload for p in self.placements for unit in p.units}
@@ -91,8 +92,9 @@ class UnitLookups:
     def _read_promised_units(self) -> None:
         self.bound = {u: r.id for r in self.snapshot.reservations if r.end > self.now for u in r.units}
         self.bound |= {u: b.reservation for b in self.plan.bindings for u in b.units}
-        # Units freed for a workload stay earmarked until it starts, or until it cannot start and no eviction
-        # for it is in progress. Units that it does not use when it starts become free in the next cycle.
+        # Units freed for a workload stay earmarked until the workload starts, or until it cannot start and no
+        # eviction for it is in progress. If it starts on other units, the earmarked ones become free in the
+        # next cycle.
         self.abandoned_earmarks = {
             r.workload for r in self.plan.refusals if r.code != ReasonCode.WAITS_FOR_EVICTION
         } | self.placed.keys()
@@ -139,8 +141,8 @@ class UnitLookups:
     def is_open_from(self, host: int, start: int) -> bool:
         """Return True if a promise from ``start`` on may count on the host.
 
-        It takes work now, or only its disk is full and enough time remains to clear the disk: the eviction
-        lead and ``DISK_CLEANUP_SECONDS``.
+        This is so if the host takes work now. A host with a full disk counts if enough time remains to clear
+        the disk: the eviction lead and ``DISK_CLEANUP_SECONDS``.
         """
         row = self.hosts[host]
         if row.schedulable or row.closed_code != ReasonCode.HOST_FULL:
@@ -149,9 +151,7 @@ class UnitLookups:
 
     @cached_property
     def free_before_plan(self) -> dict[int, list[UnitInfo]]:
-        """Return, by pool, the usable units that no workload holds before the plan, and that are not
-        bound.
-        """
+        """Return, by pool, the usable units that are neither held nor bound before the plan."""
         return {
             pool: [
                 u for u in units if self.is_usable(u) and u.id not in self.holder and u.id not in self.bound
@@ -169,7 +169,7 @@ class UnitLookups:
 
     @cached_property
     def kinds_by_pool(self) -> dict[int, dict[KindTuple, UnitInfo]]:
-        """Return, by pool, every kind and one unit of it."""
+        """Return, by pool, every kind with one unit of this kind."""
         return {pool: {kind_tuple(u): u for u in units} for pool, units in self.units_by_pool.items()}
 
     def slots(self, units: Iterable[int]) -> int:
@@ -183,7 +183,7 @@ class UnitLookups:
         return rows
 
     def eviction_lead(self, pool: int) -> int:
-        """Return notice plus grace (seconds): the time from the order of an eviction to its stop."""
+        """Return notice plus grace (seconds): the time from the decision to evict to the stop."""
         policy = self.pools[pool].policy
         return policy.notice_seconds + policy.grace_seconds
 
@@ -241,7 +241,7 @@ class UnitLookups:
     def kinds_that_fit(
         self, ask: Ask, units: Iterable[UnitInfo], stopped: Collection[int] = (), on_empty_hosts: bool = False
     ) -> Iterator[KindTuple]:
-        """Yield the kinds of which these units serve the whole ask once ``stopped`` work has stopped.
+        """Yield the kinds whose units among ``units`` serve the whole ask after ``stopped`` work has stopped.
 
         Enough hosts must each have enough units of one kind (in one NVLink group if requested), all labels,
         and enough CPU and memory.

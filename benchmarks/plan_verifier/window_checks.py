@@ -1,4 +1,4 @@
-"""Check the answer to the question whether a reservation fits into a window."""
+"""Check the answer to a request to reserve a window."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ def window_violations(
     now: int,
     may_exceed_guarantee: bool = False,
 ) -> list[str]:
-    """Return what is wrong with the answer to the question whether ``ask`` can be reserved for ``[start,
-    end)``.
+    """Return the errors in the answer to a request to reserve ``ask`` for ``[start, end)``.
 
     An acceptance must leave every promise possible and the guarantees of others intact. A rejection must have
-    a code with numbers, and the windows it names must be in the future and of the same length.
+    a code with numbers. The windows that it offers must be in the future and of the same length.
     """
     lookups = PlanLookups(snapshot, EmptyPlan(snapshot.epoch), now)
     if not answer.fits:
@@ -42,7 +41,7 @@ def window_violations(
 
 def _wrong_rejection(answer: WindowCheckResult, start: int, end: int, now: int) -> Iterator[str]:
     if not answer.code or not answer.numbers:
-        yield f"a no with code {answer.code!r} and {len(answer.numbers)} numbers"
+        yield f"a rejection with code {answer.code!r} and {len(answer.numbers)} numbers"
     for window in answer.first_windows:
         if window.start < now or window.end - window.start != end - start:
             yield f"the window {window.start} to {window.end} is over or has another length"
@@ -51,9 +50,9 @@ def _wrong_rejection(answer: WindowCheckResult, start: int, end: int, now: int) 
 def _wrong_acceptance(lookups: PlanLookups, ask: Ask, pool: int, start: int, end: int) -> Iterator[str]:
     obtainable = _obtainable_units(lookups, pool, start, end)
     if not lookups.fits(ask, obtainable, on_empty_hosts=True):
-        yield "a yes, and no units are there for all of the window"
+        yield "accepted, but no units are free for the whole window"
     if not can_all_be_kept(lookups, largest_first(lookups.unbound(pool)), lookups.release_times):
-        return  # one that can't be kept anyway takes nothing from others
+        return  # A reservation that can't be kept anyway takes no units from others.
     promised = [
         r
         for r in lookups.unbound(pool)
@@ -63,7 +62,7 @@ def _wrong_acceptance(lookups: PlanLookups, ask: Ask, pool: int, start: int, end
     for time in sorted({start} | {r.start for r in promised if r.start > start}):
         need = sum(r.ask.total_units for r in promised if r.start <= time < r.end) + ask.total_units
         if need > fitting:
-            yield f"a yes, and at {time} {need} units are promised of {fitting}"
+            yield f"accepted, but at {time} {need} units are promised of {fitting}"
 
 
 def _obtainable_units(lookups: PlanLookups, pool: int, start: int, end: int) -> list[UnitInfo]:
@@ -100,7 +99,9 @@ def _is_held_in(lookups: PlanLookups, unit: UnitInfo, start: int, end: int) -> b
 def _violated_guarantees(
     lookups: PlanLookups, ask: Ask, team: int, pool: int, start: int, end: int
 ) -> Iterator[str]:
-    """For at least one accepted model, others can still have their guarantees at every time in the window."""
+    """Report the models that violate guarantees of others, if every accepted model does at some time in the
+    window.
+    """
     violated = []
     for model, need in sorted(lookups.least_slots_by_model(ask, pool).items()):
         time = first_violated_guarantee(lookups, model, need, team, pool, (start, end))
@@ -108,11 +109,11 @@ def _violated_guarantees(
             return
         violated.append(f"{model} at {time}")
     if violated:
-        yield f"a yes, and others are left less than they are guaranteed: {', '.join(violated)}"
+        yield f"accepted, but others are left less than they are guaranteed: {', '.join(violated)}"
 
 
 def _beyond_limits(lookups: PlanLookups, ask: Ask, team: int, pool: int, start: int) -> Iterator[str]:
-    """For at least one accepted model, the reservation is within what its team may hold."""
+    """Report a reservation that is above its team's limit for every accepted model."""
     allowed = []
     for model, need in lookups.least_slots_by_model(ask, pool).items():
         quota = lookups.quotas.get((pool, team, model))
@@ -123,7 +124,7 @@ def _beyond_limits(lookups: PlanLookups, ask: Ask, team: int, pool: int, start: 
                 limit is None or need <= limit + lookups.guaranteed_slots_at((pool, team, model), start)
             )
     if not any(allowed):
-        yield "a yes, and its team may not hold so much of any model"
+        yield "accepted, but its team may not hold this many slots of any model"
 
 
 def first_violated_guarantee(
@@ -131,7 +132,7 @@ def first_violated_guarantee(
 ) -> int | None:
     """Return the first time at which ``need`` more slots leave others less than their guarantees, or None.
 
-    Only the reservations that are bound now are counted as promised.
+    Only reservations that are bound now count as promised.
     """
     start, end = window
     capacity = _capacity_from(lookups, pool, model, start)

@@ -403,7 +403,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "a closed host": (row("hosts", 1, schedulable=False), "takes no work"),
     "a host under maintenance": (maintenance(NOW - 60, NOW + 60), "takes no work"),
     "a run into maintenance": (maintenance(NOW + 60, NOW + 120), "maintenance of host"),
-    "an unhealthy unit": (row("units", 102, healthy=False), "not well"),
+    "an unhealthy unit": (row("units", 102, healthy=False), "an unhealthy unit"),
     "no NVLink": (
         both(row("queued", 1, ask=Ask(2, nvlink=True)), row("units", 102, nvlink_group=5)),
         "NVLink",
@@ -448,7 +448,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
             quotas(QuotaInfo(1, 1, "H100", GPU), QuotaInfo(2, 1, "H100", 0)),
             row("queued", 1, preemptible=True, may_borrow=True),
         ),
-        "the plan says 0",
+        "the plan marks 0",
     ),
     "too many borrowed": (place(1, borrowed_slots=9 * GPU), "borrows"),
     "firm work marked as borrowed": (place(1, borrowed_slots=GPU), "marked as borrowed"),
@@ -497,7 +497,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
         lambda s, p: (s, replace(p, evictions=(*p.evictions, *p.evictions))),
         "planned twice",
     ),
-    "an eviction of stopping work": (row("running", 50, stopping=True), "told already"),
+    "an eviction of stopping work": (row("running", 50, stopping=True), "is stopping already"),
     "an eviction without a beneficiary": (eviction(for_workload=None), "exactly one beneficiary"),
     "an eviction for two beneficiaries": (eviction(for_reservation=9), "exactly one beneficiary"),
     "an eviction with a wrong code": (eviction(code=ReasonCode.WAITS_FOR_UNITS), "with code"),
@@ -509,10 +509,10 @@ BUGS: dict[str, tuple[Bug, str]] = {
         refusal(2, code=ReasonCode.WAITS_FOR_UNITS),
         "does not wait for it",
     ),
-    "an eviction of the workload that evicted it": (row("queued", 2, evicted_by=50), "evicts it back"),
+    "an eviction of the workload that evicted it": (row("queued", 2, evicted_by=50), "and now evicts it"),
     "an eviction that frees nothing of use": (
         row("queued", 2, ask=Ask(8, models=("B200",))),
-        "frees nothing",
+        "frees no units",
     ),
     "an eviction of equal priority": (evict_for_priority, "priority is not lower"),
     "an eviction from a reservation": (row("running", 50, reservation=9), "inside a reservation of another"),
@@ -534,21 +534,21 @@ BUGS: dict[str, tuple[Bug, str]] = {
     ),
     "an eviction while free units would do": (
         row("queued", 2, ask=Ask(3, models=("H100",))),
-        "which fits without that",
+        "which fits without evictions",
     ),
     "an eviction in vain": (
         both(row("queued", 2, ask=Ask(8, hosts=2)), policy(notice_seconds=0)),
-        "go in vain",
+        "are evicted in vain",
     ),
     "an eviction for a guarantee that says it is for priority": (
         eviction(code=ReasonCode.EVICTED_FOR_PRIORITY),
-        "true is evicted_for_guarantee",
+        "instead of evicted_for_guarantee",
     ),
     "an eviction of a workload that the beneficiary does not name": (
         refusal(2, blockers=(51,)),
-        "told to wait for others",
+        "which has other blockers",
     ),
-    "a reservation that waits while its units are free": (not_bound, "units lie free for it"),
+    "a reservation that waits while its units are free": (not_bound, "although enough units are free"),
     "a binding to the model that others are guaranteed": (
         bound_to_guaranteed_units_of_others,
         "not to its team's A100",
@@ -559,7 +559,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
     ),
     "borrowers not evicted for a reservation": (
         no_eviction_for_a_reservation,
-        "nobody is told to leave its units",
+        "no work on its units is evicted in time",
     ),
     "guaranteed work evicted for a reservation": (
         guaranteed_work_evicted_for_a_reservation,
@@ -615,7 +615,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
             units=(*units_of(1), *units_of(2, model="A100")),
             quotas=(QuotaInfo(1, 1, "H100", 8 * GPU), QuotaInfo(1, 1, "A100", 8 * GPU)),
         ),
-        "which it prefers, lies free",
+        "which it prefers, is free",
     ),
     "a start on a host that failed to start it": (
         small_plan(
@@ -634,14 +634,14 @@ BUGS: dict[str, tuple[Bug, str]] = {
             units=(*units_of(1), *units_of(2)),
             hosts=(HostInfo(1, "h1", 1, home_storage=8), HostInfo(2, "h2", 1, home_storage=7)),
         ),
-        "away from the homes of its checkpoint",
+        "away from its checkpoint's storage",
     ),
     "a full disk that does not exist": (
         both(
             row("hosts", 1, schedulable=False, closed_code=ReasonCode.HOST_FULL),
             refusal(2, code=ReasonCode.HOST_FULL, numbers=(("full", 1), ("hosts", ["another"]), ("need", 4))),
         ),
-        "says host_full, which is not so",
+        "has reason host_full, which is not true",
     ),
     "a slice of an unused GPU while slices of a used GPU are free": (
         small_plan(
@@ -651,15 +651,15 @@ BUGS: dict[str, tuple[Bug, str]] = {
             units=TWO_SLICED,
             running=(running(50, 1, (1000,)),),
         ),
-        "which was whole",
+        "untouched GPU",
     ),
     "a start without numbers": (place(1, numbers=()), "starts without numbers"),
     "a borrowed start reported as guaranteed": (
         place(5, code=ReasonCode.FREE_WITHIN_GUARANTEE),
-        "true is free_borrowed",
+        "instead of free_borrowed",
     ),
     "a start in a deleted pool": (row("queued", 1, pool=77), "a pool that is not known"),
-    "numbers that JSON does not allow": (refusal(3, numbers=(("need", float("nan")),)), "JSON can't carry"),
+    "numbers that JSON does not allow": (refusal(3, numbers=(("need", float("nan")),)), "not valid in JSON"),
     "rows out of order": (
         lambda s, p: (s, replace(p, placements=tuple(reversed(p.placements)))),
         "placements are not sorted",
@@ -670,9 +670,9 @@ BUGS: dict[str, tuple[Bug, str]] = {
     ),
     "an expected start of work that can never start": (
         refusal(3, code=ReasonCode.NO_QUOTA, expected_start=NOW + 60),
-        "would wait for ever",
+        "no known event ends its wait",
     ),
-    "a queue position of a gated workload": (refusal(4, position=3), "has place 3 in the line"),
+    "a queue position of a gated workload": (refusal(4, position=3), "has position 3"),
     "a wait for a workload that does not run": (refusal(3, blockers=(1234,)), "does not run in its pool"),
     "held units that do not serve the workload": (
         refusal(3, held_units=(300,), expected_start=NOW + 60),
@@ -686,7 +686,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
         both(
             refusal(3, held_units=(200,), expected_start=NOW + 60), lambda s, p: (s, replace(p, evictions=()))
         ),
-        "is expected on units set aside",
+        "is expected on units held",
     ),
     "a refusal with a code for starts": (refusal(3, code=ReasonCode.FREE_BORROWED), "with code"),
     "a start with a code for refusals": (place(1, code=ReasonCode.WAITS_FOR_UNITS), "starts with code"),
@@ -694,12 +694,12 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "a start expected in the past": (refusal(3, expected_start=NOW - 1), "in the past"),
     "a hidden gate": (refusal(4, code=ReasonCode.WAITS_FOR_UNITS, numbers=(("x", 1),)), "hides its gate"),
     "a queue position used twice": (refusal(2, position=2), "positions in pool"),
-    "a wait for an eviction without victims": (refusal(2, blockers=()), "eviction of nobody"),
+    "a wait for an eviction without victims": (refusal(2, blockers=()), "but has no blockers"),
     "a wait although units are free": (
         lambda s, p: (
             Snapshot(7, s.pools, s.hosts, s.units, s.teams, s.quotas, queued=(queued(1, units=2),)),
             Plan(7, refusals=(Refusal(1, ReasonCode.WAITS_FOR_UNITS, (("x", 1),), 1),)),
         ),
-        "units that lie free",
+        "units that are free",
     ),
 }

@@ -53,7 +53,7 @@ def test_the_verifier_finds(name: str) -> None:
 @pytest.mark.parametrize("code", REASON_CHECKS)
 def test_the_verifier_finds_a_false_reason(code: ReasonCode) -> None:
     snapshot, planned = refusal(2, code=code, numbers=(("x", 1),))(sample_pool(), good_plan())
-    assert f"refusal of workload 2 says {code}, which is not so" in violations(snapshot, planned, NOW)
+    assert f"refusal of workload 2 has reason {code}, which is not true" in violations(snapshot, planned, NOW)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_planted_bug_breaks_the_promise(promise: str) -> None:
 def promises_broken_by_bugs() -> set[str]:
     """Return the promises that the planted bugs break with the expected messages."""
     found = set()
-    for bug, message in [*BUGS.values(), (refusal(2, code=ReasonCode.NO_QUOTA), "not so")]:
+    for bug, message in [*BUGS.values(), (refusal(2, code=ReasonCode.NO_QUOTA), "not true")]:
         broken = broken_promises(*bug(sample_pool(), good_plan()), NOW)
         found |= {promise for promise, sentence in broken if message in sentence}
     return found
@@ -100,23 +100,23 @@ def promises_broken_by_bugs() -> set[str]:
 
 # -- answers to requests for a reservation --------------------------------------------------------------
 
-YES, NO = WindowCheckResult(True), WindowCheckResult(False, ReasonCode.WINDOW_FULL, (("need", 1),))
+ACCEPTED, REJECTED = WindowCheckResult(True), WindowCheckResult(False, ReasonCode.WINDOW_FULL, (("need", 1),))
 NOT_PREEMPTIBLE = tuple(replace(r, preemptible=False) for r in sample_pool().running)
 LATER = NOW + HOUR, NOW + 2 * HOUR
 WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
-    "a yes although running work must stay": (
+    "an acceptance although running work must stay": (
         replace(sample_pool(), running=NOT_PREEMPTIBLE, reservations=()),
         9,
-        YES,
-        "no units are there",
+        ACCEPTED,
+        "no units are free",
     ),
-    "a yes for units that are reserved": (
+    "an acceptance for units that are reserved": (
         replace(sample_pool(), running=(), reservations=(ReservationInfo(10, 1, 1, 1, Ask(8), *LATER),)),
         9,
-        YES,
-        "no units are there",
+        ACCEPTED,
+        "no units are free",
     ),
-    "a yes although another reservation leaves too few units": (
+    "an acceptance although another reservation leaves too few units": (
         replace(
             sample_pool(),
             running=(),
@@ -126,10 +126,10 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
             ),
         ),
         8,
-        YES,
+        ACCEPTED,
         "units are promised of",
     ),
-    "a yes on a full disk that may not be emptied by then": (
+    "an acceptance on a full disk that may not be emptied by then": (
         replace(
             sample_pool(),
             hosts=tuple(
@@ -140,16 +140,16 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
             reservations=(),
         ),
         2,
-        YES,
-        "no units are there",
+        ACCEPTED,
+        "no units are free",
     ),
-    "a yes that uses the guarantee of others": (
+    "an acceptance that uses the guarantee of others": (
         replace(sample_pool(), running=(), reservations=()),
         8,
-        YES,
+        ACCEPTED,
         "less than they are guaranteed",
     ),
-    "a yes that uses the guarantee of others of either model": (
+    "an acceptance that uses the guarantee of others of either model": (
         replace(
             two_models(),
             quotas=(
@@ -159,10 +159,10 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
             ),
         ),
         8,
-        YES,
+        ACCEPTED,
         "less than they are guaranteed: A100 at",
     ),
-    "a yes that uses a guarantee of others that is reset by then": (
+    "an acceptance that uses a guarantee of others that is reset by then": (
         replace(
             sample_pool(),
             running=(),
@@ -173,28 +173,28 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
             ),
         ),
         8,
-        YES,
+        ACCEPTED,
         "less than they are guaranteed",
     ),
-    "a yes above the borrow limit": (
+    "an acceptance above the borrow limit": (
         replace(
             sample_pool(), running=(), reservations=(), quotas=(QuotaInfo(2, 1, "H100", 2 * GPU, 5 * GPU),)
         ),
         8,
-        YES,
-        "may not hold so much",
+        ACCEPTED,
+        "may not hold this many slots",
     ),
-    "a no without a reason": (sample_pool(), 1, WindowCheckResult(False), "a no with code"),
+    "a rejection without a reason": (sample_pool(), 1, WindowCheckResult(False), "a rejection with code"),
     "a window in the past": (
         sample_pool(),
         1,
-        replace(NO, first_windows=(ReservationWindow(NOW - HOUR, NOW),)),
+        replace(REJECTED, first_windows=(ReservationWindow(NOW - HOUR, NOW),)),
         "over or has another length",
     ),
     "a window of another length": (
         sample_pool(),
         1,
-        replace(NO, first_windows=(ReservationWindow(NOW, NOW + 2 * HOUR),)),
+        replace(REJECTED, first_windows=(ReservationWindow(NOW, NOW + 2 * HOUR),)),
         "over or has another length",
     ),
 }
