@@ -141,7 +141,7 @@ class HardwareRequest:
     cpu_milli: Annotated[
         int,
         RequestField(
-            help_text="CPU cores on each host, beside its GPUs; default: not limited and not counted.",
+            help_text="CPU cores on each host, in addition to its GPUs; default: not limited and not counted.",
             label="CPU cores on each host",
             high=10_000_000,
             unit="thousandths of a core",
@@ -153,7 +153,7 @@ class HardwareRequest:
     memory_mib: Annotated[
         int,
         RequestField(
-            help_text="Memory on each host, beside its GPUs; default: not limited and not counted.",
+            help_text="Memory on each host, in addition to its GPUs; default: not limited and not counted.",
             label="Memory on each host",
             high=MAX_MEMORY_MIB,
             unit="MiB",
@@ -166,7 +166,7 @@ class HardwareRequest:
         Labels,
         RequestField(
             help_text="Hosts with more of these labels are preferred.",
-            label="Rather on hosts with",
+            label="Preferably on hosts with",
             max_length=63,
             option="--prefer",
             form_field="prefer",
@@ -177,7 +177,7 @@ class HardwareRequest:
         bool,
         RequestField(
             help_text="Spread over hosts that share as few failure domains as possible.",
-            label="Spread over hosts that share as little as can be",
+            label="Spread over hosts that share as few failure domains as possible",
             form_field="spread",
             form_section="several_hosts",
         ),

@@ -42,7 +42,7 @@ def sweep_stuck_processes(now: datetime) -> None:
     )
     still_held = Allocation.objects.filter(period__upper_inf=True, run__in=stuck)
     for gpu in quarantined.exclude(pk__in=still_held.values("unit__gpu")).order_by("pk"):
-        _change(gpu, RepairState.QUARANTINED, RepairState.WELL, "the process has gone", now)
+        _change(gpu, RepairState.QUARANTINED, RepairState.WELL, "the process has ended", now)
 
 
 def _change(gpu: Gpu, old: RepairState, new: RepairState, reason: str, now: datetime) -> None:

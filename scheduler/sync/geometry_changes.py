@@ -265,7 +265,7 @@ def _end_overdue(row: GeometryChange, host: Host, now: datetime) -> None:
     )
     if late and host.lease_state == LeaseState.ALIVE:
         why = "its host did not answer"
-        reason = f"its geometry was to be changed, and {why}"
+        reason = f"its geometry change failed: {why}"
         _end(row, GeometryState.FAILED, why, RepairState.QUARANTINED, reason, now)
 
 

@@ -38,7 +38,7 @@ def homes_problem(seen: HomesSeen | None) -> str:
             f"allowed: seconds since the epoch, up to {MAX_TIMESTAMP_SECONDS:.0f}"
         )
     if len({home.name for home in seen.homes}) < len(seen.homes):
-        return "homes.homes: the same name twice; allowed: each once"
+        return "homes.homes: two homes have the same name; allowed: each name once"
     return next(filter(None, map(_home_problem, seen.homes)), "")
 
 

@@ -51,7 +51,7 @@ def inventory_problem(host: Host, inventory: Inventory) -> str:
         return f"inventory.gpus: {len(inventory.gpus)} entries; allowed: at most {MAX_GPUS}"
     indices, uuids = [g.index for g in inventory.gpus], [g.uuid for g in inventory.gpus]
     if len(set(indices)) < len(indices) or len(set(uuids)) < len(uuids):
-        return "inventory.gpus: the same index or uuid twice; allowed: each once"
+        return "inventory.gpus: two GPUs have the same index or uuid; allowed: each once"
     units = [unit.uuid for gpu in inventory.gpus for unit in gpu.units]
     if len(set(units)) < len(units):
         return (
@@ -379,7 +379,7 @@ def _units(gpu: Gpu, seen: GpuSeen, held: bool, now: datetime) -> bool:
             if (unit.profile, unit.uuid, unit.first_slot, unit.slots) not in old:
                 _new_unit(gpu, unit, now)
     if gpu.repair_state == RepairState.QUARANTINED and gpu.state_reason == CHANGED_WHILE_HELD:
-        _return(gpu, "its new geometry is taken over", now)
+        _return(gpu, "its new geometry is applied", now)
     return True
 
 

@@ -275,12 +275,12 @@ def test_a_held_gpu_that_disappears_is_missing_at_once_and_cannot_be_retired(
     ("change", "message"),
     [
         ({"uuid": "GPU-alpha-0"}, "is a GPU of host alpha"),
-        ({"index": 1}, "same index or uuid twice"),
+        ({"index": 1}, "have the same index or uuid"),
         ({"units": [UnitSeen("a", "x", 0, 800, 1), UnitSeen("b", "x", 799, 41, 1)]}, "do not overlap"),
         ({"units": [UnitSeen("a", "x", 0, 841, 1)]}, "within 0 to 840"),
         (
             {"units": [UnitSeen("a", "x", 0, 100, 1), UnitSeen("a", "x", 100, 100, 1)]},
-            "same uuid of a unit twice",
+            "two units have the same uuid",
         ),
         ({"model": ""}, "model ''"),
         ({"memory_mib": -1}, "memory_mib -1"),

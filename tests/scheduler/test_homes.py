@@ -120,7 +120,7 @@ def test_an_invalid_home_is_rejected_with_a_reason_and_nothing_is_stored(
         ({"total_bytes": 2**62}, "homes.total_bytes"),
         ({"left_out": -1}, "homes.left_out: -1"),
         ({"listed_at": -1.0}, "homes.listed_at: -1.0"),
-        ({"homes": [HomeSeen("ada"), HomeSeen("ada")]}, "the same name twice"),
+        ({"homes": [HomeSeen("ada"), HomeSeen("ada")]}, "two homes have the same name"),
         ({"homes": [HomeSeen(f"u{n}") for n in range(MOST_HOMES + 1)]}, f"allowed: at most {MOST_HOMES}"),
     ],
 )

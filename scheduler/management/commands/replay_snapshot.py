@@ -24,7 +24,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "file", help="as export_snapshot wrote it, plain or gzipped; - for the standard input"
+            "file", help="a file of export_snapshot, plain or gzipped; - for the standard input"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
