@@ -141,7 +141,7 @@ class HardwareRequest:
     cpu_milli: Annotated[
         int,
         RequestField(
-            help_text="CPU cores on each host, in addition to its GPUs; default: not limited and not counted.",
+            help_text="CPU cores on each host; default: not limited and not counted.",
             label="CPU cores on each host",
             high=10_000_000,
             unit="thousandths of a core",
@@ -153,7 +153,7 @@ class HardwareRequest:
     memory_mib: Annotated[
         int,
         RequestField(
-            help_text="Memory on each host, in addition to its GPUs; default: not limited and not counted.",
+            help_text="Memory on each host; default: not limited and not counted.",
             label="Memory on each host",
             high=MAX_MEMORY_MIB,
             unit="MiB",

@@ -289,7 +289,7 @@ def test_the_planner_and_the_benchmark_choose_the_same_hosts() -> None:
         benchmarked.took(place.node)
 
 
-def test_of_equally_capable_models_the_one_that_other_requests_require_is_spared() -> None:
+def test_among_equally_capable_models_one_that_other_requests_require_is_used_last() -> None:
     hosts, units = [host(1), host(2)], [*gpus(1, 4, "A100-PCIE"), *gpus(2, 4, "A100-SXM")]
     tied = [waiting(n, Ask(1, models=("A100-PCIE",)), not_before=NOW + HOUR) for n in range(20, 60)]
     assert hosts_of(pool(hosts, units, [waiting(9, Ask(1)), *tied], []), 9) == [2]

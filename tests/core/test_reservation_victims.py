@@ -64,7 +64,7 @@ def victims(snapshot: Snapshot) -> list[int]:
     return [eviction.workload for eviction in planned.evictions]
 
 
-def test_two_victims_of_a_team_that_borrows_one_of_them_count_together() -> None:
+def test_victims_of_one_team_count_together_against_its_guarantee() -> None:
     cheap_but_half_guaranteed = work(50, GREEN, range(10, 14), 60), work(51, GREEN, range(14, 18), 60)
     assert victims(two_hosts(*cheap_but_half_guaranteed, work(52, YELLOW, range(20, 28), HOUR))) == [52]
 
@@ -102,7 +102,7 @@ def test_in_a_static_pool_the_owners_work_is_guaranteed_and_the_cheapest_is_evic
 @pytest.mark.parametrize(
     ("test", "estimate"),
     [
-        (test_two_victims_of_a_team_that_borrows_one_of_them_count_together, 1),
+        (test_victims_of_one_team_count_together_against_its_guarantee, 1),
         (test_either_of_two_workloads_may_be_the_borrowed_one, 0),
     ],
 )

@@ -220,7 +220,7 @@ def test_the_calendar_shows_hosts_with_full_disks_as_free_later() -> None:
     ]
 
 
-def test_a_reservation_counts_on_a_host_with_a_full_disk_until_shortly_before_its_start() -> None:
+def test_a_reservation_may_use_a_host_with_a_full_disk_until_shortly_before_its_start() -> None:
     def kept(start: int) -> bool:
         promised = pool_of(1, hosts=(FULL,), reservations=(booked(1, 8, start, start + HOUR),))
         return 1 in PromiseTimeline(PoolState(PoolSnapshot(promised, promised.pools[0]), NOW)).tentative_units
