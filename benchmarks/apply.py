@@ -3,7 +3,7 @@
     ./run bench apply --gpus 10000 --placements 100
 
 - ``seconds``: the whole snapshot and the apply together; the fastest of ``--rounds``.
-- ``queries``: number of SQL queries of both. It depends on neither the size of the pool nor that of the plan.
+- ``queries``: number of SQL queries of both. The sizes of the pool and of the plan do not change it.
 - ``cpu_seconds``: CPU time of this process and of its database connection. Other load on the machine does not
   increase it.
 - ``warm_seconds``: an update of the snapshot that the engine caches between cycles, after ``--placements``
@@ -151,7 +151,7 @@ def _keep(recorder: Any, state: Any, decisions: Any, planned_at: int, now: datet
 
 
 def _cpu_seconds() -> float:
-    """Return the CPU seconds of this process, plus those of its database server process if that is local."""
+    """Return the CPU seconds of this process, and of its database server process if that is local."""
     from benchmarks.ingest import _cpu_of_connection
 
     return time.process_time() + (_cpu_of_connection() or 0.0)

@@ -5,9 +5,9 @@
 
 The installation is started as `./run up` and `./run demo` start it, with leases of 5 s (20 s in the short
 form). Each fault states its pass condition. Each round injects the fault at a random time while jobs are
-submitted, and measures the time until a job submitted after the fault starts (or as the pass condition
-says). A round is survived if recovery was in time, and if rows, processes and the jobs' own records show no
-unit held twice, no job started twice at once, and no job lost.
+submitted, and measures the recovery: the time until a job submitted after the fault starts, unless the pass
+condition defines another event. A round is survived if recovery was in time, and if rows, processes and the
+jobs' own records show no unit held twice, no job started twice at once, and no job lost.
 
 The figures are `{"rounds", "survived", "faults": {NAME: {"rounds", "survived", "worst_recovery"}}}`, with
 recovery in seconds.

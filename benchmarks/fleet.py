@@ -10,8 +10,8 @@ are real agents, each with one job in its sandbox; their memory is measured.
 The figures are ``{"hosts", "sync_p95", "start_p95", "agent_mb", "shim_mb", "errors"}``. ``sync_p95`` is the
 server time of a sync by the edge's own metric, in the measured seconds only. ``start_p95`` is the time from
 the timestamp of a decision to the arrival of its Desired at the agent. ``agent_mb`` is the maximum resident
-memory (RSS) of an agent's process. ``shim_mb`` is that of a shim while its job runs, with the private memory
-of the shim's guard. The proportional share (PSS) of both is reported too. Errors are refused and lost
+memory (RSS) of an agent's process. ``shim_mb`` is the RSS of a shim while its job runs, with the private
+memory of the shim's guard. The proportional share (PSS) of both is reported too. Errors are refused and lost
 connections and frames, HTTP answers of 500 and above, and tracebacks in logs.
 """
 

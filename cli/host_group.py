@@ -37,7 +37,7 @@ class _HostGroup(click.Group):
 
 @cli.group(cls=_HostGroup)
 def host() -> None:
-    """One host: its GPUs, diagnostics, repair and maintenance."""
+    """Show and manage one host: its GPUs, diagnostics, repair and maintenance."""
 
 
 def host_path(name: str, verb: str) -> str:

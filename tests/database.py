@@ -31,7 +31,7 @@ CREATE SCHEMA test_support;
 CREATE TABLE test_support.kept (name text, position serial);
 """
 
-# One call instead of a flush: only tables that hold rows are emptied, and content types are not made anew.
+# One call instead of a flush: it empties only tables with rows, and does not recreate content types.
 EMPTY_TABLES = """
 CREATE FUNCTION test_support.empty_tables() RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE

@@ -1,4 +1,4 @@
-"""Print what `./run` does, run commands quietly, and report errors in one line."""
+"""Print the steps of `./run`, run commands quietly, and report errors in one line."""
 
 from __future__ import annotations
 

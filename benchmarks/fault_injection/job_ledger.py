@@ -1,4 +1,4 @@
-"""Submit jobs that record what happens to them, and check that their ledger agrees with the database rows.
+"""Submit jobs that record their starts and ends in a ledger, and compare the ledger with the database rows.
 
 Before a job records its start, it locks (flock) one file for itself and one for each of its units. Only jobs
 use these files. So the workloads themselves detect two starts of one job, or two holders of one unit,

@@ -2,7 +2,7 @@
 
 The hosts are light agents (``benchmarks/harness/light_agents.py``). They decide like the real agent, with
 ``agent.runs.reconcile.plan_actions`` and ``agent.host.state.Generations``, and use the installation's own
-edge over real WebSockets at many times the usual rate. This module decides what happens to each frame in both
+edge over real WebSockets at many times the usual rate. This module injects faults into frames in both
 directions, and closes connections from time to time. Jobs start and end meanwhile.
 """
 
@@ -58,7 +58,7 @@ class Direction:
 
 @dataclass
 class MessageFaults:
-    """Decides what happens to each frame; passes all frames unchanged while ``rng`` is None."""
+    """Chooses a fault for each frame at random; passes all frames unchanged while ``rng`` is None."""
 
     rng: random.Random | None = None
     frames: int = 0

@@ -16,17 +16,17 @@ from cli.session import CliSession, cli, command
 
 @cli.group()
 def pool() -> None:
-    """Isolation that pools require of their hosts, and removal of pools."""
+    """Show and set the isolation that pools require of their hosts; remove pools."""
 
 
 @cli.group()
 def volume() -> None:
-    """Homes and their sizes."""
+    """Show homes and their sizes."""
 
 
 @command(cli, "status")
 def status(session: CliSession) -> None:
-    """GPUs of each pool: total, held, free whole GPUs, and free parts of split GPUs."""
+    """Show the GPUs of each pool: total, held, free whole GPUs, and free parts of split GPUs."""
     pools = session.client.get("pools/")
     if session.json:
         return output.print_json(pools)
@@ -51,7 +51,7 @@ def status(session: CliSession) -> None:
 @command(cli, "hosts")
 @click.option("--pool", help="Only hosts of this pool.")
 def hosts(session: CliSession, pool: str | None) -> None:
-    """Hosts and their states."""
+    """Show hosts and their states."""
     rows = list(session.client.pages("hosts/", pool=pool))
     if session.json:
         return output.print_json(rows)
@@ -96,7 +96,7 @@ def _unavailability_reason(row: dict[str, Any]) -> str:
 @click.argument("level", required=False, type=click.Choice(["none", "sandbox", "team_users", "limits"]))
 @click.option("--reason", default="", help="Stored in the audit log.")
 def pool_isolation(session: CliSession, slug: str, level: str | None, reason: str) -> None:
-    """Isolation that a pool requires, and what each host lacks. LEVEL changes the requirement."""
+    """Show the isolation that a pool requires and each host lacks. LEVEL changes the requirement."""
     path = f"pools/{quote(slug, safe='', errors='replace')}/"
     if level is not None:
         session.client.put(f"{path}isolation/", {"isolation": level, "why": reason})
@@ -117,7 +117,7 @@ def pool_isolation(session: CliSession, slug: str, level: str | None, reason: st
 
 @command(volume, "list")
 def list_volumes(session: CliSession) -> None:
-    """Your home on each storage, and the homes of members of teams that you lead."""
+    """List your home on each storage, and the homes of members of teams that you lead."""
     rows = list(session.client.pages("volumes/"))
     if session.json:
         return output.print_json(rows)
@@ -145,7 +145,7 @@ def list_volumes(session: CliSession) -> None:
 @click.option("--start", type=TIMESTAMP_TYPE, help="Default: a week ago.")
 @click.option("--end", type=TIMESTAMP_TYPE, help="Default: now.")
 def usage(session: CliSession, by: str, start: str | None, end: str | None) -> None:
-    """GPU-hours held and used, as far as you may see them."""
+    """Show the GPU-hours held and used, as far as you may see them."""
     answer = session.client.get("usage/", by=by, start=start, end=end)
     if session.json:
         return output.print_json(answer)

@@ -24,7 +24,7 @@ from cli.session import CliSession, cli, command
 @click.argument("name")
 @click.option("--gpu", type=int, help="Only this GPU, by its index.")
 def diagnostics(session: CliSession, name: str, gpu: int | None) -> None:
-    """Results of GPU diagnostics, newest first, with each check and its numbers."""
+    """Show the results of GPU diagnostics, newest first, with each check and its numbers."""
     rows = [row for row in session.client.pages(host_path(name, "diagnostics")) if gpu in (None, row["gpu"])]
     if session.json:
         return output.print_json(rows)
@@ -75,9 +75,9 @@ def _format_numbers(numbers: dict[str, Any]) -> str:
 @click.option("--gpu", type=int, help="Index of the GPU; default: every GPU that no workload holds.")
 @REASON_OPTION
 def diagnose(session: CliSession, name: str, gpu: int | None, why: str) -> None:
-    """Test a GPU: memory, bandwidth, arithmetic.
+    """Test memory, bandwidth and arithmetic of a GPU.
 
-    If it passes, it returns to service; if it fails, it is taken out.
+    A GPU that passes returns to service; a GPU that fails is taken out.
     """
     body: dict[str, Any] = {"why": why} | ({} if gpu is None else {"gpu": gpu})
     rows = session.client.post(host_path(name, "diagnose"), body)
@@ -90,7 +90,7 @@ def diagnose(session: CliSession, name: str, gpu: int | None, why: str) -> None:
 @command(host, "geometry")
 @click.argument("name")
 def geometry(session: CliSession, name: str) -> None:
-    """MIG geometry of the host's GPUs, the supported profiles, and the result of the last change."""
+    """Show the MIG geometry of the host's GPUs, the supported profiles, and the last change."""
     rows = session.client.get(host_path(name, "geometry"))
     if session.json:
         return output.print_json(rows)
@@ -194,7 +194,7 @@ def take_out_gpu(session: CliSession, name: str, gpu: int, why: str) -> None:
 @click.argument("uuid")
 @REASON_OPTION
 def forget_gpu(session: CliSession, name: str, uuid: str, why: str) -> None:
-    """Remove a missing GPU from the list for good."""
+    """Remove a missing GPU from the list permanently."""
     row = session.client.post(host_path(name, "forget-gpu"), {"gpu": uuid, "why": why})
     output.print_json(row) if session.json else output.print_line(
         f"GPU {row['gpu']} of {name} ({row['uuid']}) is removed from the list."
@@ -225,7 +225,7 @@ def _post_gpu_verb(session: CliSession, name: str, verb: str, gpu: int, why: str
 @click.option("--idle-every", "diagnose_every_hours", type=int, help="Hours; 0: never.")
 @click.option("--after-quarantine/--not-after-quarantine", "diagnose_after_quarantine", default=None)
 def repair_policy(session: CliSession, pool: str, **given: Any) -> None:
-    """A pool's automatic actions on stray processes and suspect GPUs."""
+    """Show or change a pool's automatic actions on stray processes and suspect GPUs."""
     path = f"pools/{quote(pool, safe='', errors='replace')}/repair-policy/"
     change = {name: value for name, value in given.items() if value is not None}
     row = session.client.put(path, change) if change else session.client.get(path)

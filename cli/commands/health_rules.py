@@ -29,7 +29,7 @@ ORIGIN_TEXTS = {"default": "as it began", "changed": "changed", "added": "added"
 
 @cli.group("health-rule")
 def health_rule() -> None:
-    """Automatic actions on hardware events of GPUs. CODE is e.g. xid:79 or just 79."""
+    """Show and change the automatic actions on hardware events of GPUs. CODE is e.g. xid:79 or 79."""
 
 
 @command(health_rule, "list")
@@ -37,7 +37,7 @@ def health_rule() -> None:
 @click.option("--changed", is_flag=True, help="Only rules that operators changed or added.")
 @click.option("--action", type=ACTION_TYPE, help="Only rules with this action.")
 def list_rules(session: CliSession, words: tuple[str, ...], changed: bool, action: str | None) -> None:
-    """Show the rules: action, threshold, who recommends it, and who recommends something else.
+    """Show the rules: action, threshold, source of the recommendation, and sources that differ.
 
     "3 people's work": events of one person's work on a GPU count as one.
     """
@@ -69,7 +69,7 @@ def list_rules(session: CliSession, words: tuple[str, ...], changed: bool, actio
 @command(health_rule, "show")
 @click.argument("code")
 def show(session: CliSession, code: str) -> None:
-    """One rule: its action, its default, and the sources."""
+    """Show one rule: its action, its default, and the sources."""
     row = session.client.get(_rule_path(code))
     if session.json:
         return output.print_json(row)

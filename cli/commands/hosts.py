@@ -1,4 +1,4 @@
-"""Commands about one host: its state and health, joining, and what operators do with it."""
+"""Commands about one host: its state and health, joining, and actions of operators."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NETWORK_TEXTS = {
 @command(host, "show")
 @click.argument("name")
 def show(session: CliSession, name: str) -> None:
-    """One host: its states, what its agent reports, and any rejected second agent."""
+    """Show one host: its states, its agent's report, and any rejected second agent."""
     row = session.client.get(f"hosts/{quote(name, safe='', errors='replace')}/")
     if session.json:
         return output.print_json(row)
@@ -112,7 +112,7 @@ def _limits_text(agent: dict[str, Any]) -> list[str]:
 @command(host, "events")
 @click.argument("name")
 def events(session: CliSession, name: str) -> None:
-    """All hardware events of a host, newest first."""
+    """Show all hardware events of a host, newest first."""
     rows = list(session.client.pages(host_path(name, "events")))
     if session.json:
         return output.print_json(rows)
@@ -140,7 +140,7 @@ def _print_events(rows: list[dict[str, Any]], now: datetime) -> None:
 @command(host, "health")
 @click.argument("name")
 def health(session: CliSession, name: str) -> None:
-    """The host's GPUs, their events, processes outside workloads, and announced maintenance."""
+    """Show the host's GPUs, their events, processes outside workloads, and announced maintenance."""
     found = session.client.get(host_path(name, "health"))
     if session.json:
         return output.print_json(found)

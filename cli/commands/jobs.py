@@ -26,7 +26,7 @@ from cli.workload_actions import (
 
 @cli.group()
 def job() -> None:
-    """Run jobs and read what they write."""
+    """Run jobs and read their output."""
 
 
 @command(job, "run", context_settings={"ignore_unknown_options": False})
@@ -116,7 +116,7 @@ def _print_array(made: Any) -> None:
 
 @command(job, "arrays")
 def list_arrays(session: CliSession) -> None:
-    """Job arrays of your teams, with their counts."""
+    """List job arrays of your teams, with the number of tasks by state."""
     rows = list(session.client.pages("arrays/"))
     if session.json:
         return output.print_json(rows)
@@ -180,7 +180,7 @@ def open_job(session: CliSession, id_: str, print_only: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Also jobs of your teams, and ended jobs.")
 @click.option("--array", metavar="ID", help="All tasks of this array, including ended tasks.")
 def list_jobs(session: CliSession, everything: bool, array: str | None) -> None:
-    """Your jobs."""
+    """List your jobs."""
     if array is None:
         return list_workloads(session, "jobs/", everything)
     return list_workloads(

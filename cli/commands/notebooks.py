@@ -62,7 +62,7 @@ def stop_notebook(session: CliSession, id_: str) -> None:
 @command(notebook, "list")
 @click.option("--all", "everything", is_flag=True, help="Also notebooks of your teams, and ended notebooks.")
 def list_notebooks(session: CliSession, everything: bool) -> None:
-    """Your notebooks."""
+    """List your notebooks."""
     list_workloads(session, "notebooks/", everything)
 
 

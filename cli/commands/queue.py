@@ -18,7 +18,7 @@ from cli.session import CliSession, cli, command
 @click.option("--pool", help="Only this pool.")
 @click.option("--fairness", is_flag=True, help="Show each team's guarantee, use and share instead.")
 def queue(session: CliSession, pool: str | None, fairness: bool) -> None:
-    """Waiting workloads in queue order, and why each one waits."""
+    """Show waiting workloads in queue order, and the reason why each one waits."""
     if fairness:
         return _print_fairness(session, pool)
     rows = list(session.client.pages("queue/", pool=pool))
@@ -85,7 +85,7 @@ def _print_fairness(session: CliSession, pool: str | None) -> None:
     help="Also show alternatives that start sooner, and windows that could be reserved.",
 )
 def why(session: CliSession, id_: str, them: str | None, sooner: bool) -> None:
-    """Why a workload waits, started or had to leave."""
+    """Explain why a workload waits, started or was evicted."""
     found = find_workload(session, id_)
     if them:
         return _print_comparison(session, found, find_workload(session, them))
@@ -147,7 +147,7 @@ def _hidden_ahead_text(answer: dict[str, Any]) -> str:
 
 
 def _print_comparison(session: CliSession, mine: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Print the rule that orders two workloads, and what would happen without the other one."""
+    """Print the rule that orders two workloads, and the plan without the other workload."""
     answer = session.client.get(f"workloads/{mine['id']}/why/{theirs['id']}/")
     if session.json:
         return output.print_json(answer)

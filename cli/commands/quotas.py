@@ -14,17 +14,17 @@ from cli.session import CliSession, cli, command
 
 @cli.group()
 def quota() -> None:
-    """Quotas: what teams are guaranteed."""
+    """Show and request quotas, which are the guarantees of teams."""
 
 
 @cli.group()
 def approval() -> None:
-    """Submissions that wait for approval."""
+    """List, approve and decline submissions that wait for approval."""
 
 
 @command(quota, "list")
 def list_quotas(session: CliSession) -> None:
-    """Guarantees of your teams."""
+    """List the guarantees of your teams."""
     rows = list(session.client.pages("quotas/"))
     if session.json:
         return output.print_json(rows)
@@ -77,7 +77,7 @@ def request_quota(session: CliSession, reason: str, pool: str | None, **given: A
 @command(approval, "list")
 @click.option("--all", "everything", is_flag=True, help="Also decided submissions.")
 def list_approvals(session: CliSession, everything: bool) -> None:
-    """Submissions that wait for approval, as far as you may see them."""
+    """List submissions that wait for approval, as far as you may see them."""
     rows = list(session.client.pages("approvals/", state=None if everything else "waiting"))
     if session.json:
         return output.print_json(rows)

@@ -16,12 +16,12 @@ from cli.session import CliSession, cli, command
 
 @cli.group()
 def team() -> None:
-    """Teams, for operators."""
+    """Remove teams. For operators."""
 
 
 @cli.group()
 def template() -> None:
-    """Templates of notebooks and jobs, for operators."""
+    """Remove templates of notebooks and jobs. For operators."""
 
 
 @command(host, "remove")

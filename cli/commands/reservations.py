@@ -65,7 +65,7 @@ def create_reservation(
     time_zone: str | None,
     **given: Any,
 ) -> None:
-    """Reserve GPUs for a window; above the pool's threshold it needs approval."""
+    """Reserve GPUs for a window. Reservations above the pool's threshold need approval."""
     days = _recurring_days(weekdays, every, until, weeks)
     body = {"units": 1} | request_body(session, given) | {"start": start, "end": _end(start, end, length_)}
     path = "reservations/"
@@ -149,7 +149,7 @@ def _window_text(row: dict[str, Any]) -> str:
     "--all", "everything", is_flag=True, help="Also reservations of your teams, and past reservations."
 )
 def list_reservations(session: CliSession, everything: bool) -> None:
-    """Your reservations."""
+    """List your reservations."""
     query: dict[str, Any] = {} if everything else {"mine": True, "state": "open"}
     rows = list(session.client.pages("reservations/", **query))
     if session.json:

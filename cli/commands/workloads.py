@@ -35,7 +35,7 @@ OTHER_REQUIREMENTS = [
 @command(cli, "show")
 @click.argument("id_", metavar="ID")
 def show(session: CliSession, id_: str) -> None:
-    """One notebook or job: state, host, GPUs, times."""
+    """Show one notebook or job: state, host, GPUs, times."""
     answer = session.client.get(f"workloads/{find_workload(session, id_)['id']}/")
     if session.json:
         return output.print_json(answer)
@@ -83,7 +83,7 @@ def _held_gpus_text(run: dict[str, Any]) -> str:
 
 
 def _print_attempts(runs: list[dict[str, Any]]) -> None:
-    """Print each attempt: its host, how it ended, what it saved, and whether it lost its checkpoint."""
+    """Print each attempt: its host, its outcome, its checkpoint, and whether it starts from the beginning."""
     output.print_table(
         ("attempt", "host", "placed", "ended", "how", "checkpoint", "note"),
         (
@@ -114,7 +114,7 @@ def cancel(session: CliSession, id_: str, reason: str) -> None:
 @click.argument("id_", metavar="ID")
 @click.option("--by", "--seconds", "seconds", type=DURATION_TYPE, required=True, help="Such as 2h.")
 def extend(session: CliSession, id_: str, seconds: int) -> None:
-    """Extend the maximum runtime."""
+    """Extend the maximum runtime of a notebook or job."""
     answer = session.client.post(
         f"workloads/{find_workload(session, id_)['id']}/extend/", {"seconds": seconds}
     )
