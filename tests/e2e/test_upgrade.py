@@ -95,7 +95,7 @@ class UpgradedHost:
 async def host(
     edge: FakeEdge, tmp_path: Path, old_source: Path, request: pytest.FixtureRequest
 ) -> AsyncIterator[UpgradedHost]:
-    """A host with a running agent of version 0.0. The test's parameter is its launcher."""
+    """Yield a host with a running agent of version 0.0. The parameter of the test is its launcher."""
     old = AgentProcess(edge, tmp_path / "state", request.param, cwd=old_source)
     new = AgentProcess(edge, tmp_path / "state", request.param)
     try:
