@@ -113,7 +113,10 @@ def _other_model_within_guarantee(
 
 
 def unbound_reservations_have_a_reason(lookups: PlanLookups) -> Iterator[str]:
-    """Report reservations that have begun without units and without exactly one reason with numbers."""
+    """Report reservations that wait for units without exactly one reason with numbers.
+
+    Also report reasons of other reservations.
+    """
     bound = {b.reservation for b in lookups.plan.bindings}
     reason_counts = Counter(u.reservation for u in lookups.plan.unbound)
     for reservation in lookups.snapshot.reservations:
@@ -157,9 +160,10 @@ def reservations_with_free_units_are_bound(lookups: PlanLookups) -> Iterator[str
 
 
 def borrowers_get_notice_in_time(lookups: PlanLookups) -> Iterator[str]:
-    """Report reservations for which no work is evicted although notice and grace now reach their start.
+    """Report reservations that start within notice and grace, and for which too little work is evicted.
 
-    Work must be evicted if the free units do not suffice and the units that evictions can free do.
+    Work must be evicted if too few units are free in time, but the units that evictions can free would
+    suffice.
     """
     victims = {e.workload for e in lookups.evictions}
     for reservation in sole_unbound_reservations(lookups):

@@ -249,7 +249,7 @@ class EvictionBeneficiary:
     def is_allowed(self, stopped: list[int], kind: KindTuple) -> bool:
         """Return True if quota, caps and spare capacity allow a start after these workloads have stopped.
 
-        True is certain: it does not depend on other starts.
+        The result True does not depend on other starts.
         """
         spare = self.lookups.pools[self.queued.pool].policy.spare_slots
         may_use_spare = self.queued.priority is Priority.CRITICAL or self.queued.reservation is not None

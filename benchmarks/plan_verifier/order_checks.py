@@ -89,7 +89,7 @@ def guarantees_come_before_borrowing(lookups: PlanLookups) -> Iterator[str]:
         )
         if waiting.team != started.team and borrows and _is_guaranteed_all(lookups, waiting):
             yield (
-                f"workload {started.id} borrows what workload {waiting.id} waits for within its "
+                f"workload {started.id} borrows units for which workload {waiting.id} waits within its "
                 "team's guarantee"
             )
 

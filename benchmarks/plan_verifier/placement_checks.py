@@ -42,7 +42,7 @@ def a_unit_is_held_once(lookups: PlanLookups) -> Iterator[str]:
 def freed_units_are_earmarked(lookups: PlanLookups) -> Iterator[str]:
     """Report units that were freed for one workload and are assigned to another workload or reservation.
 
-    They are kept until the workload starts or abandons them.
+    These units are kept for the first workload until it starts or abandons them.
     """
     for placement in lookups.plan.placements:
         for unit in placement.units:

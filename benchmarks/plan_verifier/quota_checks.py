@@ -71,9 +71,9 @@ def _slots_of(lookups: PlanLookups, placements: list[Placement]) -> int:
 
 
 def what_is_borrowed_is_marked(lookups: PlanLookups) -> Iterator[str]:
-    """Report borrowed slots that are not marked as borrowed, and other slots that are.
+    """Report borrowed slots that are not marked as borrowed, and marked slots that are not borrowed.
 
-    Marked slots can be reclaimed.
+    Only marked slots can be reclaimed.
     """
     for placement, _, subject in known_placements(lookups):
         if not 0 <= placement.borrowed_slots <= lookups.slots(placement.units):
@@ -115,7 +115,9 @@ def caps_hold(lookups: PlanLookups) -> Iterator[str]:
 
 
 def spare_capacity_is_kept(lookups: PlanLookups) -> Iterator[str]:
-    """Report pools in which work uses spare capacity that is neither critical nor inside a reservation.
+    """Report pools in which ordinary work uses the spare capacity.
+
+    Critical work and work inside reservations may use it.
 
     Units freed for a workload are not counted: they were checked when the evictions were decided, and are
     free for no other workload.

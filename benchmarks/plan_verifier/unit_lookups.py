@@ -141,8 +141,8 @@ class UnitLookups:
     def is_open_from(self, host: int, start: int) -> bool:
         """Return True if a promise from ``start`` on may count on the host.
 
-        This is so if the host takes work now. A host with a full disk counts if enough time remains to clear
-        the disk: the eviction lead and ``DISK_CLEANUP_SECONDS``.
+        This is so if the host takes work now, or if its disk is full and ``start`` leaves enough time to
+        clear the disk: the eviction lead and ``DISK_CLEANUP_SECONDS``.
         """
         row = self.hosts[host]
         if row.schedulable or row.closed_code != ReasonCode.HOST_FULL:

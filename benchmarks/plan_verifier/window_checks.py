@@ -99,8 +99,8 @@ def _is_held_in(lookups: PlanLookups, unit: UnitInfo, start: int, end: int) -> b
 def _violated_guarantees(
     lookups: PlanLookups, ask: Ask, team: int, pool: int, start: int, end: int
 ) -> Iterator[str]:
-    """Report the models that violate guarantees of others, if every accepted model does at some time in the
-    window.
+    """Report the accepted models if a reservation of any of them violates guarantees of others at some time
+    in the window.
     """
     violated = []
     for model, need in sorted(lookups.least_slots_by_model(ask, pool).items()):

@@ -1,7 +1,7 @@
-"""Plan one cycle: a snapshot in, a plan out. ``plan_pool`` is the recipe; start reading there.
+"""Plan one cycle: a snapshot in, a plan out. Start reading at ``plan_pool``, which has all steps.
 
-Pure functions: no Django, no clock, no I/O, no randomness. Equal input gives an equal plan, whatever the
-order of its rows.
+Pure functions: no Django, no clock, no I/O, no randomness. Equal input gives an equal plan; the order of its
+rows does not matter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scheduler.core.workload_turn import WorkloadTurn
 
 
 def plan(snapshot: Snapshot, now: int, *, explain: bool = True) -> Plan:
-    """Return what to start, evict, bind and refuse at ``now`` (seconds since the epoch).
+    """Return the placements, evictions, bindings and refusals for ``now`` (seconds since the epoch).
 
     ``explain=False`` makes the same decisions faster, for simulations in which nobody reads the refusals. The
     plan then contains only the refusals of workloads with earmarked or held units.

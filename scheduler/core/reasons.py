@@ -1,6 +1,6 @@
-"""The closed list of reason codes.
+"""Define the closed list of reason codes.
 
-A code is set where the decision is made, together with its numbers. ``portal/wording`` makes the sentence,
+The code that makes a decision sets the reason code and its numbers. ``portal/wording`` makes the sentence,
 ``docs/reasons.md`` explains each code, and a test compares the two.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class ReasonCode(StrEnum):
-    """Why a workload starts, waits or ended, or why a reservation has no units."""
+    """The reason why a workload starts, waits or ended, or why a reservation has no units."""
 
     # why a workload starts
     FREE_WITHIN_GUARANTEE = "free_within_guarantee"

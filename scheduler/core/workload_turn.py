@@ -33,7 +33,9 @@ from scheduler.core.reasons import ReasonCode, reason_numbers
 
 
 class WorkloadTurn:
-    """The decisions of one pool's cycle, one workload after another. Remembers what did not fit."""
+    """The decisions of one pool's cycle, one workload after another. It remembers the asks that did not
+    fit.
+    """
 
     def __init__(self, state: PoolState, order: TurnOrder, refusals: RefusalRecorder) -> None:
         self.state, self.order, self.refusals = state, order, refusals
@@ -158,7 +160,7 @@ class WorkloadTurn:
     def _choose_earmarked_units(
         self, queued: QueuedWorkload, kind: int, allowed_units: Mask | None
     ) -> list[int] | None:
-        """Return units among those earmarked for the workload, or None."""
+        """Return units that are earmarked for the workload, or None."""
         state, available = self.state, availability.available_units(self.state, queued)
         if available is None:
             return None
@@ -199,7 +201,7 @@ class WorkloadTurn:
         self.refusals.note_placed(queued, units)
 
     def _start_code(self, queued: QueuedWorkload, kind: int, room: Headroom) -> str:
-        """Return the reason code that says why the workload could start."""
+        """Return the code of the reason why the workload could start."""
         if queued.reservation is not None:
             return ReasonCode.INSIDE_RESERVATION
         if self.state.pool.kind is PoolKind.STATIC:

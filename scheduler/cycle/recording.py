@@ -49,7 +49,9 @@ class CycleRecorder:
     """
 
     _known: dict[str, tuple[tuple[Any, ...], str]] = field(default_factory=dict)  # table -> rows and digest
-    _kept: dict[str, datetime] = field(default_factory=dict)  # digest -> when it was last marked as in use
+    _kept: dict[str, datetime] = field(
+        default_factory=dict
+    )  # digest -> the time at which the part was last marked as in use
     _epoch: int | None = None
 
     def prepare(self, snapshot: Snapshot, plan: Plan, planned_at: int, now: datetime) -> PreparedRecording:
@@ -143,7 +145,7 @@ def prune_recordings(before: datetime, most: int = 5_000) -> int:
     old = list(Recording.objects.filter(at__lt=before).order_by("at").values_list("pk", flat=True)[:most])
     Recording.objects.filter(pk__in=old).delete()
     if len(old) < most:
-        # A recording updates ``used_at`` of its parts if it is older than PART_TOUCH_INTERVAL. So all
+        # A recording updates each ``used_at`` of its parts that is older than PART_TOUCH_INTERVAL. So all
         # recordings that used these parts are deleted.
         RecordingPart.objects.filter(used_at__lt=before - 2 * PART_TOUCH_INTERVAL).delete()
     return len(old)

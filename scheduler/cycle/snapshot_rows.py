@@ -95,7 +95,7 @@ class SnapshotRows:
 
 
 class SnapshotReader:
-    """Reader of the rows of some pools, or of all pools (None).
+    """A reader of the rows of some pools, or of all pools (None).
 
     Each method reads one kind of row. Some methods can read only the rows with given ids.
     """

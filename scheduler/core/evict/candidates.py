@@ -1,4 +1,4 @@
-"""The running work that a workload may evict, and the units it could obtain."""
+"""Find the running work that a workload may evict, and the units that the workload could obtain."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ class VictimSearch:
         """Return victims that suffice on one host, or None: add them one by one, then remove the unnecessary
         ones.
 
-        Used where the exact choice is not allowed, or does not suffice because of CPU, memory or NVLink.
+        This is used if the exact choice is not allowed, or does not suffice because of CPU, memory or NVLink.
         """
         chosen: list[int] = []
         for victim, _ in on_host:

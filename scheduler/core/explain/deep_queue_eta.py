@@ -101,7 +101,7 @@ class DeepQueueEta:
 class FreeUnitsOverTime:
     """Expected free units of one kind at certain times, in whole pieces of each size.
 
-    Whether the pieces of a gang are on different hosts is not checked.
+    The pieces of a gang may be on the same host here: this is not checked.
     """
 
     def __init__(self, times: list[int], profile: Ints, now: int) -> None:

@@ -1,4 +1,4 @@
-"""Forecast how many units of each host are expected to be free from now on.
+"""Forecast the number of free units on each host over time.
 
 The first waiting workloads are added one after another, in queue order. ``DeepQueueEta`` continues with the
 later ones.

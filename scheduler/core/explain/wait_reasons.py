@@ -1,6 +1,6 @@
 """Find the reason why a workload waits: the first obstacle without which it would start.
 
-Each obstacle is left out of a new attempt, to see whether the workload then fits.
+To find it, the placement is tried again with one kind of obstacle after another ignored.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class WaitReasons:
         return intersection(state.hardware.healthy, schedulable[state.host_of])
 
     def _promised_to_others(self, queued: QueuedWorkload, kinds: list[int]) -> Reason:
-        """Return the first promise of the free units that is an obstacle: spare capacity, queue holds,
+        """Return the reason with the first obstacle to using the free units: spare capacity, queue holds,
         maintenance or a reservation.
         """
         state, need = self.state, queued.ask.total_units

@@ -1,6 +1,6 @@
-"""Preferences of an ask or workload: preferred labels, spreading, and hosts to avoid or to prefer.
+"""Order hosts by the preferences of an ask or workload: labels, spreading, and hosts to avoid or to prefer.
 
-Preferences order the hosts that suffice. They never keep work waiting.
+Preferences order only the hosts that suffice. They never delay work.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Choose units for an ask: which hosts suffice, and which of these is best.
+"""Choose units for an ask: find the hosts that suffice, and the best of these hosts.
 
-The placement rule (``ranking_for_profile``) decides among the hosts that keep related units together: slices
-and shares go on the fullest GPU; units of a host come from one NVLink island if possible; the hosts of a gang
-come from one island that spans hosts, else from one rack, else from as few racks as possible.
+Related units are kept together. Slices and shares are placed on the fullest GPU. Units of a host come from
+one NVLink island if possible. The hosts of a gang come from one island that spans hosts, else from one rack,
+else from as few racks as possible. Among the hosts that allow this, the placement rule
+(``ranking_for_profile``) decides.
 """
 
 from __future__ import annotations

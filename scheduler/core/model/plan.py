@@ -37,8 +37,8 @@ class Eviction:
 class Refusal:
     """The reason why a queued workload does not start now.
 
-    ``expected_start`` is None if no end of known work would free its units; ``code`` then says what has to
-    change.
+    ``expected_start`` is None if no end of known work would free its units. Then ``code`` is the obstacle
+    that has to be removed.
     """
 
     workload: int
@@ -73,7 +73,9 @@ class UnboundReservation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to start, evict, refuse and bind. Each table is sorted by id."""
+    """The decisions of one cycle: placements, evictions, refusals and bindings. Each table is sorted by
+    id.
+    """
 
     epoch: int
     placements: tuple[Placement, ...] = ()

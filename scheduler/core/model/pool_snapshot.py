@@ -1,7 +1,8 @@
 """One pool of a snapshot, arranged for planning and updated by deltas.
 
-A cycle reads it and never changes it. The parts that are expensive to build (hardware, running work, the
-queue) are updated only where rows changed. Values that depend on time are computed in each cycle.
+A cycle reads the pool's snapshot and never changes it. The parts that are expensive to build (hardware,
+running work, the queue) are updated only where rows changed. Values that depend on time are computed in each
+cycle.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class PoolState:
         )
 
     def _read_maintenance(self) -> None:
-        """Set which hosts and units take work now, and when the next maintenance of each unit begins."""
+        """Set the hosts and units that take work now, and the start of each unit's next maintenance."""
         self.maintenance = self.pool_snapshot.maintenance
         self.schedulable_hosts = self.hardware.schedulable
         self.maintenance_from: Ints = np.full(len(self.units), FAR_FUTURE, dtype=np.int64)

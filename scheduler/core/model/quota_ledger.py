@@ -169,13 +169,13 @@ class QuotaLedger:
         return reserved is None or end <= reserved.start or slots <= reserved.left
 
     def use_user_headroom(self, user: int, slots: int, end: int) -> None:
-        """Subtract started work that ends at ``end`` from the slots left beside the user's headroom."""
+        """Subtract started work that ends at ``end`` from ``left`` of the user's reserved headroom."""
         reserved = self.reserved_user_headroom.get(user)
         if reserved is not None and end > reserved.start:
             reserved.left -= slots
 
     def use_headroom(self, team: int, model: str, slots: int, end: int, preemptible: bool) -> None:
-        """Subtract started work that ends at ``end`` from the slots left beside the team's headroom."""
+        """Subtract started work that ends at ``end`` from ``left`` of the team's reserved headroom."""
         reserved = self.reserved_headroom.get((team, model))
         if (
             reserved is not None
@@ -207,7 +207,7 @@ class QuotaLedger:
         return self.guarantee(team, model)
 
     def max_slots(self, team: int, model: str) -> int:
-        """Return the most slots that the team may hold: its guarantee and what it may borrow."""
+        """Return the most slots that the team may hold: its guarantee plus its borrow limit."""
         return (
             self.guarantee(team, model)
             if self.pool.kind is PoolKind.STATIC

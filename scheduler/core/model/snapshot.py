@@ -61,7 +61,7 @@ class HostInfo:
     """One host.
 
     ``schedulable`` is False if the state of its lease, administration or repair excludes new work;
-    ``closed_code`` then says why.
+    ``closed_code`` is then the reason.
     """
 
     id: int
@@ -109,7 +109,7 @@ class Ask:
     labels_preferred: frozenset[tuple[str, str]] = frozenset()  # hosts with more of them are preferred
     spread: bool = False  # prefer empty hosts, and different racks
     cpu_milli: int = 0  # on each host
-    memory_mib: int = 0  # on each host, beside the units
+    memory_mib: int = 0  # host memory on each host, in addition to GPU memory
 
     @property
     def total_units(self) -> int:
@@ -237,7 +237,7 @@ class ReservationInfo:
     start: int
     end: int
     units: tuple[int, ...] = ()
-    may_exceed_guarantee: bool = False  # the approver allowed it to use what others are guaranteed
+    may_exceed_guarantee: bool = False  # True if the approver allowed it to use guarantees of others
     user: int = 0  # its owner
 
 

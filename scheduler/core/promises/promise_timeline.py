@@ -127,7 +127,7 @@ class ReservationRequester:
     """The team and user that request a reservation.
 
     ``user`` is None if no user's cap applies. ``may_exceed`` is set if an operator allowed the reservation to
-    use what others are guaranteed, and to exceed the borrow limit and the user cap. ``borrows_again_from`` is
+    use the guarantees of others, and to exceed the borrow limit and the user cap. ``borrows_again_from`` is
     the time at which a closed budget opens again, or None if the team may borrow now.
     """
 
@@ -379,7 +379,7 @@ class PromiseTimeline:
         """Return the cost of taking each unit.
 
         Long before the start a free unit costs more than a held unit, so that free units are left for work
-        that must stay. Near the start it is the cost of the eviction, as in ``evict``.
+        that must stay. Near the start the cost of a unit is the cost of the eviction, as in ``evict``.
         """
         state = self.state
         near = start - eviction_lead_seconds(state) <= state.now

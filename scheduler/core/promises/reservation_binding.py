@@ -107,8 +107,8 @@ def choose_units_with_fewer_evictions(
 ) -> list[int]:
     """Return units for a reservation that need fewer evictions.
 
-    A victim may hold more units than the reservation takes. For each victim, the most expensive first, units
-    are sought that spare this victim.
+    A victim may hold more units than the reservation takes. For each victim, the most expensive first, this
+    function tries to find units that spare the victim.
     """
     victims = preemptible_holders(state, reservation, units)
     for victim in sorted(victims, key=lambda v: (-int(state.cost[v]), v)):

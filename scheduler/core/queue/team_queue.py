@@ -32,8 +32,8 @@ def is_large_job(queued: QueuedWorkload) -> bool:
 
 
 class TeamQueue:
-    """One team's queue in one lane: by priority. Within a priority overdue workloads come first, then the
-    others by effective submit time.
+    """One team's queue in one lane, ordered by priority. Within one priority, overdue workloads come first.
+    The others follow by effective submit time.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class TeamQueue:
 
 
 class SkipScope(Enum):
-    """The members of an equivalence class that cannot start because one of them cannot."""
+    """The members of an equivalence class that cannot start if one member cannot."""
 
     NONE = "none"
     EQUAL_OR_LONGER = "equal or longer"  # expected runtime and runtime limit are at least as long
@@ -157,8 +157,9 @@ class SkipScope(Enum):
 class UnschedulableClasses:
     """The members of equivalence classes that are known to get no units in this cycle.
 
-    If a member gets no units, a member that runs at least as long gets none either: units are only taken
-    within a cycle, and a longer workload may use fewer of the units that are promised to others.
+    If a member gets no units, a member that runs at least as long gets none either. One reason is that units
+    are only taken within a cycle. The other is that a longer workload may use fewer of the units that are
+    promised to others.
     """
 
     def __init__(self, state: PoolState) -> None:

@@ -125,7 +125,7 @@ class TurnOrder:
 
     def __iter__(self) -> Iterator[QueuedWorkload]:
         """Yield each workload when its turn comes; a requeued workload gets a second turn."""
-        # The lanes follow one another, because units given in one lane change the keys of the next.
+        # One lane follows another, because units assigned in one lane change the keys of the next lane.
         for lane in LANES:
             heap: list[tuple[TurnKey, TeamQueueKey, QueuedWorkload, EquivalenceClass]] = []
             for team_queue in sorted(self.team_queues):
@@ -135,7 +135,7 @@ class TurnOrder:
                 key, team_queue, queued, group = heapq.heappop(heap)
                 used = self.decayed_use_by_weight.get(queued.team, 0.0)
                 if key[0] == BORROWER_TIER and key[1] < used:
-                    # Another queue of its team was served meanwhile, so the key is out of date.
+                    # Another queue of the same team got units meanwhile, so the key is out of date.
                     heapq.heappush(heap, ((key[0], used, *key[2:]), team_queue, queued, group))
                     continue
                 self.group, self.requeued, self._turn_key = group, False, key

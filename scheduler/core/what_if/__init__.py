@@ -1,4 +1,4 @@
 """Answer hypothetical questions with ``plan()`` on a changed snapshot.
 
-These are previews, alternatives, comparisons, drains and simulations.
+The questions are previews, alternatives, comparisons, drains and simulations.
 """

@@ -45,8 +45,8 @@ class PoolTurns:
     turns: dict[int, QueueTurn]
 
     def before(self, workload: int) -> list[tuple[QueueTurn, TurnCriterion]]:
-        """Return the turns before the turn of a waiting workload, in order, each with the criterion that
-        decides. The list is empty if the workload has no turn.
+        """Return the turns before the turn of a waiting workload, in order, each with the criterion that puts
+        it first. The list is empty if the workload has no turn.
         """
         mine = self.turns.get(workload)
         if mine is None:
