@@ -185,7 +185,7 @@ def test_a_copy_is_accepted_after_it_joins_with_a_new_token(world: World) -> Non
 
 
 class Key:
-    """A host's key pair, like that of ``agent.server.host_key``."""
+    """A host's key pair, in the format of ``agent.server.host_key``."""
 
     def __init__(self) -> None:
         self.private = Ed25519PrivateKey.generate()

@@ -1,4 +1,4 @@
-"""Test GPU diagnostics: when they are requested and what their results change."""
+"""Test GPU diagnostics: their requests and the effects of their results."""
 
 from __future__ import annotations
 

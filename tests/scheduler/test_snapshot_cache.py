@@ -408,7 +408,7 @@ def test_a_cycle_without_changes_takes_few_queries_and_does_not_plan(
         engine.run_cycle("test", world.now + 3 * SECOND, cache=warm)
     assert not plans and len(asked) <= 10, [q["sql"][:80] for q in asked]
     engine.run_cycle("test", world.now + (MAX_PLAN_AGE_SECONDS + 4) * SECOND, cache=warm)
-    assert len(plans) == 1, "estimates move with time"
+    assert len(plans) == 1, "estimates change with time"
     job(world, world.now)
     engine.run_cycle("test", world.now + (MAX_PLAN_AGE_SECONDS + 5) * SECOND, cache=warm)
     assert len(plans) == 2

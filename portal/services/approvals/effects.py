@@ -1,4 +1,4 @@
-"""Return what approving a submission would do to other teams and workloads."""
+"""Return the effect of approving a submission on other teams and workloads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from scheduler.state.states import OPEN_RESERVATION_STATES
 def approval_effect(
     submission: Submission, now: datetime, changes: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return what approving a submission (with ``changes``) would do to others. Reads only.
+    """Return the effect of approving a submission, with ``changes``, on other work. Reads only.
 
     Every kind: ``fits`` (bool), ``code`` and ``numbers`` (the engine's reason, if any), ``sentence`` (for
     people).

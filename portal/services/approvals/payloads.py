@@ -64,7 +64,7 @@ def pool_of_submission(submission: Submission) -> Pool:
 
 
 def expiry_of(submission: Submission) -> datetime | None:
-    """Return when a submission that nobody has decided expires; None: never.
+    """Return the expiry time of an undecided submission; None: it never expires.
 
     A reservation or a series expires at its start. A window change with a new start expires at the earlier
     of the two starts, because the start of a started reservation cannot change. A change of only the end

@@ -74,7 +74,7 @@ class HostEffect:
 
     @property
     def text(self) -> str:
-        """Return a sentence that describes what the verb does."""
+        """Return a sentence about the effect of the verb."""
         return host_texts.HOST_VERBS[self.verb].text
 
 

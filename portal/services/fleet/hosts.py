@@ -149,9 +149,9 @@ def attest_off(*, actor: User, host: Host, why: str, now: datetime, via: str = "
     """
     policy.require(actor, "host.change")
     why = checked_reason(why)
-    told = ("lease_state", "last_sync_at")
+    audited = ("lease_state", "last_sync_at")
     with transaction.atomic():
-        before = audit.audited_fields(host, *told)
+        before = audit.audited_fields(host, *audited)
         if not powered_off.attest_powered_off(
             host, reason=f"{powered_off.POWERED_OFF_PREFIX}{actor.get_username()}: {why}"[:300], now=now
         ):
@@ -164,7 +164,7 @@ def attest_off(*, actor: User, host: Host, why: str, now: datetime, via: str = "
             target=host,
             why=why,
             before=before,
-            after=audit.audited_fields(host, *told),
+            after=audit.audited_fields(host, *audited),
         )
     return host
 
@@ -205,13 +205,17 @@ def checked_maintenance_window(
     checks = checks or InputChecks()
     first, last = checks.aware_datetime("start", start), checks.aware_datetime("end", end)
     if not {"start", "end"} & set(checks.problems):
-        told = last.isoformat()
+        end_text = last.isoformat()
         if last <= first or last - first > MAX_MAINTENANCE:
             days = MAX_MAINTENANCE.days
-            checks.note("end", told, administration_problems.MAINTENANCE_LENGTH.format(end=told, days=days))
+            checks.note(
+                "end", end_text, administration_problems.MAINTENANCE_LENGTH.format(end=end_text, days=days)
+            )
         if last <= now:
             checks.note(
-                "end", told, administration_problems.MAINTENANCE_IS_PAST.format(end=told, now=now.isoformat())
+                "end",
+                end_text,
+                administration_problems.MAINTENANCE_IS_PAST.format(end=end_text, now=now.isoformat()),
             )
     checks.done()
     return first, last
@@ -227,9 +231,9 @@ def _change_admin_state(
         AdminState.DRAINING: engine.drain_host,
         AdminState.IN_SERVICE: engine.return_host,
     }
-    told = ("admin_state", "repair_state", "state_reason")
+    audited = ("admin_state", "repair_state", "state_reason")
     with transaction.atomic():
-        before = audit.audited_fields(host, *told)
+        before = audit.audited_fields(host, *audited)
         if not verbs[new](host, reason=why, now=now):
             host.refresh_from_db()
             raise _unchanged_state_refusal(host, new)
@@ -242,7 +246,7 @@ def _change_admin_state(
             target=host,
             why=why,
             before=before,
-            after=audit.audited_fields(host, *told),
+            after=audit.audited_fields(host, *audited),
         )
     engine.record_unserved_reservations(host.pool, now=now)
     return host

@@ -22,7 +22,7 @@ from scheduler.models import Project, Quota, Team
 
 
 def preview_team_removal(*, actor: User, team: Team, now: datetime) -> RemovalEffect:
-    """Return what removing a team affects. Raises NotAllowed."""
+    """Return the effect of removing a team. Raises NotAllowed."""
     policy.require(actor, "team.remove", team)
     members = Membership.objects.filter(team=team).order_by("user__username")
     projects = Project.objects.filter(team=team, active=True).order_by("name")

@@ -1,1 +1,1 @@
-"""Functions behind the template tags and filters of ``{% load gpupool %}``."""
+"""Implement the template tags and filters of ``{% load gpupool %}``."""

@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 
 from portal.wording.pages import home_pages
 
-# State: (word, shape in icons.svg, colour class). Shape and word suffice without the colour.
+# State: (word, shape in icons.svg, colour class). Shape and word identify the state without the colour.
 STATE_DISPLAY: dict[str, tuple[str, str, str]] = {
     # workloads
     "queued": ("Queued", "queued", "queued"),

@@ -148,7 +148,7 @@ def _parse_datetime(text: str) -> datetime | None:
 
 
 def apply_suggestion(posted: QueryDict) -> QueryDict:
-    """Return the posted form, changed by the suggestion whose button was pressed."""
+    """Return the posted form with the values of the suggestion that the person chose."""
     changed = posted.copy()
     start, units = posted.get("use_start", ""), posted.get("use_units", "")
     if start:

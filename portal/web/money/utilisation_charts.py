@@ -23,7 +23,7 @@ WATERFALL_BUCKETS = {
     "maintenance": ("Maintenance", "announced windows", "rest"),
     "unallocated": ("Unallocated", "nobody held it", "rest"),
     "reserved_unused": ("Reserved, unused", "booked, nothing ran", "rest"),
-    "lost": ("Lost", "work undone by a preemption or by hardware", "rest"),
+    "lost": ("Lost", "work lost by a preemption or a hardware fault", "rest"),
     "unmeasured": ("Held, not measured", "no sample covers it", "rest"),
     "empty": ("Held, empty", "no process on it", "rest"),
     "idle": ("Held, idle", "a process runs, under 5 % busy", "rest"),

@@ -1,7 +1,7 @@
-"""Render the parts of a page that refresh themselves: on an event of the edge, else every ten seconds.
+"""Render the live part of a page. The part refreshes on each event of the edge, and every ten seconds.
 
-The same template renders the whole page and its refresh. If the content equals what the browser shows, the
-response replaces only the freshness line, so that nothing moves while the user reads.
+The same template renders the whole page and its refresh. If the content has not changed, the response
+replaces only the freshness line, so that nothing moves while the user reads.
 """
 
 from __future__ import annotations

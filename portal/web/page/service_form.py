@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class ServiceForm(forms.Form):
-    """A form whose rules are checked by a service. The form itself knows only its fields and widgets."""
+    """A form that knows only its fields and widgets. A service checks the rules."""
 
     # Service argument: the field that shows its errors.
     argument_fields: ClassVar[Mapping[str, str]] = {}

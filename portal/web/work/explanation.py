@@ -59,7 +59,7 @@ def explain_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse
 
 
 def _heading(workload: Workload) -> str:
-    """Return the words of the page heading after the workload's name."""
+    """Return the part of the page heading that follows the workload's name."""
     if workload.state == WorkloadState.QUEUED:
         return "waits"
     if workload.state in TERMINATING_STATES:

@@ -1,4 +1,4 @@
-"""Actions on a workload, each behind a button: stop, extend, keep, launch again."""
+"""Carry out the buttons of a workload: stop, extend, keep, launch again."""
 
 from __future__ import annotations
 
@@ -136,9 +136,7 @@ def _confirm_cancel(request: HttpRequest, workload: Workload) -> HttpResponse:
     ).count()
     if dependents:
         ends = (
-            "1 job waits for it to finish and ends"
-            if dependents == 1
-            else f"{dependents} jobs wait for it to finish and end"
+            "1 job depends on it and ends" if dependents == 1 else f"{dependents} jobs depend on it and end"
         )
         loss = workload_pages.DEPENDENTS_END.format(loss=loss, ends=ends)
     context = {

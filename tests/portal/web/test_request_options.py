@@ -105,7 +105,7 @@ def test_a_job_shows_its_dependencies_and_its_dependents(world: World) -> None:
     assert "train has finished" in client.get(reverse("job", args=[second.public_id])).content.decode()
     assert "Needed by" in client.get(reverse("job", args=[first.public_id])).content.decode()
     question = client.post(reverse("workload-cancel", args=[first.public_id])).content.decode()
-    assert "1 job waits for it to finish and ends with it." in question
+    assert "1 job depends on it and ends with it." in question
     client.post(reverse("workload-cancel", args=[first.public_id]), {"confirmed": "1"})
     dependency_release.release_dependents(timezone.now())
     page = client.get(reverse("job", args=[second.public_id])).content.decode()
@@ -170,7 +170,7 @@ def test_a_job_may_depend_on_every_task_of_an_array(world: World) -> None:
     )
     task = whole.tasks.order_by("array_index")[0]
     question = client.post(reverse("workload-cancel", args=[task.public_id])).content.decode()
-    assert "1 job waits for it to finish and ends with it." in question
+    assert "1 job depends on it and ends with it." in question
 
 
 def test_the_preview_warns_of_a_wanted_by_time_that_would_be_missed(world: World) -> None:
