@@ -27,7 +27,7 @@
     }
   };
 
-  /* Times: the server renders them in the zone it knows; if the browser's zone differs, they are rewritten here.
+  /* Times: the server renders them in the zone it knows; if the browser's zone differs, this code rewrites them.
      The cookie gives the server the zone for the next page. */
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
   const rewrite = !root.hasAttribute("data-zone-fixed") && root.dataset.zone !== undefined && root.dataset.zone !== zone;
@@ -95,7 +95,7 @@
       toast("Copied.");
     } catch (refused) {
       window.getSelection().selectAllChildren(source);
-      toast("Your browser did not let the page copy. It is selected: press Ctrl C.");
+      toast("Your browser blocked copying. The text is selected: press Ctrl C.");
     }
   };
   const toast = (text) => {
@@ -237,7 +237,7 @@
     for (const log of within.querySelectorAll("[data-follow]")) follow(log);
   };
   document.addEventListener("htmx:load", (event) => { if (event.target !== document.body) settle(event.target); });
-  document.addEventListener("htmx:responseError", () => toast("That did not work; what is shown may be old. Load the page again."));
+  document.addEventListener("htmx:responseError", () => toast("That did not work, and this page may be outdated. Load it again."));
   document.addEventListener("htmx:sendError", () => toast("No connection. Nothing was sent; it will be tried again."));
 
   /* Do not reload the tab of a log while the user reads it (scrolled back, or text selected); reload it afterwards. */
@@ -259,7 +259,7 @@
   }
   document.addEventListener("selectionchange", catchUp);
 
-  /* Messages about a workload's previous stage ("is queued") are outdated in the next; remove them after a while. */
+  /* Messages about a workload's previous stage ("is queued") are outdated in the next stage; remove them after a while. */
   const TO_READ_MS = 6000;
   document.addEventListener("next-stage", () => {
     const said = document.querySelectorAll(".messages .note.ok");

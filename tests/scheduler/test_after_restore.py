@@ -151,7 +151,7 @@ def test_the_command_recovers_writes_an_audit_record_and_prints_the_next_steps(
         and record.after["hosts"] == 1
         and record.actor is None
     )
-    assert str(record.after["generation"] + 1) in output and "revoke it again" in output
+    assert str(record.after["generation"] + 1) in output and "revoke them again" in output
     assert not Host.objects.exclude(agent_start="").exists()
 
 

@@ -189,7 +189,7 @@ def test_a_quota_or_membership_request_does_not_expire(world: World) -> None:
 def test_a_request_that_would_expire_at_once_is_refused_at_its_start(world: World) -> None:
     with pytest.raises(Invalid) as refused:
         requested(world, start=world.now)
-    assert "needs an approval" in refused.value.fields["start"]
+    assert "the approval that it needs" in refused.value.fields["start"]
     with pytest.raises(Invalid) as refused:
         reservation_preview.preview_reservation(
             actor=world.vision.member,
@@ -201,7 +201,7 @@ def test_a_request_that_would_expire_at_once_is_refused_at_its_start(world: Worl
             end=world.now + 8 * HOUR,
             now=world.now,
         )
-    assert "needs an approval" in refused.value.fields["start"]
+    assert "the approval that it needs" in refused.value.fields["start"]
     assert not Submission.objects.exists()
 
 

@@ -57,7 +57,7 @@ def test_an_operator_sees_affected_work_and_its_deadline_before_the_change(
     assert "gets no new work" in response.content.decode()
     row = GeometryChange.objects.get()
     assert (row.state, sorted(row.profiles)) == ("draining", ["1g.10gb"] * 4 + ["3g.40gb"])
-    assert "becomes 1x3g.40gb+4x1g.10gb once nothing holds it" in host_page(world)
+    assert "becomes 1x3g.40gb+4x1g.10gb when it is free" in host_page(world)
     entry = AuditEvent.objects.get(verb="change_geometry")
     assert (entry.why, entry.after["geometry"]) == ("small notebooks", "1x3g.40gb+4x1g.10gb")
 

@@ -57,7 +57,7 @@ def test_a_stranger_does_not_see_hosts_in_the_pool_of_another_team(world: World)
 
 def test_operators_are_warned_if_most_hosts_fall_silent_at_once(world: World) -> None:
     def warns(user: User, page: str) -> bool:
-        return "hosts have said nothing since" in signed_in(user).get(reverse(page)).content.decode()
+        return "hosts have not reported since" in signed_in(user).get(reverse(page)).content.decode()
 
     Host.objects.update(lease_state="alive", last_sync_at=timezone.now())
     assert not warns(world.operator, "fleet") and not warns(world.operator, "home")
@@ -160,7 +160,7 @@ def test_a_host_page_shows_an_agent_that_was_rejected_under_the_host_name(world:
     for code in ("agent_copy", "agent_second"):
         engine.record_rejected_agent(world.hosts["alpha"].pk, reason="two of them", code=code, now=world.now)
         shown = signed_in(world.operator).get(page).content.decode()
-        assert "It is quarantined" in shown and "make a new join token below" in shown
+        assert "That agent is quarantined" in shown and "make a new join token below" in shown
 
 
 def test_an_operator_sees_the_boot_id_of_the_agent(world: World) -> None:

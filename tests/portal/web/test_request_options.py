@@ -72,7 +72,7 @@ def test_a_changed_window_is_confirmed_or_waits_for_approval(world: World) -> No
     type(world.shared).objects.filter(pk=world.shared.pk).update(approval_above_gpus=0)
     shown["end"] = f"{later + dt.timedelta(hours=1):%Y-%m-%dT%H:%M}"
     assert client.post(address, shown).status_code == 302
-    assert "waits for approval; until then it stays as it is" in client.get(address).content.decode()
+    assert "waits for approval; until then the window stays as it is" in client.get(address).content.decode()
     submission = Submission.objects.get(kind="window_change")
     desk = signed_in(world.operator).get(reverse("submission", args=[submission.public_id])).content.decode()
     assert "Another window for review" in desk and "becomes" in desk

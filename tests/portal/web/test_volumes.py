@@ -167,7 +167,7 @@ def test_hosts_that_report_the_same_environment_share_a_row(homes: World) -> Non
     rows = [(e["python"], e["lab"], e["hosts"]["names"]) for e in page.context["environments"]]
     assert rows == [("3.12.4", "4.4.1", "alpha, beta, delta"), ("", "", "gamma")]
     text = page.content.decode()
-    assert "numpy 2.2.0" in text and "/data/street-views" in text and "does not tell" in text
+    assert "numpy 2.2.0" in text and "/data/street-views" in text and "report packages" in text
 
 
 def test_a_host_without_jupyterlab_is_marked(world: World) -> None:
