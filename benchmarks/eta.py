@@ -3,9 +3,9 @@
     ./run bench eta --jobs philly.csv --nodes 64
 
 The jobs and limits of ``bench philly`` run through the engine. One in ``--every`` jobs is sampled at random
-(``--seed``): its plan is explained as it is for users, and the estimate is compared with the start. Jobs
-that start at once are not counted. An estimate is a range of start times; its upper end comes from the errors
-of earlier estimates (``scheduler/core/explain/start_ranges.py``).
+(``--seed``): the engine explains its plan as it does for users, and the estimate is compared with the start.
+Jobs that start at once are not counted. An estimate is a range of start times; its upper end comes from the
+errors of earlier estimates (``scheduler/core/explain/start_ranges.py``).
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ from benchmarks.harness.conditions import ConditionTimeout
 from benchmarks.harness.installation import Installation
 
 SERVICES = ()
-SHORT_LEASE_SECONDS = 20  # of the short form, which must pass on a machine that is busy with other tests
+SHORT_LEASE_SECONDS = (
+    20  # lease in the short form, which must pass on a machine that is busy with other tests
+)
 
 
 def main(argv: list[str]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class ExamineResult:
     """The results of one worker: number of examples by kind, and broken promises."""
 
     examples: int = 0
-    # Number of examples whose plan has any placements, evictions, ..., by the name of the plan's field.
+    # For each field of a plan, such as placements: the number of examples whose plan has any.
     with_any: Counter[str] = field(default_factory=Counter)
     broken: Counter[str] = field(default_factory=Counter)
     # For each broken promise: its first violation and, if reduced, the rows.

@@ -14,7 +14,7 @@ import pytest
 from django.test import TransactionTestCase
 from pytest_django.plugin import DjangoDbBlocker
 
-NOW = dt.datetime(2026, 3, 18, 10, 0, tzinfo=dt.UTC)  # a Wednesday morning, with no change of clocks near
+NOW = dt.datetime(2026, 3, 18, 10, 0, tzinfo=dt.UTC)  # a Wednesday morning, not near a clock change
 
 # No deadlines: a slow machine must not fail a property.
 for profile, examples in (("short", 25), ("full", 100)):

@@ -62,7 +62,7 @@ class FakeAgent:
 
     @classmethod
     def of(cls, host: Host) -> FakeAgent:
-        """Return an agent that has joined as this host. Makes the host's credential valid."""
+        """Return an agent that has joined as this host, and make the host's credential valid."""
         Host.objects.filter(pk=host.pk).update(
             credential_hash=hashlib.sha256(CREDENTIAL.encode()).hexdigest(), credential_expires_at=FAR_AWAY
         )

@@ -1,4 +1,4 @@
-"""Run the gates: checks of the whole code that need no test."""
+"""Run the gates: checks of the whole code that run no tests."""
 
 from __future__ import annotations
 

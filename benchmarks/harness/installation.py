@@ -212,7 +212,7 @@ class Installation:
     def _keep(self) -> None:
         """Start the agents, restart them when they end, as `./run` does, and stop them at the end.
 
-        The kernel ends a child when the thread that started it ends. So one thread runs all the time.
+        The kernel ends an agent when the thread that started it ends. So this thread runs until the end.
         """
         for host in self.hosts:
             self._make_host(host)

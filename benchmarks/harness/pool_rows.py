@@ -45,7 +45,7 @@ BATCH = 5_000
 
 @dataclass
 class PoolRows:
-    """The rows from which more workloads are created.
+    """The rows that new workloads refer to.
 
     Workloads of ``projects`` can start; workloads of ``blocked_project`` cannot.
     """

@@ -42,7 +42,7 @@ TICK_SECONDS = 2.0
 
 @dataclasses.dataclass
 class SimulatedEngine:
-    """A process that plans. Its plan is committed later than it was made, sometimes much later."""
+    """A process that plans. It commits each plan after a delay, which is sometimes long."""
 
     site: ControlPlane
     number: int
@@ -251,7 +251,7 @@ class ControlPlane:
 
     @contextlib.contextmanager
     def hints(self) -> Iterator[None]:
-        """Deliver hints in virtual time instead of over Redis. A hint does not wait for its commit."""
+        """Deliver hints in virtual time instead of over Redis. A hint is sent before its commit."""
         with (
             mock.patch.object(nudge, "engine", self._nudge_engine),
             mock.patch.object(nudge, "hosts", lambda ids: self._nudge_hosts(list(ids))),

@@ -294,8 +294,7 @@ class ProductRule(PlacementPolicy):
         self.gpu_states = self.rule.tables.gpu_states
         self.state_of: Ints = np.array([self.gpu_states.number(row) for row in nodes.gpu], dtype=np.int64)
         self.placed = 0
-        # The number of the GPU state after a request, as [way, number of the state before], for each request
-        # given as (whole GPUs, thousandths of a GPU).
+        # By request (whole GPUs, thousandths of a GPU): array [way, GPU state before] of GPU states after it.
         self._after: dict[tuple[int, int], Ints] = {}
 
     def took(self, node: int) -> None:
@@ -330,7 +329,7 @@ class ProductRule(PlacementPolicy):
             self.rule.refresh_prices(self.placed, free)
 
     def _states_after(self, need: NodeDemand, before: Ints) -> Ints:
-        """Return [way, node]: the number of the GPU state after the request; NO_STATE if it does not fit."""
+        """Return an array [way, node] of GPU states after the request; NO_STATE where it does not fit."""
         key = need.whole, need.total
         known = self._after.get(key)
         if known is None or known.shape[1] < len(self.gpu_states):

@@ -41,7 +41,7 @@ def test_easy_uses_limits_instead_of_runtimes() -> None:
 
 
 def test_easy_backfills_long_jobs_on_nodes_that_the_first_job_does_not_need() -> None:
-    """Job 3 starts on node 0 at 100. It does not need the two free GPUs of node 1, so job 4 uses them.
+    """Job 3 starts on node 0 at 100 and does not need the two free GPUs of node 1, so job 4 uses them.
 
     No GPU remains for job 5, which waits.
     """

@@ -38,7 +38,7 @@ def philly_file(folder: Path, *jobs: tuple[str, int, int, str]) -> str:
 
 
 def test_helios_plans_each_cluster_alone(tmp_path: Path) -> None:
-    """In FIFO order the gang waits for job 1 and job 3 for the gang. SJF and gpupool start job 3 first."""
+    """In FIFO order the gang waits for job 1; job 3 waits for the gang. SJF and ours start job 3 early."""
     jobs = helios_file(
         tmp_path,
         (0, "vcvlY", 8, 1, 100),
@@ -130,7 +130,7 @@ def test_philly_compares_the_queue_orders(tmp_path: Path) -> None:
 def test_the_replay_uses_predictions_from_finished_jobs() -> None:
     """Five jobs of team 1 used a tenth of their limits, so a short runtime is predicted for the sixth.
 
-    It starts before the job of team 2, which was submitted first but has no history.
+    The sixth job starts before the job of team 2, which was submitted first but has no history.
     """
     past = [TraceJob(n, n * HOUR, 1, 8, 360, 3600, team=1, user=1) for n in range(1, 6)]
     busy = TraceJob(6, 10 * HOUR, 1, 8, 2 * HOUR, 2 * HOUR, team=3, user=3)

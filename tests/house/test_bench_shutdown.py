@@ -1,4 +1,4 @@
-"""Test that `./run bench` ends all its processes, however it ends."""
+"""Test that `./run bench` ends all its processes: after a signal, an interrupt, or its normal end."""
 
 from __future__ import annotations
 
