@@ -1,6 +1,6 @@
 """The program on GPU hosts.
 
-Installs and runs without the server; of it the server imports only ``protocol``.
+It installs and runs without the server. The server imports only the module ``protocol`` of this package.
 """
 
 AGENT_VERSION = "0.1.0"

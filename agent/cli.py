@@ -59,9 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _exit_status(error: BaseException) -> int:
-    """Return the exit status of an error and print it.
+    """Print an error and return its exit status.
 
-    An expected error as one line, any other with its traceback.
+    An expected error is printed as one line, any other error with its traceback.
     """
     if isinstance(error, ONE_LINE_ERRORS):
         print(f"agent: {error}", file=sys.stderr)
@@ -92,10 +92,10 @@ def _run_command(options: argparse.Namespace) -> int:
         )
     if state.identity.host and options.host and options.host != state.identity.host:
         raise StateFolderError(
-            f"--host: {options.host} is not {state.identity.host}, as which {options.state} has joined"
+            f"--host: {options.host} is not {state.identity.host}, the name of the host in {options.state}"
         )
     if options.reach and options.network != "internet":
-        raise StateFolderError("--reach: only with --network internet; allowed without it: none")
+        raise StateFolderError("--reach: allowed only with --network internet")
     options.edge = options.edge or _joined_edge(state)
     stop, diagnostics = options.on_exit == "stop", dict(options.diagnostic)
     agent_options = AgentOptions(
@@ -196,7 +196,7 @@ async def _read_hardware(gpu_reader: GpuReader) -> GpuInventory:
         return await gpu_reader.hardware()
     except GpuReadError as problem:
         known = gpu_reader.last_known(str(problem))
-        if known is not None:  # workloads may run on them, and only the agent renews their leases
+        if known is not None:  # workloads may run on these GPUs, and only the agent renews their leases
             logging.getLogger("agent").error(
                 "the GPUs can't be read; the last known inventory is used: %s", problem
             )
@@ -225,11 +225,11 @@ def isolation_downgrade(record: Path, requested: str, current: str, notes: list[
 
 
 def default_locks_folder(shared: Path = Path("/run/lock")) -> Path:
-    """Return the folder of the locks of this machine's real GPUs: one per Unix user, as only the owner can
-    lock its files.
+    """Return the lock folder for this machine's real GPUs.
 
-    Raises RuntimeError if another user owns this folder. Raises it also for a user other than root if an
-    agent of root has its own folder, because neither agent would see the other's locks.
+    Each Unix user has its own folder, because only the owner of a lock file can lock it. Raises RuntimeError
+    if another user owns this folder. Raises it also for a user other than root if root's lock folder exists,
+    because neither agent would see the other's locks.
     """
     base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
     own, root_folder = base / f"gpupool-{os.getuid()}", base / "gpupool-0"

@@ -37,7 +37,7 @@ from agent.server.workspace_streams import WorkspaceStreams
 log = logging.getLogger("agent")
 
 GPU_RETRY_SECONDS = 5.0  # first pause between reads of unreadable GPUs
-MAX_GPU_RETRY_SECONDS = 30.0  # longest pause between them
+MAX_GPU_RETRY_SECONDS = 30.0  # longest pause between these reads
 EXIT_NOTICE_SECONDS = 4.0  # on exit: time for jobs to write a checkpoint
 EXIT_GRACE_SECONDS = 5.0
 
@@ -51,7 +51,7 @@ class AgentOptions:
     host: str
     sample_seconds: float
     stop_on_exit: bool
-    # command of the operator's own diagnostics, by name
+    # commands of the operator's own diagnostics, by name
     diagnostics: Mapping[str, list[str]] = field(default_factory=dict)
     most_tmp_mib: int = 0  # limit of one run's temporary files; 0: no limit
 
@@ -108,7 +108,8 @@ class Agent:
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT.
 
-        Then the workloads continue under their shims until their leases expire.
+        The workloads then continue under their shims until their leases expire, unless ``stop_on_exit`` is
+        set.
         """
         self.runs.adopt()
         log.info("%s", self._startup_summary())

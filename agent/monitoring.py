@@ -27,7 +27,7 @@ from agent.storage import home_usage_reader
 log = logging.getLogger("agent.monitoring")
 
 EVENT_POLL_SECONDS = 1.0
-PROBE_STARTING_SECONDS = 0.1  # between two probes of a notebook that is starting
+PROBE_STARTING_SECONDS = 0.1  # between two probes of a starting notebook
 PROBE_READY_SECONDS = 3.0  # between two probes of a ready notebook
 OFFLINE_SAMPLES_PER_BATCH = (
     12  # samples per unit and batch while the edge is unavailable: fewer, larger files
@@ -97,7 +97,7 @@ class HostMonitor:
         return by_unit
 
     def _look_for_strays(self, uses: dict[str, UnitUse]) -> None:
-        # Read now: the process of a run that was started during the sampling is no stray.
+        # Read the holders after the sampling: a process of a run that started meanwhile is no stray.
         holders = {unit: run.id for unit, run in self._runs.holders().items()}
         shims = {run.shim["pid"]: run.id for run in self._runs.runs.values() if "pid" in run.shim}
         known = WorkloadContext(
@@ -140,7 +140,8 @@ class HostMonitor:
     # --- notebooks ---
 
     async def _watch_notebooks(self) -> None:
-        probes: dict[str, asyncio.Task[None]] = {}  # one task per notebook: a hanging one delays no other
+        # One task per notebook, so that a hanging notebook does not delay the others.
+        probes: dict[str, asyncio.Task[None]] = {}
         probed_at: dict[str, float] = {}
         while True:
             await asyncio.sleep(PROBE_STARTING_SECONDS)

@@ -2,19 +2,19 @@
 
 The agent connects to ``/agent/v1/sync`` with ``Authorization: Bearer <credential>``. The server identifies
 the host by the credential, never by a message. Both sides are level-triggered: each ``Observed`` carries the
-whole observed state of the host, each ``Desired`` its whole desired state. A lost, duplicated, late or
-reordered frame therefore changes nothing.
+whole observed state of the host, and each ``Desired`` carries its whole desired state. A lost, duplicated,
+late or reordered frame therefore does no harm.
 
 Frames up:   Observed, SampleBatch, LogChunk, Health, Proof        Frames down: Desired, Refused
 
 Workspace bytes use separate connections, which the agent dials to ``/agent/v1/stream`` when
-``Desired.streams`` asks for them. The header ``X-Gpupool-Stream-Key`` carries ``Desired.stream_key``; it
+``Desired.streams`` is above 0. The header ``X-Gpupool-Stream-Key`` carries ``Desired.stream_key``; this
 proves that the stream comes from the process at the other end of the sync connection. The edge sends one
 ``StreamOpen`` text frame that names the run. Then both sides relay binary frames to and from the run's unix
 socket until either side closes.
 
-Plain Python, no third-party import: the server imports this module, and the agent installs without the
-server. ``decode`` and ``parse`` raise ProtocolError, which names the field, the value and what is allowed.
+This module imports no third-party package, because the server imports it and the agent installs without the
+server. ``decode`` and ``parse`` raise ProtocolError, which names the field, the value and the allowed values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agent.wire_format import UnsupportedVersionError as UnsupportedVersionError
 from agent.wire_format import parse as parse
 from agent.wire_format import shortened
 
-SLOTS_PER_GPU = 840  # divisible by 2..8, so that a GPU can be cut into that many equal parts
+SLOTS_PER_GPU = 840  # divisible by 2 to 8, so that a GPU can be cut into 2 to 8 equal parts
 SYNC_PATH = "/agent/v1/sync"
 STREAM_PATH = "/agent/v1/stream"
 STREAM_KEY_HEADER = "X-Gpupool-Stream-Key"
@@ -83,9 +83,10 @@ class GpuSeen:
     numa_node: int | None = None
     pci_bus_id: str = ""
     units: list[UnitSeen] = field(default_factory=list)
-    # By uuid of another GPU of the host: the kind of link to it, see agent/gpu/nvml.py.
+    # Kind of link to each other GPU of the host, by its uuid: "NVLink" or a value of TOPOLOGY_LEVELS in
+    # agent/gpu/nvml/system.py.
     links: dict[str, str] = field(default_factory=dict)
-    pcie: str = ""  # current and maximum link, such as "gen 5 x16, of gen 5 x16"
+    pcie: str = ""  # current and maximum link, such as "x16 of x16, up to generation 5"
     nvlinks: int | None = None  # number of links that are up
 
 
@@ -93,8 +94,8 @@ class GpuSeen:
 class EnvironmentSeen:
     """The software and paths that this host offers to notebooks and jobs."""
 
-    python: str  # version of the interpreter of notebooks, which is also the first one in the PATH of jobs
-    packages: dict[str, str] = field(default_factory=dict)  # version by name, of the common packages
+    python: str  # version of the interpreter of notebooks, which is also the first in the PATH of jobs
+    packages: dict[str, str] = field(default_factory=dict)  # versions of common packages, by name
     exposed: list[str] = field(default_factory=list)  # extra paths that workloads may read
 
 
@@ -110,7 +111,7 @@ class Inventory:
     environment: EnvironmentSeen | None = None  # None: an older agent that does not report it
     cuda_version: str = ""  # the newest version that the driver supports
     users_per_team: bool = False  # True: the workloads of each team run as a separate Unix user
-    limits: list[str] = field(default_factory=list)  # the controllers set per run: cpu, memory, pids, devices
+    limits: list[str] = field(default_factory=list)  # controllers that limit runs: cpu, memory, pids, devices
     cgroups: str = ""  # v1, v2, hybrid or none
     network: str = ""  # network mode of workloads: private, internet or host
     # Address at which workloads of other hosts reach workloads of this host. Empty: unreachable or unknown.
@@ -139,14 +140,14 @@ class RunSeen:
         default_factory=dict
     )  # of a notebook: see agent/notebook/activity_probe.py
     prolog_failed: bool = False  # with start_failed: the operator's prolog failed, a fault of the host
-    # With start_failed: the disk of the host is full, a fault of the host. With out_of_disk: the run was
-    # stopped because the disk ran low and its usage had grown most, not because it exceeded the limit of one
-    # run.
+    # With start_failed: the disk of the host is full, a fault of the host. With out_of_disk: True if the run
+    # was stopped because the disk ran low and the run's usage had grown most; False if the run exceeded the
+    # limit of one run.
     host_full: bool = False
     saved: bool = False  # True: the workload has acknowledged a checkpoint since its notice
     prepared: bool = False  # a member of a gang that is ready to start and waits for the other members
-    gpu_unreadable: bool = False  # with start_failed: its GPUs could not be read, a fault of the host
-    # Of a run that failed without an order to stop: the codes of the events of its GPUs in its last minutes,
+    gpu_unreadable: bool = False  # with start_failed: the run's GPUs could not be read, a fault of the host
+    # For a run that failed without an order to stop: the codes of the events of its GPUs in its last minutes,
     # such as "xid:79", each once.
     gpu_events: list[str] = field(default_factory=list)
 
@@ -158,7 +159,7 @@ class HomeSeen:
     name: str  # RunWanted.owner
     bytes: int | None = None  # allocated on the disk
     files: int | None = None
-    changed_at: float | None = None  # time of the newest change in it, seconds since the epoch
+    changed_at: float | None = None  # time of the newest change in the home, seconds since the epoch
     complete: bool = True  # False: some entries could not be counted, so the numbers are lower bounds
     measured_at: float | None = None  # seconds since the epoch
 
@@ -185,13 +186,13 @@ class StraySeen:
     user: str = ""  # user name, or the numeric id if the host has no name for it
     name: str = ""  # command name in the kernel
     memory_mib: int | None = None  # memory on this GPU
-    run: str = ""  # the run of this host that the process is part of; this run does not hold the GPU
+    run: str = ""  # another run of this host that the process is part of; it does not hold the GPU
     done: str = ""  # the action that was taken, or the reason for taking none
 
 
 @dataclass(frozen=True, slots=True)
 class CheckSeen:
-    """One check of a diagnostic. ``passed`` is None if the check could not run or only measures."""
+    """One check of a diagnostic. ``passed`` is None if the check could not run, or if it only measures."""
 
     name: str
     passed: bool | None = None
@@ -235,12 +236,11 @@ class Observed:
     start: str = ""  # random, made at each start of the agent
     starts_before: list[str] = field(
         default_factory=list
-    )  # the last start that the server knows, and later ones
+    )  # the last start that the server knows, and later starts
     strays: list[StraySeen] | None = None  # sent when they change; None: unchanged
     diagnostics: list[DiagnosticSeen] = field(default_factory=list)
     geometries: list[GeometrySeen] = field(default_factory=list)
-    # True: the agent sends Desired.stream_key with each stream, so a stream without it is not from this
-    # agent.
+    # True: the agent sends Desired.stream_key with each stream. The server then rejects a stream without it.
     binds_streams: bool = False
     kind: str = "observed"
 
@@ -256,9 +256,9 @@ class MemberWanted:
 
 @dataclass(frozen=True, slots=True)
 class GangWanted:
-    """The part of a gang that one member needs to know.
+    """The facts about a gang that each member gets.
 
-    An agent without support for gangs starts its part at once.
+    An agent that does not support gangs starts its member without waiting for ``go``.
     """
 
     rank: int  # from 0
@@ -276,7 +276,7 @@ class RunWanted:
     generation: int
     verb: str
     code: str = ""  # reason code of a notice or a stop
-    stop_at: float | None = None  # of a notice: the time of the stop that follows, seconds since the epoch
+    stop_at: float | None = None  # with a notice: time of the stop that follows, seconds since the epoch
     grace_seconds: float = 30.0
     kind: str = "job"  # job or notebook
     command: str = ""
@@ -286,7 +286,7 @@ class RunWanted:
     team: str = ""
     team_id: str = ""  # never reused for another team, not even after a backup was restored
     team_user: int = 0  # Unix user id of the team on every host; 0: none
-    # Of a notebook: the value that the edge sends in X-Gpupool-Secret. Never part of the kernels'
+    # For a notebook: the value that the edge sends in X-Gpupool-Secret. Never part of the kernels'
     # environment.
     secret: str = ""
     attempt: int = 1
@@ -318,7 +318,7 @@ class GeometryPart:
 
 @dataclass(frozen=True, slots=True)
 class GeometryWanted:
-    """The desired geometry of a GPU that no run holds. Without parts: one whole GPU, MIG disabled."""
+    """The desired geometry of a GPU that no run holds. Empty ``parts``: one whole GPU, MIG disabled."""
 
     change: str
     gpu: str  # uuid
@@ -328,7 +328,7 @@ class GeometryWanted:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """The desired state of a host. The agent stops its runs that are not listed here."""
+    """The desired state of a host. The agent stops each of its runs that ``runs`` does not list."""
 
     version: int
     host: str
@@ -342,10 +342,11 @@ class Desired:
     diagnostics: list[DiagnosticWanted] = field(default_factory=list)
     geometries: list[GeometryWanted] = field(default_factory=list)
     stray_action: str = "report"  # report, warn, end
-    challenge: str = ""  # the credential is old: the agent signs this text and answers with a Proof
-    # Observed.sequence that was handled last. The lease begins when that frame was sent. 0: an older server.
+    challenge: str = ""  # set if the credential is old: the agent signs this text and answers with a Proof
+    # Observed.sequence that was handled last. The lease counts from the sending of that frame. 0: an older
+    # server.
     answers: int = 0
-    # The agent sends it with each stream that it dials during this connection. "": the server asks for none.
+    # Key that the agent sends with each stream that it dials during this connection. "": no key is needed.
     stream_key: str = ""
     kind: str = "desired"
 
@@ -372,7 +373,7 @@ class SampleRow:
     pcie_tx_kib: int | None = None
     nvlink_kib: int | None = None
     processes: int | None = None  # number of compute processes on the unit
-    stray_processes: int | None = None  # number of those that are part of no run
+    stray_processes: int | None = None  # number of compute processes that are not part of the unit's run
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,12 +422,12 @@ class Proof:
 class Refused:
     """A rejection by the server.
 
-    An unknown version, a revoked credential, a second agent for the same host.
+    Reasons are an unknown version, a revoked credential or a second agent for the same host.
     """
 
     reason: str
     retry: bool = False
-    code: str = ""  # of the reason; empty: an older server, or a frame that is not of this protocol
+    code: str = ""  # code of the reason; empty: an older server, or the frame was no frame of this protocol
     kind: str = "refused"
 
 
@@ -446,7 +447,7 @@ class JoinRequest:
     instance: str
     boot_id: str
     public_key: str = ""  # Ed25519, base64; the private key never leaves the host. "": a host without a key
-    signature: str = ""  # of the token, made with that key
+    signature: str = ""  # signature of the token by that key, base64
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +459,7 @@ class JoinAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RenewRequest:
-    """Body of ``POST /agent/v1/renew``. The bearer is the last credential, even if it has expired.
+    """Body of ``POST /agent/v1/renew``. The bearer token is the last credential, even if it has expired.
 
     A request without a challenge asks for one.
     """
@@ -470,7 +471,7 @@ class RenewRequest:
 
 @dataclass(frozen=True, slots=True)
 class RenewAnswer:
-    """A challenge, or a credential if the request carried a valid signature of the challenge."""
+    """A challenge; or a credential, if the request carried a valid signature of the challenge."""
 
     challenge: str = ""
     credential: str = ""

@@ -31,7 +31,7 @@ from agent.runs.reconcile import (
 )
 from agent.server.reporting import ServerReporter
 
-RECONCILE_WAIT_SECONDS = 2.0  # how long a frame waits for its reconciliation: well within a lease
+RECONCILE_WAIT_SECONDS = 2.0  # longest wait of a frame for its reconciliation: well within a lease
 SHIM_POLL_SECONDS = 0.2  # between two reads of the shims' files
 
 
@@ -65,7 +65,7 @@ class HostReconciler:
         self._lease_until = 0.0
         self._busy = asyncio.Lock()  # one reconciliation at a time
         self._reconcile_task: asyncio.Task[None] | None = None
-        self._reconcile_needed = False  # the desired state has changed since the last one began
+        self._reconcile_needed = False  # True: the desired state changed after the last reconciliation began
 
     def take_over(self, hardware: GpuInventory) -> None:
         """Replace the hardware."""
@@ -87,8 +87,8 @@ class HostReconciler:
         self._leased_from = max(self._leased_from, leased_from)  # an old frame does not shorten the lease
         self._lease_until = self._leased_from + max(1.0, desired.lease_seconds)
         named = {wanted.run for wanted in desired.runs}
-        # No lease is renewed for a run that is to stop: if its stop order cannot be delivered, the expired
-        # lease stops it.
+        # Do not renew the lease of a run that is to stop: if its stop order can't be delivered, the expired
+        # lease stops the run.
         self._runs.renew({wanted.run for wanted in desired.runs if wanted.verb != "stop"}, self._lease_until)
         self._note_undesired_runs(named, is_old)
         for wanted in desired.runs:
@@ -101,7 +101,7 @@ class HostReconciler:
             self._state.starts.known()
 
     def _note_undesired_runs(self, named: set[str], is_old: bool) -> None:
-        """Record since when the server no longer lists a run.
+        """Record for each run since when the server no longer lists it.
 
         A frame that arrived out of order is ignored.
         """
@@ -116,15 +116,15 @@ class HostReconciler:
     async def reconcile_with_timeout(self) -> None:
         """Start reconciling and wait at most RECONCILE_WAIT_SECONDS.
 
-        The next frame, which renews leases, waits for this.
+        The limit matters because the next frame, which renews leases, waits for this call.
         """
         await asyncio.wait((self._start_reconciling(),), timeout=RECONCILE_WAIT_SECONDS)
         self._raise_reconcile_error()
 
     def _start_reconciling(self) -> asyncio.Task[None]:
-        """Start reconciling in the background, if it is not running.
+        """Start reconciling in the background, unless it is running. Return its task.
 
-        Raises like ``_raise_reconcile_error``.
+        Raises the exception of an earlier reconciliation that has failed.
         """
         self._reconcile_needed = True
         self._raise_reconcile_error()
@@ -133,9 +133,9 @@ class HostReconciler:
         return self._reconcile_task
 
     def _raise_reconcile_error(self) -> None:
-        """Raise the exception of a finished reconciliation, once.
+        """Raise the exception of a failed reconciliation, once.
 
-        The agent ends with it, and its supervisor restarts it.
+        The exception ends the agent, and the agent's supervisor restarts it.
         """
         ended = self._reconcile_task
         if ended is not None and ended.done():
@@ -171,8 +171,8 @@ class HostReconciler:
                     has_changed = True
                 with log_disk_errors(str(action)[:80]):
                     await self._do(action)
-        # A start that still waits is no change: reporting it each time would cause an endless exchange of
-        # frames.
+        # A start that still waits is no change: a report of it on each try would cause an endless exchange
+        # of frames.
         if has_changed or self._runs.seen() != before:
             self._reporter.note_change()
 
@@ -222,7 +222,7 @@ class HostReconciler:
         self._diagnostics.yield_gpus(wanted.unit_uuids)
         if not await self._runs.is_due(wanted):
             return
-        is_new = False  # also if that cannot be found out now
+        is_new = False  # stays False if the home can't be checked in time
         with contextlib.suppress(CallTimeout):
             is_new = not self._runs.has_home(wanted.owner)
         try:
@@ -243,12 +243,12 @@ class HostReconciler:
         if await self._runs.start(wanted, self._lease_until):
             with log_disk_errors("the state of the GPUs before the run"):
                 self._handover.record_baseline(self._runs.exclusive_units(wanted), rows, gpu_processes)
-            # Only after a start: a waiting run has no home yet, so it would cause a measurement at each try.
+            # Only after a start: a waiting run has no home yet and would cause a measurement on each try.
             if is_new:
                 self._monitor.home_created.set()
 
     async def poll_shims(self) -> None:
-        """Read the shims' files forever. Report changes, and reconcile while starts or stops are due."""
+        """Read the shims' files forever. Report changes, and start reconciling if starts or stops are due."""
         while True:
             await asyncio.sleep(SHIM_POLL_SECONDS)
             if self._runs.look():

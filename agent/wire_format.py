@@ -1,8 +1,7 @@
 """Reads dataclasses from JSON and checks every value.
 
-``agent.protocol`` defines the frames and bodies that are read with it.
-
-Plain Python, no third-party import: the server and the agent both use it.
+``agent.protocol`` defines the dataclasses of frames and bodies. This module imports no third-party package,
+because the server and the agent both use it.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ LONGEST_LIST = 10_000  # entries of a list or an object
 class ProtocolError(ValueError):
     """A frame that does not follow the protocol.
 
-    The message names the field, the value and what is allowed.
+    The message names the field, the value and the allowed values.
     """
 
 
 class UnsupportedVersionError(ProtocolError):
-    """A frame of an unsupported protocol version. Nothing of it is used."""
+    """A frame of an unsupported protocol version. None of its fields is used."""
 
 
 T = typing.TypeVar("T")
@@ -54,7 +53,7 @@ def parse(kind: type[T], data: Any, where: str = "") -> T:
 class _InvalidValue(Exception):
     """An invalid value and the reason.
 
-    Each reader that the exception passes adds its step of the path, innermost first.
+    Each reader on the way of the exception adds its step to ``path``, so that the innermost step comes first.
     """
 
     def __init__(self, reason: str) -> None:

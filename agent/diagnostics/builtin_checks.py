@@ -25,7 +25,7 @@ from agent.diagnostics.ptx_kernels import PTX_MODULE
 MIB, GIB = 1 << 20, 1 << 30
 
 
-RESERVED_BYTES = 512 * MIB  # left free for contexts and the driver; an eighth of a small GPU
+RESERVED_BYTES = 512 * MIB  # left free for contexts and the driver; at most an eighth of the GPU's memory
 
 
 MAX_ALLOCATION_BYTES = GIB
@@ -34,7 +34,7 @@ MAX_ALLOCATION_BYTES = GIB
 MIN_CHECKED_MEMORY_SHARE = 0.5  # of all memory; with less free memory the check is inconclusive
 
 
-ADDRESS_FACTOR = 2_654_435_761  # words derived from their own index: finds stuck address lines
+ADDRESS_FACTOR = 2_654_435_761  # derives each word from its own index, which reveals stuck address lines
 
 
 MEMORY_PATTERNS: tuple[tuple[str, int, int], ...] = (
@@ -149,7 +149,7 @@ def _check_memory(gpu: CudaDevice, progress: CheckProgress) -> None:
 
 
 def allocate_in_pieces(gpu: CudaDevice, wanted: int) -> list[tuple[int, int]]:
-    """Allocate up to ``wanted`` bytes of GPU memory, as (address, size) pieces, as much as is available."""
+    """Allocate ``wanted`` bytes of GPU memory, or less if less is free. Return (address, size) pieces."""
     pieces: list[tuple[int, int]] = []
     size = MAX_ALLOCATION_BYTES
     while wanted >= MIB and size >= MIB:
@@ -314,5 +314,5 @@ def _dot(matrix: array.array[float], row: int, vector: list[int]) -> int:
             int(left) * right
             for left, right in zip(matrix[row * MATRIX_SIDE : (row + 1) * MATRIX_SIDE], vector, strict=True)
         )
-    except (ValueError, OverflowError):  # NaN or infinity, which no correct sum is
+    except (ValueError, OverflowError):  # NaN or infinity: never a correct sum
         return -1

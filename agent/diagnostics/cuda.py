@@ -76,7 +76,7 @@ class CudaDevice:
         return address.value
 
     def free(self, address: int) -> None:
-        """Free what ``allocate`` returned."""
+        """Free GPU memory that ``allocate`` returned."""
         self._call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def allocate_on_host(self, size: int) -> Any:
@@ -86,7 +86,7 @@ class CudaDevice:
         return (ctypes.c_char * size).from_address(address.value or 0)
 
     def free_on_host(self, buffer: Any) -> None:
-        """Free what ``allocate_on_host`` returned."""
+        """Free a buffer that ``allocate_on_host`` returned."""
         self._call("cuMemFreeHost", ctypes.c_void_p(ctypes.addressof(buffer)))
 
     def set_words(self, address: int, word: int, count: int) -> None:

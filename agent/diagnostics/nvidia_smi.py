@@ -1,4 +1,4 @@
-"""Compares what NVML reports with what ``nvidia-smi -q -x`` prints. Used by ``probe``."""
+"""Compares NVML's values with the output of ``nvidia-smi -q -x``. Used by ``probe``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from agent.protocol import GpuSeen, SampleRow
 
 COMMAND_TIMEOUT_SECONDS = 30.0
 MAX_XML_BYTES = 32 << 20
-MEMORY_TOLERANCE_MIB = 512  # like the values below, it changes between the two reads
+# Memory in use, power, temperature and utilisation change between the two reads.
+MEMORY_TOLERANCE_MIB = 512
 POWER_TOLERANCE_WATTS, TEMPERATURE_TOLERANCE_C, UTILISATION_TOLERANCE_PERCENT = 50.0, 5.0, 100.0
 
 

@@ -16,11 +16,11 @@ from agent.host import processes
 PR_SET_CHILD_SUBREAPER = 36
 
 
-MAX_OUTPUT_BYTES = 4096  # of the program's output, the last are kept
+MAX_OUTPUT_BYTES = 4096  # the end of the program's output that is kept
 
 
 def run_operator_program(progress: CheckProgress, name: str, command: list[str], seconds: float) -> None:
-    """Run the operator's program. Exit status 0 means passed; else its last output becomes the detail."""
+    """Run the operator's program. It passes with exit status 0; otherwise its last output is the detail."""
     progress.step(name)
     # Processes that the program leaves behind become children of this one.
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -55,8 +55,9 @@ def run_operator_program(progress: CheckProgress, name: str, command: list[str],
 
 
 def kill_descendants() -> None:
-    """Kill all descendants, in other sessions too, and wait until they have ended: they may use the GPU until
-    then.
+    """Kill all descendants, also in other sessions, and wait until they have ended.
+
+    A descendant may use the GPU until it has ended.
     """
     while True:
         for process in processes.descendants(processes.scan(), os.getpid()):

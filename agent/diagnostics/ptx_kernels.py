@@ -1,8 +1,8 @@
 """Holds the GPU kernels of the diagnostic as PTX, which the driver compiles for the present GPU.
 
-Version 6.0 for compute capability 5.0: every current driver accepts it. Every kernel walks its range with a
-stride of the whole grid. ``out`` is three 64-bit words: the number of mismatches, the lowest index of a
-mismatch, and (found << 32 | expected) of one mismatch.
+The PTX has version 6.0 and targets compute capability 5.0, which every current driver accepts. Every kernel
+walks its range with a stride of the whole grid. ``out`` is three 64-bit words: the number of mismatches, the
+lowest index of a mismatch, and (found << 32 | expected) of one mismatch.
 """
 
 _START = """

@@ -1,8 +1,8 @@
 """Runs the diagnostics that the server orders: one process per unit of a GPU, with its lock and a deadline.
 
-Work has priority: a diagnostic stops when a workload needs its GPU. Each diagnostic has a folder, so that a
-restarted agent finds earlier ones: it waits for a process that still runs, and reports a process that has
-ended as stopped.
+Work has priority: a diagnostic stops when a workload needs its GPU. Each diagnostic has a folder, in which a
+restarted agent finds it. If its process still runs, the agent waits until the process has ended. Then the
+agent reports the diagnostic as stopped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger("agent.diagnostics.runner")
 BUILTIN_TOOLS = ("auto", "own", "dcgm")
 LOCK_POLL_SECONDS = 0.1
 LOCK_WAIT_SECONDS = 60.0  # for a GPU's lock
-KILL_MARGIN_SECONDS = 3.0  # the process ends itself at its deadline and is killed this much later
+KILL_MARGIN_SECONDS = 3.0  # the process ends itself at its deadline; if not, it is killed this much later
 MAX_OUTPUT_BYTES = 1 << 20
 
 
@@ -74,7 +74,7 @@ class DiagnosticRunner:
                 self._seen[folder.name] = parse(DiagnosticSeen, result)
 
     def want(self, wanted: Iterable[DiagnosticWanted]) -> None:
-        """Start new diagnostics, and forget those whose result the server has confirmed."""
+        """Start new diagnostics, and forget each diagnostic whose result the server has confirmed."""
         named = {order.diagnostic: order for order in wanted if order.diagnostic.replace("-", "").isalnum()}
         for name in [name for name in self._seen if name not in named and name not in self._tasks]:
             del self._seen[name]
@@ -204,7 +204,7 @@ class DiagnosticRunner:
         held: gpu_locks.HeldLocks,
         began: float,
     ) -> dict[str, Any]:
-        """Run one process for one unit. Return its parsed output with an end, however it ended."""
+        """Run one process for one unit. Return its parsed output, always with an ``end``."""
         output = folder / "output"
         with output.open("wb") as out:
             process = subprocess.Popen(
@@ -234,7 +234,7 @@ class DiagnosticRunner:
             if time.monotonic() > late:
                 _send_signal(process.pid, signal.SIGKILL)
                 if time.monotonic() > late + KILL_MARGIN_SECONDS:
-                    break  # it hangs in the driver and keeps the GPU's lock meanwhile
+                    break  # the process hangs in the driver and keeps the GPU's lock
         return _parse_result(output, process.poll(), wanted.deadline_seconds)
 
     def _command(self, wanted: DiagnosticWanted, gpu: GpuSeen, unit: str) -> list[str]:
@@ -276,8 +276,9 @@ def _write_if_possible(path: Path, value: dict[str, Any]) -> None:
 
 
 def _parse_result(output: Path, status: int | None, deadline: float) -> dict[str, Any]:
-    """Return {"tool", "checks", "end"} from the output of a process and its exit status (None: it still
-    runs).
+    """Return {"tool", "checks", "end"} from the output of a process and its exit status.
+
+    ``status`` is None if the process still runs.
     """
     result: dict[str, Any] = {"tool": "", "checks": []}
     step, end, rest = "its start", None, ""
@@ -309,7 +310,7 @@ def _output_lines(output: Path) -> list[str]:
 
 
 def _end_without_message(status: int | None, step: object, rest: str, deadline: float) -> dict[str, str]:
-    """Return the end of a diagnostic that did not report one, by the exit status of its process."""
+    """Derive the end of a diagnostic from its exit status if its process did not report an end."""
     if status == -signal.SIGTERM:  # SIGTERM came before its handler was installed
         return {"end": "stopped", "detail": "it was cancelled: a workload needs the GPU"}
     if status is None or status in (-signal.SIGALRM, -signal.SIGKILL):

@@ -1,4 +1,5 @@
 """Reads and changes the GPUs of the host.
 
-NVML or a simulation, MIG geometry, health events, stray processes, handover between tenants.
+Contains readers (NVML and a simulation), MIG geometry, health events, stray processes and the handover
+between tenants.
 """

@@ -1,7 +1,7 @@
 """Derives hardware events from what changed between two readings of a GPU's conditions. Pure functions.
 
-Each change is one event. Its id derives from the boot, the GPU and the change, so that a restarted NVML
-process or agent reports the same event again under the same id, which is harmless.
+Each change is one event. The event's id derives from the boot, the GPU and the change. A restarted NVML
+process or agent may report an event again; the same id makes the repetition harmless.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def worsened_conditions(
 ) -> list[HardwareEvent]:
     """Return an event for everything that became worse.
 
-    ``before`` is None at the first reading; counters then produce no event, because they count from before
-    this agent.
+    ``before`` is None at the first reading. Counters then produce no event, because they include errors from
+    before the start of this agent.
     """
     found: list[tuple[str, str, object]] = []  # code, detail, value that distinguishes the event in its id
     earlier = before or {}

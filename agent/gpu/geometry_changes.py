@@ -1,7 +1,8 @@
 """Carries out changes of MIG geometry that the server orders, and reports their state.
 
-Each change has a folder with the geometry before the first attempt, and the result until the server has
-confirmed it. Nothing else is stored: after the agent was killed, the server orders the same change again.
+Each change has a folder. It contains the geometry before the first attempt and, until the server has
+confirmed it, the result. Nothing else is stored: if the agent is killed, the server orders the same change
+again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from agent.protocol import GeometrySeen, GeometryWanted, GpuSeen, parse
 
 log = logging.getLogger("agent.gpu.geometry_changes")
 
-RETRY_SECONDS = 2.0  # after the driver did not answer or the GPU's lock was held
+RETRY_SECONDS = 2.0  # pause if the driver did not answer or the GPU's lock was held
 LOCK_WAIT_SECONDS = 20.0  # for a GPU's lock; the server orders a change only after the last holder has ended
 FINAL_STATES = ("done", "failed", "unsure")
 
@@ -60,11 +61,12 @@ class GeometryChanges:
         return self._one_at_a_time.locked()
 
     def want(self, wanted: Iterable[GeometryWanted]) -> None:
-        """Start new changes, cancel withdrawn ones, and forget those with a confirmed result."""
+        """Start new changes, cancel withdrawn changes, and forget changes with a confirmed result."""
         named = {order.change: order for order in wanted if order.change.replace("-", "").isalnum()}
         for name in [name for name in self._tasks if name not in named]:
             self._tasks.pop(name).cancel()
-            self._refreshing = asyncio.create_task(self._refresh())  # the task may have changed the GPU
+            # The cancelled task may have changed the GPU.
+            self._refreshing = asyncio.create_task(self._refresh())
         for name in [name for name in self._seen if name not in named]:
             del self._seen[name]
             shutil.rmtree(self._folder / name, ignore_errors=True)
@@ -86,7 +88,7 @@ class GeometryChanges:
     async def close(self) -> None:
         """Cancel all tasks.
 
-        The driver completes a call that it has begun; the next agent continues the change.
+        The driver completes a call that has begun. The next agent continues the change.
         """
         await cancel_tasks([*self._tasks.values(), *([self._refreshing] if self._refreshing else [])])
 

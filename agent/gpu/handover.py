@@ -1,9 +1,10 @@
 """Checks before a start that the last tenant left no process and no memory in use on a unit.
 
-A workload has ended when its last process has exited. This check asks the GPU itself: no process may run on
-the unit that did not run before the last tenant, and the memory in use may not have grown. Older processes (a
-monitor, a stray) and restarted system services do not delay the next tenant. A value that a unit never
-reported is ignored. If a value was reported before the last tenant and is missing now, the next start waits.
+A workload has ended when its last process has exited. This check asks the GPU itself and compares its state
+with the state before the last tenant: there may be no new process on the unit, and the memory in use may not
+have grown. Older processes (a monitor, a stray) and restarted system services do not delay the next tenant. A
+value that a unit never reported is ignored. If a value was reported before the last tenant and is missing
+now, the next start waits.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ MEMORY_TOLERANCE_MIB = 256  # drivers allocate and release some memory on their 
 class HandoverCheck:
     """The processes and the memory in use of each unit before its last tenant, by unit uuid.
 
-    The record survives restarts of the agent, but not of the host: a boot ends every tenant, and the driver
-    may report other values afterwards. If the file at ``path`` is damaged, no unit counts as clean.
+    The record survives a restart of the agent. It is dropped at a boot of the host, because a boot ends every
+    tenant and the driver may report other values afterwards. If the file at ``path`` is damaged, no unit
+    counts as clean.
     """
 
     def __init__(self, path: Path, boot: str) -> None:
@@ -60,7 +62,7 @@ class HandoverCheck:
             _require_known_values(unit, before, row)
             new = {process.pid for process in processes if process.unit == unit} - set(_baseline_pids(before))
             if not all(map(is_system_service, new)):
-                # The text does not name the owner: the next tenant must not learn it.
+                # The text omits the owner's name, because the next tenant must not learn it.
                 return f"a process of an earlier workload is still on {unit}"
             baseline_mib = before.get("memory_mib")
             if (

@@ -1,7 +1,7 @@
 """Keeps the hardware events of the last day in files.
 
-A restarted agent reports them again, and a new connection reports those that the server may not have. The
-number is bounded, because any workload's broken kernel can cause events at any rate.
+A restarted agent reports these events again. A new connection reports the events that the server may lack.
+The number of kept events is bounded, because a broken kernel of any workload can cause events at any rate.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HealthEventStore:
         self._confirmed: set[str] = set()  # ids of events that the server has
 
     def note(self, event: HardwareEvent) -> Health | None:
-        """Return the event to report and then to write; None if the same event was reported just before."""
+        """Return the event for the caller to report and ``write``; None if it was reported just before."""
         alike = [known for known in self._kept if (known.gpu, known.code) == (event.gpu, event.code)]
         if alike and abs(event.ts - alike[-1].ts) < DUPLICATE_WINDOW_SECONDS:
             return None
@@ -68,8 +68,9 @@ class HealthEventStore:
         )
 
     def due(self, now: float) -> list[Health]:
-        """Return what a new connection must send, the oldest first: events of the last day that the server
-        may lack.
+        """Return the events of the last day that the server may lack, the oldest first.
+
+        Call it for a new connection, which must send all of them.
         """
         self._sent_after.clear()
         return [health for health in self.recent(now) if health.event_id not in self._confirmed]

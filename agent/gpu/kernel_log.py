@@ -1,4 +1,4 @@
-"""Reads XIDs from the kernel log. The driver keeps no events from before a watcher registered."""
+"""Reads XIDs from the kernel log, because the driver keeps no event from before a watcher registered."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _XID = re.compile(r"NVRM: Xid \(PCI:(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d{1,5})
 class XidRecord:
     """One kernel log record of the driver.
 
-    ``number`` is its sequence number, ``pci`` the address as the driver writes it.
+    ``number`` is the record's sequence number, ``pci`` the GPU's address as the driver writes it.
     """
 
     number: int
@@ -41,7 +41,7 @@ def read_xids(path: Path = KERNEL_LOG) -> list[XidRecord]:
             try:
                 record = os.read(descriptor, MAX_RECORD_BYTES)
             except BrokenPipeError:
-                continue  # it was overwritten while being read
+                continue  # the record was overwritten during the read
             except OSError:
                 break  # no more records at present
             if not record:
@@ -60,7 +60,7 @@ def parse_xids(records: Iterable[str], started: float) -> Iterable[XidRecord]:
     for record in records:
         head, sign, text = record.partition(";")
         fields = head.split(",")
-        # Matches at the start only: later text contains names that any user can choose.
+        # Match at the start only: later text contains names that any user can choose.
         match = _XID.match(text) if sign else None
         if match is None or len(fields) < 3 or not (fields[1].isdigit() and fields[2].isdigit()):
             continue
@@ -74,7 +74,7 @@ def parse_xids(records: Iterable[str], started: float) -> Iterable[XidRecord]:
 
 
 def same_device(pci: str, bus_id: str) -> bool:
-    """Return True if the log's PCI address ("0000:3b:00") is NVML's ("00000000:3B:00.0")."""
+    """Return True if both are one address: ``pci`` of the log ("0000:3b:00"), NVML's ("00000000:3B:00.0")."""
 
     def parts(text: str) -> list[int]:
         try:

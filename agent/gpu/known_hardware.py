@@ -1,6 +1,6 @@
 """Keeps the last inventory in the agent's folder.
 
-An agent that starts while a GPU, or NVML, can't be read knows from it which GPUs its runs use.
+If a GPU or NVML can't be read when an agent starts, the agent learns from this file which GPUs its runs use.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def with_lost_gpus(
 ) -> GpuInventory:
     """Add to ``read`` the GPUs that the driver counts but can't read, as they were in ``known``.
 
-    ``unread`` has the index, the PCI address ('' if unknown) and NVML's error of each. One that was never
-    known becomes a note and an entry of ``unidentified_gpu_indices``.
+    ``unread`` has the index, the PCI address ('' if unknown) and NVML's error of each such GPU. A GPU that is
+    not in ``known`` becomes a note and an entry of ``unidentified_gpu_indices``.
     """
     readable = {gpu.uuid for gpu in read.gpus}
     missing = [gpu for gpu in known.gpus if gpu.uuid not in readable] if known is not None else []
@@ -72,7 +72,7 @@ def with_lost_gpus(
 
 
 def _match_unread(unread: dict[str, Any], missing: list[GpuSeen]) -> GpuSeen | None:
-    """Find the GPU by its PCI address if that is known, else by its index."""
+    """Return the missing GPU with the same PCI address, or with the same index if the address is unknown."""
     if unread["pci"]:
         return next(
             (gpu for gpu in missing if gpu.pci_bus_id and same_device(unread["pci"], gpu.pci_bus_id)), None

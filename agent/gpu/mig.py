@@ -1,7 +1,7 @@
 """Changes the MIG geometry of one GPU, real or simulated, and restores the previous one if that fails.
 
-It compares the GPU with the wanted geometry and stores nothing. Therefore a process that was killed at any
-point can be asked again and reaches the same result.
+Each call compares the GPU with the wanted geometry and stores nothing. Therefore a call after an interrupted
+one reaches the same result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MigGpu(Protocol):
     """One GPU whose MIG geometry can be changed. Each call may raise MigError."""
 
     def parts(self) -> list[str] | None:
-        """Return the profiles of its instances, '' for an incomplete one; None if MIG mode is off."""
+        """Return the profiles of its instances, '' for an incomplete instance; None if MIG mode is off."""
 
     def split(self, on: bool) -> None:
         """Switch MIG mode on or off. Allowed only without instances."""
@@ -90,7 +90,7 @@ def reshape_under_lock(
 ) -> ReshapeOutcome | None:
     """Call ``reshape_gpu`` while holding the GPU's lock, as a workload on the whole GPU would.
 
-    Return None if somebody holds a part of the GPU.
+    Return None if another process holds a part of the GPU.
     """
     try:
         held = gpu_locks.lock_slots(folder, [SlotClaim(gpu, 0, SLOTS_PER_GPU)])
@@ -103,7 +103,7 @@ def reshape_under_lock(
 
 
 def request_from_json(question: dict[str, Any]) -> tuple[Path, str, list[GeometryPart], list[str] | None]:
-    """Parse what ``request_to_json`` wrote: locks folder, GPU, wanted parts, profiles before."""
+    """Parse the result of ``request_to_json``. Return (locks folder, GPU, wanted parts, profiles before)."""
     parts = [GeometryPart(profile, start) for profile, start in question["parts"]]
     return Path(question["locks"]), question["gpu"], parts, question["before"]
 

@@ -26,27 +26,27 @@ log = logging.getLogger("agent.gpu.nvml")
 
 CALL_TIMEOUT_SECONDS = 10.0
 START_TIMEOUT_SECONDS = 60.0  # without the persistence daemon the driver is loaded at the first call
-# At the start with known hardware: a long wait would let the leases of running workloads expire.
+# For the first answer if the hardware is known: a long wait would let leases of running workloads expire.
 KNOWN_HARDWARE_TIMEOUT_SECONDS = 5.0
-UNREADABLE_AFTER_SECONDS = 20.0  # without an answer from a driver that does not hang: report an event
+UNREADABLE_AFTER_SECONDS = 20.0  # report an event if a driver that does not hang gives no answer this long
 MAX_ANSWER_BYTES = 1 << 22
 CLOSE_SECONDS = 2.0
 CONDITIONS_SECONDS = 5.0
-STORM_CONDITIONS_SECONDS = 15.0  # while every read brings events
-RESTART_SECONDS = 10.0  # between two starts of the process while the driver is broken
+STORM_CONDITIONS_SECONDS = 15.0  # used instead while every read returns events
+RESTART_SECONDS = 10.0  # minimum between two starts of the process while the driver is broken
 
 
 class NvmlGpuReader:
-    """Asks the NVML process. While an answer is overdue, all readings are unknown and no question is sent."""
+    """Queries the NVML process. While an answer is overdue, no reading is known and no question is sent."""
 
     simulated = False
 
     def __init__(self, deadline_seconds: float = CALL_TIMEOUT_SECONDS, kept: Path | None = None) -> None:
-        """Create a reader. ``kept``: the file that keeps the inventory for the next agent."""
+        """Create a reader. ``kept``: the file in which the inventory is stored for the next agent."""
         self._deadline = deadline_seconds
         self._known = HardwareCache(kept)
         self._lost: dict[str, str] = {}  # uuid of each GPU that NVML can't read -> reason
-        # Not a subprocess of asyncio, which kills its children when the loop ends.
+        # Popen, because asyncio kills its subprocesses when the loop ends.
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: asyncio.StreamReader | None = None
         self._number = 0
@@ -60,7 +60,7 @@ class NvmlGpuReader:
         self._processes: list[GpuProcess] = []
         self._conditions: dict[str, conditions.Condition] = {}
         self._conditions_at = -CONDITIONS_SECONDS
-        self._silent_since: float | None = None  # since when no question was answered
+        self._silent_since: float | None = None  # time.monotonic of the first unanswered question
         self._silence_reported = False
         self._boot = boot_id()
         self._started_at = -RESTART_SECONDS
@@ -218,8 +218,9 @@ class NvmlGpuReader:
         return found
 
     def _silence_events(self, problem: str, now: float) -> list[HardwareEvent]:
-        """Return one event when the driver hangs or NVML gives no answer for a while; [] if it was already
-        reported.
+        """Return one event if the driver hangs or NVML has not answered for a while.
+
+        Returns [] if this silence was already reported.
         """
         silent_since = self._silent_since
         if self._silence_reported or silent_since is None:
@@ -245,8 +246,9 @@ class NvmlGpuReader:
         locks_folder: Path,
         deadline: float,
     ) -> ReshapeOutcome | None:
-        """Change a geometry in the NVML process: it has the driver open, so any other process would find the
-        GPU in use.
+        """Change a geometry in the NVML process.
+
+        The NVML process has the driver open, so any other process would find the GPU in use.
         """
         self._reshaping = True
         try:
@@ -258,9 +260,7 @@ class NvmlGpuReader:
         return None if answer is None else ReshapeOutcome(**answer)
 
     async def close(self) -> None:
-        """Close standard input of the process, which then ends; if it hangs in the driver, it is left
-        running.
-        """
+        """Close standard input of the NVML process, which then ends. Leave it running if it hangs."""
         if self._process is None or self._process.stdin is None:
             return
         self._process.stdin.close()
@@ -327,8 +327,8 @@ class NvmlGpuReader:
                     try:
                         line = await self._answers.readline()
                     except ValueError:
-                        continue  # longer than any answer: discard what was read of it
-                    if not line:  # it may also hang in the driver while it exits
+                        continue  # a line longer than any answer: readline has discarded it
+                    if not line:  # the process may still hang in the driver during its exit
                         raise GpuReadError("the NVML process ended")
                     answer = _parse_answer(line)
                     if answer["id"] == 0:
@@ -358,9 +358,7 @@ def _parse_answer(line: bytes) -> dict[str, Any]:
 
 
 def _sample_row(reading: dict[str, Any], use: UnitUse | None, now: float) -> SampleRow:
-    """Return a reading with what the host knows: the run that holds the unit, and the number of stray
-    processes.
-    """
+    """Return the row of a reading, with the run that holds the unit and the number of stray processes."""
     pids = reading["pids"]
     stray = None
     if pids is not None:

@@ -15,7 +15,7 @@ from agent.protocol import GeometryPart, GpuSeen, MigProfileSeen, SampleRow
 class GpuInventory:
     """The GPUs of a host.
 
-    ``devices``: the device nodes of each unit in addition to the nodes that all GPUs share.
+    ``devices``: the device nodes of each unit, without the nodes that all GPUs share.
     """
 
     gpus: list[GpuSeen]
@@ -24,14 +24,14 @@ class GpuInventory:
     devices: dict[str, list[str]] = field(default_factory=dict)
     cuda_version: str = ""  # the newest version that the driver supports
     mig_profiles: dict[str, list[MigProfileSeen]] = field(default_factory=dict)  # by model
-    # uuid -> why the GPU can't be read; ``gpus`` has it as it was last known
+    # uuid of an unreadable GPU -> reason; ``gpus`` has the GPU's last known values
     lost: dict[str, str] = field(default_factory=dict)
-    unread: str = ""  # why nothing could be read; ``gpus`` is as it was last known
-    unidentified_gpu_indices: list[int] = field(default_factory=list)  # of GPUs that never could be read
+    unread: str = ""  # why NVML could not be read; ``gpus`` then has the last known values
+    unidentified_gpu_indices: list[int] = field(default_factory=list)  # of GPUs that could never be read
 
     @property
     def unreadable(self) -> frozenset[str | int]:
-        """Return the uuids of unreadable GPUs, and the indices of those that were never identified."""
+        """Return the uuids of unreadable GPUs, and the indices of GPUs that were never identified."""
         known = {gpu.uuid for gpu in self.gpus} if self.unread else self.lost.keys()
         return frozenset([*known, *self.unidentified_gpu_indices])
 
@@ -43,12 +43,12 @@ class GpuInventory:
 
 @dataclass(frozen=True)
 class UnitUse:
-    """What the run that holds a unit does, as the host sees it without asking the GPU."""
+    """The activity of the run that holds a unit, measured by the host without the GPU."""
 
     run: str
     pids: frozenset[int]
     cpu_seconds: float  # of all its processes, since its start
-    gpu_processes: int  # processes that may use the GPU: of a notebook its kernels
+    gpu_processes: int  # processes that may use the GPU; for a notebook only its kernels
     declared_utilisation_percent: float | None = None  # simulated GPUs only: declared by the workload
     declared_memory_mib: int | None = None
 
@@ -88,9 +88,9 @@ class GpuReader(Protocol):
         """Return the inventory. Raises GpuReadError."""
 
     def last_known(self, problem: str) -> GpuInventory | None:
-        """Return the last inventory of this agent or an earlier one, None if there is none.
+        """Return the last inventory of this agent or an earlier agent; None if there is none.
 
-        ``problem``: why it can't be read.
+        ``problem``: why the hardware can't be read now.
         """
 
     async def sample(self, uses: dict[str, UnitUse], now: float) -> list[SampleRow]:
@@ -102,22 +102,22 @@ class GpuReader(Protocol):
         """
 
     async def occupancy(self, now: float) -> tuple[list[SampleRow], list[GpuProcess]]:
-        """Return the memory in use by unit, and the processes there. Raises GpuReadError.
+        """Return the memory in use of each unit, and the processes on the units. Raises GpuReadError.
 
-        May be called between two samples without disturbing their rates. A unit that can't be read has no
-        row.
+        A call between two samples does not disturb the samples' rates. A unit that can't be read has no row.
         """
 
     def processes(self) -> list[GpuProcess]:
         """Return the processes on the GPUs at the last sample."""
 
     async def earlier(self, now: float) -> list[HardwareEvent]:
-        """Return the events between the boot of the host and the start of this agent; with the same ids on
-        each call.
+        """Return the events between the boot of the host and the start of this agent.
+
+        Each event has the same id on every call.
         """
 
     async def conditions(self) -> dict[str, dict[str, Any]]:
-        """Return by GPU uuid the values that ``agent.gpu.conditions`` compares. Raises GpuReadError."""
+        """Return the values that ``agent.gpu.conditions`` compares, by GPU uuid. Raises GpuReadError."""
 
     async def events(self, now: float) -> list[HardwareEvent]:
         """Return the events since the last call."""
@@ -130,7 +130,7 @@ class GpuReader(Protocol):
         locks_folder: Path,
         deadline: float,
     ) -> ReshapeOutcome | None:
-        """Change the MIG geometry of a GPU (``agent.gpu.mig``). None if somebody holds a part of it.
+        """Change the MIG geometry of a GPU (``agent.gpu.mig``). Return None if a part of the GPU is held.
 
         Raises GpuReadError; a repeated call continues the change.
         """

@@ -32,7 +32,7 @@ def require_simulated_gpu(folder: Path, gpu: int) -> None:
 
 
 def plant_stray(folder: Path, gpu: int, pid: int) -> None:
-    """Make a simulated agent find this real process on a GPU. Raises StateFolderError."""
+    """Make a simulated agent report this real process on a GPU. Raises StateFolderError."""
     require_simulated_gpu(folder, gpu)
     process = processes.read_process(pid)
     if process is None:
@@ -53,10 +53,10 @@ def plant_xid(folder: Path, gpu: int, code: int, now: float) -> str:
 
 
 def plant_fault(folder: Path, gpu: int, fault: str) -> None:
-    """Make the diagnostics of a simulated GPU find ``fault`` (memory, bandwidth, arithmetic); '' for no
-    fault.
+    """Make the diagnostics or the geometry changes of a simulated GPU fail.
 
-    Raises StateFolderError.
+    ``fault``: memory, bandwidth, arithmetic or a key of GEOMETRY_FAULTS; '' for no fault. Raises
+    StateFolderError.
     """
     require_simulated_gpu(folder, gpu)
     write_json(folder / FAULTS_FILE, {**(read_json(folder / FAULTS_FILE) or {}), str(gpu): fault})

@@ -26,7 +26,7 @@ class SimulatedModel:
     most_w: float
     clock_mhz: int
     compute_capability: int
-    nvlinks: int  # of a board on NVSwitches, as on HGX; 0: PCIe only
+    nvlinks: int  # NVLinks of a board on NVSwitches, as on HGX; 0: PCIe only
     pcie_generation: int
     mig_gb: tuple[int, ...] = ()  # memory of its MIG profiles, in the order of MIG_PROFILES; empty: no MIG
 
@@ -55,7 +55,7 @@ MIG_PROFILES: tuple[tuple[int, int, tuple[int, ...]], ...] = (
 
 
 class SimulationError(ValueError):
-    """An argument describes no possible host; the message says what is allowed."""
+    """An argument describes no possible host; the message names the allowed values."""
 
 
 def parse_models(text: str) -> list[str]:

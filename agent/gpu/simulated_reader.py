@@ -1,4 +1,4 @@
-"""Simulates GPU readings that follow what the real processes of workloads do.
+"""Simulates GPU readings that follow the activity of the workloads' real processes.
 
 A workload may declare its load: a number in the file $GPUPOOL_SIMULATED_LOAD, or
 GPUPOOL_SIMULATED_UTILISATION in its environment. Without a declaration, the load follows the CPU use of its
@@ -42,8 +42,8 @@ CONTEXT_MIB = 520  # memory of a CUDA context
 class SimulatedMigGpu:
     """A simulated GPU that implements ``mig.MigGpu``.
 
-    Each step is on disk before the next one begins, so that a killed agent leaves an intermediate state as on
-    a real GPU.
+    Each step is written to disk before the next step begins. Therefore a killed agent leaves an intermediate
+    state, as on a real GPU.
     """
 
     def __init__(self, path: Path, gpu: str, profiles: list[str], fault: str) -> None:
@@ -123,7 +123,7 @@ class SimulatedGpuReader:
         return None
 
     def _present(self) -> dict[int, list[str]]:
-        """Return the MIG profiles by GPU index: the initial ones, or those of the last geometry change."""
+        """Return the MIG profiles by GPU index: from the last geometry change, else the initial profiles."""
         changed = read_json(self._geometries) or {}
         names = {simulated_gpu_uuid(self._host, index): index for index in range(len(self._models))}
         changes = {

@@ -1,15 +1,15 @@
 """Finds processes on this host's GPUs that belong to no workload, reports them, and ends them if the pool's
 policy says so.
 
-A process is ended only if it certainly is neither ours nor the system's: its user is an ordinary one, it
-belongs to no workload, does not descend from an agent, is no system service, and was seen twice. This is
-decided by its user, its parents and its control group, never by what it can choose itself: its name, program
-or environment. It gets SIGTERM, later SIGKILL, through a pidfd, so that a later process with the same pid is
-never hit.
+A process is ended only if all of these are true: its user is an ordinary user, it belongs to no workload, it
+does not descend from an agent, it is no system service, and it was seen twice. The decision uses the user,
+the parents and the control group of the process. It never uses the name, program or environment, because a
+process can choose these itself. The process gets SIGTERM and later SIGKILL through a pidfd, so that a later
+process with the same pid is never hit.
 
 If a workload uses a GPU that its run does not hold, the whole run is stopped with its notice and grace
-period, not a single process. A workload can do so without access to the device node if another run of its
-owner passes it an open device.
+period. A workload can reach such a GPU without access to the device node, if another run of its owner passes
+it an open device.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ SIGNAL_SENT = {TERM_SENT: "TERM", KILL_SENT: "KILL"}
 class WorkloadContext:
     """What the agent knows about the workloads of this host at the time its GPUs were read.
 
-    ``uses``: by unit, as of the start of that read. ``holders``: the run that holds each unit, and ``shims``:
-    the run of each shim by pid, both current. ``ours``: pids of this agent. ``team_users``: uids that only
-    workloads have. ``cgroup_pids`` returns the pids in control groups of workloads.
+    ``uses``: the use of each unit when that read began. ``holders``: the run that holds each unit now.
+    ``shims``: the run of each shim now, by the shim's pid. ``ours``: pids of this agent. ``team_users``: uids
+    that only workloads have. ``cgroup_pids`` returns the pids in control groups of workloads.
     """
 
     uses: Mapping[str, UnitUse] = field(default_factory=dict)
@@ -85,15 +85,15 @@ class EndedStray:
     def __str__(self) -> str:
         """Return a description that begins with the pid.
 
-        Only operators and auditors see what follows the pid (telemetry.health.rules.public_detail).
+        Only operators and auditors see the text after the pid (telemetry.health.rules.public_detail).
         """
         return f"{describe_stray(self.stray)}, by {self.signal}"
 
 
 class StrayTracker:
-    """The strays of the last look, and the times at which they were sent signals.
+    """The strays at the last look, and the times of the signals that they were sent.
 
-    ``ended``: the processes found ended at the last look.
+    ``ended``: the processes that had ended at the last look.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class StrayTracker:
         self.runs_on_foreign_gpus: dict[str, str] = {}
         self.ended: list[EndedStray] = []
         self._term_sent_at: dict[ProcessKey, float] = {}
-        # Until the process has ended, even if it no longer uses the GPU.
+        # Each entry stays until the process has ended, even if the process no longer uses the GPU.
         self._ending: dict[ProcessKey, EndedStray] = {}
 
     def look(self, found: Iterable[GpuProcess], known: WorkloadContext, *, action: str, now: float) -> bool:
@@ -209,9 +209,9 @@ def describe_stray(stray: StraySeen) -> str:
 
 
 def ended_by_gpu(ended: Iterable[EndedStray]) -> dict[str, str]:
-    """Return by GPU one event detail for all processes that ended there.
+    """Return one event detail per GPU for all processes that ended on it.
 
-    One event per look and GPU, because a second one within a second would be dropped as a duplicate.
+    A look reports one event per GPU, because a second event within a second would be dropped as a duplicate.
     """
     by_gpu: dict[str, list[str]] = {}
     for end in ended:
@@ -248,7 +248,7 @@ def reason_to_spare(process: processes.Process, known: WorkloadContext) -> str:
 
 
 def is_system_service(pid: int) -> bool:
-    """Return True if the process belongs to a system service; False if that can't be read."""
+    """Return True if the process belongs to a system service; False also if its groups can't be read."""
     try:
         return is_system_slice(Path(f"/proc/{pid}/cgroup").read_text())
     except OSError:
@@ -265,7 +265,7 @@ def is_system_slice(groups: str) -> bool:
     kept = {controller or "unified": path for _, controller, path in lines}
     path = kept.get("name=systemd", kept.get("unified", ""))
     while path.startswith("/.."):
-        path = path[3:]  # an agent in a cgroup namespace sees outside groups so
+        path = path[3:]  # an agent in a cgroup namespace sees this prefix on groups outside of it
     steps = path.split("/")[1:]
     if len(steps) < 2 or steps[0] != "system.slice":
         return False
@@ -273,7 +273,7 @@ def is_system_slice(groups: str) -> bool:
 
 
 def _ancestors(process: processes.Process) -> list[int]:
-    """Return the pids from its parent upwards, without pid 1."""
+    """Return the pids of the process's ancestors, the parent first, without pid 1."""
     found: list[int] = []
     parent = process.parent
     while parent > 1 and parent not in found:

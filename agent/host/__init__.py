@@ -1,4 +1,4 @@
-"""Provides what the agent needs of its machine.
+"""Gives the agent access to its machine.
 
-The state folder, processes, GPU locks, threads, addresses, clocks and shutdown.
+Contains the state folder, processes, GPU locks, threads, addresses, clocks and shutdown.
 """

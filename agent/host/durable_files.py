@@ -1,4 +1,4 @@
-"""Reads and writes files so that a crash or a full disk leaves the old content or the new."""
+"""Reads and writes files. After a crash or on a full disk a file has either its old or its new content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StateFolderError(Exception):
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically and durably: after a crash the file has the old content or the new."""
+    """Write JSON atomically and durably: after a crash the file has either its old or its new content."""
     write_text(path, json.dumps(value))
 
 
@@ -41,7 +41,7 @@ def write_text(path: Path, text: str, mode: int = 0o600) -> None:
 def overwrite_in_place(path: Path, text: str) -> None:
     """Overwrite a small file in its existing blocks, which works on a full disk.
 
-    A crash during the write may damage it.
+    A crash during the write may damage the file.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -72,7 +72,7 @@ def read_json(path: Path) -> Any:
 def read_json_or_raise(path: Path) -> Any:
     """Return the value in ``path``; None only if the file is missing.
 
-    Raises StateFolderError if it is damaged: a damaged fencing file must not count as an empty one.
+    Raises StateFolderError if the file is damaged: a damaged fencing file must not count as empty.
     """
     value = read_json(path)
     if value is None and path.exists():
@@ -82,8 +82,9 @@ def read_json_or_raise(path: Path) -> Any:
 
 @contextlib.contextmanager
 def log_disk_errors(what: str) -> Iterator[None]:
-    """Log OSErrors of the block instead of raising them, so that a full disk does not end the agent and its
-    leases.
+    """Log OSErrors of the block instead of raising them.
+
+    Otherwise a full disk would end the agent, and with it the leases of all its runs.
     """
     try:
         yield

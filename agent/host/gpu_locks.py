@@ -1,10 +1,10 @@
-"""Locks on the host that guarantee one workload per GPU slot, whatever any server says.
+"""Guarantees one workload per GPU slot by locks on the host, even if a server orders two workloads.
 
-A workload on a whole GPU holds the GPU's lock file exclusively. One on a slice holds it shared, and the file
-of its slot range exclusively. The locks (flock) belong to the run's shim and to the guard above it
-(``agent/shim/guard.py``), never to the workload's processes: a process can pass an open descriptor to any
-other process, which could then hold the GPU for ever. Therefore the locks are free if and only if the shim,
-or the guard if the shim was killed, has seen the last process of the workload end.
+A workload on a whole GPU locks the GPU's file exclusively. A workload on a slice locks the GPU's file shared,
+and the file of its slot range exclusively. The locks (flock) belong to the run's shim and to the guard above
+it (``agent/shim/guard.py``), never to the workload's processes: a process can pass an open descriptor to any
+other process, which could then hold the GPU for ever. The shim releases the locks after the last process of
+the workload has ended. If the shim was killed, the guard does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SlotClaim:
 
 
 class SlotsLocked(Exception):
-    """Somebody holds one of the slots. ``claim`` names the slots, ``path`` the lock file."""
+    """Another process holds one of the slots. ``claim`` names the slots, ``path`` the lock file."""
 
     def __init__(self, claim: SlotClaim, path: Path) -> None:
         super().__init__(f"{claim.gpu} slots {claim.first} to {claim.first + claim.slots} are still held")
@@ -85,7 +85,7 @@ def pids_with_open(path: Path) -> list[int]:
     """Return the pids of other processes that have this lock file open. Slow: reads all of /proc."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has ended, or this user may not read it
+        with contextlib.suppress(OSError):  # the process has ended, or this user may not read it
             links = (os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd"))
             if int(pid) != os.getpid() and str(path) in links:
                 found.append(int(pid))

@@ -28,7 +28,7 @@ def read_process(pid: int | str) -> Process | None:
         return None  # PermissionError: /proc is mounted with hidepid
     name = text[text.index("(") + 1 : text.rindex(")")]
     fields = text[text.rindex(")") + 2 :].split()
-    if fields[0] in "ZX" and int(fields[17]) <= 1:  # with more threads only the first one has ended
+    if fields[0] in "ZX" and int(fields[17]) <= 1:  # with more threads only the first thread has ended
         return None
     cpu = sum(int(field) for field in fields[11:15]) / TICKS_PER_SECOND
     return Process(int(pid), int(fields[1]), name, int(fields[19]), cpu)
@@ -74,9 +74,9 @@ def descendants(everything: dict[int, Process], root: int) -> list[Process]:
 
 
 def environment_entries(pid: int) -> list[bytes]:
-    """Return the NAME=VALUE entries of the environment a process was started with; [] if it can't be read.
+    """Return the NAME=VALUE entries of the environment a process was started with; [] if unreadable.
 
-    Reads it from any thread, because a first thread that has ended has lost it.
+    Try every thread, because the environment can't be read from a first thread that has ended.
     """
     try:
         threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
@@ -86,20 +86,20 @@ def environment_entries(pid: int) -> list[bytes]:
         try:
             found = Path(f"/proc/{pid}/task/{thread}/environ").read_bytes()
         except OSError:
-            continue  # it has ended, or this user may not read it
+            continue  # the thread has ended, or this user may not read it
         if found:
             return found.split(b"\0")
     return []
 
 
 def environment_value(pid: int, name: str) -> str | None:
-    """Return a variable of that environment, or None."""
+    """Return a variable of the environment a process was started with; None if missing or unreadable."""
     start = f"{name}=".encode()
     values = (entry[len(start) :] for entry in environment_entries(pid) if entry.startswith(start))
     return next((value.decode("utf-8", "replace") for value in values), None)
 
 
 def is_alive(pid: int, start_ticks: int) -> bool:
-    """Return True if this process lives, and not a later one with the same pid."""
+    """Return True if this process lives; False also if a later process has the same pid."""
     process = read_process(pid)
     return process is not None and process.start_ticks == start_ticks

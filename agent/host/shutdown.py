@@ -19,7 +19,7 @@ STREAM_ERRORS = (AttributeError, OSError, ValueError)  # the reader of our outpu
 
 
 async def cancel_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait at most ``CANCEL_WAIT_SECONDS`` for them; log those that did not end."""
+    """Cancel tasks and wait at most ``CANCEL_WAIT_SECONDS`` for them. Log each task that did not end."""
     for task in tasks:
         task.cancel()
     if not tasks:
@@ -41,8 +41,8 @@ async def cancel_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
 def run_and_exit(main: Coroutine[Any, Any, None], status_of: Callable[[BaseException], int]) -> NoReturn:
     """Run ``main`` and end this process with 0, or with the status of its exception.
 
-    ``asyncio.run`` and Python itself would wait for every task and thread; a thread that waits for a slow
-    disk could take minutes. Writes that threads have begun are completed.
+    ``asyncio.run`` and Python itself would wait for every task and thread, and a thread on a slow disk could
+    take minutes. This function waits at most FINAL_WRITE_SECONDS for writes that threads have begun.
     """
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)

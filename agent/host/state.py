@@ -121,11 +121,11 @@ class StateFolder:
 
 
 class AgentStarts:
-    """The starts of agents with this folder: the last one that the server knows, and later ones.
+    """The starts of agents with this folder: the last start that the server knows, and later starts.
 
-    A copy of the folder has a different history from then on. Of two agents with one identity, the server can
-    therefore tell which folder contains the other agent's start. The file is written in place with a fixed
-    size, so that a full disk does not matter.
+    After a folder is copied, the histories of the two folders differ. If two agents have one identity, the
+    server can therefore tell which folder contains the other agent's start. The file has a fixed size and is
+    written in place, which also works on a full disk.
     """
 
     def __init__(self, path: Path) -> None:
@@ -135,7 +135,7 @@ class AgentStarts:
         self._write([*self.before[:1], *[*self.before[1:], self.now][-(MAX_STARTS - 1) :]])
 
     def known(self) -> None:
-        """Note that the server knows this start, so that earlier ones are no longer reported."""
+        """Note that the server knows this start, so that earlier starts are no longer reported."""
         if self.before != [self.now]:
             self.before = [self.now]
             self._write(self.before)
@@ -159,7 +159,7 @@ class AgentStarts:
 
 
 class Generations:
-    """The generations that were ever started: a unit's generation only grows, and none is started twice.
+    """The generations that were ever started. A unit's generation only grows; no generation starts twice.
 
     If the file is damaged, every start is refused.
     """

@@ -1,7 +1,7 @@
 """Creates the agent's threads before any workload runs.
 
-On a host where workloads have used up all processes and threads, an agent that needed one more thread would
-end, and all work of the host with its leases.
+If workloads have used up all processes and threads of the host, no new thread can be started. An agent that
+needed one would end, and the leases of all runs on the host would expire.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def started_pool(count: int = THREAD_COUNT) -> ThreadPoolExecutor:
 
 
 def watch_children_without_threads() -> None:
-    """Make asyncio watch child processes by pidfds where the kernel has them; Python 3.11 needs a thread for
-    each.
+    """Make asyncio watch child processes by pidfds if the kernel supports them.
+
+    By default Python 3.11 starts a thread for each child.
     """
     if sys.version_info < (3, 12):
         try:

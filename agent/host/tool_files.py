@@ -44,7 +44,7 @@ def install_tools(folder: Path) -> str:
     """Install this version's tools in ``folder``, all of them or none. Return '' or the disk error.
 
     Running workloads keep the files that they have opened. On a full disk all files of the earlier version
-    stay, because a mix of two versions would fit no run; the caller then starts nothing. Raises
+    stay, because no run works with files of two versions. The caller then starts nothing. Raises
     StateFolderError and OSError.
     """
     written: list[tuple[Path, Path]] = []

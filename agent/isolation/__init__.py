@@ -1,1 +1,1 @@
-"""Keeps workloads apart: sandbox, control groups, network, one user per team, sockets in workload folders."""
+"""Isolates workloads: sandbox, control groups, network, one user per team, sockets in workload folders."""

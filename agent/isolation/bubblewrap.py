@@ -76,8 +76,9 @@ class BubblewrapLauncher:
 
     def __init__(self, program: str, *, nested: bool = False, network: str = "private") -> None:
         self.program = program
-        self.nested = nested  # True: workloads can create user namespaces (bwrap before 0.8 can't forbid it)
-        self.network = network  # private: a loopback device only; else the network of its parent
+        # True: workloads can create user namespaces, because bwrap before 0.8 can't forbid it.
+        self.nested = nested
+        self.network = network  # private: a loopback device only; otherwise the network of the shim
 
     def prepare(self, box: SandboxRequest) -> None:
         """Write passwd and group with the owner as the only user."""
@@ -105,7 +106,7 @@ class BubblewrapLauncher:
             *_namespace_arguments(self.nested, self.network),
             *_system_mounts(),
             *("--bind", stage.at(box.tmp), "/tmp", "--symlink", "../tmp", "/var/tmp"),
-            *_interpreter_mounts(stage),  # after /tmp, which may contain it
+            *_interpreter_mounts(stage),  # after /tmp, which may contain the interpreter
             *("--proc", "/proc", *_read_only_proc_mounts(), "--dev", "/dev"),
             *(
                 argument
@@ -130,9 +131,9 @@ class BubblewrapLauncher:
 
 
 class _StagedMounts:
-    """Maps host paths to the paths at which the run's user can access them.
+    """Maps each host path to a path that the run's user can access.
 
-    If runs have no user of their own, paths stay unchanged. Otherwise each path is mounted below STAGE_ROOT
+    If the run uses the agent's user, paths stay unchanged. Otherwise each path is mounted below STAGE_ROOT
     and added to ``mounts``.
     """
 
@@ -191,15 +192,16 @@ def _interpreter_mounts(stage: _StagedMounts) -> list[str]:
 def _read_only_proc_mounts() -> list[str]:
     """Return read-only mounts for the parts of /proc that configure the whole machine.
 
-    The kernel checks only the user for these files, not its capabilities. If the agent is root and a run has
-    no user of its own, the run could otherwise make the host execute a program (core_pattern).
+    For these files the kernel checks only the user, not the capabilities. A run that uses an agent's user
+    root could otherwise make the host execute a program (core_pattern).
     """
     return [argument for path in PROC_READ_ONLY for argument in ("--ro-bind-try", path, path)]
 
 
 def _shared_memory_mounts(memory_mib: int) -> list[str]:
-    """Return a size-limited /dev/shm and a read-only /dev: both are memory of the host if no cgroup limits
-    the workload.
+    """Return mounts for a size-limited /dev/shm and a read-only /dev.
+
+    Without these limits a workload without a cgroup could fill the host's memory with files in them.
     """
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     size = min(memory_mib << 20, half) if memory_mib else half

@@ -1,7 +1,7 @@
-"""Limits CPU, memory, processes and device nodes per run, where the host's control groups are writable.
+"""Limits CPU, memory, processes and device nodes per run, if the host's control groups are writable.
 
-Supports version 1, version 2, and both at once (hybrid: version 1 has the controllers). Documentation of the
-kernel: admin-guide/cgroup-v1 (cpu, memory, pids, devices) and admin-guide/cgroup-v2.
+Supports version 1, version 2, and both at once (hybrid: version 1 has the controllers). See admin-guide/
+cgroup-v1 (cpu, memory, pids, devices) and admin-guide/cgroup-v2 in the documentation of the kernel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ControllerRoot:
 class CgroupLimits:
     """The limits of one run; 0 means no limit.
 
-    ``devices``: the device nodes that it may open in addition to ALWAYS_ALLOWED_DEVICES; None: any.
+    ``devices``: the device nodes that the run may open in addition to ALWAYS_ALLOWED_DEVICES; None: any.
     """
 
     cpu_milli: int = 0
@@ -47,8 +47,8 @@ class CgroupLimits:
 class RunCgroups:
     """The groups of one run.
 
-    The first process of the run writes its pid into each file of ``procs``. ``memory_events`` is the file
-    that counts processes killed for memory; '' if there is none.
+    The first process of the run writes its pid into each file of ``procs``. ``memory_events`` is the file in
+    which the kernel counts processes killed for memory; '' if there is none.
     """
 
     procs: list[str] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Cgroups:
         return RunCgroups(list(files), events)
 
     def members(self, name: str) -> set[int]:
-        """Return the pids in a run's groups; an empty set if it has none."""
+        """Return the pids in a run's groups; an empty set if the run has no groups."""
         found: set[int] = set()
         for folder in self._folders(name):
             with contextlib.suppress(OSError):
@@ -132,7 +132,7 @@ class Cgroups:
     def remove(self, name: str) -> None:
         """Remove the groups of a run that has no process any more."""
         for folder in self._folders(name):
-            # It may be removed already, or a process may still be exiting; an empty group does no harm.
+            # The group may be removed already, or a process may still be exiting. An empty group is harmless.
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
@@ -157,7 +157,7 @@ def _limit_files(group: ControllerRoot, folder: Path, limits: CgroupLimits) -> l
 
 
 def _memory_limit_files(group: ControllerRoot, folder: Path, size: int) -> list[tuple[str, str]]:
-    """Return the memory limit, and a limit without swap where the kernel accounts for swap."""
+    """Return the files that limit memory, and also swap to zero if the kernel accounts for swap."""
     if group.version == 2:
         swap = [("memory.swap.max", "0")] if (folder / "memory.swap.max").exists() else []
         return [("memory.max", str(size)), *swap]

@@ -1,4 +1,4 @@
-"""Chooses the launcher of this host by trying which sandbox works."""
+"""Chooses the launcher of this host: starts a probe in each sandbox and takes the strictest that works."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class LauncherChoice:
 def choose_launcher(
     wanted: str, probe: Path, network: str = "private", user: int | None = None
 ) -> LauncherChoice:
-    """Return the strictest launcher that works on this host, by starting a probe with each candidate.
+    """Start a probe with each launcher, the strictest first, and return the first launcher that works.
 
-    ``wanted``: auto, bubblewrap or plain. ``probe``: an empty folder. ``network``: private for a loopback
-    device only, else the network of the agent. ``user``: a uid that teams may have; None: no user per team.
-    Raises RuntimeError if bubblewrap is demanded and does not work.
+    ``wanted``: auto, bubblewrap or plain. ``probe``: an empty folder. ``network``: "private" for a loopback
+    device only, otherwise the network of the agent. ``user``: a uid that teams may have; None: no user per
+    team. Raises RuntimeError if ``wanted`` is bubblewrap and bubblewrap does not work.
     """
     if user is not None:
         STAGE_ROOT.mkdir(exist_ok=True, mode=0o755)
@@ -80,13 +80,13 @@ def _bubblewrap_candidates(
 def _isolation_gaps(
     launcher: BubblewrapLauncher, network: str, user: int | None, with_user: int | None, problem: str
 ) -> list[str]:
-    """Return notes on what this sandbox does not isolate.
+    """Return a note for each isolation that this sandbox lacks.
 
-    ``problem``: why a stricter one does not work, or ''.
+    ``problem``: why a stricter sandbox does not work, or ''.
     """
     notes = _no_team_users_note(user, "" if with_user is not None else problem)
     if launcher.nested:
-        notes.append(f"Workloads can make user namespaces of their own inside the sandbox: {problem}.")
+        notes.append(f"Workloads can create user namespaces inside the sandbox: {problem}.")
     if launcher.network == "host" and network == "private":
         notes.append(_open_network_note(problem))
     return notes
@@ -94,8 +94,8 @@ def _isolation_gaps(
 
 def _open_network_note(why: str) -> str:
     return (
-        "Workloads use the host's network: they reach the internet and whatever listens on the host, "
-        f"other workloads included ({why})."
+        "Workloads use the host's network: they reach the internet, services of the host "
+        f"and other workloads ({why})."
     )
 
 
@@ -125,37 +125,35 @@ def _choose_plain(note: str, probe: Path, user: int | None) -> LauncherChoice:
 
 
 def can_restrict_abstract_sockets(launcher: Launcher) -> bool:
-    """Return True if runs can be kept from abstract sockets of other processes."""
+    """Return True if the host can deny runs the abstract sockets of other processes."""
     return workload_entry.landlock_version() >= workload_entry.SCOPES_SINCE_ABI and not _is_setuid(launcher)
 
 
 def can_filter_socket_families(launcher: Launcher) -> bool:
-    """Return True if runs can be kept from sockets that belong to no network namespace."""
+    """Return True if the host can deny runs the socket families that no network namespace confines."""
     return socket_filter.supports_seccomp_filters() and not _is_setuid(launcher)
 
 
 def _is_setuid(launcher: Launcher) -> bool:
-    """Return True for a setuid bwrap, which can't become root once a seccomp or Landlock filter applies."""
+    """Return True for a setuid bwrap. It can't become root under a seccomp or Landlock filter."""
     return isinstance(launcher, BubblewrapLauncher) and bool(os.stat(launcher.program).st_mode & stat.S_ISUID)
 
 
 def abstract_socket_note(launcher: Launcher, network: str) -> list[str]:
-    """Return a note if runs share the host's network and can reach abstract sockets of other processes; else
-    [].
-    """
+    """Return a note if runs in the host's network can reach abstract sockets of other processes; else []."""
     if network == "internet" or (isinstance(launcher, BubblewrapLauncher) and launcher.network == "private"):
         return []  # abstract sockets belong to a network namespace
     if can_restrict_abstract_sockets(launcher):
         return []
     return [
-        "Workloads reach services of the host, root's too, and other workloads "
-        "where these listen without a port or a file (abstract sockets): this host can't close them. "
+        "Workloads reach services of the host, also services of root, and other workloads through "
+        "abstract sockets (sockets without a port or a file): this host can't close them. "
         "Linux 6.12 and newer can."
     ]
 
 
 def socket_family_note(launcher: Launcher) -> list[str]:
-    """Return a note if runs can create sockets that belong to no network namespace; else []."""
+    """Return a note if runs can create sockets of families that no network namespace confines; else []."""
     if can_filter_socket_families(launcher):
         return []
     return [
@@ -216,9 +214,7 @@ def _probe_failure(launcher: Launcher, folder: Path, user: int | None) -> str:
 
 
 def shim_entry_spec(launcher: Launcher, launch: LaunchCommand) -> dict[str, Any]:
-    """Return the part of a run's spec that the shim needs to enter the sandbox
-    (``workload_entry.enter_workload``).
-    """
+    """Return the part of a run's spec that ``workload_entry.enter_workload`` reads in the shim."""
     return {
         "launcher": launcher.name,
         "user": launch.user,

@@ -1,13 +1,14 @@
-"""Defines how workloads are isolated: a ``Launcher`` turns a ``SandboxRequest`` into the command that the
-shim starts.
+"""Defines the launchers. A ``Launcher`` turns a ``SandboxRequest`` into the command that the shim starts.
 
 bubblewrap: private mount, pid, ipc, network and host name spaces, /dev with only the held GPU nodes, no
-capabilities, no nested user namespaces. Of the file system only the system, the interpreter, the owner's home
-and the run's folders. plain: no isolation, for a laptop; the host's inventory says so.
+capabilities, no nested user namespaces. The workload sees only these parts of the file system: the system,
+the interpreter, the owner's home and the run's folders.
 
-If the agent is root, both start workloads as the team's own user. A run's folders lie below the agent's
-folder, which no other user may enter, so the shim first mounts them at ``STAGE_ROOT``, in a mount name space
-of the run's own.
+plain: no isolation, for a laptop; the host's inventory says so.
+
+If the agent is root, both launchers start workloads as the team's own user. This user may not enter the
+agent's folder, which contains the run's folders. Therefore the shim first mounts the run's folders at
+``STAGE_ROOT``, in a private mount name space of the run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 NVIDIA_SHARED_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-STAGE_ROOT = Path("/run/gpupool")  # an empty folder of the host; each run mounts its own folders over it
+STAGE_ROOT = Path("/run/gpupool")  # an empty folder of the host; each run mounts its own folders here
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class SandboxRequest:
     tools: Path
     devices: list[str] = field(default_factory=list)  # device nodes of the held GPUs
     exposed: list[Path] = field(default_factory=list)  # further read-only paths, chosen by the operator
-    user: int | None = None  # uid and gid on the host; None: the agent's own
+    user: int | None = None  # uid and gid on the host; None: those of the agent
     memory_mib: int = 0  # limit; 0: none
 
 
@@ -52,8 +53,8 @@ class SandboxPaths:
 
 @dataclass(frozen=True)
 class LaunchCommand:
-    """What the shim does to start a run, in this order: mount ``stage``, become ``user``, enter ``cwd``,
-    start ``argv``.
+    """The steps by which the shim starts a run: mount ``stage``, become ``user``, enter ``cwd``, start
+    ``argv``.
     """
 
     argv: list[str]
@@ -63,19 +64,23 @@ class LaunchCommand:
 
 
 class Launcher(Protocol):
-    """One way to start workloads. Any implementation (e.g. podman with CDI) must guarantee this:
+    """One way to start workloads.
+
+    Any implementation (e.g. podman with CDI) must guarantee the following. "The launcher process" is the
+    process that runs the argv of ``launch``.
 
     - ``prepare`` and ``launch`` start nothing and do not block.
-    - They write to ``box.inbox`` only, which the workload can only read.
-    - The argv of ``launch`` stays in the foreground until the workload's last process has ended, and exits
-      with its exit code (128 + N for signal N).
-    - All processes of the workload are its descendants, so that the shim can count, signal and end them.
-      Where a service starts them elsewhere, they are members of the control groups passed to the shim.
-    - It passes on standard output and error, and gives the workload its environment and no other descriptor.
-      No program outside of the sandbox gets that environment, because a loader obeys it (LD_PRELOAD).
-    - SIGTERM to the workload's processes reaches them. SIGKILL to the argv's process ends its descendants.
-    - The workload sees the GPU device nodes ``box.devices`` and no other, and the files of the request at
-      the paths of ``view``.
+    - ``prepare`` and ``launch`` write only to ``box.inbox``, which the workload can only read.
+    - The launcher process stays in the foreground until the workload's last process has ended, and exits
+      with the workload's exit code (128 + N for signal N).
+    - All processes of the workload descend from the launcher process, so that the shim can count, signal and
+      end them. If a service starts them elsewhere, they are in the control groups passed to the shim.
+    - The launcher process passes on standard output and error. The workload gets its environment and no
+      other descriptor. No program outside of the sandbox gets that environment, because a loader obeys it
+      (LD_PRELOAD).
+    - SIGTERM to the workload's processes reaches them. SIGKILL to the launcher process ends its descendants.
+    - The workload sees the GPU device nodes ``box.devices`` and no other GPU device node. It sees the files
+      of the request at the paths of ``view``.
     - With ``box.user``, no process of the workload runs as another user of the host, or can become one.
     """
 
@@ -125,7 +130,5 @@ class PlainLauncher:
 
 
 def gpu_device_nodes(devices: list[str]) -> list[str]:
-    """Return all device nodes that a holder of ``devices`` needs, with those that all GPUs share; [] without
-    devices.
-    """
+    """Return ``devices`` and the device nodes that all GPUs share; [] without devices."""
     return [*NVIDIA_SHARED_DEVICES, *devices] if devices else []

@@ -34,9 +34,10 @@ def listening_sockets() -> Iterable[ListeningSocket]:
 
 
 def ports_to_close(users: Iterable[int], listening: list[ListeningSocket]) -> set[ListeningSocket]:
-    """Return for each user the sockets of other users, unless the user listens there too.
+    """Return (user, protocol, address, port) for each socket of another user that must be closed to a user.
 
-    The comparison is by address. A socket of the user at one address opens nothing at other addresses.
+    A port is not closed to a user who listens on it at the same address. A socket of the user at one address
+    opens no port at other addresses.
     """
     listening_set = set(listening)
     closed = set()
@@ -45,7 +46,7 @@ def ports_to_close(users: Iterable[int], listening: list[ListeningSocket]) -> se
             if owner == user:
                 continue
             closed.add((user, kind, address, port))
-            # A socket on all IPv6 addresses may also accept IPv4, unless the user has that port on IPv4.
+            # A socket on all IPv6 addresses may also accept IPv4: close IPv4 too, unless the user has it.
             own_addresses = {a for u, k, a, p in listening_set if (u, k, p) == (user, kind, port)}
             if address == ANY_6 and all(":" in own for own in own_addresses):
                 closed.add((user, kind, ANY_4, port))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from agent.isolation.listening_sockets import ANY_4, ANY_6, ListeningSocket
 from agent.isolation.team_users import UidRange
 
-# Metadata services of clouds, which hand out credentials, from the documentation of each cloud.
+# Addresses of cloud metadata services, which hand out credentials. Source: the documentation of each cloud.
 # 169.254.169.254: AWS, Google, Azure, OpenStack, Oracle; 169.254.170.2 and .23: AWS tasks;
 # 168.63.129.16: Azure; 100.100.100.200: Alibaba; fd00:ec2::254: AWS; fd20:ce::254: Google.
 METADATA_NETWORKS = ("169.254.0.0/16", "168.63.129.16", "100.100.100.200")
@@ -29,14 +29,15 @@ PRIVATE_NETWORKS = (
 )
 
 
-WORKLOAD_NETWORK_PREFIX = "10.213"  # of the veth pairs, /30 each
+WORKLOAD_NETWORK_PREFIX = "10.213"  # each veth pair gets a /30 below it
 WORKLOAD_NETWORK = f"{WORKLOAD_NETWORK_PREFIX}.0.0/16"
 
 
 def internet_rules(key: str, name_servers: Sequence[str], reach: Sequence[str], *, alone: bool) -> str:
-    """Return the rules for runs that may reach the internet. ``alone``: forward nothing else on this host.
+    """Return the rules for runs that may reach the internet.
 
-    ``reach``: private networks that runs may reach. ``name_servers``: they may ask these for names.
+    ``key``: the agent's ``network_key``. ``name_servers``: addresses of the name servers that runs may query.
+    ``reach``: private networks that runs may reach. ``alone``: True: forward no other traffic on this host.
     """
     own, every = f'"gpn{key}*"', '"gpn*"'
     resolvers = [address for address in name_servers if ":" not in address]
@@ -47,7 +48,7 @@ def internet_rules(key: str, name_servers: Sequence[str], reach: Sequence[str], 
     )
     networks = [
         str(address) for address in ipaddress.collapse_addresses(map(ipaddress.IPv4Network, reach))
-    ]  # nft takes no overlaps
+    ]  # nft rejects overlapping networks
     reach_rule = f"iifname {own} ip daddr {{ {', '.join(networks)} }} accept" if networks else ""
     forward_rule = f"meta nfproto ipv4 iifname != {every} oifname != {every} drop" if alone else ""
     return f"""
@@ -69,7 +70,7 @@ def internet_rules(key: str, name_servers: Sequence[str], reach: Sequence[str], 
 def host_rules(numbers: UidRange) -> str:
     """Return the rules for runs in the host's network.
 
-    They close metadata addresses to team users, and the ports in the sets.
+    The rules close the metadata addresses, and the ports in the sets, to team users.
     """
     users = f"{numbers.first}-{numbers.last}"
     return f"""
@@ -88,7 +89,7 @@ def host_rules(numbers: UidRange) -> str:
 
 
 def nft_set_name(closed: ListeningSocket) -> str:
-    """Return the name of the set that holds this closed port."""
+    """Return the name of the nft set that contains this closed port."""
     address = closed[2]
     return f"closed_{'any_' if address in (ANY_4, ANY_6) else ''}{6 if ':' in address else 4}"
 

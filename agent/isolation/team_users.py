@@ -1,10 +1,10 @@
 """Chooses the host's user for a team's workloads, and the home for each person and team. Needs root.
 
-The server assigns each team a number, so that hosts that share homes agree (docs/decisions/0005). The host
-accepts a number only if it is in the range that the operator allows, is no account of the host, and was not
-another team's on these files. A home belongs to the person and the team that used it first. The same person
-in another team gets a second home, OWNER~NUMBER, so that no team's work reads another team's files through a
-person in both.
+The server assigns each team a number (uid), so that hosts that share homes agree (docs/decisions/0005). The
+host accepts a number only if it is in the range that the operator allows, is no account of the host, and did
+not belong to another team on these homes. A home belongs to the person and the team that used it first. In
+another team, the same person gets a second home, OWNER~NUMBER. Otherwise the work of one team could read
+files of another team through a person who is in both teams.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ HOME_UID_SEPARATOR = "~"  # not allowed in an owner's name
 
 
 class TeamUserError(Exception):
-    """A run can't get the user or home that it needs; the message gives the reason."""
+    """A run can't get its user or its home; the message gives the reason."""
 
 
 class OwnershipChangeInProgress(Exception):
-    """The home is being given to the team, or another host holds the record of teams; try again soon."""
+    """The home is changing its owner, or another host has locked the record of teams; try again soon."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class RunPlacement:
 class TeamUsers:
     """The users and homes of teams on this host.
 
-    ``numbers`` None: no user per team, the agent owns everything.
+    If ``numbers`` is None, there is no user per team, and the agent's user owns everything.
     """
 
     homes: Path
@@ -75,11 +75,11 @@ class TeamUsers:
     _failures: dict[Path, str] = field(default_factory=dict)
 
     def user(self, team: str, number: int) -> int | None:
-        """Return the uid of ``team`` (a public id); None if there is no user per team or the server assigned
-        none.
+        """Return the uid of ``team`` (a public id), which is ``number``.
 
-        Raises TeamUserError if the team may not have the number here, and OwnershipChangeInProgress while
-        another host uses the record of teams.
+        Returns None if there is no user per team or if the server assigned no number. Raises TeamUserError if
+        the team may not have the number here, and OwnershipChangeInProgress while another host uses the
+        record of teams.
         """
         if self.numbers is None or not number or not team:
             return None
@@ -111,7 +111,7 @@ class TeamUsers:
 
     @contextlib.contextmanager
     def _record(self) -> Iterator[dict[str, str]]:
-        """Lock and yield the record (number -> team), stored beside the homes; write it if a team is new."""
+        """Lock and yield the record (number -> team) of these homes. Afterwards write it if a team is new."""
         folder = self.homes / METADATA_FOLDER
         folder.mkdir(exist_ok=True, mode=0o700)
         with _locked_record(folder / f"{TEAM_RECORD_FILE}.lock"):
@@ -129,7 +129,7 @@ class TeamUsers:
     def home(self, owner: str, user: int | None) -> Path:
         """Return the person's home for this user; create it if needed.
 
-        Raises TeamUserError for a link that root did not make, and OwnershipChangeInProgress while the home
+        Raises TeamUserError for a link that root did not create, and OwnershipChangeInProgress while the home
         changes its owner.
         """
         path = self._checked(self.homes / owner)
@@ -155,7 +155,7 @@ class TeamUsers:
         return owner != user and self.numbers is not None and owner in self.numbers
 
     def _checked(self, path: Path) -> Path:
-        """Return the resolved path of a home. Only root may have replaced it by a link, never a workload."""
+        """Return the resolved path of a home. Raises TeamUserError for a link that root did not create."""
         if resolved_home(path) is None:
             raise TeamUserError(f"the home {path.name} is a link that root did not create")
         return path.resolve()
@@ -192,9 +192,10 @@ class TeamUsers:
 
 
 def chown_run_folders(run: Path, user: int | None) -> None:
-    """Give the run's user the folders it writes, and read access to its inbox.
+    """Make the run's user the owner of its writable folders, and let the user read the inbox.
 
-    The agent keeps the inbox: in a folder of another user it could be led astray by links.
+    The agent stays the owner of the inbox, because in another user's folder, links could misdirect its
+    writes.
     """
     if user is None:
         return
@@ -208,7 +209,7 @@ def chown_run_folders(run: Path, user: int | None) -> None:
 def _locked_record(path: Path) -> Iterator[None]:
     """Lock the file for this host, if the file system supports locks.
 
-    Raises OwnershipChangeInProgress if it is held.
+    Raises OwnershipChangeInProgress if another host holds the lock.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,19 +1,18 @@
-"""Sets up the network of workloads.
+"""Sets up the network of workloads, in one of three modes.
 
-It protects the metadata address, the host's services and other workloads.
+private    Each run has a private loopback device, which the sandbox creates. It reaches nothing else.
 
-private    A loopback device of its own, made by the sandbox: nothing else is reachable.
+internet   Each run has a network namespace, connected to the host's network by a veth pair. The run reaches
+           the internet through the host's address. It reaches no metadata address, no service of the host, no
+           other run, and no private network except those that the operator names. Nobody reaches the run.
+           This mode needs root, ip and nft. It switches on the forwarding of packets; if forwarding was off
+           before, the host forwards no other traffic.
 
-internet   A network namespace per run, joined to the host's by a veth pair. It reaches the internet through
-           the host's address, but no metadata address, no service of the host, no other run, and only those
-           private networks that the operator names. Nobody reaches the run. Needs root, ip and nft. The
-           host must forward packets; if it did not before, it forwards nothing else.
+host       Runs use the host's network, which gangs over several hosts need. With root, nft and a user per
+           team, the metadata addresses and the sockets of other users on the host are closed to the teams'
+           users. Otherwise a note says that they are open.
 
-host       The host's network, which gangs over several hosts need. With root, nft and a user per team, the
-           metadata addresses and the sockets of other users on the host are closed to the teams' users;
-           otherwise a note says that they are open.
-
-The rules are nftables (man nft), in a table of this agent that is replaced as a whole when the agent starts.
+The rules are nftables (man nft). Each agent has one table, which it replaces as a whole when it starts.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ log = logging.getLogger("agent.isolation.workload_network")
 NETWORK_MODES = ("private", "internet", "host")
 IP_FORWARD_FILE = Path("/proc/sys/net/ipv4/ip_forward")
 FORWARDING_RECORD = (
-    "forwarding.json"  # in the state folder: the boot in which forwarding was off before an agent
+    "forwarding.json"  # in the state folder: the boot in which an agent found forwarding switched off
 )
 VETH_PAIR_COUNT = 1 << 14
 RULE_CHECK_SECONDS = 1.0
@@ -65,13 +64,16 @@ class NetworkSetupError(OSError):
 
 @dataclass
 class WorkloadNetwork:
-    """The network of this host's workloads. ``mode``: private, internet or host. ``notes``: what is open."""
+    """The network of this host's workloads.
+
+    ``mode``: private, internet or host. ``notes``: sentences on what workloads reach.
+    """
 
     mode: str
-    key: str  # of this agent's table and interfaces
+    key: str  # part of the names of this agent's table and interfaces
     notes: list[str] = field(default_factory=list)
     can_close_ports: bool = False  # True: sockets on the host are closed to team users
-    _rules: str = ""  # of its table, without the elements of the sets
+    _rules: str = ""  # the rules of the agent's table, without the elements of the sets
     _users: set[int] = field(default_factory=set)
     _closed: set[ListeningSocket] = field(default_factory=set)
     _changing: threading.Lock = field(default_factory=threading.Lock)
@@ -93,14 +95,14 @@ class WorkloadNetwork:
     def leave(self, mark: str) -> None:
         """Remove the run's network after all its processes have ended."""
         if self.mode == "internet" and (NETNS_FOLDER / self._space(mark)).exists():
-            problem = _run_command("ip", "netns", "delete", self._space(mark))  # its interfaces go with it
+            problem = _run_command("ip", "netns", "delete", self._space(mark))  # also deletes the interfaces
             if problem:
                 log.warning("the network of a run could not be removed: %s", problem)
 
     def leave_in_background(self, mark: str) -> None:
         """Remove the run's network in a thread, one run after the other.
 
-        If the agent ends first, the next agent does it again, because it finds the run as ended.
+        If the agent ends first, the next agent removes the network, because it finds that the run has ended.
         """
         if self.mode != "internet":
             return
@@ -131,9 +133,9 @@ class WorkloadNetwork:
             raise NetworkSetupError(0, f"ports of the host could not be closed to it: {problem}")
 
     def close_ports(self) -> str:
-        """Update the closed ports to the sockets that others have now. Return '' or why that failed.
+        """Update the closed ports to the present sockets of other users. Return '' or the failure.
 
-        A socket opened later is closed within a second.
+        ``watch`` closes a socket that is opened later within a second.
         """
         with self._changing:
             closed = ports_to_close(self._users, list(listening_sockets()))
@@ -180,9 +182,9 @@ class WorkloadNetwork:
         return problem
 
     def install(self, rules: str, users: Iterable[int] = ()) -> str:
-        """Install these rules in place of those of an earlier agent. Return '' or why that failed.
+        """Replace the rules of an earlier agent by ``rules``. Return '' or the reason of a failure.
 
-        ``users``: uids whose workloads already run; ports stay closed to them.
+        ``users``: uids whose workloads already run. Ports stay closed to these users.
         """
         self._rules, self._users = rules, set(users)
         problem = self._install(ports_to_close(self._users, list(listening_sockets())))
@@ -193,7 +195,7 @@ class WorkloadNetwork:
     def _install(self, closed: set[ListeningSocket]) -> str:
         """Replace the table in one transaction, so that the rules are never missing.
 
-        Return '' or why that failed.
+        Return '' or the reason of a failure.
         """
         table = f"inet {self._table}"
         elements = [
@@ -240,8 +242,9 @@ class WorkloadNetwork:
 
 
 def network_key(folder: Path) -> str:
-    """Return a short key that distinguishes this agent's tables and interfaces from those of other agents on
-    the host.
+    """Return a short key for the names of this agent's table and interfaces.
+
+    The key distinguishes the agents of one host.
     """
     return hashlib.sha256(str(folder).encode()).hexdigest()[:4]
 
@@ -249,11 +252,12 @@ def network_key(folder: Path) -> str:
 def open_network(
     wanted: str, folder: Path, numbers: UidRange | None, reach: Sequence[str] = ()
 ) -> WorkloadNetwork:
-    """Set up the workloads' network in mode ``wanted``, as far as this host supports it.
+    """Set up the workloads' network in mode ``wanted``.
 
-    ``folder``: the agent's state folder. ``reach``: private networks that runs in mode internet may reach, as
-    ``checked_private_network`` returns them. Raises RuntimeError if ``internet`` is wanted and not possible;
-    any other mode would open or close more than the operator asked for.
+    ``folder``: the agent's state folder. ``reach``: private networks that runs in mode internet may reach, in
+    the form that ``checked_private_network`` returns. In mode host, notes name the missing protection. Raises
+    RuntimeError if mode internet is not possible, because any other mode would open or close more than the
+    operator asked for.
     """
     network = WorkloadNetwork(wanted, network_key(folder))
     if wanted == "private":
@@ -283,8 +287,8 @@ def open_network(
     )
     if problem:
         network.notes.append(
-            f"{reach}. They also reach the cloud's metadata address and whatever listens on the host, "
-            f"other workloads included ({problem})."
+            f"{reach}. They also reach the cloud's metadata address, services of the host "
+            f"and other workloads ({problem})."
         )
         return network
     network.can_close_ports = True
@@ -307,7 +311,7 @@ def checked_private_network(text: str) -> str:
 
 
 def _enable_forwarding_rules(network: WorkloadNetwork, folder: Path, reach: Sequence[str]) -> str:
-    """Install the rules and switch forwarding on. Return '' or why that failed."""
+    """Install the rules and switch forwarding on. Return '' or the reason of a failure."""
     try:
         alone = not _was_forwarding_before(folder)
         return (
@@ -319,10 +323,10 @@ def _enable_forwarding_rules(network: WorkloadNetwork, folder: Path, reach: Sequ
 
 
 def _was_forwarding_before(folder: Path) -> bool:
-    """Return True if this host forwards packets regardless of agents.
+    """Return True if forwarding of packets was on before the first agent of this boot.
 
-    The answer is stored until the next boot, because a restarted agent finds forwarding switched on by an
-    earlier one.
+    The answer is stored until the next boot, because a restarted agent finds that an earlier agent has
+    switched forwarding on.
     """
     record = folder / FORWARDING_RECORD
     if IP_FORWARD_FILE.read_text().strip() == "0":

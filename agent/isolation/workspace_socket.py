@@ -15,10 +15,10 @@ class SocketMissing(Exception):
 
 @contextlib.contextmanager
 def socket_path(path: Path) -> Iterator[str]:
-    """Yield a path to connect to that names exactly the socket that was checked, never the target of a link.
+    """Yield a path for a connection to the socket at ``path``. Raises SocketMissing, also for a link.
 
-    It goes through the open descriptor, so it is also short enough for a socket address. Raises
-    SocketMissing.
+    The yielded path names the open descriptor of the checked socket, so nobody can replace the socket in
+    between. It is also short enough for a socket address.
     """
     try:
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -16,11 +16,11 @@ MAX_ANSWER_BYTES = 1 << 20
 
 
 async def probe_activity(socket: Path, secret: str) -> dict[str, Any] | None:
-    """Return the activity of a notebook, or None while it does not answer.
+    """Return the activity of a notebook, or None if it does not answer.
 
     Keys: kernels, busy (kernels that compute now), connections (browser tabs on kernels), terminals,
-    last_activity (of the server; an open page polls it every few seconds) and last_message (through a kernel
-    or a terminal; None without one). Times are in seconds since the epoch.
+    last_activity (of the server; an open page updates it every few seconds) and last_message (through a
+    kernel or a terminal; None if there was no message). Times are in seconds since the epoch.
     """
     try:
         with socket_path(socket) as path:

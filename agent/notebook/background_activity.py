@@ -1,8 +1,8 @@
 """Detects activity of a notebook that its kernels do not report.
 
 Examples are a program in a terminal, a process left by a cell, or a thread that computes while its kernel
-counts as idle. It is used for GPUs that report neither utilisation nor processes, such as MIG instances of
-older models.
+counts as idle. The result is used for GPUs that report neither utilisation nor processes, such as MIG
+instances of older models.
 """
 
 from __future__ import annotations

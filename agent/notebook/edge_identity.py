@@ -1,8 +1,8 @@
-"""Authenticates requests to a notebook server: only the edge may send them, after it has checked the user's
-access.
+"""Authenticates requests to a notebook server: only the edge may send requests.
 
-The edge sends a secret header over a unix socket that no other user can open. Jupyter's own token is not
-used: it would appear in pages and in the kernels' environment, and it disables the XSRF check.
+The edge first checks the user's access. It then sends a secret header over a unix socket that no other user
+can open. Jupyter's own token is not used, because it would appear in pages and in the kernels' environment,
+and because it disables the XSRF check.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class EdgeIdentityProvider(IdentityProvider):
     secret = ""
 
     def get_user(self, handler: Any) -> User | None:
-        """Return the owner, or None: then the server answers 403."""
+        """Return the owner; None without the secret. For None the server answers 403."""
         secret = handler.request.headers.get(SECRET_HEADER, "")
         if not self.secret or not hmac.compare_digest(secret.encode(), self.secret.encode()):
             return None

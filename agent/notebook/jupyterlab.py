@@ -1,6 +1,6 @@
 """Starts JupyterLab for one run, inside its sandbox:  gpupool_notebook.py SECRET_FILE SOCKET HOME
 
-It loads only the lab and the terminals, and does not search the network for extensions or news.
+The server loads only the lab and the terminals, and does not search the network for extensions or news.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 MAX_SOCKET_PATH = 100
 KERNEL_SOCKET_NAME_LENGTH = len("/kernel-00000000-0000-0000-0000-000000000000-ipc-99")
-# Disabled parts of the lab: the first asks for news on the network; the others need a server extension for
+# Disabled parts of the lab. The first fetches news from the network. The others need a server extension for
 # language servers, which is not loaded here.
 DISABLED_EXTENSIONS = [
     "@jupyterlab/apputils-extension:announcements",
@@ -37,8 +37,8 @@ def _use_ipc_kernels(config: Any) -> None:
     """Connect kernels over unix sockets in the run's own folder instead of ports.
 
     A kernel sends its output unencrypted to every client of its port, so any process in the same network
-    could read it. If the folder's path does not fit into a socket address, which can happen outside a
-    sandbox, ports are used.
+    could read the output. Ports are still used if the folder's path does not fit into a socket address, which
+    can happen outside a sandbox.
     """
     folder = os.path.join(os.environ.get("TMPDIR", "/tmp"), "jupyter")
     if len(folder) + KERNEL_SOCKET_NAME_LENGTH <= MAX_SOCKET_PATH:

@@ -1,1 +1,1 @@
-"""Starts, observes and stops the runs of this host, as the desired state asks."""
+"""Starts, observes and stops the runs of this host according to the desired state."""

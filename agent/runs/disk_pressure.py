@@ -1,9 +1,8 @@
 """Stops runs that fill the disk of this host with their ``/tmp`` or the folder of their workspace socket.
 
 Not every host can limit the size of a folder, so the folders are measured. A run is stopped if it exceeds the
-limit that the operator set. If the disk runs low, the run whose usage has grown most recently is stopped,
-before the disk is full for everybody. A run with a large but stable usage is not stopped for the growth of
-others.
+limit that the operator set. If the disk runs low, the run with the largest recent growth is stopped before
+the disk is full for everybody. A run with a large but stable usage is not stopped for the growth of others.
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ DISK_CHECK_SECONDS = 0.5  # between two checks of the free space
 LIMIT_CHECK_SECONDS = 10.0  # between two measurements of runs against their limit
 GROWTH_WINDOW_SECONDS = 300.0  # between two snapshots: growth is measured over one to two of these windows
 STOP_GRACE_SECONDS = 5.0  # from TERM to KILL: short, because a run that ignores TERM continues to write
-SETTLE_SECONDS = 5.0  # after a stopped run has ended: its files are removed in the background
+SETTLE_SECONDS = 5.0  # pause after a stopped run has ended, while its files are removed in the background
 STUCK_RUN_SECONDS = (
-    30.0  # after its grace period: then a run that has not ended no longer delays the next stop
+    30.0  # a run that has not ended this long after its grace period no longer delays the next stop
 )
-PRESSURE_SHARE = 0.05  # of the disk: it runs low with less free space than this, up to the maximum below
+PRESSURE_SHARE = 0.05  # the disk runs low if a smaller share is free, or less than the maximum below
 MAX_PRESSURE_BYTES, MAX_PRESSURE_FILES = 4 << 30, 20_000
-# A run that uses less than this part of the threshold is not stopped: its end would not help.
+# A run that grew by less than the threshold divided by this is not stopped, because its end would not help.
 MIN_EVICTED_DIVISOR = 16
 STAT_BLOCK_BYTES = 512  # the unit of st_blocks
 
 
 def pressure_threshold(total: int, *, least: int = MIN_FREE_BYTES, most: int = MAX_PRESSURE_BYTES) -> int:
-    """Return the free amount below which a disk of size ``total`` runs low.
+    """Return the threshold of free space: a disk of size ``total`` runs low below it.
 
-    At least ``least``, which a start needs.
+    The threshold is at least ``least``, because a start needs this much free space.
     """
     return max(least, min(most, int(total * PRESSURE_SHARE)))
 
@@ -82,13 +81,13 @@ def run_to_stop(
 ) -> str:
     """Return the run to stop on a disk that lacks ``lacking`` free units; '' if no run is the cause.
 
-    The run with the largest growth since ``before`` is stopped. No run is stopped if the growth of all of
-    them together is less than ``lacking``, or if no run has grown by ``least``: then something else filled
-    the disk.
+    ``taken`` and ``before`` are the usage by run, now and in an earlier snapshot. The run with the largest
+    growth between them is stopped. If the runs together have grown by less than ``lacking``, or if no run has
+    grown by ``least``, something else filled the disk and none of these runs is stopped.
 
-    ``gone`` is the total decrease of the free space since ``before``. The growth of a run is unknown if its
-    usage is UNKNOWN_USAGE now or in ``before``. Such a run is stopped only if the runs with known growth
-    explain less than half of ``gone``.
+    ``gone`` is the decrease of the free space since ``before``. The growth of a run is unknown if its usage
+    is UNKNOWN_USAGE now or in ``before``. Such a run is stopped only if no other run is the cause, or if the
+    runs with known growth explain less than half of ``gone``.
     """
     if lacking <= 0:
         return ""
@@ -104,7 +103,7 @@ def run_to_stop(
     name = max(grown, key=lambda run: grown[run], default="")
     if grown.get(name, 0) >= least and known >= lacking and (2 * known >= gone or not unknown):
         return name
-    # Prefer a run that could be counted before; among several the youngest.
+    # Prefer a run that could be counted before; among several such runs the youngest.
     return max(reversed(unknown), key=lambda run: (before.get(run) != UNKNOWN_USAGE, taken[run]), default="")
 
 
@@ -120,8 +119,8 @@ def _format_file_count(count: int) -> str:
 class FreeSpace:
     """The free space of a disk, in bytes and in files.
 
-    ``lacking_bytes``, ``lacking_files``: how much is missing to the threshold. ``least_bytes``,
-    ``least_files``: a run that took less is not stopped.
+    ``lacking_bytes``, ``lacking_files``: the threshold minus the free space; positive if the disk runs low.
+    ``least_bytes``, ``least_files``: a run that took less is not stopped.
     """
 
     free_bytes: int
@@ -145,7 +144,7 @@ def _read_free_space(folder: Path) -> FreeSpace:
         free_bytes=disk.free,
         free_files=inodes.f_favail,
         lacking_bytes=threshold - disk.free,
-        # A file system without a limit on files reports no total.
+        # A file system without a limit on files reports a total of 0.
         lacking_files=file_threshold - inodes.f_favail if inodes.f_files else 0,
         least_bytes=threshold // MIN_EVICTED_DIVISOR,
         least_files=file_threshold // MIN_EVICTED_DIVISOR,
@@ -172,7 +171,8 @@ class DiskPressure:
             await asyncio.sleep(DISK_CHECK_SECONDS)
             try:
                 await self.look(time.monotonic())
-            except (OSError, RuntimeError, subprocess.SubprocessError) as problem:  # such as no free process
+            # For example if no further process can be started.
+            except (OSError, RuntimeError, subprocess.SubprocessError) as problem:
                 log.error("the disk usage of runs can't be measured: %s", problem)
 
     async def look(self, now: float) -> None:
@@ -196,9 +196,9 @@ class DiskPressure:
                 self._stop(name, why, now)
 
     async def _stop_the_largest_run(self, now: float, space: FreeSpace) -> None:
-        """Stop the run that took most of the missing bytes, or else of the missing files.
+        """Stop the run that caused the lack of bytes, or else the run that caused the lack of files.
 
-        If no run did, remember the free space: something else fills the disk.
+        If no run is the cause, something else fills the disk: remember the free space.
         """
         before = self._before
         name, took = await self._find_run_to_stop(
@@ -236,7 +236,8 @@ class DiskPressure:
     ) -> tuple[str, int]:
         """Return the run to stop and its usage; ('', 0) if there is none.
 
-        Files of runs that have ended or are being stopped are subtracted: they are removed soon.
+        Files of runs that have ended or are being stopped do not count as lacking space, because these files
+        are removed soon.
         """
         if lacking <= 0:
             return "", 0
@@ -252,8 +253,8 @@ class DiskPressure:
     async def _keep(self, now: float, free_bytes: int, free_files: int, *, is_low: bool) -> None:
         """Take a snapshot of the usage of each run.
 
-        At the start of an agent, the present usage of adopted runs counts as old, unless the disk already
-        runs low: then the last snapshot of the earlier agent counts.
+        The first snapshot of an agent has no predecessor. If the disk already runs low, the last snapshot of
+        the earlier agent takes its place. Otherwise the present usage of adopted runs counts as old.
         """
         active = self._active_runs()
         bytes_by_run = await asyncio.to_thread(measure_bytes, active)
@@ -291,11 +292,9 @@ class DiskPressure:
                     self._stopped[run.id] = _StoppedRun(now + STOP_GRACE_SECONDS + STUCK_RUN_SECONDS)
 
     def _unchanged_since_external_fill(self, now: float, space: FreeSpace) -> bool:
-        """Return True if no run was the cause shortly before, and the free space shows that none can be
-        since.
+        """Return True if no run was the cause shortly before, and too little space was lost since then.
 
-        Counting the files of all runs repeatedly would be a load of its own on a disk that stays low for
-        days.
+        This avoids counting the files of all runs again and again on a disk that stays low for days.
         """
         if self._external_fill is None:
             return False
@@ -335,7 +334,7 @@ class DiskPressure:
 
 @dataclass(frozen=True)
 class _StoppedRun:
-    """A run that was stopped. ``until``: monotonic time after which it no longer delays the next stop."""
+    """A run that was stopped. ``until``: monotonic time after which it does not delay the next stop."""
 
     until: float
     has_ended: bool = False

@@ -19,7 +19,7 @@ _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 
 
 def gang_error(gang: GangWanted | None) -> str:
-    """Return what is wrong with a gang: field, value and what is allowed. '' if it is valid."""
+    """Return a sentence with the invalid field, its value and the allowed values; '' if the gang is valid."""
     if gang is None:
         return ""
     if not 0 <= gang.rank < len(gang.members):
@@ -41,18 +41,16 @@ def awaits_go(wanted: RunWanted) -> bool:
 
 
 def distributed_environment(wanted: RunWanted, hardware: GpuInventory, interface: str) -> dict[str, str]:
-    """Return the variables of distributed launchers and libraries.
+    """Return the variables of distributed launchers and libraries. The workload's owner may override them.
 
-    The workload's owner may override each of them.
-
-    ``interface``: the network interface with this host's address; '' if it is unknown.
+    ``interface``: the network interface with this host's address; '' if unknown.
     """
     gang = wanted.gang
     if gang is None:
         return {}
     variables = {"NCCL_P2P_LEVEL": "NVL"} if all_on_nvlink(wanted.unit_uuids, hardware) else {}
     if not all(member.address for member in gang.members):
-        return variables  # the hosts cannot reach each other: no address is better than a wrong one
+        return variables  # the hosts can't reach each other: a missing address is better than a wrong one
     if interface:
         variables |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
     count, rank = str(len(gang.members)), str(gang.rank)

@@ -1,6 +1,6 @@
-"""Configures the operator's programs around each run: a prolog before its start and an epilog after its end.
+"""Configures the operator's hooks: a prolog before each run starts and an epilog after each run has ended.
 
-The shim runs them.
+The shim runs these programs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from agent.host.system_path import SYSTEM_PATH
 from agent.isolation.launchers import SandboxRequest
 from agent.protocol import RunWanted
 
-DEFAULT_HOOK_TIMEOUT_SECONDS = 20.0  # less than a lease: the run counts as running until its epilog has ended
+DEFAULT_HOOK_TIMEOUT_SECONDS = 20.0  # less than a lease, because a run counts as running during its epilog
 
 
 class UnsafeHookError(ValueError):
-    """A program that must not be used as a hook. The message is the reason."""
+    """A program must not be used as a hook. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Hooks:
     def spec(self, wanted: RunWanted, box: SandboxRequest) -> dict[str, Any]:
         """Return the part of the launch spec for the hooks.
 
-        It is stored with the run, so a restart of the agent with other options does not affect the run.
+        The spec is stored with the run, so a restart of the agent with other options does not affect the run.
         """
         programs = {
             name: str(path)
@@ -70,10 +70,9 @@ def hook_environment(wanted: RunWanted, box: SandboxRequest) -> dict[str, str]:
 
 
 def checked_hook_program(value: str) -> Path:
-    """Return the path of a hook.
+    """Return the path of a hook. Raises UnsafeHookError if other users could change or replace the file.
 
-    A hook runs with the privileges of the agent. Raises UnsafeHookError if other users could change or
-    replace it.
+    The check is needed because a hook runs with the privileges of the agent.
     """
     path = Path(value)
     if not path.is_absolute():

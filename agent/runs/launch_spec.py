@@ -1,4 +1,4 @@
-"""Builds the launch spec of a run: its sandbox, its environment and everything else that its shim needs."""
+"""Builds the launch spec of a run: the sandbox, the environment and all other input of the run's shim."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LaunchContext(Protocol):
 
 
 def launch_spec(host: LaunchContext, run: LocalRun, wanted: RunWanted, place: RunPlacement) -> dict[str, Any]:
-    """Return the content of spec.json, by which the shim starts and supervises the workload.
+    """Return the content of spec.json, which the shim reads to start and supervise the workload.
 
     Creates the control groups and the network of the run, which may take long. Raises OSError.
     """

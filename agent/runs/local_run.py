@@ -1,7 +1,7 @@
 """Holds the agent's state of one run, and writes the files that the run shares with its shim.
 
-The workload itself can fill the disk. So these files are written in place into reserved space: a full disk
-neither ends a workload nor prevents the agent from stopping it.
+A workload can fill the disk. So these files are written in place into reserved space. A full disk then
+neither ends a workload nor prevents the agent from stopping the workload.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LocalRun:
     secret: str = ""
     reported_ended: bool = False
     undesired_since: float | None = (
-        None  # CLOCK_BOOTTIME of the first of the last frames, none of which listed it
+        None  # CLOCK_BOOTTIME of the first frame since which no frame has listed the run
     )
     log_sent: int = 0
     exit_found_at: float | None = None  # CLOCK_BOOTTIME
@@ -120,12 +120,12 @@ class LocalRun:
 
 @dataclass
 class PendingStart:
-    """A start that waits until its units are free, or until its whole gang may begin."""
+    """A start that waits until its units are free, or until all members of its gang may start."""
 
     wanted: RunWanted
     since: float
     step: str
-    prepared: bool = False  # True: it waits only for the other members of its gang
+    prepared: bool = False  # True: the start waits only for the other members of its gang
     begun: bool = False  # True: every condition is met, and the start is being recorded on the disk
     next_try_at: float = 0.0  # CLOCK_BOOTTIME: do not try before this time
     gpu_unreadable_since: float | None = None  # CLOCK_BOOTTIME
@@ -192,7 +192,7 @@ def write_order(folder: Path, order: dict[str, Any]) -> None:
 def write_log_mark(folder: Path, offset: int) -> None:
     """Record that the server has the log up to ``offset``.
 
-    Not synced: after a lost mark the log is sent again.
+    The mark is not synced: if it is lost, the log is sent again.
     """
     _write_in_place(folder / "log_sent.json", json.dumps({"offset": offset}).ljust(LOG_MARK_BYTES))
 
@@ -205,9 +205,9 @@ def reserve_exit_space(folder: Path) -> None:
 
 
 def write_exit_file(folder: Path, ended: dict[str, Any]) -> None:
-    """Write how a run ended; on a full disk, into the space reserved for it.
+    """Write the end of a run; on a full disk, into the space reserved for it.
 
-    Its GPUs are held until this is written.
+    The run's GPUs stay held until this file exists.
     """
     try:
         write_json(folder / "exit.json", ended)
@@ -222,7 +222,7 @@ def write_exit_file(folder: Path, ended: dict[str, Any]) -> None:
 def _write_in_place(path: Path, text: str) -> None:
     """Overwrite a file of constant size, which needs no disk space.
 
-    Not synced: after a crash of the host nothing runs.
+    The file is not synced, because after a crash of the host no run exists.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

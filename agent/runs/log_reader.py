@@ -12,12 +12,12 @@ MAX_CHUNK_BYTES = 1 << 16
 def read_chunk(
     folder: Path, offset: int, *, ended: bool, limit: int = MAX_CHUNK_BYTES
 ) -> tuple[int, str, int]:
-    """Return (offset, text, next offset) of the next chunk at or after ``offset``; the text is '' if there is
-    none yet.
+    """Return (offset, text, next offset) of the next chunk at or after ``offset``.
 
-    A byte that is not UTF-8, or NUL, which the protocol rejects, becomes one "?", so the text has as many
-    bytes as the log. An incomplete character at the end is left for the next chunk, unless the run has
-    ``ended``. If the requested bytes were rotated away, the chunk begins later.
+    The text is '' if there is no chunk yet. A byte that is not UTF-8 becomes one "?", and so does NUL, which
+    the protocol rejects. The text therefore has as many bytes as the log. An incomplete character at the end
+    stays for the next chunk, unless the run has ``ended``. If the requested bytes were rotated away, the
+    chunk begins later.
     """
     segments = sorted((int(path.name), path) for path in folder.glob("[0-9]*")) if folder.is_dir() else []
     for first, path in segments:

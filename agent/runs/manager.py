@@ -43,12 +43,12 @@ log = logging.getLogger("agent.runs.manager")
 T = TypeVar("T")
 
 MAX_START_WAIT_SECONDS = 300.0
-LOCK_HOLDER_CHECK_SECONDS = 5.0  # wait for a lock before looking for a process that holds it without a run
+LOCK_HOLDER_CHECK_SECONDS = 5.0  # wait for a lock this long, then look for a process outside of runs on it
 GPU_UNREADABLE_WAIT_SECONDS = 60.0  # a start waits this long for a GPU that cannot be read
 HANDOVER_RECHECK_SECONDS = 1.0  # between two checks that the GPUs of a start are clean
 HOMES_PREPARE_TIMEOUT_SECONDS = 2.0  # for preparing a home at a start
 MIN_FREE_BYTES = 64 << 20  # with less free space on the disk nothing new is started; running work continues
-MIN_FREE_FILES = 2000  # free inodes, likewise
+MIN_FREE_FILES = 2000  # with fewer free inodes nothing new is started either
 DISK_FULL_MESSAGE = "could not be started: the disk of the host is full"
 
 
@@ -60,7 +60,7 @@ class RunManager(RunOrders):
     # --- waiting before a start ---
 
     def exclusive_units(self, wanted: RunWanted) -> list[str]:
-        """Return those of the run's units that NVML reports separately: whole GPUs and MIG instances."""
+        """Return the run's units that NVML reports separately: whole GPUs and MIG instances."""
         claims = ((unit, self._claims.get(unit)) for unit in wanted.unit_uuids)
         return [
             unit for unit, claim in claims if claim is not None and (claim.whole or unit.startswith("MIG-"))
@@ -77,7 +77,7 @@ class RunManager(RunOrders):
     async def wait_for_readable_gpus(self, wanted: RunWanted, problem: str) -> None:
         """Keep a start waiting while its GPUs cannot be read.
 
-        It is refused sooner than other waiting starts, and reported as a fault of the host.
+        After GPU_UNREADABLE_WAIT_SECONDS the start is refused and reported as a fault of the host.
         """
         before = self.waiting.get(wanted.run)
         since = (
@@ -94,10 +94,7 @@ class RunManager(RunOrders):
             await self.refuse(wanted, "start_failed", step, gpu_unreadable=True)
 
     async def is_due(self, wanted: RunWanted) -> bool:
-        """Return True if the start may be tried now.
-
-        Its units are free and its pause since the last try is over.
-        """
+        """Return True if the start may be tried now: its units are free and its pause is over."""
         entry = self.waiting.get(wanted.run)
         if entry is not None and boottime() < entry.next_try_at:
             return False
@@ -125,11 +122,10 @@ class RunManager(RunOrders):
             entry.lock_holder_text = await self._identify_lock_holder(locked)
 
     async def _identify_lock_holder(self, locked: gpu_locks.SlotsLocked) -> str:
-        """Return a text that names the process that holds the lock; '' if a run of this host holds these
-        slots.
+        """Return a text that names the process that holds the lock; '' if a run of this host holds the slots.
 
-        Without a sandbox a workload can take a lock itself: then its run is stopped. The search uses the file
-        that was locked: a run on another slice of the GPU has the GPU's file open legitimately.
+        Without a sandbox a workload can take a lock itself. Then its run is stopped. The search looks only at
+        the file whose lock was refused, because a run on another slice has the GPU's file open legitimately.
         """
         claim = locked.claim
         held = (self._claims.get(unit) for unit in self.holders())
@@ -231,9 +227,10 @@ class RunManager(RunOrders):
         return not self.state.missing_tools_reason
 
     async def _clean_up_failed_start(self, wanted: RunWanted) -> None:
-        """Remove the control groups and the network of a failed start: later nothing knows the run's mark.
+        """Remove the control groups and the network of a failed start.
 
-        Removing a network may take long, so the server sees the run as starting meanwhile.
+        Do it now, because later no record contains the run's mark. Removing a network may take long, so the
+        run is reported as starting meanwhile.
         """
         run = self.runs.pop(wanted.run, None)
         if run is not None:
@@ -244,8 +241,8 @@ class RunManager(RunOrders):
             await self.in_thread(lambda: self.network.leave(run.about["mark"]))
 
     async def _persist(self, wanted: RunWanted, write: Callable[[], T]) -> T:
-        """Run ``write`` in a thread and return its result. Meanwhile the server sees the run as starting."""
-        entry = self.waiting[wanted.run] = PendingStart(wanted, boottime(), "being written down", begun=True)
+        """Run ``write`` in a thread and return its result. Meanwhile the run is reported as starting."""
+        entry = self.waiting[wanted.run] = PendingStart(wanted, boottime(), "being recorded", begun=True)
         try:
             return await self.in_thread(write)
         finally:
@@ -266,18 +263,18 @@ class RunManager(RunOrders):
     def _prepare_placement(self, wanted: RunWanted, lease_until: float) -> team_users.RunPlacement:
         """Return the Unix user, the home and the checkpoint folder of a run.
 
-        Raises like ``TeamUsers.home``.
+        Raises the same errors as ``TeamUsers.home``.
         """
         user = self.team_users.user(wanted.team_id, wanted.team_user)
         home = self.team_users.home(wanted.owner, user)
         place = team_users.RunPlacement(
             user, home, self.team_users.folder(self._checkpoint_folder(wanted.workload), user)
         )
-        # After the lease another host may have started the workload: then the acknowledgement may be that
-        # host's.
+        # After the end of the lease another host may have started the workload and written the
+        # acknowledgement.
         if boottime() < lease_until:
-            # The acknowledgement of an earlier attempt must not count for this one. The workload owns the
-            # folder: whatever it has put there is no fault of the host.
+            # The acknowledgement of an earlier attempt must not count for this attempt. The workload owns the
+            # folder, so an entry that can't be removed is no fault of the host.
             with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
                 (place.checkpoint / ACKNOWLEDGEMENT_FILE).unlink()
         return place
@@ -314,9 +311,9 @@ class RunManager(RunOrders):
     def is_full(self) -> bool:
         """Return True if the disk of the state folder lacks free space or free inodes for a new run.
 
-        A file system that allocates inodes dynamically reports 0 in all, so its inodes are not checked. Once
-        full, the disk counts as free again only at about twice the threshold, so that the result does not
-        flap.
+        A file system that allocates inodes dynamically reports a total of 0, so its inodes are not checked.
+        Once full, the disk counts as free again only at about twice the threshold, so that the result does
+        not flap.
         """
         disk, files = shutil.disk_usage(self.state.folder), os.statvfs(self.state.folder)
         needed = _recovered_free_space(MIN_FREE_BYTES, disk.total) if self._was_full else MIN_FREE_BYTES
@@ -343,7 +340,7 @@ class RunManager(RunOrders):
                     cwd="/",
                     env={"PATH": SYSTEM_PATH},
                 )
-            await process.wait()  # the first of its two forks: the shim itself is detached
+            await process.wait()  # ends at once: the shim is a detached descendant of this process
         finally:
             os.close(alive)
 
@@ -364,10 +361,10 @@ class RunManager(RunOrders):
         host_full: bool = False,
         gpu_unreadable: bool = False,
     ) -> None:
-        """Record a run as ended without starting it, until the server has recorded that.
+        """Record a run as ended without starting it. The record stays until the server has recorded the end.
 
-        ``host_full``: because the disk of the host is full. ``gpu_unreadable``: because its GPUs cannot be
-        read.
+        ``host_full``: True if the reason is a full disk of the host. ``gpu_unreadable``: True if the reason
+        is that its GPUs can't be read.
         """
         log.warning("run %s is not started: %s", wanted.run, why)
         ended = {
@@ -398,9 +395,8 @@ class RunManager(RunOrders):
 
 
 def _recovered_free_space(threshold: int, total: int) -> int:
-    """Return the free amount at which a disk of size ``total`` that was below ``threshold`` counts as free
-    again.
+    """Return the free amount at which a full disk of size ``total`` counts as free again.
 
-    Twice the threshold, or half of the rest of a disk that is too small for that.
+    This is twice ``threshold``; on a small disk, the middle between ``threshold`` and ``total``.
     """
     return min(2 * threshold, (threshold + total) // 2)

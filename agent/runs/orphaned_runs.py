@@ -1,4 +1,4 @@
-"""Ends orphaned runs: runs whose shim has died without writing how the run ended."""
+"""Ends orphaned runs: the shim of an orphaned run has died without writing the end of the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agent.runs.local_run import LocalRun, write_exit_file
 log = logging.getLogger("agent.runs.orphaned_runs")
 
 SHIM_START_SECONDS = 15.0
-EPILOG_MARGIN_SECONDS = 2.0  # beyond its time limit, for the shim that runs it to kill it
+EPILOG_MARGIN_SECONDS = 2.0  # after the epilog's time limit, in which the shim should kill the epilog
 
 
 class OrphanedRuns:
@@ -33,13 +33,12 @@ class OrphanedRuns:
         self._cgroups = cgroups
 
     def end(self, run: LocalRun) -> dict[str, Any] | None:
-        """Kill the remaining processes of a run.
+        """Kill the remaining processes of a run. Return the run's end; None while it is not over.
 
-        Return how it ended, or None while a process or its epilog remains.
-
-        Writes exit.json before it returns the end. Raises OSError.
+        A run is not over while one of its processes or its epilog remains. Writes exit.json before it returns
+        the end. Raises OSError.
         """
-        # The shim may have written it since the caller looked.
+        # The shim may have written the file after the caller looked for it.
         ended: dict[str, Any] | None = read_json(run.folder / "exit.json")
         if ended is None:
             if self._kill_rest(run) or not self._epilog_is_over(run):
@@ -64,9 +63,9 @@ class OrphanedRuns:
         return {"outcome": outcome, "exit_code": None, "ended_at": time.time(), "error": why, "killed": True}
 
     def _epilog_is_over(self, run: LocalRun) -> bool:
-        """Return True if the operator's epilog has run or there is none.
+        """Return True if the operator's epilog is over, or if there is none.
 
-        Starts it if the shim was killed before that.
+        Starts the epilog if the shim was killed before it started the epilog.
         """
         hooks = (read_json(run.folder / "spec.json") or {}).get("hooks", {})
         if not run.shim or not hooks.get("epilog"):
@@ -76,7 +75,7 @@ class OrphanedRuns:
             if run.epilog_ordered_at is None:
                 run.epilog_ordered_at = now
                 self._spawn_epilog(run)
-            # After this time it counts as failed to start; the log says why.
+            # After this time the start of the epilog counts as failed; the log gives the reason.
             return now - run.epilog_ordered_at > SHIM_START_SECONDS
         if epilog["boot_id"] != boot_id() or not processes.is_alive(epilog["pid"], epilog["start_ticks"]):
             return True
@@ -109,8 +108,8 @@ class OrphanedRuns:
     def _kill_rest(self, run: LocalRun) -> bool:
         """KILL every remaining process of a run. Return True if there was one.
 
-        A process is part of the run if it is in its control groups, has its mark in its environment (which a
-        process can remove), or is a child of its guard.
+        A process is part of the run if it is in the run's control groups, has the run's mark in its
+        environment (a process can remove the mark), or descends from the run's guard.
         """
         mark = f"GPUPOOL_MARK={run.about['mark']}".encode()
         grouped = self._cgroups.members(run.about["mark"])
@@ -118,8 +117,8 @@ class OrphanedRuns:
         guarded = _orphans_of_guard(run, all_processes)
         found = False
         for pid in all_processes:
-            # A process whose environment cannot be read has no entries here: it is not a process of this
-            # agent.
+            # A process has no entries here if this agent may not read its environment. Such a process belongs
+            # to no run of this agent.
             if pid in guarded or mark in processes.environment_entries(pid) or pid in grouped:
                 found = True
                 try:
@@ -132,7 +131,7 @@ class OrphanedRuns:
 def _orphans_of_guard(run: LocalRun, all_processes: dict[int, processes.Process]) -> set[int]:
     """Return the pids below the guard, which inherits the processes of a killed shim.
 
-    Without the operator's epilog, which has its own time limit.
+    Processes of the operator's epilog are left out, because the epilog has its own time limit.
     """
     guard = run.shim.get("guard") or {}
     if run.shim.get("boot_id") != boot_id() or not processes.is_alive(

@@ -1,8 +1,8 @@
-"""Plans the actions that bring this host to its desired state: a pure function of the desired and the
-observed state.
+"""Plans the actions that bring this host to its desired state.
 
-Nothing here remembers a frame. Each call compares the whole desired state with all runs of the host, so the
-next frame corrects the effect of a lost, duplicated, late or reordered one.
+The plan is a pure function of the desired and the observed state and remembers no frame. Each call compares
+the whole desired state with all runs of the host. So the next frame corrects the effect of a lost,
+duplicated, late or reordered frame.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class RunStatus:
     noticed: bool = False
     stop_ordered: bool = False
     reported_ended: bool = False  # its end and its whole log were sent
-    undesired_since: float | None = None  # CLOCK_BOOTTIME of the first frame in a row that did not list it
-    grace_seconds: float = 30.0  # the setting of its pool when it was started
-    max_runtime_seconds: int | None = None  # the last limit sent to its shim; 0: none; None: unknown
+    undesired_since: float | None = None  # CLOCK_BOOTTIME of the first frame since which none has listed it
+    grace_seconds: float = 30.0  # setting of the run's pool when the run was started
+    max_runtime_seconds: int | None = None  # last limit sent to the run's shim; 0: no limit; None: unknown
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class WithdrawNotice:
 
 @dataclass(frozen=True)
 class ChangeTimeLimit:
-    """Change the time limit of a run. ``seconds`` count from its beginning; 0 means no limit."""
+    """Change the time limit of a run. ``seconds`` count from the run's start; 0 means no limit."""
 
     run: str
     seconds: int
@@ -77,8 +77,8 @@ class ChangeTimeLimit:
 class StopRun:
     """Stop a run.
 
-    ``whatever``: it ends as ``outcome`` even if it saved its work or had to be killed. ``why``: a sentence
-    for its user. ``host_full``: it is stopped because the disk of the host runs low.
+    ``whatever``: True if the run ends as ``outcome`` even if it saved its work or had to be killed. ``why``:
+    a sentence for the run's user. ``host_full``: True if the run is stopped because the host's disk runs low.
     """
 
     run: str
@@ -110,9 +110,8 @@ def plan_actions(
     """Return the actions that bring this host to ``desired``; none if it is already there.
 
     ``refusal(generation, units)`` returns why a generation may not start; '' if it is new. ``heard_at`` is
-    the CLOCK_BOOTTIME of the last frame that was not out of order. A run that the server does not list is
-    stopped only after a second such frame at least two polls after the first: one stale frame never stops a
-    run.
+    the CLOCK_BOOTTIME of the last frame that was not out of order. A run is stopped only if the server has
+    not listed it for at least two polls, so that one stale frame never stops a run.
     """
     actions: list[Action] = []
     runs = {run.run: run for run in held}
@@ -179,7 +178,7 @@ def outcome_of_stop(code: str) -> str:
 
 
 def validation_error(wanted: RunWanted, known_units: frozenset[str]) -> str:
-    """Return what is wrong with an order: field, value and what is allowed. '' if it is valid."""
+    """Return a sentence with an order's invalid field, its value and the allowed values; '' if valid."""
     for field, pattern, allowed in (
         ("run", _ID_PATTERN, "letters, digits and -"),
         ("workload", _ID_PATTERN, "letters, digits and -"),
@@ -204,7 +203,7 @@ def validation_error(wanted: RunWanted, known_units: frozenset[str]) -> str:
 
 
 def _verb_error(wanted: RunWanted) -> str:
-    """Return what is wrong with verb and kind, or with the field that they need; '' if nothing is."""
+    """Return what is wrong with the verb, the kind or a field that they require; '' if all are valid."""
     if wanted.verb not in VERBS:
         return f"verb: {wanted.verb[:60]!r} is not one of {', '.join(VERBS)}"
     if wanted.kind not in KINDS:

@@ -52,7 +52,7 @@ HOMES_READ_TIMEOUT_SECONDS = 0.2  # for one read of the homes' file system
 
 
 class RunObserver:
-    """The runs of this host by id, with what their shims have written. It neither starts nor stops a run."""
+    """The runs of this host by id, with the state that their shims report. Starts and stops no run."""
 
     def __init__(
         self,
@@ -82,9 +82,7 @@ class RunObserver:
         self.team_users = team_users.TeamUsers(homes, numbers)
         self.network = network or WorkloadNetwork("private", "")
         self.hooks = hooks or Hooks()
-        self.closed = (
-            closed  # the reason why this host starts nothing, as a sentence; '' if it may start runs
-        )
+        self.closed = closed  # the reason why this host starts no run, as a sentence; '' if it may start runs
         self.lost = OrphanedRuns(state.tools, self.cgroups)
         self._homes_call = BlockingCall("homes")
         self.trash = Trash(state.folder / "trash")
@@ -105,7 +103,10 @@ class RunObserver:
 
     @property
     def has_starts_awaiting_units(self) -> bool:
-        """True if a start waits for units of this host. A member of a gang waits for the server instead."""
+        """Return True if a start waits for units of this host.
+
+        A prepared member of a gang does not count, because it waits for the server.
+        """
         return any(not entry.prepared and not entry.begun for entry in self.waiting.values())
 
     @property
@@ -126,7 +127,7 @@ class RunObserver:
     def _checkpoint_folder(self, workload: str) -> Path:
         """Return the checkpoint folder of a workload.
 
-        It is next to the homes, so every host that shares them has it.
+        The folder is next to the homes, so that every host with the same homes has it.
         """
         return (self.homes / ".checkpoints" / workload).resolve()
 
@@ -149,7 +150,7 @@ class RunObserver:
             )
             order = read_json(folder / "order.json") or {}
             run.noticed, run.stop_ordered = bool(order.get("notice")), bool(order.get("stop"))
-            # An order of an older agent lacks the acknowledgement: then only one after this start counts.
+            # An order of an older agent lacks the acknowledgement at the notice: use the present one instead.
             run.acknowledgement_before_notice = (
                 order["word"] if "word" in order else acknowledgement_identity(self._acknowledgement(run))
             )
@@ -213,7 +214,7 @@ class RunObserver:
 
         Links are never followed.
         """
-        with contextlib.suppress(CallTimeout):  # then the last value that was read counts
+        with contextlib.suppress(CallTimeout):  # on a timeout the last value that was read counts
             run.acknowledgement = self.call_homes(
                 lambda: read_acknowledgement(self._checkpoint_folder(run.about["workload"]))
             )
@@ -222,10 +223,7 @@ class RunObserver:
     # --- the end of a run ---
 
     def _awaits_gpu_events(self, run: LocalRun, ended: dict[str, Any]) -> bool:
-        """Return True while the end of a failed run is held back.
-
-        Its report includes the events of its GPUs.
-        """
+        """Return True while the end of a failed run is held back until the events of its GPUs are known."""
         if ended["outcome"] != "failed" or not run.about["unit_uuids"] or run.gpu_events is not None:
             return False
         if run.exit_found_at is None:
@@ -316,7 +314,7 @@ def _is_alive_file_locked(run: LocalRun) -> bool:
 
 
 def _stop_order_for(run: LocalRun, outcome: str) -> dict[str, Any]:
-    """Return the agent's stop order if the run ended with the outcome that it names, else {}."""
+    """Return the agent's stop order if the run ended with the order's outcome, else {}."""
     with contextlib.suppress(OSError):
         order: dict[str, Any] = (read_json(run.folder / "order.json") or {}).get("stop") or {}
         if order.get("outcome") == outcome:

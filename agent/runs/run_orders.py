@@ -14,13 +14,13 @@ from agent.runs.run_observer import RunObserver
 
 
 class RunOrders(RunObserver):
-    """The runs of this host, with the orders that their shims carry out."""
+    """The runs of this host, with methods that give orders to their shims."""
 
-    _renewed: frozenset[str] = frozenset()  # runs that the last frame named
-    _renewed_until = 0.0  # CLOCK_BOOTTIME: the lease of these runs
+    _renewed: frozenset[str] = frozenset()  # runs whose leases the last frame renewed
+    _renewed_until = 0.0  # CLOCK_BOOTTIME: end of these leases
 
     def notice(self, run_id: str, code: str, stop_at: float | None) -> None:
-        """Have the shim warn the workload that it will be stopped."""
+        """Order the shim to warn the workload that it will be stopped."""
         run = self.runs[run_id]
         acknowledgement = acknowledgement_identity(self._acknowledgement(run))
         self._order(run, notice={"code": code, "stop_at": stop_at}, word=acknowledgement)
@@ -33,7 +33,7 @@ class RunOrders(RunObserver):
         run.noticed = False
 
     async def limit(self, run_id: str, seconds: int) -> None:
-        """Replace the time limit of a run: ``seconds`` after it began; 0 means no limit."""
+        """Replace the time limit of a run: ``seconds`` after the run's start; 0 means no limit."""
         run = self.runs[run_id]
         self._order(run, max_runtime_seconds=seconds)
         about = {**run.about, "max_runtime_seconds": seconds}
@@ -41,7 +41,7 @@ class RunOrders(RunObserver):
         run.about = about
 
     def stop(self, order: StopRun) -> None:
-        """Have the shim send TERM now and KILL after the grace period."""
+        """Order the shim to send TERM now and KILL after the grace period."""
         run = self.runs[order.run]
         stop: dict[str, Any] = {
             "outcome": order.outcome,

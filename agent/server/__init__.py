@@ -1,1 +1,1 @@
-"""Talks to the server: joining, the sync connection, reports, the sample spool, workspace streams."""
+"""Communicates with the server: joining, the sync connection, reports, sample spool, workspace streams."""

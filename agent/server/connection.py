@@ -42,7 +42,7 @@ log = logging.getLogger("agent.server.connection")
 
 FIRST_RETRY_SECONDS = 0.25
 MAX_RETRY_SECONDS = 8.0
-MAX_RETRY_POLLS = 2.0  # a third of a lease: with short leases a reconnection must not take a whole lease
+MAX_RETRY_POLLS = 2.0  # a third of a lease, so that a reconnection is quick enough even with short leases
 REJECTED_RETRY_SECONDS = 30.0
 HEARTBEAT_SECONDS = 15.0
 CONNECT_SECONDS = 20.0
@@ -50,8 +50,8 @@ MAX_FRAME_BYTES = 16 << 20
 MAX_JOIN_ANSWER_BYTES = 1 << 16
 LOG_SEND_INTERVAL_SECONDS = 0.4  # between two reads of the logs of running workloads
 MIN_REPORT_INTERVAL_SECONDS = 0.05  # between two Observed frames
-# A report without changes waits this many polls for the answer to the last one, which is well within the
-# lease.
+# A report without changes waits this many polls for the answer to the last report. The wait is well within
+# the lease.
 UNANSWERED_POLLS = 2.0
 
 
@@ -88,9 +88,9 @@ async def join_pool(
 
 
 async def _proof_of_key(state: StateFolder, host: str, token: str) -> tuple[str, str]:
-    """Return the host's public key and a signature that proves it holds the private key.
+    """Return the host's public key and a signature that proves that the host has the private key.
 
-    ('', '') without a key.
+    Returns ('', '') without a key.
     """
     try:
         return await host_key.sign(state.key, host_key.join_message(host, token))
@@ -145,7 +145,7 @@ async def _post_json(
             raise aiohttp.ClientError(f"the edge answered {answer.status} to {url.rpartition('/')[2]}")
         if answer.status != 200:
             reason, code = _rejection_reason(body)
-            # Not an edge, such as the portal: an edge has this path and gives a reason.
+            # Every edge has this path and gives a reason. Another server, such as the portal, does not.
             if answer.status == 404 or not reason:
                 raise ProtocolError(f"it answered {answer.status} to {urlsplit(url).path}")
             raise ServerRejectedError(reason, code=code, status=answer.status)
@@ -168,7 +168,7 @@ def _rejection_reason(body: str) -> tuple[str, str]:
 
 
 class SyncHandler(Protocol):
-    """The agent, as its sync connection uses it."""
+    """The parts of the agent that its sync connection uses."""
 
     state: StateFolder
     reporter: ServerReporter
@@ -207,7 +207,7 @@ class SyncConnection:
         self._sequence = 0
         self._answered = 0  # sequence of the last Observed that the server has handled
         self._sent_at: dict[int, float] = {}  # CLOCK_BOOTTIME of sending, by sequence, on this connection
-        self._is_up: bool | None = None  # the last state in the log; None: none yet
+        self._is_up: bool | None = None  # the state that was logged last; None: no state was logged
 
     async def keep(self) -> None:
         """Connect and reconnect forever, with growing, jittered pauses."""
@@ -236,7 +236,11 @@ class SyncConnection:
     def _note_lost(self, why: str) -> None:
         """Log a lost connection once, not at each retry: an edge may be unavailable for hours."""
         if self._is_up is not False:
-            state = "the connection to the edge is lost" if self._is_up else f"the edge {self._edge} is away"
+            state = (
+                "the connection to the edge is lost"
+                if self._is_up
+                else f"the edge {self._edge} is unavailable"
+            )
             log.warning("%s: %s; retrying", state, why)
             self._is_up = False
 
@@ -294,7 +298,7 @@ class SyncConnection:
                 frame = decode(message.data, FRAMES_DOWN)
             except UnsupportedVersionError as error:
                 raise ServerRejectedError(
-                    f"the server speaks another protocol: {error}; install the agent of its version"
+                    f"the server uses another protocol version ({error}); install the agent of its version"
                 ) from None
             except ProtocolError as error:
                 log.error("a frame of the edge is not of this protocol: %s", error)
@@ -307,7 +311,8 @@ class SyncConnection:
                 if frame.version != VERSION:
                     problem = f"version: {frame.version}; allowed: {VERSION}"
                     raise ServerRejectedError(
-                        f"the server speaks another protocol: {problem}; install the agent of its version"
+                        f"the server uses another protocol version ({problem}); "
+                        "install the agent of its version"
                     )
                 self._answered = frame.answers or self._sequence  # 0: an older server
                 self._note_up()
@@ -316,7 +321,7 @@ class SyncConnection:
     def _leased_from(self, desired: Desired) -> float:
         """Return the CLOCK_BOOTTIME from which the server counts the lease.
 
-        When the Observed that it handled was sent.
+        This is when the Observed frame that the server handled last was sent.
         """
         if not desired.answers:
             return boottime()
@@ -343,8 +348,8 @@ class SyncConnection:
             reporter.due.clear()
             if not reporter.has_changed:
                 try:
-                    # Not wait_for: up to Python 3.11 it can lose a cancellation, and then the agent never
-                    # ends.
+                    # asyncio.timeout, because wait_for can lose a cancellation up to Python 3.11. The agent
+                    # would then never end.
                     pause = min(
                         LOG_SEND_INTERVAL_SECONDS, max(0.01, self._next_observed(sent_at) - time.monotonic())
                     )
@@ -355,10 +360,9 @@ class SyncConnection:
             await asyncio.sleep(MIN_REPORT_INTERVAL_SECONDS)
 
     def _next_observed(self, sent_at: float) -> float:
-        """Return when a report without changes is due after the one sent at ``sent_at``, on the monotonic
-        clock.
+        """Return when the next report without changes is due, on the monotonic clock.
 
-        It is later while the server has not handled the last report.
+        ``sent_at``: when the last report was sent. The next is due later while the server has not handled it.
         """
         polls = 1.0 if self._answered >= self._sequence else UNANSWERED_POLLS
         return sent_at + polls * self._agent.poll_seconds

@@ -1,4 +1,4 @@
-"""Signs with the key pair of this host (Ed25519), which is created by the first signature.
+"""Signs with the key pair of this host (Ed25519), which the first signature creates.
 
 The private key never leaves the state folder. The library takes 7 MB of memory and is used once a day, so it
 runs in a separate process: ``agent/server/host_key_process.py``.

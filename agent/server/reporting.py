@@ -1,6 +1,6 @@
-"""Collects what this host reports to its server: observed state, samples, logs, hardware events and proofs.
+"""Collects the reports of this host to its server: observed state, samples, logs, hardware events and proofs.
 
-It tracks for each of them what was sent and what the server has recorded.
+Tracks for each report whether it was sent and whether the server has recorded it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LOG_CHUNKS_PER_ROUND = 4  # per run, so that one workload with much output does 
 
 
 class ServerReporter:
-    """The reports of one agent. ``acknowledge`` removes what the server has recorded."""
+    """The reports of one agent. ``acknowledge`` removes reports that the server has recorded."""
 
     def __init__(
         self,
@@ -80,7 +80,9 @@ class ServerReporter:
         self._sent_batches_at = 0.0
         self._knows_committed = False
         self._last_log_run = ""  # the run whose log was read last
-        self._log_marks: dict[str, int] = {}  # by run: the offset sent by the time of the last Desired
+        self._log_marks: dict[
+            str, int
+        ] = {}  # by run: the offset up to which the log was sent at the last Desired
         self._challenge = ""  # the last challenge on this connection
         self._proofs: list[Proof] = []  # made and not yet sent
         self._proving: asyncio.Task[None] | None = None
@@ -94,11 +96,11 @@ class ServerReporter:
 
     @property
     def has_changed(self) -> bool:
-        """True if a report is due."""
+        """Return True if a report is due."""
         return self._changed
 
     def take_change(self) -> bool:
-        """Return True if a report is due, and clear that: the caller sends it."""
+        """Return True if a report is due. The caller must send it, because it no longer counts as due."""
         changed, self._changed = self._changed, False
         return changed
 
@@ -181,8 +183,9 @@ class ServerReporter:
     def on_observed_sent(self, observed: Observed) -> None:
         """Record which parts of a report were sent.
 
-        An ended run that was reported may be removed once the server no longer lists it. Homes are sent once:
-        a lost frame costs one measurement, and a rejected one does not block the lease renewals of the host.
+        A reported end allows the removal of the run once the server no longer lists it. Homes are sent only
+        once: a lost frame costs one measurement, and a rejected frame does not block the host's lease
+        renewals.
         """
         self._report = observed.sequence
         if self._homes_due is observed.homes:
@@ -254,7 +257,7 @@ class ServerReporter:
     # --- acknowledgements ---
 
     def acknowledge(self, desired: Desired) -> None:
-        """Handle a desired state: remove what the server has recorded and answer its challenge."""
+        """Handle a desired state: remove reports that the server has recorded, and answer its challenge."""
         self.events.confirm(desired.answers)
         if desired.challenge and desired.challenge != self._challenge:
             self._challenge = desired.challenge
@@ -285,7 +288,7 @@ class ServerReporter:
         self._knows_committed = True
 
     def _keep_log_marks(self) -> None:
-        """Record how far logs were received: what was sent before the last Desired has arrived."""
+        """Record the received offset of each log: the server has every byte sent before the last Desired."""
         self._log_marks = {name: mark for name, mark in self._log_marks.items() if name in self._runs.runs}
         for run in self._runs.runs.values():
             mark = self._log_marks.get(run.id, 0)
@@ -305,7 +308,7 @@ def build_inventory(
 ) -> Inventory:
     """Return the inventory of this host.
 
-    ``notes``: its limitations. ``diagnostics``: names of the operator's own diagnostics.
+    ``notes``: the host's limitations. ``diagnostics``: names of the operator's own diagnostics.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     return Inventory(

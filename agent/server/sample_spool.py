@@ -1,8 +1,8 @@
-"""Stores sample batches on the disk until the server has committed them: numbered from 1, synced, bounded.
+"""Stores sample batches on the disk until the server has committed them. The total size is limited.
 
-The newest batch's file is kept even after its commit, because it carries the last number. If the folder
-exceeds its limit, the oldest batches are removed and their numbers are never reused: lost samples are unknown
-to the server, never wrong.
+Batches are numbered from 1. The newest batch's file is kept even after its commit, because it carries the
+last number. If the folder exceeds its limit, the oldest batches are removed and their numbers are never
+reused: lost samples are unknown to the server, never wrong.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SampleSpool:
 
     @property
     def last(self) -> int:
-        """Number of the newest batch; 0 before the first."""
+        """Return the number of the newest batch; 0 before the first."""
         return max(self._sizes, default=self.committed)
 
     def pending(self, after: int) -> list[int]:
@@ -50,15 +50,15 @@ class SampleSpool:
         return number
 
     async def add_in_thread(self, rows: list[SampleRow]) -> int:
-        """Write a new batch like ``add``, in a thread: workloads may keep the disk busy.
+        """Write a new batch like ``add``, but in a thread, because workloads may keep the disk busy.
 
-        Only one call at a time.
+        Callers must not overlap two calls.
         """
         while True:
             number = self._begun = max(self.last, self.committed) + 1
             text = _batch_json(number, rows)
             try:
-                # If this is cancelled, the thread still writes the file: the number stays used.
+                # After a cancellation the thread still writes the file. So the number stays used.
                 await asyncio.to_thread(write_text, self._path(number), text)
             except OSError:
                 self._begun = 0

@@ -47,7 +47,7 @@ class WorkspaceStreams:
     def keep(self, count: int, key: str) -> None:
         """Keep ``count`` idle connections from now on.
 
-        New ones are dialled with ``key``, the current stream key.
+        New connections are dialled with ``key``, the current stream key.
         """
         self._key = key
         self._wanted = max(0, min(count, MAX_STREAMS))

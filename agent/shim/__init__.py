@@ -6,7 +6,7 @@ version. The shim imports only a few modules of the standard library, so that it
 all of them at its start, because an upgrade replaces the copy.
 
 It reads from RUN_DIR
-  spec.json   what to start and its limits
+  spec.json   the command to start and its limits
   lease       a time on CLOCK_BOOTTIME
   order.json  the orders of the agent
   exit.room   space for exit.json on a full disk
@@ -14,8 +14,8 @@ It reads from RUN_DIR
 It writes to RUN_DIR
   shim.json   its pid, start time and boot, and the start of the workload
   log/        the output, in segments named by their first byte
-  epilog.json the start of the epilog, and how the workload ended
-  exit.json   how the workload ended; written last, once, atomically
+  epilog.json the start of the epilog, and the end of the workload
+  exit.json   the end of the workload; written last, once, atomically
 
 CLOCK_BOOTTIME continues during suspend and never jumps, so a change of the wall clock cannot change a lease.
 """

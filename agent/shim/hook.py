@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class HookHost(Protocol):
-        """The supervisor, as a hook uses it."""
+        """The parts of the supervisor that a hook uses."""
 
         hooks: dict[str, Any]
         wake: int
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 HOOK_TICK_SECONDS = 0.2
-MAX_HOOK_OUTPUT_BYTES = 500  # of the last output of a failing hook, for its error message
+MAX_HOOK_OUTPUT_BYTES = 500  # the end of a failed hook's output that its error message contains
 HOOK_CLEANUP_SECONDS = 5.0  # for the processes of a hook to end after KILL
 
 
 class HookRun:
-    """One run of a program of the operator as the agent's user. Its processes are killed afterwards."""
+    """One run of an operator's program as the agent's user. Afterwards all its processes are killed."""
 
     def __init__(self, shim: HookHost, name: str, more: dict[str, str]) -> None:
         self.shim = shim
@@ -46,10 +46,10 @@ class HookRun:
         self.last_output = b""
 
     def run(self, is_cancelled: Callable[[], bool], ended: dict[str, Any] | None = None) -> str:
-        """Run the program and return what went wrong; '' if it ended with 0 or was started before.
+        """Run the program. Return an error message; '' if it ended with 0 or was started before.
 
-        ``ended``: how the workload ended. A hook with it is started only once, also across restarts of the
-        shim.
+        ``ended``: the end of the workload, for an epilog. An epilog is started only once, even if a second
+        process is started for it after the shim was killed.
         """
         self.output, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         gate, go = os.pipe2(os.O_CLOEXEC)
@@ -95,7 +95,7 @@ class HookRun:
     def is_first(self, ended: dict[str, Any]) -> bool:
         """Create epilog.json. Return False if it exists, because another process has started the epilog.
 
-        A process that finds the file waits for this hook until its time limit. On a full disk the hook runs
+        The agent reads the file and waits for this hook until its time limit. On a full disk the hook runs
         without the file.
         """
         stat = process_stat(self.pid)

@@ -1,6 +1,6 @@
 """Decides when a workload is stopped and with which outcome it ends.
 
-Pure functions, also used by the simulation.
+These are pure functions, which the simulation also uses.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def outcome_of_unstarted(cause: str, stop_outcome: str) -> str:
 def accepts_stop_order(order: dict[str, Any], cause: str, ended: bool) -> bool:
     """Return True if a stop order is to be carried out.
 
-    Only the first one, and only before the workload has ended.
+    Only the first order counts, and only before the workload has ended.
     """
     return bool(order.get("stop")) and not cause and not ended
 
 
 def time_limit_deadline(began: float, seconds: float) -> float | None:
-    """Return when the time limit of a workload is over; None if ``seconds`` is 0, which means no limit."""
+    """Return when a workload reaches its time limit; None if ``seconds`` is 0, which means no limit."""
     return began + seconds if seconds else None
 
 
@@ -49,8 +49,8 @@ def outcome_of_exit(
 ) -> str:
     """Return the outcome of a workload that has ended with ``code``.
 
-    ``stop``: the outcome in the stop order, and True if it applies in any case. ``killed``: the workload was
-    killed after its grace period. ``saved``: it acknowledged a checkpoint after its notice.
+    ``stop``: the outcome in the stop order, and True if this outcome applies in any case. ``killed``: the
+    workload was killed after its grace period. ``saved``: it acknowledged a checkpoint after its notice.
     """
     if cause in ("lease_lost", "time_limit"):
         return cause
@@ -71,9 +71,9 @@ def outcome_of_exit(
 def ran_out_of_memory(code: int, own: int | None, before: int | None, after: int | None) -> bool:
     """Return True if the workload ended because it ran out of memory.
 
-    ``own``: number of out-of-memory kills in its control group, which also counts a killed child whose parent
-    then failed. Without a control group (None), the number of the whole host must have grown (``before``,
-    ``after``) and the workload itself must have been killed.
+    ``own``: number of out-of-memory kills in its control group, or None without a control group. It includes
+    a killed child whose parent then failed. Without a control group, the number of kills on the whole host
+    must have grown from ``before`` to ``after``, and the workload itself must have been killed.
     """
     if own is not None:
         return own > 0

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 CLONE_NEWUSER = 0x10000000
 NS_GET_USERNS = 0xB701  # ioctl_ns(2)
 NOTICE_PORT = 4770  # used if the workload has its own network
-OPEN_TIMEOUT_SECONDS = 15.0  # to find the network of the workload; then there is no notice over HTTP
+OPEN_TIMEOUT_SECONDS = 15.0  # without the workload's network by then, there is no notice over HTTP
 MAX_CLIENTS = 8
-MAX_HEAD_BYTES = 8192  # of a request
-CLIENT_TIMEOUT_SECONDS = 5.0  # to receive the whole head
+MAX_HEAD_BYTES = 8192  # longest head of a request
+CLIENT_TIMEOUT_SECONDS = 5.0  # time in which a client must send the whole head
 
 
 class NoticeClient:
@@ -34,21 +34,22 @@ class NoticeClient:
         self.until = boottime() + CLIENT_TIMEOUT_SECONDS
 
     def receive(self) -> bool:
-        """Receive the next part of the head. Return True if no more is needed. Raises OSError."""
+        """Receive the next part of the head. Return True if no further part is needed. Raises OSError."""
         received = self.connection.recv(MAX_HEAD_BYTES)
         self.head += received
         return not received or self.is_whole or len(self.head) > MAX_HEAD_BYTES
 
     @property
     def is_whole(self) -> bool:
-        """True if the head is complete: it ends with an empty line."""
+        """Return True if the head is complete: it ends with an empty line."""
         return b"\r\n\r\n" in self.head or b"\n\n" in self.head
 
 
 class NoticeServer:
     """Serves the notice to this workload only: on a loopback port in its network, under an unguessable path.
 
-    ``GET`` answers 200 with the notice as JSON, or 204 while there is none. It never waits for a client.
+    ``GET`` answers 200 with the notice as JSON, or 204 if there is no notice. The server never waits for a
+    client.
     """
 
     def __init__(self, own_network: bool, user: int | None) -> None:
@@ -67,7 +68,7 @@ class NoticeServer:
 
     @property
     def is_due(self) -> bool:
-        """True while the server has yet to be opened in the workload's network."""
+        """Return True if the server must still be opened in the workload's network."""
         return self.listener is None and boottime() < self.gives_up_at
 
     def open_in_network_of(self, pid: int) -> None:

@@ -1,4 +1,4 @@
-"""Lists the processes of a workload, sends them signals and reads how they ended."""
+"""Lists the processes of a workload, sends signals to them and reads their exit statuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def process_stat(pid: int | str) -> tuple[int, int, str, str] | None:
 
 
 def descendants(root: int) -> list[tuple[int, int, str]]:
-    """Return [(pid, depth, name)] of every living process below ``root``, a subreaper of orphans."""
+    """Return [(pid, depth, name)] of every living process below ``root``.
+
+    ``root`` must be a subreaper, so that orphans stay below it.
+    """
     children: dict[int, list[tuple[int, str]]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -62,7 +65,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def has_signal_handler(pid: int, number: int) -> bool:
-    """Return True if the process handles the signal: a process without a handler would be killed by it."""
+    """Return True if the process handles the signal. The signal kills a process without a handler."""
     try:
         with open(f"/proc/{pid}/status") as file:
             for line in file:
@@ -76,8 +79,8 @@ def has_signal_handler(pid: int, number: int) -> bool:
 def out_of_memory_kills(path: str = "/proc/vmstat") -> int | None:
     """Return the number of out-of-memory kills, or None if it is unknown.
 
-    It counts the whole host, or the control group whose memory.events (v2) or memory.oom_control (v1) is
-    given.
+    ``path``: /proc/vmstat for the whole host; memory.events (v2) or memory.oom_control (v1) for a control
+    group.
     """
     try:
         with open(path) as file:

@@ -9,10 +9,11 @@ import os
 
 from agent.shim.libc import raise_on_error
 
-# Allowed families: those that a network namespace confines and those that CUDA and NCCL use. linux/socket.h
+# Allowed families: a network namespace confines them, or CUDA and NCCL need them. Numbers: linux/socket.h
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
-# By system call ABI (AUDIT_ARCH_ in linux/audit.h): the numbers of socket and socketpair, and of socketcall,
-# whose family is in memory that a filter cannot read. From the system call tables of the kernel.
+# By system call ABI (AUDIT_ARCH_ in linux/audit.h): the numbers of socket and socketpair, and of socketcall.
+# A filter can't read the family of socketcall, because it is in memory. Source: the kernel's tables of system
+# calls.
 X86_64, I386, AARCH64, ARM = 0xC000003E, 0x40000003, 0xC00000B7, 0x40000028
 SOCKET_SYSCALLS = {
     X86_64: ((41, 53), None),
@@ -21,10 +22,10 @@ SOCKET_SYSCALLS = {
     ARM: ((281, 288), None),
 }
 SOCKETCALL_NUMBERS = (1, 8)  # SYS_SOCKET and SYS_SOCKETPAIR of socketcall, linux/net.h
-X32_SYSCALL_BIT = 0x40000000  # set in the numbers of X86_64 by programs with pointers of 32 bits
+X32_SYSCALL_BIT = 0x40000000  # set in system call numbers of X86_64 by programs with 32-bit pointers
 IO_URING_SETUP = 425  # on all architectures; io_uring creates sockets without passing the filter
 BPF_LOAD, BPF_AND, BPF_IF_EQUAL, BPF_RETURN = 0x20, 0x54, 0x15, 0x06  # linux/bpf_common.h
-# Offsets in struct seccomp_data; of the argument its lower half on little-endian machines.
+# Offsets in struct seccomp_data. AT_FIRST_ARGUMENT is the lower half of the argument (little-endian).
 AT_NUMBER, AT_ARCH, AT_FIRST_ARGUMENT = 0, 4, 16
 SECCOMP_ALLOW, SECCOMP_ERRNO = 0x7FFF0000, 0x00050000
 SECCOMP_NUMBERS = {"x86_64": 317, "aarch64": 277}  # number of the system call seccomp(2)
@@ -35,7 +36,7 @@ PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 def supports_seccomp_filters() -> bool:
     """Return True if the kernel supports seccomp filters.
 
-    Then it tries to read the missing filter (EFAULT).
+    A kernel that supports filters tries to read the filter at the null pointer, which fails with EFAULT.
     """
     ctypes.set_errno(0)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None)
@@ -57,9 +58,9 @@ def restrict_socket_families(libc: ctypes.CDLL) -> None:
 
 
 def socket_family_filter() -> array.array[int]:
-    """Return the filter.
+    """Return the filter as an array of 64-bit numbers.
 
-    One struct sock_filter per 64 bits, with code, jump if true, jump if false and value.
+    Each number is one struct sock_filter: code, jump if true, jump if false and value.
     """
     steps: list[tuple[int, int, str]] = []  # (code, value, mark to jump to if a comparison is true)
     marks: dict[str, int] = {}

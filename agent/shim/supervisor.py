@@ -1,4 +1,4 @@
-"""Starts one workload, supervises it and writes how it ended."""
+"""Starts one workload, supervises it and records its end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOTICE_SERVER_TICK_SECONDS = 0.02
 TICK_SECONDS = 1.0
 LEFTOVER_GRACE_SECONDS = 2.0  # for background processes that outlive the main process
 KILL_RETRY_SECONDS = 0.1
-KILL_RETRIES = 20  # then an unkillable process is checked less often: each check reads all of /proc
+KILL_RETRIES = 20  # afterwards an unkillable process is checked less often: each check reads all of /proc
 ACKNOWLEDGEMENT_FILE = ".done"
 
 
@@ -50,7 +50,7 @@ class WorkloadSupervisor:
         self.log = LogWriter(self.path("log"))
         self.main = 0  # pid of the started process: the workload itself or its sandbox
         self.main_status: int | None = None
-        self.cause = ""  # why it is being stopped: "", "stop", "lease_lost", "time_limit", "leftover"
+        self.cause = ""  # why the workload is stopped: "", "stop", "lease_lost", "time_limit", "leftover"
         self.stop_outcome = ""
         self.stop_whatever = False
         self.kill_at: float | None = None
@@ -65,7 +65,7 @@ class WorkloadSupervisor:
         self.began = 0.0
         self.ends_at: float | None = None
         self.lease_until = 0.0
-        self.lease_error_logged = False  # so that it is logged once
+        self.lease_error_logged = False  # a lease error is logged only once
         self.wake = -1
         self.pipe: int | None = None
         self.oom_before: int | None = None
@@ -75,9 +75,9 @@ class WorkloadSupervisor:
         return os.path.join(self.dir, name)
 
     def run(self) -> None:
-        """Start the workload, supervise it, and write how it ended."""
+        """Start the workload, supervise it, and record its end."""
         self.catch_signals()
-        # the alive lock and the GPU locks: the workload must not inherit them
+        # The workload must not inherit the alive lock and the GPU locks.
         for descriptor in self.spec["own_fds"]:
             os.set_inheritable(descriptor, False)
         own = process_stat(os.getpid())
@@ -187,7 +187,7 @@ class WorkloadSupervisor:
                 self.main_status = status
 
     def lease(self) -> float:
-        """Return the end of the lease on CLOCK_BOOTTIME: the last value read, or 0 if none was ever read."""
+        """Return the end of the lease on CLOCK_BOOTTIME; if unreadable, the last value read, at first 0."""
         try:
             with open(self.path("lease")) as file:
                 self.lease_until = float(file.read())
@@ -331,14 +331,14 @@ class WorkloadSupervisor:
     # --- the operator's hooks ---
 
     def prolog(self, identity: dict[str, Any]) -> bool:
-        """Run the prolog, if there is one.
+        """Run the prolog, if there is one. Return True if the workload may start.
 
-        Return False if the workload must not start; then its end is written.
+        If it must not start, its end is recorded before this returns.
         """
         if not self.hooks.get("prolog"):
             return True
         write_json(self.path("shim.json"), {**identity, "step": "running the operator's prolog"})
-        # With the run's mark, so that the agent can kill the hook if this process is killed.
+        # The run's mark lets the agent find and kill the hook if this process is killed.
         hook = HookRun(self, "prolog", {"GPUPOOL_MARK": self.spec["env"]["GPUPOOL_MARK"]})
         why = hook.run(self.is_cancelled)
         if not why:
@@ -359,7 +359,7 @@ class WorkloadSupervisor:
         return bool(self.cause)
 
     def epilog(self, ended: dict[str, Any]) -> str:
-        """Run the epilog, unless there is none or it was started before. Return what went wrong, or ''."""
+        """Run the epilog, unless there is none or it was started before. Return '' or an error message."""
         if not self.hooks.get("epilog"):
             return ""
         self.write_or_log("stopping.json", {"cause": self.cause or "epilog"})
@@ -368,9 +368,9 @@ class WorkloadSupervisor:
         return hook.run(lambda: False, ended)
 
     def run_epilog_only(self) -> None:
-        """Run only the epilog, for a shim that was killed.
+        """Run only the epilog, after the first shim was killed.
 
-        The agent has killed all processes of the workload.
+        The agent has already killed all processes of the workload.
         """
         self.catch_signals()
         why = self.epilog({"outcome": "host_lost", "exit_code": None, "ended_at": time.time()})
@@ -398,7 +398,7 @@ class WorkloadSupervisor:
                     raise
                 if self.write_exit_in_reserved_space(ended):
                     return
-                time.sleep(TICK_SECONDS)  # a full disk: try again until there is space
+                time.sleep(TICK_SECONDS)  # the disk is full: try again until there is space
 
     def write_exit_in_reserved_space(self, ended: dict[str, Any]) -> bool:
         """Write the end into the file reserved for it, which needs no disk space. Return True on success."""
@@ -417,9 +417,9 @@ class WorkloadSupervisor:
 
 
 def detach_from_agent() -> None:
-    """Detach from the agent.
+    """Detach from the agent: continue in a new session, without the parent.
 
-    In an own session and without its parent, so that it survives the end of the agent.
+    So this process survives the end of the agent.
     """
     if os.fork():
         os._exit(0)

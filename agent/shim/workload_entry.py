@@ -31,7 +31,7 @@ KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219}
 def fork_workload(spec: dict[str, Any]) -> tuple[int, int, str]:
     """Fork and exec the workload.
 
-    Return its pid, the pipe of its output, and the reason if it could not be started, else ''.
+    Return (pid, read end of the pipe of its output, reason if it could not be started, else '').
     """
     pipe, output = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(pipe, False)
@@ -69,14 +69,14 @@ def _become_workload(spec: dict[str, Any], output: int) -> None:
     argv, env = spec["argv"], spec["env"]
     if spec.get("launcher") == "bubblewrap":
         argv, _ = argv_with_environment(argv, env)
-        env = {"GPUPOOL_MARK": env["GPUPOOL_MARK"]}  # the agent identifies the processes by it
+        env = {"GPUPOOL_MARK": env["GPUPOOL_MARK"]}  # the agent identifies the processes by the mark
     os.execvpe(argv[0], argv, env)
 
 
 def enter_workload(spec: dict[str, Any]) -> None:
     """Apply ``spec`` to the calling process, between fork and exec.
 
-    Raises OSError: then nothing may be started.
+    Raises OSError. After an error nothing may be started.
 
     ``cgroup_procs``: files to write the pid into. ``network``: network namespace to enter. ``stage``: folders
     to mount below ``stage_at``, visible to this process only. ``user``: user and group id to switch to
@@ -112,15 +112,15 @@ def enter_workload(spec: dict[str, Any]) -> None:
 
 
 def argv_with_environment(argv: list[str], env: dict[str, str]) -> tuple[list[str], int]:
-    """Return (``argv`` of bwrap that passes ``env`` to the workload, descriptor from which it reads ``env``).
+    """Return (``argv`` of bwrap that passes ``env`` to the workload, descriptor from which bwrap reads it).
 
-    bwrap itself runs outside the sandbox as the agent's user. So ``env``, which may contain LD_PRELOAD, must
-    not be its environment. As arguments, every user of the host could read it. Raises ValueError for an
-    invalid name or value.
+    bwrap itself runs outside the sandbox as the agent's user. So bwrap's environment must not be ``env``,
+    which may contain LD_PRELOAD. Arguments would be no alternative, because every user of the host can read
+    them. Raises ValueError for an invalid name or value.
     """
     words: list[bytes] = []
     for name, value in env.items():
-        if not name or "=" in name or "\0" in name + value:  # a NUL would end the value and begin an option
+        if not name or "=" in name or "\0" in name + value:  # text after a NUL would be a new option of bwrap
             raise ValueError(f"{name!r} can't be in an environment")
         words += [b"--setenv", os.fsencode(name), os.fsencode(value)]
     try:
@@ -144,11 +144,11 @@ def landlock_version() -> int:
 def restrict_abstract_sockets(libc: ctypes.CDLL) -> None:
     """Block connections of this process and its children to abstract unix sockets of other processes.
 
-    Abstract sockets have no file permissions: in the network of the host, even those of root could be
-    reached.
+    Abstract sockets have no file permissions. In the network of the host, a workload could reach even the
+    sockets of root.
     """
-    # struct landlock_ruleset_attr: handled_access_fs, handled_access_net, scoped; the first two are left as
-    # they are
+    # struct landlock_ruleset_attr: handled_access_fs, handled_access_net, scoped. 0 leaves the first two
+    # unrestricted.
     attributes = array.array("Q", [0, 0, LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET])
     address, size = attributes.buffer_info()
     rules = libc.syscall(

@@ -1,1 +1,4 @@
-"""Measures homes, and changes the owner of folders or removes them without trusting their content."""
+"""Measures homes and disk usage, changes the owner of folders and removes folders.
+
+The content of folders is not trusted.
+"""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent.host.system_path import SYSTEM_PATH
 
-MEASURE_TIMEOUT_SECONDS = 10.0  # of one call of du; after this, the result is UNKNOWN_USAGE
+MEASURE_TIMEOUT_SECONDS = 10.0  # for one call of du; after this time the result is UNKNOWN_USAGE
 UNKNOWN_USAGE = 1 << 62
 KCMP_SYSCALL_NUMBERS = {"x86_64": 312, "aarch64": 272}
 KCMP_FILES = 2  # compares the tables of open files, kcmp(2)
@@ -33,10 +33,9 @@ def count_files(folders: Iterable[Path]) -> int:
 
 
 def _run_du(folders: Iterable[Path], unit: str) -> int:
-    """Return the total of du.
+    """Return the total of du; UNKNOWN_USAGE after a timeout, or if the agent may not read a folder.
 
-    It follows no links and stays on one file system. Files that are deleted meanwhile are ignored. The result
-    is UNKNOWN_USAGE if the agent may not read a folder.
+    du follows no links and stays on one file system. Files that are deleted meanwhile are ignored.
     """
     try:
         done = subprocess.run(
@@ -48,7 +47,9 @@ def _run_du(folders: Iterable[Path], unit: str) -> int:
         )
     except subprocess.TimeoutExpired:
         return UNKNOWN_USAGE
-    if b"Permission denied" in done.stderr:  # the run removed the permission; root can read it anyway
+    if (
+        b"Permission denied" in done.stderr
+    ):  # the run removed the permission; only an agent of root ignores it
         return UNKNOWN_USAGE
     total = done.stdout.rpartition(b"\ttotal")[0].rpartition(b"\n")[2]
     return int(total) if total.isdigit() else 0
@@ -57,7 +58,7 @@ def _run_du(folders: Iterable[Path], unit: str) -> int:
 def deleted_open_files(folder: Path, pids: Iterable[int]) -> list[os.stat_result]:
     """Return the deleted files on the disk of ``folder`` that the processes hold open or mapped.
 
-    They still take space.
+    Such files still take space.
     """
     device = os.stat(folder).st_dev
     by_inode = {
@@ -72,7 +73,7 @@ def deleted_open_files(folder: Path, pids: Iterable[int]) -> list[os.stat_result
 def _open_files(pid: int) -> Iterator[os.stat_result]:
     """Yield the deleted files in every file table of the process.
 
-    Threads can have their own file tables, and a main thread that has ended has none.
+    A thread can have its own file table. A main thread that has ended has no file table.
     """
     tables: list[int] = []
     for thread in sorted(map(int, _list_folder(f"/proc/{pid}/task"))):
@@ -85,7 +86,7 @@ def _open_files(pid: int) -> Iterator[os.stat_result]:
 
 
 def _mapped_files(pid: int) -> Iterator[os.stat_result]:
-    """Yield the deleted files that the process has mapped. Only root can read them."""
+    """Yield the deleted files that the process has mapped. Yields nothing unless the agent is root."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
     except OSError:
@@ -105,7 +106,7 @@ def _list_folder(folder: str) -> list[str]:
 def _confirmed_deleted(folder: str, names: Iterable[str]) -> Iterator[os.stat_result]:
     """Yield the files that the kernel reports as deleted.
 
-    Other files are not accessed: their file system may hang.
+    Other files are not accessed, because their file system may hang.
     """
     for name in names:
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""Changes the owner of folders that a workload has filled, and removes them. Names in them are not trusted.
+"""Changes the owner of folders that a workload has filled, and removes such folders.
 
-The agent may be root here. Therefore every step uses descriptors and follows no link, and a file that also
-has a name elsewhere keeps its owner. Long work (millions of files, deep folders) runs in threads or
-processes, never on the event loop.
+Names in these folders are not trusted, because the agent may be root. Therefore every step uses descriptors
+and follows no link, and a file that also has a name elsewhere keeps its owner. Long work (millions of files,
+deep folders) runs in threads or processes, never on the event loop.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from pathlib import Path
 
 log = logging.getLogger("agent.storage.file_trees")
 
-MAX_DEPTH = 200  # of nested folders; each level needs a file descriptor
+MAX_DEPTH = 200  # deepest nesting of folders; each level needs a file descriptor
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CHANGEABLE_FILE_TYPES = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK)
 
 
 @dataclass
 class _OwnershipChange:
-    """The progress of one ownership change of the entries of uid ``old`` on one file system."""
+    """The progress of one ownership change, from uid ``old`` to uid ``new`` on one file system."""
 
     old: int
     new: int
     device: int
     skipped: int = 0  # entries that keep their owner
-    # inode of a file with several names -> number of its names in this folder
+    # inode of a file with several names -> number of its names below the folder
     names: Counter[int] = field(default_factory=Counter)
 
 
 def chown_tree(folder: Path, *, old: int, new: int) -> int:
-    """Give everything in ``folder`` that uid ``old`` owns to uid and gid ``new``, the folder itself last.
+    """Change the owner of all entries of uid ``old`` in ``folder`` to uid and gid ``new``; ``folder`` last.
 
-    Links are changed, not followed. Other file systems, devices and files of other users stay as they are,
-    and so does a file that also has a name outside of the folder. Return the number of entries skipped.
-    Raises OSError.
+    Return the number of skipped entries. Links are changed, not followed. Other file systems, devices and
+    files of other users keep their owner. A file that also has a name outside of the folder keeps its owner
+    too. Raises OSError.
     """
     descriptor = os.open(folder, OPEN_FOLDER)
     try:
@@ -83,7 +83,7 @@ def _chown_folder(folder: int, depth: int, change: _OwnershipChange, *, only_cou
 
 
 class Trash:
-    """A folder for thrown-away folders, which ``rm`` empties in the background, however large they are."""
+    """A folder that collects folders to remove. ``rm`` empties it in the background."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -98,7 +98,7 @@ class Trash:
         return self._at_work
 
     def throw(self, path: Path) -> None:
-        """Move a folder out of the way at once; its space is freed later. A missing folder is ignored."""
+        """Move a folder to the trash at once; its space is freed later. A missing folder is ignored."""
         try:
             os.rename(path, self.folder / f"{path.name}-{secrets.token_hex(4)}")
         except FileNotFoundError:
@@ -136,7 +136,7 @@ class Trash:
 def _remove_folders(paths: list[str]) -> None:
     wrong = _run_program("rm", "-rf", "--one-file-system", "--", *paths)
     if wrong and os.geteuid():
-        # The workload ran as the agent's user and removed its own permissions. It has ended.
+        # The workload, which has ended, ran as the agent's user and removed that user's permissions.
         _run_program("chmod", "-R", "u+rwX", "--", *(path for path in paths if os.path.lexists(path)))
         wrong = _run_program("rm", "-rf", "--one-file-system", "--", *paths)
     if wrong:
@@ -150,7 +150,7 @@ def _run_program(*command: str) -> list[str]:
 
 
 def resolved_home(path: Path) -> Path | None:
-    """Return the home at ``path``, or the target of a link that root made; None for any other link."""
+    """Return ``path``; for a link that root created its target; for any other link None."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Measures the homes of a host: python -m agent.storage.home_usage FOLDER
 
-It prints the result as one JSON object. It is a process of its own with the lowest priority, so that a slow
-or hanging file system does not delay the agent. Hosts that share the folder share the work: a recent result
-of one host is used by the others. Files in the folder, out of reach of workloads:
+Prints the result as one JSON object. It runs as a separate process with the lowest priority, so that a slow
+or hanging file system does not delay the agent. Hosts that share the folder share the work: each host uses a
+recent result of another host. It keeps these files in the folder, where workloads can't reach them:
 
     .volumes/storage          a random id: hosts that report the same id have the same homes
     .volumes/lock             held by the host that measures
@@ -29,12 +29,12 @@ from agent.storage.file_trees import resolved_home
 
 HOME_TIMEOUT_SECONDS = 60.0  # per home; the size of a larger home is a lower bound
 ROUND_TIMEOUT_SECONDS = (
-    600.0  # for all homes; those not reached keep their last result and come first next time
+    600.0  # for all homes; a home that is not reached keeps its last result and is measured first next time
 )
 MIN_PAUSE_SECONDS = 60.0
 MAX_PAUSE_SECONDS = 7200.0
 PAUSE_FACTOR = 20  # pause / duration of a round: measuring takes at most 1/20 of one core's spare time
-MAX_DEPTH = 200  # of nested folders; each level needs a file descriptor
+MAX_DEPTH = 200  # deepest nesting of folders; each level needs a file descriptor
 MAX_REMEMBERED_HARD_LINKS = 200_000  # remembered files with several names, so that each is counted once
 STAT_BLOCK_BYTES = 512  # the unit of st_blocks on every file system
 METADATA_FOLDER = ".volumes"
@@ -57,12 +57,11 @@ class _MeasureTimeout(Exception):
 
 
 def measure_home(home: Path, out_of_time: Callable[[], bool], now: float) -> dict[str, Any] | None:
-    """Measure the disk usage of a home: bytes, files, changed_at, complete, measured_at; None if it can't be
-    opened.
+    """Measure the disk usage of a home. Return None if the home can't be opened.
 
-    Other file systems are not entered and links are not followed, except for a home that root replaced by a
-    link. ``out_of_time`` is polled; if it returns True, the count so far is a lower bound (``complete`` is
-    False).
+    The result has the keys bytes, files, changed_at, complete and measured_at. Other file systems are not
+    entered. Links are not followed, except for a home that root replaced by a link. Measuring stops once
+    ``out_of_time`` returns True; the counts are then lower bounds (``complete`` is False).
     """
     usage = _UsageCount()
     place = resolved_home(home)
@@ -94,7 +93,7 @@ def _count_folder(
 ) -> None:
     """Count everything below the open folder.
 
-    Uses descriptors, so that a folder replaced by a link leads nowhere.
+    Uses descriptors, so that a link that replaces a folder is not followed.
     """
     subfolders: list[str] = []
     try:
@@ -158,7 +157,7 @@ def _is_first_link(status: os.stat_result, usage: _UsageCount) -> bool:
 def home_names(folder: Path) -> tuple[list[str], int]:
     """Return the names of at most MOST_HOMES homes in order, and the number of further homes.
 
-    Hidden folders are the agent's own.
+    Hidden folders are no homes: they belong to the agent.
     """
     names = sorted(
         entry.name
@@ -184,10 +183,10 @@ def pause_after(took_seconds: float) -> float:
 def read_or_measure(
     folder: Path, now: Callable[[], float], clock: Callable[[], float]
 ) -> dict[str, Any] | None:
-    """Return the usage of the homes in ``folder``; measure it unless a recent result exists.
+    """Return the usage of the homes in ``folder``. Measure it unless a recent result exists.
 
-    None while another host measures them for the first time. ``clock`` is monotonic seconds, ``now`` seconds
-    since the epoch. Raises OSError.
+    Returns None while another host measures these homes for the first time. ``clock`` returns monotonic
+    seconds, ``now`` seconds since the epoch. Raises OSError.
     """
     metadata = folder / METADATA_FOLDER
     metadata.mkdir(exist_ok=True, mode=0o700)
@@ -254,7 +253,7 @@ def _measure_round(
 
 
 def _storage_id(metadata: Path) -> str:
-    """Return the id of this folder; created once and equal for all hosts that share it."""
+    """Return the id of this folder. It is created once and equal on all hosts that share the folder."""
     path = metadata / "storage"
     if not path.exists():
         write_text(path, os.urandom(16).hex())
@@ -265,7 +264,7 @@ def lower_priority() -> None:
     """Give this process the lowest CPU and I/O priority."""
     os.nice(19)
     try:
-        # Linux derives the I/O priority from it too.
+        # Linux derives the I/O priority from the scheduling policy.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     except OSError as error:
         print(f"measuring homes with an ordinary priority: {error}", file=sys.stderr)

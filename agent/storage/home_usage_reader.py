@@ -1,4 +1,4 @@
-"""Runs the process that measures people's homes, from time to time, and parses its result."""
+"""Runs the process that measures people's homes, and parses its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent.storage import home_usage
 
 log = logging.getLogger("agent.storage.home_usage_reader")
 
-KILL_WAIT_SECONDS = 2.0  # for a killed process to end; one that hangs in a file system may stay longer
+KILL_WAIT_SECONDS = 2.0  # wait for a killed process; a process that hangs in a file system may stay longer
 MEASURE_TIMEOUT_SECONDS = home_usage.ROUND_TIMEOUT_SECONDS + 2 * home_usage.HOME_TIMEOUT_SECONDS
 RETRY_SECONDS = 5.0  # while another host measures these homes for the first time
 
@@ -24,7 +24,7 @@ async def read_home_usage(
 ) -> tuple[HomesSeen | None, float]:
     """Return the usage of the homes in ``folder``, and the seconds until the next call.
 
-    None: nothing new is known.
+    The usage is None if it could not be measured now.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -45,7 +45,7 @@ async def read_home_usage(
     except TimeoutError:
         log.warning("homes are not measured: no answer within %g s", deadline)
         process.kill()
-        # A process that hangs in a file system ends when that answers; until then no other is started.
+        # A process that hangs in a file system ends when the file system answers. Start no other until then.
         await process.wait()
         return None, home_usage.MAX_PAUSE_SECONDS
     finally:

@@ -7,7 +7,7 @@ import gpupool_contract as gpupool
 start = load(gpupool.checkpoint_dir() / "state.json")       # None on the first attempt
 for step in range(start, steps):
     train(step)
-    if gpupool.notice():                                     # it will be stopped: save, acknowledge, exit
+    if gpupool.notice():                                     # a stop follows: save, acknowledge, exit
         save(gpupool.checkpoint_dir() / "state.json")
         gpupool.checkpoint_done()
         raise SystemExit(0)
@@ -55,7 +55,7 @@ def checkpoint_done() -> None:
 def on_notice(call: Callable[[], None]) -> None:
     """Run ``call`` in the main thread when a notice arrives (SIGUSR1).
 
-    Keep it short: set a flag, save after the step.
+    Keep ``call`` short: let it set a flag, and save after the step.
     """
     signal.signal(signal.SIGUSR1, lambda *_: call())
 
@@ -71,7 +71,7 @@ def host_rank() -> int:
 
 
 def serve_port(port: int) -> None:
-    """Forward connections from $GPUPOOL_DOOR, which the portal opens to the job's owner, to a local port."""
+    """Forward connections to a local port. They come from the job's owner, by the socket $GPUPOOL_DOOR."""
     import asyncio
 
     folder, name = os.path.split(os.environ["GPUPOOL_DOOR"])

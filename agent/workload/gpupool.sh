@@ -1,6 +1,6 @@
 #!/bin/sh
-# The gpupool command in a workload: acknowledges a checkpoint, and opens a local port to the owner of the job. All other
-# commands are passed to the next gpupool command on PATH, if one is installed.
+# The gpupool command in a workload. It acknowledges a checkpoint, and opens a local port to the owner of the
+# job. It passes all other commands to the next gpupool command on PATH, if one is installed.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 if [ "${1:-}" = door ]; then

@@ -173,8 +173,9 @@ class NvmlGpu:
         return found
 
     def condition(self) -> dict[str, Any]:
-        """Return the values that ``agent.gpu.conditions`` compares; None where unsupported or unknown at
-        present.
+        """Return the values that ``agent.gpu.conditions`` compares.
+
+        A value is None if it is unsupported or unknown at present.
         """
         rows = value_or_none(pynvml.nvmlDeviceGetRemappedRows, self.handle)
         self.links = self._links() or self.links
@@ -210,7 +211,7 @@ class NvmlGpu:
         return False
 
     def devices(self) -> dict[str, list[str]]:
-        """Return per unit the device nodes that it needs in addition to the nodes that all GPUs share."""
+        """Return the device nodes of each unit, without the nodes that all GPUs share."""
         node = f"/dev/nvidia{self.minor}" if self.minor is not None else ""
         found = {self.uuid: [node] if node else []}
         for instance in self.instances:
@@ -300,7 +301,7 @@ class NvmlGpu:
         return int(values[0].value.ullVal if wide else values[0].value.uiVal)
 
     def _link_kib(self) -> int | None:
-        """Return KiB/s over all NVLinks since the last sample; None at the first sample or if not counted."""
+        """Return KiB/s over all NVLinks since the last sample; None at the first sample or if unsupported."""
         counts = (
             [self._field_value(number, ALL_LINKS) for number in NVLINK_THROUGHPUT_FIELDS]
             if self.links
@@ -322,8 +323,9 @@ class NvmlGpu:
         return {"pids": [[process.pid, bytes_to_mib(process.usedGpuMemory)] for process in found]}
 
     def _gpm(self, unit: str, instance: int | None) -> dict[str, Any]:
-        """Return SM and tensor activity since the last sample (Hopper and newer); None elsewhere and at the
-        first sample.
+        """Return SM and tensor activity since the last sample.
+
+        The values are None at the first sample and on GPUs before Hopper.
         """
         unknown: dict[str, Any] = dict.fromkeys(GPM_METRICS)
         support = value_or_none(pynvml.nvmlGpmQueryDeviceSupport, self.handle)

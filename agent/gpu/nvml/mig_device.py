@@ -46,7 +46,7 @@ def mig_profiles(handle: Any) -> list[dict[str, Any]]:
 
 
 def _profile_info(handle: Any, number: int) -> Any:
-    """Return the GPU instance profile, with its name if the driver supports that; None if there is none."""
+    """Return the GPU instance profile, with its name if the driver reports it; None if no such profile."""
     info = value_or_none(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number)
     return (
         info
@@ -56,8 +56,9 @@ def _profile_info(handle: Any, number: int) -> Any:
 
 
 def _placements(handle: Any, profile: int) -> list[tuple[int, int]]:
-    """Return the possible (start, size) of instances of a profile on an empty GPU; [] if the driver does
-    not report them.
+    """Return each (start, size) that an instance of a profile can have on an empty GPU.
+
+    Returns [] if the driver does not report placements.
     """
     buffer = (pynvml.c_nvmlGpuInstancePlacement_t * MAX_PLACEMENTS)()
     count = ctypes.c_uint(MAX_PLACEMENTS)
@@ -83,8 +84,9 @@ class NvmlMigGpu:
         self._names = {profile["id"]: profile["name"] for profile in self._profiles}
 
     def parts(self) -> list[str] | None:
-        """Return the profiles of the instances, '' for one without a compute instance; None if MIG mode is
-        off.
+        """Return the profile of each GPU instance; None if MIG mode is off.
+
+        An instance without a compute instance has the profile ''.
         """
         mode = _mig_call("MIG mode", pynvml.nvmlDeviceGetMigMode, self._handle)
         if mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:

@@ -39,9 +39,7 @@ def _has_nvlink_between(partners: set[str], other_bus_id: str, other_partners: s
 
 
 def _pci_bus_id(index: int) -> str:
-    """Return the PCI address of a GPU, also of one that answers nothing else; '' if the driver does not know
-    it.
-    """
+    """Return the PCI address of a GPU, even if no other value can be read; '' if the address is unknown."""
     handle = value_or_none(pynvml.nvmlDeviceGetHandleByIndex, index)
     pci = value_or_none(pynvml.nvmlDeviceGetPciInfo, handle) if handle is not None else None
     return as_text(pci.busId) if pci is not None else ""
@@ -61,7 +59,7 @@ class NvmlSystem:
             self._open(index)
 
     def _open(self, index: int) -> None:
-        """Open the GPU at ``index``. One that can't be read goes to ``unread``; the others stay usable."""
+        """Open the GPU at ``index``. If it can't be read, add it to ``unread``; other GPUs stay usable."""
         try:
             gpu = NvmlGpu(index)
         except pynvml.NVMLError as error:
@@ -93,7 +91,7 @@ class NvmlSystem:
         return True
 
     def hardware(self) -> dict[str, Any]:
-        """Return the inventory. Tries again to open the GPUs that could not be read."""
+        """Return the inventory. First retry to open the GPUs that could not be read."""
         self._open_unread()
         notes = [f"GPU {index} does not report hardware events." for index in self.unwatched]
         notes += [
@@ -120,7 +118,7 @@ class NvmlSystem:
     def _offers(self) -> dict[str, list[dict[str, Any]]]:
         """Return the MIG profiles by model.
 
-        Of several equal boards, the one that reports the most placements counts.
+        If several boards have one model, use the board that reports the most placements.
         """
         offers: dict[str, list[dict[str, Any]]] = {}
         for gpu in self.gpus:
@@ -172,15 +170,15 @@ class NvmlSystem:
         return {index: numbers[group] for index, group in group_of.items()}
 
     def reshape(self, about: dict[str, Any]) -> dict[str, Any] | None:
-        """Change the MIG geometry of a GPU. None if a process holds a part of the GPU.
+        """Change the MIG geometry of a GPU. Return the outcome; None if a process holds a part of the GPU.
 
-        Afterwards the GPU is opened anew in any case, because a reset may have changed it. A GPU that can't
-        be opened then goes to ``unread``: its old instances may no longer exist.
+        Afterwards always reopen the GPU, because a reset may have changed it. If it can't be opened, add it
+        to ``unread``, because its old instances may no longer exist.
         """
         locks_folder, uuid, parts, before = mig.request_from_json(about)
         self._open_unread()
         gpu = next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
-        if gpu is None and self.unread:  # it may be one of these, changed by an earlier attempt
+        if gpu is None and self.unread:  # the GPU may be an unread one that an earlier attempt changed
             reasons = "; ".join(f"GPU {index}: {why}" for index, why in sorted(self.unread.items()))
             return asdict(mig.ReshapeOutcome("unsure", f"it can't be read ({reasons})"))
         if gpu is None:
@@ -193,7 +191,7 @@ class NvmlSystem:
         return None if outcome is None else asdict(outcome)
 
     def conditions(self) -> dict[str, dict[str, Any]]:
-        """Return by GPU uuid the values that ``agent.gpu.conditions`` compares."""
+        """Return the values that ``agent.gpu.conditions`` compares, by GPU uuid."""
         return {gpu.uuid: gpu.condition() for gpu in self.gpus}
 
     def sample(self) -> list[dict[str, Any]]:
