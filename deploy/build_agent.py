@@ -1,6 +1,7 @@
 """Build the files that a GPU host installs: the agent's wheel, its lock files and its systemd unit.
 
-``./run build-agent [--out DIR] [--source DIR]``. Needs only the standard library. Is reproducible.
+Usage: ``./run build-agent [--out DIR] [--source DIR]``. Needs only the standard library. Equal sources give
+equal files.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ NAME = "gpupool_agent"
 LOCKS = ("agent", "notebooks")
 UNIT = "deploy/systemd/gpupool-agent.service"
 LEFT_OUT = ("__pycache__", ".pyc")
-MOMENT = (1980, 1, 1, 0, 0, 0)  # of every file: the oldest that a zip archive can say
+ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # time stamp of every file: the oldest that a zip archive can store
 READABLE = 0o644 << 16
 
 
 def version_of(source: Path) -> str:
-    """AGENT_VERSION of the tree, read without importing it."""
+    """Return AGENT_VERSION of the source tree, without importing the tree."""
     for node in ast.parse((source / "agent" / "__init__.py").read_text()).body:
         if (
             isinstance(node, ast.Assign)
@@ -32,17 +33,17 @@ def version_of(source: Path) -> str:
             and node.targets[0].id == "AGENT_VERSION"
         ):
             return str(ast.literal_eval(node.value))
-    raise SystemExit(f"{source / 'agent' / '__init__.py'} does not say AGENT_VERSION")
+    raise SystemExit(f"{source / 'agent' / '__init__.py'} does not define AGENT_VERSION")
 
 
 def needed(source: Path, name: str) -> list[str]:
-    """What ``requirements/NAME.in`` asks for, without the pins: those are in the lock."""
+    """Return the requirements in ``requirements/NAME.in``. The lock file has the exact versions."""
     lines = (source / "requirements" / f"{name}.in").read_text().splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith(("#", "-"))]
 
 
 def metadata(source: Path, version: str) -> str:
-    """The wheel's METADATA: core metadata 2.1, packaging.python.org/specifications/core-metadata."""
+    """Return the wheel's METADATA: core metadata 2.1, packaging.python.org/specifications/core-metadata."""
     lines = [
         "Metadata-Version: 2.1",
         "Name: gpupool-agent",
@@ -57,11 +58,14 @@ def metadata(source: Path, version: str) -> str:
 
 
 def build(source: Path, out: Path) -> Path:
-    """Write the wheel of ``source``'s agent into ``out``, with locks and unit beside it; gives its path."""
+    """Write the wheel of the agent in ``source``, the lock files and the unit into ``out``.
+
+    Return the path of the wheel.
+    """
     version = version_of(source)
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob(f"{NAME}-*.whl"):
-        old.unlink()  # so that the documented line with a star installs this one
+        old.unlink()  # the documented command installs *.whl, so only one wheel may be there
     wheel = out / f"{NAME}-{version}-py3-none-any.whl"
     about = f"{NAME}-{version}.dist-info"
     files = {str(path.relative_to(source)): path.read_bytes() for path in _sources(source)}
@@ -76,7 +80,7 @@ def build(source: Path, out: Path) -> Path:
     part = wheel.with_suffix(".part")
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
-            entry = zipfile.ZipInfo(name, MOMENT)
+            entry = zipfile.ZipInfo(name, ZIP_EPOCH)
             entry.external_attr = READABLE
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
@@ -97,20 +101,20 @@ def _digest(data: bytes) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Build; gives the exit status."""
+    """Build the files and return the exit status."""
     parser = argparse.ArgumentParser(prog="run build-agent", allow_abbrev=False)
     parser.add_argument(
-        "--out", type=Path, default=ROOT / "dist", help="folder for what is built; default: dist"
+        "--out", type=Path, default=ROOT / "dist", help="folder for the built files; default: dist"
     )
     parser.add_argument(
         "--source", type=Path, default=ROOT, help="the checkout to build from; default: this one"
     )
     options = parser.parse_args(arguments)
     if not (options.source / "agent" / "__init__.py").is_file():
-        parser.error(f"--source: {options.source} is no checkout of gpupool")
+        parser.error(f"--source: {options.source} is not a checkout of gpupool")
     wheel = build(options.source, options.out)
     print(wheel)
-    print(f"beside it: {', '.join(f'{lock}.txt' for lock in LOCKS)}, {Path(UNIT).name}")
+    print(f"in the same folder: {', '.join(f'{lock}.txt' for lock in LOCKS)}, {Path(UNIT).name}")
     return 0
 
 
