@@ -1,8 +1,9 @@
 """Train with PyTorch DDP over several hosts, with one process per host.
 
-With several GPUs per host start it by ``torchrun ddp_training.py``. The environment names the other processes
-(docs/gangs.md). Hosts receive the notice at different steps. So in each step the processes agree whether one
-of them has it; then the first process saves, and all report the checkpoint.
+With several GPUs per host, start it with ``torchrun ddp_training.py``. The environment names the other
+processes (docs/gangs.md). Hosts receive the notice at different steps. So after each step the processes check
+together whether any of them has a notice. If so, the first process saves, and all processes report the
+checkpoint.
 """
 
 import gc
@@ -32,13 +33,13 @@ print(f"rank {rank} of {size}: the ranks, counted from 1, add up to {total.item(
 
 
 def train() -> None:
-    """From the checkpoint, if there is one, to the end or to a notice."""
+    """Train from the checkpoint, if there is one, until the last step or a notice."""
     torch.manual_seed(7)
     model = DistributedDataParallel(nn.Linear(8, 1).to(device))
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
     checkpoint = gpupool.checkpoint_dir() / "ddp.pt"
     first = 0
-    if checkpoint.exists():  # where the hosts share no homes, only the first has it
+    if checkpoint.exists():  # if the hosts share no homes, only the first host has the checkpoint
         saved = torch.load(checkpoint, map_location=device, weights_only=True)
         first = saved["step"]
         model.module.load_state_dict(saved["model"])
@@ -48,7 +49,7 @@ def train() -> None:
     for value in model.module.state_dict().values():
         distributed.broadcast(value, 0)
 
-    draw = torch.Generator().manual_seed(rank)  # each its own part of the data
+    draw = torch.Generator().manual_seed(rank)  # each process draws different data
     for step in range(int(begin), STEPS):
         data = torch.randn(32, 8, generator=draw).to(device)
         loss = nn.functional.mse_loss(model(data), data.sum(dim=1, keepdim=True))
@@ -83,6 +84,6 @@ def train() -> None:
 
 
 train()
-gc.collect()  # the model holds on to the group, whose threads have to end before the interpreter does
-distributed.barrier()  # and nobody goes while another still talks to it
+gc.collect()  # free the model, because it references the group, whose threads must end before the interpreter
+distributed.barrier()  # no process may leave while another still communicates with it
 distributed.destroy_process_group()

@@ -1,6 +1,6 @@
 """Train with Lightning: a callback saves when the notice comes, and the next attempt resumes from there.
 
-Needs lightning 2. STEPS is how long it trains, PAUSE how many seconds a step takes longer.
+Needs lightning 2. STEPS is the number of training steps, PAUSE the seconds added to each step.
 """
 
 import os
@@ -56,7 +56,7 @@ class Model(lightning.LightningModule):
 
 lightning.seed_everything(7, verbose=False)
 data = torch.randn(4096, 16)
-# Without shuffling a fit that goes on in the middle of an epoch sees the batches that it has not seen yet.
+# Do not shuffle: a fit that resumes in the middle of an epoch must continue with the next batch.
 batches = DataLoader(TensorDataset(data, data.square().sum(dim=1, keepdim=True)), batch_size=64)
 trainer = lightning.Trainer(
     max_steps=STEPS,

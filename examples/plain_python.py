@@ -1,4 +1,4 @@
-"""A long sum that can be interrupted anywhere and ends with the same result. Needs only Python.
+"""Compute a long sum that can be interrupted anywhere and ends with the same result. Needs only Python.
 
 STEPS is the number of steps; PAUSE is the seconds per step.
 """

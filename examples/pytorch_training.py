@@ -1,8 +1,8 @@
-"""A PyTorch training loop that may be preempted after any step and ends with the same weights, bit for bit.
+"""Train with PyTorch. A preemption after any step does not change the final weights, bit for bit.
 
-The checkpoint holds everything that a step depends on: weights, optimiser, learning rate, and the state of
-the random numbers that choose the batches and drop activations. STEPS is how long it trains, PAUSE how many
-seconds a step takes longer.
+The checkpoint contains everything that a step depends on: weights, optimiser, learning rate, and the state of
+the random numbers that choose the batches and drop activations. STEPS is the number of training steps, PAUSE
+the seconds added to each step.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ checkpoint = gpupool.checkpoint_dir() / "training.pt"
 
 
 def random_state() -> dict[str, torch.Tensor]:
-    """Return the state of the generators that a step draws from."""
+    """Return the states of the random number generators that a step uses."""
     return {
         "cpu": torch.get_rng_state(),
         **({"cuda": torch.cuda.get_rng_state()} if device.type == "cuda" else {}),
@@ -36,7 +36,7 @@ def random_state() -> dict[str, torch.Tensor]:
 
 
 def save(step: int) -> None:
-    """Write a new file, then replace the last checkpoint. A kill at any time leaves a complete one."""
+    """Write a new file, then replace the last checkpoint. A kill at any time leaves a complete checkpoint."""
     part = checkpoint.with_suffix(".part")
     parts = {"model": model, "optimiser": optimiser, "schedule": schedule}
     torch.save(

@@ -1,15 +1,16 @@
 #!/bin/bash
-# A Ray cluster over the hosts of one job: the head on the first, a worker on each of the others. It lives until the job is stopped.
+# Starts a Ray cluster on the hosts of one job: the head on the first host, a worker on each other host. The cluster runs until the
+# job is stopped.
 #
 #   gpupool job run --hosts 2 --gpus 4 --type training --max-runtime 8h -- bash ray_cluster.sh
 #
-# Ray's dashboard and its job API are behind the portal's own door: gpupool job open ID (docs/gangs.md). With a command as arguments
-# the head runs it once all hosts are there, and the cluster ends with it: bash ray_cluster.sh python train.py
+# `gpupool job open ID` opens Ray's dashboard and its job API in the portal (docs/gangs.md). If a command is given, the head runs it
+# once all hosts have joined, and the cluster ends with the command: bash ray_cluster.sh python train.py
 set -euo pipefail
 : "${MASTER_ADDR:?the hosts of this job cannot reach each other, or it runs on one only}"
 address=$(echo "$GPUPOOL_HOSTS" | cut -d, -f$((GPUPOOL_HOST_RANK + 1)))
 dashboard=$((MASTER_PORT + 1)) # the gang's second port
-# Ray makes sockets below its folder and in TMPDIR, whose paths may not be long.
+# Ray creates sockets in its folder and in TMPDIR. The path of a socket must be short.
 folder=$(mktemp -d /tmp/ray.XXXXXX)
 export TMPDIR=$folder
 trap 'kill $(jobs -p) 2> /dev/null || true; wait; rm -rf "$folder"' EXIT
@@ -24,8 +25,8 @@ head_answers() {
 if [ "$GPUPOOL_HOST_RANK" != 0 ]; then
     until head_answers; do sleep 1; done
     worker=
-    while head_answers || { sleep 5 && head_answers; }; do # once it has ended, it says how
-        if ! kill -0 "$worker" 2> /dev/null; then # not started yet, or the head was not ready for it
+    while head_answers || { sleep 5 && head_answers; }; do # until the head has ended; its host reports the exit code
+        if ! kill -0 "$worker" 2> /dev/null; then # the worker was not started, or the head rejected it because it was not ready
             ray start --address="$MASTER_ADDR:$MASTER_PORT" "${units[@]}" &
             worker=$!
         fi

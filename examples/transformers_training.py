@@ -1,6 +1,7 @@
 """Train with the Trainer of Hugging Face transformers: a callback saves and stops it when the notice comes.
 
-Needs transformers 5 and accelerate. STEPS is how long it trains, PAUSE how many seconds a step takes longer.
+Needs transformers 5 and accelerate. STEPS is the number of training steps, PAUSE the seconds added to each
+step.
 """
 
 import os
@@ -38,7 +39,7 @@ class LeaveOnNotice(TrainerCallback):
 
 
 class Model(nn.Module):
-    """Stands for any model that returns its loss."""
+    """An example of a model that returns its loss."""
 
     def __init__(self) -> None:
         super().__init__()

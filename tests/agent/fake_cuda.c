@@ -27,7 +27,7 @@ static char *text(void) {
 
 static int says(const char *word) { return strstr(text(), word) != NULL; }
 
-static int trouble(const char *place) {
+static int injected_error(const char *place) {
     char hangs[64], fails[64];
     snprintf(hangs, sizeof hangs, "hang %s", place);
     snprintf(fails, sizeof fails, "fail %s ", place);
@@ -36,7 +36,7 @@ static int trouble(const char *place) {
     return found ? atoi(found + strlen(fails)) : 0;
 }
 
-int cuInit(unsigned flags) { (void)flags; return trouble("init"); }
+int cuInit(unsigned flags) { (void)flags; return injected_error("init"); }
 int cuGetErrorString(int code, const char **words) {
     *words = code == 214 ? "uncorrectable ECC error encountered" : code == 2 ? "out of memory" : "something failed";
     return 0;
@@ -53,10 +53,10 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     *value = attribute == 16 ? 2 : attribute == 36 ? (says("slow") ? 2000000000 : 1000) : attribute == 37 ? 64 : 0;
     return 0;
 }
-int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; *context = context; return trouble("context"); }
+int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; *context = context; return injected_error("context"); }
 int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; return 0; }
 int cuCtxSetCurrent(void *context) { (void)context; return 0; }
-int cuCtxSynchronize(void) { return trouble("wait"); }
+int cuCtxSynchronize(void) { return injected_error("wait"); }
 int cuModuleLoadData(void **module, const char *image) {
     *module = module;
     return strstr(image, ".visible .entry product") && strstr(image, ".target sm_50") ? 0 : 218;
@@ -90,13 +90,13 @@ int cuMemsetD32_v2(uint64_t address, unsigned word, size_t count) {
     uint32_t *words = (uint32_t *)(uintptr_t)address;
     for (size_t i = 0; i < count; i++) words[i] = word;
     flip(words, count);
-    return trouble("set");
+    return injected_error("set");
 }
-int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) { memcpy((void *)(uintptr_t)to, from, size); return trouble("write"); }
-int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) { memcpy(to, (void *)(uintptr_t)from, size); return trouble("read"); }
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) { memcpy((void *)(uintptr_t)to, from, size); return injected_error("write"); }
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) { memcpy(to, (void *)(uintptr_t)from, size); return injected_error("read"); }
 int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t size) {
     memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, size);
-    return trouble("copy");
+    return injected_error("copy");
 }
 
 #define U64(n) (*(uint64_t *)given[n])
@@ -143,5 +143,5 @@ int cuLaunchKernel(const char *name, unsigned gx, unsigned gy, unsigned gz, unsi
         uint64_t *out = (uint64_t *)(uintptr_t)U64(3);
         for (uint64_t i = 0; i < U64(2); i++) if (WORDS(0)[i] != WORDS(1)[i]) differ(out, i, WORDS(0)[i], WORDS(1)[i]);
     }
-    return trouble(name);
+    return injected_error(name);
 }

@@ -1,6 +1,4 @@
-"""Provide a small edge for agent tests: it speaks the real protocol over real connections, as each test
-directs.
-"""
+"""Provide a fake edge for agent tests. It uses the real protocol over real connections."""
 
 from __future__ import annotations
 
@@ -38,7 +36,8 @@ from agent.protocol import (
 )
 
 TOKEN = "join-me"
-PATIENCE_SECONDS = 100.0  # for a busy machine; less than the time limit of a test, to report the last frame
+# Enough for a busy machine; below the time limit of a test, so that a failure shows the last frame.
+PATIENCE_SECONDS = 100.0
 
 
 @dataclass
@@ -69,7 +68,7 @@ class FakeEdge:
     keys_count: bool = True  # False: the edge has also lost the hosts' keys
     sync_sockets: set[web.WebSocketResponse] = field(default_factory=set)
     idle_streams: list[web.WebSocketResponse] = field(default_factory=list)
-    rejected_sync_connections: int = 0  # rejected agents with an unknown credential
+    rejected_sync_connections: int = 0  # connections with an unknown credential
     rejected_streams: int = 0
     url: str = ""
     _runner: web.AppRunner | None = None
@@ -146,7 +145,7 @@ class FakeEdge:
             await socket.send_str(encode(desired))
 
     def seen(self, run: str) -> RunSeen | None:
-        """Return the run as in the newest frame, or None."""
+        """Return the state of the run in the newest frame, or None."""
         return (
             next((seen for seen in self.observed[-1].runs if seen.run == run), None)
             if self.observed

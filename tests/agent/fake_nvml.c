@@ -44,7 +44,7 @@ static int says(const char *word) {
     return found ? 1 + atoi(found + strlen(word)) : 0;
 }
 
-static int trouble(void) {
+static int injected_error(void) {
     while (says("hang")) usleep(20000);
     return says("lost") ? LOST : OK;
 }
@@ -81,13 +81,13 @@ int nvmlDeviceGetMemoryInfo(device *gpu, u64 *totals) {
     totals[0] = total << 20;
     totals[1] = (total - 1000) << 20;
     totals[2] = 1000ULL << 20;
-    return trouble();
+    return injected_error();
 }
 int nvmlDeviceGetCudaComputeCapability(device *gpu, int *major, int *minor) { (void)gpu; *major = 9; *minor = 0; return OK; }
-int nvmlDeviceGetUtilizationRates(device *gpu, u32 *rates) { rates[0] = 55 + gpu->index; rates[1] = 20; return trouble(); }
-int nvmlDeviceGetPowerUsage(device *gpu, u32 *milliwatts) { (void)gpu; *milliwatts = 123456; return trouble(); }
-int nvmlDeviceGetTotalEnergyConsumption(device *gpu, u64 *millijoules) { (void)gpu; *millijoules = 777; return trouble(); }
-int nvmlDeviceGetTemperature(device *gpu, int sensor, u32 *degrees) { (void)gpu; (void)sensor; *degrees = 44; return trouble(); }
+int nvmlDeviceGetUtilizationRates(device *gpu, u32 *rates) { rates[0] = 55 + gpu->index; rates[1] = 20; return injected_error(); }
+int nvmlDeviceGetPowerUsage(device *gpu, u32 *milliwatts) { (void)gpu; *milliwatts = 123456; return injected_error(); }
+int nvmlDeviceGetTotalEnergyConsumption(device *gpu, u64 *millijoules) { (void)gpu; *millijoules = 777; return injected_error(); }
+int nvmlDeviceGetTemperature(device *gpu, int sensor, u32 *degrees) { (void)gpu; (void)sensor; *degrees = 44; return injected_error(); }
 
 typedef struct { u32 pid; u64 memory; u32 gi, ci; } process;
 int nvmlDeviceGetComputeRunningProcesses_v3(device *gpu, u32 *count, process *found) {
@@ -156,7 +156,7 @@ int nvmlDeviceGetTopologyCommonAncestor(device *one, device *other, int *level) 
 int nvmlDeviceGetNvLinkState(device *gpu, u32 link, u32 *active) {
     if (link > 1 || says("no links")) return UNSUPPORTED;
     *active = !(says("link down") && gpu->index == 0 && link == 1);
-    return trouble();
+    return injected_error();
 }
 int nvmlDeviceGetNvLinkRemoteDeviceType(device *gpu, u32 link, int *kind) { (void)gpu; (void)link; *kind = 0; return OK; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(device *gpu, u32 link, pci *found) {
@@ -174,19 +174,19 @@ int nvmlDeviceGetRemappedRows(device *gpu, u32 *corrected, u32 *uncorrected, u32
     *uncorrected = 2;
     *pending = says("remap pending") ? 1 : 0;
     *failed = says("remap failed") ? 1 : 0;
-    return trouble();
+    return injected_error();
 }
 int nvmlDeviceGetTotalEccErrors(device *gpu, int kind, int counter, u64 *count) {
     int said = says("ecc ");
     *count = gpu->index == 0 && kind == 1 && counter == 0 && said ? (u64)said - 1 : 0;
-    return trouble();
+    return injected_error();
 }
 int nvmlDeviceGetCurrentClocksEventReasons(device *gpu, u64 *reasons) {
     int said = says("clocks ");
     *reasons = gpu->index == 0 && said ? (u64)said - 1 : 0;
-    return trouble();
+    return injected_error();
 }
-typedef struct { u32 field, scope; long long moment, took; int kind, result; union { u32 small; u64 large; double real; } value; } field;
+typedef struct { u32 field, scope; long long timestamp, latency; int kind, result; union { u32 small; u64 large; double real; } value; } field;
 int nvmlDeviceGetFieldValues(device *gpu, int count, field *fields) {
     static u64 sent;
     for (int i = 0; i < count; i++) {
@@ -200,7 +200,7 @@ int nvmlDeviceGetFieldValues(device *gpu, int count, field *fields) {
             fields[i].value.large = sent += 1000;
         } else fields[i].result = UNSUPPORTED;
     }
-    return trouble();
+    return injected_error();
 }
 int nvmlDeviceGetGpuInstanceId(device *gpu, u32 *id) { *id = 1 + gpu->instance; return OK; }
 

@@ -1,4 +1,4 @@
-"""Keep the wire protocol of a version: example texts of each frame, and a table of their fields.
+"""Store the wire protocol of each version: an example text of each frame, and a table of the fields.
 
 `python -m tests.agent.freeze_protocol` prints the differences between the current code and the stored
 version; `--add` stores new fields. Stored entries are never changed or removed.
@@ -23,14 +23,15 @@ Table = dict[str, dict[str, dict[str, Any]]]
 
 
 def wire_types(protocol: Any) -> dict[str, type]:
-    """Return every wire type by the name of its stored file: frames by kind, bodies by type name."""
+    """Return every wire type by the name of its stored file: the kind of a frame, the type name of a body."""
     bodies = {name: getattr(protocol, name) for name in BODIES if hasattr(protocol, name)}
     return {**protocol.FRAMES_UP, **protocol.FRAMES_DOWN, **bodies}
 
 
 def type_name(hint: Any) -> str:
-    """Return the table's name of a type: str, int, float, bool, any, TYPE, list[...], dict[...], or one of
-    these with "| null".
+    """Return the name of a type in the table.
+
+    The name is str, int, float, bool, any, TYPE, list[...] or dict[...], or one of these with "| null".
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -70,7 +71,7 @@ def _dataclasses_in(hint: Any) -> list[type]:
 
 
 class ExampleValues:
-    """Makes example values of a type in which every field is set and no two values are equal."""
+    """Creates example values of a type. Every field is set, and no two values are equal."""
 
     def __init__(self, kept: Table) -> None:
         self.kept = kept
@@ -104,7 +105,7 @@ VERSION = 1
 def read_errors(kept: Table, kind: str, value: Any, where: str) -> list[str]:
     """Return the parts of `value` that a reader with only this table cannot read.
 
-    It requires every field that it knows.
+    Such a reader requires every field in the table.
     """
     if kind.endswith(" | null"):
         return [] if value is None else read_errors(kept, kind.removesuffix(" | null"), value, where)
@@ -136,9 +137,7 @@ def _has_shape(kind: str, value: Any) -> bool:
 
 
 def without_defaults(kept: Table, kind: str, value: Any) -> Any:
-    """Return `value` without the fields that have a default, as the tersest peer of this version would send
-    it.
-    """
+    """Return `value` without the fields that have a default. A peer of this version may leave them out."""
     kind = kind.removesuffix(" | null")
     if kind.startswith("list["):
         return [without_defaults(kept, kind[5:-1], each) for each in value]
@@ -192,7 +191,7 @@ class FrozenProtocol:
 
     @property
     def names(self) -> dict[str, str]:
-        """Return the types by the names of the stored files."""
+        """Return the type of each stored file, by the name of the file."""
         found: dict[str, str] = self.about["frames"]
         return found
 
@@ -224,7 +223,10 @@ class FrozenProtocol:
         return protocol.parse(getattr(protocol, name), data)
 
     def _read_problems(self, protocol: Any, name: str, kind: str) -> list[str]:
-        """Check that stored texts, complete or without defaults, are still read with the same values."""
+        """Return the values that the current code reads differently from a stored text.
+
+        The text is read twice: complete, and without defaults.
+        """
         stored = json.loads(self.text(name))
         found = differences(stored, dataclasses.asdict(self._read(protocol, name, stored)), name)
         short = without_defaults(self.fields, kind, stored)
@@ -233,7 +235,7 @@ class FrozenProtocol:
         )
 
     def _default_problems(self, protocol: Any) -> list[str]:
-        """Check that defaults of left-out fields are unchanged."""
+        """Return the changed defaults of fields."""
         now = fields_by_type(protocol)
         return [
             f"{kind}.{name}: {about['default']!r} became {now[kind][name].get('default', 'required')!r}"
@@ -245,8 +247,9 @@ class FrozenProtocol:
         ]
 
     def _write_problems(self, protocol: Any, name: str, kind: str) -> list[str]:
-        """Check that a reader of only this version can read texts written today, complete or without
-        defaults.
+        """Return the parts of today's texts that a reader of only this version cannot read.
+
+        Each text is checked twice: complete, and without defaults.
         """
         now = fields_by_type(protocol)
         today = wire_types(protocol)[name].__name__
@@ -309,7 +312,7 @@ def _write(path: Path, value: Any) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Print or store the new parts of the current protocol."""
+    """Print the new parts and the broken parts of the protocol. Store the new parts if `--add` is given."""
     from agent import protocol
 
     kept = FrozenProtocol(FOLDER / f"v{protocol.VERSION}")

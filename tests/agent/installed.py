@@ -36,9 +36,9 @@ def locked(lock: Path) -> dict[str, str]:
 
 
 def install(wheel: Path, folder: Path) -> Path:
-    """Install the wheel into a new environment without network; its dependencies are linked from here.
+    """Install the wheel into a new environment without network. Return the environment's folder of programs.
 
-    Return the folder of programs.
+    The wheel's dependencies are linked from the environment of the tests.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     packages = next((folder / "lib").glob("python3.*")) / "site-packages"

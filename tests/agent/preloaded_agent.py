@@ -1,7 +1,8 @@
-"""Start agents from a process that has already imported them: a start costs a fork and no import.
+"""Start agents from a preloaded process, so that a start costs a fork and no import.
 
-Run as a program, this file is that process. It imports no test code. ``start_preloaded_agent`` starts an
-agent with the arguments and the output of the caller, as ``python -m agent`` would.
+Run as a program, this file is the preloaded process, which has already imported the agent and imports no test
+code. ``start_preloaded_agent`` starts an agent with the arguments and the output of the caller, like
+``python -m agent``.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class PreloadedAgent:
 
 
 def has_its_first_environment() -> bool:
-    """Return False if a test has changed the environment, which only a new process reads."""
+    """Return False if a test has changed the environment. The preloaded process would not have the change."""
     return {name: value for name, value in os.environ.items() if name != SET_BY_PYTEST} == ENVIRONMENT
 
 
@@ -96,12 +97,12 @@ def start_preloaded_agent(arguments: Sequence[str]) -> PreloadedAgent:
 
 @cache
 def _preloaded_process() -> socket.socket:
-    """Start the process, once in a test process. It ends when the test process has ended."""
+    """Start the preloaded process, once per test process. It ends after the test process has ended."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
     subprocess.Popen(
-        [sys.executable, __file__, str(theirs.fileno()), "agent run"],  # as `ps` shows an agent
+        [sys.executable, __file__, str(theirs.fileno()), "agent run"],  # "agent run": for the output of `ps`
         cwd=ROOT,
         env=ENVIRONMENT,
         pass_fds=[theirs.fileno()],
@@ -116,7 +117,7 @@ def _preloaded_process() -> socket.socket:
 def _serve(connection: socket.socket) -> list[str] | None:
     """Fork an agent for each request.
 
-    Returns its arguments in a forked process, and None when the test process has ended.
+    Returns the agent's arguments in each forked process. Returns None after the test process has ended.
     """
     running: dict[int, int] = {}
     wake, child_ended = os.pipe()

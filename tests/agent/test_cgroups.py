@@ -1,7 +1,7 @@
 """Test cgroups.
 
-Limits are tested on this machine's own cgroups, of any version. The choice between other layouts is tested on
-a fake file tree: this shows which values are written, not that a kernel enforces them.
+Limits are tested with this machine's cgroups, of any version. Other layouts are tested with a fake file tree,
+which shows the written values but not that a kernel enforces them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def mounts(tmp_path: Path, *lines: str) -> Path:
 
 
 def v1_hierarchy(tmp_path: Path, *controllers: str) -> str:
-    """Make a fake hierarchy of version 1; return its line of /proc/mounts."""
+    """Create a fake hierarchy of version 1 and return its line in /proc/mounts."""
     place = tmp_path / "-".join(controllers)
     place.mkdir()
     return f"cgroup {place} cgroup rw,relatime,{','.join(controllers)} 0 0"
 
 
 def v2_hierarchy(tmp_path: Path, controllers: str) -> str:
-    """Make a fake hierarchy of version 2; return its line of /proc/mounts."""
+    """Create a fake hierarchy of version 2 and return its line in /proc/mounts."""
     place = tmp_path / "unified"
     (place / "gpupool").mkdir(parents=True)
     (place / "cgroup.controllers").write_text(controllers)
@@ -208,7 +208,7 @@ async def test_a_failure_within_the_memory_limit_is_reported_as_failed(
 
 @needs_cgroups
 async def test_shared_memory_counts_towards_the_memory_limit(edge: FakeEdge, make_agent: MakeAgent) -> None:
-    """Otherwise filling /dev/shm would use the memory of the host."""
+    """Otherwise a workload could fill the memory of the host through /dev/shm."""
     agent = await make_agent(launcher="bubblewrap")
     wanted = job("df --output=size -m /dev/shm | tail -1; head -c 300M /dev/zero > /dev/shm/x", memory_mib=64)
     await edge.want(wanted)
@@ -249,7 +249,7 @@ async def test_unassigned_devices_are_closed_even_outside_a_sandbox(
 
 @needs_devices_controller
 def test_assigned_devices_stay_open_to_a_run() -> None:
-    """Uses a device node of every machine instead of a GPU's."""
+    """Uses /dev/kmsg, which every machine has, instead of a device node of a GPU."""
     groups = Cgroups()
     opened = {}
     for name, devices in (("with", ["/dev/kmsg"]), ("without", [])):

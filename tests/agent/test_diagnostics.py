@@ -1,6 +1,4 @@
-"""Test GPU diagnostics: a process with the GPU's lock and a deadline, run against a fake CUDA driver
-library.
-"""
+"""Test GPU diagnostics with a fake CUDA driver library."""
 
 from __future__ import annotations
 
@@ -70,8 +68,9 @@ def faults(cuda_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 async def make_runner(tmp_path: Path) -> AsyncIterator[Callable[..., DiagnosticRunner]]:
-    """Return a function that makes the DiagnosticRunner of a host with one GPU; its processes are ended
-    after the test.
+    """Return a function that creates the DiagnosticRunner of a host with one GPU.
+
+    The fixture ends the runners' processes after the test.
     """
     runners: list[DiagnosticRunner] = []
 
@@ -106,9 +105,9 @@ def wanted(name: str = "d1", deadline: float = 60.0, tool: str = "own") -> Diagn
 async def wait_for_end(
     diagnostics: DiagnosticRunner, *, within: float = 60.0, of: str = ""
 ) -> DiagnosticSeen:
-    """Wait for the end of the diagnostic `of`, or of the first.
+    """Wait for the end of the diagnostic `of`, or of the first listed diagnostic. Return its state.
 
-    An earlier diagnostic may still be listed before it.
+    `of` is needed if an earlier diagnostic may still be listed.
     """
     until = time.monotonic() + within
     while time.monotonic() < until:
@@ -215,7 +214,7 @@ async def test_a_gpu_whose_driver_asks_for_a_reset_fails(
 async def test_a_diagnostic_holds_the_gpus_lock_and_yields_to_workloads(
     make_runner: Callable[..., DiagnosticRunner], faults: Path, tmp_path: Path
 ) -> None:
-    faults.write_text("hang check")  # it takes longer than the test
+    faults.write_text("hang check")  # the diagnostic takes longer than the test
     diagnostics = make_runner()
     diagnostics.want([wanted()])
     await wait_until_running(diagnostics)
@@ -277,7 +276,7 @@ async def test_a_diagnostic_of_an_earlier_agent_is_reported_as_stopped(
     first.want([wanted(deadline=3.0)])
     await wait_until_running(first)
     for task in list(first._tasks.values()):
-        task.cancel()  # the agent was killed; its process continues
+        task.cancel()  # as if the agent was killed: the process of the diagnostic continues
     second = make_runner()
     second.want([wanted(deadline=3.0)])
     seen = await wait_for_end(second)

@@ -1,4 +1,4 @@
-"""Test the programs of examples/ as jobs of a real agent: preempted twice, they end with the same result."""
+"""Test the programs of examples/ as jobs of a real agent. After preemptions they end with the same result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDER = ROOT / "examples"
 PYTHON = EXAMPLES / "bin" / "python"
 BEFORE_NOTICE_SECONDS = 0.4
 SLOW = "0.1"  # seconds added to each step
-# One thread: the number of threads changes the last bits of a sum, in any framework.
+# One thread, because the number of threads changes the last bits of a sum.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -64,10 +64,10 @@ def command(python: str, name: str) -> str:
 async def run_preempted(
     edge: FakeEdge, agent: AgentProcess, line: str, steps: dict[str, str], begun: str, times: int = 2
 ) -> list[str]:
-    """Run the command, preempt it `times` times once it has printed `begun`, and let it end. Return the
-    output of each attempt.
+    """Run the command, preempt it `times` times, and let it end. Return the output of each attempt.
 
-    Preempted attempts run slowly, so that they do not end before the notice.
+    Each preemption comes after the command has printed `begun`. Preempted attempts run slowly, so that they
+    do not end before the notice.
     """
     last = times + 1
     for attempt in range(1, last + 1):

@@ -1,5 +1,6 @@
-"""Test that a GPU has one tenant on its host: each protection works alone, and its absence loses the
-property.
+"""Test that a GPU has one tenant on its host.
+
+Each protection is tested alone. Without it, a second tenant would get the GPU.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def test_only_the_lock_protects_a_unit_held_by_a_living_process(tmp_path: Path) 
     held = gpu_locks.lock_slots(tmp_path / "one", [WHOLE])
     child = subprocess.Popen(["/bin/sleep", "60"], pass_fds=held.descriptors)
     try:
-        held.close()  # the agent is gone; the workload is not
+        held.close()  # as if the agent ended: only the workload has the lock open
         with pytest.raises(gpu_locks.SlotsLocked):
             gpu_locks.lock_slots(tmp_path / "one", [WHOLE])
         gpu_locks.lock_slots(tmp_path / "two", [WHOLE]).close()  # a separate lock folder excludes nobody
@@ -96,7 +97,7 @@ def test_leftovers_of_a_tenant_are_found_relative_to_the_baseline(tmp_path: Path
     assert "30000 MiB of an earlier workload" in again.describe_leftovers(
         ["GPU-1"], rows(30_600), processes_on_gpu()
     )
-    with pytest.raises(GpuReadError):  # a value that was reported before and is missing now is not clean
+    with pytest.raises(GpuReadError):  # a missing value that was reported before does not count as clean
         again.describe_leftovers(["GPU-1"], rows(None), processes_on_gpu())
     with pytest.raises(GpuReadError):
         again.describe_leftovers(["GPU-2"], rows(30_600), processes_on_gpu())

@@ -23,7 +23,7 @@ def changed(*changes: tuple[str, str]) -> types.ModuleType:
     """Return the protocol module with some source lines replaced."""
     source = SOURCE
     for before, after in changes:
-        assert source.count(before) == 1, f"{before!r} has to stand in protocol.py once"
+        assert source.count(before) == 1, f"{before!r} must occur in protocol.py once"
         source = source.replace(before, after)
     module = types.ModuleType("agent.changed_protocol")
     sys.modules[module.__name__] = module  # dataclasses resolve the names of annotations here
@@ -49,7 +49,7 @@ def test_every_frame_and_body_is_frozen_with_all_fields_set() -> None:
         assert set(stored) == set(frozen.fields[kind]) and None not in stored.values()
 
 
-# Description of a change: the lines before and after, and the expected finding.
+# Description of a change -> (lines before and after, a part of the expected problem).
 BREAKING: dict[str, tuple[list[tuple[str, str]], str]] = {
     "a field removed": ([("    spooled_batches: int = 0\n", "")], "observed.spooled_batches: gone"),
     "a nested field removed": ([("    numa_node: int | None = None\n", "")], "numa_node: gone"),
@@ -73,7 +73,7 @@ BREAKING: dict[str, tuple[list[tuple[str, str]], str]] = {
     "an optional field that becomes required": (
         [
             ('    public_key: str = ""  #', "    public_key: str  #"),
-            ('    signature: str = ""  # of the token', "    signature: str  # of the token"),
+            ('    signature: str = ""  # signature', "    signature: str  # signature"),
         ],
         "public_key: missing",
     ),
@@ -105,7 +105,7 @@ def test_an_optional_new_field_is_compatible() -> None:
     assert frozen.unknown(added) == ["Observed.mood"]
 
 
-def test_freezing_new_fields_keeps_frozen_ones_unchanged(tmp_path: Path) -> None:
+def test_freezing_new_fields_keeps_frozen_fields_unchanged(tmp_path: Path) -> None:
     frozen = FrozenProtocol(tmp_path / "v1")
     frozen.add(protocol)
     before = {path.name: json.loads(path.read_text()) for path in frozen.folder.iterdir()}

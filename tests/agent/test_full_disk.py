@@ -259,7 +259,7 @@ async def test_a_workload_with_few_files_is_not_stopped_for_files_of_others(
     with (disk / "log of something else").open("ab", buffering=0) as file:
         while shutil.disk_usage(disk).free > pressure_threshold(80 << 20) - (
             1 << 20
-        ):  # the run holds as many bytes as are missing, but did not take them
+        ):  # the run holds as many bytes as are missing, but it has not grown
             file.write(bytes(1 << 16))
     await edge.until(lambda: is_full(edge))
     await asyncio.sleep(4.0)

@@ -152,12 +152,13 @@ async def test_jobs_on_other_gpus_continue_during_a_reshape(agent: AgentProcess,
     await edge.until(lambda: state(edge, "other-gpu") == "ended")
 
 
-# Unit tests of the reshaping rule on a board that rejects in the middle
+# Unit tests of a reshape on a board that rejects an instance in the middle
 
 
 class RejectingBoard(SimulatedMigGpu):
-    """A board that rejects one instance when it has `most` of them; with `for_good`, every later one,
-    including the old instances.
+    """A board that rejects a new instance once it has `most` instances.
+
+    It rejects only one instance. With `for_good` it rejects every later instance too, also a restored one.
     """
 
     def __init__(self, path: Path, profiles: list[str], most: int, *, for_good: bool = False) -> None:

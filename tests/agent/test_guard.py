@@ -40,7 +40,7 @@ def is_free(agent: AgentProcess) -> bool:
 
 
 async def start_hidden_child(edge: FakeEdge, agent: AgentProcess) -> processes.Process:
-    """Start a run on the first GPU; return its hidden child."""
+    """Start a run on the first GPU and return its hidden child."""
     await edge.want(job(HIDDEN_CHILD, units=[agent.units[0]]))
     await edge.until_state("run-1", "running")
     found: list[processes.Process] = []
@@ -82,7 +82,7 @@ async def test_a_gpu_stays_locked_until_the_last_process_of_a_killed_shim_ends(
 
 
 class NoCgroups(Cgroups):
-    """Cgroups of a host on which the agent can make none."""
+    """The cgroups of a host on which the agent can't create any."""
 
     def members(self, name: str) -> set[int]:
         return set()

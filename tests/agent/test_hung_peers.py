@@ -1,5 +1,6 @@
-"""Test that a hanging edge, driver or file system of the homes blocks neither the agent's event loop nor a
-call forever.
+"""Test hanging peers: the edge, the driver and the file system of the homes.
+
+None of them may block the agent's event loop, or a call forever.
 """
 
 from __future__ import annotations
@@ -103,8 +104,9 @@ async def make_reader(program: str) -> NvmlGpuReader:
 
 
 async def test_a_process_that_hangs_at_its_exit_does_not_block_the_agent() -> None:
-    """The process has closed its output but not the GPUs; the kernel closes in order, and the second may
-    take forever.
+    """The process has closed its output but still has the GPUs open.
+
+    At the exit of a process the kernel closes its files one after the other, and closing a GPU may hang.
     """
     reader = await make_reader("import os, time; input(); os.close(1); time.sleep(600)")
     async with asyncio.timeout(60):
@@ -127,7 +129,7 @@ async def test_output_of_a_library_is_ignored_between_answers() -> None:
     assert await reader._ask("sample", 5.0) == [1]
 
 
-async def test_a_late_error_is_not_taken_for_the_next_answer() -> None:
+async def test_a_late_error_is_not_used_as_the_next_answer() -> None:
     reader = await make_reader(
         "import json, time\n"
         "for late in (1.0, 0, 0):\n"
@@ -192,7 +194,7 @@ async def test_a_start_reports_its_step_from_the_beginning(runs: RunManager) -> 
         await asyncio.sleep(0)
         steps += [seen.step for seen in runs.seen()]
     assert await start
-    assert list(dict.fromkeys(steps)) == ["being written down", "starting sandbox"]
+    assert list(dict.fromkeys(steps)) == ["being recorded", "starting sandbox"]
     async with asyncio.timeout(20):
         while runs.seen()[0].step == "starting sandbox":
             await asyncio.sleep(0.02)
@@ -214,7 +216,7 @@ async def test_a_failed_start_is_reported_during_its_cleanup(
         leaving.set()
         release.wait(20)
 
-    monkeypatch.setattr(runs.network, "leave", leave)  # the program that removes the network hangs
+    monkeypatch.setattr(runs.network, "leave", leave)  # as if the removal of the network hangs
     (runs.state.runs / "run-1" / "spec.json").mkdir(parents=True)  # a directory here makes the write fail
     start = asyncio.create_task(runs.start(job("true"), boottime() + 30))
     async with asyncio.timeout(20):
@@ -266,7 +268,7 @@ def test_a_held_lock_of_the_team_record_does_not_block_another_host(tmp_path: Pa
     )
     assert holder.stdout is not None
     holder.stdout.readline()
-    with pytest.raises(OwnershipChangeInProgress):  # the holder keeps the lock until it is told to end
+    with pytest.raises(OwnershipChangeInProgress):  # the holder keeps the lock until it reads a line
         tenants.user("7.1", 70_007)
     holder.communicate(b"\n")
     assert tenants.user("7.1", 70_007) == 70_007

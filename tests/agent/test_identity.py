@@ -1,5 +1,6 @@
-"""Test the identity of a host: its own key pair, the renewal of its credential, and the detection of copied
-state folders.
+"""Test the identity of a host.
+
+The tests cover its key pair, the renewal of its credential, and the detection of copied state folders.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ async def test_each_start_reports_the_last_start_known_to_the_server(
     await copied.kill()
 
 
-def test_unreported_starts_do_not_displace_the_last_reported_one(tmp_path: Path) -> None:
+def test_unreported_starts_do_not_displace_the_last_reported_start(tmp_path: Path) -> None:
     known = AgentStarts(tmp_path / "starts")
     known.known()
     size = (tmp_path / "starts").stat().st_size

@@ -44,7 +44,7 @@ def run_python(programs: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 
 def use_program(agent: AgentProcess, programs: Path) -> None:
-    """Use the installed agent from the next start on."""
+    """Make the next start of ``agent`` use the installed program."""
     agent.program, agent.cwd = [str(programs / "gpupool-agent")], Path("/")
 
 

@@ -1,4 +1,4 @@
-"""Test the limits of the sandbox. A plain process of the same user could reach each thing tried here."""
+"""Test the limits of the sandbox. Every attempt here would succeed for a plain process of the same user."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ python3 -S /tmp/connect.py
 
 
 async def start_listener(edge: FakeEdge) -> int:
-    """Start a workload of bob that listens; return its port."""
+    """Start a workload of bob that listens on a port. Return the port."""
     await edge.want(job(LISTEN, generation=1, owner="bob"))
     await edge.until(lambda: edge.log("run-1").endswith("\n"))
     return int(edge.log("run-1").split()[-1])
@@ -250,7 +250,7 @@ async def test_the_agent_follows_no_links_in_the_workloads_folders(
 async def test_a_broken_acknowledgement_does_not_fail_the_next_start(
     edge: FakeEdge, agent: AgentProcess, left: str
 ) -> None:
-    """A failed start counts against the host: several failed starts close it."""
+    """A failed start counts as a fault of the host, and several failed starts close the host."""
     await output(edge, f"touch $GPUPOOL_CHECKPOINT_DIR/.done.x; {left}", workload="same")
     assert await output(edge, "echo started", generation=2, workload="same") == "started\n"
     seen = edge.seen("run-2")

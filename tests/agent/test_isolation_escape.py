@@ -1,4 +1,4 @@
-"""Test known ways out of the sandbox with real processes.
+"""Test known ways to escape from the sandbox, with real processes.
 
 Each test runs as a team's own user (if the tests run as root) and as the agent's user. The target of each
 attempt exists; otherwise a test would prove nothing.
@@ -251,9 +251,7 @@ async def test_descriptors_passed_to_another_workload_keep_no_gpu_locked(
 
 @contextlib.contextmanager
 def abstract_socket(name: str) -> Iterator[None]:
-    """Offer a host service on an abstract socket: no file permission protects it, only the network
-    namespace.
-    """
+    """Run a host service on an abstract socket. Only the network namespace protects such a socket."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"\0{name}")
         server.listen()
@@ -415,7 +413,7 @@ async def test_old_system_call_interfaces_cannot_create_such_sockets(
 
 
 def filter_verdict(architecture: int, number: int, first: int = 0) -> int:
-    """Return the filter's verdict on a call; interprets the program as the kernel does."""
+    """Interpret the filter program like the kernel and return its verdict on a call."""
     at, held, steps = 0, 0, socket_filter.socket_family_filter()
     while True:
         code, yes, no, value = (
@@ -494,10 +492,10 @@ def make_request(folder: Path) -> SandboxRequest:
 async def test_loader_variables_take_effect_only_inside_the_sandbox(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
-    """The program that makes the sandbox runs outside of it, as the agent or the team: LD_PRELOAD would run
-    the owner's code on the host.
+    """bwrap runs outside of the sandbox as the agent or the team. LD_PRELOAD in its environment would run the
+    owner's code on the host.
 
-    The loader's debug output shows which processes obey the environment, without a library to load.
+    The test uses the loader's debug output, which shows each process that obeys the environment.
     """
     with tempfile.TemporaryDirectory(dir="/tmp") as outside:
         Path(outside).chmod(0o1777)
@@ -549,7 +547,7 @@ async def test_a_workload_cannot_read_kernel_keyrings_of_the_host(
 async def test_agent_and_shim_follow_no_links_of_a_workload(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object], tmp_path: Path
 ) -> None:
-    """Replace by a link each path that the agent or the shim later writes, reads or removes."""
+    """The workload replaces each path that the agent or the shim later writes, reads or removes by a link."""
     target = tmp_path / "target"
     target.mkdir()
     (target / "kept").write_text("kept")
@@ -600,9 +598,7 @@ async def test_files_in_memory_are_limited(
 async def test_a_notice_is_not_written_through_a_link_of_a_plain_workload(
     edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
-    """Outside a sandbox the workload can write to the shim's folder, so the shim must not follow links
-    there.
-    """
+    """Outside a sandbox the workload can write to the shim's folder, so the shim must follow no links."""
     agent = await make_agent(launcher="plain")
     victim = tmp_path / "victim"
     victim.write_text("kept")

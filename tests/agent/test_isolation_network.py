@@ -1,7 +1,7 @@
 """Test the network access of workloads.
 
-A network namespace acts as the outside: it has a server like a cloud's metadata service and an ordinary
-server. The machine's own routes lead there, as they would in a cloud.
+A network namespace acts as the outside. It runs a server like a cloud's metadata service, and other servers.
+The machine has routes to it, as in a cloud.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def ip(*words: str) -> None:
 
 @dataclass
 class Outside:
-    """A network namespace beyond the machine's route; `here` is the machine's own address on the link."""
+    """A network namespace to which the machine has routes; `here` is the machine's address on the link."""
 
     name: str
     here: str = "10.214.0.1"
@@ -149,7 +149,7 @@ def nft_table(agent: AgentProcess) -> str:
 
 @contextlib.contextmanager
 def host_service(address: str, user: int | None = None) -> Iterator[int]:
-    """Run a host service as `user`; yield its port."""
+    """Run a host service as `user` and yield its port."""
     program = (
         f"import socket\ns = socket.create_server(({address!r}, 0)); print(s.getsockname()[1], flush=True)\n"
         "while True: s.accept()[0].sendall(b'hello')"
@@ -174,7 +174,7 @@ def reached_addresses(found: str) -> set[str]:
 
 @needs_tools
 def test_without_rules_the_machine_reaches_the_metadata_address(outside: Outside) -> None:
-    """Prove that the addresses are reachable without rules; otherwise the tests below would prove nothing."""
+    """The addresses must be reachable without rules; otherwise the tests below would prove nothing."""
     for address in (METADATA, ANYBODY, LICENCES):
         with socket.create_connection((address, 80), 2) as line:
             assert line.recv(100).startswith(b"reached")
@@ -224,7 +224,10 @@ async def test_with_internet_private_networks_are_reachable_only_if_named(
 
 @contextlib.contextmanager
 def routed_machine(outside: Outside) -> Iterator[Callable[[], bool]]:
-    """Set up a machine that reaches the outside through this one; yield a function that tries it."""
+    """Set up a machine that is connected to the outside through this machine.
+
+    Yield a function that returns True if it reaches the outside.
+    """
     name, near, far = f"routed-{os.getpid()}", f"gpb{os.getpid() % 100000}a", f"gpb{os.getpid() % 100000}b"
     ip("netns", "add", name)
     try:
@@ -322,7 +325,7 @@ async def test_in_the_hosts_network_metadata_and_foreign_ports_are_closed(
 async def test_in_the_hosts_network_runs_of_a_team_reach_each_other(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
 ) -> None:
-    """Ranks of a gang connect to each other."""
+    """The ranks of a gang must be able to connect to each other."""
     await make_agent("--network", "host", launcher="bubblewrap")
     with host_service("0.0.0.0", 70_001) as rank_0:
         tries = CONNECT_TO_EACH.format(f"{outside.here}:{rank_0} 127.0.0.1:{rank_0}")
@@ -336,7 +339,7 @@ def table_rules(agent: AgentProcess) -> str:
 
 
 async def wait_for_rule(agent: AgentProcess, port: int) -> float:
-    """Wait for the rule that closes the port; return the seconds it took."""
+    """Wait for the rule that closes the port. Return the duration of the wait in seconds."""
     begin = time.monotonic()
     while str(port) not in table_rules(agent):
         assert time.monotonic() - begin < 15
@@ -345,9 +348,9 @@ async def wait_for_rule(agent: AgentProcess, port: int) -> float:
 
 
 async def start_connector(edge: FakeEdge, agent: AgentProcess) -> Callable[[str], Awaitable[str]]:
-    """Start a run of team blue that tries the given address.
+    """Start a run of team blue that connects to an address.
 
-    Return a function that sets the address and returns the result ('reached' or 'closed').
+    Return a function that gives the run its address and returns the result ('reached' or 'closed').
     """
     await edge.want(
         job(
@@ -465,7 +468,7 @@ def test_a_teams_own_address_stays_open_on_a_shared_port() -> None:
 def test_a_wildcard_listener_is_closed_to_others_but_not_their_own_port() -> None:
     everywhere = (70_002, "tcp", "::", 9)
     assert ports_to_close([70_001], [everywhere]) == {(70_001, "tcp", "::", 9), (70_001, "tcp", "0.0.0.0", 9)}
-    own = (70_001, "tcp", "127.0.0.1", 9)  # so the other listens on IPv6 only
+    own = (70_001, "tcp", "127.0.0.1", 9)  # the user has the port on IPv4, so the other socket has only IPv6
     assert ports_to_close([70_001], [everywhere, own]) == {(70_001, "tcp", "::", 9)}
     of_the_host = (0, "tcp", "0.0.0.0", 9)
     assert ports_to_close([70_001], [of_the_host, (70_001, "tcp", "::1", 9)]) == {

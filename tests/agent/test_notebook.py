@@ -115,7 +115,7 @@ async def test_a_notebook_starts_and_its_kernel_sees_its_gpu(
     agent = await make_agent(launcher=launcher)
     await start_notebook(edge, agent)
     steps = [seen.step for frame in edge.observed for seen in frame.runs if seen.step]
-    all_steps = ["being written down", "starting sandbox", "starting JupyterLab", "ready"]
+    all_steps = ["being recorded", "starting sandbox", "starting JupyterLab", "ready"]
     assert list(dict.fromkeys(steps)) == [step for step in all_steps if step in steps], (
         "the steps appear in this order, without others"
     )
