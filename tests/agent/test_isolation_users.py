@@ -1,4 +1,4 @@
-"""Test that each team's workloads run as its own user if the agent is root: real processes, real files."""
+"""Test that the workloads of each team run as the team's own user if the agent is root."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_workload_runs_as_its_teams_user_with_no_other_group(
 
 
 async def wait_for_process(agent: AgentProcess, name: bytes) -> int:
-    """Wait for a process of the first run by its name; return its pid on the host."""
+    """Wait for the process of the first run with this name. Return its pid on the host."""
     for _ in range(100):
         for process in processes.descendants(processes.scan(), agent.shim("run-1")["pid"]):
             if name in Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0"):
@@ -91,7 +91,7 @@ async def test_home_checkpoints_and_files_of_a_run_are_owned_by_the_team(
 
 
 async def test_a_run_can_read_its_in_folder_but_not_write_there(edge: FakeEdge, agent: AgentProcess) -> None:
-    """The shim is root and writes to this folder, so it could be led anywhere by a link of the workload."""
+    """The shim is root and writes to this folder. A link of the workload could misdirect these writes."""
     command = (
         "touch /run/gpupool/in/x && echo written; trap 'cat $GPUPOOL_NOTICE; exit 0' USR1; echo begun;"
         " while :; do sleep 0.1; done"
@@ -264,7 +264,7 @@ def test_a_workload_does_not_inherit_the_agents_session_keyring(shared_folder: P
     found = subprocess.run(
         ["python3", "-c", program], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert int(found[0]) > 0  # without the guard the key is found
+    assert int(found[0]) > 0  # a process that keeps the session keyring finds the key
     assert found[1] == "-1"
 
 

@@ -1,4 +1,4 @@
-"""Test changes of a running run's time limit, and the order of a run's end and a stop."""
+"""Test changes of the time limit of a running run, and a stop that arrives after the run's end."""
 
 from __future__ import annotations
 

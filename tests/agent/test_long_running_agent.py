@@ -1,4 +1,4 @@
-"""Test that a long-running agent leaks nothing: open files, processes, logs and events stay bounded."""
+"""Test that a long-running agent leaks no open files, processes, logs or events."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_log_rotated_during_a_read_is_still_read(tmp_path: Path, monkeypatch: 
 
 
 class RecordingCgroups(Cgroups):
-    """Real cgroups that record the names under which they were made."""
+    """Real cgroups that record the name of each created group."""
 
     def make(self, name: str, limits: CgroupLimits) -> RunCgroups:
         self.names = [*getattr(self, "names", []), name]
@@ -103,7 +103,7 @@ class RecordingCgroups(Cgroups):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes control groups and networks")
 async def test_a_failed_start_leaves_no_cgroups_and_no_network(runs: RunManager) -> None:
     runs.cgroups, runs.network = RecordingCgroups(), WorkloadNetwork("internet", "r4ts")
-    # the shim's specification cannot be written
+    # A directory here makes the write of the launch spec fail.
     (runs.state.runs / "run-1" / "spec.json").mkdir(parents=True)
     assert not await runs.start(job("true"), boottime() + 30)
     assert runs.runs["run-1"].ended["outcome"] == "start_failed"
@@ -147,7 +147,7 @@ def test_confirmed_events_are_not_sent_again_on_the_next_connection(tmp_path: Pa
     store.say(first, 7)
     store.confirm(7)  # the answer to an earlier report confirms no event
     assert store.due(now + 3) == [first, second]
-    store.confirm(9)  # events sent on the previous connection may be lost, whatever is answered on this one
+    store.confirm(9)  # an answer on this connection confirms no event of the previous connection
     assert store.due(now + 3) == [first, second]
     store.say(first, 10)
     store.say(second, 11)
@@ -199,9 +199,9 @@ async def test_an_event_is_reported_before_the_previous_one_is_on_disk(
 async def test_the_agent_renews_leases_during_a_slow_start(
     runs: RunManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """During heavy writes by a workload an fsync takes seconds, and a lease is 30 s.
+    """During heavy writes by a workload an fsync takes seconds, and a lease lasts 30 s.
 
-    The run must be reported meanwhile.
+    The run must also be reported during its start.
     """
     synced, states = os.fsync, set()
     in_the_loop: list[bool] = []
@@ -260,7 +260,7 @@ async def test_networks_of_ended_runs_are_removed_in_the_background(
 
 
 class BusyAgent:
-    """The part of an agent that SyncConnection uses: one report a second and a thousand pending events."""
+    """The parts of an agent that SyncConnection uses. It has a report each second and 1000 pending events."""
 
     poll_seconds = 1.0
     has_changed = False
@@ -328,9 +328,7 @@ async def test_reports_are_sent_on_time_despite_many_other_frames(
 
 
 async def test_a_connection_cancelled_during_a_change_ends() -> None:
-    """Otherwise an agent that is told to end would continue without renewing leases, and its runs would be
-    lost.
-    """
+    """Otherwise an agent that gets SIGTERM would continue without renewing leases and lose its runs."""
     for turns in range(6):  # event-loop turns between the change and the cancellation
         agent, socket = BusyAgent(), SlowSocket()
         agent.events.clear()

@@ -1,4 +1,4 @@
-"""Test real JupyterLab with a real kernel, reached as the edge does: over a stream that the agent dialled."""
+"""Test real JupyterLab with a real kernel. Requests use a stream that the agent dialled, as from the edge."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ HOST = "w1.localhost:8001"
 
 
 class StreamForwarder:
-    """A loopback port that forwards each connection to a stream, so that an ordinary client can reach the
-    notebook.
-    """
+    """A loopback port that forwards each connection to a stream. An ordinary client can use the port."""
 
     def __init__(self, edge: FakeEdge, run: str) -> None:
         self.edge, self.run = edge, run
@@ -64,7 +62,7 @@ async def start_notebook(edge: FakeEdge, agent: AgentProcess) -> RunSeen:
 
 
 async def execute(session: aiohttp.ClientSession, url: str, kernel: str, code: str) -> str:
-    """Return the output of the code in the kernel."""
+    """Execute the code in the kernel and return its output."""
     name = uuid.uuid4().hex
     headers = {"Origin": f"http://{HOST}"}
     async with session.ws_connect(f"{url}/api/kernels/{kernel}/channels", headers=headers) as socket:
@@ -228,7 +226,7 @@ async def test_activity_distinguishes_busy_and_idle_kernels(edge: FakeEdge, agen
         assert edge.seen("run-1").activity["last_activity"] > began  # type: ignore[union-attr]
 
 
-async def test_an_open_page_is_no_message_and_a_background_process_is_seen(
+async def test_an_open_page_is_no_message_and_a_background_process_is_activity(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     def activity_value(what: str) -> float | None:
@@ -250,7 +248,7 @@ async def test_an_open_page_is_no_message_and_a_background_process_is_seen(
             kernel = (await answer.json())["id"]
         await execute(session, url, kernel, "print(6 * 7)")
         await edge.until(lambda: activity_value("last_message") is not None)
-        await asyncio.sleep(7)  # by now the process list from the kernel's start has been checked
+        await asyncio.sleep(7)  # until the processes of the kernel's start no longer count as activity
         message, background, asked = (
             activity_value("last_message"),
             activity_value("last_background"),

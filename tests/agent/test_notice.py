@@ -1,4 +1,4 @@
-"""Test the notice over HTTP: equal to the file, available to the workload only, in every network mode."""
+"""Test the notice over HTTP, which equals the notice in the file."""
 
 from __future__ import annotations
 

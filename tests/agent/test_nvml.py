@@ -1,4 +1,4 @@
-"""Test the reader of real GPUs (ctypes, its own process, its deadline) against a fake NVML library."""
+"""Test the reader of real GPUs and its NVML process with a fake NVML library."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_a_gpu_is_split_into_instances_and_merged_again(faults: Path, tmp_
         ("3g.40gb", 3, 2, 40448),
     ]
     assert [item.starts for item in offered] == [[], [], []], (
-        "while MIG is off the driver reports no possible places"
+        "while MIG is off the driver reports no placements"
     )
     assert (await reshape_gpu(reader, tmp_path, HALVES)).state == "done"
     assert await units(reader) == [("3g.40gb", 0, 360), ("3g.40gb", 360, 360)]
@@ -150,7 +150,7 @@ async def test_a_gpu_is_split_into_instances_and_merged_again(faults: Path, tmp_
     }
     assert (await reshape_gpu(reader, tmp_path, SEVENTHS, ["3g.40gb"] * 2)).state == "done"
     assert [slots for _, _, slots in await units(reader)] == [120] * 7
-    # Without given places the driver chooses them, the largest first.
+    # If a part has no start, the driver chooses the placement.
     mixed = [GeometryPart("3g.40gb"), *[GeometryPart("1g.10gb")] * 4]
     assert (await reshape_gpu(reader, tmp_path, mixed, ["1g.10gb"] * 7)).state == "done"
     assert sorted(profile for profile, _, _ in await units(reader)) == ["1g.10gb"] * 4 + ["3g.40gb"]
@@ -210,7 +210,7 @@ async def test_a_gpu_unreadable_after_a_split_is_lost_without_its_old_units(
     assert (again.state, again.detail) == ("unsure", "it can't be read (GPU 1: GPU is lost)")
     faults.unlink()
     assert (await reshape_gpu(reader, tmp_path, HALVES)).state == "done", (
-        "the GPU is read again before it is called unreadable"
+        "a change first tries to read the GPU again"
     )
     assert await units(reader) == [("3g.40gb", 0, 360), ("3g.40gb", 360, 360)]
     assert (await reader.hardware()).notes == notes, "its events are registered once"
@@ -358,7 +358,7 @@ async def test_an_xid_is_reported_if_the_gpu_hangs_after_it(
 
 @pytest.fixture
 def conditions_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read conditions at each read of events."""
+    """Make the reader read the conditions at each read of events."""
     monkeypatch.setattr(nvml_reader, "CONDITIONS_SECONDS", 0.0)
 
 
@@ -378,7 +378,7 @@ def conditions_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
         ("lost", "nvml:lost"),
     ],
 )
-async def test_a_worsened_condition_is_one_event_and_a_lasting_one_is_none(
+async def test_a_worsened_condition_is_reported_once_while_it_lasts(
     faults: Path, conditions_every_time: None, fault_text: str, code: str
 ) -> None:
     reader = NvmlGpuReader()

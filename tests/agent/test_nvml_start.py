@@ -1,5 +1,6 @@
-"""Test an agent that starts or runs while a GPU or all of NVML is unreadable: running work continues and the
-fault is reported.
+"""Test an agent that can't read a GPU, or NVML at all, at its start or later.
+
+Running work must continue, and the fault must be reported.
 """
 
 from __future__ import annotations
@@ -38,9 +39,7 @@ def lease(agent: AgentProcess, run: str) -> float:
 
 
 async def killed_agent_with_jobs(edge: FakeEdge, make_agent: MakeAgent) -> tuple[AgentProcess, int]:
-    """Start an agent with jobs on both GPUs and kill it; return the agent and the pid of the second job's
-    shim.
-    """
+    """Start an agent with jobs on both GPUs and kill it. Return (agent, pid of the second job's shim)."""
     agent = await make_agent(*REAL)
     for number in (0, 1):
         await edge.want(job("exec sleep 300", units=[f"GPU-fake-{number}"], generation=number + 1))

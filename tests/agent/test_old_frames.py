@@ -1,4 +1,4 @@
-"""Test that frames older than the newest one, or silence, end no run."""
+"""Test that neither an old frame nor silence of the server ends a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POLL_SECONDS = 2.0
 
 
 class AgentHost:
-    """A host with an agent and one running job; the test sets its clock."""
+    """A host with an agent and one running job. The test sets the host's clock."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -68,7 +68,7 @@ class AgentHost:
         )
 
     def hear(self, *runs: RunWanted, at: float, said_at: float | None = None) -> None:
-        """Receive a frame that answers the report of time `said_at` (default: the current one)."""
+        """Receive at time `at` a frame that answers the report of time `said_at` (default: `at`)."""
         self.now = at
         frame = Desired(
             version=VERSION, host="h1", lease_seconds=12.0, runs=list(runs), poll_seconds=POLL_SECONDS
@@ -76,7 +76,7 @@ class AgentHost:
         asyncio.run(self.agent.on_desired(frame, at if said_at is None else said_at))
 
     def wait(self, until: float) -> None:
-        """Move the clock without a frame; the agent only reconciles."""
+        """Set the clock to `until` without a frame. The agent reconciles if it stops undesired runs now."""
         self.now = until
         if self.agent.reconciler.has_undesired_runs():
             asyncio.run(self.agent.reconciler.reconcile())

@@ -1,4 +1,4 @@
-"""Tests of the process that forks the agents of these tests: an agent must behave as a new process."""
+"""Test the process that forks agents for the tests. A forked agent must behave like a new process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test on a real GPU: the diagnostic passes, and a tenant cannot read memory of the previous one."""
+"""Test a real GPU: the diagnostic passes, and a tenant cannot read memory of the previous tenant."""
 
 from __future__ import annotations
 
@@ -61,13 +61,16 @@ def environment() -> dict[str, str]:
 
 
 def as_other_user(command: list[str]) -> list[str]:
-    """Run the command as another user if the tests run as root: the next tenant is usually another user."""
+    """Return a command that runs `command` as another user if the tests run as root.
+
+    The next tenant of a GPU is usually another user.
+    """
     if os.getuid() != 0 or shutil.which("setpriv") is None:
         return command
     return ["setpriv", "--reuid", "65533", "--clear-groups", *command]
 
 
-def test_a_tenant_cannot_read_memory_of_the_previous_one() -> None:
+def test_a_tenant_cannot_read_memory_of_the_previous_tenant() -> None:
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER], stdout=subprocess.PIPE, text=True, env=environment(), cwd=ROOT
     )

@@ -1,4 +1,4 @@
-"""Test the agent's pure planning of actions for any frame: late, duplicated, lost or out of order."""
+"""Test that the agent plans the right actions even if frames are late, duplicated, lost or out of order."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_an_ended_run_is_kept_until_its_end_is_reported() -> None:
 
 
 class ActionHost:
-    """A simulated host: performs each action of `plan_actions` at once and records every started run."""
+    """A simulated host. It performs each action of `plan_actions` at once and records every started run."""
 
     def __init__(self) -> None:
         self.held: dict[str, RunStatus] = {}
@@ -200,7 +200,7 @@ class ActionHost:
 
 
 def _random_frames(rng: random.Random) -> list[Desired]:
-    """Return the frames of a server that stops the run of one unit after another and starts the next one."""
+    """Return the frames of a server that repeatedly stops the run of a unit and starts the next run on it."""
     sent_frames: list[Desired] = [frame()]
     wanted: dict[str, RunWanted] = {}
     for generation in range(1, 13):

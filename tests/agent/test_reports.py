@@ -1,4 +1,4 @@
-"""Test how often an agent reports, and how many connections it can hold."""
+"""Test when an agent reports and reconnects."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ async def test_only_an_acknowledgement_after_the_notice_counts_as_saved(
     await edge.change(run, verb="notice", code="drained")
     await edge.until(lambda: (agent.state / "runs" / run / "in" / "notice").exists())
     await agent.kill()
-    await agent.start()  # the next agent must know it as well
+    await agent.start()  # the next agent must know the acknowledgement at the notice too
     await edge.until(
         lambda: (seen := edge.seen(run)) is not None and (seen.checkpoint_at or 0) > time.time() + 3000
     )
@@ -318,7 +318,7 @@ async def test_old_frames_do_not_renew_a_lease(edge: FakeEdge, make_agent: MakeA
     run = await start_running(edge, agent, SLEEP)
     old = edge.desired()
     edge.silent = True
-    for _ in range(300):  # the agent receives frames, but the server has received none of its frames since
+    for _ in range(300):  # the agent receives frames, but none of them answers a new report
         await edge.send(old)
         await asyncio.sleep(0.1)
         seen = edge.seen(run)

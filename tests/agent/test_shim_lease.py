@@ -25,8 +25,9 @@ MakeRun = Callable[..., Path]
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Iterator[MakeRun]:
-    """Return a function that makes a run's folder and starts a shim on it; remaining processes are killed
-    after the test.
+    """Return a function that creates a run's folder and starts a shim for it.
+
+    The fixture kills remaining processes after the test.
     """
     made: list[Path] = []
     state = StateFolder(tmp_path / "state")
@@ -86,9 +87,7 @@ def wait_for_end(folder: Path, seconds: float = 15.0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("lease", [-1000.0, None], ids=["over", "missing"])
 def test_a_workload_does_not_start_without_a_valid_lease(make_run: MakeRun, lease: float | None) -> None:
-    """The agent or the machine may have been suspended between the agent's check of the lease and the start
-    of the shim.
-    """
+    """The machine may have been suspended between the agent's check of the lease and the start of the shim."""
     folder = make_run("sleep 20", None if lease is None else boottime() + lease)
     ended = wait_for_end(folder)
     assert (ended["outcome"], ended["exit_code"]) == ("lease_lost", None)

@@ -1,5 +1,6 @@
-"""Test that an agent told to end does so even if a part of it hangs: until the next agent starts, no lease
-is renewed.
+"""Test that an agent ends on a signal even if a part of it hangs.
+
+The end must be quick, because no lease is renewed until the next agent starts.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ async def test_an_agent_with_a_hanging_part_ends_in_seconds(
 async def test_an_agent_whose_loop_failed_ends_despite_a_hanging_thread(
     edge: FakeEdge, tmp_path: Path, fault: str
 ) -> None:
-    """The service manager restarts the agent only after its end."""
+    """The service manager restarts an agent only after it has ended."""
     agent = make_agent_process(edge, tmp_path, BROKEN_LOOP.format(fault=fault))
     try:
         await agent.start(joined=False)
@@ -173,9 +174,9 @@ async def test_an_interrupt_just_before_signal_handling_ends_the_agent(
 
 
 async def test_an_agent_interrupted_during_its_start_can_be_ended(edge: FakeEdge, tmp_path: Path) -> None:
-    """Send the interrupt at various times before the agent handles signals.
+    """Send the interrupt at various times of the start.
 
-    Python may lose an interrupt during an import; the agent then starts, and a second signal ends it.
+    Python may lose an interrupt during an import. The agent then starts, and a second signal ends it.
     """
     for hundredths in range(0, 120, 12):
         agent = make_agent_process(edge, tmp_path, "from agent.cli import main; raise SystemExit(main())")

@@ -1,6 +1,4 @@
-"""Test stray processes (GPU processes of no workload): detection in one poll, description, and safe
-termination.
-"""
+"""Test stray processes (GPU processes of no workload): detection, description and safe termination."""
 
 from __future__ import annotations
 
@@ -49,7 +47,8 @@ def start() -> Iterator[StartProcess]:
         **environment: str,
     ) -> int:
         change = ["setpriv", "--reuid", str(user), "--clear-groups"] if user != os.getuid() else []
-        # The test waits until the process has closed its output (so TERM is ignored) or has its final name.
+        # A process that ignores TERM closes its error output afterwards, which ends `subprocess.run`.
+        # Otherwise the loop below waits until the process has its final name.
         waits = (
             "trap '' TERM; exec 2>/dev/null; while :; do sleep 0.2; done"
             if ignores_term
@@ -190,9 +189,7 @@ def test_a_run_on_another_share_of_the_same_gpu_is_left_alone(start: StartProces
 async def test_a_run_that_uses_a_foreign_gpu_is_stopped_and_the_gpu_is_reused(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    """The run uses a device that another run of its owner handed over; neither folders nor locks prevent
-    this.
-    """
+    """Another run of the owner has passed it an open device. Neither folders nor locks prevent this."""
     edge.stray_action = "end"
     await edge.want(job("sleep 300 & echo $!; wait", units=[agent.units[1]]))
     await edge.until(lambda: edge.log("run-1").endswith("\n"))

@@ -1,4 +1,4 @@
-"""Test the unit under a real systemd, which runs as the first process in its own namespaces."""
+"""Test the unit with a real systemd, which runs as the first process of its own namespaces."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ SYS_BOOT, SYS_TIME, MAC_OVERRIDE, MAC_ADMIN = (
     33,
 )  # capabilities, by their bits (linux/capability.h)
 NEWER = "0.2.0.dev1"
-# The process enters its cgroups before the namespaces are made, because a cgroup namespace starts at the
-# current cgroup.
+# The process enters its cgroups before it creates the namespaces, because the root of a new cgroup namespace
+# is the current cgroup.
 ENTER_CGROUPS = """
 set -e
 while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs"; shift; done
@@ -62,10 +62,9 @@ pytestmark = pytest.mark.skipif(
 
 
 class Machine:
-    """A systemd in its own namespaces; it shares this machine's network.
+    """A systemd in its own namespaces, with this machine's network.
 
-    It gets a part of the cgroups and treats it as the whole, because systemd removes empty cgroups, including
-    those of others.
+    It sees only its own part of the cgroups, because systemd removes every empty cgroup that it sees.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -119,11 +118,11 @@ class Machine:
 
     @property
     def first(self) -> int:
-        """Return the pid of its first process, as seen from outside."""
+        """Return the pid of systemd outside of its namespaces."""
         return next(each.pid for each in processes.scan().values() if each.parent == self.process.pid)
 
     def switch(self, installed: Path) -> None:
-        """Make a version the current one, with the command of docs/agent.md."""
+        """Make `installed` the current version, with the command of docs/agent.md."""
         subprocess.run(
             ["ln", "-sfn", installed, self.folder / "opt" / "gpupool-agent" / "current"], check=True
         )
@@ -177,7 +176,7 @@ def hierarchies() -> list[Path]:
 
 
 def make_group(path: Path) -> Path:
-    """Make a cgroup that accepts processes: a cpuset needs processors and memory nodes first."""
+    """Create a cgroup that accepts processes. A cpuset needs processors and memory nodes first."""
     path.mkdir()
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (path.parent / name).exists():
@@ -186,7 +185,7 @@ def make_group(path: Path) -> Path:
 
 
 def remove_group(path: Path) -> None:
-    """Remove a cgroup and all below it, once their last process has ended."""
+    """Remove a cgroup and all cgroups below it. Wait until their last processes have ended."""
     for folder, _, _ in os.walk(path, topdown=False):
         for attempt in range(50):
             try:
@@ -223,7 +222,7 @@ async def test_jobs_survive_restart_upgrade_kill_and_stop_of_the_service(
         before = agent.shim("run-1")
 
         async def assert_job_continues(version: str) -> None:
-            """Check that an agent of `version` reports, with the same process of the same run and its log."""
+            """Check that an agent of `version` reports, that the run's shim is the same, and its log grows."""
             heard, lines = len(edge.observed), edge.log("run-1").count("\n")
             await edge.until(lambda: len(edge.observed) > heard + 1)
             assert edge.observed[-1].agent_version == version

@@ -1,4 +1,4 @@
-"""Test samples, hardware events, joining and credentials, also while the connection is lost."""
+"""Test samples, hardware events, joins and credentials, also without a connection."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ class LogFile:
 
 
 async def start_with_log(agent: AgentProcess, path: Path, *, joined: bool = True) -> LogFile:
-    """Start the agent with its log in this file."""
+    """Start the agent and write its log to this file."""
     path.touch()
     agent.program = [
         "sh",

@@ -19,7 +19,7 @@ PARENT = next((group for group in GROUPS if (group / "cgroup.procs").exists()), 
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Path]:
-    """Make a cgroup that can limit the number of processes and threads."""
+    """Create a cgroup that can limit the number of processes and threads."""
     if os.geteuid() != 0 or PARENT is None:
         pytest.skip("only root can make cgroups, if the host has them")
     made = PARENT / f"gpupool-test-{os.getpid()}"
