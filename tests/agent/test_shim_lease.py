@@ -87,7 +87,7 @@ def wait_for_end(folder: Path, seconds: float = 15.0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("lease", [-1000.0, None], ids=["over", "missing"])
 def test_a_workload_does_not_start_without_a_valid_lease(make_run: MakeRun, lease: float | None) -> None:
-    """The machine may have been suspended between the agent's check of the lease and the start of the shim."""
+    """The machine may have been suspended between the agent's check of the lease and the shim's start."""
     folder = make_run("sleep 20", None if lease is None else boottime() + lease)
     ended = wait_for_end(folder)
     assert (ended["outcome"], ended["exit_code"]) == ("lease_lost", None)
