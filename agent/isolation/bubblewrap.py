@@ -78,7 +78,7 @@ class BubblewrapLauncher:
         self.program = program
         # True: workloads can create user namespaces, because bwrap before 0.8 can't forbid it.
         self.nested = nested
-        self.network = network  # private: a loopback device only; otherwise the network of the shim
+        self.network = network  # private: a loopback device only; otherwise the network of bwrap's parent
 
     def prepare(self, box: SandboxRequest) -> None:
         """Write passwd and group with the owner as the only user."""
@@ -192,8 +192,8 @@ def _interpreter_mounts(stage: _StagedMounts) -> list[str]:
 def _read_only_proc_mounts() -> list[str]:
     """Return read-only mounts for the parts of /proc that configure the whole machine.
 
-    For these files the kernel checks only the user, not the capabilities. A run that uses an agent's user
-    root could otherwise make the host execute a program (core_pattern).
+    For these files the kernel checks only the user, not the capabilities. If the agent is root and a run uses
+    the agent's user, the run could otherwise make the host execute a program (core_pattern).
     """
     return [argument for path in PROC_READ_ONLY for argument in ("--ro-bind-try", path, path)]
 
