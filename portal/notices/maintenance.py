@@ -17,9 +17,14 @@ def maintenance_windows(since: datetime, now: datetime) -> Iterator[PendingNotic
     for window in MaintenanceWindow.objects.filter(created_at__gt=since, created_at__lte=now).select_related(
         "host"
     ):
-        told = {"host": window.host.name, "end": window.end.timestamp(), "reason": window.reason}
+        common = {"host": window.host.name, "end": window.end.timestamp(), "reason": window.reason}
         yield from _affected_by_window(
-            "maintenance_announced", f"window:{window.pk}", window.host, window.start, window.end, told
+            "maintenance_announced",
+            f"window:{window.pk}",
+            window.host,
+            window.start,
+            window.end,
+            common,
         )
     taken_back = AuditEvent.objects.filter(verb="cancel_maintenance", at__gt=since, at__lte=now)
     for event in taken_back.order_by("pk"):
@@ -33,18 +38,18 @@ def maintenance_windows(since: datetime, now: datetime) -> Iterator[PendingNotic
 
 
 def _affected_by_window(
-    kind: str, source: str, host: Host, start: datetime, end: datetime, told: dict[str, Any]
+    kind: str, source: str, host: Host, start: datetime, end: datetime, common: dict[str, Any]
 ) -> Iterator[PendingNotice]:
     """Yield a notice for work that may still run at the start of the window, and for reservations bound to
     its GPUs.
     """
-    told = {**told, "start": start.timestamp()}
+    common = {**common, "start": start.timestamp()}
     running = Workload.objects.filter(runs__host=host, runs__ended_at=None, simulated=False).distinct()
     for workload in running.exclude(state=WorkloadState.ENDED).select_related("array"):
         if (workload.started_at or start) + timedelta(seconds=workload.max_runtime_seconds) > start:
             of = f"a{workload.array_id}" if workload.array else workload.pk
             numbers = {
-                **told,
+                **common,
                 "name": workload.array.name if workload.array else workload.name,
                 "moves": True,
             }
@@ -55,6 +60,6 @@ def _affected_by_window(
     if kind == "maintenance_announced":
         bound = bound.filter(at_risk_since=None)  # reservations at risk have their own notice
     for reservation in bound:
-        numbers = {**told, "name": reservation.name, "moves": False}
+        numbers = {**common, "name": reservation.name, "moves": False}
         owner = (reservation.owner_id,)
         yield PendingNotice(kind, f"{source}:r{reservation.pk}", owner, numbers, reservation=reservation.pk)

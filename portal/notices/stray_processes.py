@@ -46,13 +46,13 @@ def stray_digests(since: datetime, now: datetime) -> Iterator[PendingNotice]:
         together[source, due].append(event)
     for (source, due), those in together.items():
         if since < due <= now:
-            told = [
+            descriptions = [
                 f"GPU {event.gpu.index}: {event.detail}" if event.gpu else event.detail for event in those
             ]
             numbers = {
                 "host": those[0].host.name,
-                "told": told[:MAX_STRAYS_NAMED],
-                "more": max(0, len(told) - MAX_STRAYS_NAMED),
+                "told": descriptions[:MAX_STRAYS_NAMED],
+                "more": max(0, len(descriptions) - MAX_STRAYS_NAMED),
                 "action": those[0].action_taken,
                 "ends": those[0].host.pool.stray_action == StrayAction.END,
             }

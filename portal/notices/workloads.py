@@ -131,11 +131,11 @@ def shifted_expected_starts(since: datetime, now: datetime) -> Iterator[PendingN
     )
     # The first task represents its array; the later start of the others is expected.
     waiting = waiting.exclude(Exists(Workload.objects.filter(array=OuterRef("array"), pk__lt=OuterRef("pk"))))
-    untold = waiting.filter(told_start=None).only("pk", "expected_start")
+    unannounced = waiting.filter(told_start=None).only("pk", "expected_start")
     ToldStart.objects.bulk_create(
         [
             ToldStart(workload=workload, expected_start=workload.expected_start, at=now)
-            for workload in untold
+            for workload in unannounced
             if workload.expected_start
         ],
         ignore_conflicts=True,
@@ -143,15 +143,15 @@ def shifted_expected_starts(since: datetime, now: datetime) -> Iterator[PendingN
     earlier = Q(told_start__expected_start__gt=F("expected_start") + MIN_START_SHIFT)
     later = Q(told_start__expected_start__lt=F("expected_start") - MIN_START_SHIFT)
     for workload in waiting.filter(earlier | later).select_related("told_start", "array"):
-        told, expected = workload.told_start, workload.expected_start
-        if expected is None or abs(expected - told.expected_start) < abs(told.expected_start - told.at) / 4:
+        last, expected = workload.told_start, workload.expected_start
+        if expected is None or abs(expected - last.expected_start) < abs(last.expected_start - last.at) / 4:
             continue
         numbers = {
             "name": workload.array.name if workload.array else workload.name,
             "expected_start": expected.timestamp(),
-            "before": told.expected_start.timestamp(),
+            "before": last.expected_start.timestamp(),
         }
-        ToldStart.objects.filter(pk=told.pk).update(expected_start=expected, at=now)
+        ToldStart.objects.filter(pk=last.pk).update(expected_start=expected, at=now)
         source = f"moved:{workload.pk}:{expected.timestamp():.0f}"
         yield PendingNotice(
             "expected_start_moved", source, (workload.owner_id,), numbers, workload=workload.pk
@@ -160,18 +160,18 @@ def shifted_expected_starts(since: datetime, now: datetime) -> Iterator[PendingN
 
 def forced_moves_of_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """Yield a notice for each workload whose host or GPU is taken out of service."""
-    told = Command.objects.filter(
+    evictions = Command.objects.filter(
         verb__in=(Command.Verb.NOTICE, Command.Verb.STOP),
         code__in=(ReasonCode.DRAINED, ReasonCode.GPU_ERROR),
         created_at__gt=since,
         created_at__lte=now,
     )
-    commands = list(told.select_related("run__workload__array", "host").order_by("pk"))
+    commands = list(evictions.select_related("run__workload__array", "host").order_by("pk"))
     behind = forced_moves.forced_moves_of_commands(commands)
-    told_together: dict[tuple[int, int], list[Command]] = defaultdict(list)
+    by_attempt: dict[tuple[int, int], list[Command]] = defaultdict(list)
     for command in commands:
-        told_together[command.run.workload_id, command.run.attempt].append(command)
-    for members in told_together.values():
+        by_attempt[command.run.workload_id, command.run.attempt].append(command)
+    for members in by_attempt.values():
         # For a gang, name the host that is taken out of service.
         known = (c for c in members if behind[c.run_id].numbers.keys() & {"event", "words"})
         command = next(known, members[0])

@@ -100,8 +100,8 @@ REASONS: dict[str, SentenceBuilder] = {
         f"{reason_parts.other_dependencies(f)}."
     ),
     "array_limit": lambda f: (
-        f"Its array allows {f.plain('', 'most_at_once') or 'only some'} of its tasks in the queue at once; "
-        "other tasks are there now."
+        f"Its array allows {f.plain('', 'most_at_once') or 'only some'} of its tasks in the queue or running "
+        "at once, and this limit is reached."
     ),
     "backing_off": lambda f: f"Its last attempt failed; it tries again{f.time(' at ', 'until')}.",
     "reservation_not_started": lambda f: (

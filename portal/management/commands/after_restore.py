@@ -11,7 +11,7 @@ from portal.services.fleet import after_restore
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler.core.rejection import OperationRejected
 
-SAID = """New runs get generations from {generation} on: higher than those that hosts saw since the backup.
+NEXT_STEPS = """New runs get generations from {generation} on, above all that hosts saw since the backup.
 {hosts} hosts may connect with a restarted agent; the credentials of {credentials} hosts are valid for a day.
 
 Start the services now. See docs/operations.md, "Backup and restore", for the next steps. In short:
@@ -31,5 +31,5 @@ class Command(BaseCommand):
         except OperationRejected as refusal:
             raise CommandError(refusal_sentence(refusal)) from None
         self.stdout.write(
-            SAID.format(generation=done.generation + 1, hosts=done.hosts, credentials=done.credentials)
+            NEXT_STEPS.format(generation=done.generation + 1, hosts=done.hosts, credentials=done.credentials)
         )

@@ -126,12 +126,14 @@ def topology_rows(health: list[GpuHealth]) -> list[tuple[str, str]]:
 
     The first row has the facts common to all GPUs and names no GPU. GPUs with equal facts share one row.
     """
-    told = [_parts_of(each) for each in health]
+    facts = [_parts_of(each) for each in health]
     alike = (
-        [same[0] if len(set(same)) == 1 else "" for same in zip(*told, strict=True)] if len(told) > 1 else []
+        [same[0] if len(set(same)) == 1 else "" for same in zip(*facts, strict=True)]
+        if len(facts) > 1
+        else []
     )
     found: dict[str, list[int]] = {}
-    for each, parts in zip(health, told, strict=True):
+    for each, parts in zip(health, facts, strict=True):
         if words := ", ".join(part for part in parts if part and part not in alike):
             found.setdefault(words, []).append(each.gpu.index)
     common = ", ".join(filter(None, alike))

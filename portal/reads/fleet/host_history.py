@@ -71,7 +71,7 @@ def host_history(viewer: User, host: Host) -> list[HostHistoryEntry]:
         *_host_state_entries(host, names),
         *_gpu_state_entries(host, names),
     ]
-    told = {row.at for row in found if row.about in ("host", "gpu")}
+    state_change_times = {row.at for row in found if row.about in ("host", "gpu")}
     found += [
         HostHistoryEntry(
             deed.at,
@@ -82,7 +82,7 @@ def host_history(viewer: User, host: Host) -> list[HostHistoryEntry]:
             numbers=_action_numbers(deed),
         )
         for deed in deeds
-        if deed.verb not in STATE_CHANGING_VERBS or deed.at not in told
+        if deed.verb not in STATE_CHANGING_VERBS or deed.at not in state_change_times
     ]
     return sorted(found, key=lambda row: row.at, reverse=True)[:MAX_ENTRIES]
 

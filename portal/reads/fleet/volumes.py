@@ -139,8 +139,10 @@ def environments_of_hosts(rows: Iterable[Host]) -> list[HostEnvironment]:
     """Group hosts with equal environments; groups with most hosts first, hosts without a report last."""
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for host in rows:
-        told = reported_environment(host)
-        python, packages = (told["python"], tuple(told["packages"].items())) if told else ("", ())
+        environment = reported_environment(host)
+        python, packages = (
+            (environment["python"], tuple(environment["packages"].items())) if environment else ("", ())
+        )
         groups[(python, packages, host.isolation)].append(host.name)
     found = [HostEnvironment(key[0], dict(key[1]), key[2], names) for key, names in groups.items()]
     return sorted(found, key=lambda each: (not each.python, -len(each.hosts), each.hosts))

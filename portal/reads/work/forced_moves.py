@@ -29,14 +29,14 @@ class ForcedMove:
 
 def forced_moves_of_runs(runs: Iterable[int]) -> dict[int, ForcedMove]:
     """Return the evictions by run. One query if there are none, at most five."""
-    told = list(
+    commands = list(
         Command.objects.filter(
             run__in=list(runs), code__in=FORCED_MOVE_CODES, verb__in=(Command.Verb.NOTICE, Command.Verb.STOP)
         )
         .select_related("host")
         .order_by("run_id", "pk")
     )
-    return forced_moves_of_commands(told)
+    return forced_moves_of_commands(commands)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def workload_history(workload: Workload, most: int) -> list[WorkloadHistoryEntry
     """Return a workload's history, newest first: decisions of the engine, of health rules, of operators."""
     rows = workload.decisions.order_by("-at", "-pk")[:most]
     found = [WorkloadHistoryEntry(row.at, row.kind, row.code, row.numbers) for row in rows]
-    told = list(
+    commands = list(
         Command.objects.filter(
             run__workload=workload,
             code__in=FORCED_MOVE_CODES,
@@ -62,8 +62,8 @@ def workload_history(workload: Workload, most: int) -> list[WorkloadHistoryEntry
         .select_related("host")
         .order_by("run_id", "pk")
     )
-    moved = forced_moves_of_commands(told)
-    first = {command.run_id: command for command in reversed(told)}
+    moved = forced_moves_of_commands(commands)
+    first = {command.run_id: command for command in reversed(commands)}
     found += [
         WorkloadHistoryEntry(first[run].created_at, "moved", move.code, move.numbers)
         for run, move in moved.items()
@@ -71,13 +71,13 @@ def workload_history(workload: Workload, most: int) -> list[WorkloadHistoryEntry
     return sorted(found, key=lambda one: one.at, reverse=True)[:most]
 
 
-def forced_moves_of_commands(told: Iterable[Command]) -> dict[int, ForcedMove]:
+def forced_moves_of_commands(commands: Iterable[Command]) -> dict[int, ForcedMove]:
     """Return the evictions by run, from commands that are loaded with their host.
 
     The change that closes a host and its evictions have one timestamp.
     """
     first: dict[int, Command] = {}
-    for command in told:
+    for command in commands:
         first.setdefault(command.run_id, command)
     if not first:
         return {}

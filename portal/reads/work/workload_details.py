@@ -140,10 +140,10 @@ def _add_endings(found: dict[int, WorkloadDetails]) -> None:
 
 def _add_queue_forecasts(found: dict[int, WorkloadDetails], now: datetime) -> None:
     """Add the length of the queue and the range of the expected start."""
-    told = expected_starts.start_records_for((piece.workload for piece in found.values()), now)
+    records = expected_starts.start_records_for((piece.workload for piece in found.values()), now)
     counts = queue_lengths({piece.workload.pool_id for piece in found.values()})
     for piece in found.values():
-        piece.likely, piece.past = told.likely(piece.workload), told.past(piece.workload.pool_id)
+        piece.likely, piece.past = records.likely(piece.workload), records.past(piece.workload.pool_id)
         piece.waiting = counts.get(piece.workload.pool_id, 0)
 
 
@@ -278,7 +278,7 @@ def attempts_of(workload: Workload) -> list[dict[str, object]]:
     by_number: dict[int, list[Run]] = {}
     for run in runs:
         by_number.setdefault(run.attempt, []).append(run)
-    told = forced_moves.forced_moves_of_runs(run.pk for run in runs)
+    moves = forced_moves.forced_moves_of_runs(run.pk for run in runs)
     anew = attempts_without_checkpoint(runs)
     return [
         {
@@ -286,7 +286,7 @@ def attempts_of(workload: Workload) -> list[dict[str, object]]:
             "runs": some,
             "held": held.get(number, []),
             "begins_anew": number in anew,
-            "move": next((told[run.pk] for run in some if run.pk in told), None),
+            "move": next((moves[run.pk] for run in some if run.pk in moves), None),
         }
         for number, some in by_number.items()
     ]
