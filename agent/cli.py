@@ -1,6 +1,6 @@
 """Runs the agent's command line.
 
-An error is one line that names the argument, the value and what is allowed.
+An error is one line that names the argument, the value and the allowed values.
 """
 
 from __future__ import annotations

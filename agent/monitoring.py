@@ -167,7 +167,7 @@ class HostMonitor:
         before = (run.step, run.ready, run.activity)
         if activity is not None:
             with log_disk_errors("the removal of a notebook's secret"):
-                # The notebook server has read it; nothing else needs it.
+                # The notebook server has read the secret, and nothing else needs the file.
                 (run.folder / "in" / "secret").unlink(missing_ok=True)
             run.ready, run.activity, run.step = (
                 True,

@@ -410,7 +410,7 @@ class Health:
 class Proof:
     """The answer to ``Desired.challenge``, signed with the key that this host registered.
 
-    The server renews the credential.
+    The server then renews the credential.
     """
 
     challenge: str

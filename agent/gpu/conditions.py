@@ -1,4 +1,4 @@
-"""Derives hardware events from what changed between two readings of a GPU's conditions. Pure functions.
+"""Derives hardware events from changes between two readings of a GPU's conditions, with pure functions.
 
 Each change is one event. The event's id derives from the boot, the GPU and the change. A restarted NVML
 process or agent may report an event again; the same id makes the repetition harmless.
@@ -34,7 +34,7 @@ Condition = dict[str, Any]
 def worsened_conditions(
     gpu: str, before: Condition | None, after: Condition, *, boot: str, now: float
 ) -> list[HardwareEvent]:
-    """Return an event for everything that became worse.
+    """Return an event for each condition that became worse.
 
     ``before`` is None at the first reading. Counters then produce no event, because they include errors from
     before the start of this agent.

@@ -56,7 +56,7 @@ class HealthEventStore:
     def was_reported(self, event: HardwareEvent) -> bool:
         """Return True if an earlier agent reported this kernel log record.
 
-        It matches by the record's id, or by its time if that agent did not find the record.
+        A reported event matches the record by its id, or by its time if that agent did not find the record.
         """
         return any(
             known.event_id == event.event_id

@@ -1,7 +1,7 @@
-"""Changes the MIG geometry of one GPU, real or simulated, and restores the previous one if that fails.
+"""Changes the MIG geometry of one GPU, real or simulated, and restores the old geometry on failure.
 
-Each call compares the GPU with the wanted geometry and stores nothing. Therefore a call after an interrupted
-one reaches the same result.
+Each call compares the GPU with the wanted geometry and stores nothing. Therefore a repeated call reaches the
+same result, even if the first call was interrupted.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 from agent.host import processes
 from agent.host.durable_files import StateFolderError, read_json, write_json
 
-FAULTS_FILE = "diagnostic_faults.json"  # GPU index -> what diagnostics find, or how geometry changes fail
+FAULTS_FILE = "diagnostic_faults.json"  # GPU index -> planted fault of diagnostics or geometry changes
 
 
 STRAYS_FILE = "planted_strays.json"

@@ -44,7 +44,7 @@ SIGNAL_SENT = {TERM_SENT: "TERM", KILL_SENT: "KILL"}
 
 @dataclass(frozen=True)
 class WorkloadContext:
-    """What the agent knows about the workloads of this host at the time its GPUs were read.
+    """The agent's knowledge about the workloads of this host, for one read of the GPUs.
 
     ``uses``: the use of each unit when that read began. ``holders``: the run that holds each unit now.
     ``shims``: the run of each shim now, by the shim's pid. ``ours``: pids of this agent. ``team_users``: uids

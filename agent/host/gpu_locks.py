@@ -93,7 +93,7 @@ def pids_with_open(path: Path) -> list[int]:
 
 
 def _lock_file(held: HeldLocks, path: Path, kind: int, claim: SlotClaim) -> None:
-    # Read-only, so that nobody who gets the descriptor can leave data for the next tenant.
+    # Open read-only: otherwise a process that gets the descriptor could leave data for the next tenant.
     descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o400)
     held.descriptors.append(descriptor)
     try:

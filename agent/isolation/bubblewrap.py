@@ -201,7 +201,7 @@ def _read_only_proc_mounts() -> list[str]:
 def _shared_memory_mounts(memory_mib: int) -> list[str]:
     """Return mounts for a size-limited /dev/shm and a read-only /dev.
 
-    Without these limits a workload without a cgroup could fill the host's memory with files in them.
+    Both are in the host's memory. Without these limits a workload without a cgroup could fill the memory.
     """
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     size = min(memory_mib << 20, half) if memory_mib else half

@@ -1,7 +1,7 @@
 """Limits CPU, memory, processes and device nodes per run, if the host's control groups are writable.
 
-Supports version 1, version 2, and both at once (hybrid: version 1 has the controllers). See admin-guide/
-cgroup-v1 (cpu, memory, pids, devices) and admin-guide/cgroup-v2 in the documentation of the kernel.
+Supports version 1, version 2, and both at once (hybrid: version 1 has the controllers). The documentation of
+the kernel describes them in admin-guide/cgroup-v1 (cpu, memory, pids, devices) and admin-guide/cgroup-v2.
 """
 
 from __future__ import annotations

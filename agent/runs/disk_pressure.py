@@ -39,7 +39,7 @@ SETTLE_SECONDS = 5.0  # pause after a stopped run has ended, while its files are
 STUCK_RUN_SECONDS = (
     30.0  # a run that has not ended this long after its grace period no longer delays the next stop
 )
-PRESSURE_SHARE = 0.05  # the disk runs low if a smaller share is free, or less than the maximum below
+PRESSURE_SHARE = 0.05  # the threshold of free space is this share of the disk, at most the maximum below
 MAX_PRESSURE_BYTES, MAX_PRESSURE_FILES = 4 << 30, 20_000
 # A run that grew by less than the threshold divided by this is not stopped, because its end would not help.
 MIN_EVICTED_DIVISOR = 16
@@ -79,7 +79,7 @@ class DiskSnapshot:
 def run_to_stop(
     taken: dict[str, int], before: dict[str, int], lacking: int, least: int, gone: int = 0
 ) -> str:
-    """Return the run to stop on a disk that lacks ``lacking`` free units; '' if no run is the cause.
+    """Return the run to stop on a disk that lacks ``lacking`` bytes or files; '' if no run is the cause.
 
     ``taken`` and ``before`` are the usage by run, now and in an earlier snapshot. The run with the largest
     growth between them is stopped. If the runs together have grown by less than ``lacking``, or if no run has
@@ -120,7 +120,7 @@ class FreeSpace:
     """The free space of a disk, in bytes and in files.
 
     ``lacking_bytes``, ``lacking_files``: the threshold minus the free space; positive if the disk runs low.
-    ``least_bytes``, ``least_files``: a run that took less is not stopped.
+    ``least_bytes``, ``least_files``: a run that grew by less is not stopped.
     """
 
     free_bytes: int

@@ -100,7 +100,7 @@ def hostfile_text(gang: GangWanted) -> str:
 def all_on_nvlink(units: Iterable[str], hardware: GpuInventory) -> bool:
     """Return True if the units are several whole GPUs of one NVLink group.
 
-    False if the topology is unknown.
+    Returns False if the topology is unknown.
     """
     wanted = set(units)
     gpus = [

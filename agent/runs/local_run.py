@@ -54,7 +54,7 @@ class LocalRun:
     secret: str = ""
     reported_ended: bool = False
     undesired_since: float | None = (
-        None  # CLOCK_BOOTTIME of the first frame since which no frame has listed the run
+        None  # CLOCK_BOOTTIME of the first frame without this run; None: the last frame listed the run
     )
     log_sent: int = 0
     exit_found_at: float | None = None  # CLOCK_BOOTTIME
@@ -80,9 +80,9 @@ class LocalRun:
 
     @property
     def socket(self) -> Path:
-        """Path of the socket on which the workload answers HTTP.
+        """Return the path of the socket on which the workload answers HTTP.
 
-        A notebook always creates it, a job only if its program serves HTTP.
+        A notebook always creates this socket, a job only if its program serves HTTP.
         """
         return self.folder / "out" / ("notebook.sock" if self.is_notebook else "door.sock")
 
@@ -129,7 +129,7 @@ class PendingStart:
     begun: bool = False  # True: every condition is met, and the start is being recorded on the disk
     next_try_at: float = 0.0  # CLOCK_BOOTTIME: do not try before this time
     gpu_unreadable_since: float | None = None  # CLOCK_BOOTTIME
-    lock_holder_text: str = ""  # names a process that holds the lock and is part of no run
+    lock_holder_text: str = ""  # text that names the process that holds the lock; '': none found
     lock_holder_checked_at: float = 0.0  # CLOCK_BOOTTIME of the last search for that process
 
 

@@ -43,7 +43,7 @@ log = logging.getLogger("agent.runs.manager")
 T = TypeVar("T")
 
 MAX_START_WAIT_SECONDS = 300.0
-LOCK_HOLDER_CHECK_SECONDS = 5.0  # wait for a lock this long, then look for a process outside of runs on it
+LOCK_HOLDER_CHECK_SECONDS = 5.0  # if a start waits longer for a lock, look for the process that holds it
 GPU_UNREADABLE_WAIT_SECONDS = 60.0  # a start waits this long for a GPU that cannot be read
 HANDOVER_RECHECK_SECONDS = 1.0  # between two checks that the GPUs of a start are clean
 HOMES_PREPARE_TIMEOUT_SECONDS = 2.0  # for preparing a home at a start

@@ -34,7 +34,8 @@ class RunStatus:
     noticed: bool = False
     stop_ordered: bool = False
     reported_ended: bool = False  # its end and its whole log were sent
-    undesired_since: float | None = None  # CLOCK_BOOTTIME of the first frame since which none has listed it
+    # CLOCK_BOOTTIME of the first frame without this run; None: the last frame listed the run.
+    undesired_since: float | None = None
     grace_seconds: float = 30.0  # setting of the run's pool when the run was started
     max_runtime_seconds: int | None = None  # last limit sent to the run's shim; 0: no limit; None: unknown
 

@@ -80,9 +80,8 @@ class ServerReporter:
         self._sent_batches_at = 0.0
         self._knows_committed = False
         self._last_log_run = ""  # the run whose log was read last
-        self._log_marks: dict[
-            str, int
-        ] = {}  # by run: the offset up to which the log was sent at the last Desired
+        # By run: the offset up to which the log had been sent at the last Desired.
+        self._log_marks: dict[str, int] = {}
         self._challenge = ""  # the last challenge on this connection
         self._proofs: list[Proof] = []  # made and not yet sent
         self._proving: asyncio.Task[None] | None = None

@@ -36,9 +36,9 @@ class SampleSpool:
         return max(self._sizes, default=self.committed)
 
     def pending(self, after: int) -> list[int]:
-        """Return the numbers of uncommitted batches above ``after``, in order.
+        """Return the numbers of uncommitted batches above ``after``, in the order in which to send them.
 
-        The server waits for a missing number.
+        If a number is missing, the server waits some time before it commits later batches.
         """
         return sorted(number for number in self._sizes if number > max(after, self.committed))
 
@@ -65,7 +65,7 @@ class SampleSpool:
                 raise
             self._begun = 0
             if number > max(self.last, self.committed):
-                break  # otherwise a commit has renumbered the batches meanwhile
+                break  # if not, a commit has renumbered the batches during the write: write the batch again
         self._sizes[number] = len(text)
         self._drop_oldest()
         return number

@@ -145,7 +145,7 @@ class HookRun:
                 self.status = status
 
     def kill_remaining(self) -> None:
-        """KILL the hook and all processes below it. Give up after HOOK_CLEANUP_SECONDS."""
+        """KILL the hook and all processes below it. Return after HOOK_CLEANUP_SECONDS even if some remain."""
         until = boottime() + HOOK_CLEANUP_SECONDS
         while boottime() < until:
             self.reap()

@@ -71,7 +71,7 @@ def host_rank() -> int:
 
 
 def serve_port(port: int) -> None:
-    """Forward connections to a local port. They come from the job's owner, by the socket $GPUPOOL_DOOR."""
+    """Forward connections of the job's owner, which arrive at the socket $GPUPOOL_DOOR, to a local port."""
     import asyncio
 
     folder, name = os.path.split(os.environ["GPUPOOL_DOOR"])
