@@ -1,5 +1,5 @@
-"""Install the agent as GPU hosts do: the built wheel in its own environment, with its dependencies and
-without the server.
+"""Install the agent like a GPU host: the built wheel with its dependencies, in an environment without the
+server.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ async def test_an_incompatible_driver_is_no_fault_of_the_gpu(
     assert (seen.state, "cuInit" in seen.detail) == ("stopped", True)
 
 
-async def test_memory_in_use_by_others_gives_no_verdict(
+async def test_memory_in_use_by_others_makes_a_diagnostic_inconclusive(
     make_runner: Callable[..., DiagnosticRunner], faults: Path
 ) -> None:
     faults.write_text("full")

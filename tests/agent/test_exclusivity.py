@@ -115,7 +115,7 @@ def test_a_restarted_system_service_is_no_leftover(tmp_path: Path, monkeypatch: 
     assert unit.describe_leftovers(["GPU-1"], rows(600), processes_on_gpu(6, 7)) != ""
 
 
-async def test_the_next_workload_waits_for_the_processes_of_the_last_one(
+async def test_the_next_workload_waits_for_the_processes_of_the_last_workload(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
     unit = agent.units[0]

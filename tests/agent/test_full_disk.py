@@ -322,7 +322,7 @@ async def test_a_workload_over_the_limit_of_temporary_files_is_stopped(
         ({"a": 3, "b": 5}, -1, ""),  # the disk has free space
         ({"a": 2, "b": 2}, 5, ""),  # something else filled the disk
         ({"a": 2, "b": 2}, 3, "a"),  # each took less than the shortage, but together they caused it
-        ({"a": 1, "b": 1}, 1, ""),  # too little to blame any run
+        ({"a": 1, "b": 1}, 1, ""),  # no run has grown enough to be the cause
         ({"a": 2, "b": UNKNOWN_USAGE}, 3, "b"),
         ({"a": 3, "b": UNKNOWN_USAGE}, 3, "a"),  # run a alone explains the shortage
         ({"a": UNKNOWN_USAGE, "b": UNKNOWN_USAGE}, 3, "b"),  # the younger run
@@ -373,7 +373,7 @@ def fill_command(megabytes: int) -> str:
     return f"dd if=/dev/zero of=$TMPDIR/fill bs=1M count={megabytes}; echo begun; sleep 300"
 
 
-async def test_a_run_from_before_an_agent_restart_is_not_stopped_for_a_run_that_grew(
+async def test_an_adopted_run_is_not_stopped_if_another_run_grew(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
     idle = await start_running(edge, fill_command(8), generation=2)
@@ -653,7 +653,7 @@ async def test_an_agent_restarts_on_a_full_disk_and_reports_lost_runs(
     assert (await edge.until_state(lost, "ended")).outcome == "host_lost"
 
 
-async def test_an_upgraded_agent_on_a_full_disk_replaces_its_tools_all_or_none(
+async def test_an_upgraded_agent_on_a_full_disk_replaces_all_tools_or_none(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
     run = await start_running(edge, "echo begun; sleep 300")

@@ -1,4 +1,4 @@
-"""Test a host's part of a gang: it waits for the other hosts and passes their addresses to the workload."""
+"""Test one member of a gang: its start waits for the other hosts, and it gets their addresses."""
 
 from __future__ import annotations
 

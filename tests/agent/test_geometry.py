@@ -158,7 +158,7 @@ async def test_jobs_on_other_gpus_continue_during_a_reshape(agent: AgentProcess,
 class RejectingBoard(SimulatedMigGpu):
     """A board that rejects a new instance once it has `most` instances.
 
-    It rejects only one instance. With `for_good` it rejects every later instance too, also a restored one.
+    By default it rejects only once. With `for_good` it rejects every later instance, also a restored one.
     """
 
     def __init__(self, path: Path, profiles: list[str], most: int, *, for_good: bool = False) -> None:

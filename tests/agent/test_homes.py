@@ -1,4 +1,4 @@
-"""Test the measuring of homes: real folders, the measuring process, and the agent's reports."""
+"""Test the measurement of homes: real folders, the measuring process, and the agent's reports."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_change_time_in_the_future_is_limited_to_now(tmp_path: Path) -> None:
     assert measure(make_home(tmp_path / "ada", {"a": 10}, at=NOW + 86_400))["changed_at"] == NOW
 
 
-def test_a_home_that_exceeds_its_time_is_a_lower_bound(tmp_path: Path) -> None:
+def test_the_size_of_a_home_that_exceeds_its_time_is_a_lower_bound(tmp_path: Path) -> None:
     home = make_home(tmp_path / "ada", {f"{number}": 5000 for number in range(50)})
     asked = itertools.count()
     found = home_usage.measure_home(home, lambda: next(asked) >= 20, NOW)

@@ -547,7 +547,7 @@ async def test_a_workload_cannot_read_kernel_keyrings_of_the_host(
 async def test_agent_and_shim_follow_no_links_of_a_workload(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object], tmp_path: Path
 ) -> None:
-    """The workload replaces each path that the agent or the shim later writes, reads or removes by a link."""
+    """The workload creates a link at each path that the agent or the shim later writes, reads or removes."""
     target = tmp_path / "target"
     target.mkdir()
     (target / "kept").write_text("kept")

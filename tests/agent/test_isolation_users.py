@@ -90,7 +90,7 @@ async def test_home_checkpoints_and_files_of_a_run_are_owned_by_the_team(
     assert (agent.state / "runs" / "run-2" / "out" / "f").stat().st_uid == BLUE
 
 
-async def test_a_run_can_read_its_in_folder_but_not_write_there(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_run_can_read_its_in_folder_but_not_write_to_it(edge: FakeEdge, agent: AgentProcess) -> None:
     """The shim is root and writes to this folder. A link of the workload could misdirect these writes."""
     command = (
         "touch /run/gpupool/in/x && echo written; trap 'cat $GPUPOOL_NOTICE; exit 0' USR1; echo begun;"

@@ -166,7 +166,7 @@ class TwoFailingGpus:
         return [event(1, ts=now, code="xid:79"), event(2, ts=now, code="xid:48")]
 
 
-async def test_an_event_is_reported_before_the_previous_one_is_on_disk(
+async def test_an_event_is_reported_before_the_previous_event_is_on_disk(
     tmp_path: Path, runs: RunManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk_is_busy = threading.Event()

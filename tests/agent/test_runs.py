@@ -94,7 +94,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 @pytest.mark.parametrize("launcher", ["plain", "bubblewrap"])
 @pytest.mark.parametrize("shim_dies", [False, True])
-async def test_a_process_whose_first_thread_has_ended_is_ended_with_its_job(
+async def test_a_process_whose_first_thread_has_ended_is_killed_with_its_job(
     edge: FakeEdge, make_agent: MakeAgent, launcher: str, shim_dies: bool
 ) -> None:
     agent = await make_agent(launcher=launcher)
