@@ -36,8 +36,8 @@ EXAMPLES_MARKED = re.compile(r"pytest\.mark\.(torch|lightning|transformers|ray)\
 class Part:
     """Tests for one call of pytest: the tests in ``paths`` that match the marker expression ``markers``.
 
-    The parts of a run are executed at the same time. Parts that are ``alone`` follow, one after another. Only
-    one part may have both a database and several processes, because databases are named after processes.
+    Parts of the same stage run at the same time; the stages follow one another. Only one part of a stage may
+    have both a database and several processes, because databases are named after processes.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Part:
     options: tuple[str, ...] = ()
     processes: int = 1
     database: bool = True
-    alone: bool = False
+    stage: int = 1
 
     def chosen_paths(self, wanted: Sequence[str]) -> list[str]:
         """Return the wanted files and folders of this part; all its folders if ``wanted`` is empty."""
@@ -77,15 +77,15 @@ def narrower(one: str, other: str) -> str | None:
 
 
 # Most tests of agents wait, so they run at the same time as the others and use idle processors. Tests of
-# whole sites depend on timeouts (leases, recoveries), so they run alone.
+# whole sites depend on timeouts (leases, recoveries), so they do not share the machine with the other tests.
 MAIN_JOB = "tests/e2e/test_main_job.py"
 SITES = ("tests/benchmarks", "tests/e2e", "tests/house")
 AGENTS = "tests/agent"
 SHORT_PARTS = (
     Part("tests", "not long and not site", excluded=(AGENTS,), processes=2),
     Part("tests of agents", "not long and not site", (AGENTS,), processes=4, database=False),
-    Part("tests of whole sites", "site and not long", SITES, (MAIN_JOB,), alone=True),
-    Part("main job", "site and not long", (MAIN_JOB,), database=False, alone=True),
+    Part("tests of whole sites", "site and not long", SITES, (MAIN_JOB,), stage=2),
+    Part("main job", "site and not long", (MAIN_JOB,), database=False, stage=2),
 )
 LONG_PARTS = (
     Part(
@@ -94,7 +94,7 @@ LONG_PARTS = (
         options=("--hypothesis-profile", "full"),
         processes=3,
     ),
-    Part("long tests of whole sites", "long and site", SITES, database=False, alone=True),
+    Part("long tests of whole sites", "long and site", SITES, database=False, stage=2),
 )
 
 
@@ -157,36 +157,38 @@ def _run_parts(
     begin = time.monotonic()
     wanted = [argument for argument in arguments if is_within(argument, "tests")]
     options = [argument for argument in arguments if argument not in wanted]
-    with throw_away_stores(external) as env, contextlib.ExitStack() as stack:
+    with throw_away_stores(external) as env:
         commands = {
             part: part.command(options, paths) for part in parts if (paths := part.chosen_paths(wanted))
         }
-        together = [part for part in commands if not part.alone]
-        background = [
-            stack.enter_context(_BackgroundCommand.run(part.name, commands[part], part.environment(env)))
-            for part in together[1:]
-        ]
-        if with_gates:
-            background.append(stack.enter_context(_BackgroundCommand.run("gates", GATES, env)))
-        failed = _run_in_turn(together[:1], commands, env)
-        failed += [other.name for other in background if not other.wait()]
-        failed += _run_in_turn([part for part in commands if part.alone], commands, env)
+        failed: list[str] = []
+        for stage in sorted({part.stage for part in commands}):
+            others = [("gates", GATES, env)] if with_gates and stage == 1 else []
+            failed += _run_stage([part for part in commands if part.stage == stage], commands, others, env)
     what = "All gates and tests" if with_gates else "All tests"
     verdict = f"FAILED: {', '.join(failed)}" if failed else f"{what} passed"
     say(f"{verdict} ({time.monotonic() - begin:.0f} s)")
     return 1 if failed else 0
 
 
-def _run_in_turn(
-    parts: Sequence[Part], commands: Mapping[Part, Sequence[str]], env: Mapping[str, str]
+def _run_stage(
+    parts: Sequence[Part],
+    commands: Mapping[Part, Sequence[str]],
+    others: Sequence[tuple[str, Sequence[str], Mapping[str, str]]],
+    env: Mapping[str, str],
 ) -> list[str]:
-    """Run parts one after another with visible output. Return the names of the parts that failed."""
-    failed = []
-    for part in parts:
-        say(part.name.capitalize())
-        if run_interruptible(commands[part], ROOT, part.environment(env)) not in PASSED:
-            failed.append(part.name)
-    return failed
+    """Run the parts of a stage and the other commands at the same time. Return the names of those that failed.
+
+    The output of the first part is shown while it runs.
+    """
+    first, *rest = parts
+    named = [(part.name, commands[part], part.environment(env)) for part in rest]
+    with contextlib.ExitStack() as stack:
+        background = [stack.enter_context(_BackgroundCommand.run(*command)) for command in (*named, *others)]
+        say(first.name.capitalize())
+        status = run_interruptible(commands[first], ROOT, first.environment(env))
+        failed = [] if status in PASSED else [first.name]
+        return failed + [other.name for other in background if not other.wait()]
 
 
 class _BackgroundCommand:

@@ -46,10 +46,12 @@ class Migration(migrations.Migration):
                 help_text="Designates whether this user should be treated as active. Unselect this instead of deleting accounts.",
             ),
             date_joined=models.DateTimeField(verbose_name="date joined", default=timezone.now),
-            operator=flag("runs hosts and pools, decides approvals"),
+            operator=flag("manages hosts and pools, decides approvals"),
             finance=flag("sees all charges, closes months"),
             auditor=flag("sees everything, changes nothing"),
-            time_zone=optional_text(60, help_text="empty: the organisation's"),
+            time_zone=optional_text(
+                60, help_text="time zone of its dates; empty: the time zone of the organisation"
+            ),
             theme=models.CharField(
                 max_length=6,
                 default="system",

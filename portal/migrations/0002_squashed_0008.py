@@ -53,7 +53,7 @@ class Migration(migrations.Migration):
             "ApiToken",
             id=ID,
             name=models.CharField(max_length=80),
-            prefix=models.CharField(max_length=12, help_text="its first characters, to tell tokens apart"),
+            prefix=models.CharField(max_length=12, help_text="first characters of the token, to identify it"),
             token_hash=models.CharField(max_length=64, unique=True),
             created_at=models.DateTimeField(),
             expires_at=optional_time(),
@@ -66,18 +66,20 @@ class Migration(migrations.Migration):
             id=ID,
             at=models.DateTimeField(),
             actor_name=models.CharField(max_length=150),
-            verb=models.CharField(max_length=60, help_text="the service's name"),
-            target=models.CharField(max_length=120, help_text="kind and id"),
+            verb=models.CharField(max_length=60, help_text="name of the service"),
+            target=models.CharField(max_length=120, help_text="kind and id of the object"),
             target_name=models.CharField(max_length=120, default=""),
             before=models.JSONField(null=True),
             after=models.JSONField(null=True),
             why=optional_text(1000),
-            via=models.CharField(max_length=10, default="web", help_text="web, api, cli, program"),
+            via=models.CharField(
+                max_length=10, default="web", help_text="where the action came from: web, api, cli or program"
+            ),
             actor=models.ForeignKey(
                 settings.AUTH_USER_MODEL,
                 PROTECT,
                 null=True,
-                help_text="empty: the program itself",
+                help_text="person who acted; empty: the program",
                 related_name="+",
             ),
             team=models.ForeignKey("scheduler.team", PROTECT, null=True, related_name="+"),
@@ -117,7 +119,9 @@ class Migration(migrations.Migration):
             currency=models.CharField(max_length=3, default="EUR"),
             simulated_history_until=optional_time(),
             history_progress=models.JSONField(
-                blank=True, null=True, help_text="while the simulated history loads: done, total, words"
+                blank=True,
+                null=True,
+                help_text="progress of loading the simulated history: done, total, text",
             ),
             constraints=[models.CheckConstraint(condition=Q(("id", 1)), name="there_is_one_organisation")],
         ),
@@ -136,7 +140,7 @@ class Migration(migrations.Migration):
                 ],
             ),
             why=optional_text(1000),
-            payload=models.JSONField(help_text="the verb's arguments, as validated"),
+            payload=models.JSONField(help_text="validated arguments of the verb"),
             state=models.CharField(
                 max_length=10,
                 default="waiting",
@@ -184,7 +188,7 @@ class Migration(migrations.Migration):
             kind=models.CharField(max_length=40),
             numbers=models.JSONField(default=dict),
             source=models.CharField(
-                max_length=80, help_text="what it was made from: the same fact is told once"
+                max_length=80, help_text="key of the fact that it reports; one notice per key"
             ),
             at=models.DateTimeField(),
             read_at=optional_time(),
@@ -230,12 +234,14 @@ class Migration(migrations.Migration):
             "WorkspaceSession",
             id=ID,
             token_hash=models.CharField(max_length=64, unique=True),
-            session_key_hash=optional_text(64, help_text="of the portal session it came from"),
+            session_key_hash=optional_text(64, help_text="session key of the portal session that created it"),
             created_at=models.DateTimeField(),
             ended_at=optional_time(),
             user=models.ForeignKey(settings.AUTH_USER_MODEL, CASCADE, related_name="+"),
             workload=models.ForeignKey("scheduler.workload", CASCADE, related_name="+"),
-            api_token=optional_link("portal.apitoken", CASCADE, help_text="it came from", related_name="+"),
+            api_token=optional_link(
+                "portal.apitoken", CASCADE, help_text="token that created it", related_name="+"
+            ),
         ),
         table(
             "ToldStart",

@@ -20,7 +20,7 @@ class Organisation(models.Model):
     currency = models.CharField(max_length=3, default="EUR")
     simulated_history_until = models.DateTimeField(null=True, blank=True)
     history_progress = models.JSONField(
-        null=True, blank=True, help_text="while the simulated history loads: done, total, words"
+        null=True, blank=True, help_text="progress of loading the simulated history: done, total, text"
     )
 
     class Meta:
@@ -30,10 +30,15 @@ class Organisation(models.Model):
 class User(AbstractUser):
     """A user. Roles in the whole organisation are flags here; roles in a team are Memberships."""
 
-    operator = models.BooleanField(default=False, help_text="runs hosts and pools, decides approvals")
+    operator = models.BooleanField(default=False, help_text="manages hosts and pools, decides approvals")
     finance = models.BooleanField(default=False, help_text="sees all charges, closes months")
     auditor = models.BooleanField(default=False, help_text="sees everything, changes nothing")
-    time_zone = models.CharField(max_length=60, default="", blank=True, help_text="empty: the organisation's")
+    time_zone = models.CharField(
+        max_length=60,
+        default="",
+        blank=True,
+        help_text="time zone of its dates; empty: the time zone of the organisation",
+    )
     theme = models.CharField(
         max_length=6,
         default="system",
@@ -62,7 +67,7 @@ class ApiToken(models.Model):
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="api_tokens")
     name = models.CharField(max_length=80)
-    prefix = models.CharField(max_length=12, help_text="its first characters, to tell tokens apart")
+    prefix = models.CharField(max_length=12, help_text="first characters of the token, to identify it")
     token_hash = models.CharField(unique=True, max_length=64)
     created_at = models.DateTimeField()
     expires_at = models.DateTimeField(null=True, blank=True)

@@ -23,7 +23,7 @@ class Notification(models.Model):
     submission = models.ForeignKey(
         Submission, null=True, blank=True, on_delete=models.CASCADE, related_name="+"
     )
-    source = models.CharField(max_length=80, help_text="what it was made from: the same fact is told once")
+    source = models.CharField(max_length=80, help_text="key of the fact that it reports; one notice per key")
     at = models.DateTimeField()
     read_at = models.DateTimeField(null=True, blank=True)
 

@@ -36,7 +36,7 @@ class Submission(models.Model):
     pool = models.ForeignKey(Pool, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
     author = models.ForeignKey(User, on_delete=models.PROTECT, related_name="submissions")
     why = models.CharField(max_length=1000, default="", blank=True)
-    payload = models.JSONField(help_text="the verb's arguments, as validated")
+    payload = models.JSONField(help_text="validated arguments of the verb")
     state = models.CharField(max_length=10, choices=SubmissionState.choices, default=SubmissionState.WAITING)
     reservation = models.ForeignKey(
         Reservation, null=True, blank=True, on_delete=models.PROTECT, related_name="submissions"

@@ -42,10 +42,15 @@ class WorkspaceSession(models.Model):
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
     workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="+")
     session_key_hash = models.CharField(
-        max_length=64, default="", blank=True, help_text="of the portal session it came from"
+        max_length=64, default="", blank=True, help_text="session key of the portal session that created it"
     )
     api_token = models.ForeignKey(
-        ApiToken, null=True, blank=True, on_delete=models.CASCADE, related_name="+", help_text="it came from"
+        ApiToken,
+        null=True,
+        blank=True,
+        on_delete=models.CASCADE,
+        related_name="+",
+        help_text="token that created it",
     )
     created_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True)

@@ -189,9 +189,9 @@ class Migration(migrations.Migration):
             id=ID,
             slug=models.SlugField(max_length=40, unique=True),
             name=models.CharField(max_length=80, unique=True),
-            tag=models.CharField(max_length=3, help_text="two or three letters beside its colour"),
-            colour=models.PositiveSmallIntegerField(default=1, help_text="1 to 8, of the palette"),
-            weight=models.PositiveIntegerField(default=1, help_text="its part in fair share"),
+            tag=models.CharField(max_length=3, help_text="two or three letters shown with its colour"),
+            colour=models.PositiveSmallIntegerField(default=1, help_text="index of the palette, 1 to 8"),
+            weight=models.PositiveIntegerField(default=1, help_text="weight in fair share"),
             highest_priority=models.PositiveSmallIntegerField(default=2, choices=PRIORITIES),
             created_at=models.DateTimeField(),
         ),
@@ -210,7 +210,7 @@ class Migration(migrations.Migration):
             most_gpus_per_user=models.PositiveIntegerField(blank=True, null=True),
             most_gpus_per_workload=models.PositiveIntegerField(blank=True, null=True),
             approval_above_gpus=models.PositiveIntegerField(
-                default=4, help_text="reservations above this wait for approval"
+                default=4, help_text="reservations above this number wait for approval"
             ),
             longest_reservation_seconds=models.PositiveIntegerField(default=1209600),
             reservation_horizon_seconds=models.PositiveIntegerField(default=7776000),
@@ -220,26 +220,31 @@ class Migration(migrations.Migration):
             team=optional_link("scheduler.team", PROTECT, help_text="owner of a static pool"),
             diagnose_after_quarantine=models.BooleanField(
                 default=True,
-                help_text="a quarantined GPU is diagnosed once nothing holds it: it comes back, or goes out",
+                help_text="diagnose a quarantined GPU when no workload holds it; the result decides its state",
             ),
             diagnose_every_hours=models.PositiveIntegerField(
-                default=0, help_text="GPUs that are idle; 0: never"
+                default=0, help_text="interval of diagnostics on idle GPUs; 0: never"
             ),
             diagnostic_seconds=models.PositiveIntegerField(
-                default=600, help_text="how long a diagnostic of one GPU may take"
+                default=600, help_text="time limit of the diagnostic of one GPU"
             ),
             diagnostic_tool=models.CharField(
-                max_length=40, default="auto", help_text="a DiagnosticTool, or a name that its hosts report"
+                max_length=40,
+                default="auto",
+                help_text="a DiagnosticTool, or the name of a tool that its hosts report",
             ),
             stray_action=models.CharField(
                 max_length=6,
                 default="report",
                 choices=[
-                    ("report", "show it"),
-                    ("warn", "show it, and tell the person it belongs to"),
-                    ("end", "show it, and end it when it is surely neither ours nor the system's"),
+                    ("report", "report it"),
+                    ("warn", "report it and notify its owner"),
+                    (
+                        "end",
+                        "report it and end it if it belongs neither to a workload nor to the system",
+                    ),
                 ],
-                help_text="for processes of no workload",
+                help_text="policy for processes outside workloads",
             ),
             most_waiting_per_team=models.PositiveIntegerField(
                 default=10000, help_text="notebooks and jobs of one team in the queue"
@@ -251,7 +256,7 @@ class Migration(migrations.Migration):
                 max_length=12,
                 default="none",
                 choices=ISOLATION_LEVELS,
-                help_text="hosts that have less take no new work",
+                help_text="hosts with less isolation take no new work",
             ),
             constraints=[
                 models.CheckConstraint(
@@ -290,7 +295,9 @@ class Migration(migrations.Migration):
             model=models.CharField(max_length=60),
             guaranteed_slots=models.PositiveIntegerField(help_text="840 is one GPU"),
             borrow_limit_slots=models.PositiveIntegerField(
-                blank=True, null=True, help_text="above the guarantee; empty: no limit"
+                blank=True,
+                null=True,
+                help_text="units that it may borrow above the guarantee; empty: no limit",
             ),
             updated_at=models.DateTimeField(),
             pool=models.ForeignKey("scheduler.pool", PROTECT, related_name="quotas"),
@@ -302,19 +309,19 @@ class Migration(migrations.Migration):
             hours_slot_seconds=models.BigIntegerField(
                 blank=True,
                 null=True,
-                help_text="worth of the guarantee in a period; empty: no end. 3,024,000 is one GPU-hour",
+                help_text="guaranteed slot-seconds per period; empty: no limit. 3,024,000 are one GPU-hour",
             ),
-            hours_until=optional_time("the end of the period that was counted"),
+            hours_until=optional_time("end of the period that was counted"),
             hours_used=models.BigIntegerField(
-                default=0, help_text="slot-seconds in the period, as counted last"
+                default=0, help_text="slot-seconds used in the period, at the last count"
             ),
             hours_used_up=flag(),
             when_used_up=models.CharField(
                 max_length=6,
                 default="borrow",
                 choices=[
-                    ("borrow", "it only borrows until the period is over"),
-                    ("refuse", "nothing new starts until the period is over"),
+                    ("borrow", "new work only borrows until the period ends"),
+                    ("refuse", "no new work starts until the period ends"),
                 ],
             ),
             constraints=[
@@ -339,10 +346,10 @@ class Migration(migrations.Migration):
             id=ID,
             action=models.CharField(max_length=16, choices=titled("refuse_new", "stop_borrowing")),
             numbers=models.JSONField(
-                default=dict, help_text="measure, limit and spent, as the reason says them"
+                default=dict, help_text="numbers of the reason: measure, limit and spent"
             ),
             closed_at=models.DateTimeField(),
-            until=models.DateTimeField(help_text="the end of the budget's period"),
+            until=models.DateTimeField(help_text="end of the budget's period"),
             project=optional_link("scheduler.project", CASCADE),
             team=optional_link("scheduler.team", CASCADE),
             constraints=[
@@ -359,30 +366,32 @@ class Migration(migrations.Migration):
             "Storage",
             id=ID,
             key=models.CharField(
-                max_length=64, unique=True, help_text="random, made by the first agent that met the folder"
+                max_length=64,
+                unique=True,
+                help_text="random, created by the first agent that used the folder",
             ),
-            total_bytes=models.BigIntegerField(blank=True, null=True, help_text="of its file system"),
+            total_bytes=models.BigIntegerField(blank=True, null=True, help_text="size of its file system"),
             free_bytes=models.BigIntegerField(blank=True, null=True),
             left_out=models.PositiveIntegerField(
-                default=0, help_text="homes beyond those that one report can name"
+                default=0, help_text="number of homes that did not fit into the report"
             ),
-            listed_at=models.DateTimeField(help_text="when the agents last looked which homes there are"),
+            listed_at=models.DateTimeField(help_text="time at which the agents last listed the homes"),
         ),
         table(
             "Host",
             id=ID,
             name=models.CharField(max_length=63, unique=True),
             labels=models.JSONField(blank=True, default=dict),
-            simulated=flag("its NVML readings are simulated"),
+            simulated=flag("True: its NVML readings are simulated"),
             hardware=models.JSONField(
-                blank=True, default=dict, help_text="what the agent last reported of the machine"
+                blank=True, default=dict, help_text="facts of the machine in the agent's last report"
             ),
-            isolation=optional_text(20, help_text="bubblewrap or plain, as the agent reports"),
+            isolation=optional_text(20, help_text="bubblewrap or plain, from the agent's report"),
             cpu_milli=models.PositiveIntegerField(default=0),
             memory_mib=models.PositiveIntegerField(default=0),
             agent_version=optional_text(40),
             boot_id=optional_text(64),
-            agent_instance=optional_text(64, help_text="random per agent installation: tells a clone"),
+            agent_instance=optional_text(64, help_text="random per agent installation; identifies a clone"),
             credential_hash=optional_text(64),
             credential_expires_at=optional_time(),
             lease_state=models.CharField(
@@ -398,36 +407,36 @@ class Migration(migrations.Migration):
                 default="well",
                 choices=REPAIR_STATES,
             ),
-            state_reason=optional_text(300, help_text="why it is not simply in service"),
+            state_reason=optional_text(300, help_text="reason of its state; empty if in service"),
             refused_agent=models.JSONField(
                 blank=True,
                 null=True,
-                help_text="the last agent that was turned away here: instance, boot_id, reason, at",
+                help_text="the last rejected agent: instance, boot_id, reason, at",
             ),
             last_sync_at=optional_time(),
             silent_since=optional_time(),
             created_at=models.DateTimeField(),
             pool=models.ForeignKey("scheduler.pool", PROTECT, related_name="hosts"),
             storage=optional_link(
-                "scheduler.storage", SET_NULL, help_text="of its homes", related_name="hosts"
+                "scheduler.storage", SET_NULL, help_text="storage of its homes", related_name="hosts"
             ),
-            tripped_at=optional_time("since when too many attempts of different workloads failed on it"),
+            tripped_at=optional_time(
+                "time since which too many attempts of different workloads failed on it"
+            ),
             isolation_level=models.CharField(
                 max_length=12,
                 default="none",
                 choices=ISOLATION_LEVELS,
-                help_text="what it keeps apart, from its report",
+                help_text="isolation that it provides, from its report",
             ),
             agent_start=optional_text(
-                64, help_text="the start of the agent that spoke last: tells a copy of its folder"
+                64, help_text="start id of the last agent; identifies a copy of its state folder"
             ),
             public_key=optional_text(
-                60, help_text="Ed25519, base64; made on the host, registered when it joined"
+                60, help_text="Ed25519, base64; created on the host and registered at the join"
             ),
-            agent_before_heard_at=optional_time(
-                "last word of the agent that was here before the present one joined"
-            ),
-            disk_full=flag("as its agent says: it starts nothing new"),
+            agent_before_heard_at=optional_time("last sync of the previous agent"),
+            disk_full=flag("True: its agent reports a full disk and starts no new work"),
             disk_full_since=optional_time("time since which its agent reports this"),
         ),
         table(
@@ -437,7 +446,9 @@ class Migration(migrations.Migration):
             uuid=models.CharField(max_length=80, unique=True),
             model=models.CharField(max_length=60),
             memory_mib=models.PositiveIntegerField(),
-            compute_capability=models.PositiveSmallIntegerField(default=0, help_text="90 for 9.0"),
+            compute_capability=models.PositiveSmallIntegerField(
+                default=0, help_text="CUDA compute capability times ten: 90 for 9.0"
+            ),
             nvlink_group=models.PositiveSmallIntegerField(blank=True, null=True),
             numa_node=models.PositiveSmallIntegerField(blank=True, null=True),
             pci_bus_id=optional_text(32),
@@ -447,11 +458,11 @@ class Migration(migrations.Migration):
                 choices=REPAIR_STATES,
             ),
             state_reason=optional_text(300),
-            retired_at=optional_time("no longer reported by its host"),
+            retired_at=optional_time("True: its host no longer reports it"),
             created_at=models.DateTimeField(),
             host=models.ForeignKey("scheduler.host", PROTECT, related_name="gpus"),
             missing_since=optional_time(
-                "its host stopped reporting it; until it does again, or an operator knows that it is gone"
+                "time since which its host does not report it; empty: reported, or removed by an operator"
             ),
             constraints=[
                 models.UniqueConstraint(
@@ -498,8 +509,8 @@ class Migration(migrations.Migration):
         table(
             "Unit",
             id=ID,
-            profile=optional_text(30, help_text="empty: the whole GPU"),
-            uuid=models.CharField(max_length=80, help_text="what CUDA_VISIBLE_DEVICES gets"),
+            profile=optional_text(30, help_text="MIG profile; empty: the whole GPU"),
+            uuid=models.CharField(max_length=80, help_text="value for CUDA_VISIBLE_DEVICES"),
             slots=BigIntegerRangeField(),
             memory_mib=models.PositiveIntegerField(),
             retired_at=optional_time(),
@@ -526,10 +537,12 @@ class Migration(migrations.Migration):
             "Volume",
             id=ID,
             name=models.CharField(max_length=150, db_index=True),
-            size_bytes=models.BigIntegerField(blank=True, null=True, help_text="on the disk; empty: unknown"),
-            size_complete=models.BooleanField(default=True, help_text="not: there is at least so much"),
+            size_bytes=models.BigIntegerField(
+                blank=True, null=True, help_text="space used on the disk; empty: unknown"
+            ),
+            size_complete=models.BooleanField(default=True, help_text="False: the size is a lower bound"),
             files=models.BigIntegerField(blank=True, null=True),
-            changed_at=optional_time("the newest change of anything in it"),
+            changed_at=optional_time("time of the newest change in it"),
             measured_at=optional_time(),
             storage=models.ForeignKey("scheduler.storage", CASCADE, related_name="volumes"),
             constraints=[
@@ -542,8 +555,10 @@ class Migration(migrations.Migration):
             public_id=PUBLIC_ID,
             name=models.CharField(max_length=80),
             weekdays=ArrayField(models.PositiveSmallIntegerField(), help_text="0 is Monday"),
-            starts_at=models.TimeField(help_text="by the clock of its time zone"),
-            ends_at=models.TimeField(help_text="not after the start: on the next day"),
+            starts_at=models.TimeField(help_text="local time in its time zone"),
+            ends_at=models.TimeField(
+                help_text="local time; if it is not after the start, it is on the next day"
+            ),
             time_zone=models.CharField(max_length=60),
             first_day=models.DateField(),
             last_day=models.DateField(),
@@ -567,25 +582,28 @@ class Migration(migrations.Migration):
             ),
             may_exceed_guarantee=flag(),
             first_used_at=optional_time(),
-            ended_at=optional_time("when it was over, released or cancelled"),
+            ended_at=optional_time("time at which it ended, was released or was cancelled"),
             created_at=models.DateTimeField(),
             owner=models.ForeignKey(settings.AUTH_USER_MODEL, PROTECT, related_name="reservations"),
             pool=models.ForeignKey("scheduler.pool", PROTECT, related_name="reservations"),
             project=models.ForeignKey("scheduler.project", PROTECT, related_name="reservations"),
-            reason_at=optional_time("since when that is its reason"),
+            reason_at=optional_time("time since which it has this reason"),
             reason_code=optional_text(
-                40, help_text="why it has begun and has no units; empty when all is well"
+                40, help_text="reason why it started without units; empty if it has units"
             ),
             reason_numbers=models.JSONField(blank=True, default=dict),
             series=optional_link(
-                "scheduler.series", PROTECT, help_text="it recurs", related_name="occurrences"
+                "scheduler.series",
+                PROTECT,
+                help_text="series of a recurring reservation",
+                related_name="occurrences",
             ),
             labels_preferred=models.JSONField(
-                blank=True, default=dict, help_text="hosts with more of them come first"
+                blank=True, default=dict, help_text="hosts with more of these labels are preferred"
             ),
-            spread=flag("over hosts that share as little as can be"),
-            moved_at=optional_time("when it last let go of GPUs that can't be used"),
-            moved_from=optional_text(200, help_text="the hosts of those"),
+            spread=flag("spread over hosts that share as little as possible"),
+            moved_at=optional_time("time at which it last released unusable GPUs"),
+            moved_from=optional_text(200, help_text="hosts of the GPUs that it released"),
             indexes=[models.Index(fields=["pool", "end"], name="scheduler_r_pool_id_8afb0f_idx")],
             constraints=[
                 models.CheckConstraint(
@@ -611,11 +629,9 @@ class Migration(migrations.Migration):
             id=ID,
             public_id=PUBLIC_ID,
             name=models.CharField(max_length=80),
-            indices=models.CharField(
-                max_length=200, help_text="as they were asked for, such as 0-9 or 1,3,5-9:2"
-            ),
+            indices=models.CharField(max_length=200, help_text="as requested, such as 0-9 or 1,3,5-9:2"),
             most_at_once=models.PositiveIntegerField(
-                blank=True, null=True, help_text="tasks released together; empty: all"
+                blank=True, null=True, help_text="number of tasks that may run at once; empty: all"
             ),
             created_at=models.DateTimeField(),
             owner=models.ForeignKey(settings.AUTH_USER_MODEL, PROTECT, related_name="+"),
@@ -648,35 +664,35 @@ class Migration(migrations.Migration):
                 default="queued",
                 choices=spaced("queued", "placed", "starting", "running", "notice", "stopping", "ended"),
             ),
-            attempt=models.PositiveIntegerField(default=0, help_text="how often it has been placed"),
+            attempt=models.PositiveIntegerField(default=0, help_text="number of its placements"),
             submitted_at=models.DateTimeField(),
-            queued_at=models.DateTimeField(help_text="last time it began to wait"),
+            queued_at=models.DateTimeField(help_text="start of its last wait"),
             not_before=optional_time(),
-            started_at=optional_time("first time it ran"),
+            started_at=optional_time("start of its first run"),
             ended_at=optional_time(),
-            outcome=optional_text(30, help_text="a reason code once it has ended"),
+            outcome=optional_text(30, help_text="reason code after its end"),
             outcome_numbers=models.JSONField(blank=True, default=dict),
-            reason_code=optional_text(40, help_text="why it waits, or why it started"),
+            reason_code=optional_text(40, help_text="reason why it waits or started"),
             reason_numbers=models.JSONField(blank=True, default=dict),
             position=models.PositiveIntegerField(blank=True, null=True),
             expected_start=optional_time(),
             blockers=optional_array(models.BigIntegerField()),
             borrowed_slots=models.PositiveIntegerField(default=0),
             earmarked_units=optional_array(
-                models.BigIntegerField(), "units that others were told to leave for it"
+                models.BigIntegerField(), "units from which others are evicted for it"
             ),
             checkpoint_at=optional_time(),
-            stop_requested=optional_text(30, help_text="reason code of a wanted stop"),
-            gone_by=optional_time("when one that was told to go is gone at the latest"),
+            stop_requested=optional_text(30, help_text="reason code of a requested stop"),
+            gone_by=optional_time("time at which the last evicted workload ends at the latest"),
             failures=models.PositiveSmallIntegerField(
-                default=0, help_text="attempts that failed by themselves"
+                default=0, help_text="attempts that failed by their own fault"
             ),
             lost_attempts=models.PositiveSmallIntegerField(
-                default=0, help_text="attempts that a host, a GPU or a start failed"
+                default=0, help_text="attempts that failed because of a host, a GPU or a start"
             ),
             idle_warned_at=optional_time(),
-            keep_until=optional_time("its owner asked not to stop it for idleness before this"),
-            simulated=flag("part of the simulated history, never ran"),
+            keep_until=optional_time("not stopped as idle before this time, as its owner requested"),
+            simulated=flag("part of the simulated history; never ran"),
             evicted_by=optional_link("scheduler.workload", SET_NULL, related_name="+"),
             evicted_for_reservation=optional_link("scheduler.reservation", SET_NULL, related_name="+"),
             evicted_for_workload=optional_link("scheduler.workload", SET_NULL, related_name="+"),
@@ -685,34 +701,40 @@ class Migration(migrations.Migration):
             project=models.ForeignKey("scheduler.project", PROTECT, related_name="workloads"),
             reservation=optional_link("scheduler.reservation", PROTECT, related_name="workloads"),
             array_index=models.PositiveIntegerField(blank=True, null=True),
-            held_back=flag("a task whose array lets no more start at present"),
+            held_back=flag("task that waits for the array's limit of running tasks"),
             labels_preferred=models.JSONField(
-                blank=True, default=dict, help_text="hosts with more of them come first"
+                blank=True, default=dict, help_text="hosts with more of these labels are preferred"
             ),
-            spread=flag("over hosts that share as little as can be"),
-            waits_for=optional_array(models.BigIntegerField(), "workloads whose end it still waits for"),
-            wanted_by=optional_time("when it should be done: a wish, nothing holds it to it"),
+            spread=flag("spread over hosts that share as little as possible"),
+            waits_for=optional_array(models.BigIntegerField(), "number of workloads whose end it waits for"),
+            wanted_by=optional_time("deadline; informative only"),
             array=optional_link(
-                "scheduler.jobarray", PROTECT, help_text="it is a task of this", related_name="tasks"
+                "scheduler.jobarray",
+                PROTECT,
+                help_text="array of this task; empty: not a task",
+                related_name="tasks",
             ),
             waits_for_arrays=optional_array(
-                models.BigIntegerField(), "arrays whose last task's end it still waits for"
+                models.BigIntegerField(), "number of arrays whose end it waits for"
             ),
             if_member_ends=models.CharField(
                 max_length=7,
                 default="restart",
                 choices=[
-                    ("restart", "all of it starts again, as often as it may be retried"),
-                    ("end", "all of it ends"),
+                    ("restart", "restart all members, up to the retry limit"),
+                    ("end", "end all members"),
                 ],
-                help_text="of a job on several hosts",
+                help_text="rule for failures of a job on several hosts",
             ),
             avoids=optional_array(
-                models.BigIntegerField(), "hosts on which it could not start: others come first"
+                models.BigIntegerField(), "hosts on which it could not start; others are preferred"
             ),
             avoids_until=optional_time(),
             homes=optional_link(
-                "scheduler.storage", SET_NULL, help_text="its last checkpoint lies there", related_name="+"
+                "scheduler.storage",
+                SET_NULL,
+                help_text="home folder of its last checkpoint",
+                related_name="+",
             ),
             indexes=[
                 models.Index(fields=["pool", "state"], name="scheduler_w_pool_id_f4b672_idx"),
@@ -741,7 +763,7 @@ class Migration(migrations.Migration):
             placed_at=models.DateTimeField(),
             starting_at=optional_time(),
             running_at=optional_time(),
-            ready_at=optional_time("a notebook answers"),
+            ready_at=optional_time("time at which the notebook first answered"),
             ended_at=optional_time(),
             outcome=optional_text(30),
             exit_code=models.IntegerField(blank=True, null=True),
@@ -749,7 +771,9 @@ class Migration(migrations.Migration):
             step=optional_text(200, help_text="the last step that the agent reported"),
             missing_since=optional_time("time since which its agent does not report it"),
             activity=models.JSONField(
-                blank=True, default=dict, help_text="notebook: busy kernels, connections, last activity"
+                blank=True,
+                default=dict,
+                help_text="activity of a notebook: busy kernels, connections, time of the last activity",
             ),
             host=models.ForeignKey("scheduler.host", PROTECT, related_name="runs"),
             workload=models.ForeignKey("scheduler.workload", PROTECT, related_name="runs"),
@@ -763,7 +787,7 @@ class Migration(migrations.Migration):
             checkpoint_told=optional_time(
                 "checkpoint_at by the clock of the host, to detect a new checkpoint"
             ),
-            saved=flag("it has acknowledged a checkpoint since its notice"),
+            saved=flag("True: it has acknowledged a checkpoint since its notice"),
             gpu_events=models.JSONField(
                 blank=True,
                 default=list,
@@ -789,8 +813,8 @@ class Migration(migrations.Migration):
             "Command",
             id=ID,
             verb=models.CharField(max_length=10, choices=titled("start", "notice", "stop")),
-            code=optional_text(40, help_text="reason code, told to the workload"),
-            stop_at=optional_time("notice: when the stop follows"),
+            code=optional_text(40, help_text="reason code that the workload receives"),
+            stop_at=optional_time("time of the stop that a notice announces"),
             created_at=models.DateTimeField(),
             done_at=optional_time(),
             host=models.ForeignKey("scheduler.host", PROTECT, related_name="commands"),
@@ -856,9 +880,9 @@ class Migration(migrations.Migration):
             condition=models.CharField(
                 max_length=6,
                 default="ok",
-                choices=[("ok", "finished"), ("any", "ended"), ("not_ok", "ended otherwise")],
+                choices=[("ok", "finished"), ("any", "ended"), ("not_ok", "ended without success")],
             ),
-            settled_at=optional_time("when it was met, or could not be met any more"),
+            settled_at=optional_time("time at which the dependency was met or became impossible"),
             on=optional_link("scheduler.workload", CASCADE, related_name="dependents"),
             workload=models.ForeignKey("scheduler.workload", CASCADE, related_name="dependencies"),
             on_array=optional_link("scheduler.jobarray", CASCADE, related_name="dependents"),
@@ -888,34 +912,34 @@ class Migration(migrations.Migration):
             "Recording",
             id=ID,
             at=models.DateTimeField(db_index=True),
-            planned_at=models.BigIntegerField(
-                help_text="the plan's moment, in whole seconds since the epoch"
-            ),
+            planned_at=models.BigIntegerField(help_text="time of the plan, in whole seconds since the epoch"),
             epoch=models.BigIntegerField(),
-            parts=models.JSONField(help_text="the digest of each table's part"),
-            plan_sha256=models.CharField(max_length=64, help_text="of the plan's canonical text"),
+            parts=models.JSONField(help_text="digest of the part of each table"),
+            plan_sha256=models.CharField(max_length=64, help_text="SHA-256 of the plan's canonical text"),
             placed=models.PositiveIntegerField(),
             evicted=models.PositiveIntegerField(),
             refused=models.PositiveIntegerField(),
             size_bytes=models.PositiveBigIntegerField(
-                default=0, help_text="of the parts that it was the first to name, compressed"
+                default=0, help_text="bytes of the parts that it stored first, compressed"
             ),
         ),
         table(
             "RecordingPart",
             digest=models.CharField(primary_key=True, max_length=64, serialize=False),
             body=models.BinaryField(),
-            used_at=models.DateTimeField(db_index=True, help_text="about when a recording last named it"),
+            used_at=models.DateTimeField(
+                db_index=True, help_text="approximate time of the last recording that refers to it"
+            ),
         ),
         table(
             "StartEstimate",
             id=ID,
-            attempt=models.PositiveIntegerField(help_text="how often it had been placed before this wait"),
+            attempt=models.PositiveIntegerField(help_text="number of placements before this wait"),
             told_at=models.DateTimeField(),
             expected_start=models.DateTimeField(),
-            latest=optional_time("the upper end of its range, if it was told one"),
-            over_at=optional_time("when it was placed, or left the queue"),
-            started=flag("it was placed"),
+            latest=optional_time("upper end of the announced range; empty: none was announced"),
+            over_at=optional_time("time at which it was placed or left the queue"),
+            started=flag("True: it was placed"),
             pool=models.ForeignKey("scheduler.pool", CASCADE, related_name="+"),
             workload=models.ForeignKey("scheduler.workload", CASCADE, related_name="start_estimates"),
             indexes=[
@@ -937,10 +961,10 @@ class Migration(migrations.Migration):
             why=models.CharField(
                 max_length=12,
                 choices=[
-                    ("operator", "asked for"),
+                    ("operator", "requested"),
                     ("quarantined", "after its quarantine"),
                     ("tripped", "after too many failed attempts on its host"),
-                    ("periodic", "its turn, while idle"),
+                    ("periodic", "periodic, while idle"),
                 ],
             ),
             state=models.CharField(
@@ -948,11 +972,11 @@ class Migration(migrations.Migration):
                 default="wanted",
                 choices=spaced("wanted", "running", "passed", "failed", "stopped"),
             ),
-            tool=optional_text(40, help_text="what was run: dcgm, own, simulated or a name of the host's"),
-            simulated=flag("nothing was measured"),
-            checks=models.JSONField(
-                blank=True, default=list, help_text="name, passed and numbers of each check"
+            tool=optional_text(
+                40, help_text="tool that ran: dcgm, own, simulated or the name of an operator's diagnostic"
             ),
+            simulated=flag("True: nothing was measured"),
+            checks=models.JSONField(blank=True, default=list, help_text="per check: name, passed, numbers"),
             detail=optional_text(300),
             created_at=models.DateTimeField(),
             started_at=optional_time(),
@@ -981,7 +1005,7 @@ class Migration(migrations.Migration):
             wall=models.DateTimeField(),
             machine=models.CharField(max_length=120),
             uptime=models.FloatField(help_text="seconds on CLOCK_BOOTTIME of that machine"),
-            set_at=optional_time("when it was last found that the wall clock had been set"),
+            set_at=optional_time("time at which a step of the wall clock was last detected"),
             constraints=[models.CheckConstraint(condition=Q(("id", 1)), name="there_is_one_clock_reading")],
         ),
         table(
@@ -992,16 +1016,16 @@ class Migration(migrations.Migration):
                 blank=True, default=list, help_text="profiles of its units; empty: one whole GPU"
             ),
             parts=models.JSONField(
-                blank=True, default=list, help_text="profile and start of each; empty: one whole GPU"
+                blank=True, default=list, help_text="profile and start of each unit; empty: one whole GPU"
             ),
             state=models.CharField(
                 max_length=10,
                 default="draining",
                 choices=spaced("draining", "changing", "done", "failed", "withdrawn"),
             ),
-            detail=optional_text(300, help_text="what its host says of it"),
+            detail=optional_text(300, help_text="report of the host about the change"),
             created_at=models.DateTimeField(),
-            told_at=optional_time("when nothing held it any more and its host was told"),
+            told_at=optional_time("time at which the GPU was free and its host received the command"),
             ended_at=optional_time(),
             gpu=models.ForeignKey("scheduler.gpu", CASCADE, related_name="geometry_changes"),
             host=models.ForeignKey("scheduler.host", CASCADE, related_name="geometry_changes"),

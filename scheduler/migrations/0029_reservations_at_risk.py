@@ -13,7 +13,9 @@ class Migration(migrations.Migration):
             model_name="reservation",
             name="at_risk_numbers",
             field=models.JSONField(
-                blank=True, default=dict, help_text="of the reason reservation_at_risk; empty: none"
+                blank=True,
+                default=dict,
+                help_text="numbers of the reason reservation_at_risk; empty: not at risk",
             ),
         ),
         migrations.AddField(
@@ -21,7 +23,7 @@ class Migration(migrations.Migration):
             name="at_risk_since",
             field=models.DateTimeField(
                 blank=True,
-                help_text="since when no units could serve it until its end; null: some could",
+                help_text="time since which no units can serve it until its end; null: some can",
                 null=True,
             ),
         ),

@@ -57,8 +57,8 @@ UPDATE scheduler_gpu AS gpu SET pool_id = host.pool_id
 FROM scheduler_host AS host WHERE host.id = gpu.host_id;
 SET CONSTRAINTS ALL IMMEDIATE;
 """
-NAME_IS_TAKEN = "kept for its charges and its audit records; its name stays taken"
-CHARGED_THERE = "its use and its time are charged there: a host that moves gets new rows for its GPUs"
+NAME_IS_TAKEN = "removed; the row stays for charges and audit records; its name stays reserved"
+CHARGED_THERE = "pool to which its time is charged; a host that moves gets new GPU rows"
 
 
 def removed_at(model, help_text):
@@ -81,10 +81,10 @@ class Migration(migrations.Migration):
     dependencies = [("scheduler", "0029_reservations_at_risk")]
 
     operations = [
-        removed_at("host", "kept for its runs and its charges; its name may be used again"),
+        removed_at("host", "removed; the row stays for its runs and charges; its name may be used again"),
         removed_at("pool", NAME_IS_TAKEN),
         removed_at("team", NAME_IS_TAKEN),
-        removed_at("quota", "its team or its pool was removed; statements still read it"),
+        removed_at("quota", "time at which its team or pool was removed; statements still read the row"),
         migrations.RunSQL("\n".join(WATCHED), migrations.RunSQL.noop),
         migrations.AddField("gpu", "pool", pool_of_gpu(null=True)),
         migrations.RunSQL(POOL_OF_EACH_GPU, migrations.RunSQL.noop),

@@ -23,9 +23,11 @@ class Command(models.Model):
     run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="commands")
     verb = models.CharField(max_length=10, choices=Verb.choices)
     code = models.CharField(
-        max_length=40, default="", blank=True, help_text="reason code, told to the workload"
+        max_length=40, default="", blank=True, help_text="reason code that the workload receives"
     )
-    stop_at = models.DateTimeField(null=True, blank=True, help_text="notice: when the stop follows")
+    stop_at = models.DateTimeField(
+        null=True, blank=True, help_text="time of the stop that a notice announces"
+    )
     created_at = models.DateTimeField()
     done_at = models.DateTimeField(null=True, blank=True)
 

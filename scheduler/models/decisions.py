@@ -42,14 +42,16 @@ class StartEstimate(models.Model):
 
     workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="start_estimates")
     pool = models.ForeignKey(Pool, on_delete=models.CASCADE, related_name="+")
-    attempt = models.PositiveIntegerField(help_text="how often it had been placed before this wait")
+    attempt = models.PositiveIntegerField(help_text="number of placements before this wait")
     told_at = models.DateTimeField()
     expected_start = models.DateTimeField()
     latest = models.DateTimeField(
-        null=True, blank=True, help_text="the upper end of its range, if it was told one"
+        null=True, blank=True, help_text="upper end of the announced range; empty: none was announced"
     )
-    over_at = models.DateTimeField(null=True, blank=True, help_text="when it was placed, or left the queue")
-    started = models.BooleanField(default=False, help_text="it was placed")
+    over_at = models.DateTimeField(
+        null=True, blank=True, help_text="time at which it was placed or left the queue"
+    )
+    started = models.BooleanField(default=False, help_text="True: it was placed")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["workload", "attempt"], name="one_estimate_per_wait")]
@@ -66,20 +68,22 @@ class RecordingPart(models.Model):
 
     digest = models.CharField(primary_key=True, max_length=64)
     body = models.BinaryField()
-    used_at = models.DateTimeField(db_index=True, help_text="about when a recording last named it")
+    used_at = models.DateTimeField(
+        db_index=True, help_text="approximate time of the last recording that refers to it"
+    )
 
 
 class Recording(models.Model):
     """The full input of one cycle that changed something, to plan it again (manage.py replay_snapshot)."""
 
     at = models.DateTimeField(db_index=True)
-    planned_at = models.BigIntegerField(help_text="the plan's moment, in whole seconds since the epoch")
+    planned_at = models.BigIntegerField(help_text="time of the plan, in whole seconds since the epoch")
     epoch = models.BigIntegerField()
-    parts = models.JSONField(help_text="the digest of each table's part")
-    plan_sha256 = models.CharField(max_length=64, help_text="of the plan's canonical text")
+    parts = models.JSONField(help_text="digest of the part of each table")
+    plan_sha256 = models.CharField(max_length=64, help_text="SHA-256 of the plan's canonical text")
     placed = models.PositiveIntegerField()
     evicted = models.PositiveIntegerField()
     refused = models.PositiveIntegerField()
     size_bytes = models.PositiveBigIntegerField(
-        default=0, help_text="of the parts that it was the first to name, compressed"
+        default=0, help_text="bytes of the parts that it stored first, compressed"
     )

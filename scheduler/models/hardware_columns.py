@@ -22,9 +22,11 @@ class HardwareColumns(models.Model):
     cpu_milli = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveIntegerField(default=0)
     labels_preferred = models.JSONField(
-        default=dict, blank=True, help_text="hosts with more of them come first"
+        default=dict, blank=True, help_text="hosts with more of these labels are preferred"
     )
-    spread = models.BooleanField(default=False, help_text="over hosts that share as little as can be")
+    spread = models.BooleanField(
+        default=False, help_text="spread over hosts that share as little as possible"
+    )
 
     class Meta:
         abstract = True

@@ -18,12 +18,14 @@ class Storage(models.Model):
     """A folder of homes. Hosts that share it report the same key."""
 
     key = models.CharField(
-        unique=True, max_length=64, help_text="random, made by the first agent that met the folder"
+        unique=True, max_length=64, help_text="random, created by the first agent that used the folder"
     )
-    total_bytes = models.BigIntegerField(null=True, blank=True, help_text="of its file system")
+    total_bytes = models.BigIntegerField(null=True, blank=True, help_text="size of its file system")
     free_bytes = models.BigIntegerField(null=True, blank=True)
-    left_out = models.PositiveIntegerField(default=0, help_text="homes beyond those that one report can name")
-    listed_at = models.DateTimeField(help_text="when the agents last looked which homes there are")
+    left_out = models.PositiveIntegerField(
+        default=0, help_text="number of homes that did not fit into the report"
+    )
+    listed_at = models.DateTimeField(help_text="time at which the agents last listed the homes")
 
     def __str__(self) -> str:
         return self.key[:8]
@@ -34,10 +36,12 @@ class Volume(models.Model):
 
     storage = models.ForeignKey(Storage, on_delete=models.CASCADE, related_name="volumes")
     name = models.CharField(max_length=150, db_index=True)
-    size_bytes = models.BigIntegerField(null=True, blank=True, help_text="on the disk; empty: unknown")
-    size_complete = models.BooleanField(default=True, help_text="not: there is at least so much")
+    size_bytes = models.BigIntegerField(
+        null=True, blank=True, help_text="space used on the disk; empty: unknown"
+    )
+    size_complete = models.BooleanField(default=True, help_text="False: the size is a lower bound")
     files = models.BigIntegerField(null=True, blank=True)
-    changed_at = models.DateTimeField(null=True, blank=True, help_text="the newest change of anything in it")
+    changed_at = models.DateTimeField(null=True, blank=True, help_text="time of the newest change in it")
     measured_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
@@ -60,41 +64,43 @@ class Host(models.Model):
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="hosts")
     name = models.CharField(max_length=63)
     labels = models.JSONField(default=dict, blank=True)
-    simulated = models.BooleanField(default=False, help_text="its NVML readings are simulated")
+    simulated = models.BooleanField(default=False, help_text="True: its NVML readings are simulated")
     hardware = models.JSONField(
-        default=dict, blank=True, help_text="what the agent last reported of the machine"
+        default=dict, blank=True, help_text="facts of the machine in the agent's last report"
     )
     isolation = models.CharField(
-        max_length=20, default="", blank=True, help_text="bubblewrap or plain, as the agent reports"
+        max_length=20, default="", blank=True, help_text="bubblewrap or plain, from the agent's report"
     )
     isolation_level = models.CharField(
         max_length=12,
         choices=Isolation.choices,
         default=Isolation.NONE,
-        help_text="what it keeps apart, from its report",
+        help_text="isolation that it provides, from its report",
     )
     cpu_milli = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveIntegerField(default=0)
-    disk_full = models.BooleanField(default=False, help_text="as its agent says: it starts nothing new")
+    disk_full = models.BooleanField(
+        default=False, help_text="True: its agent reports a full disk and starts no new work"
+    )
     disk_full_since = models.DateTimeField(
         null=True, blank=True, help_text="time since which its agent reports this"
     )
     agent_version = models.CharField(max_length=40, default="", blank=True)
     boot_id = models.CharField(max_length=64, default="", blank=True)
     agent_instance = models.CharField(
-        max_length=64, default="", blank=True, help_text="random per agent installation: tells a clone"
+        max_length=64, default="", blank=True, help_text="random per agent installation; identifies a clone"
     )
     agent_start = models.CharField(
         max_length=64,
         default="",
         blank=True,
-        help_text="the start of the agent that spoke last: tells a copy of its folder",
+        help_text="start id of the last agent; identifies a copy of its state folder",
     )
     public_key = models.CharField(
         max_length=60,
         default="",
         blank=True,
-        help_text="Ed25519, base64; made on the host, registered when it joined",
+        help_text="Ed25519, base64; created on the host and registered at the join",
     )
     credential_hash = models.CharField(max_length=64, default="", blank=True)
     credential_expires_at = models.DateTimeField(null=True, blank=True)
@@ -108,12 +114,12 @@ class Host(models.Model):
         max_length=12, choices=states.state_choices(states.RepairState), default=states.RepairState.WELL
     )
     state_reason = models.CharField(
-        max_length=300, default="", blank=True, help_text="why it is not simply in service"
+        max_length=300, default="", blank=True, help_text="reason of its state; empty if in service"
     )
     refused_agent = models.JSONField(
         null=True,
         blank=True,
-        help_text="the last agent that was turned away here: instance, boot_id, reason, at",
+        help_text="the last rejected agent: instance, boot_id, reason, at",
     )
     storage = models.ForeignKey(
         Storage,
@@ -121,19 +127,23 @@ class Host(models.Model):
         blank=True,
         on_delete=models.SET_NULL,
         related_name="hosts",
-        help_text="of its homes",
+        help_text="storage of its homes",
     )
     tripped_at = models.DateTimeField(
-        null=True, blank=True, help_text="since when too many attempts of different workloads failed on it"
+        null=True,
+        blank=True,
+        help_text="time since which too many attempts of different workloads failed on it",
     )
     last_sync_at = models.DateTimeField(null=True, blank=True)
     agent_before_heard_at = models.DateTimeField(
-        null=True, blank=True, help_text="last word of the agent that was here before the present one joined"
+        null=True, blank=True, help_text="last sync of the previous agent"
     )
     silent_since = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField()
     removed_at = models.DateTimeField(
-        null=True, blank=True, help_text="kept for its runs and its charges; its name may be used again"
+        null=True,
+        blank=True,
+        help_text="removed; the row stays for its runs and charges; its name may be used again",
     )
 
     objects = PresentRows["Host"]()
@@ -166,13 +176,15 @@ class Gpu(models.Model):
         Pool,
         on_delete=models.PROTECT,
         related_name="gpus",
-        help_text="its use and its time are charged there: a host that moves gets new rows for its GPUs",
+        help_text="pool to which its time is charged; a host that moves gets new GPU rows",
     )
     index = models.PositiveSmallIntegerField()
     uuid = models.CharField(max_length=80, db_index=True)
     model = models.CharField(max_length=60)
     memory_mib = models.PositiveIntegerField()
-    compute_capability = models.PositiveSmallIntegerField(default=0, help_text="90 for 9.0")
+    compute_capability = models.PositiveSmallIntegerField(
+        default=0, help_text="CUDA compute capability times ten: 90 for 9.0"
+    )
     nvlink_group = models.PositiveSmallIntegerField(null=True, blank=True)
     numa_node = models.PositiveSmallIntegerField(null=True, blank=True)
     pci_bus_id = models.CharField(max_length=32, default="", blank=True)
@@ -180,11 +192,11 @@ class Gpu(models.Model):
         max_length=12, choices=states.state_choices(states.RepairState), default=states.RepairState.WELL
     )
     state_reason = models.CharField(max_length=300, default="", blank=True)
-    retired_at = models.DateTimeField(null=True, blank=True, help_text="no longer reported by its host")
+    retired_at = models.DateTimeField(null=True, blank=True, help_text="True: its host no longer reports it")
     missing_since = models.DateTimeField(
         null=True,
         blank=True,
-        help_text="its host stopped reporting it; until it does again, or an operator knows that it is gone",
+        help_text="time since which its host does not report it; empty: reported, or removed by an operator",
     )
     created_at = models.DateTimeField()
 
@@ -214,8 +226,10 @@ class Unit(models.Model):
     """
 
     gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="units")
-    profile = models.CharField(max_length=30, default="", blank=True, help_text="empty: the whole GPU")
-    uuid = models.CharField(max_length=80, help_text="what CUDA_VISIBLE_DEVICES gets")
+    profile = models.CharField(
+        max_length=30, default="", blank=True, help_text="MIG profile; empty: the whole GPU"
+    )
+    uuid = models.CharField(max_length=80, help_text="value for CUDA_VISIBLE_DEVICES")
     slots = BigIntegerRangeField()
     memory_mib = models.PositiveIntegerField()
     retired_at = models.DateTimeField(null=True, blank=True)

@@ -32,7 +32,7 @@ class ClockReading(models.Model):
     machine = models.CharField(max_length=120)
     uptime = models.FloatField(help_text="seconds on CLOCK_BOOTTIME of that machine")
     set_at = models.DateTimeField(
-        null=True, blank=True, help_text="when it was last found that the wall clock had been set"
+        null=True, blank=True, help_text="time at which a step of the wall clock was last detected"
     )
 
     class Meta:

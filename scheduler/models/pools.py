@@ -15,16 +15,16 @@ from scheduler.state.isolation import Isolation
 class StrayAction(models.TextChoices):
     """The reaction of hosts to a process on a GPU that no workload holds. Operators are always notified."""
 
-    REPORT = "report", "show it"
-    WARN = "warn", "show it, and tell the person it belongs to"
-    END = "end", "show it, and end it when it is surely neither ours nor the system's"
+    REPORT = "report", "report it"
+    WARN = "warn", "report it and notify its owner"
+    END = "end", "report it and end it if it belongs neither to a workload nor to the system"
 
 
 class DiagnosticTool(models.TextChoices):
     """The diagnostics that every host has. A pool may also name one that its hosts' operator provides."""
 
-    AUTO = "auto", "DCGM where the host has it, else our own"
-    OWN = "own", "our own"
+    AUTO = "auto", "DCGM if the host has it, otherwise gpupool's diagnostic"
+    OWN = "own", "gpupool's diagnostic"
     DCGM = "dcgm", "DCGM"
 
 
@@ -52,7 +52,7 @@ class Pool(models.Model):
         default=10_000, help_text="notebooks and jobs of one team in the queue"
     )
     approval_above_gpus = models.PositiveIntegerField(
-        default=4, help_text="reservations above this wait for approval"
+        default=4, help_text="reservations above this number wait for approval"
     )
     longest_reservation_seconds = models.PositiveIntegerField(default=14 * 86_400)
     reservation_horizon_seconds = models.PositiveIntegerField(default=90 * 86_400)
@@ -62,30 +62,34 @@ class Pool(models.Model):
         max_length=12,
         choices=Isolation.choices,
         default=Isolation.NONE,
-        help_text="hosts that have less take no new work",
+        help_text="hosts with less isolation take no new work",
     )
     stray_action = models.CharField(
         max_length=6,
         choices=StrayAction.choices,
         default=StrayAction.REPORT,
-        help_text="for processes of no workload",
+        help_text="policy for processes outside workloads",
     )
     diagnostic_tool = models.CharField(
         max_length=40,
         default=DiagnosticTool.AUTO,
-        help_text="a DiagnosticTool, or a name that its hosts report",
+        help_text="a DiagnosticTool, or the name of a tool that its hosts report",
     )
     diagnostic_seconds = models.PositiveIntegerField(
-        default=600, help_text="how long a diagnostic of one GPU may take"
+        default=600, help_text="time limit of the diagnostic of one GPU"
     )
     diagnose_after_quarantine = models.BooleanField(
         default=True,
-        help_text="a quarantined GPU is diagnosed once nothing holds it: it comes back, or goes out",
+        help_text="diagnose a quarantined GPU when no workload holds it; the result decides its state",
     )
-    diagnose_every_hours = models.PositiveIntegerField(default=0, help_text="GPUs that are idle; 0: never")
+    diagnose_every_hours = models.PositiveIntegerField(
+        default=0, help_text="interval of diagnostics on idle GPUs; 0: never"
+    )
     created_at = models.DateTimeField()
     removed_at = models.DateTimeField(
-        null=True, blank=True, help_text="kept for its charges and its audit records; its name stays taken"
+        null=True,
+        blank=True,
+        help_text="removed; the row stays for charges and audit records; its name stays reserved",
     )
 
     objects = PresentRows["Pool"]()

@@ -20,32 +20,34 @@ class Quota(models.Model):
         MONTH = "month"
 
     class WhenUsedUp(models.TextChoices):
-        BORROW = "borrow", "it only borrows until the period is over"
-        REFUSE = "refuse", "nothing new starts until the period is over"
+        BORROW = "borrow", "new work only borrows until the period ends"
+        REFUSE = "refuse", "no new work starts until the period ends"
 
     team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="quotas")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="quotas")
     model = models.CharField(max_length=60)
     guaranteed_slots = models.PositiveIntegerField(help_text="840 is one GPU")
     borrow_limit_slots = models.PositiveIntegerField(
-        null=True, blank=True, help_text="above the guarantee; empty: no limit"
+        null=True, blank=True, help_text="units that it may borrow above the guarantee; empty: no limit"
     )
     updated_at = models.DateTimeField()
     hours_slot_seconds = models.BigIntegerField(
         null=True,
         blank=True,
-        help_text="worth of the guarantee in a period; empty: no end. 3,024,000 is one GPU-hour",
+        help_text="guaranteed slot-seconds per period; empty: no limit. 3,024,000 are one GPU-hour",
     )
     hours_period = models.CharField(max_length=5, choices=Period.choices, default=Period.MONTH)
     when_used_up = models.CharField(max_length=6, choices=WhenUsedUp.choices, default=WhenUsedUp.BORROW)
-    hours_used = models.BigIntegerField(default=0, help_text="slot-seconds in the period, as counted last")
-    hours_used_up = models.BooleanField(default=False)
-    hours_until = models.DateTimeField(
-        null=True, blank=True, help_text="the end of the period that was counted"
+    hours_used = models.BigIntegerField(
+        default=0, help_text="slot-seconds used in the period, at the last count"
     )
+    hours_used_up = models.BooleanField(default=False)
+    hours_until = models.DateTimeField(null=True, blank=True, help_text="end of the period that was counted")
     hours_counted_at = models.DateTimeField(null=True, blank=True)
     removed_at = models.DateTimeField(
-        null=True, blank=True, help_text="its team or its pool was removed; statements still read it"
+        null=True,
+        blank=True,
+        help_text="time at which its team or pool was removed; statements still read the row",
     )
 
     objects = PresentRows["Quota"]()
@@ -99,9 +101,9 @@ class BudgetGate(models.Model):
     team = models.ForeignKey(Team, null=True, blank=True, on_delete=models.CASCADE)
     project = models.ForeignKey(Project, null=True, blank=True, on_delete=models.CASCADE)
     action = models.CharField(max_length=16, choices=Action.choices)
-    numbers = models.JSONField(default=dict, help_text="measure, limit and spent, as the reason says them")
+    numbers = models.JSONField(default=dict, help_text="numbers of the reason: measure, limit and spent")
     closed_at = models.DateTimeField()
-    until = models.DateTimeField(help_text="the end of the budget's period")
+    until = models.DateTimeField(help_text="end of the budget's period")
 
     class Meta:
         constraints = [

@@ -58,10 +58,10 @@ class Diagnostic(models.Model):
     """
 
     class Why(models.TextChoices):
-        OPERATOR = "operator", "asked for"
+        OPERATOR = "operator", "requested"
         QUARANTINED = "quarantined", "after its quarantine"
         TRIPPED = "tripped", "after too many failed attempts on its host"
-        PERIODIC = "periodic", "its turn, while idle"
+        PERIODIC = "periodic", "periodic, while idle"
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="diagnostics")
     gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="diagnostics")
@@ -76,10 +76,10 @@ class Diagnostic(models.Model):
         max_length=40,
         default="",
         blank=True,
-        help_text="what was run: dcgm, own, simulated or a name of the host's",
+        help_text="tool that ran: dcgm, own, simulated or the name of an operator's diagnostic",
     )
-    simulated = models.BooleanField(default=False, help_text="nothing was measured")
-    checks = models.JSONField(default=list, blank=True, help_text="name, passed and numbers of each check")
+    simulated = models.BooleanField(default=False, help_text="True: nothing was measured")
+    checks = models.JSONField(default=list, blank=True, help_text="per check: name, passed, numbers")
     detail = models.CharField(max_length=300, default="", blank=True)
     created_at = models.DateTimeField()
     started_at = models.DateTimeField(null=True, blank=True)
@@ -113,17 +113,19 @@ class GeometryChange(models.Model):
         default=list, blank=True, help_text="profiles of its units; empty: one whole GPU"
     )
     parts = models.JSONField(
-        default=list, blank=True, help_text="profile and start of each; empty: one whole GPU"
+        default=list, blank=True, help_text="profile and start of each unit; empty: one whole GPU"
     )
     state = models.CharField(
         max_length=10,
         choices=states.state_choices(states.GeometryState),
         default=states.GeometryState.DRAINING,
     )
-    detail = models.CharField(max_length=300, default="", blank=True, help_text="what its host says of it")
+    detail = models.CharField(
+        max_length=300, default="", blank=True, help_text="report of the host about the change"
+    )
     created_at = models.DateTimeField()
     told_at = models.DateTimeField(
-        null=True, blank=True, help_text="when nothing held it any more and its host was told"
+        null=True, blank=True, help_text="time at which the GPU was free and its host received the command"
     )
     ended_at = models.DateTimeField(null=True, blank=True)
 

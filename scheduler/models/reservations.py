@@ -31,8 +31,8 @@ class Series(models.Model):
     public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
     name = models.CharField(max_length=80)
     weekdays = ArrayField(models.PositiveSmallIntegerField(), help_text="0 is Monday")
-    starts_at = models.TimeField(help_text="by the clock of its time zone")
-    ends_at = models.TimeField(help_text="not after the start: on the next day")
+    starts_at = models.TimeField(help_text="local time in its time zone")
+    ends_at = models.TimeField(help_text="local time; if it is not after the start, it is on the next day")
     time_zone = models.CharField(max_length=60)
     first_day = models.DateField()
     last_day = models.DateField()
@@ -54,7 +54,7 @@ class Reservation(HardwareColumns):
         blank=True,
         on_delete=models.PROTECT,
         related_name="occurrences",
-        help_text="it recurs",
+        help_text="series of a recurring reservation",
     )
     start = models.DateTimeField()
     end = models.DateTimeField()
@@ -66,26 +66,30 @@ class Reservation(HardwareColumns):
     may_exceed_guarantee = models.BooleanField(default=False)
     first_used_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(
-        null=True, blank=True, help_text="when it was over, released or cancelled"
+        null=True, blank=True, help_text="time at which it ended, was released or was cancelled"
     )
     reason_code = models.CharField(
         max_length=40,
         default="",
         blank=True,
-        help_text="why it has begun and has no units; empty when all is well",
+        help_text="reason why it started without units; empty if it has units",
     )
     reason_numbers = models.JSONField(default=dict, blank=True)
-    reason_at = models.DateTimeField(null=True, blank=True, help_text="since when that is its reason")
+    reason_at = models.DateTimeField(null=True, blank=True, help_text="time since which it has this reason")
     at_risk_since = models.DateTimeField(
-        null=True, blank=True, help_text="since when no units could serve it until its end; null: some could"
+        null=True,
+        blank=True,
+        help_text="time since which no units can serve it until its end; null: some can",
     )
     at_risk_numbers = models.JSONField(
-        default=dict, blank=True, help_text="of the reason reservation_at_risk; empty: none"
+        default=dict, blank=True, help_text="numbers of the reason reservation_at_risk; empty: not at risk"
     )
     moved_at = models.DateTimeField(
-        null=True, blank=True, help_text="when it last let go of GPUs that can't be used"
+        null=True, blank=True, help_text="time at which it last released unusable GPUs"
     )
-    moved_from = models.CharField(max_length=200, default="", blank=True, help_text="the hosts of those")
+    moved_from = models.CharField(
+        max_length=200, default="", blank=True, help_text="hosts of the GPUs that it released"
+    )
     created_at = models.DateTimeField()
 
     class Meta:

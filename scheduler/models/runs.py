@@ -38,7 +38,9 @@ class Run(models.Model):
     )
     starting_at = models.DateTimeField(null=True, blank=True)
     running_at = models.DateTimeField(null=True, blank=True)
-    ready_at = models.DateTimeField(null=True, blank=True, help_text="a notebook answers")
+    ready_at = models.DateTimeField(
+        null=True, blank=True, help_text="time at which the notebook first answered"
+    )
     ended_at = models.DateTimeField(null=True, blank=True)
     outcome = models.CharField(max_length=30, default="", blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
@@ -55,7 +57,9 @@ class Run(models.Model):
     checkpoint_told = models.DateTimeField(
         null=True, blank=True, help_text="checkpoint_at by the clock of the host, to detect a new checkpoint"
     )
-    saved = models.BooleanField(default=False, help_text="it has acknowledged a checkpoint since its notice")
+    saved = models.BooleanField(
+        default=False, help_text="True: it has acknowledged a checkpoint since its notice"
+    )
     step = models.CharField(
         max_length=200, default="", blank=True, help_text="the last step that the agent reported"
     )
@@ -63,7 +67,9 @@ class Run(models.Model):
         null=True, blank=True, help_text="time since which its agent does not report it"
     )
     activity = models.JSONField(
-        default=dict, blank=True, help_text="notebook: busy kernels, connections, last activity"
+        default=dict,
+        blank=True,
+        help_text="activity of a notebook: busy kernels, connections, time of the last activity",
     )
 
     class Meta:

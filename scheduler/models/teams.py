@@ -13,13 +13,15 @@ PRIORITIES = [(int(p), p.name.lower()) for p in Priority]
 class Team(models.Model):
     slug = models.SlugField(unique=True, max_length=40)
     name = models.CharField(unique=True, max_length=80)
-    tag = models.CharField(max_length=3, help_text="two or three letters beside its colour")
-    colour = models.PositiveSmallIntegerField(default=1, help_text="1 to 8, of the palette")
-    weight = models.PositiveIntegerField(default=1, help_text="its part in fair share")
+    tag = models.CharField(max_length=3, help_text="two or three letters shown with its colour")
+    colour = models.PositiveSmallIntegerField(default=1, help_text="index of the palette, 1 to 8")
+    weight = models.PositiveIntegerField(default=1, help_text="weight in fair share")
     highest_priority = models.PositiveSmallIntegerField(choices=PRIORITIES, default=int(Priority.HIGH))
     created_at = models.DateTimeField()
     removed_at = models.DateTimeField(
-        null=True, blank=True, help_text="kept for its charges and its audit records; its name stays taken"
+        null=True,
+        blank=True,
+        help_text="removed; the row stays for charges and audit records; its name stays reserved",
     )
 
     objects = PresentRows["Team"]()

@@ -33,8 +33,8 @@ class WorkloadType(models.TextChoices):
 class IfMemberEnds(models.TextChoices):
     """The consequence for a gang when its run on one host fails or is lost."""
 
-    RESTART = "restart", "all of it starts again, as often as it may be retried"
-    END = "end", "all of it ends"
+    RESTART = "restart", "restart all members, up to the retry limit"
+    END = "end", "end all members"
 
 
 class JobArray(models.Model):
@@ -45,9 +45,9 @@ class JobArray(models.Model):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="+")
     public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
     name = models.CharField(max_length=80)
-    indices = models.CharField(max_length=200, help_text="as they were asked for, such as 0-9 or 1,3,5-9:2")
+    indices = models.CharField(max_length=200, help_text="as requested, such as 0-9 or 1,3,5-9:2")
     most_at_once = models.PositiveIntegerField(
-        null=True, blank=True, help_text="tasks released together; empty: all"
+        null=True, blank=True, help_text="number of tasks that may run at once; empty: all"
     )
     created_at = models.DateTimeField()
 
@@ -72,24 +72,25 @@ class Workload(HardwareColumns):
         blank=True,
         on_delete=models.PROTECT,
         related_name="tasks",
-        help_text="it is a task of this",
+        help_text="array of this task; empty: not a task",
     )
     array_index = models.PositiveIntegerField(null=True, blank=True)
     held_back = models.BooleanField(
-        default=False, help_text="a task whose array lets no more start at present"
+        default=False, help_text="task that waits for the array's limit of running tasks"
     )
     waits_for = ArrayField(
-        models.BigIntegerField(), default=list, blank=True, help_text="workloads whose end it still waits for"
+        models.BigIntegerField(),
+        default=list,
+        blank=True,
+        help_text="number of workloads whose end it waits for",
     )
     waits_for_arrays = ArrayField(
         models.BigIntegerField(),
         default=list,
         blank=True,
-        help_text="arrays whose last task's end it still waits for",
+        help_text="number of arrays whose end it waits for",
     )
-    wanted_by = models.DateTimeField(
-        null=True, blank=True, help_text="when it should be done: a wish, nothing holds it to it"
-    )
+    wanted_by = models.DateTimeField(null=True, blank=True, help_text="deadline; informative only")
     command = models.TextField(
         default="", blank=True, help_text="a job's shell command; empty for a notebook"
     )
@@ -105,23 +106,21 @@ class Workload(HardwareColumns):
         max_length=7,
         choices=IfMemberEnds.choices,
         default=IfMemberEnds.RESTART,
-        help_text="of a job on several hosts",
+        help_text="rule for failures of a job on several hosts",
     )
     state = models.CharField(
         max_length=10, choices=states.state_choices(states.WorkloadState), default=states.WorkloadState.QUEUED
     )
-    attempt = models.PositiveIntegerField(default=0, help_text="how often it has been placed")
+    attempt = models.PositiveIntegerField(default=0, help_text="number of its placements")
     submitted_at = models.DateTimeField()
-    queued_at = models.DateTimeField(help_text="last time it began to wait")
+    queued_at = models.DateTimeField(help_text="start of its last wait")
     not_before = models.DateTimeField(null=True, blank=True)
-    started_at = models.DateTimeField(null=True, blank=True, help_text="first time it ran")
+    started_at = models.DateTimeField(null=True, blank=True, help_text="start of its first run")
     ended_at = models.DateTimeField(null=True, blank=True)
-    outcome = models.CharField(
-        max_length=30, default="", blank=True, help_text="a reason code once it has ended"
-    )
+    outcome = models.CharField(max_length=30, default="", blank=True, help_text="reason code after its end")
     outcome_numbers = models.JSONField(default=dict, blank=True)
     reason_code = models.CharField(
-        max_length=40, default="", blank=True, help_text="why it waits, or why it started"
+        max_length=40, default="", blank=True, help_text="reason why it waits or started"
     )
     reason_numbers = models.JSONField(default=dict, blank=True)
     position = models.PositiveIntegerField(null=True, blank=True)
@@ -139,7 +138,7 @@ class Workload(HardwareColumns):
         models.BigIntegerField(),
         default=list,
         blank=True,
-        help_text="units that others were told to leave for it",
+        help_text="units from which others are evicted for it",
     )
     room_made_by_own_team = models.BooleanField(
         null=True,
@@ -153,30 +152,32 @@ class Workload(HardwareColumns):
         blank=True,
         on_delete=models.SET_NULL,
         related_name="+",
-        help_text="its last checkpoint lies there",
+        help_text="home folder of its last checkpoint",
     )
     avoids = ArrayField(
         models.BigIntegerField(),
         default=list,
         blank=True,
-        help_text="hosts on which it could not start: others come first",
+        help_text="hosts on which it could not start; others are preferred",
     )
     avoids_until = models.DateTimeField(null=True, blank=True)
     stop_requested = models.CharField(
-        max_length=30, default="", blank=True, help_text="reason code of a wanted stop"
+        max_length=30, default="", blank=True, help_text="reason code of a requested stop"
     )
     gone_by = models.DateTimeField(
-        null=True, blank=True, help_text="when one that was told to go is gone at the latest"
+        null=True, blank=True, help_text="time at which the last evicted workload ends at the latest"
     )
-    failures = models.PositiveSmallIntegerField(default=0, help_text="attempts that failed by themselves")
+    failures = models.PositiveSmallIntegerField(
+        default=0, help_text="attempts that failed by their own fault"
+    )
     lost_attempts = models.PositiveSmallIntegerField(
-        default=0, help_text="attempts that a host, a GPU or a start failed"
+        default=0, help_text="attempts that failed because of a host, a GPU or a start"
     )
     idle_warned_at = models.DateTimeField(null=True, blank=True)
     keep_until = models.DateTimeField(
-        null=True, blank=True, help_text="its owner asked not to stop it for idleness before this"
+        null=True, blank=True, help_text="not stopped as idle before this time, as its owner requested"
     )
-    simulated = models.BooleanField(default=False, help_text="part of the simulated history, never ran")
+    simulated = models.BooleanField(default=False, help_text="part of the simulated history; never ran")
 
     class Meta:
         indexes = [
@@ -201,7 +202,7 @@ class Dependency(models.Model):
     class Condition(models.TextChoices):
         OK = "ok", "finished"
         ANY = "any", "ended"
-        NOT_OK = "not_ok", "ended otherwise"
+        NOT_OK = "not_ok", "ended without success"
 
     workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="dependencies")
     on = models.ForeignKey(
@@ -212,7 +213,7 @@ class Dependency(models.Model):
     )
     condition = models.CharField(max_length=6, choices=Condition.choices, default=Condition.OK)
     settled_at = models.DateTimeField(
-        null=True, blank=True, help_text="when it was met, or could not be met any more"
+        null=True, blank=True, help_text="time at which the dependency was met or became impossible"
     )
 
     class Meta:

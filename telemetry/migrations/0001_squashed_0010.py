@@ -252,16 +252,16 @@ class Migration(migrations.Migration):
             meaning=models.CharField(max_length=200),
             action=models.CharField(max_length=16, choices=ACTIONS),
             repeats=models.PositiveSmallIntegerField(
-                default=1, help_text="acts at this many within the window"
+                default=1, help_text="number of events within the window that triggers the action"
             ),
             window_seconds=models.PositiveIntegerField(default=3600),
-            source=models.CharField(max_length=200, help_text="who recommends it"),
-            elsewhere=optional_text(300, help_text="where others do something else, and their source"),
+            source=models.CharField(max_length=200, help_text="source of the recommendation"),
+            elsewhere=optional_text(300, help_text="differing recommendations, with their source"),
             counts=models.CharField(
                 max_length=6,
                 default="events",
                 choices=COUNTS,
-                help_text="people: a program can bring it about, so those of one person's work count as one",
+                help_text="people: a program can cause it, so events of one person's work count once",
             ),
             default_action=optional_text(16, choices=ACTIONS),
             default_repeats=models.PositiveSmallIntegerField(blank=True, null=True),
@@ -290,8 +290,10 @@ class Migration(migrations.Migration):
         table(
             "Budget",
             id=ID,
-            month=models.DateField(help_text="first day"),
-            amount=models.DecimalField(help_text="in the measure", max_digits=14, decimal_places=2),
+            month=models.DateField(help_text="first day of the month"),
+            amount=models.DecimalField(
+                help_text="limit, in units of the measure", max_digits=14, decimal_places=2
+            ),
             action=models.CharField(
                 max_length=16,
                 default="notify",
@@ -322,9 +324,9 @@ class Migration(migrations.Migration):
         table(
             "BudgetAlert",
             id=ID,
-            percent=models.PositiveSmallIntegerField(help_text="the threshold: 50, 80 or 100"),
+            percent=models.PositiveSmallIntegerField(help_text="threshold in percent: 50, 80 or 100"),
             spent=models.DecimalField(max_digits=18, decimal_places=6),
-            forecast=flag("not spent yet: the month is on its way there"),
+            forecast=flag("True: forecast, not spent yet"),
             at=models.DateTimeField(),
             budget=models.ForeignKey("telemetry.budget", CASCADE, related_name="alerts"),
             constraints=[
@@ -369,13 +371,13 @@ class Migration(migrations.Migration):
             id=ID,
             model=models.CharField(max_length=60),
             cost_per_gpu_hour=models.DecimalField(
-                help_text="the owner's cost", max_digits=12, decimal_places=6
+                help_text="cost to the owner per GPU-hour", max_digits=12, decimal_places=6
             ),
             price_per_gpu_hour=models.DecimalField(
-                help_text="what teams are charged", max_digits=12, decimal_places=6
+                help_text="price per GPU-hour that teams are charged", max_digits=12, decimal_places=6
             ),
             valid_from=models.DateTimeField(),
-            note=optional_text(300, help_text="how the cost was worked out"),
+            note=optional_text(300, help_text="how the cost was calculated"),
             created_at=models.DateTimeField(),
             pool=optional_link("scheduler.pool", PROTECT, help_text="empty: every pool"),
             constraints=[
@@ -393,7 +395,7 @@ class Migration(migrations.Migration):
         table(
             "Charge",
             id=ID,
-            month=models.DateField(help_text="first day of the month on whose statement it stands"),
+            month=models.DateField(help_text="first day of the month of its statement"),
             bucket=models.CharField(
                 max_length=16,
                 choices=[
@@ -402,7 +404,7 @@ class Migration(migrations.Migration):
                     ("preempted", "not charged: lost to a preemption"),
                     ("hardware_lost", "not charged: lost to hardware"),
                     ("unallocated", "free"),
-                    ("unhealthy", "host or GPU unwell"),
+                    ("unhealthy", "host or GPU out of service"),
                     ("maintenance", "in maintenance"),
                 ],
             ),
@@ -411,7 +413,7 @@ class Migration(migrations.Migration):
             slots=models.IntegerField(help_text="840 is one GPU; negative in a reversal"),
             slot_seconds=models.BigIntegerField(help_text="slots x whole seconds; negative in a reversal"),
             used_slot_seconds=models.FloatField(
-                null=True, help_text="utilisation x slots x seconds where samples speak"
+                null=True, help_text="utilisation x slots x seconds where measured"
             ),
             covered_slot_seconds=models.FloatField(null=True),
             model=models.CharField(max_length=60),
@@ -422,12 +424,12 @@ class Migration(migrations.Migration):
             workload_type=models.CharField(max_length=12, default=""),
             cost_centre=models.CharField(max_length=40, default=""),
             cost=models.DecimalField(
-                help_text="owner's cost of these slot-seconds", max_digits=18, decimal_places=6
+                help_text="cost of these slot-seconds to the owner", max_digits=18, decimal_places=6
             ),
             charged=models.DecimalField(
-                help_text="to the cost centre; 0 in uncharged buckets", max_digits=18, decimal_places=6
+                help_text="charge to the cost centre; 0 in uncharged buckets", max_digits=18, decimal_places=6
             ),
-            reversal=flag("takes back the line it corrects"),
+            reversal=flag("reverses the line that it corrects"),
             simulated=flag(),
             created_at=models.DateTimeField(),
             allocation=models.ForeignKey("scheduler.allocation", PROTECT, null=True, related_name="charges"),
@@ -466,9 +468,12 @@ class Migration(migrations.Migration):
         table(
             "Retention",
             id=SINGLE_ROW_ID,
-            sample_days=models.PositiveSmallIntegerField(default=14, help_text="raw samples"),
+            sample_days=models.PositiveSmallIntegerField(
+                default=14, help_text="days of raw samples that are kept"
+            ),
             minute_days=models.PositiveSmallIntegerField(
-                default=30, help_text="rollups of a minute; hours and days are kept"
+                default=30,
+                help_text="days of minute rollups that are kept; hours and days are kept permanently",
             ),
             constraints=[
                 models.CheckConstraint(condition=Q(("id", 1)), name="there_is_one_retention_row"),
@@ -482,11 +487,11 @@ class Migration(migrations.Migration):
             "Rollup",
             id=ID,
             resolution=models.PositiveIntegerField(choices=RESOLUTIONS),
-            bucket=models.DateTimeField(help_text="its start"),
+            bucket=models.DateTimeField(help_text="start of the bucket"),
             held_seconds=models.FloatField(
-                help_text="how long the allocation held the unit within the bucket"
+                help_text="seconds of the bucket in which the allocation held the unit"
             ),
-            covered_seconds=models.FloatField(help_text="how much of that samples speak for"),
+            covered_seconds=models.FloatField(help_text="seconds of that time covered by samples"),
             samples=models.PositiveIntegerField(),
             utilisation_seconds=models.FloatField(
                 null=True, help_text="sum of utilisation/100 x covered seconds"
@@ -494,12 +499,12 @@ class Migration(migrations.Migration):
             utilisation_max=models.FloatField(null=True),
             busy_seconds=models.FloatField(null=True, help_text="seconds with utilisation above zero"),
             inefficient_seconds=models.FloatField(
-                null=True, help_text="of the busy ones, with little SM activity; empty: not measured"
+                null=True, help_text="busy seconds with little SM activity; empty: not measured"
             ),
             idle_seconds=models.FloatField(
-                null=True, help_text="seconds with a process on it that did nothing"
+                null=True, help_text="seconds with a process on the unit but without activity"
             ),
-            empty_seconds=models.FloatField(null=True, help_text="seconds without any process on it"),
+            empty_seconds=models.FloatField(null=True, help_text="seconds without any process on the unit"),
             sm_active_seconds=models.FloatField(null=True),
             tensor_active_seconds=models.FloatField(null=True),
             memory_used_max_mib=models.IntegerField(null=True),
@@ -534,13 +539,13 @@ class Migration(migrations.Migration):
         table(
             "Statement",
             id=ID,
-            month=models.DateField(unique=True, help_text="first day"),
+            month=models.DateField(unique=True, help_text="first day of the month"),
             state=models.CharField(
                 max_length=8,
                 default="open",
                 choices=[
                     ("open", "Open"),
-                    ("closing", "closing: no charge comes in any more, checks run"),
+                    ("closing", "closing: no new charges, checks run"),
                     ("closed", "Closed"),
                 ],
             ),
@@ -549,16 +554,16 @@ class Migration(migrations.Migration):
                 default="operator",
                 choices=[
                     ("operator", "the operator"),
-                    ("guarantee", "teams, by their guarantee"),
-                    ("use", "teams, by their use"),
+                    ("guarantee", "teams, in proportion to their guarantees"),
+                    ("use", "teams, in proportion to their use"),
                 ],
             ),
-            currency=optional_text(3, help_text="set when it closes"),
-            checks=models.JSONField(default=list, help_text="each check of the close with its figures"),
+            currency=optional_text(3, help_text="currency of the month, set at the close"),
+            checks=models.JSONField(default=list, help_text="checks of the close, with their figures"),
             totals=models.JSONField(
-                default=dict, help_text="the conservation line per pool, as decimal strings"
+                default=dict, help_text="conservation figures per pool, as decimal strings"
             ),
-            digest=optional_text(64, help_text="SHA-256 of its lines as CSV"),
+            digest=optional_text(64, help_text="SHA-256 of the CSV of its lines"),
             closed_at=models.DateTimeField(null=True),
             closed_by=models.ForeignKey(settings.AUTH_USER_MODEL, PROTECT, null=True, related_name="+"),
         ),
@@ -574,11 +579,13 @@ class Migration(migrations.Migration):
             bucket=models.CharField(max_length=16),
             gpu_hours=models.DecimalField(max_digits=18, decimal_places=6),
             covered_share=models.FloatField(
-                null=True, help_text="part of its time that samples speak for; empty: none was expected"
+                null=True, help_text="part of its time covered by samples; empty: none was expected"
             ),
-            used_share=models.FloatField(null=True, help_text="mean utilisation where samples speak"),
+            used_share=models.FloatField(null=True, help_text="mean utilisation where measured"),
             amount=models.DecimalField(
-                help_text="rounded so that the lines sum to the total", max_digits=14, decimal_places=2
+                help_text="amount, rounded so that the lines sum to the total",
+                max_digits=14,
+                decimal_places=2,
             ),
             cost=models.DecimalField(max_digits=14, decimal_places=2),
             statement=models.ForeignKey("telemetry.statement", PROTECT, related_name="lines"),
@@ -598,15 +605,15 @@ class Migration(migrations.Migration):
             id=ID,
             pid=models.PositiveIntegerField(),
             started=models.BigIntegerField(
-                help_text="clock ticks after the boot: tells it from a later one with the same pid"
+                help_text="start in clock ticks after the boot; distinguishes a reused pid"
             ),
             user=optional_text(64),
             name=optional_text(64),
             memory_mib=models.PositiveIntegerField(
-                blank=True, null=True, help_text="on that GPU; empty: unknown"
+                blank=True, null=True, help_text="memory used on that GPU; empty: unknown"
             ),
-            run=optional_text(40, help_text="of a workload that does not hold this GPU"),
-            done=optional_text(200, help_text="what its host did about it, or why nothing"),
+            run=optional_text(40, help_text="run of a workload that does not hold this GPU"),
+            done=optional_text(200, help_text="action of its host, or why none"),
             first_seen=models.DateTimeField(),
             last_seen=models.DateTimeField(),
             gone_at=optional_time(),

@@ -26,9 +26,9 @@ class Budget(models.Model):
     project = models.ForeignKey(
         Project, null=True, blank=True, on_delete=models.CASCADE, related_name="budgets"
     )
-    month = models.DateField(help_text="first day")
+    month = models.DateField(help_text="first day of the month")
     measure = models.CharField(max_length=10, choices=BudgetMeasure.choices, default=BudgetMeasure.MONEY)
-    amount = models.DecimalField(max_digits=14, decimal_places=2, help_text="in the measure")
+    amount = models.DecimalField(max_digits=14, decimal_places=2, help_text="limit, in units of the measure")
     action = models.CharField(max_length=16, choices=BudgetAction.choices, default=BudgetAction.NOTIFY)
     notified_percent = models.PositiveSmallIntegerField(default=0)
 
@@ -50,9 +50,9 @@ class BudgetAlert(models.Model):
     """A threshold of a budget that spending or its forecast passed. Notices are made from these rows."""
 
     budget = models.ForeignKey(Budget, on_delete=models.CASCADE, related_name="alerts")
-    percent = models.PositiveSmallIntegerField(help_text="the threshold: 50, 80 or 100")
+    percent = models.PositiveSmallIntegerField(help_text="threshold in percent: 50, 80 or 100")
     spent = models.DecimalField(max_digits=18, decimal_places=6)
-    forecast = models.BooleanField(default=False, help_text="not spent yet: the month is on its way there")
+    forecast = models.BooleanField(default=False, help_text="True: forecast, not spent yet")
     at = models.DateTimeField()
 
     class Meta:

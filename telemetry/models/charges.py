@@ -18,7 +18,7 @@ class ChargeBucketChoices(models.TextChoices):
     PREEMPTED = "preempted", "not charged: lost to a preemption"
     HARDWARE_LOST = "hardware_lost", "not charged: lost to hardware"
     UNALLOCATED = "unallocated", "free"
-    UNHEALTHY = "unhealthy", "host or GPU unwell"
+    UNHEALTHY = "unhealthy", "host or GPU out of service"
     MAINTENANCE = "maintenance", "in maintenance"
 
 
@@ -32,15 +32,13 @@ class Charge(models.Model):
     """
 
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
-    month = models.DateField(help_text="first day of the month on whose statement it stands")
+    month = models.DateField(help_text="first day of the month of its statement")
     bucket = models.CharField(max_length=16, choices=ChargeBucketChoices.choices)
     start = models.DateTimeField()
     end = models.DateTimeField()
     slots = models.IntegerField(help_text="840 is one GPU; negative in a reversal")
     slot_seconds = models.BigIntegerField(help_text="slots x whole seconds; negative in a reversal")
-    used_slot_seconds = models.FloatField(
-        null=True, help_text="utilisation x slots x seconds where samples speak"
-    )
+    used_slot_seconds = models.FloatField(null=True, help_text="utilisation x slots x seconds where measured")
     covered_slot_seconds = models.FloatField(null=True)
     gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="+")
     model = models.CharField(max_length=60)
@@ -58,13 +56,13 @@ class Charge(models.Model):
     cost_centre = models.CharField(max_length=40, default="")
     price = models.ForeignKey(Price, null=True, on_delete=models.PROTECT, related_name="+")
     cost = models.DecimalField(
-        max_digits=18, decimal_places=6, help_text="owner's cost of these slot-seconds"
+        max_digits=18, decimal_places=6, help_text="cost of these slot-seconds to the owner"
     )
     charged = models.DecimalField(
-        max_digits=18, decimal_places=6, help_text="to the cost centre; 0 in uncharged buckets"
+        max_digits=18, decimal_places=6, help_text="charge to the cost centre; 0 in uncharged buckets"
     )
     corrects = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="corrections")
-    reversal = models.BooleanField(default=False, help_text="takes back the line it corrects")
+    reversal = models.BooleanField(default=False, help_text="reverses the line that it corrects")
     simulated = models.BooleanField(default=False)
     created_at = models.DateTimeField()
 

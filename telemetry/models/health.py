@@ -22,24 +22,26 @@ class HealthRule(models.Model):
         PEOPLE = "people", "people's work"
 
     class Origin(models.TextChoices):
-        DEFAULT = "default", "as it began"
+        DEFAULT = "default", "default"
         CHANGED = "changed", "changed"
         ADDED = "added", "added"
 
     code = models.CharField(max_length=40, unique=True, help_text="xid:79, ecc:uncorrectable")
     meaning = models.CharField(max_length=200)
     action = models.CharField(max_length=16, choices=Action.choices)
-    repeats = models.PositiveSmallIntegerField(default=1, help_text="acts at this many within the window")
+    repeats = models.PositiveSmallIntegerField(
+        default=1, help_text="number of events within the window that triggers the action"
+    )
     window_seconds = models.PositiveIntegerField(default=3600)
     counts = models.CharField(
         max_length=6,
         choices=Counts.choices,
         default=Counts.EVENTS,
-        help_text="people: a program can bring it about, so those of one person's work count as one",
+        help_text="people: a program can cause it, so events of one person's work count once",
     )
-    source = models.CharField(max_length=200, help_text="who recommends it")
+    source = models.CharField(max_length=200, help_text="source of the recommendation")
     elsewhere = models.CharField(
-        max_length=300, default="", blank=True, help_text="where others do something else, and their source"
+        max_length=300, default="", blank=True, help_text="differing recommendations, with their source"
     )
     # Values to reset to; empty for an operator's own rule.
     default_action = models.CharField(max_length=16, choices=Action.choices, default="", blank=True)
@@ -92,16 +94,18 @@ class Stray(models.Model):
     gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="strays")
     pid = models.PositiveIntegerField()
     started = models.BigIntegerField(
-        help_text="clock ticks after the boot: tells it from a later one with the same pid"
+        help_text="start in clock ticks after the boot; distinguishes a reused pid"
     )
     user = models.CharField(max_length=64, default="", blank=True)
     name = models.CharField(max_length=64, default="", blank=True)
-    memory_mib = models.PositiveIntegerField(null=True, blank=True, help_text="on that GPU; empty: unknown")
+    memory_mib = models.PositiveIntegerField(
+        null=True, blank=True, help_text="memory used on that GPU; empty: unknown"
+    )
     run = models.CharField(
-        max_length=40, default="", blank=True, help_text="of a workload that does not hold this GPU"
+        max_length=40, default="", blank=True, help_text="run of a workload that does not hold this GPU"
     )
     done = models.CharField(
-        max_length=200, default="", blank=True, help_text="what its host did about it, or why nothing"
+        max_length=200, default="", blank=True, help_text="action of its host, or why none"
     )
     first_seen = models.DateTimeField()
     last_seen = models.DateTimeField()

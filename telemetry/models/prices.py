@@ -18,12 +18,14 @@ class Price(models.Model):
         Pool, null=True, blank=True, on_delete=models.PROTECT, help_text="empty: every pool"
     )
     model = models.CharField(max_length=60)
-    cost_per_gpu_hour = models.DecimalField(max_digits=12, decimal_places=6, help_text="the owner's cost")
+    cost_per_gpu_hour = models.DecimalField(
+        max_digits=12, decimal_places=6, help_text="cost to the owner per GPU-hour"
+    )
     price_per_gpu_hour = models.DecimalField(
-        max_digits=12, decimal_places=6, help_text="what teams are charged"
+        max_digits=12, decimal_places=6, help_text="price per GPU-hour that teams are charged"
     )
     valid_from = models.DateTimeField()
-    note = models.CharField(max_length=300, default="", blank=True, help_text="how the cost was worked out")
+    note = models.CharField(max_length=300, default="", blank=True, help_text="how the cost was calculated")
     created_at = models.DateTimeField()
 
     class Meta:

@@ -19,20 +19,22 @@ class Rollup(models.Model):
         DAY = 86400
 
     resolution = models.PositiveIntegerField(choices=Resolution.choices)
-    bucket = models.DateTimeField(help_text="its start")
+    bucket = models.DateTimeField(help_text="start of the bucket")
     unit = models.ForeignKey(Unit, on_delete=models.PROTECT, related_name="+")
     allocation = models.ForeignKey(Allocation, null=True, on_delete=models.PROTECT, related_name="+")
-    held_seconds = models.FloatField(help_text="how long the allocation held the unit within the bucket")
-    covered_seconds = models.FloatField(help_text="how much of that samples speak for")
+    held_seconds = models.FloatField(help_text="seconds of the bucket in which the allocation held the unit")
+    covered_seconds = models.FloatField(help_text="seconds of that time covered by samples")
     samples = models.PositiveIntegerField()
     utilisation_seconds = models.FloatField(null=True, help_text="sum of utilisation/100 x covered seconds")
     utilisation_max = models.FloatField(null=True)
     busy_seconds = models.FloatField(null=True, help_text="seconds with utilisation above zero")
     inefficient_seconds = models.FloatField(
-        null=True, help_text="of the busy ones, with little SM activity; empty: not measured"
+        null=True, help_text="busy seconds with little SM activity; empty: not measured"
     )
-    idle_seconds = models.FloatField(null=True, help_text="seconds with a process on it that did nothing")
-    empty_seconds = models.FloatField(null=True, help_text="seconds without any process on it")
+    idle_seconds = models.FloatField(
+        null=True, help_text="seconds with a process on the unit but without activity"
+    )
+    empty_seconds = models.FloatField(null=True, help_text="seconds without any process on the unit")
     sm_active_seconds = models.FloatField(null=True)
     tensor_active_seconds = models.FloatField(null=True)
     memory_used_max_mib = models.IntegerField(null=True)

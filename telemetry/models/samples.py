@@ -64,9 +64,9 @@ class Retention(models.Model):
     """The retention periods in days, in a single row."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
-    sample_days = models.PositiveSmallIntegerField(default=14, help_text="raw samples")
+    sample_days = models.PositiveSmallIntegerField(default=14, help_text="days of raw samples that are kept")
     minute_days = models.PositiveSmallIntegerField(
-        default=30, help_text="rollups of a minute; hours and days are kept"
+        default=30, help_text="days of minute rollups that are kept; hours and days are kept permanently"
     )
 
     class Meta:

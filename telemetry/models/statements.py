@@ -8,26 +8,30 @@ from django.db import models
 
 class StatementState(models.TextChoices):
     OPEN = "open"
-    CLOSING = "closing", "closing: no charge comes in any more, checks run"
+    CLOSING = "closing", "closing: no new charges, checks run"
     CLOSED = "closed"
 
 
 class IdlePayer(models.TextChoices):
     OPERATOR = "operator", "the operator"
-    GUARANTEE = "guarantee", "teams, by their guarantee"
-    USE = "use", "teams, by their use"
+    GUARANTEE = "guarantee", "teams, in proportion to their guarantees"
+    USE = "use", "teams, in proportion to their use"
 
 
 class Statement(models.Model):
     """The statement of a month. Once it is closed, a trigger rejects changes to it and to its lines."""
 
-    month = models.DateField(unique=True, help_text="first day")
+    month = models.DateField(unique=True, help_text="first day of the month")
     state = models.CharField(max_length=8, choices=StatementState.choices, default=StatementState.OPEN)
     idle_payer = models.CharField(max_length=10, choices=IdlePayer.choices, default=IdlePayer.OPERATOR)
-    currency = models.CharField(max_length=3, default="", blank=True, help_text="set when it closes")
-    checks = models.JSONField(default=list, help_text="each check of the close with its figures")
-    totals = models.JSONField(default=dict, help_text="the conservation line per pool, as decimal strings")
-    digest = models.CharField(max_length=64, default="", blank=True, help_text="SHA-256 of its lines as CSV")
+    currency = models.CharField(
+        max_length=3, default="", blank=True, help_text="currency of the month, set at the close"
+    )
+    checks = models.JSONField(default=list, help_text="checks of the close, with their figures")
+    totals = models.JSONField(default=dict, help_text="conservation figures per pool, as decimal strings")
+    digest = models.CharField(
+        max_length=64, default="", blank=True, help_text="SHA-256 of the CSV of its lines"
+    )
     closed_at = models.DateTimeField(null=True)
     closed_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+"
@@ -47,11 +51,11 @@ class StatementLine(models.Model):
     bucket = models.CharField(max_length=16)
     gpu_hours = models.DecimalField(max_digits=18, decimal_places=6)
     covered_share = models.FloatField(
-        null=True, help_text="part of its time that samples speak for; empty: none was expected"
+        null=True, help_text="part of its time covered by samples; empty: none was expected"
     )
-    used_share = models.FloatField(null=True, help_text="mean utilisation where samples speak")
+    used_share = models.FloatField(null=True, help_text="mean utilisation where measured")
     amount = models.DecimalField(
-        max_digits=14, decimal_places=2, help_text="rounded so that the lines sum to the total"
+        max_digits=14, decimal_places=2, help_text="amount, rounded so that the lines sum to the total"
     )
     cost = models.DecimalField(max_digits=14, decimal_places=2)
 

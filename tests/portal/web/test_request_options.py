@@ -204,7 +204,7 @@ def test_a_team_sees_its_used_gpu_hours(world: World) -> None:
     client = signed_in(world.vision.lead)
     assert "0 of 500 used this week" in client.get(address).content.decode()
     form = client.get(reverse("quota-change", args=["vision"])).content.decode()
-    assert "GPU-hours" in form and "It only borrows until the period is over" in form
+    assert "GPU-hours" in form and "New work only borrows until the period ends" in form
 
 
 def test_work_on_borrowed_gpus_is_marked_on_every_page_that_shows_it(world: World) -> None:
