@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-import zoneinfo
 from collections.abc import Collection, Iterable
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from portal.errors import Invalid
+from portal.time_zones import time_zone_names
 from portal.wording.problems import input_problems
 
 MAX_NAME_LENGTH = 80
@@ -252,7 +252,7 @@ class InputChecks:
 
     def time_zone(self, field: str, value: Any) -> str:
         """Return a name from the time zone database."""
-        if not isinstance(value, str) or value not in zoneinfo.available_timezones():
+        if not isinstance(value, str) or value not in time_zone_names():
             self.note(
                 field,
                 value,

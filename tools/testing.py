@@ -177,7 +177,7 @@ def _run_stage(
     others: Sequence[tuple[str, Sequence[str], Mapping[str, str]]],
     env: Mapping[str, str],
 ) -> list[str]:
-    """Run the parts of a stage and the other commands at the same time. Return the names of those that failed.
+    """Run the parts of a stage and the other commands at the same time. Return the names that failed.
 
     The output of the first part is shown while it runs.
     """

@@ -11,6 +11,7 @@ from django.http import HttpRequest, HttpResponseBase
 from django.utils import timezone
 
 from portal.models import User
+from portal.time_zones import time_zone_names
 from portal.web.page.organisation import current_organisation
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase]
@@ -46,6 +47,6 @@ def _viewer_time_zone(request: HttpRequest) -> zoneinfo.ZoneInfo:
     )
     for name in chosen:
         # A cookie may hold any text: accept only known names, so that no value is opened as a file path.
-        if name and name in zoneinfo.available_timezones():
+        if name and name in time_zone_names():
             return zoneinfo.ZoneInfo(name)
     return zoneinfo.ZoneInfo(settings.TIME_ZONE)
