@@ -207,7 +207,7 @@ async def _read_hardware(gpu_reader: GpuReader) -> GpuInventory:
 
 
 def isolation_downgrade(record: Path, requested: str, current: str, notes: list[str]) -> str:
-    """Return why nothing may start on a host whose sandbox became unavailable; '' if it may.
+    """Return why no workload may start after the sandbox became unavailable; '' if workloads may start.
 
     A probe may fail temporarily, so a host never loses its sandbox without the operator's consent. Running
     work continues.

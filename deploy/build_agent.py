@@ -48,7 +48,7 @@ def metadata(source: Path, version: str) -> str:
         "Metadata-Version: 2.1",
         "Name: gpupool-agent",
         f"Version: {version}",
-        "Summary: The program on GPU hosts of gpupool.",
+        "Summary: The gpupool agent for GPU hosts.",
         "Requires-Python: >=3.11",
         *(f"Requires-Dist: {each}" for each in needed(source, "agent")),
         "Provides-Extra: notebooks",

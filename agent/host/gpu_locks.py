@@ -1,10 +1,10 @@
 """Guarantees one workload per GPU slot by locks on the host, even if a server orders two workloads.
 
-A workload on a whole GPU locks the GPU's file exclusively. A workload on a slice locks the GPU's file shared,
-and the file of its slot range exclusively. The locks (flock) belong to the run's shim and to the guard above
-it (``agent/shim/guard.py``), never to the workload's processes: a process can pass an open descriptor to any
-other process, which could then hold the GPU for ever. The shim releases the locks after the last process of
-the workload has ended. If the shim was killed, the guard does.
+A workload on a whole GPU takes an exclusive lock on the GPU's file. A workload on a slice takes a shared lock
+on the GPU's file and an exclusive lock on the file of its slot range. The locks (flock) belong to the run's
+shim and to the guard above it (``agent/shim/guard.py``), never to the workload's processes: a process can
+pass an open descriptor to any other process, which could then hold the GPU for ever. The shim releases the
+locks after the last process of the workload has ended. If the shim is killed, the guard releases them.
 """
 
 from __future__ import annotations

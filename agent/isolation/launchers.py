@@ -76,8 +76,8 @@ class Launcher(Protocol):
     - All processes of the workload descend from the launcher process, so that the shim can count, signal and
       end them. If a service starts them elsewhere, they are in the control groups passed to the shim.
     - The launcher process passes on standard output and error. The workload gets its environment and no
-      other descriptor. No program outside of the sandbox gets that environment, because a loader obeys it
-      (LD_PRELOAD).
+      other descriptor. No program outside of the sandbox gets that environment, because it may contain
+      LD_PRELOAD, which would load the workload's code into that program.
     - SIGTERM to the workload's processes reaches them. SIGKILL to the launcher process ends its descendants.
     - The workload sees the GPU device nodes ``box.devices`` and no other GPU device node. It sees the files
       of the request at the paths of ``view``.

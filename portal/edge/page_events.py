@@ -1,4 +1,4 @@
-"""Live events for the portal's pages: which topics may have changed, and nothing else.
+"""Send live events to the portal's pages. An event says only which topic may have changed.
 
 ``GET /events?topics=queue,workload:<public id>`` answers with server-sent events. Each changed topic causes
 one event: its name is the topic's kind (``queue``, ``workload``), its data is the topic. The page then

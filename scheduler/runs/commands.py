@@ -40,9 +40,8 @@ def give_notice(
 ) -> bool:
     """Order a running workload to write a checkpoint and end by ``stop_at``.
 
-    ``also``: columns set at the same time. ``grace_seconds`` is the pool's current grace; a longer one that
-    a host received at the start takes precedence. Returns False, and writes nothing, if the workload is not
-    running.
+    ``also``: columns set at the same time. ``grace_seconds`` is the pool's current grace. A run that received
+    a longer grace at its start keeps it. Returns False, and writes nothing, if the workload is not running.
     """
     runs = live_runs(workload)
     gone_by = stop_at + longest_grace(runs, grace_seconds)
@@ -85,7 +84,7 @@ def order_stop(workload: Workload, *, code: str, grace_seconds: int, now: dateti
 
 
 def stop_remaining(runs: Sequence[Run], *, code: str, now: datetime) -> None:
-    """Order the runs without a stop command to stop. They are the rest of a gang, since a member has ended.
+    """Order the remaining runs of a gang to stop after a member has ended. Skips runs with a stop command.
 
     The workload's own state follows from the reports of the agents.
     """

@@ -1,6 +1,4 @@
-"""Find bound units that cannot be used, and release the units of their reservations, so that others are
-bound.
-"""
+"""Release the units of reservations that are bound to unusable units; the next cycle binds other units."""
 
 from __future__ import annotations
 
@@ -51,11 +49,10 @@ def bound_units_before_maintenance(now: datetime) -> QuerySet[BoundUnit]:
 
 
 def rebind_unusable_units(now: datetime) -> None:
-    """Release the units of reservations that have unusable ones, once no work runs inside; the next cycle
-    binds others.
+    """Release all units of each reservation with an unusable unit, once no work runs in the reservation.
 
-    Units whose host is drained for maintenance count too, so that other units are bound when the maintenance
-    begins. Until then the owner sees a notice.
+    The next cycle binds other units. Units on a host that is drained for maintenance count as unusable, so
+    that other units are bound when the maintenance begins. Until then the owner sees a notice.
     """
     leaving = unusable_bound_units(now).values("pk").union(bound_units_before_maintenance(now).values("pk"))
     units = BoundUnit.objects.filter(pk__in=[row["pk"] for row in leaving])

@@ -1,6 +1,6 @@
-"""Store the homes that hosts report as Storage and Volume rows.
+"""Store reported homes in Storage and Volume rows.
 
-Several hosts report the same storage; the latest listing counts.
+Several hosts can report the same storage; the latest listing counts.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ MAX_TIMESTAMP_SECONDS = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
 
 
 def has_other_storage(homes: int | None, host: Host) -> bool:
-    """Return True if the host is known to have another storage than the one with the last checkpoint."""
+    """Return True if the host has another storage than ``homes``, the id of the checkpoint's storage.
+
+    Returns False if one of them is unknown.
+    """
     return homes is not None and host.storage_id is not None and host.storage_id != homes
 
 
 def homes_problem(seen: HomesSeen | None) -> str:
-    """Return the problem of an invalid report of homes: field, value and allowed values; empty if valid."""
+    """Return the first problem of a report of homes: field, value, allowed values. Empty if it is valid."""
     if seen is None:
         return ""
     if not (1 <= len(seen.storage) <= 64 and seen.storage.isascii() and seen.storage.isalnum()):

@@ -216,12 +216,12 @@ FILLERS = {
         f"{sys.executable} -c {shlex.quote(FIRST_ENDED)}; sleep 300"
     ),
     "a file": "dd if=/dev/zero of=$TMPDIR/fill bs=4k; sleep 300",
-    "a file, and ignores TERM": (
+    "a file of a process that ignores TERM": (
         "trap '' TERM; dd if=/dev/zero of=$TMPDIR/fill bs=4k; while :; do sleep 1; done"
     ),
-    "a file without a name": "exec 9>$TMPDIR/fill; rm $TMPDIR/fill; dd if=/dev/zero bs=4k >&9; sleep 300",
+    "a deleted file": "exec 9>$TMPDIR/fill; rm $TMPDIR/fill; dd if=/dev/zero bs=4k >&9; sleep 300",
     "a file in the folder of its socket": "dd if=/dev/zero of=$(dirname $GPUPOOL_DOOR)/fill bs=4k; sleep 300",
-    "a file without a name whose path is too long for /proc": (
+    "a deleted file whose path is too long for /proc": (
         f"for i in $(seq 25); do mkdir {'d' * 200}; cd {'d' * 200}; done;"
         " exec 9>fill; rm fill; dd if=/dev/zero bs=4k >&9; sleep 300"
     ),
@@ -242,7 +242,7 @@ async def test_a_workload_that_fills_the_disk_is_stopped_and_others_continue(
     run = await start_running(edge, f"echo begun; cd $TMPDIR; {filler}", generation=3)
     ended = await edge.until_state(run, "ended", 30.0)
     assert ended.outcome == "out_of_disk" and "its temporary files grew most: " in ended.step, ended
-    assert ended.host_full, "host_full: the disk ran low; without it: the run exceeded its limit"
+    assert ended.host_full, "the reason must be the low disk, not the limit of the run"
     await edge.until(lambda: not is_full(edge))
     await asyncio.sleep(2.0)
     assert (await edge.until_state(neighbour, "running")).outcome == ""
@@ -363,7 +363,7 @@ def test_an_uncounted_run_is_stopped_if_counted_runs_do_not_explain_the_loss() -
     assert run_to_stop({"honest": 3}, {}, 3, 2, gone=50) == "honest"
     before = {"slow": UNKNOWN_USAGE, "filler": 1}
     assert run_to_stop({"slow": 900, "filler": 9}, before, 3, 2, gone=9) == "filler", (
-        "its earlier size is unknown, so its growth is unknown"
+        "the growth of slow is unknown, because its earlier size is unknown"
     )
     assert run_to_stop({"slow": UNKNOWN_USAGE, "filler": UNKNOWN_USAGE}, before, 3, 2, gone=9) == "filler"
 
@@ -427,7 +427,7 @@ async def test_a_restarted_agent_stops_no_second_run_while_the_first_is_stopping
     run = await start_running(edge, stubborn, generation=3)
     await edge.until_state(run, "stopping")
     await agent.kill()
-    # as after an earlier version: all bytes of both runs count as recent
+    # An earlier agent version stored no snapshot. Then all bytes of both runs count as recent growth.
     (agent.state / "scratch.json").unlink()
     await agent.start()
     assert (await edge.until_state(run, "ended")).outcome == "out_of_disk"
@@ -604,7 +604,7 @@ while True:
         "for i in $(seq 3000); do echo; done | split -l 1 -a 4; sleep 300",
         f"exec {sys.executable} -c {shlex.quote(UNNAMED_FILES)}",
     ],
-    ids=["with names", "without"],
+    ids=["named files", "deleted files"],
 )
 async def test_a_workload_that_exhausts_the_inodes_is_stopped(
     edge: FakeEdge, agent: AgentProcess, disk: Path, command: str
@@ -640,7 +640,7 @@ async def test_an_agent_restarts_on_a_full_disk_and_reports_lost_runs(
     lost = await start_running(edge, "echo begun; sleep 300", generation=2)
     (
         agent.state / "runs" / lost / "exit.room"
-    ).unlink()  # as with an earlier version: no file reserves space for the exit record
+    ).unlink()  # an earlier agent version reserves no space for the exit record
     await agent.kill()
     shim = agent.shim(lost)
     for pid in [shim["pid"], *(each.pid for each in processes.descendants(processes.scan(), shim["pid"]))]:
@@ -687,7 +687,7 @@ async def test_an_upgraded_agent_on_a_full_disk_replaces_all_tools_or_none(
     )
 
 
-async def test_a_full_disk_fails_no_gpu_and_loses_no_diagnostic(
+async def test_no_gpu_fails_and_no_diagnostic_is_lost_on_a_full_disk(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
     edge.commits = False

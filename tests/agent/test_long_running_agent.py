@@ -119,7 +119,7 @@ def event(number: int, *, ts: float, code: str = "xid:31") -> HardwareEvent:
     return HardwareEvent(f"event-{number}", "GPU-a", "xid", code, ts)
 
 
-def test_frequent_hardware_events_are_reported_once_a_second_and_bounded(tmp_path: Path) -> None:
+def test_frequent_hardware_events_are_reported_once_a_second_and_few_are_stored(tmp_path: Path) -> None:
     store, now = HealthEventStore(tmp_path / "health"), 1_000_000.0
 
     def report(what: HardwareEvent) -> Health | None:
@@ -145,9 +145,9 @@ def test_confirmed_events_are_not_sent_again_on_the_next_connection(tmp_path: Pa
     first, second = store.note(event(1, ts=now)), store.note(event(2, ts=now + 2))
     assert first is not None and second is not None and store.due(now + 3) == [first, second]
     store.say(first, 7)
-    store.confirm(7)  # the answer to an earlier report confirms no event
+    store.confirm(7)  # report 7 was sent before the event, so its answer does not confirm the event
     assert store.due(now + 3) == [first, second]
-    store.confirm(9)  # an answer on this connection confirms no event of the previous connection
+    store.confirm(9)  # each call of due() stands for a new connection; no event was sent on this one
     assert store.due(now + 3) == [first, second]
     store.say(first, 10)
     store.say(second, 11)
@@ -260,7 +260,7 @@ async def test_networks_of_ended_runs_are_removed_in_the_background(
 
 
 class BusyAgent:
-    """The parts of an agent that SyncConnection uses. It has a report each second and 1000 pending events."""
+    """The parts of an agent that SyncConnection uses, with one report a second and 1000 pending events."""
 
     poll_seconds = 1.0
     has_changed = False

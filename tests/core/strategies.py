@@ -1,7 +1,7 @@
 """Hypothesis strategies for snapshots: pools, teams, quotas, workloads, reservations, maintenance.
 
-The snapshots are consistent, as rows of the database are: no unit is held twice, guarantees fit the pool,
-only its own work holds units of a reservation, and an earmarked unit has one owner. Everything else may
+The snapshots are consistent, as rows of the database are: no unit is held twice, guarantees fit the pool, a
+reservation's units are held only by its own work, and an earmarked unit has one owner. Everything else may
 occur. The choices favour pools in which the planner has to decide: most requests name hardware of the pool,
 and guarantees are close to the units that the teams hold.
 """

@@ -1,4 +1,4 @@
-"""Tests of `./run bench verify` on few examples: it counts them, and it finds a broken planner."""
+"""Test that `./run bench verify` counts its examples and detects a broken planner."""
 
 from __future__ import annotations
 

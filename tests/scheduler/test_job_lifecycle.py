@@ -65,7 +65,7 @@ def test_a_job_is_placed_started_and_ended(world: World) -> None:
     assert agent.sync(now + 102 * SECOND).runs == [] and agent.runs == {}
 
 
-def test_the_reason_of_work_that_replaces_its_own_teams_work_does_not_name_a_borrower(
+def test_a_job_that_evicts_work_of_its_own_team_does_not_report_a_borrower(
     world: World,
 ) -> None:
     now, later = world.now, world.now + dt.timedelta(seconds=1000)

@@ -45,7 +45,7 @@ AFTER = dt.datetime(2026, 4, 1, 2, 0, tzinfo=dt.UTC)
 
 @pytest.fixture
 def busy_march(rates: World) -> World:
-    """Return a month with every bucket, at prices that do not divide evenly."""
+    """Return a world whose March has charges in every bucket, at prices that do not divide evenly."""
     world = rates
     price(H100, "2.345677", "2.999999", since=at(0, day=10))
     alpha, gamma = units_of(world.hosts["alpha"]), units_of(world.hosts["gamma"], "1g.5gb")
@@ -292,9 +292,7 @@ def test_a_missing_second_in_the_ledger_prevents_the_close(busy_march: World) ->
 
 
 @pytest.mark.parametrize("payer", ["guarantee", "use"])
-def test_idle_time_shared_between_teams_is_charged_in_full_and_only_to_them(
-    busy_march: World, payer: str
-) -> None:
+def test_shared_idle_time_is_charged_in_full_and_only_to_teams(busy_march: World, payer: str) -> None:
     idle = sum(line.cost for line in statement_lines.statement_lines(MARCH) if line.bucket == "unallocated")
     Statement.objects.filter(month=MARCH).update(idle_payer=payer)
     shared = [line for line in statement_lines.statement_lines(MARCH) if line.bucket == "unallocated"]

@@ -228,7 +228,7 @@ class AgentConnections:
     async def _become_current(self, connection: AgentConnection) -> bool:
         """Make this the host's current connection.
 
-        Return False, without a change, if an earlier connection that has reported answers a ping.
+        Change nothing and return False if an earlier connection has sent a report and still answers a ping.
         """
         host = connection.host.id
         async with self._takeover_locks.setdefault(host, asyncio.Lock()):
@@ -236,7 +236,7 @@ class AgentConnections:
             if earlier is not None and earlier.reported and await answers_ping(earlier):
                 return False
             self._connections[host] = connection
-        # Idle streams may come from another holder of a credential that was revoked since.
+        # Another holder of the credential, revoked in the meantime, may have opened the idle streams.
         self.streams.drop_idle(host)
         if earlier is not None:
             log.info("dead connection replaced", host=connection.host.name)
@@ -332,7 +332,7 @@ class AgentConnections:
             self._on_run_states(connection, frame)
             self._queue_desired(connection, desired)
         elif not connection.reported:
-            # A credential alone is no proof: a copy of the agent has it, too. Only an accepted report is.
+            # A copy of the agent has the credential, too. Only an accepted report identifies the agent.
             raise ProtocolError(f"kind: {frame.kind} comes before the first report; allowed: observed")
         elif isinstance(frame, Proof):
             self._queue_desired(
@@ -397,7 +397,7 @@ class AgentConnections:
 
     async def _send_newest(self, connection: AgentConnection) -> None:
         desired, connection.desired = connection.desired, None
-        if desired is None:  # another process requested a new state
+        if desired is None:  # woken by a change of the host, not by a report
             try:
                 desired = await self._threads.run_repeatable(
                     database_calls.desired_state, connection.host, connection.credentials
@@ -406,7 +406,7 @@ class AgentConnections:
                 log.warning("desired state not read", host=connection.host.name, error=str(error))
                 return  # the next sync repeats it
             if not connection.handled_sequence:
-                return  # before its first report, the agent would take a state for a lease
+                return  # answers=0 would renew the agent's leases, as from an older server
             self._runs_changed()
         renewed = desired.credential not in ("", *connection.credentials)
         if renewed:

@@ -1,1 +1,1 @@
-"""Traffic of workspaces: access, proxy, activity, error pages."""
+"""Serve workspace traffic: access, proxy, activity and error pages."""

@@ -153,9 +153,9 @@ def _units_of_reservations(snapshot: Snapshot, pool: int | None, now: int) -> di
 
 
 def _loses_checkpoint(overlay: Snapshot, running: RunningWorkload, placement: Placement | None) -> bool:
-    """Return True if the workload would certainly run on hosts with other storage.
+    """Return True if the workload would certainly run on a host without its checkpoint.
 
-    Without a placement, all hosts of the pool that take new work count.
+    Without a placement, it could run on any host of the pool that takes new work.
     """
     storage = home_storage_of(overlay, running)
     if storage is None:

@@ -133,7 +133,7 @@ def _figures_in_words() -> dict[str, Any]:
             {"label": "Productive", "value": percent(0.533, 1), "small": "+3.1 points"},
             {"label": "Held or reserved", "value": percent(0.821, 1), "small": "of capacity"},
             {"label": "Held but not used", "value": f"{grouped(54734)} h"},
-            {"label": "Wait, half of all", "value": short_duration(360)},
+            {"label": "Median wait", "value": short_duration(360)},
             {"label": "Coverage", "value": percent(None)},
         ],
         "facts": [
@@ -255,14 +255,14 @@ def _cards() -> dict[str, Any]:
             "url": "#",
             "what": "Job · 8 × H100 80GB on one host · 24 h · €19.20/h",
             "actions": [
-                {"label": "Change ask", "url": "#"},
+                {"label": "Change request", "url": "#"},
                 {"label": "Cancel", "url": "/cancel", "post": True, "kind": "quiet danger"},
             ],
             "position": 3,
             "of": 14,
             "expected": "14:20–14:50",
             "why_url": "#",
-            "why": "Needs 8 free H100 on one host. Next to empty is h7, where fold-md may run until 14:31.",
+            "why": "Needs 8 free H100 on one host. h7 is free next: fold-md ends by 14:31 at the latest.",
             "say": {
                 "text": "Would start sooner:",
                 "actions": [{"label": "4 × H100 now", "url": "#", "small": True}],

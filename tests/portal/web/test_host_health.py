@@ -538,4 +538,6 @@ def test_the_attempts_of_a_job_show_where_its_checkpoint_was_not_found(world: Wo
         .get(reverse("job", args=[work.public_id]), {"tab": "attempts"})
         .content.decode()
     )
-    assert " ".join(shown.split()).count("Another home folder: it did not find its checkpoint.") == 1
+    assert (
+        " ".join(shown.split()).count("Different home folder: this attempt did not find the checkpoint.") == 1
+    )

@@ -840,7 +840,7 @@ def test_the_preview_shows_free_units_cost_and_the_equivalent_commands(world: Wo
     assert "It fits." in page
     assert "gpupool reservation create" in page
     assert "/api/v1/reservations/" in page
-    assert "This, of the guarantee of Vision" in page
+    assert "Takes from the guarantee of Vision" in page
     assert not Reservation.objects.exists()
 
 
