@@ -2,10 +2,10 @@
 
     ./run bench eta --jobs philly.csv --nodes 64
 
-The jobs and limits of ``bench philly`` run through the engine. One in ``--every`` jobs is sampled at random
-(``--seed``): the engine explains its plan as it does for users, and the estimate is compared with the start.
-Jobs that start at once are not counted. An estimate is a range of start times; its upper end comes from the
-errors of earlier estimates (``scheduler/core/explain/start_ranges.py``).
+The engine plans the jobs of ``bench philly``, with the same limits. One in ``--every`` jobs is sampled at
+random (``--seed``): the engine explains its plan as it does for users, and the estimate is compared with the
+start. Jobs that start at once are not counted. An estimate is a range of start times; its upper end comes
+from the errors of earlier estimates (``scheduler/core/explain/start_ranges.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SERVICES: tuple[str, ...] = ()
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Return the errors in seconds of jobs that queued.
+    """Return the errors of the estimates, in seconds, for sampled jobs that had to wait.
 
     ``late_share`` is the share of jobs that started after the end of their estimated range.
     """

@@ -35,7 +35,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: st
         table.add_column(name, justify=justify, overflow="fold", no_wrap=name in UNWRAPPED_COLUMNS)
     count = 0
     for row in rows:
-        # Text, because a name may contain characters of markup.
+        # rich reads markup in a plain string, such as [red] in a name, but not in a Text.
         table.add_row(*(Text("-" if value in (None, "") else str(value)) for value in row))
         count += 1
     if count:

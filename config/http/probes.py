@@ -22,10 +22,10 @@ def healthz(request: HttpRequest) -> JsonResponse:
 
 @require_safe
 def readyz(request: HttpRequest) -> JsonResponse:
-    """Answer 200 if PostgreSQL and Valkey answer, otherwise 503 with the error class of each.
+    """Answer 200 if PostgreSQL and Valkey answer, otherwise 503.
 
-    The status of the engine is included but does not affect the result: without the engine, pages work and
-    workloads wait.
+    The body names the error class of a store that failed. It includes the status of the engine, which does
+    not affect the result: without the engine, pages work and workloads wait.
     """
     stores = {"postgres": _postgres(), "valkey": _valkey()}
     ready = set(stores.values()) == {"ok"}

@@ -40,8 +40,8 @@ def maintenance_windows(since: datetime, now: datetime) -> Iterator[PendingNotic
 def _affected_by_window(
     kind: str, source: str, host: Host, start: datetime, end: datetime, common: dict[str, Any]
 ) -> Iterator[PendingNotice]:
-    """Yield a notice for work that may still run at the start of the window, and for reservations bound to
-    its GPUs.
+    """Yield a notice for work on the host that may still run when the window starts, and for reservations
+    bound to the host's GPUs.
     """
     common = {**common, "start": start.timestamp()}
     running = Workload.objects.filter(runs__host=host, runs__ended_at=None, simulated=False).distinct()

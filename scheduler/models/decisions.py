@@ -74,7 +74,7 @@ class RecordingPart(models.Model):
 
 
 class Recording(models.Model):
-    """The full input of one cycle that changed something, to plan it again (manage.py replay_snapshot)."""
+    """The full input of a cycle that changed something. ``manage.py replay_snapshot`` plans it again."""
 
     at = models.DateTimeField(db_index=True)
     planned_at = models.BigIntegerField(help_text="time of the plan, in whole seconds since the epoch")

@@ -1,8 +1,8 @@
 """Record the expected start that each workload had when it began to wait, and its actual start.
 
-One row per wait. ``apply_plan`` writes it when an expected start is first known and closes it when the
-workload is placed. A pool's ranges are computed from its latest rows (docs/scheduling.md, "Expected
-start"), and their accuracy is shown next to them.
+Each wait has one row. ``apply_plan`` writes it when an expected start is first known and closes it when the
+workload is placed. The portal shows an expected start as a range of times, computed from the pool's latest
+rows (docs/scheduling.md, "Expected start"). The accuracy of past ranges is shown next to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from scheduler.state.states import WorkloadState
 def past_starts_by_pool(pools: Collection[int], now: datetime) -> dict[int, EstimateAccuracy]:
     """Return the accuracy of past estimates by pool, in one query.
 
-    It is based on the latest ``MAX_OUTCOMES`` closed waits, and on at most as many open, overdue waits.
+    It is based on each pool's ``MAX_OUTCOMES`` latest closed waits. Open waits whose expected start has
+    passed count too, also at most ``MAX_OUTCOMES`` for each pool.
     """
     if not pools:
         return {}
@@ -65,8 +66,9 @@ def past_starts_by_pool(pools: Collection[int], now: datetime) -> dict[int, Esti
 def likely_range(
     past: EstimateAccuracy, expected_start: datetime | None, now: datetime
 ) -> tuple[datetime, datetime] | None:
-    """Return the likely earliest and latest start; None if none is expected or there are too few past
-    waits.
+    """Return the likely earliest and latest start.
+
+    Returns None if no start is expected, or if there are too few past waits.
     """
     if expected_start is None:
         return None

@@ -1,8 +1,8 @@
-"""Count the GPU-hours that teams used of their quotas' hour budgets, from allocations.
+"""Count the GPU-hours that teams have used, from their allocations, for quotas with a budget of GPU-hours.
 
-One query counts them every minute, however many allocations there are. The planner reads only whether a
-budget is used up, so counting causes no new plan. Periods start at midnight (UTC) of the day, of Monday, or
-of the first of the month.
+One query counts them every minute, however many allocations there are. The planner does not read the count
+itself. So the engine is nudged only if a budget becomes used up or free again, or if a new period begins.
+Periods start at midnight (UTC) of the day, of Monday, or of the first of the month.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ def quota_period_at(kind: str, now: datetime) -> QuotaPeriod:
 
 
 def count_quota_hours(now: datetime, only: Quota | None = None) -> int:
-    """Count the use in the current period of all quotas, or of one, and note which are used up.
+    """Count each quota's use in its current period, and store whether its budget is used up.
 
-    Returns the number of quotas whose ``hours_used_up`` changed.
+    Counts every quota with a budget of GPU-hours, or only the quota ``only``. Returns the number of quotas
+    whose ``hours_used_up`` changed.
     """
     with connection.cursor() as cursor:
         cursor.execute(USED_HOURS_SQL, {"now": now, "only": only.pk if only else None})

@@ -1,4 +1,4 @@
-"""Close reservations at their end, and give work inside them notice before it."""
+"""Close reservations when they end, and give notice to the work in them before the end."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from scheduler.sweeps.unusable_units import rebind_unusable_units
 
 
 def sweep_reservations(now: datetime) -> None:
-    """Close reservations at their end or no-show limit, and give work inside notice, so that it has ended
-    in time.
+    """Close reservations at their end or no-show limit. Give notice to the work in a reservation early enough
+    for it to end in time.
 
-    Also release the units of reservations that cannot use them, and nudge the engine for reservations that
-    start.
+    If some bound units of a reservation cannot be used and no work runs in it, release its units so that
+    others are bound. Nudge the engine if a reservation has started.
     """
     _close_reservations_due(now)
     _warn_before_reservations_end(now)

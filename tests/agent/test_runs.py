@@ -176,7 +176,7 @@ async def test_only_an_acknowledgement_after_the_notice_counts_as_saved(
     await edge.change(run, verb="notice", code="drained")
     await edge.until(lambda: (agent.state / "runs" / run / "in" / "notice").exists())
     await agent.kill()
-    await agent.start()  # the next agent must know the acknowledgement at the notice too
+    await agent.start()  # the next agent must also know which acknowledgement came before the notice
     await edge.until(
         lambda: (seen := edge.seen(run)) is not None and (seen.checkpoint_at or 0) > time.time() + 3000
     )
@@ -302,7 +302,7 @@ async def test_a_job_without_an_agent_is_stopped_when_its_lease_expires(
     assert (await edge.until_state(run, "ended")).outcome == "lease_lost"
 
 
-async def test_a_job_is_stopped_when_its_lease_expires_without_the_server(
+async def test_a_job_is_stopped_when_its_lease_expires_because_the_server_is_silent(
     edge: FakeEdge, make_agent: MakeAgent
 ) -> None:
     edge.lease_seconds = 2.0
@@ -390,7 +390,7 @@ async def test_a_lower_generation_of_a_unit_is_rejected(edge: FakeEdge, agent: A
     assert refused.outcome == "start_failed" and "not above 7" in refused.step
 
 
-async def test_a_run_that_was_stopped_first_is_never_started(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_run_stopped_before_its_start_is_never_started(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job("touch ~/started", verb="stop", code="cancelled"))
     assert (await edge.until_state("run-1", "ended")).outcome == "cancelled"
     await edge.change("run-1", verb="start")
@@ -445,7 +445,9 @@ async def test_a_second_agent_on_the_same_machine_waits_for_the_same_gpu(
     assert (await edge.until_state("run-2", "ended")).outcome == "finished"
 
 
-async def test_a_dropped_run_stops_but_not_after_one_stale_frame(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_run_missing_from_one_frame_continues_but_a_dropped_run_stops(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     run = await start_running(edge, agent, SLEEP)
     wanted = edge.wanted.pop(run)
     await edge.push()

@@ -1,4 +1,4 @@
-"""Tests of IncrementalPlanner: a snapshot changed by deltas and its plans equal those of a new snapshot."""
+"""Test IncrementalPlanner: a snapshot changed by deltas equals a new snapshot and gets the same plans."""
 
 from __future__ import annotations
 

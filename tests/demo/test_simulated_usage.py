@@ -1,4 +1,4 @@
-"""Test the simulated past: the real code charges it, and its rows are marked as simulated and add up."""
+"""Test the simulated past: the real code charges it, its costs reconcile, and its rows are marked."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load(world: World) -> list[tuple[int, int, str]]:
     return steps
 
 
-def test_history_is_charged_and_adds_up_and_reports_its_progress(past: World) -> None:
+def test_loading_history_reports_progress_and_its_charges_reconcile(past: World) -> None:
     steps = load(past)
     assert [step[0] for step in steps] == sorted(step[0] for step in steps)
     assert steps[-1][:2] == (steps[-1][1], steps[-1][1])

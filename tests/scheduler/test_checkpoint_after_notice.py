@@ -1,4 +1,4 @@
-"""Test that the host decides whether work saved after its notice, also if the clocks differ."""
+"""Test that the host decides whether work saved after its notice, even if its clock is wrong."""
 
 from __future__ import annotations
 

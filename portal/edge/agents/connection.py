@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 FRAMES_PER_SECOND = 100.0
 FRAME_BURST = 300.0
-PROBE_TIMEOUT_SECONDS = 3.0  # limit for an earlier connection to answer a ping
+PROBE_TIMEOUT_SECONDS = 3.0  # time in which a host's earlier connection must answer a ping
 CLOSE_TIMEOUT_SECONDS = 2.0
 CLOSE_REFUSED = 4403  # application-defined WebSocket close codes
 
@@ -29,7 +29,7 @@ class AgentConnection:
     """One agent's sync connection."""
 
     host: AuthenticatedHost
-    credentials: list[str]  # the request's credential; then the renewed one, once sent
+    credentials: list[str]  # the current one, then a renewed one that the agent may not have read yet
     socket: web.WebSocketResponse
     transport: asyncio.Transport | None
     last_received_at: float = field(default_factory=time.monotonic)
@@ -43,7 +43,7 @@ class AgentConnection:
     # A stream request with this key comes from the same process as this connection.
     stream_key: str = field(default_factory=lambda: secrets.token_hex(16))
     binds_streams: bool = False  # its agent sends the stream key
-    # Sequence of the last handled Observed. The agent's lease starts when it sent that frame.
+    # Sequence of the last handled Observed. The agent's lease counts from the sending of that frame.
     handled_sequence: int = 0
 
     async def refuse(

@@ -104,7 +104,7 @@ def grants_by_token_hash(
 ) -> dict[str, WorkspaceGrant | AccessDenied]:
     """Return the access of each workspace cookie.
 
-    The number of queries is fixed, except for the policy's own.
+    The number of queries is fixed, except for the queries of ``policy.may``.
     """
     wanted = set(token_hashes)
     oldest = now - dt.timedelta(seconds=settings.SESSION_COOKIE_AGE)

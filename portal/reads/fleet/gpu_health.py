@@ -42,7 +42,7 @@ class GpuHealth:
 
 
 def gpu_health_of_host(host: Host) -> list[GpuHealth]:
-    """Return every GPU by index. Three queries; the pool is loaded."""
+    """Return the health of each GPU, ordered by index. Three queries if ``host.pool`` is loaded already."""
     split = mig_geometry.host_geometries(host)
     rows = [each.gpu for each in split]
     newest = Diagnostic.objects.filter(gpu__in=rows).order_by("gpu", "-created_at", "-pk").distinct("gpu")
@@ -173,7 +173,10 @@ class StrayProcesses:
 
 
 def stray_processes(viewer: User, host: Host) -> StrayProcesses:
-    """Return the present stray processes. Their users may have no relation to the pool."""
+    """Return the present stray processes.
+
+    A row can name a user of the host who has no access to the pool, so only some viewers get the rows.
+    """
     rows = list(
         Stray.objects.filter(host=host, gone_at=None).select_related("gpu").order_by("gpu__index", "pid")
     )

@@ -1,4 +1,4 @@
-"""Read costs of workloads and spending of teams, with one query for many rows. Unknown is None."""
+"""Read the costs of workloads and the spending of teams, with a fixed number of queries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rounded_sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
 def workload_costs(
     ids: Collection[int], now: datetime, card: Prices, *, of: str = "workload"
 ) -> dict[int, Decimal]:
-    """Return the cost of each workload so far. Use since the last charges counts at the present price.
+    """Return the cost of each workload so far. Time that is not charged yet is priced at the current rate.
 
     ``ids`` are ids of workloads, or of arrays with ``of="workload__array"``. A workload that held units
     without a price is absent, because its cost is unknown.

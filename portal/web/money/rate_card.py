@@ -23,7 +23,7 @@ class PriceForm(ServiceForm):
     model = forms.ChoiceField(label="GPU model")
     cost = forms.CharField(label="Owner's cost, per GPU-hour", max_length=30)
     price = forms.CharField(
-        label="Price, per GPU-hour", max_length=30, help_text="Equal to the cost: no margin."
+        label="Price, per GPU-hour", max_length=30, help_text="Enter the cost to charge no margin."
     )
     valid_from = forms.DateTimeField(
         label="From", widget=forms.DateTimeInput(attrs={"type": "datetime-local"})

@@ -10,7 +10,7 @@ from portal.wording.pages import people_pages
 
 
 class SignInForm(LoginForm):  # type: ignore[misc]
-    """A sign-in form with the labels of the other pages."""
+    """A sign-in form with the portal's label for the user name, and without placeholders."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

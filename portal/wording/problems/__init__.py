@@ -1,1 +1,1 @@
-"""What is wrong with a given value, and what is allowed; who may do something."""
+"""Messages about invalid values, with the allowed values, and about missing permissions."""

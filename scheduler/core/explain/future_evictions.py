@@ -1,9 +1,9 @@
-"""Find the time at which evictions could start a workload, after the minimum runtime of running work has
-passed.
+"""Find the first time at which evictions would make room for a waiting workload.
 
-Suppose that others have just borrowed the units that a workload is guaranteed. Without this module its
-expected start would be the borrowers' expected end, in hours instead of minutes. The victim search of the
-planner runs on the pool's state at a time when all running work is unprotected.
+Running work is protected from eviction until it has run for the pool's minimum runtime. Suppose that
+borrowers have just taken the guaranteed units of a team. Without this module, the expected start of the
+team's next workload would be the expected end of the borrowers' work: hours instead of minutes. The planner's
+victim search therefore runs again, on a pool state in which no running work is protected any more.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class FutureEvictions:
         self._future_state: PoolState | None = None
 
     def room_for(self, queued: QueuedWorkload) -> FutureRoom | None:
-        """Return the first future evictions that start the workload, or None if waiting does not help.
+        """Return the earliest evictions that make room for the workload, or None if there are none.
 
-        The evictions and the units are counted for the searches of later workloads.
+        The future state records the result, so that later searches use neither the victims nor the units.
         """
         if not self.has_protected_work or queued.reservation is not None:
             return None
@@ -110,8 +110,8 @@ class FutureEvictions:
             future_state.evictable = all_evictable
 
     def _state_then(self) -> PoolState:
-        """Return the pool's state at a time when all running work is unprotected. The units taken in this
-        cycle are not free in it.
+        """Return the pool's state at a time when no running work is protected any more. Units that this cycle
+        has taken are not free in it.
         """
         if self._future_state is None:
             self._future_state = PoolState(

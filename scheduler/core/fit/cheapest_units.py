@@ -16,8 +16,10 @@ from scheduler.core.model.snapshot import Ask
 def cheapest_units(state: PoolState, ask: Ask, kind: int, mask: Mask, cost: Ints) -> list[int] | None:
     """Return the cheapest units of one kind for an ask, or None if it does not fit.
 
-    Ties are broken by the ask's preferences, then one NVLink island, then the host with the fewest units,
-    then the lower host. Among hosts with equal cost, hosts near each other are chosen.
+    Hosts with equal cost are ordered by the ask's preferences, then by these rules: hosts whose units are in
+    one NVLink island first, then hosts with the fewest units in ``mask``, then the lowest index. If the ask
+    needs several hosts, hosts with equal cost are reordered: near each other, or on different racks if the
+    ask is to be spread.
     """
     units = availability.units_of_kind_in(state, kind, mask)
     if ask.nvlink:
@@ -55,11 +57,10 @@ def cheapest_units(state: PoolState, ask: Ask, kind: int, mask: Mask, cost: Ints
 def _in_one_island(
     state: PoolState, ask: Ask, units: Ints, cost: Ints, taken: Mask, host_cost: Ints
 ) -> tuple[Mask, Mask]:
-    """Return the mask of units to take: ``taken``, but in one NVLink island of a host where this costs no
-    more.
+    """Return two masks: the units to take, and the hosts without a suitable NVLink island.
 
-    The smallest sufficient island is chosen. The second mask has the hosts on which the units would be in
-    several islands.
+    An island is suitable if its units suffice and cost no more than the host's units in ``taken``. The units
+    of a host are taken from its smallest suitable island; without one they stay as in ``taken``.
     """
     islands = nvlink_islands(state.hardware)
     island_of = islands.of[units]

@@ -55,8 +55,10 @@ def nvlink_islands(hardware: PoolHardware) -> NvlinkIslands:
 
 
 def host_places(hardware: PoolHardware, label: str) -> Ints | None:
-    """Return, per host, the number of its place by a label (NO_PLACE without the label), or None if no host
-    has it. Places are numbered in the order of their names.
+    """Return the number of each host's place, or None if no host has the label.
+
+    A place is the group of hosts with one value of the label. Places are numbered in the order of these
+    values. Hosts without the label get NO_PLACE.
     """
     key = "places", label
     if key not in hardware.derived:
@@ -69,8 +71,8 @@ def host_places(hardware: PoolHardware, label: str) -> Ints | None:
 
 
 def order_by_proximity(hardware: PoolHardware, hosts_needed: int, hosts: Ints) -> Ints:
-    """Return the hosts in the order in which a gang of ``hosts_needed`` hosts takes them. ``hosts`` has
-    the best first.
+    """Return the hosts in the order in which a gang of ``hosts_needed`` hosts takes them. ``hosts`` is
+    ordered from best to worst.
 
     If one island can hold the gang, its hosts come first; otherwise the hosts of one rack that can hold the
     gang. The place with the fewest suitable hosts is chosen, so that the others stay whole. If no place can

@@ -91,5 +91,5 @@ class PoolSnapshot:
         self.queue.change(removed, rows)
         if self.hardware.ask_cache_is_full:
             self.hardware.clear_ask_cache()
-            # The queue's classes are keyed by ask numbers, so it is rebuilt.
+            # Clearing the cache renumbers the asks. The queue groups its workloads by these numbers.
             self._set_queue(self.queue.rows())

@@ -29,7 +29,7 @@ SECOND = timedelta(seconds=1)
 
 
 def requested(world: World, **changes: Any) -> Submission:
-    """Return a request for eight GPUs that begins in an hour. It needs an approval."""
+    """Request a reservation that starts in an hour and needs an approval. Return the request."""
     fields: dict[str, Any] = {
         "actor": world.vision.member,
         "project": world.vision.project,
@@ -156,14 +156,14 @@ def changed(world: World, start: datetime | None, end: datetime | None) -> Submi
     return submission
 
 
-def test_a_later_window_expires_when_the_present_one_starts(world: World) -> None:
+def test_a_request_for_a_later_window_expires_at_the_start_of_the_present_window(world: World) -> None:
     submission = changed(world, world.now + 12 * HOUR, None)
     assert expire_submissions(world.now + HOUR - SECOND) == 0
     assert expire_submissions(world.now + HOUR) == 1
     assert state(submission) == "expired"
 
 
-def test_a_longer_window_waits_until_the_present_one_is_over(world: World) -> None:
+def test_a_request_for_a_longer_window_expires_at_the_end_of_the_present_window(world: World) -> None:
     submission = changed(world, None, world.now + 12 * HOUR)
     assert expire_submissions(world.now + 9 * HOUR - SECOND) == 0
     assert expire_submissions(world.now + 9 * HOUR) == 1
@@ -186,7 +186,7 @@ def test_a_quota_or_membership_request_does_not_expire(world: World) -> None:
     assert [state(row) for row in rows] == ["waiting", "waiting"]
 
 
-def test_a_request_that_would_expire_at_once_is_refused_at_its_start(world: World) -> None:
+def test_a_request_that_would_expire_at_once_is_refused_with_the_field_start(world: World) -> None:
     with pytest.raises(Invalid) as refused:
         requested(world, start=world.now)
     assert "the approval that it needs" in refused.value.fields["start"]
