@@ -58,6 +58,7 @@ def test_a_seed_reproduces_its_simulation_exactly() -> None:
     assert len({*begun, first.digest}) == 3
 
 
+@pytest.mark.long
 def test_the_simulation_finds_an_agent_that_accepts_a_stale_generation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

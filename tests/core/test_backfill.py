@@ -27,6 +27,7 @@ from scheduler.core.what_if.simulation import (
     SimulationEventKind,
     WorkloadArrival,
 )
+from tests.seeds import seeds
 
 NOW = 1_000_000
 MINUTE = 60
@@ -65,7 +66,7 @@ def as_running(queued: QueuedWorkload, units: tuple[int, ...], now: int) -> Runn
     )
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(short=15, total=40))
 def test_started_work_does_not_delay_a_workload_with_held_units(seed: int) -> None:
     """In the next plan no workload with held units has a later expected start."""
     rng = random.Random(seed)
@@ -89,7 +90,7 @@ def test_started_work_does_not_delay_a_workload_with_held_units(seed: int) -> No
             assert (again[refusal.workload] or 0) <= refusal.expected_start
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(short=10, total=20))
 def test_with_correct_predictions_the_first_workload_starts_as_expected(seed: int) -> None:
     """All work is submitted at once and runs as long as predicted.
 

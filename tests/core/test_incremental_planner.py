@@ -19,6 +19,7 @@ from scheduler.core.reasons import ReasonCode
 from tests.core.crowded import crowded
 from tests.core.pool_history import pool_history
 from tests.core.strategies import NOW, snapshots
+from tests.seeds import seeds
 
 LARGE_SNAPSHOTS = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
@@ -54,7 +55,7 @@ def test_the_order_of_rows_in_a_delta_does_not_matter(snapshot: Snapshot, seed: 
     assert repr(planner.plan(NOW)) == repr(plan(snapshot, NOW))
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds(short=8, total=25))
 def test_a_pool_changed_step_by_step_gets_the_plans_of_new_snapshots(seed: int) -> None:
     planner: IncrementalPlanner | None = None
     before: Snapshot | None = None
@@ -93,7 +94,7 @@ def test_a_host_may_have_several_maintenance_windows() -> None:
     assert planner.snapshot().maintenance == (second,)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(short=4, total=12))
 def test_a_plan_without_explanations_has_the_same_decisions_and_held_units(seed: int) -> None:
     """The queue is long, so that the planner skips workloads equal to one that it has refused."""
     snapshot = crowded(seed, NOW, hosts=4, waiting=80)
