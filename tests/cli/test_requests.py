@@ -113,8 +113,8 @@ def test_a_dry_run_reports_the_expected_start_and_submits_nothing(
         gpupool, f"{run} --gpus 9 --dry-run -- true"
     )
     firm = run_ok(gpupool, f"{run} --gpus 8 --hosts 2 --no-preemptible --dry-run -- true")
-    assert "It would be queued and not start. Its team may hold 8 GPUs of H100 80GB at most" in firm
+    assert "It would be queued and not start. Its team may hold at most 8 GPUs of H100 80GB" in firm
     assert not Workload.objects.exists()
     taken = run_ok(gpupool, f"{run} --gpus 8 --hosts 2 --no-preemptible --name big -- true")
-    assert "Its team may hold 8 GPUs of H100 80GB at most" in taken
+    assert "Its team may hold at most 8 GPUs of H100 80GB" in taken
     assert "No host is big enough" in gpupool(*f"{run} --gpus 9 -- true".split()).err

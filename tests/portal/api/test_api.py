@@ -173,7 +173,7 @@ def test_too_much_waiting_work_is_refused_with_the_numbers(today_world: World, c
         "too_many_waiting",
         {"of": "person", "waiting": 0, "more": 3, "limit": 2},
     )
-    assert "more than the 2 that one person may have" in body["errors"][0]["message"]
+    assert "3 more would exceed the limit of 2 for one person" in body["errors"][0]["message"]
 
 
 def test_a_notebook_is_launched_and_cannot_be_opened_before_it_runs(

@@ -322,7 +322,7 @@ def test_a_notebook_is_not_extended_into_units_promised_to_a_reservation(world: 
     with rejected() as refused:
         workload_changes.extend_workload(**extend, seconds=3 * 3600, now=world.now)
     assert (refused.value.code, refused.value.field) == ("more_time_blocked", "seconds")
-    assert "1 reservation counts on them from" in refusal_sentence(refused.value)
+    assert "1 reservation needs them from" in refusal_sentence(refused.value)
     assert "It can be extended until" in refusal_sentence(refused.value)
     assert refused.value.numbers["latest"] == int(start.timestamp())
     workload.refresh_from_db()
