@@ -1,4 +1,4 @@
-"""Types of the numpy arrays that the planner works on."""
+"""Define the types of the numpy arrays that the planner uses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Plan one cycle: a snapshot in, a plan out. Start reading at ``plan_pool``, which has all steps.
 
-Pure functions: no Django, no clock, no I/O, no randomness. Equal input gives an equal plan; the order of its
-rows does not matter.
+Pure functions: no Django, no clock, no I/O, no randomness. Equal input gives an equal plan; the order of the
+input rows does not matter.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def plan_pool(
     # hardware, cap, quota).
     eligible = admit(state, explain)
     # 3. In queue order: place on free units, else preempt, else refuse. Units are held for the first refused
-    # ones.
+    # workloads.
     order = TurnOrder(state, eligible, recorded_turns)
     refusals = RefusalRecorder(state, promises, eligible.expected_unit_seconds, explain)
     turn = WorkloadTurn(state, order, refusals)

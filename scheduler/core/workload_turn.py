@@ -44,7 +44,7 @@ class WorkloadTurn:
         self._does_not_fit: set[tuple[int, int] | tuple[int, int, tuple[int, ...]]] = set()
         self._fits_nowhere: set[int] = set()  # ask numbers that fit on no kind, for any time class
         self._no_victims: set[Hashable] = set()
-        # Asks that do not fit even with the units that stopping work frees for no beneficiary.
+        # Asks that do not fit even with the units of stopping work that has no beneficiary.
         self._not_soon_free: set[tuple[int, int, tuple[int, ...]]] = set()
         # True if the workload whose turn it is could evict running work on some kind.
         self._may_evict = False
@@ -226,7 +226,7 @@ class WorkloadTurn:
             return True
         if queued.id in self.state.workloads_with_earmarks and queued.id not in self.state.evicting_for:
             self.state.release_earmarks(queued)
-            # Only here do units become free again within a cycle.
+            # This is the only place where units become free again within a cycle.
             self._does_not_fit.clear()
             self._fits_nowhere.clear()
             self._not_soon_free.clear()
@@ -269,9 +269,7 @@ class WorkloadTurn:
         )
 
     def _eviction_is_in_progress(self, queued: QueuedWorkload) -> bool:
-        """Earmark the units that victims already stopping for the workload free. Return True if these units
-        suffice.
-        """
+        """Return True if work that already stops for the workload frees enough units. Earmark these units."""
         state = self.state
         if queued.id not in state.workloads_with_earmarks:
             return False
@@ -286,7 +284,7 @@ class WorkloadTurn:
         return False
 
     def _suits_units_being_freed(self, queued: QueuedWorkload) -> bool:
-        """Return True if the workload fits on free units and units that stopping work frees for no
+        """Return True if the workload fits on free units and the units of stopping work without a
         beneficiary.
 
         The workload then needs no eviction of its own.

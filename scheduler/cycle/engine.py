@@ -49,10 +49,11 @@ def run_cycle(
 ) -> ApplyResult | None:
     """Plan and apply one cycle for all pools. Returns None if another engine is or has become the leader.
 
-    ``clock`` gives the start of new allocations just before the plan is applied. Without it they start at
-    ``now``, and could overlap the previous allocation of a unit that was freed between ``now`` and the
-    snapshot. ``cache`` keeps the snapshot between cycles; without it everything is read. If nothing has
-    changed, the cycle ends early. ``recorder`` stores the snapshots of cycles that changed something.
+    ``clock`` gives the start of new allocations just before the plan is applied. Without ``clock`` new
+    allocations start at ``now``, and could overlap the previous allocation of a unit that was freed between
+    ``now`` and the snapshot. ``cache`` keeps the snapshot between cycles; without it everything is read. If
+    nothing has changed, the cycle ends early. ``recorder`` stores the snapshots of cycles that changed
+    something.
     """
     nudge.clear_engine_nudge()
     epoch = leadership.acquire_or_renew(name, now)

@@ -57,8 +57,8 @@ class CycleRecorder:
     def prepare(self, snapshot: Snapshot, plan: Plan, planned_at: int, now: datetime) -> PreparedRecording:
         """Compute the recording of ``plan``, which was made for ``planned_at`` (seconds since the epoch).
 
-        The rows of ``snapshot`` are in order. Raises TypeError or ValueError if a value has no canonical
-        text.
+        The rows of ``snapshot`` must be sorted by key. Raises TypeError or ValueError if a value has no
+        canonical text.
         """
         if snapshot.epoch != self._epoch:
             # Another process was the leader meanwhile and may have pruned parts that only this process used.
@@ -138,7 +138,7 @@ def recording_file_text(pk: int) -> str:
 
 
 def prune_recordings(before: datetime, most: int = 5_000) -> int:
-    """Delete up to ``most`` recordings made before ``before``. Return the number of deleted ones.
+    """Delete up to ``most`` recordings made before ``before``. Return the number of deleted recordings.
 
     Parts that no recording uses any more are deleted as well.
     """
@@ -153,7 +153,7 @@ def prune_recordings(before: datetime, most: int = 5_000) -> int:
 
 def prune_recordings_to_size(most_bytes: int) -> int:
     """Delete the oldest recordings if all together are larger than ``most_bytes``. Return the number of
-    deleted ones.
+    deleted recordings.
 
     The latest recording is always kept.
     """

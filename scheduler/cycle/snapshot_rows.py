@@ -97,7 +97,7 @@ class SnapshotRows:
 class SnapshotReader:
     """A reader of the rows of some pools, or of all pools (None).
 
-    Each method reads one kind of row. Some methods can read only the rows with given ids.
+    Each method reads one kind of row. If a method gets ids, it reads only the rows with these ids.
     """
 
     def __init__(self, pool_ids: Sequence[int] | None, now: datetime) -> None:

@@ -80,7 +80,7 @@ class EvictionCandidates:
     """
 
     def __init__(self, obtainable: ObtainableUnits, candidates: Ints) -> None:
-        """``candidates``: indices of running work, in the order in which they are tried."""
+        """Read the candidates: indices of running work, in the order in which they are tried."""
         self.obtainable, self.state, self.model = (
             obtainable,
             obtainable.state,
@@ -92,7 +92,7 @@ class EvictionCandidates:
             self._read_many(candidates)
 
     def _read_few(self, candidates: list[int]) -> None:
-        """Read the candidates without arrays: most searches have few."""
+        """Read the candidates without arrays, which is faster for few candidates."""
         state, hardware, kind = self.state, self.state.hardware, self.obtainable.kind
         self.slots: dict[int, int] = {}
         self.by_host: dict[int, list[tuple[int, int]]] | None = {}
@@ -146,7 +146,7 @@ class EvictionCandidates:
 
 
 def evictable_for(state: PoolState, queued: QueuedWorkload, kind: int, may_reclaim_borrowed: bool) -> Ints:
-    """Return the running work that the workload may evict, the cheapest first."""
+    """Return the indices of the running work that the workload may evict, the cheapest first."""
     own = state.team_work_by_eviction_cost(queued.team)
     own = own[state.evictable[own] & (state.run_priority[own] < queued.priority)]
     candidates: Ints = own[state.run_reservation[own] == (queued.reservation or 0)]

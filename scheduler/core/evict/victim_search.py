@@ -1,8 +1,8 @@
 """Choose the running work to evict if no free units suffice.
 
 Rules:
-- Work of other teams is evicted only if it is borrowed, and only for work wholly within its own team's
-  guarantee.
+- Work of other teams is evicted only if it is borrowed, and only for a workload that is wholly within the
+  guarantee of its own team.
 - Within a team, work of lower priority is evicted.
 - Only preemptible work that has run for the pool's minimum runtime is evicted, and always as a whole.
 - A workload never evicts the work for which it was itself evicted.
@@ -146,7 +146,7 @@ class VictimSearch:
             if chosen:
                 version += 1
                 for other in victim_set.add(chosen):
-                    if other not in done_hosts:  # These victims freed something there as well.
+                    if other not in done_hosts:  # The victims also free resources on this host.
                         heapq.heappush(heap, (0, 0, other, -1, []))
         return missing_hosts == 0
 
@@ -161,7 +161,9 @@ class VictimSearch:
         )
 
     def _cheapest_on(self, victim_set: VictimSet, host: int) -> tuple[int, list[int]] | None:
-        """Return (cost, victims) that free enough on one host, or None."""
+        """Return (cost, victims): the cheapest victims that suffice on one host. Return None if there are
+        none.
+        """
         if victim_set.host_suffices(host):
             return 0, []
         on_host = [
@@ -214,7 +216,7 @@ class VictimSearch:
         return None
 
     def _cost(self, victim_set: VictimSet, victims: Sequence[int]) -> int:
-        """Return the cost of these victims in addition to the set."""
+        """Return the cost of adding these victims to the set."""
         costs = self.state.cost_list
         lost = sum([costs[v] for v in victims])
         if not victim_set.may_cross_guarantee:
@@ -257,7 +259,10 @@ class VictimSearch:
         return state.free_slots + freed - self.need >= spare
 
     def _drop_unneeded_victims(self, victim_set: VictimSet) -> None:
-        """Remove unnecessary victims, the most expensive first: enough hosts suffice without them."""
+        """Remove unnecessary victims, the most expensive first.
+
+        A victim is unnecessary if enough hosts suffice without it.
+        """
         if len(victim_set.victims) == 1:
             return  # A single victim is necessary: the search is not started if no eviction is needed.
         sufficient_hosts = victim_set.count_sufficient_hosts()
@@ -291,5 +296,8 @@ def kinds_to_try_eviction_on(state: PoolState, queued: QueuedWorkload) -> list[i
 
 
 def find_victims(state: PoolState, queued: QueuedWorkload, kind: int) -> EvictionChoice | None:
-    """Return the running work to evict so that a workload can start, or None if no allowed set suffices."""
+    """Return the running work to evict, and the units that the workload then gets.
+
+    Return None if no allowed set of victims suffices.
+    """
     return VictimSearch(state, queued, kind).run()

@@ -4,11 +4,11 @@
 workloads. For each kind it has the number of units that are expected to be free at each time. Each workload,
 in queue order, takes the earliest time from which enough units are free for its duration. These units are
 then subtracted for later workloads. A small ask may therefore start before larger asks ahead of it, as it
-will in reality. No workload delays one ahead of it.
+will in reality. No workload delays a workload ahead of it.
 
-Units are counted in pieces: an ask for 4 units on a host cannot use 4 hosts with one unit each. The capacity
-for a size is the number of free units in whole pieces of this size. Smaller asks take leftover units first,
-as the placement rule does, then whole pieces.
+Units are counted in pieces: an ask for 4 units on a host cannot use 4 hosts with one free unit each. The
+capacity for a size is the number of free units in whole pieces of this size. Smaller asks take leftover units
+first, as the placement rule does, then whole pieces.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ class DeepQueueEta:
             for_preemptible.take(units, hosts, start, end)
 
     def _free_units_of(self, kind: int) -> tuple[FreeUnitsOverTime, FreeUnitsOverTime]:
-        """Return the free units of a kind. Preemptible work may use reserved units until it is evicted."""
+        """Return the free units of a kind: for non-preemptible work, and for preemptible work.
+
+        Preemptible work may use reserved units until it is evicted.
+        """
         if kind not in self._free_units_by_kind:
             times, profile = self.forecast.times, self.forecast.profile(kind)
             free_units = for_preemptible = FreeUnitsOverTime(times, profile, self.state.now)
@@ -101,11 +104,11 @@ class DeepQueueEta:
 class FreeUnitsOverTime:
     """Expected free units of one kind at certain times, in whole pieces of each size.
 
-    The pieces of a gang may be on the same host here: this is not checked.
+    The search does not check that the pieces of a gang are on different hosts.
     """
 
     def __init__(self, times: list[int], profile: Ints, now: int) -> None:
-        """``profile[time, host]``: the free units."""
+        """Count the whole pieces in ``profile[time, host]``, the number of free units."""
         self.times = list(times)
         self.now = now
         free = np.maximum(profile, 0)

@@ -1,7 +1,7 @@
 """Forecast the number of free units on each host over time.
 
-The first waiting workloads are added one after another, in queue order. ``DeepQueueEta`` continues with the
-later ones.
+The first waiting workloads take their units one after another, in queue order. ``DeepQueueEta`` continues
+with the later workloads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Forecast:
             times = times[
                 np.arange(MAX_FORECAST_TIME_POINTS) * (len(times) - 1) // (MAX_FORECAST_TIME_POINTS - 1)
             ]
-        # A list: times are looked up thousands of times.
+        # A list, because single elements are read faster from a list than from an array.
         self.times: list[int] = times.tolist()
         self.profiles: dict[int, Ints] = {}
         # By kind, like ``profiles``: the units taken by future reservations. Kinds without such units are
@@ -146,11 +146,10 @@ class Forecast:
     def earliest(
         self, ask: Ask, kind: int, seconds: int, not_before: int, evictable_after: int | None = None
     ) -> tuple[int, list[int]] | None:
-        """Return the first time from ``not_before`` on at which the ask fits for ``seconds``, and the hosts;
-        or None.
+        """Return (time, hosts): the first time from ``not_before`` on at which the ask fits for ``seconds``.
 
-        ``evictable_after``: the work can be evicted after this many seconds, so later reservations are no
-        obstacle.
+        Return None if there is no such time. If ``evictable_after`` is given, the work can be evicted after
+        this many seconds, so reservations that start after this are no obstacle.
         """
         profile = self.profile(kind)
         labels = self.state.hardware.hosts_with_capacity(ask)
@@ -174,7 +173,7 @@ class Forecast:
         return None
 
     def take(self, kind: int, hosts: list[int], units: int, start: int, seconds: int) -> None:
-        """Subtract the units of a waiting workload, so that later workloads are expected after it."""
+        """Subtract the units of a waiting workload, so that later workloads cannot use them."""
         self._extend_to(start + seconds)
         for host in hosts:
             self._take(self.profiles[kind], host, units, start, start + seconds)

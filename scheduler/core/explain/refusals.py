@@ -1,7 +1,7 @@
 """Record refusals: the reason, the position, the expected start and the blocking workloads.
 
 ``WaitReasons`` finds the reason. ``Forecast`` gives the expected start, after all work ahead has taken its
-units. For the first refused workloads particular units are held.
+units. Particular units are held for the first refused workloads.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from scheduler.core.promises.promise_timeline import PromiseTimeline
 from scheduler.core.reasons import ReasonCode, reason_numbers
 
 # The most refused workloads for which units of one kind are held while the queue is short. In a longer queue
-# it is one.
+# the limit is one workload.
 MAX_HELD_PLACES_PER_KIND = 2
 SHORT_QUEUE_SECONDS = 72 * 3600  # A queue is short if the pool could finish it within this time.
 # The number of workloads per pool that get their start from the forecast. Later ones get it from
 # ``DeepQueueEta``.
 FORECAST_DEPTH = 64
-# The most workloads behind this depth that the forecast tries for a kind while none of its units is held.
+# The most workloads behind this depth that the forecast tries for a kind while no unit of this kind is held.
 MAX_DEEP_TRIES_PER_KIND = 8
 MAX_BLOCKERS_NAMED = 20
 
@@ -63,8 +63,10 @@ class RefusalRecorder:
     """The refusals of one pool's cycle, in the order of its queue."""
 
     def __init__(self, state: PoolState, promises: PromiseTimeline, unit_seconds: int, explain: bool) -> None:
-        """``unit_seconds``: the expected use of all eligible work. ``explain``: True if reasons are
-        recorded.
+        """Prepare to record refusals.
+
+        ``unit_seconds`` is the expected use of all eligible work, in unit-seconds. ``explain`` is True if
+        reasons are recorded.
         """
         self.state, self.promises, self.explain = state, promises, explain
         self.wait_reasons = WaitReasons(state)
@@ -169,8 +171,8 @@ class RefusalRecorder:
     def may_hold_units(self, kinds: Sequence[int]) -> bool:
         """Return True if units of these kinds may be held for the next refused workload.
 
-        Behind the forecast's depth units may be held only if no unit of these kinds is held yet. Without this
-        exception large work would starve behind many workloads that wait for other kinds.
+        Behind the forecast's depth, units may be held only if no unit of these kinds is held yet. Without
+        this exception, large work would starve behind many workloads that wait for other kinds.
         """
         if self.forecast_count < FORECAST_DEPTH:
             return any(self.held[kind] < self.max_held_places for kind in kinds)
@@ -336,8 +338,8 @@ class RefusalRecorder:
     def _future_room(self, queued: QueuedWorkload, start: int | None) -> FutureRoom | None:
         """Return future evictions that free units before ``start``, or None.
 
-        They become possible when the minimum runtime of running work has passed. ``start`` is the expected
-        start without these evictions, if there is one.
+        These evictions become possible when the minimum runtime of running work has passed. ``start`` is the
+        expected start without these evictions, or None.
         """
         if self.deep_queue_eta is not None:
             # Work that may reclaim borrowed units comes first in the queue, so nothing is found deep in the
@@ -358,8 +360,8 @@ class RefusalRecorder:
     def _hold_units(self, queued: QueuedWorkload, kind: int, hosts: list[int], start: int) -> tuple[int, ...]:
         """Hold units on the hosts where the workload is expected to start. Return their ids.
 
-        The units that become free last before this start are chosen, so that others can use units that are
-        free for longer.
+        The units that become free last before this start are chosen, so that other work can use the units
+        that are free for longer.
         """
         assert self.forecast is not None
         state = self.state
@@ -379,8 +381,9 @@ class RefusalRecorder:
         return tuple(sorted(state.units[u].id for u in chosen))
 
     def _blockers(self, kind: int, hosts: list[int], start: int) -> tuple[int, ...]:
-        """Return the work on these hosts that is expected to end by ``start``, at most MAX_BLOCKERS_NAMED
-        workloads, the last to end.
+        """Return the ids of the workloads on these hosts that are expected to end by ``start``.
+
+        If there are more than MAX_BLOCKERS_NAMED, only the last to end are returned.
         """
         state, ending = self.state, []
         for host in hosts:
@@ -403,8 +406,10 @@ class RefusalRecorder:
     def _end_of_own_work(
         self, queued: QueuedWorkload, kind: int, code: str
     ) -> tuple[int, tuple[int, ...], int] | None:
-        """Return (time, blockers, surplus slots) for one kind, or None: the time by which enough work of the
-        team (or user) will have ended, and this work.
+        """Return (time, blockers, surplus slots) for one kind, or None if no end of work suffices.
+
+        By this time enough work of the team (or user) will have ended. The blockers are this work. The
+        surplus is the number of released slots that the workload does not need.
         """
         state = self.state
         model, need = state.kinds[kind].model, state.slots_needed(queued.ask, kind)
@@ -440,8 +445,8 @@ class RefusalRecorder:
     def _work_of_team(
         self, team: int, non_preemptible_only: bool
     ) -> tuple[Iterable[int], list[tuple[int, int, list[int]]]]:
-        """Return a team's running work outside reservations by end, and (end, id, units) of the work that
-        this plan started.
+        """Return a team's running work outside reservations, ordered by its end, and (end, id, units) of the
+        work that this plan started.
         """
         running = self.state.running
         own_work = (  # evaluated only as far as needed
@@ -457,7 +462,9 @@ class RefusalRecorder:
         return own_work, started_rows
 
     def _work_of_user(self, user: int) -> tuple[Iterable[int], list[tuple[int, int, list[int]]]]:
-        """Return a user's running work by end, and (end, id, units) of the work that this plan started."""
+        """Return a user's running work, ordered by its end, and (end, id, units) of the work that this plan
+        started.
+        """
         own_work = (i for i, r in enumerate(self.state.running) if r.user == user)
         started = (row for team in self._started.values() for row in team)
         started_rows = [(end, q.id, units) for end, q, units in started if q.user == user]

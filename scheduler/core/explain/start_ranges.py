@@ -87,7 +87,8 @@ class EstimateOutcome:
     def is_conclusive(self) -> bool:
         """Return True if the outcome shows the error of the forecast.
 
-        It does not if the workload left the queue early, or has not yet waited longer than expected.
+        The outcome does not show it if the workload left the queue early, or has not yet waited longer than
+        expected.
         """
         return self.started or self.waited > self.expected_wait
 

@@ -63,7 +63,7 @@ class WaitReasons:
         """Return the reason that names the missing units, or the promise to others.
 
         The result is cached for all workloads with the same key. Promises also depend on the workload's
-        times. For each new time class missing units are checked again, because other workloads took units in
+        times. For each new time class, missing units are checked again, because other workloads took units in
         the meantime.
         """
         key = self._hardware_reason_key(queued, allowed)
@@ -102,7 +102,9 @@ class WaitReasons:
         ]
 
     def _possible_kinds(self, queued: QueuedWorkload) -> list[int]:
-        """Return the kinds that would fit in an empty pool. Limits on other kinds do not matter."""
+        """Return the kinds on which the workload would fit in an empty pool. Limits on other kinds do not
+        matter.
+        """
         number = self.state.ask_number(queued.ask)
         cached = self._possible.get(number)
         if cached is None:

@@ -1,5 +1,5 @@
-"""Find the units that a workload may take now: free units that it leaves before they are promised to
-others.
+"""Find the units that a workload may take now: free units that the workload releases before others are
+promised them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ ALL_PROMISES = frozenset({QUEUE_HOLDS, MAINTENANCE, RESERVATIONS})
 
 
 def seconds_until_releasable(state: PoolState, queued: QueuedWorkload) -> int:
-    """Return the seconds after which a workload that starts now can have released its units. Preemptible work
-    may be evicted.
+    """Return the most seconds for which a workload that starts now can keep units that others need.
+
+    Preemptible work can be evicted before its runtime limit.
     """
     policy = state.policy
     if not queued.preemptible:

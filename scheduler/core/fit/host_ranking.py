@@ -14,8 +14,8 @@ from scheduler.core.model.snapshot import Ask
 from scheduler.core.scoring.demand_mix import MILLI_PER_GPU, UNLIMITED_AMOUNT, DemandMix, NodeDemand
 from scheduler.core.scoring.placement_rule import ClassCapacity, NodeSize, PlacementRule, PlacementTerms
 
-# The demand that is assumed before a pool has any: (units per host, weight). It stays in the mix, but real
-# demand soon outweighs it.
+# The demand that is assumed while a pool has no work: (units per host, weight). This demand stays in the mix,
+# but real demand soon outweighs it.
 PRIOR_DEMAND = ((1, 8), (2, 2), (4, 2), (8, 1))
 
 

@@ -47,8 +47,8 @@ def preferred_unit_masks(hardware: PoolHardware, queued: QueuedWorkload, now: in
     """Return the sets of units on which the workload is tried, in order of preference. The last is None,
     which stands for all units.
 
-    Hosts on which the workload could not start are avoided first of all, since a checkpoint is of no use
-    there. Then hosts with the storage of its checkpoint are preferred.
+    Hosts on which the workload could not start are only in the last set. Among the other hosts, hosts with
+    the storage of the workload's checkpoint come first.
     """
     avoided = (
         [hardware.host_index[host] for host in queued.avoids if host in hardware.host_index]

@@ -1,4 +1,4 @@
-"""Check the limits on the slots that a workload may hold. These do not depend on the free units.
+"""Check the limits on the slots that a workload may hold. The limits do not depend on the free units.
 
 The limits are quota, caps, the headroom reserved for work ahead in the queue, and spare capacity.
 """
@@ -38,8 +38,9 @@ def within_workload_cap(state: PoolState, queued: QueuedWorkload, kind: int) -> 
 
 
 def kinds_within_limits(state: PoolState, queued: QueuedWorkload) -> list[int]:
-    """Return the kinds that quota and caps allow, in the ask's order. Cached for equal asks until the team
-    gets slots.
+    """Return the kinds that quota and caps allow, in the ask's order.
+
+    The result is cached for equal asks until the team gets slots.
     """
     ask = state.resolve_ask(queued.ask)
     is_cacheable = queued.reservation is None and state.policy.max_slots_per_user is None
@@ -105,8 +106,8 @@ def conflicting_own_reservation(
     """Return the first upcoming reservation that would exceed the team's guarantee together with the
     workload, or None.
 
-    This matters for non-preemptible work that would still run at the reservation's start. It could not be
-    evicted, so other teams could not reclaim their guarantee.
+    This matters for non-preemptible work that would still run at the reservation's start. Such work could not
+    be evicted, so other teams could not reclaim their guarantee.
     """
     ledger, team_model = state.ledger, (queued.team, state.kinds[kind].model)
     if (
@@ -136,7 +137,8 @@ def _max_firm_slots_beside(
     """Return, for each upcoming reservation of a team, the most slots that the team's non-preemptible work
     may hold now.
 
-    Slots of work that ends before the reservation are allowed in addition. Cached for the cycle.
+    Slots of work that ends before the reservation are allowed in addition. The result is cached for the
+    cycle.
     """
     cached = state.ledger.max_firm_beside_cache.get(team_model)
     if cached is None:

@@ -188,8 +188,9 @@ def fullest_gpu(state: PoolState, kind: int, free: Mask) -> Ints:
 
 
 def pick_units_on_host(state: PoolState, ask: Ask, kind: int, host: int, free: Mask) -> list[int] | None:
-    """Return units of one kind among a host's available units, or None: in one NVLink group if possible,
-    slices on the fullest GPUs.
+    """Return ``ask.units`` units of one kind among a host's available units, or None if these do not suffice.
+
+    The units are in one NVLink group if possible. Slices are on the fullest GPUs.
     """
     first, last = int(state.first_unit[host]), int(state.first_unit[host + 1])
     units: list[int] = (first + (free[first:last] & (state.kind[first:last] == kind)).nonzero()[0]).tolist()
@@ -197,7 +198,7 @@ def pick_units_on_host(state: PoolState, ask: Ask, kind: int, host: int, free: M
 
 
 def pick_units(state: PoolState, ask: Ask, units: list[int]) -> list[int] | None:
-    """Return ``ask.units`` of one host's available units, or None."""
+    """Return ``ask.units`` of one host's available units, or None if these do not suffice."""
     if len(units) < ask.units:
         return None
     if ask.profile != WHOLE_GPU_PROFILE:

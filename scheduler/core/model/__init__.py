@@ -1,4 +1,4 @@
-"""The planner's input, output and working state.
+"""Define the planner's input, output and working state.
 
-The snapshot's rows, the plan's rows, and one pool's hardware, running work, queue and quota ledger.
+These are the snapshot's rows, the plan's rows, and one pool's hardware, running work, queue and quota ledger.
 """

@@ -1,4 +1,4 @@
-"""A pool's hardware as arrays. It stays the same from cycle to cycle until hosts or units change.
+"""Hold a pool's hardware as arrays. The arrays stay the same from cycle to cycle until hosts or units change.
 
 Units are ordered by host, GPU and id: a unit's index is stable, and the units of a host are adjacent. If two
 choices are equal otherwise, the lower index wins.

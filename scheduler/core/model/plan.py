@@ -1,4 +1,4 @@
-"""The rows of a plan: the planner's output."""
+"""Define the rows of a plan, which is the planner's output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scheduler.core.reasons import ReasonNumbers
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A queued workload starts now on these units."""
+    """The decision to start a queued workload now on these units."""
 
     workload: int
     units: tuple[int, ...]  # sorted ids, on all hosts of the workload
@@ -21,8 +21,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A running workload is evicted as a whole. Exactly one of ``for_workload`` and ``for_reservation`` is
-    set.
+    """The decision to evict a running workload as a whole.
+
+    Exactly one of ``for_workload`` and ``for_reservation`` is set.
     """
 
     workload: int
@@ -37,7 +38,7 @@ class Eviction:
 class Refusal:
     """The reason why a queued workload does not start now.
 
-    ``expected_start`` is None if no end of known work would free its units. Then ``code`` is the obstacle
+    ``expected_start`` is None if no end of known work would free enough units. Then ``code`` is the obstacle
     that has to be removed.
     """
 

@@ -1,4 +1,4 @@
-"""One pool of a snapshot, arranged for planning and updated by deltas.
+"""Arrange one pool of a snapshot for planning, and update it by deltas.
 
 A cycle reads the pool's snapshot and never changes it. The parts that are expensive to build (hardware,
 running work, the queue) are updated only where rows changed. Values that depend on time are computed in each

@@ -1,4 +1,4 @@
-"""The working state of one pool while its plan is made: the pool's snapshot as arrays, and the decisions
+"""Hold the working state of one pool while its plan is made: the pool's snapshot as arrays, and the decisions
 so far.
 
 The snapshot is never changed: arrays that decisions change are copied first. Units and running work are
@@ -237,7 +237,7 @@ class PoolState:
         return {team: np.array(members, dtype=np.int64) for team, members in self.work_by_team.items()}
 
     def team_array(self, team: int) -> Ints:
-        """Return the running work of a team."""
+        """Return the indices of a team's running work."""
         return self._team_arrays.get(team, np.zeros(0, dtype=np.int64))
 
     @cached_property
@@ -247,8 +247,9 @@ class PoolState:
         return costs
 
     def team_work_by_eviction_cost(self, team: int) -> Ints:
-        """Return the running work of a team, the cheapest to evict first. Sorted once: costs do not change
-        within a cycle.
+        """Return the indices of a team's running work, the cheapest to evict first.
+
+        The result is cached, because costs do not change within a cycle.
         """
         cached = self._by_cost.get(team)
         if cached is None:
@@ -259,8 +260,9 @@ class PoolState:
         return cached
 
     def evictable_borrowed_work(self, model: str, team: int) -> Ints:
-        """Return evictable work outside reservations, of other teams that hold more of a model than their
-        guarantee.
+        """Return the evictable work of other teams that hold more of a model than their guarantee.
+
+        Work inside reservations is left out.
         """
         teams = [
             other
@@ -305,7 +307,7 @@ class PoolState:
     @cached_property
     def _evictable_counts(self) -> dict[tuple[int, int], Counter[int]]:
         """Return the number of evictable workloads of each priority, by (team, kind). ``evict_workload``
-        updates it.
+        updates these numbers.
         """
         held = np.flatnonzero(self.pool_snapshot.running_work.holder >= 0)
         holder = self.pool_snapshot.running_work.holder[held]
@@ -370,10 +372,10 @@ class PoolState:
         return times[place] if place < len(times) else FAR_FUTURE
 
     def skip_bounds(self, queued: QueuedWorkload, expected: int) -> tuple[int, int]:
-        """Return the bounds (expected runtime, runtime limit), in seconds. An equal workload with at least
-        both values cannot get units either.
+        """Return the bounds (expected runtime, runtime limit), in seconds.
 
-        ``expected`` is the expected runtime (s) of ``queued``, which got no units.
+        ``queued`` got no units, and ``expected`` is its expected runtime (s). An otherwise equal workload
+        whose two values are at least the bounds cannot get units either.
         """
         times = self.promise_times(QUEUE_HOLDS)
         place = bisect_left(times, self.now + expected)
@@ -427,8 +429,9 @@ class PoolState:
         return cached
 
     def count_units_in(self, kind: int, mask: Mask) -> Ints:
-        """Return the units of a kind on each host that are in the mask. Cached: the mask must not change
-        within the cycle.
+        """Return the number of units of a kind on each host that are in the mask.
+
+        The numbers are cached, so the mask must not change within the cycle.
         """
         cached = self._counts_in.get((kind, id(mask)))
         if cached is None:
@@ -545,7 +548,7 @@ class PoolState:
                 self.gpu_teams[int(self.gpu_of[unit])] = queued.team
 
     def release_earmarks(self, queued: QueuedWorkload) -> None:
-        """Free the units earmarked for a workload that cannot start. No eviction for it may be in
+        """Free the units earmarked for a workload that cannot start. No eviction for this workload may be in
         progress.
         """
         units = np.flatnonzero(

@@ -1,4 +1,4 @@
-"""Quota arithmetic: guarantees, borrowing, caps, and decayed use.
+"""Compute the limits of teams and users: guarantees, borrowing, caps, and decayed use.
 
 All amounts are slots (a whole GPU has ``SLOTS_PER_GPU``), per team and GPU model of one pool. A reservation's
 slots count as held by its team once its units are bound. Work inside the reservation is not counted again.
@@ -230,8 +230,8 @@ class QuotaLedger:
         asks are frequent.
 
         Non-preemptible work must fit into the guarantee together with the team's other non-preemptible work.
-        The team's preemptible work is not counted in this check. If both together exceed the guarantee, other
-        teams may reclaim the preemptible work.
+        The team's preemptible work is not counted in this check. If preemptible and non-preemptible work
+        together exceed the guarantee, other teams may reclaim the preemptible work.
         """
         cached, key = self._rooms[team], (model, need, preemptible, may_borrow)
         room = cached.get(key)

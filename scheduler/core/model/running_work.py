@@ -1,4 +1,4 @@
-"""The running work of one pool as arrays: which units, CPU and memory are held, and by which workload.
+"""Hold the running work of one pool as arrays: which units, CPU and memory are held, and by which workload.
 
 Running work is ordered by id, and a workload's index is its place in this order. Deltas change the arrays;
 the cost of a change depends on the number of changed rows, not on the pool's size.

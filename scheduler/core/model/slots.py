@@ -1,4 +1,4 @@
-"""The slot, the planner's measure of GPU capacity."""
+"""Define the slot, the planner's measure of GPU capacity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The planner's input: frozen rows, no Django, no clock.
+"""Define the planner's input: frozen rows, no Django, no clock.
 
 Times are whole seconds since the epoch (UTC). GPU capacity is counted in slots: a whole GPU has
 ``SLOTS_PER_GPU`` slots, and a MIG slice or a share has a part of them. Guarantees and use therefore add up
@@ -16,7 +16,7 @@ from scheduler.core.model.slots import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
 
 
 class PoolKind(StrEnum):
-    """How a pool is shared among teams."""
+    """The way in which teams share a pool."""
 
     STATIC = "static"  # owned by one team
     DYNAMIC = "dynamic"  # shared by every team that has a quota in it
@@ -227,7 +227,7 @@ class RunningWorkload:
 
 @dataclass(frozen=True, slots=True)
 class ReservationInfo:
-    """A confirmed reservation. ``units`` is empty until they are bound, at its start or shortly before."""
+    """A confirmed reservation. ``units`` is empty until units are bound, at its start or shortly before."""
 
     id: int
     team: int

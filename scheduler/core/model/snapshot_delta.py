@@ -1,4 +1,4 @@
-"""Changes of a snapshot: the rows that are new or changed, and the keys of removed rows."""
+"""Describe changes of a snapshot: the rows that are new or changed, and the keys of removed rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The waiting work of one pool, in classes of workloads that differ only in their times."""
+"""Group the waiting work of one pool in classes of workloads that differ only in their times."""
 
 from __future__ import annotations
 

@@ -110,8 +110,9 @@ def check_longer_runtime(snapshot: Snapshot, workload: int, until: int, now: int
     limit.
 
     Every reservation that could be kept without this workload must still be kept, and no maintenance of its
-    hosts may begin before ``until``. If this is not so, the number ``latest`` is the latest limit that fits,
-    or the present limit. Preemptible work and work inside a reservation are never blocked.
+    hosts may begin before ``until``. Otherwise the result's number ``latest`` is the latest limit that fits,
+    or the present limit if no later limit fits. Preemptible work and work inside a reservation are never
+    blocked.
     """
     row = next((r for r in snapshot.running if r.id == workload), None)
     if row is None or row.preemptible or row.stopping or row.reservation is not None:

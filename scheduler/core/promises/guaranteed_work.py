@@ -57,7 +57,7 @@ class GuaranteedWork:
         return max(0, excess)
 
     def unit_costs(self, units: Ints) -> tuple[Ints, Ints]:
-        """Return two estimates of the guaranteed slots that are lost with each unit.
+        """Return two estimates of the cost of the guaranteed slots that are lost with each unit.
 
         The first estimate treats every victim as its team's only victim. It is too low if several victims of
         a team together hold more slots than the team borrows. The second estimate counts a team's work as

@@ -1,10 +1,10 @@
-"""The timeline of promises on each unit: reservations, maintenance, and running work that may not be
+"""Keep the timeline of promises on each unit: reservations, maintenance, and running work that may not be
 evicted.
 
 A reservation holds no particular units before its start. To check that every reservation can be kept, each
 unbound reservation gets *tentative* units, in order of confirmation. No promise and no work that must stay
-overlaps its window on these units. New work gets tentative units only if it can leave them in time, so that a
-confirmed reservation can still be kept.
+overlaps its window on these units. New work is placed on tentative units only if it can be stopped in time,
+so that a confirmed reservation can still be kept.
 
 A bound reservation whose hosts go into maintenance before its end also gets tentative units. It is moved to
 these units when the maintenance begins.
@@ -27,8 +27,8 @@ from scheduler.core.model.snapshot import PoolKind, ReservationInfo
 from scheduler.core.promises.guaranteed_work import GuaranteedWork
 from scheduler.core.reasons import Reason, ReasonCode, reason_numbers
 
-# A full disk is usually cleared within minutes. So a promise may count on the host if it begins later than
-# this after notice and grace.
+# A full disk is usually cleared within minutes. So a promise may count on the host if the promise begins at
+# least this long after the end of notice and grace.
 DISK_CLEANUP_SECONDS = 3600
 
 
@@ -151,7 +151,8 @@ class PromiseTimeline:
         # maintenance and reservations; running work is in ``held_until``
         self.promised_intervals: list[PromisedInterval] = []
         self.held_until = self._held_until(exclude)
-        # by id: reservations that need units, and the relocated parts of bound ones (see ``relocation_of``)
+        # by id: reservations that need units, and the relocated parts of bound reservations (see
+        # ``relocation_of``)
         self.to_be_bound: dict[int, ReservationInfo] = {}
         # by reservation: its tentative units; absent if it cannot be kept at present
         self.tentative_units: dict[int, list[int]] = {}
@@ -197,8 +198,8 @@ class PromiseTimeline:
     def _add_reservations(self, exclude: int | None) -> None:
         """Add bound reservations on their units, and unbound reservations on tentative units.
 
-        The order of confirmation is tried first for the unbound ones, then other orders, until all can be
-        kept.
+        For unbound reservations the order of confirmation is tried first. Other orders are tried until all
+        reservations can be kept.
         """
         self._add_bound([r for r in self.state.reservations if r.id != exclude])
         unbound = list(self.to_be_bound.values())
@@ -308,9 +309,10 @@ class PromiseTimeline:
     def _kinds_to_bind(self, reservation: ReservationInfo, start: int) -> Iterator[int]:
         """Yield the kinds that a reservation may get, in the order in which they are tried.
 
-        If the reservation accepts several models, these are the kinds that leave other teams their
-        guarantees, as at its confirmation. If no kind does so now, these are the kinds of which its team is
-        guaranteed enough. If there are none, these are all kinds, because a confirmed reservation is kept.
+        If the reservation accepts several models, a kind is yielded only if other teams keep their
+        guarantees. If there is no such kind, the kinds of which its team is guaranteed enough are yielded. If
+        its team is not guaranteed enough of any kind, all kinds are yielded, because a confirmed reservation
+        is kept.
         """
         state = self.state
         kinds = state.kinds_for(reservation.ask)
@@ -378,8 +380,8 @@ class PromiseTimeline:
     def cost(self, start: int, reservation: int | None) -> Ints:
         """Return the cost of taking each unit.
 
-        Long before the start a free unit costs more than a held unit, so that free units are left for work
-        that must stay. Near the start the cost of a unit is the cost of the eviction, as in ``evict``.
+        Long before the start, a free unit costs more than a held unit, so that free units are left for work
+        that must stay. Near the start, the cost of a unit depends on the cost of evicting its holder.
         """
         state = self.state
         near = start - eviction_lead_seconds(state) <= state.now

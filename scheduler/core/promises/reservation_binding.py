@@ -30,8 +30,8 @@ def bind_reservations(state: PoolState) -> PromiseTimeline:
                 state.unbound.append(units_missing(state, promises, reservation))
             continue
         if reservation.units:
-            # Maintenance will begin on the reservation's own units: ``units`` are kept free for it from then
-            # on.
+            # Maintenance will begin on the reservation's own units. From then on ``units`` are kept free for
+            # the reservation.
             state.note_reservation_units(promises.to_be_bound[reservation.id], units)
             continue
         if reservation.start <= state.now and all(

@@ -27,7 +27,7 @@ from scheduler.core.reasons import Reason, ReasonCode, ReasonNumbers, reason_num
 WINDOW_GRID_SECONDS = 60  # reservations start and end on whole minutes
 SEARCH_HORIZON_SECONDS = 14 * 86_400
 MAX_WINDOWS_SHOWN = 3
-# A shown window can be requested for this long, if only the time changes.
+# A shown window still fits if it is requested within this time and nothing else has changed.
 WINDOW_VALID_SECONDS = 300
 
 
@@ -205,9 +205,9 @@ def first_windows(
     """Return the first windows of a length in which an ask fits. They start within ``limits`` (both
     included).
 
-    They fit if requested now or up to ``WINDOW_VALID_SECONDS`` later: a reader needs time to choose a window,
-    and a later request evicts preemptible work later. Besides the earliest start, only start times at which
-    an obstacle ends are tried. This finds the first possible minute.
+    The windows fit if requested now or up to ``WINDOW_VALID_SECONDS`` later: a reader needs time to choose a
+    window, and a later request evicts preemptible work later. Besides the earliest start, only start times at
+    which an obstacle ends are tried. This finds the first possible minute.
     """
     state = promises.state
     later = PromiseTimeline(
@@ -294,8 +294,9 @@ class ReservationWindow:
 
 @dataclass(frozen=True, slots=True)
 class WindowCheckResult:
-    """The result of a check of a reservation's window. If the ask does not fit: the reason, and the first
-    windows of the same length that fit.
+    """The result of a check of a reservation's window.
+
+    If the ask does not fit, the result has the reason and the first windows of the same length that fit.
     """
 
     fits: bool

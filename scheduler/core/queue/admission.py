@@ -1,4 +1,4 @@
-"""Admit waiting workloads to the queue, and refuse those that could not start even if every unit was free.
+"""Admit waiting workloads to the queue. Refuse workloads that could not start even if every unit was free.
 
 Reasons: a gate (budget, dependency, array limit), back-off, the window of a reservation, missing hardware,
 caps, a missing quota or used-up GPU-hours. A refused workload has no position in the queue.
@@ -20,7 +20,7 @@ class EligibleWork(NamedTuple):
     """The workloads that may take turns in this cycle."""
 
     classes: list[EquivalenceClass]
-    individuals: list[QueuedWorkload]  # workloads with a gate, back-off or reservation that is open now
+    individuals: list[QueuedWorkload]  # workloads whose back-off is over or whose reservation has begun
 
     @property
     def expected_unit_seconds(self) -> int:

@@ -1,10 +1,10 @@
 """Predict a job's runtime at its submission: the median of similar finished jobs.
 
-Similar jobs have the same user, a size in the same power of two, and a runtime limit within a factor of
-three. The latest 200 jobs count, and at least five are needed. If the user has fewer, similar jobs of the
-same team count. If the team has fewer too, the prediction is the limit times the pool's median of runtime /
-limit. The prediction is never above the limit. The caller supplies the finished jobs, from the database or
-from a simulation.
+Similar jobs have the same user, a size between the same two powers of two, and a runtime limit within a
+factor of three. The latest 200 jobs count, and at least five are needed. If the user has fewer, similar jobs
+of the same team count. If the team has fewer too, the prediction is the limit times the pool's median of
+runtime / limit. The prediction is never above the limit. The caller supplies the finished jobs, from the
+database or from a simulation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from scheduler.core.model.snapshot import QueuedWorkload
 MAX_SIMILAR_JOBS = 200
 MIN_SIMILAR_JOBS = 5
 SIMILAR_LIMIT_FACTOR = 3
-# Finished jobs that a simulation keeps per user or team, and size. Among these it looks for similar limits.
+# The most finished jobs that a simulation keeps for each user or team and each size. Jobs with similar limits
+# are searched among these.
 MAX_REMEMBERED_JOBS = 2000
 
 

@@ -26,7 +26,10 @@ TeamQueueKey = tuple[int, int, int]  # (lane, team, number of the team's queue i
 
 
 class TurnCriterion(StrEnum):
-    """The criterion that puts one workload before another: the first element in which their order differs."""
+    """The criterion that puts one workload before another: the first criterion in which the two differ.
+
+    In the comments, "it" is the first workload, and "the other" is the second.
+    """
 
     RESERVATION = "reservation"  # runs inside a reservation
     ROOM_IS_MADE = "room_is_made"  # an eviction for it is in progress

@@ -9,8 +9,8 @@ scarce models and for space for several GPUs (``ScarcityPrices``). The node with
 
 The state of a node is its class, its free GPUs (``GpuStates``), and its free CPU and memory. CPU and memory
 are rounded down to levels, up to the amount that the expected demands could use on the largest node. All
-larger amounts are equal. The waste of nodes is therefore a small table for each mix, and ranks are looked up
-in this table.
+larger amounts count as equal. The waste of nodes is therefore a small table for each mix, and ranks are
+looked up in this table.
 """
 
 from __future__ import annotations
@@ -121,8 +121,10 @@ class ResourceLevels:
     """
 
     def __init__(self, capacity: int, usable: int, divisor: int, max_levels: int) -> None:
-        """``capacity``: the amount of the largest node. ``usable``: the most that the expected demands use on
-        a node with unlimited capacity.
+        """Compute the levels.
+
+        ``capacity`` is the amount of the largest node. ``usable`` is the most that the expected demands use
+        on a node with unlimited capacity.
         """
         bound = min(capacity, usable)
         self.step = max(1, divisor * -(-bound // (divisor * max_levels)))
@@ -148,7 +150,7 @@ class WasteTables:
     """The waste of nodes of each class by (CPU level, memory level, GPU state), computed on demand."""
 
     def __init__(self, mix: DemandMix, largest_nodes: tuple[NodeSize, ...]) -> None:
-        """``largest_nodes``: the size of the largest node of each class."""
+        """Make empty tables. ``largest_nodes`` has the size of the largest node of each class."""
         self.waste = ExpectedWaste(mix, len(largest_nodes))
         self.gpu_states = GpuStates(max((node.gpus for node in largest_nodes), default=0))
         self.cpu: list[ResourceLevels] = []  # by class
@@ -212,7 +214,7 @@ class PlacementRule:
     """The placement rule for one mix of demands and the classes of nodes that serve them."""
 
     def __init__(self, mix: DemandMix, largest_nodes: tuple[NodeSize, ...]) -> None:
-        """``largest_nodes``: the size of the largest node of each class."""
+        """Prepare the rule for a mix. ``largest_nodes`` has the size of the largest node of each class."""
         self.mix = round_weights(mix)
         self.tables = waste_tables(self.mix, largest_nodes)
         self.prices = ScarcityPrices(self.mix, len(largest_nodes), self.tables.waste.batches)
@@ -223,7 +225,7 @@ class PlacementRule:
         self._priced_at = -PRICE_REFRESH_PLACEMENTS
 
     def prices_are_due(self, placed: int) -> bool:
-        """Return True if ``PRICE_REFRESH_PLACEMENTS`` were made since the prices were computed."""
+        """Return True if ``PRICE_REFRESH_PLACEMENTS`` placements were made since the last price computation."""
         return placed - self._priced_at >= PRICE_REFRESH_PLACEMENTS
 
     def refresh_prices(self, placed: int, free: Sequence[ClassCapacity]) -> None:
@@ -247,8 +249,8 @@ class PlacementRule:
         """Return the rank of each node; lower is better. The model price is left out, because it is equal
         within a class.
 
-        ``before`` and ``after`` are the numbers of the GPU states; ``cpu`` and ``memory`` are the amounts
-        that are free before.
+        ``before`` and ``after`` are the numbers of the GPU states before and after the placement. ``cpu`` and
+        ``memory`` are the amounts that are free before the placement.
         """
         tables = self.tables
         cpu_levels, memory_levels = tables.cpu[node_class], tables.memory[node_class]

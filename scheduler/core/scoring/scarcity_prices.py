@@ -1,6 +1,6 @@
 """Price scarce resources: GPUs of a model that some asks need, and space for several GPUs on one node.
 
-The expected demand is the mix, scaled to the capacity that is free now. It assumes that all free capacity
+The expected demand is the mix, scaled to the capacity that is free now. This assumes that all free capacity
 will be requested, so no time horizon is needed.
 """
 
@@ -76,8 +76,9 @@ class ScarcityPrices:
         return round(scarcity * scarcity * self.unit)
 
     def _slot_price(self, i: int, asks: float, available: int) -> int:
-        """Return the price of one slot. A larger ask also needs slots of this shape: as many as its GPUs
-        contain.
+        """Return the price of one slot of shape ``i``.
+
+        A larger ask counts as several asks of this shape, as many as fit in its GPUs.
         """
         gpus, cpu, allowed = self.slot_shapes[i]
         demand = 0.0
@@ -91,8 +92,9 @@ class ScarcityPrices:
         return round(SLOT_WEIGHT * gpus * MILLI_PER_GPU * square * square * self.unit)
 
     def _loads(self, free: list[int], total: int) -> list[float]:
-        """Return the load of each class if every constrained group spreads over its classes to balance load /
-        free.
+        """Return the load of each class from the asks that not all classes serve.
+
+        Each group of asks with the same classes is spread over these classes to balance load / free.
         """
         load = [0.0] * self.classes
         parts = [[0.0] * self.classes for _ in self.groups]

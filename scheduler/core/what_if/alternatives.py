@@ -33,7 +33,7 @@ class ChangedField(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AllowedChanges:
-    """The changes that a workload may make in addition to hardware and time."""
+    """The changes of a request that are allowed in addition to changes of hardware and time."""
 
     priority: Priority = Priority.LOW  # the highest allowed priority
     preemptible: bool = False  # True if it may become preemptible, and then borrow

@@ -24,11 +24,11 @@ class ComparisonBasis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadComparison:
-    """The reason why another workload starts, or started, before a waiting one.
+    """The reason why another workload starts, or started, before a waiting workload.
 
     The criterion and the turns come from a cycle at the present time. If the other workload runs, this cycle
     treats it as requeued. The values are None if a workload is not admitted to the queue.
-    ``answer_without_other`` is the plan's answer to the waiting workload if the other one did not exist.
+    ``answer_without_other`` is the plan's answer to the waiting workload if the other did not exist.
     """
 
     basis: ComparisonBasis

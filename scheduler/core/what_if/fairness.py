@@ -13,8 +13,8 @@ from scheduler.core.model.snapshot import PoolInfo, PoolKind, QueuedWorkload, Sn
 class FairnessRow:
     """One team in one pool. Amounts are slots; ``decayed_use`` is in slot-seconds.
 
-    ``share`` is the team's part (0 to 1) of all decayed use. ``fair_share`` is the part of its weight in the
-    weights of all teams with a quota.
+    ``share`` is the team's part (0 to 1) of all decayed use. ``fair_share`` is the team's weight divided by
+    the sum of the weights of all teams in the table.
     """
 
     team: int

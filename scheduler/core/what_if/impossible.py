@@ -21,7 +21,7 @@ GRANTABLE_CODES = frozenset({ReasonCode.NO_QUOTA, ReasonCode.OVER_QUOTA})
 def impossible_reason(snapshot: Snapshot, queued: QueuedWorkload, now: int) -> Refusal | None:
     """Return the refusal of a workload that could never start, or None if it could start.
 
-    The GPU-hours of all guarantees in ``snapshot`` are unused. For a workload inside a reservation only its
+    No GPU-hours may be used up in ``snapshot``. For a workload inside a reservation, only the reservation's
     bound units count. The result is None while no units are bound.
     """
     own = tuple(r for r in snapshot.reservations if r.id == queued.reservation)

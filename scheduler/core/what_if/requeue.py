@@ -1,4 +1,4 @@
-"""Turn a running workload into a queued one, for hypothetical plans."""
+"""Turn a running workload into a queued workload, for hypothetical plans."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def home_storage_of(snapshot: Snapshot, running: RunningWorkload) -> int | None:
 
 
 def as_requeued(snapshot: Snapshot, running: RunningWorkload, now: int) -> QueuedWorkload:
-    """Return a running workload as a queued one, with its remaining runtime, and its original start as submit
-    time.
+    """Return a running workload as a queued workload. Its limit is its remaining runtime, and its submit time
+    is the time of its start.
     """
     return QueuedWorkload(
         id=running.id,
