@@ -1,4 +1,4 @@
-"""The JSON schema of a request, from which the command line generates its options."""
+"""Make the JSON schema of a request, from which the command line generates its options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from scheduler.requests import Labels, RequestField, WorkloadRequest, request_fi
 def request_schema() -> dict[str, Any]:
     """Return the schema of every field, with ``x-kinds``: the kinds of requests that have it.
 
-    ``x-unit`` is the unit of a number, ``x-option`` the option on the command line if it has another name.
+    ``x-unit`` is the unit of a number. ``x-option`` is the option on the command line, if its name differs
+    from the field's name.
     """
     declared = request_fields(WorkloadRequest)
     return {

@@ -1,4 +1,4 @@
-"""The request for GPUs: one frozen value from the form, the API and the command line down to the row.
+"""Define the request for GPUs: the form, the API and the command line make this value, and the row stores it.
 
 Each field is declared once here, with its bounds, texts and option. The serializers, the form's fields, the
 checks, the row's values and the schema of the command line are generated from the declarations.
@@ -67,7 +67,7 @@ def _row_field(help_text: str, **more: Any) -> dict[str, RequestField]:
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareRequest:
-    """The requested hardware of a workload or reservation; the names are those of ``HardwareColumns``."""
+    """The requested hardware of a workload or reservation, with the names of ``HardwareColumns``."""
 
     units: Annotated[
         int,
@@ -200,7 +200,7 @@ class HardwareRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadRequest(HardwareRequest):
-    """A notebook or job that a person asks for; the names are those of the columns of ``Workload``."""
+    """A notebook or job that a person asks for, with the column names of ``Workload``."""
 
     kind: str
     # Not Annotated, because django-stubs gives Annotated models another meaning.
@@ -301,14 +301,14 @@ class WorkloadRequest(HardwareRequest):
         }
 
     def arguments(self) -> dict[str, Any]:
-        """Return the values by the names of the API, as far as the kind of workload has them."""
+        """Return the values of the fields that this kind of workload has, by the names of the API."""
         declared = request_fields(WorkloadRequest, self.kind)
         return {each.argument: _column_value(getattr(self, each.name)) for each in declared}
 
 
 @functools.cache
 def request_fields(request: type[HardwareRequest], kind: str = "") -> tuple[RequestField, ...]:
-    """Return the declared fields of a request, in their order; only those of ``kind`` if it is given."""
+    """Return the declared fields of a request, in their order; only the fields of ``kind`` if it is given."""
     hints = get_type_hints(request, include_extras=True)
     found = []
     for each in fields(request):

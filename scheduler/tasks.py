@@ -1,4 +1,4 @@
-"""The engine's Celery tasks. They are idempotent and short; they read the clock and pass it to the rest."""
+"""Define the engine's Celery tasks. They are idempotent and short, and only they read the clock."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _watch_hosts(moment: ClockSample) -> None:
 
 @shared_task(name="scheduler.tasks.keep_diagnostics")
 def keep_diagnostics() -> None:
-    """Start due diagnostics of GPUs, and end those that no host reports."""
+    """Start due diagnostics of GPUs, and end diagnostics that no host reports."""
     clock_correction.with_steady_clock(lambda moment: gpu_diagnostics.sweep_diagnostics(moment.wall))
 
 
@@ -84,7 +84,7 @@ def keep_geometries() -> None:
 
 @shared_task(name="scheduler.tasks.count_quota_hours")
 def count_quota_hours() -> None:
-    """Count the GPU-hours that teams used of quotas with an hour budget."""
+    """Count the GPU-hours that teams used of quotas with a budget of GPU-hours."""
     quota_hours.count_quota_hours(timezone.now())
 
 
@@ -96,7 +96,7 @@ def reservation_clock() -> None:
 
 @shared_task(name="scheduler.tasks.check_reservations")
 def check_reservations() -> None:
-    """Record which promised reservations no units could serve."""
+    """Record the reservations that no units could serve."""
     clock_correction.with_steady_clock(
         lambda moment: unserved_reservations.sweep_unserved_reservations(moment.wall)
     )

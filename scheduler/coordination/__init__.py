@@ -1,1 +1,1 @@
-"""Locks, leases, leader election and clock correction. Every writer uses them."""
+"""Provide locks, leases, leader election and clock correction, which every writer uses."""

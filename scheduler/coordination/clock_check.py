@@ -1,4 +1,4 @@
-"""Read the wall clock with CLOCK_BOOTTIME, and check that nobody set it before the caller locked its rows.
+"""Read the wall clock and CLOCK_BOOTTIME together, and detect that the wall clock was set before a lock.
 
 ``scheduler.coordination.clock_correction`` moves the stored deadlines when the wall clock was set.
 """
@@ -69,7 +69,7 @@ def _machine() -> str:
 
 
 def last_clock_sample() -> ClockSample | None:
-    """Return the sample that the stored times refer to, or None before the first one."""
+    """Return the sample that the stored times refer to, or None before the first sample."""
     row = ClockReading.objects.filter(pk=1).values_list("wall", "machine", "uptime").first()
     return ClockSample(*row) if row else None
 
@@ -88,8 +88,8 @@ def check_clock_sample() -> None:
     """Raise ClockStepped if the clock was set since the sample of ``decide_at``. Called after rows were
     locked.
 
-    A correction locks all rows that it moves, so none can move while the caller holds its locks. Does
-    nothing outside ``decide_at``.
+    A correction locks all rows that it changes, so it cannot change them while the caller holds its locks.
+    Does nothing outside ``decide_at``.
     """
     sample = _current_sample.get()
     last = last_clock_sample() if sample is not None else None

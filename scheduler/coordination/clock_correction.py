@@ -2,8 +2,8 @@
 length.
 
 Rows hold times of the wall clock, because people read them; a lease is the difference of two such times.
-Each check compares the advance of the wall clock with that of CLOCK_BOOTTIME, which nobody can set.
-If they differ, the deadlines that are still running are moved by the difference.
+Each check compares the advance of the wall clock with the advance of CLOCK_BOOTTIME, which nobody can set.
+If the two differ, the deadlines that are still running are moved by the difference.
 
 Checks run with every tick and before every write of such a time. So if the clock is set forwards and back
 between two ticks, rows written in between are moved as well. A caller that read its time before the clock
@@ -49,7 +49,8 @@ def with_steady_clock(
 
     ``act`` must be repeatable. If the clock was set before ``act`` locks rows, ClockStepped ends that call
     (``scheduler.coordination.locks``). ``check_first``: correct a clock step before the call; pass False if
-    ``act`` does so where it writes. Raises ClockStepped if the clock is set in every try.
+    ``act`` itself calls ``correct_clock_step`` before it writes. Raises ClockStepped if the clock is set in
+    every try.
     """
     for _ in range(MAX_TRIES):
         sample = read()
@@ -78,7 +79,7 @@ def correct_clock_step(sample: ClockSample) -> timedelta:
                 abs(set_by) < CLOCK_STEP_THRESHOLD
                 and sample.uptime - last.uptime < CLOCK_STEP_THRESHOLD.total_seconds()
             ):
-                return timedelta()  # a sample is kept for a second: small adjustments do not add up
+                return timedelta()  # a sample is replaced after a second: small adjustments do not add up
         if _replace_sample(last, sample, set_by):
             return set_by if abs(set_by) >= CLOCK_STEP_THRESHOLD else timedelta()
 

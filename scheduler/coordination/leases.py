@@ -1,4 +1,4 @@
-"""Time limits for the silence of hosts. All of them follow from one setting, GPUPOOL_LEASE_SECONDS."""
+"""Compute the time limits for the silence of hosts from one setting, GPUPOOL_LEASE_SECONDS."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def lease_rules() -> LeaseRules:
 def silence_limits_seconds(hosts: Sequence[Host]) -> dict[int, float]:
     """Return, by host, the seconds of silence after which all its runs have ended.
 
-    Uses the longest grace that the shims of its runs received at their start, even if the pool's grace is
-    shorter now. ``hosts`` are loaded with their pools. One query.
+    Uses the longest grace that the shims of the host's runs received at their start, even if the pool's grace
+    is shorter now. ``hosts`` are loaded with their pools. One query.
     """
     live = Run.objects.filter(host__in=[host.pk for host in hosts]).exclude(state=RunState.ENDED)
     grace_of_runs = dict(live.values_list("host").annotate(longest=Max("grace_seconds")))

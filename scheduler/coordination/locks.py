@@ -42,7 +42,7 @@ def pools(ids: Iterable[int]) -> dict[int, Pool]:
 
 
 def pool_and_references(pk: int) -> Pool:
-    """Lock a pool also against new rows that refer to it: a workload that is inserted meanwhile waits."""
+    """Lock a pool, and block inserts of rows that refer to the pool, such as workloads."""
     row = Pool._base_manager.select_for_update().get(pk=pk)
     clock_check.check_clock_sample()
     return row
@@ -64,7 +64,7 @@ def arrays(ids: Iterable[int]) -> dict[int, JobArray]:
 
 
 def workloads(ids: Iterable[int]) -> dict[int, Workload]:
-    """Lock workloads, for operations that read several columns before they change one."""
+    """Lock workloads, for operations that read several columns before they change a column."""
     return _rows(Workload, ids)
 
 

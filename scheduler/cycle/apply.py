@@ -329,8 +329,8 @@ class _PlanApplication:
                 runs = self._start(checked)
             self._accept(checked, runs)
         except IntegrityError:
-            # Another allocation holds a unit. Start the placements one by one, to reject only the conflicting
-            # ones.
+            # Another allocation holds a unit. Start the placements one by one, so that only conflicting
+            # placements are rejected.
             for placement in checked:
                 self._start_alone(placement)
 

@@ -33,7 +33,7 @@ _leader_names: dict[int, str] = {}
 
 
 def leader_name() -> str:
-    """Return this process's unique name as a leader; a forked process gets a new one."""
+    """Return this process's unique name as a leader; a forked process gets a new name."""
     pid = os.getpid()
     if pid not in _leader_names:
         _leader_names[pid] = f"{socket.gethostname()[:40]}:{pid}:{secrets.token_hex(8)}"

@@ -28,7 +28,7 @@ def share_snapshots() -> Iterator[None]:
 
 
 def take_cached_snapshot(pool_ids: Sequence[int], now: datetime) -> model.Snapshot:
-    """Return the shared snapshot of these pools and this time, or take one."""
+    """Return the shared snapshot of these pools and this time. Take the snapshot if there is none yet."""
     known = _cached.get()
     if known is None:
         return snapshot.take_snapshot(pool_ids, now)

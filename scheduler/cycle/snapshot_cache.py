@@ -1,7 +1,8 @@
 """Keep the engine's snapshot between cycles, and read only the rows that the change feed lists.
 
-The cached snapshot always equals a fresh one. Tests check this. A self-check every ``SELF_CHECK_SECONDS``
-compares the cached snapshot with a fresh one, logs a difference and continues with the fresh one.
+The cached snapshot always equals a fresh snapshot. Tests check this. A self-check every
+``SELF_CHECK_SECONDS`` compares the cached snapshot with a fresh snapshot. If they differ, it logs the
+difference and continues with the fresh snapshot.
 
 Everything is read again if the epoch has changed (only the leader prunes the feed), after an error, if the
 clock was set back, and after more than ``MAX_INCREMENTAL_CHANGES`` changes.

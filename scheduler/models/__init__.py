@@ -1,4 +1,4 @@
-"""The scheduler's rows, one file per concept. No rule is defined here."""
+"""Define the scheduler's rows, one file per concept. No rule is defined here."""
 
 from scheduler.models.commands import Command
 from scheduler.models.decisions import Decision, Recording, RecordingPart, StartEstimate

@@ -1,4 +1,4 @@
-"""Commands to agents."""
+"""Define commands to agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions of the engine, expected starts, and recorded snapshots."""
+"""Define decisions of the engine, expected starts, and recorded snapshots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler.models.workloads import Workload
 
 
 class Decision(models.Model):
-    """A decision of the engine about one workload, recorded if it differs from the last one."""
+    """A decision of the engine about one workload, recorded if it differs from the last decision."""
 
     class Kind(models.TextChoices):
         PLACED = "placed"

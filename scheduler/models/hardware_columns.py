@@ -1,4 +1,4 @@
-"""The columns of requested hardware, shared by reservations and workloads."""
+"""Define the columns of requested hardware, which reservations and workloads share."""
 
 from __future__ import annotations
 

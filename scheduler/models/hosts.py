@@ -1,4 +1,4 @@
-"""Hosts, their GPUs, the units that can be allocated, and storage for homes."""
+"""Define hosts, their GPUs, the units that can be allocated, and storage for homes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Storage(models.Model):
 
 
 class Volume(models.Model):
-    """One home in a storage, as measured last. Its name is the owner's name as agents receive it."""
+    """One home in a storage, as measured last. The home's name is the owner's name as agents receive it."""
 
     storage = models.ForeignKey(Storage, on_delete=models.CASCADE, related_name="volumes")
     name = models.CharField(max_length=150, db_index=True)

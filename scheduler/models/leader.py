@@ -1,4 +1,4 @@
-"""The engine's leader row and the last clock reading."""
+"""Define the engine's leader row and the last clock reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools of hosts and their rules."""
+"""Define pools of hosts and their rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StrayAction(models.TextChoices):
 
 
 class DiagnosticTool(models.TextChoices):
-    """The diagnostics that every host has. A pool may also name one that its hosts' operator provides."""
+    """The diagnostics that every host has. A pool may also name a diagnostic of its hosts' operator."""
 
     AUTO = "auto", "DCGM if the host has it, otherwise gpupool's diagnostic"
     OWN = "own", "gpupool's diagnostic"

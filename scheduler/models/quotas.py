@@ -1,4 +1,4 @@
-"""Guarantees of teams, their past use, and the gates that budgets close."""
+"""Define the guarantees of teams, their past use, and the gates that budgets close."""
 
 from __future__ import annotations
 
@@ -90,9 +90,7 @@ class DecayedUse(models.Model):
 
 
 class BudgetGate(models.Model):
-    """A gate that telemetry closes when a budget is used up: the engine rejects new work, or stops
-    borrowing.
-    """
+    """A gate that telemetry closes when a budget is used up. A closed gate prevents new work or borrowing."""
 
     class Action(models.TextChoices):
         REFUSE_NEW = "refuse_new"

@@ -1,4 +1,4 @@
-"""Rows that are removed but kept, because charges, runs and audit records refer to them."""
+"""Hide rows that are removed but kept, because charges, runs and audit records refer to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Row = TypeVar("Row", bound=models.Model)
 
 
 class PresentRows(models.Manager[Row]):
-    """Return the rows whose ``removed_at`` is empty. Foreign keys still lead to removed rows."""
+    """The manager of the rows whose ``removed_at`` is empty. Foreign keys still lead to removed rows."""
 
     def get_queryset(self) -> models.QuerySet[Row]:
         return super().get_queryset().filter(removed_at__isnull=True)

@@ -1,4 +1,4 @@
-"""Maintenance windows, state changes, diagnostics and MIG geometry changes."""
+"""Define maintenance windows, state changes, diagnostics and MIG geometry changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reservations, their series, and the units bound to them."""
+"""Define reservations, their series, and the units bound to them."""
 
 from __future__ import annotations
 

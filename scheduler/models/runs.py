@@ -1,4 +1,4 @@
-"""Runs of workloads on hosts, and the GPU slots that they hold."""
+"""Define runs of workloads on hosts, and the GPU slots that they hold."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from scheduler.state import states
 
 
 class Run(models.Model):
-    """One host's part of one attempt of a workload. ``generation`` grows with every run: agents reject a
-    lower one.
+    """One host's part of one attempt of a workload.
+
+    ``generation`` grows with every run: agents reject a run with a lower generation.
     """
 
     workload = models.ForeignKey(Workload, on_delete=models.PROTECT, related_name="runs")

@@ -1,4 +1,4 @@
-"""Teams and their projects."""
+"""Define teams and their projects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads, job arrays and dependencies."""
+"""Define workloads, job arrays and dependencies."""
 
 from __future__ import annotations
 

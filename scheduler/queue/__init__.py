@@ -1,1 +1,1 @@
-"""Queued work: dependencies, queue limits, runtime predictions and recorded start estimates."""
+"""Handle queued work: dependencies, queue limits, runtime predictions and recorded start estimates."""

@@ -17,7 +17,7 @@ DependencySpecs = Iterable[tuple[str, Workload | JobArray]]
 
 @dataclass(frozen=True, slots=True)
 class ArrayProgress:
-    """The numbers of an array's tasks that have not ended, and that ended without finishing."""
+    """Numbers of an array's tasks: ``open`` tasks have not ended, ``unsuccessful`` tasks did not finish."""
 
     open: int
     unsuccessful: int
@@ -41,9 +41,9 @@ def is_met(condition: str, outcome: str) -> bool:
 
 
 def is_met_by_array(condition: str, tasks: ArrayProgress) -> bool | None:
-    """Return whether an array meets the condition; None while undecided.
+    """Return True if an array meets the condition, False if it does not, and None while this is undecided.
 
-    While tasks are open, the only possible decision is that ``ok`` is not met, after a task did not finish.
+    While tasks are open, the only possible decision is that ``ok`` is not met, because a task did not finish.
     """
     if condition == Dependency.Condition.OK and tasks.unsuccessful:
         return False

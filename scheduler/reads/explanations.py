@@ -25,7 +25,7 @@ def fairness_rows(pool: Pool, now: datetime) -> list[fairness.FairnessRow]:
 def sooner_alternatives(workload: Workload, now: datetime) -> list[alternatives.Alternative]:
     """Return changes of a waiting workload's request that would let it start sooner; empty if none would.
 
-    Only priorities that its team may use are considered. Its project and team are loaded.
+    Only priorities that its team may use are considered. ``workload`` is loaded with its project and team.
     """
     allowed = allowed_alternatives(workload.kind, workload.project, now)
     taken = request_snapshot_cache.take_cached_snapshot([workload.pool_id], now)
@@ -48,8 +48,9 @@ def reservable_windows(
 ) -> list[tuple[datetime, datetime]]:
     """Return the first windows in which ``owner`` could reserve the hardware of a waiting workload.
 
-    Uses the rule of ``services.check_window``. Empty for work inside a reservation, and for work that
-    waits for something other than GPUs, such as a closed budget. Its pool is loaded.
+    Uses the rule of ``services.check_window``. The result is empty for work inside a reservation, and for
+    work that waits for something other than GPUs, such as a closed budget. ``workload`` is loaded with its
+    pool.
     """
     taken = request_snapshot_cache.take_cached_snapshot([workload.pool_id], now)
     queued = next((q for q in taken.queued if q.id == workload.pk), None)
@@ -86,8 +87,9 @@ def turns_before(workload: Workload, now: datetime) -> list[tuple[QueueTurn, Tur
 
 
 def compare_turns(mine: Workload, other: Workload, now: datetime) -> comparison.WorkloadComparison | None:
-    """Return why ``other`` of the same pool comes before ``mine``, which waits; None if either no longer
-    exists.
+    """Return the reason why ``other`` comes before ``mine``, which waits in the same pool.
+
+    Return None if one of the two neither waits nor runs any more.
     """
     submitted = core_values.epoch_seconds(other.submitted_at)
     taken = request_snapshot_cache.take_cached_snapshot([mine.pool_id], now)
@@ -95,7 +97,7 @@ def compare_turns(mine: Workload, other: Workload, now: datetime) -> comparison.
 
 
 def drain_effect(host: Host, now: datetime) -> drain.DrainEffect:
-    """Return the effect of draining a host: which workloads would move, and where they could start again."""
+    """Return the effect of draining a host: the workloads that would move, and their new placements."""
     return drain.drain_effect(
         request_snapshot_cache.take_cached_snapshot([host.pool_id], now),
         host.pk,

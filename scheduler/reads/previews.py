@@ -23,11 +23,11 @@ from scheduler.requests import WorkloadRequest
 
 
 def preview_workload(request: WorkloadRequest, *, owner: Person, now: datetime) -> dict[str, Any]:
-    """Return what the next cycle would decide if this workload were queued now.
+    """Return the decision of the next cycle if this workload were queued now.
 
-    ``starts_now`` (bool), ``code`` and ``numbers`` (the reason), ``expected_start`` (datetime or None),
-    ``likely`` (earliest and latest start, or None), ``past_starts`` (the pool's record, None if it starts
-    now), ``sooner`` (``alternatives.Alternative``), ``never`` (``ImpossibleStart`` or None),
+    The keys are ``starts_now`` (bool), ``code`` and ``numbers`` (the reason), ``expected_start`` (datetime or
+    None), ``likely`` (earliest and latest start, or None), ``past_starts`` (the pool's record, None if the
+    workload starts now), ``sooner`` (``alternatives.Alternative``), ``never`` (``ImpossibleStart`` or None),
     ``borrowed_slots``, ``predicted_seconds`` (runtime), ``quota_effect`` (see ``capacity.quota_use``).
     """
     pool, project = request.pool, request.project
@@ -82,14 +82,14 @@ class ImpossibleStart:
 
 
 def impossible_start(request: WorkloadRequest, *, owner: Person, now: datetime) -> ImpossibleStart | None:
-    """Return why this workload would never start, even if everything else ended; None if it can."""
+    """Return the reason why this workload could never start, even if all other work ended; None if it can."""
     row = _unsaved_row(request, 1, owner, now)
     row.predicted_seconds = row.max_runtime_seconds
     return _impossible_start(row, now)
 
 
 def impossible_start_of(workload: Workload, now: datetime) -> ImpossibleStart | None:
-    """Return why a waiting workload can never start; None if it can."""
+    """Return the reason why a waiting workload can never start; None if it can."""
     return _impossible_start(workload, now)
 
 

@@ -1,1 +1,1 @@
-"""Runs of workloads: attempts, commands to hosts, gangs, retries and logs."""
+"""Manage the runs of workloads: attempts, commands to hosts, gangs, retries and logs."""

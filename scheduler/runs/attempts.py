@@ -57,7 +57,7 @@ def end_run(
     """End a run whose host has confirmed that no process of it is left at ``at``, and free its slots.
 
     ``at`` is limited to the time between the placement and ``now``. ``gpu_events``: the codes of hardware
-    events of its own GPUs that made it fail. Returns False if the run had already ended.
+    events of the run's own GPUs that made the run fail. Returns False if the run had already ended.
     """
     at = min(max(at, run.placed_at + MIN_ALLOCATION_PERIOD), max(now, run.placed_at + MIN_ALLOCATION_PERIOD))
     outcome = outcome if gpu_events else _own_outcome(run, outcome)
@@ -119,7 +119,7 @@ def settle_workload(workload: Workload, now: datetime) -> None:
         _attempt_ended(workload, runs, now)
         return
     _note_progress(workload, runs, now)
-    # A run that saved after the notice and ended did what was asked; the others keep their full notice.
+    # A run that saved after the notice and then ended has not failed. The other runs keep their full notice.
     expected = (
         ReasonCode.FINISHED,
         *((ReasonCode.CHECKPOINTED,) if workload.state == WorkloadState.NOTICE else ()),
@@ -200,9 +200,10 @@ def _attempt_ended(workload: Workload, runs: Sequence[Run], now: datetime) -> No
 def attempt_outcomes(attempts: Collection[Sequence[Run]]) -> list[tuple[Run, str]]:
     """Return, for each attempt, the ended run that explains its end and the outcome of the whole attempt.
 
-    The outcome is that of this run. It is GPU_ERROR if the run is a gang member that lost a GPU but ended
-    with another outcome because of another member's failure. Retries and pages use this outcome. At most
-    three queries, none for work on one host, besides loading the workloads of the runs.
+    The outcome of the attempt is the outcome of this run. If the run is a gang member that lost a GPU but
+    ended with another outcome because of another member's failure, the outcome of the attempt is GPU_ERROR.
+    Retries and pages use this outcome. At most three queries, none for work on one host, besides loading the
+    workloads of the runs.
     """
     causes = gangs.first_failures(
         [[run for run in runs if run.outcome != ReasonCode.FINISHED] or runs for runs in attempts]
@@ -244,9 +245,10 @@ def _checkpoint_storage(workload: Workload) -> dict[str, object]:
 
 
 def _evicted_by(workload: Workload, runs: Sequence[Run]) -> dict[str, object]:
-    """Return the workload that must not be evicted for this one, because this one was evicted for it.
+    """Return the column of the workload for which ``workload`` was evicted last.
 
-    The ban lasts until this workload has run for its pool's minimum runtime, or is evicted for another one.
+    ``workload`` must not evict that workload in return. The ban lasts until ``workload`` has run for its
+    pool's minimum runtime, or is evicted for another workload.
     """
     evictor = workload.evicted_for_workload_id
     if evictor is None and workload.evicted_by_id is not None:

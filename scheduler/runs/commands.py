@@ -93,7 +93,7 @@ def stop_remaining(runs: Sequence[Run], *, code: str, now: datetime) -> None:
 
 
 def runs_ordered_to_stop(runs: Iterable[Run]) -> set[int]:
-    """Return the ids of those runs that have a stop command, whether they have ended or not."""
+    """Return the ids of the runs in ``runs`` that have a stop command, whether they have ended or not."""
     stops = Command.objects.filter(run__in=list(runs), verb=Command.Verb.STOP)
     return set(stops.values_list("run_id", flat=True))
 

@@ -19,7 +19,7 @@ from scheduler.state.states import RepairState, RunState
 # Below the ephemeral ports of Linux (from 32768). Generations of live gangs on one host differ by less than
 # RENDEZVOUS_PORTS, so each gang has its own port.
 RENDEZVOUS_FIRST_PORT = 20_000
-RENDEZVOUS_PORTS = 5_000  # each gang uses two: the rendezvous, and the next one for the framework
+RENDEZVOUS_PORTS = 5_000  # each is followed by a port for the gang's framework
 
 
 def is_gang(workload: Workload) -> bool:

@@ -34,7 +34,7 @@ def log_folder(run: uuid.UUID) -> Path:
 def append_log(run: uuid.UUID, offset: int, text: str) -> int:
     """Write ``text`` at byte ``offset`` of the run's log, as far as it is kept; return the log's length.
 
-    Only the offset decides the position: a chunk sent twice changes nothing, and a lost one leaves a gap
+    Only the offset decides the position: a chunk sent twice changes nothing, and a lost chunk leaves a gap
     until it is sent again.
     """
     if offset < 0:
@@ -79,7 +79,10 @@ def read_whole_log(run: uuid.UUID) -> bytes | None:
 
 
 def delete_old_logs(before: datetime, most: int) -> int:
-    """Delete up to ``most`` logs of ended runs that were last written before ``before``; return how many."""
+    """Delete up to ``most`` logs of ended runs that were last written before ``before``.
+
+    Return the number of deleted logs.
+    """
     old: list[uuid.UUID] = []
     for folder in _all():
         with suppress(FileNotFoundError, ValueError):

@@ -12,9 +12,10 @@ from scheduler.state.states import RunState
 
 
 def end_runs_of_lost_host(host: Host, now: datetime) -> None:
-    """End every run of a host whose lease, grace and margin have passed. Inside a transaction, host locked.
+    """End every run of a host whose lease, grace and margin have passed.
 
-    The shims have stopped the workloads by then, since nobody renewed the lease.
+    The shims have stopped the workloads by then, since nobody renewed the lease. The caller has locked the
+    host in its transaction.
     """
     runs = list(Run.objects.filter(host=host).exclude(state=RunState.ENDED).order_by("pk"))
     workloads = locks.workloads(run.workload_id for run in runs)

@@ -44,7 +44,7 @@ WORKLOAD_FAILURE_CODES = (
 MAX_LOST_ATTEMPTS = 5
 
 
-MAX_FAILED_HOSTS = 3  # the cause is then the workload and not the hosts, so it is not retried
+MAX_FAILED_HOSTS = 3  # after failures on so many hosts the workload is the likely cause, and is not retried
 
 
 AVOID_HOST_CODES = (ReasonCode.START_FAILED, ReasonCode.DISK_RAN_LOW, *HOST_SETUP_CODES)

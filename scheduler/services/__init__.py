@@ -1,4 +1,6 @@
-"""Operations that change the scheduler's rows. Callers have checked permission and write the audit log.
+"""Provide the operations that change the scheduler's rows.
+
+Callers have checked the permission and write the audit log.
 
 Each operation is one transaction with its own locks (``scheduler.coordination.locks``), takes ``now``, and
 nudges the engine after the commit. An operation that returns a bool returns True if it changed something.

@@ -154,9 +154,10 @@ def is_of_removed_host(text: str) -> bool:
 
 
 def _is_in_chain(text: str, host: Host) -> bool:
-    """Return True if this is the host's next credential or a later one.
+    """Return True if this is the host's next credential or a later credential.
 
-    Each credential is derived from the previous one and the site's secret, so nobody else can compute one.
+    Each credential is derived from the previous credential and the site's secret, so nobody else can compute
+    a credential.
     Credentials after the next one were issued after the backup from which this database was restored.
     """
     last = host.credential_hash
@@ -169,10 +170,9 @@ def _is_in_chain(text: str, host: Host) -> bool:
 
 
 def renewed_credential(host: Host, *, now: datetime) -> HostCredential | None:
-    """Return the next credential of a host without a key after two thirds of the current one's lifetime,
-    else None.
+    """Return the next credential of a host without a key, or None if the renewal is not due.
 
-    Repeated calls return the same text.
+    It is due after two thirds of the current credential's lifetime. Repeated calls return the same text.
     """
     if host.public_key or not _renewal_is_due(host, now):
         return None
@@ -180,8 +180,9 @@ def renewed_credential(host: Host, *, now: datetime) -> HostCredential | None:
 
 
 def due_challenge(host: Host, *, now: datetime) -> str:
-    """Return the challenge for a host with a key after two thirds of its credential's lifetime, else an
-    empty string.
+    """Return the challenge for a host with a key, or an empty string if the renewal is not due.
+
+    It is due after two thirds of the current credential's lifetime.
     """
     return _challenge(host, now) if host.public_key and _renewal_is_due(host, now) else ""
 
@@ -206,8 +207,9 @@ def challenge_for_expired(text: str, *, now: datetime) -> str:
     """Return the challenge for the holder of the host's last credential after it has expired, else an empty
     string.
 
-    The previous credential is accepted too, until the last one is used. While the credential is valid, only
-    the host's open connection gets a challenge, so that a copy of its state folder cannot replace the host.
+    The previous credential is accepted too, until the last credential is used. While the credential is valid,
+    only the host's open connection gets a challenge, so that a copy of its state folder cannot replace the
+    host.
     """
     host = _host_of_expired(text, now)
     return _challenge(host, now) if host is not None else ""
@@ -240,7 +242,7 @@ def _host_of_expired(text: str, now: datetime) -> Host | None:
         return host if ends <= now < ends + CREDENTIAL_RENEWABLE_FOR else None
     is_next = hmac.compare_digest(_hash(_credential_text_after(host.pk, _hash(text))), host.credential_hash)
     unused = host.last_sync_at is None or host.last_sync_at < ends - CREDENTIAL_TTL
-    # It was renewed and the response was lost: nobody has used the new one yet.
+    # The credential was renewed and the response was lost: nobody has used the new credential yet.
     return host if is_next and unused and now < ends + CREDENTIAL_RENEWABLE_FOR else None
 
 

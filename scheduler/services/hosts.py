@@ -98,7 +98,7 @@ def _add_reason(host: Host, reason: str, now: datetime) -> bool:
 
 
 def join_reasons(before: str, reason: str) -> str:
-    """Join two reasons; the later one is kept whole."""
+    """Join two reasons; the later reason is kept whole."""
     available = MAX_REASON_LENGTH - len(reason) - 2
     return f"{before[:available]}; {reason}" if before and available > 0 else reason[:MAX_REASON_LENGTH]
 
@@ -292,7 +292,7 @@ def return_gpu(gpu: Gpu, *, reason: str = "", now: datetime) -> bool:
 def drain_workloads(host: Host, *, now: datetime, also_unpreemptible: bool) -> None:
     """Evict the host's running work after a notice, and stop its work that has not started.
 
-    Both are requeued. Inside a transaction, host locked.
+    All of this work is requeued. The caller has locked the host.
     """
     here = Run.objects.filter(host=host).exclude(state=RunState.ENDED)
     live = Workload.objects.filter(runs__in=here, state__in=commands.LIVE_STATES)
@@ -363,8 +363,9 @@ def _change(
 
 
 def change_host_repair(host: Host, new: RepairState, reason: str, now: datetime) -> bool:
-    """Change only the repair state. Inside a transaction, host locked. Returns False if the transition is
-    not allowed.
+    """Change only the repair state of a host that the caller has locked.
+
+    Returns False if the transition is not allowed.
     """
     return _change(host, "repair_state", new, reason, now)
 

@@ -1,6 +1,6 @@
 """Record an operator's statement that a machine is powered off.
 
-Only this releases the machine's work before its silence limit has passed, or during a mass silence.
+Only this statement releases the machine's work before its silence limit has passed, or during a mass silence.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ def change_quota(
 ) -> bool:
     """Set a team's quota for one model of one pool, from the next cycle on.
 
-    ``gpu_hours``: GPU-hours that the guarantee covers in a ``period``; None for no limit. When they are
-    used up, the team can only borrow, or start nothing new, by ``when_used_up``. Returns False, and changes
+    ``gpu_hours``: GPU-hours that the guarantee covers in a ``period``; None for no limit. When they are used
+    up, ``when_used_up`` decides if the team can still borrow or start nothing new. Returns False, and changes
     nothing, if all guarantees together would exceed the pool (``guarantee_capacity`` has the numbers).
     """
     locks.pools([pool.pk])

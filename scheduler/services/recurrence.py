@@ -84,7 +84,7 @@ def _days(recurrence: Recurrence) -> Iterator[tuple[date, datetime, datetime]]:
 
 
 def _utc_time(at: datetime) -> datetime:
-    """Return the UTC time of a local time; for a skipped one, the time of the clock change."""
+    """Return the UTC time of a local time; for a skipped local time, the time of the clock change."""
     before, after = at.replace(fold=0).astimezone(UTC), at.replace(fold=1).astimezone(UTC)
     if not _is_skipped_time(at):
         return before

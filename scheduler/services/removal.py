@@ -85,9 +85,9 @@ def check_host_removal(host: Host) -> None:
 def check_host_move(host: Host, pool: Pool, now: datetime) -> None:
     """Raise OperationRejected if the host cannot move to ``pool`` now.
 
-    Codes: those of ``check_host_removal``, ``host_is_in_pool``, ``host_has_reserved_units``,
-    ``host_is_in_repair``, and ``host_is_reserved`` if a coming reservation could not be kept without the
-    host.
+    The code is a code of ``check_host_removal``, ``host_is_in_pool``, ``host_has_reserved_units``,
+    ``host_is_in_repair``, or, if a coming reservation could not be kept without the host,
+    ``host_is_reserved``.
     """
     _check_host_move(host, pool, now)
     broken = explanations.drain_effect(host, now).broken_reservations
@@ -256,7 +256,7 @@ def _retire_gpus(gpus: Iterable[Gpu], now: datetime) -> None:
 
 
 def _move_gpus(host: Host, now: datetime) -> None:
-    """Retire the GPUs of a host that has moved, and create equal ones in its new pool."""
+    """Retire the GPUs of a host that has moved, and create equal GPUs in its new pool."""
     before = list(Gpu.objects.filter(host=host, retired_at__isnull=True).order_by("index"))
     units = list(Unit.objects.filter(gpu__in=before, retired_at__isnull=True).order_by("slots"))
     _retire_gpus(before, now)

@@ -72,7 +72,10 @@ def first_windows(
     may_exceed_guarantee: bool = False,
     **hardware: Any,
 ) -> list[Window]:
-    """Return the first windows of the given length that fit; rejections of ``check_window`` have the same."""
+    """Return the first windows of the given length that fit.
+
+    These are the windows that a rejection of ``check_window`` has.
+    """
     taken, budget = request_snapshot_cache.take_cached_snapshot([pool.pk], now), _BudgetLimits(project, now)
     requester = ReservationRequester(
         project.team_id, owner.pk, may_exceed_guarantee, budget.borrows_again_from

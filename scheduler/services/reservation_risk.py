@@ -1,4 +1,4 @@
-"""Record which reservations could not be served, so that owners and operators learn it before the start."""
+"""Record the reservations that could not be served, so that owners and operators know before the start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SILENCE_THAT_COUNTS = timedelta(minutes=15)
 
 
 def record_unserved_reservations(pool: Pool, *, now: datetime) -> int:
-    """Record which open reservations of a pool can't be served at present; return how many.
+    """Record the open reservations of a pool that can't be served at present; return their number.
 
     It is called after an operator closes or opens a host, and by a sweep for all other causes. Call it
     outside a transaction, so that the snapshot shows one time.
@@ -46,7 +46,7 @@ def record_unserved_reservations(pool: Pool, *, now: datetime) -> int:
 
 
 def _with_absent_hosts(taken: Snapshot, pool: Pool, now: datetime) -> Snapshot:
-    """Return the snapshot with those hosts open that are closed only for a short silence or a full disk."""
+    """Return the snapshot with hosts open that are closed only because of a short silence or a full disk."""
     present = Host.objects.filter(
         pool=pool,
         admin_state=AdminState.IN_SERVICE,

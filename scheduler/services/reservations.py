@@ -91,7 +91,7 @@ def confirm_series(
     """Confirm a reservation for every window, or for none: they are checked together under the pool's lock.
 
     ``windows`` are the occurrences of ``recurrence``; they do not overlap. The results are in the same
-    order; the first rejected one has the first windows that fit.
+    order; the first rejection has the first windows that fit.
     """
     locks.pools([pool.pk])
     reject_if_removed(pool, project)
@@ -153,7 +153,7 @@ def cancel_series(series: Series, *, now: datetime) -> int:
 
 
 def lock_reservation(reservation: Reservation) -> Reservation:
-    """Lock a reservation and its pool, and return the fresh row. Inside a transaction."""
+    """Lock a reservation and its pool, and return the fresh row. The caller has opened a transaction."""
     locks.pools([reservation.pool_id])
     return locks.reservations([reservation.pk])[reservation.pk]
 
@@ -162,10 +162,10 @@ def lock_reservation(reservation: Reservation) -> Reservation:
 def change_reservation(
     reservation: Reservation, *, start: datetime | None = None, end: datetime | None = None, now: datetime
 ) -> WindowCheckResult:
-    """Move, shorten or extend a reservation if it fits. An active one keeps its units, and only its end can
-    change.
+    """Move, shorten or extend a reservation if it fits. An active reservation keeps its units, and only its
+    end can change.
 
-    Nothing is changed if the result does not fit; a closed reservation gives RESERVATION_OVER.
+    Nothing is changed if the new window does not fit. A closed reservation gives RESERVATION_OVER.
     """
     locks.pools([reservation.pool_id])
     fresh = locks.reservations([reservation.pk])[reservation.pk]
@@ -204,8 +204,9 @@ def cancel_reservation(reservation: Reservation, *, now: datetime) -> bool:
 
 
 def close_reservation(reservation: Reservation, state: ReservationState, now: datetime) -> bool:
-    """Close a reservation as over, released or cancelled, release its units and end its work. Inside a
-    transaction.
+    """Close a reservation as over, released or cancelled, release its units and end its work.
+
+    The caller has opened a transaction.
     """
     if not change_state(
         reservation,

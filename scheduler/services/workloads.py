@@ -106,7 +106,7 @@ def _reject_over_queue_limit(request: WorkloadRequest, owner: Person, more: int)
 
 @transaction.atomic
 def cancel_array(array: JobArray, *, now: datetime) -> int:
-    """Cancel every waiting task of an array and stop every running one; return the number of tasks."""
+    """Cancel every waiting task of an array and stop every running task; return the number of tasks."""
     open_tasks = list(array.tasks.exclude(state=WorkloadState.ENDED).values_list("pk", flat=True))
     # Lock all tasks at once, in order: the engine also locks several, and another order could deadlock.
     rows = locks.workloads(open_tasks).values()
@@ -197,7 +197,7 @@ def request_stop(workload: Workload, *, code: str, now: datetime) -> bool:
 def end_queued_workload(
     workload: Workload, *, code: str, now: datetime, numbers: Mapping[str, Any] | None = None
 ) -> bool:
-    """End a queued workload. Inside a transaction."""
+    """End a queued workload. The caller has opened a transaction."""
     if not change_state(
         workload,
         "state",

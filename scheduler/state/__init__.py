@@ -1,1 +1,1 @@
-"""State machines, isolation levels, nudges and the change feed. Imports no models."""
+"""Define state machines, isolation levels, nudges and the change feed. This package imports no models."""

@@ -40,15 +40,16 @@ class ChangeSet:
 
 
 def current_position() -> str:
-    """Return the current transaction's snapshot. A reader that has read everything starts from it."""
+    """Return the current transaction's snapshot. A reader that has read everything continues from there."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_current_snapshot()::text")
         return str(cursor.fetchone()[0])
 
 
 def read_changes(seen: str) -> ChangeSet:
-    """Return the changes committed between the snapshot ``seen`` and that of the current transaction. One
-    query.
+    """Return the changes committed between the snapshot ``seen`` and the current transaction's snapshot.
+
+    Takes one query.
     """
     changed: dict[str, set[int]] = defaultdict(set)
     with connection.cursor() as cursor:
@@ -61,9 +62,9 @@ def read_changes(seen: str) -> ChangeSet:
 
 
 def prune_changes(seen: str) -> int:
-    """Delete the rows that this snapshot has seen; return how many.
+    """Delete the rows that this snapshot has seen; return the number of deleted rows.
 
-    Only the leading engine calls it: a new leader reads everything.
+    Only the leading engine calls this function: a new leader reads everything.
     """
     with connection.cursor() as cursor:
         cursor.execute(

@@ -1,6 +1,6 @@
-"""Isolation levels of hosts. Each level includes those before it.
+"""Define the isolation levels of hosts. Each level includes all lower levels.
 
-A pool may require a level; hosts below it accept no new work. docs/agent.md says what each level isolates.
+A pool may require a level; hosts below this level accept no new work. docs/agent.md explains each level.
 """
 
 from __future__ import annotations

@@ -181,11 +181,11 @@ def change_state(row: models.Model, field: str, *, old: StrEnum, new: StrEnum, *
 def change_states(
     rows: Sequence[models.Model], field: str, *, old: StrEnum, new: StrEnum, **also: Any
 ) -> int:
-    """Change the state of many rows of one table in one UPDATE; return how many changed. ``also`` is set on
-    all of them.
+    """Change the state of many rows of one table in one UPDATE; return the number of changed rows.
 
-    The instances stay as they are. If the caller locked every row in ``old``, the result equals
-    ``len(rows)``. Raises IllegalTransition if the table does not allow the transition.
+    ``also`` is set on all changed rows. The instances stay as they are. If the caller locked every row in
+    ``old``, the result equals ``len(rows)``. Raises IllegalTransition if the table does not allow the
+    transition.
     """
     if not rows:
         return 0

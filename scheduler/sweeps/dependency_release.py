@@ -93,7 +93,7 @@ def _dependency_specs(rows: Iterable[Dependency]) -> list[tuple[str, Workload | 
 
 
 def _never_met_numbers(unmet: Dependency) -> dict[str, Any]:
-    """Return the awaited work and its outcome; for an array, that of its first task that did not finish."""
+    """Return the awaited work and its outcome. An array's outcome is that of its first unsuccessful task."""
     if unmet.on is not None:
         return {"workload": unmet.on_id, "condition": unmet.condition, "outcome": unmet.on.outcome}
     tasks = Workload.objects.filter(array=unmet.on_array_id, state=WorkloadState.ENDED).order_by(
@@ -108,7 +108,7 @@ def _never_met_numbers(unmet: Dependency) -> dict[str, Any]:
 
 
 def _release_tasks() -> int:
-    """Release more tasks of each array into the queue, up to its limit of open tasks; return how many."""
+    """Release more tasks of each array into the queue, up to its limit of open tasks; return their number."""
     holding = Workload.objects.filter(held_back=True).values("array")
     released = Count("tasks", filter=~Q(tasks__state=WorkloadState.ENDED) & Q(tasks__held_back=False))
     arrays = JobArray.objects.filter(pk__in=holding).annotate(open_tasks=released)

@@ -17,7 +17,7 @@ def reservation_no_shows(now: datetime) -> QuerySet[Reservation]:
     """Return active reservations that nothing has used within the no-show limit of their pool.
 
     The limit counts from the time when the current units were bound: a reservation without units cannot be
-    used. After a clock step it counts anew, since bindings keep their times.
+    used. After a clock step the limit counts anew, since bindings keep their times.
     """
     limit = ExpressionWrapper(F("pool__no_show_seconds") * Value(ONE_SECOND), output_field=DurationField())
     bound_now = Q(bound_units__period__contains=now)

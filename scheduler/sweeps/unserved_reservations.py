@@ -10,6 +10,6 @@ from scheduler.state.states import OPEN_RESERVATION_STATES
 
 
 def sweep_unserved_reservations(now: datetime) -> int:
-    """Record which open reservations can't be served at present; return how many. Idempotent."""
+    """Record the open reservations that can't be served at present; return their number. Idempotent."""
     pools = Pool.objects.filter(reservations__state__in=OPEN_RESERVATION_STATES).distinct().order_by("pk")
     return sum(record_unserved_reservations(pool, now=now) for pool in pools)

@@ -1,4 +1,4 @@
-"""Functions that the edge and the web process call for agents. They block, and run in threads.
+"""Provide the functions that the edge and the web process call for agents. They block, and run in threads.
 
 Only the credential identifies the host, never the content of a message. ``AgentRejected`` is sent back as a
 Refused frame. Samples and health events go to ``telemetry.ingest.agent_api``, which also supplies

@@ -1,4 +1,4 @@
-"""The exception for an agent that the server rejects, with its messages.
+"""Define the exception for an agent that the server rejects, with its messages.
 
 The messages are here, not in ``portal/wording``, since they are stored for the host's page before the portal
 reads them. The edge sends code and message in a ``Refused`` frame; the agent logs the message.
@@ -44,7 +44,7 @@ AGENT_REJECTIONS: dict[str, str] = {
     "report_invalid": "{problem}",
     "run_of_another_host": "run: {run}; allowed: the id of a run of this host",
 }
-# Two agents use one credential. The host is quarantined until an operator stops one of them.
+# With these codes two agents use one credential. The host is quarantined until an operator stops one agent.
 QUARANTINE_CODES = {
     "agent_second": "agent_second",
     "agent_copy": "agent_copy",

@@ -96,7 +96,7 @@ def _unit_uuids(runs: Iterable[int]) -> dict[int, list[str]]:
 def _team_user(team: Team) -> dict[str, Any]:
     """Return the team's user on every host, derived from its row id, so that hosts that share homes agree.
 
-    The creation time distinguishes the team from one that gets the same row id after an older backup was
+    The creation time distinguishes the team from a team that gets the same row id after an older backup was
     restored.
     """
     return {

@@ -152,7 +152,7 @@ def withdraw_geometry(gpu: Gpu, *, now: datetime) -> GeometryChange:
 
 
 def desired_geometries(host: Host) -> list[GeometryWanted]:
-    """Return the changes that a host should carry out: those of GPUs that nothing holds any more."""
+    """Return the changes that a host should carry out: changes of GPUs that nothing holds any more."""
     rows = (
         GeometryChange.objects.filter(host=host, state=GeometryState.CHANGING)
         .select_related("gpu")

@@ -44,7 +44,7 @@ DIAGNOSTIC_RETRY_AFTER = timedelta(minutes=10)  # after a diagnostic was stopped
 MAX_DIAGNOSTIC_TRIES = 3  # per quarantine; then an operator has to check the GPU
 PERIODIC_SHARE = 8  # at most one in 8 GPUs of a pool is diagnosed at once; one GPU is always allowed
 TAKE_OUT_WINDOW = timedelta(hours=1)
-TAKE_OUT_SHARE = 8  # at most one in 8 GPUs of a pool is taken out within the window; one is always allowed
+TAKE_OUT_SHARE = 8  # at most one in 8 GPUs of a pool is taken out within the window, but always at least one
 MAX_CHECKS = 50
 
 
@@ -213,7 +213,7 @@ def _may_take_out_unattended(gpu: Gpu, row: Diagnostic, now: datetime) -> bool:
 
     Many failures at once have another cause than broken GPUs, such as a new driver or a bug.
     """
-    # The caller has locked the pool, so if two hosts report at once, the second sees the first one's result.
+    # The caller has locked the pool. So if two hosts report at once, the second sees the result of the first.
     pool = row.host.pool_id
     failed = Diagnostic.objects.filter(
         host__pool=pool,
@@ -256,7 +256,7 @@ def _finish_host_diagnosis(host_id: int, now: datetime) -> None:
 
 
 def sweep_diagnostics(now: datetime) -> None:
-    """End diagnostics that no host reports, and request those that are due. Level-triggered."""
+    """End diagnostics that no host reports, and request due diagnostics. Level-triggered."""
     _end_overdue(now)
     for gpu in _due_after_quarantine(now):
         _request_if_free(gpu, Diagnostic.Why.QUARANTINED, now)

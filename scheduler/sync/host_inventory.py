@@ -205,7 +205,7 @@ def _problem_of_environment(seen: EnvironmentSeen) -> str:
 
 
 def inventory_digest(inventory: Inventory) -> str:
-    """Return a digest that is stored with the inventory, to recognise an unchanged one without loading it."""
+    """Return a digest that is stored with the inventory, to detect that a report has the same inventory."""
     return hashlib.sha256(repr(inventory).encode("utf-8", "backslashreplace")).hexdigest()
 
 
@@ -250,9 +250,9 @@ def _held_gpus(gpus: Iterable[Gpu]) -> set[int]:
 
 
 def _retire_missing(known: dict[str, Gpu], seen: set[str], held: set[int], host: Host, now: datetime) -> bool:
-    """Retire GPUs that are no longer reported and mark them as missing; quarantine those that are held.
+    """Mark GPUs that are no longer reported as missing. Retire them if they are free, else quarantine them.
 
-    Returns False if one could not be retired.
+    Returns False if a missing GPU could not be retired.
     """
     applied = True
     for gpu in known.values():
@@ -339,7 +339,7 @@ def _facts(host: Host, seen: GpuSeen) -> dict[str, Any]:
 
 
 def _gpu(host: Host, known: Gpu, seen: GpuSeen, now: datetime) -> Gpu:
-    # Two GPUs that swapped their indices would violate the constraint: move the other one first.
+    # Two GPUs that swapped their indices would violate the constraint: move the other GPU first.
     Gpu.objects.filter(host=host, index=seen.index, retired_at__isnull=True).exclude(pk=known.pk).update(
         index=_spare_index(host)
     )
@@ -395,7 +395,7 @@ def _unit_layout(gpu: Gpu, row: Unit) -> tuple[str, str, int, int]:
 
 
 def _new_unit(gpu: Gpu, unit: UnitSeen, now: datetime) -> None:
-    """Create a unit, or reactivate an equal retired one, so that its history continues."""
+    """Create a unit, or reactivate an equal retired unit, so that its history continues."""
     made = _unit_of(gpu, unit, now)
     before = Unit.objects.filter(gpu=gpu, profile=unit.profile, uuid=unit.uuid, slots=made.slots).first()
     if before is not None:

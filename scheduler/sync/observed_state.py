@@ -1,7 +1,7 @@
 """Store the observed state that a host reports, and settle the workloads of its runs.
 
-Level-triggered: each frame holds the complete state. The next frame repairs the effect of a lost,
-duplicate, late or reordered one.
+Level-triggered: each frame has the complete state. The next frame repairs the effect of a lost, duplicate,
+late or reordered frame.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def has_changes(run: Run, told: RunSeen, now: datetime) -> bool:
 
 
 def _details(run: Run, told: RunSeen, now: datetime) -> dict[str, Any]:
-    """Return the changed columns of a run: those that pages show, and those of its checkpoint."""
+    """Return the changed columns of a run: columns that pages show, and the columns of its checkpoint."""
     changes: dict[str, Any] = {}
     if told.step and told.step[:MAX_STEP_LENGTH] != run.step:
         changes["step"] = told.step[:MAX_STEP_LENGTH]
@@ -243,7 +243,7 @@ def _store_run_details(run: Run, told: RunSeen, now: datetime) -> None:
 def _new_checkpoint(run: Run, told: RunSeen) -> datetime | None:
     """Return the time of a new checkpoint by the host's clock, or None.
 
-    It is new if the host's time differs from the last one; the server's clock plays no part.
+    A checkpoint is new if its time differs from the last reported time. The server's clock is not used.
     """
     checkpoint = parse_timestamp(told.checkpoint_at)
     return checkpoint if checkpoint != run.checkpoint_told else None

@@ -1,4 +1,4 @@
-"""Parse values of agents. Invalid ones become None, so that one odd value does not reject a frame."""
+"""Parse values of agents. An invalid value becomes None, so that it does not invalidate the whole frame."""
 
 from __future__ import annotations
 

@@ -199,10 +199,10 @@ class VictimSearch:
     def _cheapest_greedy(
         self, victim_set: VictimSet, host: int, on_host: list[tuple[int, int]]
     ) -> list[int] | None:
-        """Return victims that suffice on one host, or None: add them one by one, then remove the unnecessary
-        ones.
+        """Return victims that suffice on one host, or None.
 
-        This is used if the exact choice is not allowed, or does not suffice because of CPU, memory or NVLink.
+        Victims are added one by one, then unnecessary victims are removed. This is used if the exact choice
+        is not allowed, or does not suffice because of CPU, memory or NVLink.
         """
         chosen: list[int] = []
         for victim, _ in on_host:

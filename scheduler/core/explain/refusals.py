@@ -33,7 +33,7 @@ from scheduler.core.reasons import ReasonCode, reason_numbers
 # the limit is one workload.
 MAX_HELD_PLACES_PER_KIND = 2
 SHORT_QUEUE_SECONDS = 72 * 3600  # A queue is short if the pool could finish it within this time.
-# The number of workloads per pool that get their start from the forecast. Later ones get it from
+# The number of workloads per pool that get their start from the forecast. Later workloads get it from
 # ``DeepQueueEta``.
 FORECAST_DEPTH = 64
 # The most workloads behind this depth that the forecast tries for a kind while no unit of this kind is held.

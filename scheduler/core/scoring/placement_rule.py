@@ -225,7 +225,7 @@ class PlacementRule:
         self._priced_at = -PRICE_REFRESH_PLACEMENTS
 
     def prices_are_due(self, placed: int) -> bool:
-        """Return True if ``PRICE_REFRESH_PLACEMENTS`` placements were made since the last price computation."""
+        """Return True if ``PRICE_REFRESH_PLACEMENTS`` placements were made since the last computation."""
         return placed - self._priced_at >= PRICE_REFRESH_PLACEMENTS
 
     def refresh_prices(self, placed: int, free: Sequence[ClassCapacity]) -> None:
