@@ -1,7 +1,7 @@
-"""Test upgrades from version 0.0 with running work: an agent and a database of commit 9f334ad.
+"""Test upgrades with running work: an agent of version 0.0, and a database of each version.
 
-``tests/fixtures/agent_0_0.whl`` is the agent that ``./run build-agent`` built from that commit.
-``demo_0_0.sql.xz`` is the demo's database of that commit.
+``tests/fixtures/agent_0_0.whl`` is the agent that ``./run build-agent`` built from commit 9f334ad.
+``demo_0_0.sql.xz`` and ``demo_0_1.sql.xz`` are databases of the demo.
 """
 
 from __future__ import annotations
@@ -214,7 +214,8 @@ async def test_a_notebook_of_an_old_agent_is_reachable_through_the_present_agent
 
 # --- the database -------------------------------------------------------------------------------------------
 
-# Facts that an upgrade keeps, by SQL on the tables of 0.0.
+DUMPS = ("demo_0_0.sql.xz", "demo_0_1.sql.xz")
+# Facts that an upgrade keeps, by SQL on tables that every version has.
 # ``tests/e2e/upgraded_database.py`` reads them by the ORM.
 KEPT = {
     "workloads": "SELECT state, count(*) FROM scheduler_workload GROUP BY state",
@@ -238,16 +239,16 @@ def read_facts(connection: psycopg.Connection[tuple[Any, ...]]) -> dict[str, Any
     return facts
 
 
-@pytest.fixture
-def old_database() -> Iterator[str]:
-    """Restore the dump into a new database and yield its address."""
+@pytest.fixture(params=DUMPS)
+def old_database(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Restore a version's dump into a new database and yield its address."""
     server = os.environ["DATABASE_URL"]
     name = f"upgrade_{os.getpid()}"
     with psycopg.connect(conninfo.make_conninfo(server, dbname="postgres"), autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         try:
             with psycopg.connect(conninfo.make_conninfo(server, dbname=name), autocommit=True) as connection:
-                connection.execute(lzma.decompress((FIXTURES / "demo_0_0.sql.xz").read_bytes()))
+                connection.execute(lzma.decompress((FIXTURES / request.param).read_bytes()))
             yield urlsplit(server)._replace(path=f"/{name}").geturl()
         finally:
             admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
@@ -263,7 +264,7 @@ def output_of(database: str, *command: str) -> str:
     return done.stdout
 
 
-def test_a_database_of_version_0_0_is_migrated_and_the_engine_plans_on_it(
+def test_a_database_of_an_earlier_version_is_migrated_and_the_engine_plans_on_it(
     old_database: str,
 ) -> None:
     with psycopg.connect(old_database) as connection:
