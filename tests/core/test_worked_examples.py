@@ -41,9 +41,9 @@ STATED_NUMBERS = [
     f"after {team_queue.OLDEST_FIRST_AFTER_SECONDS // HOUR} hours, "
     f"and its oldest workload over {team_queue.LARGE_JOB_UNITS} GPUs after "
     f"{team_queue.LARGE_OLDEST_FIRST_AFTER_SECONDS // HOUR} hours",
-    f"the median of the latest {runtime_prediction.MAX_SIMILAR_JOBS} jobs",
+    f"the median runtime of the latest {runtime_prediction.MAX_SIMILAR_JOBS} jobs",
     f"a limit within a factor of {runtime_prediction.SIMILAR_LIMIT_FACTOR}",
-    f"Below {runtime_prediction.MIN_SIMILAR_JOBS} such jobs, the jobs of the team count",
+    f"fewer than {runtime_prediction.MIN_SIMILAR_JOBS} such jobs, the jobs of the team count",
     f"(7 days by default){'' if PoolPolicy().half_life_seconds == 7 * 24 * HOUR else '?'}",
     f"The first {refusals.FORECAST_DEPTH} waiting workloads of a pool",
     f"its latest {start_ranges.MAX_OUTCOMES} estimates",
