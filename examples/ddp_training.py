@@ -33,7 +33,7 @@ print(f"rank {rank} of {size}: the ranks, counted from 1, add up to {total.item(
 
 
 def train() -> None:
-    """Train from the checkpoint, if there is one, until the last step or a notice."""
+    """Train from the checkpoint, if there is one, until the last step. After a notice, save and return."""
     torch.manual_seed(7)
     model = DistributedDataParallel(nn.Linear(8, 1).to(device))
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -1,16 +1,17 @@
 #!/bin/bash
-# Starts a Ray cluster on the hosts of one job: the head on the first host, a worker on each other host. The cluster runs until the
-# job is stopped.
+# Start a Ray cluster on the hosts of one job: the head on the first host, a worker on each other host.
 #
 #   gpupool job run --hosts 2 --gpus 4 --type training --max-runtime 8h -- bash ray_cluster.sh
+#   gpupool job run --hosts 2 --gpus 4 --type training --max-runtime 8h -- bash ray_cluster.sh python train.py
 #
-# `gpupool job open ID` opens Ray's dashboard and its job API in the portal (docs/gangs.md). If a command is given, the head runs it
-# once all hosts have joined, and the cluster ends with the command: bash ray_cluster.sh python train.py
+# Without a command, the cluster runs until the job is stopped. A command runs on the first host once all hosts
+# have joined, and the cluster ends with it. `gpupool job open ID` opens Ray's dashboard and its job API in the
+# portal (docs/gangs.md).
 set -euo pipefail
 : "${MASTER_ADDR:?the hosts of this job cannot reach each other, or it runs on one only}"
 address=$(echo "$GPUPOOL_HOSTS" | cut -d, -f$((GPUPOOL_HOST_RANK + 1)))
 dashboard=$((MASTER_PORT + 1)) # the gang's second port
-# Ray creates sockets in its folder and in TMPDIR. The path of a socket must be short.
+# Ray creates unix sockets in its folder and in TMPDIR. The path of a unix socket has at most 107 bytes.
 folder=$(mktemp -d /tmp/ray.XXXXXX)
 export TMPDIR=$folder
 trap 'kill $(jobs -p) 2> /dev/null || true; wait; rm -rf "$folder"' EXIT
@@ -25,8 +26,10 @@ head_answers() {
 if [ "$GPUPOOL_HOST_RANK" != 0 ]; then
     until head_answers; do sleep 1; done
     worker=
-    while head_answers || { sleep 5 && head_answers; }; do # until the head has ended; its host reports the exit code
-        if ! kill -0 "$worker" 2> /dev/null; then # the worker was not started, or the head rejected it because it was not ready
+    # Run until the head has ended. The first host reports the exit code of the command.
+    while head_answers || { sleep 5 && head_answers; }; do
+        # Start the worker, and start it again if it ended because the head was not ready.
+        if ! kill -0 "$worker" 2> /dev/null; then
             ray start --address="$MASTER_ADDR:$MASTER_PORT" "${units[@]}" &
             worker=$!
         fi

@@ -19,10 +19,10 @@ MAX_STRAYS_NAMED = 5  # per notice
 
 
 def stray_digests(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield notices to operators about stray processes, each process once.
+    """Yield notices to operators about stray processes on which a health rule acted, each process once.
 
-    Processes found together share a notice. After MAX_STRAY_NOTICES_PER_HOUR notices about one host in a
-    clock hour, more notices are combined every ten minutes.
+    Processes that were found on one host at one time share a notice. After MAX_STRAY_NOTICES_PER_HOUR notices
+    about a host in a clock hour, the rest of that hour's are combined into one every STRAY_DIGEST_INTERVAL.
     """
     hour = (since - STRAY_DIGEST_INTERVAL).replace(minute=0, second=0, microsecond=0)
     found = HealthEvent.objects.filter(

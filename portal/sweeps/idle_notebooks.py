@@ -145,10 +145,11 @@ def _last_activity(run: Run, reported: dict[str, Any], now: datetime) -> datetim
 
 
 def _gpu_idle_since(run: Run, now: datetime, limit: timedelta) -> datetime | None:
-    """Return the time since which all units of the run are idle, at most ``limit`` ago; None if unknown.
+    """Return the time since which all units of the run have been idle, at most ``limit`` ago.
 
-    The measure is utilisation, or SM activity where utilisation is unknown (MIG slices). If both are unknown,
-    a process on the unit counts as activity, unless the agent reports only idle kernels.
+    A unit is active while its utilisation is above IDLE_GPU_PERCENT, or its SM activity if the utilisation is
+    unknown (MIG slices). If both are unknown while a process uses the unit, the last background activity that
+    the agent reported counts instead. Returns None if that is missing too, or if a unit has no reading.
     """
     units = set(Allocation.objects.filter(run=run).values_list("unit_id", flat=True))
     since = max(now - limit, run.placed_at)

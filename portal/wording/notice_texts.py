@@ -47,7 +47,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"{f.plain('', 'name')} ended. Of its {f.plain('', 'tasks')} tasks "
         + (
             joined_with_and([f"{f.plain('', how)} {word}" for how, word in ARRAY_ENDS if f.get(how)])
-            or "none was left"
+            or "none has a known outcome"
         )
         + f". {_last_failed_task(f) if f.get('failed') else ''}"
     ),

@@ -54,8 +54,8 @@ def min_runtime_note(f: ReasonNumbers) -> str:
         return ""
     have = f"{with_count(int(young), 'workload')} {'has' if young == 1 else 'have'}"
     return (
-        f" Units can be freed for it{f.time(' from ', 'told_at')}, when {have} run for the pool's minimum "
-        "and may be preempted."
+        f" GPUs can be freed for it{f.time(' from ', 'told_at')}, when {have} run for the pool's minimum "
+        "runtime and may be preempted."
     )
 
 
@@ -63,7 +63,7 @@ def cpu_and_memory_shortage(f: ReasonNumbers) -> str:
     """Return the CPU and memory that must be free on the host of the GPUs."""
     cpu, memory = f.get("cpu_milli"), f.get("memory_mib")
     words = " and ".join(filter(None, [cores(cpu) if cpu else "", gibibytes(memory) if memory else ""]))
-    return f" On the same host it needs {words} that nobody else has asked for." if words else ""
+    return f" It also needs {words} free on the same host." if words else ""
 
 
 def exceeds(f: ReasonNumbers, name: str) -> bool:
@@ -174,9 +174,9 @@ def too_big_for_any_host(f: ReasonNumbers) -> str:
         isinstance(units, int)
         and isinstance(largest, int)
         and largest >= units
-        and (beside := insufficient_cpu_or_memory(f, units))
+        and (problem := insufficient_cpu_or_memory(f, units))
     ):
-        return beside
+        return problem
     if isinstance(units, int) and isinstance(largest, int) and largest >= units and not f.is_plural("hosts"):
         return (
             f"No host has {with_count(units, 'GPU')} with the CPU, the memory or the NVLink that it asks "
@@ -184,8 +184,8 @@ def too_big_for_any_host(f: ReasonNumbers) -> str:
         )
     if isinstance(units, int) and isinstance(largest, int) and largest >= units:
         return (
-            f"This pool has fewer than {f.plain('', 'hosts')} hosts that could give "
-            f"{with_count(units, 'GPU')} each as asked for. Ask for fewer hosts, or for other GPUs."
+            f"Fewer than {f.plain('', 'hosts')} hosts of this pool have {with_count(units, 'GPU')} "
+            "as requested. Ask for fewer hosts, or for other GPUs."
         )
     subject = f"There are not {f.plain('', 'hosts')} hosts" if f.is_plural("hosts") else "No host is"
     asked = with_count(units, "GPU") if isinstance(units, int) else "more GPUs"
@@ -205,21 +205,21 @@ def insufficient_cpu_or_memory(f: ReasonNumbers, units: int) -> str:
         return ""
     short = [(name, want, most) for name, want, most in asked if want > most]
     wanted = " and ".join(words[name](want) for name, want, _ in short or asked)
-    beside = f"beside {with_count(units, 'GPU')}"
+    with_gpus = f"in addition to {with_count(units, 'GPU')}"
     subject = (
         f"There are not {f.plain('', 'hosts')} hosts that have" if f.is_plural("hosts") else "No host has"
     )
     if not short and len(asked) < 2:
         return ""
     if not short:
-        return f"{subject} {wanted} together {beside}. Ask for less of one of them."
+        return f"{subject} both {wanted} {with_gpus}. Ask for less of one of them."
     most = " and ".join(words[name](most) for name, _, most in short)
     hosts = (
         f"the most that {f.plain('', 'hosts')} hosts have is"
         if f.is_plural("hosts")
         else "the most that one has is"
     )
-    return f"{subject} {wanted} {beside}: {hosts} {most}. Ask for less."
+    return f"{subject} {wanted} {with_gpus}: {hosts} {most}. Ask for less."
 
 
 def requested_properties(f: ReasonNumbers) -> str:

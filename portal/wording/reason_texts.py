@@ -23,13 +23,13 @@ REASONS: dict[str, SentenceBuilder] = {
     ),
     "inside_reservation": lambda f: "It starts inside its reservation.",
     "reclaimed_guarantee": lambda f: (
-        "It starts on GPUs that its team is guaranteed and had lent; the borrower made room."
+        "It starts on GPUs that its team is guaranteed and had lent; the borrower was preempted."
     ),
-    "outranked_within_team": lambda f: "It starts in the place of its own team's work of lower priority.",
+    "outranked_within_team": lambda f: "It starts on the GPUs of lower-priority work of its own team.",
     "own_static_pool": lambda f: "It starts in its team's own pool.",
     # why it is evicted
     "evicted_for_guarantee": lambda f: (
-        f"Its GPUs were borrowed, and {f.team('the team')}, to whom they are guaranteed, needs them for "
+        f"Its GPUs were borrowed. They are guaranteed to {f.team('another team')}, which needs them for "
         f"{f.workload('its work')}. It is queued again with its place kept, and resumes from its checkpoint."
     ),
     "evicted_for_priority": lambda f: (
@@ -42,7 +42,7 @@ REASONS: dict[str, SentenceBuilder] = {
     ),
     # why it waits: it never starts unless the request or the pool changes
     "no_such_hardware": lambda f: (
-        f"This pool has no GPU that is what it asks for{reason_parts.requested_properties(f)}. "
+        f"This pool has no GPU that matches its request{reason_parts.requested_properties(f)}. "
         "Ask for another model, less memory or whole GPUs."
     ),
     "too_big_for_any_host": lambda f: reason_parts.too_big_for_any_host(f),
@@ -83,12 +83,12 @@ REASONS: dict[str, SentenceBuilder] = {
         f"{f.slots(' of at most ', 'cap')}; this needs {f.slots('', 'need') or 'more'}."
     ),
     "gpu_hours_used_up": lambda f: (
-        f"Its team has used the {f.plain('', 'gpu_hours', after=' ') or ''}GPU-hours of {f.model()} that its "
-        f"guarantee is worth{f.time('; they count anew from ', 'until')}. "
+        f"Its team has used up the {f.plain('', 'gpu_hours', after=' ') or ''}GPU-hours of {f.model()} of "
+        f"its guarantee{f.time('; the next period begins at ', 'until')}. "
         + (
-            "Until then nothing new of it starts on them."
+            "Until then no new work of the team starts on these GPUs."
             if f.get("may_borrow")
-            else "It may not borrow, so it waits for that."
+            else "It may not borrow, so it waits until then."
         )
     ),
     "budget_closed": lambda f: (
@@ -134,11 +134,11 @@ REASONS: dict[str, SentenceBuilder] = {
     "held_for_reservation": lambda f: (
         f"Its team's own reservation takes {f.slots('', 'slots') or 'a part'} of the "
         f"{f.slots('', 'guaranteed') or 'GPUs'}{f.of_model_text()} that the team is guaranteed"
-        f"{f.time(' from ', 'start')}{f.time(' to ', 'end')}, and this would not be done by then. "
+        f"{f.time(' from ', 'start')}{f.time(' to ', 'end')}, and this would not end by then. "
         "Launch it for less time, inside the reservation, or as a preemptible job."
         if f.get("own")
         else f"{f.plain('', 'free') or 'Some'} GPUs are free, but promised to a "
-        f"reservation{f.time(' from ', 'start')}; it would not be done by then."
+        f"reservation{f.time(' from ', 'start')}; this work would not end by then."
     ),
     "held_for_maintenance": lambda f: (
         f"The GPUs that could serve it go into maintenance{f.time(' at ', 'start')}"
@@ -150,12 +150,12 @@ REASONS: dict[str, SentenceBuilder] = {
     ),
     "behind_own_team": lambda f: (
         (
-            "The room left within what one person may hold is kept for work of its owner ahead of it"
+            "The rest of its owner's limit is kept for the owner's work ahead of it"
             if f.get("of") == "person"
-            else f"The room left within its team's limit{' on ' + f.model() if f.get('model') else ''} is "
-            "kept for work of its team ahead of it"
+            else f"The rest of its team's limit{' on ' + f.model() if f.get('model') else ''} is "
+            "kept for the team's work ahead of it"
         )
-        + f"{f.time(', expected to start at ', 'start')}; it would not be done by then."
+        + f"{f.time(', expected to start at ', 'start')}; this work would not end by then."
     ),
     "spare_capacity_kept": lambda f: (
         f"The free capacity{f.slots(' (', 'free')}{')' if f.get('free') else ''} is kept for critical work."
@@ -176,7 +176,7 @@ REASONS: dict[str, SentenceBuilder] = {
         f"It has begun and has no GPUs yet: it needs {f.plain('', 'need') or 'more'}"
         f"{f.plain(' on ', 'hosts', after=' hosts') if f.is_plural('hosts') else ''}; "
         f"{f.plain('', 'free') or 'fewer'} of {f.plain('', 'total') or 'all'} such GPUs could serve it until "
-        f"its end{reason_parts.closed_gpus(f, 'out of service')}. It is tried again all the time."
+        f"its end{reason_parts.closed_gpus(f, 'out of service')}. The engine keeps trying."
     ),
     "reservation_at_risk": lambda f: (
         f"Its GPUs are missing{f.time(' from ', 'start')} on: it needs {f.plain('', 'need') or 'more'}"
@@ -245,8 +245,8 @@ REASONS: dict[str, SentenceBuilder] = {
         "The operator's prolog on its host failed. It is tried again, and none of its retries is used."
     ),
     "host_full": lambda f: (
-        f"{reason_parts.full_disks(f.get('hosts'), f.get('full'))}. What could run it starts nothing new "
-        "until there is room."
+        f"{reason_parts.full_disks(f.get('hosts'), f.get('full'))}. The hosts that could run it start no "
+        "new work until there is space."
         if isinstance(f.get("hosts"), list) and isinstance(f.get("full"), int)
         else "The disk of its host is full. It is tried again, and none of its retries is used."
     ),

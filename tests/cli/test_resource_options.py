@@ -80,7 +80,8 @@ def test_notebooks_jobs_and_reservations_store_their_requirements(
     refused = gpupool(*shlex.split("job run --pool shared --gpus 2 --cpus 96 --name big -- true"))
     assert (
         refused.code == 1
-        and "No host has 96 CPU cores beside 2 GPUs: the most that one has is 64 CPU cores" in refused.err
+        and "No host has 96 CPU cores in addition to 2 GPUs: the most that one has is 64 CPU cores"
+        in refused.err
     )
     late = "job run --pool shared --gpus 1 --wanted-by 'tomorrow 00:00' --max-runtime 7d --dry-run -- true"
     assert "Its deadline is" in run_ok(gpupool, late)

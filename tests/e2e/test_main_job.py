@@ -434,14 +434,14 @@ def test_3_a_borrower_is_preempted_checkpoints_waits_and_resumes(story: Story) -
     # Both owners see whose GPUs they were, why they were needed, and what happens next.
     me.go(f"/jobs/{before['id']}/?tab=decisions")
     expect(me.page.locator("#parts")).to_contain_text(
-        "Its GPUs were borrowed, and Protein folding, to whom they are guaranteed, needs them"
+        "Its GPUs were borrowed. They are guaranteed to Protein folding, which needs them"
     )
     expect(me.page.locator("#parts")).to_contain_text("It is queued again with its place kept")
     me.check()
     page.get_by_role("link", name="Decisions").click()
     expect(page.locator("#parts")).to_contain_text("GPUs are being freed for it: 1 workload that borrowed")
     expect(page.locator("#parts")).to_contain_text(
-        "GPUs that its team is guaranteed and had lent; the borrower made room"
+        "GPUs that its team is guaranteed and had lent; the borrower was preempted"
     )
     lead.check()
     me.go("/notifications/")

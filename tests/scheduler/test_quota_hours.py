@@ -117,7 +117,7 @@ def test_a_team_that_has_used_up_its_hours_can_only_borrow(world: World) -> None
         "model": H100,
         "until": int(next_week.timestamp()),
     }
-    assert "used the 4 GPU-hours of H100 80GB" in reason_texts.reason_sentence(
+    assert "used up the 4 GPU-hours of H100 80GB" in reason_texts.reason_sentence(
         firm.reason_code, firm.reason_numbers
     )
 

@@ -72,9 +72,10 @@ def workload_history(workload: Workload, most: int) -> list[WorkloadHistoryEntry
 
 
 def forced_moves_of_commands(commands: Iterable[Command]) -> dict[int, ForcedMove]:
-    """Return the evictions by run, from commands that are loaded with their host.
+    """Return the forced move of each run, from the first of its commands. Their hosts must be loaded.
 
-    The change that closes a host and its evictions have one timestamp.
+    The cause is the health event, or the state change of the host or of a GPU, whose host and timestamp equal
+    those of the command.
     """
     first: dict[int, Command] = {}
     for command in commands:

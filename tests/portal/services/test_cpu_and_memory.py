@@ -96,18 +96,21 @@ def test_notebooks_and_relaunched_workloads_keep_the_sizes(sized: World) -> None
         (
             {"cpu_milli": 96_000},
             "cpu_milli",
-            "No host has 96 CPU cores beside 1 GPU: the most that one has is 64 CPU cores.",
+            "No host has 96 CPU cores in addition to 1 GPU: the most that one has is 64 CPU cores.",
         ),
         (
             {"memory_mib": 2048 * GIB, "units": 2},
             "memory_mib",
-            "No host has 2,048 GiB of memory beside 2 GPUs: the most that one has is 1,024 GiB of memory.",
+            (
+                "No host has 2,048 GiB of memory in addition to 2 GPUs:"
+                " the most that one has is 1,024 GiB of memory."
+            ),
         ),
         (
             {"cpu_milli": 96_500, "memory_mib": 2048 * GIB},
             "cpu_milli",
             (
-                "No host has 96.5 CPU cores and 2,048 GiB of memory beside 1 GPU:"
+                "No host has 96.5 CPU cores and 2,048 GiB of memory in addition to 1 GPU:"
                 " the most that one has is 64 CPU cores and 1,024 GiB"
             ),
         ),
@@ -115,7 +118,7 @@ def test_notebooks_and_relaunched_workloads_keep_the_sizes(sized: World) -> None
             {"cpu_milli": 64_000, "memory_mib": 1024 * GIB},
             "memory_mib",
             (
-                "No host has 64 CPU cores and 1,024 GiB of memory together beside 1 GPU."
+                "No host has both 64 CPU cores and 1,024 GiB of memory in addition to 1 GPU."
                 " Ask for less of one of them."
             ),
         ),
@@ -123,7 +126,7 @@ def test_notebooks_and_relaunched_workloads_keep_the_sizes(sized: World) -> None
             {"cpu_milli": 64_000, "hosts": 2},
             "cpu_milli",
             (
-                "There are not 2 hosts that have 64 CPU cores beside 1 GPU:"
+                "There are not 2 hosts that have 64 CPU cores in addition to 1 GPU:"
                 " the most that 2 hosts have is 32 CPU cores."
             ),
         ),
@@ -154,13 +157,13 @@ def test_a_host_that_reports_no_size_does_not_cause_a_refusal(sized: World) -> N
 
 def test_cpu_is_not_blamed_for_other_missing_resources(sized: World) -> None:
     Gpu.objects.update(nvlink_group=F("index"))
-    beside = {"cpu_milli": 4_000, "memory_mib": 8 * GIB}
+    sizes = {"cpu_milli": 4_000, "memory_mib": 8 * GIB}
     with pytest.raises(Invalid) as refused:
-        submit(sized, units=2, nvlink=True, **beside)
-    assert list(refused.value.fields) == ["nvlink"] and "together" not in refused.value.fields["nvlink"]
+        submit(sized, units=2, nvlink=True, **sizes)
+    assert list(refused.value.fields) == ["nvlink"] and "both" not in refused.value.fields["nvlink"]
     with pytest.raises(Invalid) as refused:
-        submit(sized, hosts=3, **beside)
-    assert list(refused.value.fields) == ["hosts"] and "fewer than 3 hosts" in refused.value.fields["hosts"]
+        submit(sized, hosts=3, **sizes)
+    assert list(refused.value.fields) == ["hosts"] and "Fewer than 3 hosts" in refused.value.fields["hosts"]
 
 
 def test_the_reason_is_a_sentence_even_without_the_largest_sizes() -> None:
@@ -188,7 +191,7 @@ def test_a_reservation_is_placed_on_hosts_with_the_requested_sizes(sized: World)
     }
     with rejected() as refused:
         reservations.request_reservation(**fields, cpu_milli=33_000)
-    assert refused.value.field == "memory_mib" and "together beside 1 GPU" in refusal_sentence(refused.value)
+    assert refused.value.field == "memory_mib" and "No host has both" in refusal_sentence(refused.value)
     reservation = reservations.request_reservation(**fields, cpu_milli=32_000)
     assert isinstance(reservation, Reservation) and (reservation.cpu_milli, reservation.memory_mib) == (
         32_000,

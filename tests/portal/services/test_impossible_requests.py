@@ -46,7 +46,7 @@ def submit(world: World, **changes: Any) -> Workload:
             "No host of this pool has the labels it asks for",
         ),
         ({"min_compute_capability": 999}, "min_compute_capability", "compute capability 99.9"),
-        ({"hosts": 5, "units": 1, "models": []}, "hosts", "fewer than 5 hosts"),
+        ({"hosts": 5, "units": 1, "models": []}, "hosts", "Fewer than 5 hosts"),
     ],
 )
 def test_an_impossible_request_is_refused_at_the_field_that_must_change(

@@ -109,8 +109,10 @@ def test_the_owner_is_notified_of_an_eviction_with_its_reason(world: World) -> N
     sentence = reason_texts.reason_sentence(
         "evicted_for_guarantee", numbers | {"workload": other.pk}, workload.owner
     )
-    assert "borrowed, and Language, to whom they are guaranteed, needs them for its work" in sentence
-    assert "and the team, to whom" in reason_texts.reason_sentence("evicted_for_guarantee", numbers, None)
+    assert "They are guaranteed to Language, which needs them for its work" in sentence
+    assert "guaranteed to another team, which" in reason_texts.reason_sentence(
+        "evicted_for_guarantee", numbers, None
+    )
 
 
 @pytest.mark.django_db
