@@ -1,4 +1,4 @@
-"""URL patterns of all pages."""
+"""Define the URL patterns of all pages."""
 
 from portal.web.calendar import urls as calendar
 from portal.web.fleet import urls as fleet

@@ -1,1 +1,1 @@
-"""Pages of the calendar, reservations, approvals and quota requests."""
+"""Render the pages of the calendar, reservations, approvals and quota requests."""

@@ -16,7 +16,7 @@ from portal.web.work.workload_text import gpu_count_text
 def agenda_rows(
     groups: list[CalendarModelGroup], window: drawing.TimelineWindow, now: datetime
 ) -> dict[str, Any]:
-    """Return the bookings of the day at ``now``, or of the window's first day, as a list."""
+    """Return the rows of one day: of today if the window contains ``now``, else of the window's first day."""
     at = now if window.start <= now < window.end else window.start
     local = timezone.localtime(at).replace(hour=0, minute=0, second=0, microsecond=0)
     end = local + timedelta(days=1)

@@ -1,4 +1,4 @@
-"""Pages of approvals: the waiting submissions, their effect on others, and the decision."""
+"""Render the pages of approvals: the waiting submissions, their effect on others, and the decision."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ KIND_CHOICES = (
 
 
 class DecisionForm(ServiceForm):
-    """The reason of a decision and the approved values. Its field names are arguments of the service."""
+    """A form for the reason of a decision and the approved values. The fields are named like arguments of the
+    service.
+    """
 
     comment = forms.CharField(
         required=False, max_length=2000, label="Reason, sent to the author", help_text="Required to decline."

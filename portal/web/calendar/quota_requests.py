@@ -1,4 +1,4 @@
-"""The page on which a team lead requests another quota."""
+"""Render the page on which a team lead requests another quota."""
 
 from __future__ import annotations
 

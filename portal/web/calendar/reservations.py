@@ -1,4 +1,4 @@
-"""The page of a reservation: facts, workloads inside, changing its window, cancelling it or its series."""
+"""Render the page of a reservation: facts, its workloads, and forms to change or cancel it."""
 
 from __future__ import annotations
 

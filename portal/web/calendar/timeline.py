@@ -14,8 +14,8 @@ from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 
 PROMISE_HEIGHT, MODEL_HEIGHT, FOLD_HEIGHT = 32, 40, 28
 PIXELS_PER_PROMISED_GPU = 4
-# (maximum number of hosts, row height in pixels). With few hosts, the label of a single GPU fits.
-# Each height has a CSS class.
+# (maximum number of hosts, row height in pixels). The rows of few hosts are high enough for the label of a
+# booking of one GPU. Each height has a CSS class.
 HOST_HEIGHTS = ((8, 80), (24, 48), (10_000, 32))
 MAX_HOST_ROWS = 12  # of one model; the other hosts are folded into one row
 MIN_LABEL_WIDTH = 0.035  # share of the width; narrower bookings get no label
@@ -29,8 +29,8 @@ class TimelineZoom:
     label: str
     days: int
     hours: int  # length of the window if days is 0
-    step: timedelta  # of the bars in folded rows
-    snap_minutes: int  # grid of windows drawn with the pointer
+    step: timedelta  # length of the period that one bar in a folded row shows
+    snap_minutes: int  # windows drawn with the pointer begin and end at multiples of this
 
 
 ZOOMS = {
@@ -68,8 +68,8 @@ class TimelineWindow:
 def timeline_window(zoom: TimelineZoom, at: datetime, now: datetime) -> TimelineWindow:
     """Return the window that contains ``at``.
 
-    It starts one hour before (hour), at midnight (day), on the day before (week) or on the Monday before
-    (month).
+    At the zoom level "hour", the window starts one hour before the hour of ``at``. At the other levels it
+    starts at midnight: of the same day (day), of the previous day (week) or of the last Monday (month).
     """
     local = timezone.localtime(at)
     if zoom.name == "hour":
@@ -231,7 +231,7 @@ def _folded_row(hosts: list[CalendarHostRow], window: TimelineWindow, url: str) 
 def _usage_bars(
     bookings: list[CalendarBooking], gpus: int, window: TimelineWindow, base: int, top: int
 ) -> list[dict[str, Any]]:
-    """Return the bars of each step: the mean numbers of held and of promised GPUs."""
+    """Return up to two bars per step: the mean number of held GPUs and the mean number of promised GPUs."""
     steps = max(1, round(window.span / window.zoom.step))
     held, promised = [0.0] * steps, [0.0] * steps
     for booking in bookings:

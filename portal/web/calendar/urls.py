@@ -1,4 +1,4 @@
-"""URL patterns of the calendar, reservations and approvals."""
+"""Define the URL patterns of the calendar, reservations and approvals."""
 
 from django.urls import path
 

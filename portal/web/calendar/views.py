@@ -1,4 +1,4 @@
-"""The calendar page: the bookings of GPUs by team, grouped by pool, model and host."""
+"""Render the calendar page: the bookings of GPUs by team, grouped by pool, model and host."""
 
 from __future__ import annotations
 
@@ -124,7 +124,10 @@ def _url_with(request: HttpRequest, **changes: str | None) -> str:
 
 
 def _unfolded_models(request: HttpRequest, groups: list[CalendarModelGroup]) -> set[str]:
-    """Return the unfolded models: all of a small pool, changed by ``?open=`` and ``?shut=``."""
+    """Return the keys of the unfolded models.
+
+    If there are few hosts, all models are unfolded. ``?open=`` adds models, ``?shut=`` removes models.
+    """
     small = sum(len(group.hosts) for group in groups) <= MAX_UNFOLDED_HOSTS
     opened = {group.key for group in groups} if small else set()
     return (opened | set(request.GET.getlist("open"))) - set(request.GET.getlist("shut"))

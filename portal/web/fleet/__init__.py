@@ -1,1 +1,1 @@
-"""Pages of hosts, GPUs, pools, data volumes and health rules."""
+"""Render the pages of hosts, GPUs, pools, data volumes and health rules."""

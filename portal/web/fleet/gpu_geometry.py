@@ -1,4 +1,4 @@
-"""The page on which an operator splits a GPU into other MIG instances, after seeing the effect."""
+"""Render the page on which an operator splits a GPU into other MIG instances, after seeing the effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the rules that say how hosts and GPUs react to hardware events."""
+"""Render the page of the rules that say how hosts and GPUs react to hardware events."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ class HealthRuleFilterForm(forms.Form):
     )
 
     def apply(self, also: str) -> list[HealthRule]:
-        """Return the rules that match the filters, and the rule ``also``. Invalid filters show an error."""
+        """Return the rules that match the filters, and the rule of the code ``also``.
+
+        Invalid filters show an error.
+        """
         self.is_valid()
         given = self.cleaned_data
         changed = given.get("only") == "changed"

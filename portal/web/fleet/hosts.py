@@ -1,4 +1,4 @@
-"""Pages of a host: details, adding it, and changes of its state after showing the effect."""
+"""Render the pages of a host: details, adding it, and changes of its state after showing the effect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from portal.wording.pages import fleet_pages
 from scheduler.models import Host, Pool
 from scheduler.state.states import AdminState, LeaseState
 
-DRIVER_MEMORY_MIB = 512  # the driver's share of a slice's memory; more means that a process uses it
+DRIVER_MEMORY_MIB = 512  # maximum that the driver uses of a slice; a process uses the slice if more is used
 HOST_CHANGES: dict[str, dict[str, Any]] = {
     "cordon": {
         "verb": verbs.cordon_host,
@@ -107,7 +107,7 @@ class AddHostForm(ServiceForm):
 # Not split: one dict of the page; its values share the host, its units and the viewer's permissions.
 @sign_in_required
 def host(request: HttpRequest, name: str) -> HttpResponseBase:
-    """Render hardware, GPUs with holders and readings, events, and the possible changes."""
+    """Render a host's page: its hardware, GPUs with holders and readings, events, and possible changes."""
     user, now = current_user(request), timezone.now()
     posted = request.method == "POST"
     row = (
@@ -156,7 +156,7 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
 
 
 def _idle_gpus(units: list[dict[str, Any]]) -> set[int]:
-    """Return the GPUs without any allocation; only these can be diagnosed."""
+    """Return the primary keys of the GPUs without any allocation. Only these GPUs can be diagnosed."""
     return {row["gpu"].pk for row in units} - {row["gpu"].pk for row in units if row["held"]}
 
 
@@ -218,7 +218,7 @@ def _success_message(host_row: Host, verb: str, now: datetime) -> str:
 
 
 def _closing_reasons(verb: str, row: Host) -> str:
-    """Return the reason why the host was closed, for the confirmation of its return."""
+    """Return the reason why the host was closed if ``verb`` returns it to service; otherwise empty."""
     return (
         fleet_pages.CLOSED_FOR.format(reason=row.state_reason)
         if verb == "return" and row.state_reason

@@ -1,4 +1,4 @@
-"""The fleet page: every GPU as a coloured cell."""
+"""Render the fleet page: every GPU as a coloured cell."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _cells_description(row: reads.FleetHostRow) -> str:
 
 
 def _cell_drawing(cell: reads.GpuCell, index: int, colour: str) -> dict[str, Any]:
-    """Return a cell's position, its class ``look`` and ``mark``, a sign that works without colour."""
+    """Return a cell's position, its CSS class ``look``, and ``mark``, a sign visible without colour."""
     x = index * CELL_PITCH_PIXELS
     look, mark = _cell_style(cell, colour)
     slices = []

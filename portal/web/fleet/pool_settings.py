@@ -1,4 +1,4 @@
-"""Pages of a pool's settings and of a new pool."""
+"""Render the pages of a pool's settings and of a new pool."""
 
 from __future__ import annotations
 

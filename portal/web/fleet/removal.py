@@ -1,4 +1,4 @@
-"""Pages that remove hosts and pools, and move hosts between pools, after showing the effect."""
+"""Render the pages that remove hosts and pools, and move hosts between pools, after showing the effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions on a host's GPUs and maintenance windows, and the form of a pool's repair policy."""
+"""Carry out actions on a host's GPUs and maintenance windows, and define the form of the repair policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""URL patterns of hosts, GPUs, volumes, pools, health rules and recordings."""
+"""Define the URL patterns of hosts, GPUs, volumes, pools, health rules and recordings."""
 
 from django.urls import path
 

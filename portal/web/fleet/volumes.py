@@ -1,4 +1,4 @@
-"""The page of data volumes: home folders and their sizes, shared data, and the hosts' environments."""
+"""Render the page of data volumes: home folders and their sizes, shared data, and the hosts' environments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from portal.web.page.csv_export import MAX_CSV_ROWS, csv_response
 from portal.web.page.pagination import paginate
 from scheduler.models import Storage, Volume
 
-MAX_NAMED_HOSTS = 3  # other hosts are counted and named in a tooltip
+MAX_NAMED_HOSTS = 3  # further hosts are counted, and a tooltip names them
 LOW_FREE_SHARE = 0.1  # a storage with a smaller free share shows a warning
 ISOLATION_LABELS = {"bubblewrap": "sandbox", "plain": "no sandbox"}
 # Value of `?sort=`: the column.

@@ -1,1 +1,1 @@
-"""The form that requests GPUs (notebook, job, reservation) and its preview."""
+"""Render the form that requests GPUs (notebook, job, reservation) and its preview."""

@@ -13,7 +13,8 @@ from portal.wording import equivalent_commands as same_request
 from scheduler.models import JobArray
 from scheduler.requests import WorkloadRequest, request_fields
 
-# Values that the API assumes for absent arguments; there, a job's ``preemptible`` is True.
+# Values that the API assumes for absent arguments. For a job, the API assumes that `preemptible` is True,
+# unlike the declared default.
 DEFAULTS: dict[str, Any] = {
     each.argument: each.default
     for each in request_fields(WorkloadRequest)

@@ -1,4 +1,4 @@
-"""Choices of the request form's fields, and their values for durations, sizes and workloads."""
+"""Define the choices of the request form's fields, and convert durations, sizes and workloads to values."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def length_values(length: timedelta) -> dict[str, Any]:
 
 
 def end_or_latest(start: datetime, length: timedelta) -> datetime:
-    """Return ``start + length``; on overflow, ``start`` in the year 9999, which the service rejects."""
+    """Return ``start + length``. On overflow, return a time in the year 9999, which the service rejects."""
     try:
         return start + length
     except OverflowError:

@@ -1,4 +1,4 @@
-"""The form that requests a notebook, job or reservation. It checks syntax; services check the rules."""
+"""Define the form that requests a notebook, job or reservation. It checks syntax; services check rules."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ class GpuRequestForm(ServiceForm):
         }
 
     def window_search_arguments(self) -> dict[str, Any]:
-        """Return the arguments without name and window. The start may be invalid."""
+        """Return the arguments of a search for free windows. The start in the form may be invalid."""
         pool, _, profile = self.cleaned_data["target"]
         return {
             "project": self.selected_project,

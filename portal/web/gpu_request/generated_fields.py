@@ -1,4 +1,4 @@
-"""Form fields that are generated from the declarations of a request, and their values."""
+"""Generate form fields from the declarations of a request, and convert their values."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class GpuRequestOptions:
     projects: dict[str, Project]
     reservations: dict[str, Reservation]
     currency: str
-    earlier: dict[str, Workload | JobArray]  # a new job can wait for these
+    earlier: dict[str, Workload | JobArray]  # jobs and arrays that a new job can wait for
     beside: str  # sentences about the CPU and memory of the hosts
 
     @classmethod
@@ -63,7 +63,7 @@ def dependency_label(row: Workload | JobArray) -> str:
 
 
 def _host_capacity_text(pools: Mapping[int, Pool]) -> str:
-    """Return sentences about the CPU cores and memory of each pool's hosts; one query, empty if unknown."""
+    """Return sentences about the CPU cores and memory of each pool's hosts; empty if unknown."""
     sizes = host_details.host_sizes_by_pool(pools)
     subject = "Hosts of {}" if len(pools) > 1 else "The hosts"
     return " ".join(

@@ -54,7 +54,7 @@ def initial_kind(request: HttpRequest) -> str:
 def initial_values(
     request: HttpRequest, user: User, now: datetime, kind: str, options: GpuRequestOptions
 ) -> dict[str, Any]:
-    """Return initial values: defaults, replaced by the last request, replaced by the query string."""
+    """Return the initial values. The last request overrides the defaults; the query string overrides both."""
     initial = default_values(now, options.lines)
     remembered = dict(request.session.get(LAST_REQUEST_SESSION_KEY, {}))
     if remembered:
@@ -85,7 +85,7 @@ def _values_from_workload(request: HttpRequest, user: User) -> dict[str, Any]:
 
 
 def _values_from_template(request: HttpRequest, target: str) -> dict[str, Any]:
-    """Return values of a job template. Its profile replaces the one in ``target`` (POOL|MODEL|PROFILE)."""
+    """Return a job template's values. Its profile replaces the profile in ``target`` (POOL|MODEL|PROFILE)."""
     slug = request.GET.get("template", "")
     template = (
         Template.objects.filter(slug=slug, kind=WorkloadKind.JOB).first()

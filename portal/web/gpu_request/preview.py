@@ -107,7 +107,7 @@ def _windows_from_now(form: GpuRequestForm, user: User, now: datetime) -> list[d
 
 
 def _free_now_note(form: GpuRequestForm, start: datetime | None, now: datetime) -> str:
-    """Explain why a window fits although fewer GPUs are free now; empty if enough are free."""
+    """Return a note that fewer GPUs are free now than the form requests; empty if enough GPUs are free."""
     pool, model, profile = form.cleaned_data["target"]
     asked = form.cleaned_data.get("units") or 0
     line = next(

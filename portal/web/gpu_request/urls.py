@@ -1,4 +1,4 @@
-"""URL patterns of the form that requests GPUs."""
+"""Define the URL patterns of the form that requests GPUs."""
 
 from django.urls import path
 

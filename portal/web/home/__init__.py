@@ -1,1 +1,1 @@
-"""The home page (own workloads, team, free GPUs, upcoming events) and the search."""
+"""Render the home page (own workloads, team, free GPUs, upcoming events) and the search."""

@@ -1,4 +1,4 @@
-"""URL patterns of the home page and the search."""
+"""Define the URL patterns of the home page and the search."""
 
 from django.urls import path
 

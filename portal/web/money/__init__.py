@@ -1,1 +1,1 @@
-"""Pages of utilisation, chargeback, prices and budgets."""
+"""Render the pages of utilisation, chargeback, prices and budgets."""

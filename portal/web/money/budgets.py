@@ -1,4 +1,4 @@
-"""The page of budgets and cost centres."""
+"""Render the page of budgets and cost centres."""
 
 from __future__ import annotations
 

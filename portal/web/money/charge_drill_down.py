@@ -29,7 +29,7 @@ GROUP_CHOICES = (
     ("model", "Model"),
 )
 DIMENSION_LABELS = {**dict(GROUP_CHOICES), "workload": "Workload", "bucket": "Bucket", "pool": "Pool"}
-NUMERIC_DIMENSIONS = {"team", "project", "workload", "user", "pool"}  # their keys are primary keys
+NUMERIC_DIMENSIONS = {"team", "project", "workload", "user", "pool"}  # dimensions whose keys are primary keys
 LINES_PER_PAGE = 50
 
 

@@ -1,4 +1,4 @@
-"""The page of chargeback: the charges of a month by group, with checks and budgets."""
+"""Render the page of chargeback: the charges of a month by group, with checks and budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data of one chart of the utilisation page."""
+"""Define the data of one chart of the utilisation page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on which finance closes a month."""
+"""Render the page on which finance closes a month."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of prices."""
+"""Render the page of prices."""
 
 from __future__ import annotations
 

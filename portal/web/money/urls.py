@@ -1,4 +1,4 @@
-"""URL patterns of utilisation, chargeback, prices and budgets."""
+"""Define the URL patterns of utilisation, chargeback, prices and budgets."""
 
 from django.urls import path
 

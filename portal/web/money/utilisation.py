@@ -1,4 +1,4 @@
-"""The page of utilisation: GPU-hours, users, waiting times and savings; each chart has a table and a CSV."""
+"""Render the utilisation page: charts of GPU-hours, users, waiting times and savings, with tables and CSV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The query of the utilisation page and its shared results."""
+"""Define the query of the utilisation page and its shared results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANONYMOUS_DIMENSIONS = {"model", "host", "gpu", "type", "team"}
 
 @dataclass
 class UtilisationQuery:
-    """The filters of the page. ``mine``: keys of the teams whose names the viewer may see; None: all."""
+    """The filters of the page. ``mine``: keys of teams whose names the viewer may see; None: all teams."""
 
     filters: UsageFilters
     mine: list[int] | None

@@ -1,1 +1,1 @@
-"""Code shared by all pages: access checks, the page frame, live refresh, service forms, CSV downloads."""
+"""Share code between all pages: access checks, the page frame, live refresh, service forms, CSV downloads."""

@@ -22,7 +22,7 @@ from django.utils.safestring import SafeString, mark_safe
 REFRESH_SECONDS = 10
 CSRF_TOKEN_VALUE = re.compile(
     r'(name="csrfmiddlewaretoken" value=")[^"]*'
-)  # masked differently in each response
+)  # Django masks the token differently in each response
 
 
 def render_live_page(
@@ -38,8 +38,8 @@ def render_live_page(
     """Return the page ``template`` with its live ``part``, or only the part for ``?part=live``.
 
     The page includes ``work/live.html`` where the part belongs. ``topics`` are event topics of the edge. The
-    context also gets ``now``. If ``stage`` differs from the browser's stage, the response triggers ``next-
-    stage``: the browser then reloads the parts that depend on the stage.
+    context also gets ``now``. If ``stage`` differs from the browser's stage, the response triggers the event
+    ``next-stage``. The browser then reloads the parts that depend on the stage.
     """
     full_context = {**context, "now": now}
     body = render_to_string(part, full_context, request)

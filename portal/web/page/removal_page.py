@@ -1,4 +1,4 @@
-"""The page that shows the effect of a removal or a move, and asks for its confirmation."""
+"""Render the page that shows the effect of a removal or a move, and asks for its confirmation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def confirm_removal(
 ) -> HttpResponseBase:
     """Show the effect; on POST call ``operation`` with the row and the reason, and redirect to ``to``.
 
-    ``back``: URL of the row's page, for a person who does not confirm.
+    ``back`` is the URL of the row's page. A link leads back there without a confirmation.
     """
     verb, now = REMOVAL_VERBS[effect.verb], timezone.now()
     form = RemovalReasonForm(request.POST or None)

@@ -1,4 +1,4 @@
-"""A form that calls one service and shows the service's errors at the fields."""
+"""Define a form that calls one service and shows the service's errors at the fields."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pages of teams, people, the own account, the audit trail and the organisation's settings."""
+"""Render the pages of teams, people, the user's account, the audit trail and the organisation's settings."""

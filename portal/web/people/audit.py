@@ -1,4 +1,4 @@
-"""The page of the audit trail."""
+"""Render the page of the audit trail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wizard of a new installation."""
+"""Render the wizard of a new installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the user's notifications."""
+"""Render the page of the user's notifications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the organisation's settings."""
+"""Render the page of the organisation's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of people and their roles."""
+"""Render the page of people and their roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the user's preferences."""
+"""Render the page of the user's preferences."""
 
 from __future__ import annotations
 

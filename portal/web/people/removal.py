@@ -1,4 +1,4 @@
-"""Pages that remove teams and templates after showing the effect."""
+"""Render the pages that remove teams and templates after showing the effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of the sign-in page."""
+"""Define the form of the sign-in page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of teams: the list, and one team with members, projects and quotas."""
+"""Render the pages of teams: the list, and one team with members, projects and quotas."""
 
 from __future__ import annotations
 

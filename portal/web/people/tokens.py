@@ -1,4 +1,4 @@
-"""The page of the user's API tokens."""
+"""Render the page of the user's API tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""URL patterns of teams, people, the own account, the audit trail and the organisation's settings."""
+"""Define the URL patterns of teams, people, the user's account, the audit trail and the settings."""
 
 from django.urls import path
 

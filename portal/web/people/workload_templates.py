@@ -1,4 +1,4 @@
-"""Pages of workload templates."""
+"""Render the pages of workload templates."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pages of notebooks, jobs and job arrays: lists, the queue, one workload, and explanations."""
+"""Render the pages of notebooks, jobs and job arrays: lists, the queue, one workload, and explanations."""

@@ -1,4 +1,4 @@
-"""Pages of a job array: its tasks, and cancelling all of them."""
+"""Render the pages of a job array: its tasks, and cancelling all of them."""
 
 from __future__ import annotations
 

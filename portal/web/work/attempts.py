@@ -30,7 +30,9 @@ def attempt_rows(details: WorkloadDetails, user: User) -> list[dict[str, Any]]:
 
 
 def decision_rows(workload: Workload, user: User) -> list[dict[str, Any]]:
-    """Return the decisions about a workload, newest first. ``place``: placement score, only for staff."""
+    """Return the decisions about a workload, newest first. Only users who see all teams get the placement
+    score, in ``place``.
+    """
     words = {
         "placed": "Placed",
         "evicted": "Preempted",
@@ -57,7 +59,7 @@ def decision_rows(workload: Workload, user: User) -> list[dict[str, Any]]:
 def _attempt_row(
     attempt: dict[str, Any], ending: tuple[Run, str] | None, details: WorkloadDetails, user: User
 ) -> dict[str, Any]:
-    """Return the row of one attempt. ``ending``: its ended run and outcome; None while no run has ended."""
+    """Return the row of one attempt. ``ending`` is the ended run and its outcome, or None before the end."""
     runs: list[Run] = attempt["runs"]
     first = runs[0]
     ended_run, outcome = ending or (None, "")

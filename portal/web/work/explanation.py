@@ -102,7 +102,7 @@ def _history(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
 
 
 def _waiting_time(workload: Workload, tried: list[dict[str, Any]]) -> str:
-    """Return the time from submission to the first placement, or to the end if it was never placed."""
+    """Return the time from submission to the first placement, or to the end of work that was never placed."""
     until = tried[-1]["placed_at"] if tried else workload.ended_at
     return short_duration(until - workload.submitted_at) if until else ""
 

@@ -1,4 +1,4 @@
-"""Pages of jobs: the list, and one job with its tabs."""
+"""Render the pages of jobs: the list, and one job with its tabs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of notebooks: the list, launching from a template, the start, and opening JupyterLab."""
+"""Render the pages of notebooks: the list, launching from a template, the start, and opening JupyterLab."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the queue: waiting and running workloads, with filters and reasons."""
+"""Render the page of the queue: waiting and running workloads, with filters and reasons."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _unfolded_row(workload: Workload, user: User, now: datetime) -> dict[str, An
 def _totals_text(totals: reads.QueueTotals, seen: int | None) -> str:
     """Return the totals of all teams and the number of waiting workloads that the user may see.
 
-    ``seen``: that number; None: the user sees all teams.
+    ``seen`` is the number that the user may see, or None if the user sees all teams.
     """
     if not totals.waiting:
         return work_pages.NOTHING_WAITS.format(running=totals.running)

@@ -1,4 +1,4 @@
-"""URL patterns of notebooks, jobs, job arrays and the queue."""
+"""Define the URL patterns of notebooks, jobs, job arrays and the queue."""
 
 from django.urls import path
 
