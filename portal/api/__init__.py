@@ -1,1 +1,1 @@
-"""The HTTP API of version 1. Views call services and reads; serializers check and describe the JSON."""
+"""Implement version 1 of the HTTP API. Views call services and reads; serializers check and describe JSON."""

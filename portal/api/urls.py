@@ -1,4 +1,4 @@
-"""URLs of the API, version 1. docs/api.md and the schema describe each."""
+"""Define the URLs of the API, version 1. docs/api.md and the schema describe each endpoint."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Shared by all endpoints: authentication, throttling, errors, pagination, look-up of visible rows."""
+"""Share code between all endpoints: authentication, throttling, errors, pagination, look-up of rows."""

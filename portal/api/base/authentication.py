@@ -15,7 +15,7 @@ from portal.wording.pages import api_answers
 
 
 class TokenAuthentication(BaseAuthentication):
-    """Authenticate a request by its header ``Authorization: Bearer gpp_…``."""
+    """An authentication by the header ``Authorization: Bearer gpp_…``."""
 
     keyword = "Bearer"
 
@@ -43,7 +43,7 @@ class TokenAuthentication(BaseAuthentication):
 
 
 class TokenAuthenticationScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """Describe tokens in the OpenAPI schema."""
+    """The description of API tokens in the OpenAPI schema."""
 
     target_class = "portal.api.base.authentication.TokenAuthentication"
     name = "token"

@@ -20,7 +20,7 @@ from portal.wording.pages import api_answers
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler.core.rejection import OperationRejected
 
-ALLOWED_PREFIX = "allowed: "  # begins a message to which the handler adds field and value
+ALLOWED_PREFIX = "allowed: "  # start of messages to which the handler adds the field and the value
 
 
 class ErrorSerializer(serializers.Serializer[Any]):

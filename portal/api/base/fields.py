@@ -1,4 +1,4 @@
-"""Serializer fields that several subjects share."""
+"""Define the serializer fields that several subjects share."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def visible_reservation(user: User, public_id: UUID | None) -> Reservation | Non
 
 
 def dependencies_of(user: User, given: list[dict[str, Any]]) -> list[tuple[str, Workload | JobArray]]:
-    """Return a job's dependencies: condition, and workload or array, of each. Raises Invalid."""
+    """Return a job's dependencies as pairs of a condition and a workload or array. Raises Invalid."""
     return [(each["condition"], _dependency(user, each)) for each in given]
 
 
@@ -115,7 +115,7 @@ Row = TypeVar("Row", bound=Model)
 
 
 def get_visible_or_404(rows: QuerySet[Row], **by: Any) -> Row:
-    """Return the one matching row. Raises Http404 also for a row that the user may not see."""
+    """Return the matching row. Raises Http404 if no row matches or the user may not see the row."""
     row = rows.filter(**by).first()
     if row is None:
         raise Http404

@@ -15,7 +15,7 @@ from portal.wording.pages import api_answers
 
 
 class LimitedJsonParser(JSONParser):
-    """Parse JSON up to the size limit of a form. Raises ParseError if the JSON is nested too deeply."""
+    """A parser of JSON up to the size limit of a form. It rejects JSON that is nested too deeply."""
 
     def parse(
         self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Serializers of removals and moves: the reason in the request, and the effect in the response."""
+"""Define the serializers of removals and moves: the reason in the request, and the effect in the response."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from portal.api.base.errors import ErrorsSerializer
 
 
 class ApiSchema(AutoSchema):
-    """Add the error responses of every endpoint to the schema."""
+    """A generator of an endpoint's schema that adds the error responses."""
 
     def _get_response_bodies(self, direction: str = "response") -> dict[str, Any]:
         bodies: dict[str, Any] = super()._get_response_bodies(direction=direction)  # type: ignore[no-untyped-call]

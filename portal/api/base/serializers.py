@@ -1,4 +1,4 @@
-"""Serializers that most endpoints share."""
+"""Define the serializers that most endpoints share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_PAGE_NUMBER = 100_000
 
 
 class StrictSerializer(serializers.Serializer[Any]):
-    """Reject unknown fields: a misspelt field has no effect. Errors of choice fields list the choices."""
+    """A serializer that rejects unknown fields. The errors of choice fields list the choices."""
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
         """Return the fields, with the API's own message for invalid choices."""

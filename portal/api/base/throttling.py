@@ -10,7 +10,7 @@ from rest_framework.views import APIView
 
 class _UserThrottle(SimpleRateThrottle):
     def get_cache_key(self, request: Request, view: APIView) -> str | None:
-        """Return the cache key of the counter: one per user, or per address before sign-in."""
+        """Return the cache key of the request counter of the user or, before sign-in, of the address."""
         ident = str(request.user.pk) if request.user.is_authenticated else self.get_ident(request)
         return self.cache_format % {"scope": self.scope, "ident": ident}
 
@@ -23,7 +23,7 @@ class _UserThrottle(SimpleRateThrottle):
 
 
 class ReadThrottle(_UserThrottle):
-    """Limit reads. The limit is high, so that scripts may poll."""
+    """A limit on reads. The limit is high, so that scripts may poll."""
 
     scope, rate = "api-read", "3000/min"
 
@@ -33,7 +33,7 @@ class ReadThrottle(_UserThrottle):
 
 
 class WriteThrottle(_UserThrottle):
-    """Limit writes."""
+    """A limit on writes."""
 
     scope, rate = "api-write", "600/min"
 

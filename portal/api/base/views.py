@@ -1,4 +1,4 @@
-"""Base class of the endpoints: validation of requests, context of services, responses of rows and lists."""
+"""Define the base class of the endpoints: it validates requests, and builds responses of rows and lists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from portal.models import User
 
 
 class ApiView(APIView):
-    """Base of every endpoint: authenticated by session or token, throttled, with one shape of errors."""
+    """A view of the API: authenticated by session or token, throttled, with one shape of errors."""
 
     authentication_classes = [TokenAuthentication, SessionAuthentication]
     parser_classes = [LimitedJsonParser]

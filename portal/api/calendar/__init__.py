@@ -1,1 +1,1 @@
-"""Endpoints of reservations, approvals, quotas and explanations of waits."""
+"""Implement the endpoints of reservations, approvals, quotas and explanations of waits."""

@@ -1,4 +1,4 @@
-"""Serializers of approvals and quotas."""
+"""Define the serializers of approvals and quotas."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class QuotaShape(ResponseSerializer):
 
     @extend_schema_field(serializers.FloatField(allow_null=True))
     def get_borrow_limit_gpus(self, quota: Quota) -> float | None:
-        """Return the borrowing limit in GPUs; None: no limit."""
+        """Return the borrowing limit in GPUs; None if there is no limit."""
         return gpus_of_slots(quota.borrow_limit_slots)
 
 

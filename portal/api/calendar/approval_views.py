@@ -1,4 +1,4 @@
-"""Endpoints of submissions, approvals and quotas."""
+"""Implement the endpoints of submissions, approvals and quotas."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ApproveSubmissionView(ApiView):
         responses=shapes.SubmissionShape,
     )
     def post(self, request: Request, id: UUID) -> Response:
-        """Approve a submission, unchanged or changed; it is checked again and carried out."""
+        """Approve a submission, with or without changes. It is checked again and then carried out."""
         submission = get_visible_or_404(_visible_submissions(self), public_id=id)
         given = self.validated_body(approval_serializers.ApproveWish)
         decisions.approve_submission(**self.service_context, submission=submission, **given)

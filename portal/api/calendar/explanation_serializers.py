@@ -1,4 +1,4 @@
-"""Serializers of explanations: reasons of a wait, comparisons, fair shares, alternative windows."""
+"""Define the serializers of explanations: reasons of waits, comparisons, fair shares, alternative windows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class DecisionShape(ResponseSerializer):
     sentence = serializers.SerializerMethodField()
 
     def get_sentence(self, row: Any) -> str:
-        """Return the sentence."""
+        """Return the sentence of the decision."""
         return reason_texts.decision_sentence(row.kind, row.code, row.numbers, self.context.get("user"))
 
 

@@ -1,4 +1,4 @@
-"""Endpoints that explain waits: reasons, comparisons, faster requests, alternative windows, fair shares."""
+"""Implement the endpoints that explain waits: reasons, comparisons, alternatives, windows, fair shares."""
 
 from __future__ import annotations
 

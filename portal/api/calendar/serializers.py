@@ -1,4 +1,4 @@
-"""Serializers of reservations and series."""
+"""Define the serializers of reservations and series."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ReservationShape(HardwareShape):
         return f"{reservation.project.team.slug}/{reservation.project.slug}"
 
     def get_reason(self, reservation: Reservation) -> str:
-        """Return the sentence of the reason, or an empty text."""
+        """Return the sentence of the reason; empty without a reason."""
         return (
             reason_texts.reason_sentence(reservation.reason_code, reservation.reason_numbers)
             if reservation.reason_code
@@ -60,7 +60,7 @@ class ReservationShape(HardwareShape):
         )
 
     def get_at_risk(self, reservation: Reservation) -> str:
-        """Return the sentence, or an empty text."""
+        """Return the sentence that names the risk; empty if the reservation is not at risk."""
         numbers = reservation.at_risk_numbers
         return reason_texts.reason_sentence("reservation_at_risk", numbers) if numbers else ""
 
@@ -162,7 +162,7 @@ class SeriesShape(ResponseSerializer):
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_clock_changes(self, series: Series) -> list[str]:
-        """Return the sentences in order of time."""
+        """Return one sentence per clock change, in order of time."""
         return clock_changes_of(series)
 
     def get_project(self, series: Series) -> str:
@@ -236,7 +236,7 @@ class SubmissionShape(ResponseSerializer):
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_expires_at(self, row: Submission) -> str | None:
-        """Return when it expires without a decision."""
+        """Return the time at which the submission expires without a decision."""
         expires_at = expiry_of(row)
         return None if expires_at is None else expires_at.isoformat()
 

@@ -1,4 +1,4 @@
-"""Endpoints of reservations and series."""
+"""Implement the endpoints of reservations and series."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ReservationListView(ApiView):
         responses=page_schema(shapes.ReservationShape),
     )
     def get(self, request: Request) -> Response:
-        """List the reservations that you may see: present and future ones by start, then past ones."""
+        """List the reservations that you may see, by start. Reservations that are over come last."""
         query = self.validated_query(shapes.ReservationQuery)
         rows = _visible_reservations(self)
         if query.get("state") == "open":
@@ -150,7 +150,7 @@ class SeriesListView(ApiView):
         responses={201: shapes.SeriesAnswer, 202: shapes.SeriesAnswer},
     )
     def post(self, request: Request) -> Response:
-        """Reserve the same hours on several days, all or none: 201 if confirmed, 202 for approval."""
+        """Reserve equal hours on several days, all or none: 201 if confirmed, 202 if approval is needed."""
         given = lookups.workload_arguments(self.actor, self.validated_body(shapes.SeriesWish))
         made = recurring_reservations.request_series(**self.service_context, **given)
         if isinstance(made, Series):
@@ -161,7 +161,7 @@ class SeriesListView(ApiView):
 class SeriesPreviewView(ApiView):
     @extend_schema(operation_id="series_preview", request=shapes.SeriesTry, responses=shapes.SeriesPreview)
     def post(self, request: Request) -> Response:
-        """Check every occurrence, and name the first that does not fit. Changes nothing."""
+        """Check every occurrence, and name the first occurrence that does not fit. Changes nothing."""
         given = lookups.workload_arguments(self.actor, self.validated_body(shapes.SeriesTry))
         return self.object_response(
             recurring_reservations.preview_series(**self.service_context, **given), shapes.SeriesPreview

@@ -1,1 +1,1 @@
-"""Endpoints of pools, hosts, GPUs, volumes, hardware events and recordings."""
+"""Implement the endpoints of pools, hosts, GPUs, volumes, hardware events and recordings."""

@@ -1,4 +1,4 @@
-"""Endpoints of the MIG geometry of GPUs."""
+"""Implement the endpoints of the MIG geometry of GPUs."""
 
 from __future__ import annotations
 

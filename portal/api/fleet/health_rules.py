@@ -1,4 +1,4 @@
-"""Endpoints of the rules for hardware events."""
+"""Implement the endpoints of the rules for hardware events."""
 
 from __future__ import annotations
 

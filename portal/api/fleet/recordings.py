@@ -1,4 +1,7 @@
-"""Endpoints of recordings. A recording is the engine's input, which reproduces a plan byte for byte."""
+"""Implement the endpoints of recordings.
+
+A recording is the input of one planning cycle. A replay of it produces the same plan, byte for byte.
+"""
 
 from __future__ import annotations
 

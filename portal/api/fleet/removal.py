@@ -1,4 +1,4 @@
-"""Endpoints that preview and carry out the removal of hosts and pools, and the move of a host."""
+"""Implement the endpoints that preview and carry out removals of hosts and pools, and moves of hosts."""
 
 from __future__ import annotations
 

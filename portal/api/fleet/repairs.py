@@ -1,4 +1,4 @@
-"""Endpoints of GPU health: diagnostics, repairs, repair policy, and cancelled maintenance."""
+"""Implement the endpoints of GPU health: diagnostics, repairs, repair policy, and cancelled maintenance."""
 
 from __future__ import annotations
 

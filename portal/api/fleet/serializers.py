@@ -1,4 +1,4 @@
-"""Serializers of pools, hosts and their health."""
+"""Define the serializers of pools, hosts and their health."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ class HostShape(ResponseSerializer):
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_revoked_at(self, host: Host) -> datetime | None:
-        """Return when the credential was revoked; None if the agent has joined since."""
+        """Return the time of the credential's revocation; None if the agent has joined since."""
         deed = self._revoked(host)
         return deed.at if deed else None
 
     def get_revoked_why(self, host: Host) -> str:
-        """Return the reason that the person gave."""
+        """Return the reason that the person who revoked the credential gave."""
         deed = self._revoked(host)
         return deed.why if deed else ""
 
@@ -128,7 +128,7 @@ class HostShape(ResponseSerializer):
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_gpus(self, host: Host) -> list[str]:
-        """Return the models of its GPUs, by index."""
+        """Return the models of the host's GPUs, in the order of their indexes."""
         return [
             gpu.model for gpu in sorted(host.gpus.all(), key=lambda gpu: gpu.index) if gpu.retired_at is None
         ]
@@ -215,12 +215,12 @@ class HostDetail(HostShape):
 
     @extend_schema_field(WayShape(many=True))
     def get_between_gpus(self, host: Host) -> Any:
-        """Return the interconnects."""
+        """Return the interconnects between the host's GPUs."""
         return [{"way": way, "gpus": pairs} for way, pairs in gpu_health.interconnects(self._health(host))]
 
     @extend_schema_field(OfGpusShape(many=True))
     def get_of_gpus(self, host: Host) -> Any:
-        """Return the facts; facts common to all GPUs come first."""
+        """Return facts about the topology of the GPUs. Facts that apply to all GPUs come first."""
         return [
             {"gpus": gpus, "words": words} for gpus, words in gpu_health.topology_rows(self._health(host))
         ]
@@ -385,7 +385,7 @@ class HealthRuleShape(ResponseSerializer):
 
     @extend_schema_field(RuleDoesShape(allow_null=True))
     def get_default(self, rule: HealthRule) -> dict[str, object] | None:
-        """Return the default."""
+        """Return the default of the rule; None for an added rule."""
         if rule.origin == HealthRule.Origin.ADDED:
             return None
         return dict(zip(("action", "repeats", "window_seconds", "counts"), rule.default, strict=True))

@@ -1,4 +1,4 @@
-"""Endpoints of homes with their size, and of the environments that hosts offer."""
+"""Implement the endpoints of homes with their size, and of the environments that hosts offer."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class EnvironmentShape(serializers.Serializer[Any]):
 class VolumeListView(ApiView):
     @extend_schema(operation_id="volumes_list", parameters=[PageQuery], responses=page_schema(VolumeShape))
     def get(self, request: Request) -> Response:
-        """List your homes, and those of people in teams that you lead: names and sizes, never files."""
+        """List your homes and the homes of people in teams that you lead: names and sizes, never files."""
         query = self.validated_query(PageQuery)
         rows = reads.visible_homes(self.actor)
         number, size = query["page"], query["page_size"]

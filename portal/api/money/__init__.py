@@ -1,1 +1,1 @@
-"""Endpoints of use, charges, statements, prices and budgets."""
+"""Implement the endpoints of use, charges, statements, prices and budgets."""

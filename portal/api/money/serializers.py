@@ -1,4 +1,4 @@
-"""Serializers of usage, charges, prices, budgets and statements."""
+"""Define the serializers of usage, charges, prices, budgets and statements."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ class PriceShape(ResponseSerializer):
     )
 
     def get_note(self, price: Price) -> str:
-        """Return the note, only with the cost."""
+        """Return the note for users who may see the cost; otherwise empty."""
         return price.note if policy.sees_owner_cost(self.context["user"]) else ""
 
     @extend_schema_field(serializers.DecimalField(max_digits=12, decimal_places=6, allow_null=True))
     def get_cost(self, price: Price) -> str | None:
-        """Return the cost, for finance, operators and auditors."""
+        """Return the cost for users who may see it (finance, operators and auditors); otherwise None."""
         return f"{price.cost_per_gpu_hour:.6f}" if policy.sees_owner_cost(self.context["user"]) else None
 
 

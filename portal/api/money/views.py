@@ -1,4 +1,4 @@
-"""Endpoints of use, charges, prices, budgets and statements."""
+"""Implement the endpoints of use, charges, prices, budgets and statements."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class StatementDetailView(ApiView):
 class CloseStatementView(ApiView):
     @extend_schema(operation_id="statements_close", request=Why, responses=shapes.StatementShape)
     def post(self, request: Request, month: str) -> Response:
-        """Close a past month: its checks run, and it never changes afterwards."""
+        """Close a past month, after its checks. Its charges never change afterwards."""
         given = self.validated_body(Why)
         return self.object_response(
             months.close_month(**self.service_context, month=month_or_404(month), **given),

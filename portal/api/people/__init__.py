@@ -1,1 +1,1 @@
-"""Endpoints of oneself, teams, tokens, notifications and the audit record."""
+"""Implement the endpoints of the user's account, teams, tokens, notifications and the audit record."""

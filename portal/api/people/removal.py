@@ -1,4 +1,4 @@
-"""Endpoints that preview and carry out the removal of teams and templates."""
+"""Implement the endpoints that preview and carry out the removal of teams and templates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serializers of the own account, teams, tokens, notifications, audit records and templates."""
+"""Define the serializers of the user's account, teams, tokens, notifications, audit records and templates."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class NotificationShape(ResponseSerializer):
     read_at = serializers.DateTimeField(allow_null=True)
 
     def get_sentence(self, row: Notification) -> str:
-        """Return the sentence."""
+        """Return the sentence of the notification."""
         return notice_texts.notice_sentence(row.kind, row.numbers, self.context.get("user"))
 
 

@@ -1,4 +1,4 @@
-"""Endpoints of the own account, teams, tokens, notices and the audit record."""
+"""Implement the endpoints of the user's account, teams, tokens, notifications and the audit record."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TeamListView(ApiView):
 class TeamDetailView(ApiView):
     @extend_schema(operation_id="teams_read", responses=shapes.TeamShape)
     def get(self, request: Request, slug: str) -> Response:
-        """Return one team; a removed one has removed_at."""
+        """Return one team; a removed team has removed_at."""
         rows = policy.visible_teams_with_removed(self.actor)
         return self.object_response(get_visible_or_404(rows, slug=slug), shapes.TeamShape)
 

@@ -1,1 +1,1 @@
-"""Endpoints of notebooks, jobs, arrays and the queue."""
+"""Implement the endpoints of notebooks, jobs, arrays and the queue."""

@@ -1,4 +1,4 @@
-"""Serializers of job arrays."""
+"""Define the serializers of job arrays."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SubmittedArray(ArrayShape):
     )
 
     def get_warning(self, array: JobArray) -> str:
-        """Return the sentence."""
+        """Return the warning that the array cannot start; empty without a warning."""
         first = array.tasks.select_related("pool", "project__team", "owner", "reservation").order_by("pk")[0]
         return impossible_starts.submission_warning(first, self.context["user"], self.context["now"])
 

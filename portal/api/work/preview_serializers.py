@@ -1,4 +1,4 @@
-"""Serializers of previews."""
+"""Define the serializers of previews."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PastStartsShape(ResponseSerializer):
     sentence = serializers.SerializerMethodField()
 
     def get_sentence(self, past: EstimateAccuracy) -> str:
-        """Return the sentence."""
+        """Return the sentence about the accuracy."""
         return expected_start_texts.forecast_accuracy_text(past)
 
 
@@ -94,20 +94,20 @@ class PreviewShape(ResponseSerializer):
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_from(self, answer: dict[str, Any]) -> datetime | None:
-        """Return the lower end of the range of its likely start."""
+        """Return the earliest likely start; None if no range is known."""
         return answer["likely"][0] if answer["likely"] else None
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_by(self, answer: dict[str, Any]) -> datetime | None:
-        """Return the upper end of the range of its likely start."""
+        """Return the latest likely start; None if no range is known."""
         return answer["likely"][1] if answer["likely"] else None
 
     def get_never_starts(self, answer: dict[str, Any]) -> bool:
-        """Return True if it could never start."""
+        """Return True if the requested workload could never start."""
         return answer["never"] is not None
 
     def get_may_be_granted(self, answer: dict[str, Any]) -> bool:
-        """Return True if a larger quota would let it start. It may then be queued."""
+        """Return True if the workload could start with a larger quota. It may then be queued."""
         return answer["never"] is not None and answer["never"].may_be_granted
 
     @extend_schema_field(AnotherWay(many=True))

@@ -1,4 +1,4 @@
-"""Serializers of requests: bodies and queries that launch, change and list workloads."""
+"""Define the serializers of requests: bodies and queries that launch, change and list workloads."""
 
 from __future__ import annotations
 
@@ -66,9 +66,10 @@ def _request_field(declared: RequestField, required: bool) -> serializers.Field[
 
 
 class _GeneratedFields(serializers.Serializer[Any]):
-    """Generate the fields of a request of ``kind``. A subclass may add fields, or replace generated fields.
+    """A serializer with the generated fields of a request of ``kind``. A subclass may add or replace fields.
 
-    ``optional``: if not empty, generate only these fields and require none. ``without``: fields to leave out.
+    If ``optional`` is not empty, only the fields in it are generated, and no field is required. Fields in
+    ``without`` are left out.
     """
 
     kind: ClassVar[str] = ""
@@ -133,7 +134,7 @@ class JobWish(RequestSerializer):
     environment = serializers.DictField(
         child=serializers.CharField(max_length=4096, allow_blank=True), required=False
     )
-    after = AfterWish(  # type: ignore[call-arg]  # with many=True the arguments are those of a list, which stubs do not know
+    after = AfterWish(  # type: ignore[call-arg]  # many=True adds arguments that the stubs do not know
         many=True,
         required=False,
         max_length=MAX_DEPENDENCIES,

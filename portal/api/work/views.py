@@ -1,4 +1,4 @@
-"""Endpoints of notebooks, jobs and the queue."""
+"""Implement the endpoints of notebooks, jobs and the queue."""
 
 from __future__ import annotations
 

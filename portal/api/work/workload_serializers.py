@@ -1,4 +1,4 @@
-"""Serializers of workloads and their runs."""
+"""Define the serializers of workloads and their runs."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class WorkloadShape(HardwareShape):
 
     @extend_schema_field(serializers.ChoiceField(choices=list(PRIORITY_NAMES)))
     def get_priority(self, workload: Workload) -> str:
-        """Return the name."""
+        """Return the name of the priority."""
         return next(name for name, number in PRIORITY_NAMES.items() if int(number) == workload.priority)
 
     def get_reason(self, workload: Workload) -> str:
-        """Return the sentence."""
+        """Return the sentence of the present reason."""
         context = cast(dict[str, Any], self.context)  # this response's own context
         if "stops" not in context:
             rows = self.instance if self.parent is None else self.parent.instance
@@ -81,13 +81,13 @@ class WorkloadShape(HardwareShape):
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_from(self, workload: Workload) -> datetime | None:
-        """Return the lower end of the range of its likely start."""
+        """Return the earliest likely start; None if no range is known."""
         likely = self._likely(workload)
         return likely[0] if likely else None
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_by(self, workload: Workload) -> datetime | None:
-        """Return the upper end of the range of its likely start."""
+        """Return the latest likely start; None if no range is known."""
         likely = self._likely(workload)
         return likely[1] if likely else None
 
@@ -111,7 +111,7 @@ class WorkloadShape(HardwareShape):
         return records.likely(workload)
 
     def get_borrowed_gpus(self, workload: Workload) -> float:
-        """Return the GPUs held above the guarantee; ended work holds none."""
+        """Return the number of GPUs held above the guarantee; 0 for ended work."""
         return gpus_of_slots(0 if workload.state == WorkloadState.ENDED else workload.borrowed_slots) or 0.0
 
 
@@ -150,12 +150,12 @@ class RunShape(ResponseSerializer):
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_gpus(self, run: Any) -> list[str]:
-        """Return the UUIDs."""
+        """Return the UUIDs of the run's units."""
         return sorted(allocation.unit.uuid for allocation in run.allocations.all())
 
     @extend_schema_field(HeldShape(many=True))
     def get_units(self, run: Any) -> list[dict[str, Any]]:
-        """Return the units by index."""
+        """Return the run's units in the order of their GPUs' indexes."""
         held = sorted(
             (each.unit for each in run.allocations.all()), key=lambda unit: (unit.gpu.index, unit.uuid)
         )
@@ -211,7 +211,7 @@ class Submitted(WorkloadShape):
     )
 
     def get_warning(self, workload: Workload) -> str:
-        """Return the sentence."""
+        """Return the warning that the workload cannot start; empty without a warning."""
         return impossible_starts.submission_warning(workload, self.context["user"], self.context["now"])
 
 
