@@ -1,3 +1,3 @@
-"""Command line and Python client of gpupool. It needs only click and rich, and not the server."""
+"""Implement the command line and the Python client of gpupool. They need no package of the server."""
 
 VERSION = "0.1.0"

@@ -1,4 +1,4 @@
-"""Starts the command line as ``python -m cli`` or as the ``gpupool`` command."""
+"""Start the command line as ``python -m cli`` or as the ``gpupool`` command."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Json = Any
 
 
 class ApiObject(dict[str, Any]):
-    """A JSON object of an answer. A missing key raises CliError, because an older portal does not send it."""
+    """A JSON object of an answer. A missing key raises CliError: an older portal may not send all keys."""
 
     def __missing__(self, name: str) -> Any:
         raise CliError(
@@ -31,10 +31,10 @@ class ApiObject(dict[str, Any]):
 
 
 class NoRedirectHandler(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect, which would send the token to another server."""
+    """A handler that follows no redirect, because a redirect could send the token to another server."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        """Return None: do not follow."""
+        """Return None, so that urllib does not follow the redirect."""
         return
 
 
@@ -47,16 +47,16 @@ class ApiClient:
         self._opener = urllib.request.build_opener(NoRedirectHandler)
 
     def get(self, path: str, **query: Any) -> Json:
-        """Send GET. Query values that are None are left out."""
+        """Send a GET request and return the answer. Query values that are None are left out."""
         parameters = {name: _query_value(value) for name, value in query.items() if value is not None}
         return self._call("GET", f"{path}?{urllib.parse.urlencode(parameters)}" if parameters else path)
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Json:
-        """Send POST."""
+        """Send a POST request and return the answer."""
         return self._call("POST", path, body or {})
 
     def put(self, path: str, body: Mapping[str, Any]) -> Json:
-        """Send PUT."""
+        """Send a PUT request and return the answer."""
         return self._call("PUT", path, body)
 
     def pages(self, path: str, most: int = 1000, **query: Any) -> Iterator[Json]:

@@ -1,4 +1,4 @@
-"""Keeps the portal's address and the token in a file that only its owner can read.
+"""Keep the portal's address and the token in a file that only its owner can read.
 
 ``GPUPOOL_URL`` and ``GPUPOOL_TOKEN`` in the environment take precedence over the file.
 """

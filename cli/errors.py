@@ -1,4 +1,4 @@
-"""Defines the exit codes and the exception that carries one."""
+"""Define the exit codes and the exception that carries one."""
 
 from __future__ import annotations
 

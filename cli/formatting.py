@@ -1,4 +1,4 @@
-"""Formats durations, times, sizes and GPU counts for people."""
+"""Format durations, times, sizes and GPU counts for people."""
 
 from __future__ import annotations
 

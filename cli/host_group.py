@@ -1,4 +1,4 @@
-"""Defines the ``gpupool host`` group and the parts that its command modules share."""
+"""Define the ``gpupool host`` group and the parts that its command modules share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds an object by its id, the start of its id, or its name."""
+"""Find an object by its id, the start of its id, or its name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ OPEN_STATES = ("queued", "placed", "starting", "running", "notice", "stopping")
 
 
 def find_workload(session: CliSession, id_: str) -> Any:
-    """Return a notebook or job. Raises CliError; for an array, the message has the command for its tasks."""
+    """Return a notebook or job. Raises CliError.
+
+    If the id belongs to an array, the error message has the command that lists the tasks.
+    """
     try:
         return find_by_id_or_name(session.client, id_, "workloads/", "notebook or job")
     except CliError as problem:

@@ -1,4 +1,4 @@
-"""Runs the command line and turns errors into exit codes."""
+"""Run the command line and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMMAND_MODULES = (
     health_rules,
     removal,
     account,
-)  # imported because each adds its commands to ``cli``
+)  # imported because each module adds its commands to ``cli``
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -62,7 +62,8 @@ def run(arguments: list[str] | None = None) -> int:
         _print_error(problem.format_message())
         return problem.exit_code
     except BrokenPipeError:
-        # The reader of our output has ended (| head). Without this, Python would report it at exit.
+        # The program that reads the output has ended, such as head. Discard the remaining output: Python
+        # would report another broken pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except UnicodeError:

@@ -1,4 +1,4 @@
-"""Prints tables and lines for people, or JSON for programs."""
+"""Print tables and lines for people, or JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 PIPE_WIDTH = 240  # columns, so that output to a pipe is not truncated
 
-UNWRAPPED_COLUMNS = ("rule", "action", "is")  # people copy their values, so these are never wrapped
+UNWRAPPED_COLUMNS = ("rule", "action", "is")  # never wrapped, because people copy their values
 RIGHT_ALIGNED_COLUMNS = ("GPUs", "free", "free in slices", "held", "in all", "hours")
 
 

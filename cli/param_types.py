@@ -1,4 +1,4 @@
-"""Defines the click types that parse durations, cores, memory, compute capabilities and times."""
+"""Define the click types that parse durations, cores, memory, compute capabilities and times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the options of requests for GPUs from the schema of a request, and builds the body from them."""
+"""Define the options of requests for GPUs from the schema of a request, and builds the body from them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def request_options(kind: str) -> Callable[[CommandFunction], CommandFunction]:
 
 
 def _option(name: str, declared: dict[str, Any]) -> Callable[[CommandFunction], CommandFunction]:
-    """Return the click option of a property of the schema. Its value is None or () if it is not given."""
+    """Return the click option of a property of the schema. The value of an absent option is None or ()."""
     option, text = declared.get("x-option") or f"--{name.replace('_', '-')}", declared["description"]
     if name in FOUND_IF_ONLY_ONE:
         text = f"{text} May be omitted if there is only one."
@@ -67,7 +67,10 @@ def _option(name: str, declared: dict[str, Any]) -> Callable[[CommandFunction], 
 
 
 def request_body(session: CliSession, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the request body of the options. Defaults: the user's only project, and the only pool."""
+    """Return the request body that the options describe.
+
+    Without a project or a pool in the options, the user's only project and the only pool are used.
+    """
     body: dict[str, Any] = {
         name: parse_pairs(value) if SCHEMA.get(name, {}).get("type") == "object" else value
         for name, value in options.items()

@@ -1,4 +1,4 @@
-"""Defines the root command group, the session passed to every command, and ``--json``."""
+"""Define the root command group, the session passed to every command, and ``--json``."""
 
 from __future__ import annotations
 

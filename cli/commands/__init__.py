@@ -1,1 +1,1 @@
-"""The commands, one module per subject. They never import each other."""
+"""Define the commands, one module per subject. These modules never import each other."""

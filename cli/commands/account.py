@@ -1,4 +1,4 @@
-"""Commands to sign in and out."""
+"""Define the commands to sign in and out."""
 
 from __future__ import annotations
 

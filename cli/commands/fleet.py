@@ -1,4 +1,4 @@
-"""Commands about all hosts together: status, hosts, isolation, homes and usage."""
+"""Define the commands about all hosts together: status, hosts, isolation, homes and usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands about GPUs of a host: diagnostics, MIG geometry, taking out, returning, repair policy."""
+"""Define the commands about the GPUs of a host: diagnostics, MIG geometry, removal, return, repair policy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def diagnostics(session: CliSession, name: str, gpu: int | None) -> None:
 
 
 def _diagnostic_rows(row: dict[str, Any], now: datetime) -> list[tuple[Any, ...]]:
-    """Return one table row per check; the first one has the result of the whole diagnostic."""
+    """Return one table row per check. The first row also has the result of the whole diagnostic."""
     tool = f"{row['tool']}{' (simulated)' if row['simulated'] and row['tool'] != 'simulated' else ''}"
     head = (
         row["gpu"],

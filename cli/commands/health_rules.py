@@ -1,4 +1,4 @@
-"""Commands about health rules: the actions on hardware events, and how operators change them."""
+"""Define the commands about health rules: the actions on hardware events, and how operators change them."""
 
 from __future__ import annotations
 

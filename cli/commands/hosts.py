@@ -1,4 +1,4 @@
-"""Commands about one host: its state and health, joining, and actions of operators."""
+"""Define the commands about one host: its state and health, joining, and actions of operators."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def join(session: CliSession, name: str, pool: str | None, labels: tuple[str, ..
 def _print_join_command(
     name: str, pool: str | None, known: dict[str, Any] | None, made: dict[str, Any]
 ) -> None:
-    """Print the command to run on the machine. ``known``: the host before this command; None if it is new."""
+    """Print the command to run on the machine. ``known`` is the host, or None if this command created it."""
     state = (
         f"{name} is in the pool {pool}." if known is None else f"Unused tokens of {name} are no longer valid."
     )
@@ -336,7 +336,7 @@ def _post_host_verb(session: CliSession, name: str, verb: str, why: str, preview
     row = session.client.post(host_path(name, VERB_PATHS.get(verb, verb)), {"why": why})
     if session.json:
         return output.print_json(row)
-    # An older portal sends no sentence as "said".
+    # An older portal does not send "said".
     output.print_line(
         row.get("said") or f"{row['name']} is {row['admin_state'].replace('_', ' ')}, {row['repair_state']}."
     )

@@ -1,4 +1,4 @@
-"""Commands that run jobs and arrays, list them and read their logs."""
+"""Define the commands that run jobs and arrays, list them and read their logs."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def list_jobs(session: CliSession, everything: bool, array: str | None) -> None:
 
 
 def _follow_log(session: CliSession, id_: str, attempt: int | None, rank: int = 0) -> None:
-    """Print new output over all attempts until the job has ended. Raises CliError if it did not finish."""
+    """Print the new output of all attempts until the job ends. Raises CliError unless it finished."""
     offset, shown_attempt, at_its_end = 0, attempt, False
     while True:
         now = session.client.get(f"workloads/{id_}/")

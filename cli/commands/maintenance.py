@@ -1,4 +1,4 @@
-"""Commands that announce and cancel maintenance windows of a host."""
+"""Define the commands that announce and cancel maintenance windows of a host."""
 
 from __future__ import annotations
 

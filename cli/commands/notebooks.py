@@ -1,4 +1,4 @@
-"""Commands that launch, open, stop and list notebooks."""
+"""Define the commands that launch, open, stop and list notebooks."""
 
 from __future__ import annotations
 

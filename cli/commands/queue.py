@@ -1,4 +1,4 @@
-"""Commands about the queue: its order, the fair shares, and why a workload waits."""
+"""Define the commands about the queue: its order, the fair shares, and why a workload waits."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _print_sooner(answer: dict[str, Any], now: datetime) -> None:
 
 
 def _hidden_ahead_text(answer: dict[str, Any]) -> str:
-    """Return how many earlier workloads are not listed: further ahead, or not visible to the user."""
+    """Return a text with the number of earlier workloads that are not listed; empty if all are listed."""
     count = answer["ahead_more"]
     if not count:
         return ""
@@ -147,7 +147,7 @@ def _hidden_ahead_text(answer: dict[str, Any]) -> str:
 
 
 def _print_comparison(session: CliSession, mine: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Print the rule that orders two workloads, and the plan without the other workload."""
+    """Print the rule that orders two workloads, and whether ``mine`` would start without ``theirs``."""
     answer = session.client.get(f"workloads/{mine['id']}/why/{theirs['id']}/")
     if session.json:
         return output.print_json(answer)

@@ -1,4 +1,4 @@
-"""Commands about quotas and approvals."""
+"""Define the commands about quotas and approvals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that remove hosts, pools, teams and templates, and move hosts between pools."""
+"""Define the commands that remove hosts, pools, teams and templates, and move hosts between pools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands about reservations: GPUs for a window, once or recurring."""
+"""Define the commands about reservations: GPUs for a window, once or recurring."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _recurring_days(
 
 
 def _end(start: str, end: str | None, length_seconds: int | None) -> str:
-    """Return the end by ``--end`` or ``--for``. Raises click.UsageError unless exactly one is given."""
+    """Return the end that ``--end`` or ``--for`` gives. Raises click.UsageError unless one is given."""
     if end is not None and length_seconds is None:
         return end
     if length_seconds is None or end is not None:

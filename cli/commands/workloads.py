@@ -1,4 +1,4 @@
-"""Commands for any workload: show, cancel and extend."""
+"""Define the commands for any workload: show, cancel and extend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cli.request_options import DURATION_TYPE, SCHEMA
 from cli.session import CliSession, cli, command
 from cli.workload_actions import cancel_workload, gpu_request_text
 
-# Requirements with a line of their own, and preferences, which are not shown.
+# Requirements that `show` prints in another form, and fields that are no requirement.
 DESCRIBED = frozenset(
     ("units", "hosts", "models", "profile", "min_memory_mib", "min_compute_capability", "nvlink")
     + ("labels_required", "cpu_milli", "memory_mib", "labels_preferred", "spread", "project", "pool", "name")
