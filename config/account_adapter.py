@@ -1,4 +1,4 @@
-"""Adapts django-allauth: operators create accounts, and changes of security settings are recorded."""
+"""Adapt django-allauth: operators create accounts, and changes of security settings are recorded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIGN_IN_FAILED_MESSAGE = "Nobody has this user name or e-mail address with this 
 
 
 class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
-    """Closes the sign-up page and records changes of passwords and second factors."""
+    """An adapter that closes the sign-up page and records changes of passwords and second factors."""
 
     error_messages = DefaultAccountAdapter.error_messages | {
         "username_password_mismatch": SIGN_IN_FAILED_MESSAGE,
@@ -43,7 +43,7 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
     def send_notification_mail(self, template_prefix: str, user: User, *args: Any, **kwargs: Any) -> None:
         """Send the mail about a security change.
 
-        allauth calls this after the change; second factors are recorded here.
+        allauth calls this method after the change, so changes of second factors are recorded here.
         """
         change = SECOND_FACTOR_CHANGES.get(template_prefix)
         if change is not None:
@@ -59,5 +59,5 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
 
 
 def email_page_disabled(request: HttpRequest) -> HttpResponse:
-    """Answer 404 in place of allauth's e-mail page, on which users could set any address without a record."""
+    """Answer 404 instead of allauth's e-mail page, which would accept any address without a record."""
     raise Http404("An operator changes e-mail addresses.")

@@ -1,4 +1,4 @@
-"""Loads the Celery application in every process that sets up Django, so that all use the same queues."""
+"""Load the Celery application in every Django process, so that all processes use the same queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the ASGI application of the web process, `config.asgi:application`."""
+"""Define the ASGI application of the web process, `config.asgi:application`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules periodic tasks on a machine whose wall clock may be set.
+"""Schedule periodic tasks on a machine whose wall clock may be set.
 
 Celery stores the last run of an entry in wall clock time. If the clock is set back by an hour, no entry would
 run for an hour. So each round compares the progress of the wall clock with CLOCK_BOOTTIME, which cannot be
@@ -32,4 +32,4 @@ class ClockJumpSafeScheduler(PersistentScheduler):  # type: ignore[misc]
             return
         for entry in self.schedule.values():
             entry.last_run_at = self.app.now()
-        self._heap = None  # it is sorted by the old times
+        self._heap = None  # the heap is sorted by the old times

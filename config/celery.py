@@ -1,8 +1,7 @@
-"""Configures Celery: queues, routes of tasks and the schedule of periodic tasks.
+"""Configure Celery: queues, routes of tasks and the schedule of periodic tasks.
 
 Tasks carry ids and nudges only; all state is in the database. Tasks are idempotent and take less than half a
-minute. The broker would start a task that runs longer than `visibility_timeout` twice, so the time limit is
-below it.
+minute. After `visibility_timeout`, the broker delivers a task again, so the time limit of tasks is shorter.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 from django.conf import settings
 from django.db.utils import InterfaceError, OperationalError
 
-TASK_TIME_LIMIT_SECONDS = 50  # then the worker process is killed and replaced
-VISIBILITY_TIMEOUT_SECONDS = 60  # then the broker delivers an unacknowledged task to another worker
+TASK_TIME_LIMIT_SECONDS = 50  # afterwards the worker process is killed and replaced
+VISIBILITY_TIMEOUT_SECONDS = 60  # afterwards the broker delivers an unacknowledged task to another worker
 
 
 class DatabaseRetryTask(Task):  # type: ignore[misc]
@@ -34,12 +33,12 @@ class DatabaseRetryTask(Task):  # type: ignore[misc]
 
 
 def _periodic(seconds: float, queue: str, **options: Any) -> dict[str, Any]:
-    """Return a schedule entry. A task expires if no worker has started it when the next is due."""
+    """Return a schedule entry. A task expires if no worker has started it when the next task is due."""
     return {"schedule": seconds, "options": {"queue": queue, "expires": max(seconds, 2.0), **options}}
 
 
 app = Celery("gpupool", task_cls=DatabaseRetryTask)
-# The default for all threads: threads of web and edge would otherwise send to an unconfigured application.
+# Without a default, the threads of web and edge would send tasks to an unconfigured application.
 app.set_default()
 app.conf.update(
     broker_url=settings.ENVIRONMENT.broker_url,

@@ -1,4 +1,4 @@
-"""Reports the health of the engine for the readiness probe."""
+"""Report the health of the engine for the readiness probe."""
 
 from __future__ import annotations
 

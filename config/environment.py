@@ -1,9 +1,9 @@
-"""Reads the settings from the environment once and checks them.
+"""Read the settings from the environment once and checks them.
 
 An invalid setting stops the start with one line.
 
-All environment variables of the product are declared here and documented in docs/operations.md. The test
-tests/architecture/test_documentation.py compares the two.
+All environment variables of the product are declared here and documented in docs/operations.md.
+tests/architecture/test_documentation.py compares the declarations with the documentation.
 """
 
 from __future__ import annotations

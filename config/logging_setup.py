@@ -1,4 +1,4 @@
-"""Configures the structured logs of every process: one line per event, as text or as JSON."""
+"""Configure the structured logs of every process: one line per event, as text or as JSON."""
 
 from __future__ import annotations
 

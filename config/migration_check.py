@@ -1,4 +1,4 @@
-"""Reject databases that are older than the oldest that can be upgraded."""
+"""Reject databases that are too old to be upgraded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from django.db.migrations.recorder import MigrationRecorder
 def check_squashed_migrations(databases: Iterable[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Return an error for each squashed migration of which the database has applied only a part.
 
-    Without this check `migrate` may leave the whole app out and report success, because the rest was deleted.
+    The other replaced migrations may have been deleted. Without this check `migrate` may then leave the whole
+    app out and report success.
     """
     loader = MigrationLoader(None)
     errors: list[CheckMessage] = []

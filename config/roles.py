@@ -1,4 +1,4 @@
-"""Grants the program's database role its privileges: it reads and writes rows, and the owner role migrates.
+"""Grant the program's database role its privileges: to read and write rows. The owner role migrates.
 
 Run `python -m config.roles APP_DATABASE_URL` after each migration, with the URL of the owner in DATABASE_URL.
 """

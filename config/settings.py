@@ -1,4 +1,4 @@
-"""Defines the Django settings. Values that differ between installations come from config.environment."""
+"""Define the Django settings. Values that differ between installations come from config.environment."""
 
 from __future__ import annotations
 

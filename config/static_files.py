@@ -1,6 +1,6 @@
-"""Serves one file of the Plotly package.
+"""Serve one file of the Plotly package.
 
-Collecting its whole folder would take half a minute for unused files.
+Collecting the whole folder of the package would take half a minute, for files that no page uses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PLOTLY_FILE_NAME = "plotly.min.js"
 
 
 class PlotlyFinder(BaseFinder):
-    """Finds `plotly/plotly.min.js` and nothing else."""
+    """A finder of `plotly/plotly.min.js` and no other file."""
 
     def __init__(self, app_names: Any = None, *args: Any, **kwargs: Any) -> None:
         # Do not import plotly: that would cost every process 100 ms.

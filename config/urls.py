@@ -1,4 +1,4 @@
-"""Defines the URLs of the web process."""
+"""Define the URLs of the web process."""
 
 from __future__ import annotations
 

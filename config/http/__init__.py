@@ -1,1 +1,1 @@
-"""ASGI and Django middleware, probes and error responses of the web process."""
+"""Define the ASGI and Django middleware, the probes and the error responses of the web process."""

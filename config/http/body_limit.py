@@ -1,4 +1,4 @@
-"""Limits the size of request bodies and the time in which a client must send them.
+"""Limit the size of request bodies and the time in which a client must send them.
 
 Django reads the whole body, a long one to the disk, before any view runs. Its own limit covers only forms,
 not the API. So this middleware wraps the whole web application.
@@ -19,7 +19,7 @@ AsgiReceive = Callable[[], Awaitable[AsgiMessage]]
 AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
 AsgiApplication = Callable[[Any, Any, Any], Awaitable[None]]
 
-# Up to this multiple of the limit is read and discarded, so that a client can still receive the answer.
+# A body up to this multiple of the limit is read and discarded, so that the client can receive the answer.
 DISCARD_LIMIT_FACTOR = 4
 CONTENT_LENGTH_MAX_DIGITS = 19  # enough for every limit; Python rejects numbers with thousands of digits
 DISCARD_SECONDS = 5.0
@@ -38,7 +38,7 @@ class _BodyTooLarge(Exception):
 
 
 class BodyLimitMiddleware:
-    """Answers 413 if a body is longer than ``most`` bytes, and 408 if it arrives too slowly.
+    """A middleware that answers 413 to a body longer than ``most`` bytes, and 408 to a body that is too slow.
 
     ``patience`` is the limit in seconds of portal.edge.runtime.slow_body_guard. All other requests reach
     ``app``.

@@ -1,4 +1,4 @@
-"""Corrects stored times after a change of the server's clock, before a request that may write."""
+"""Correct stored times after a change of the server's clock, before a request that may write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers failed requests: as a page or, for the API, as JSON; with 503 if a store is unavailable."""
+"""Answer failed requests with a page or with JSON (API), and with 503 if a store is unavailable."""
 
 from __future__ import annotations
 

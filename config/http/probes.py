@@ -1,4 +1,4 @@
-"""Defines the liveness and readiness probes of the web process."""
+"""Define the liveness and readiness probes of the web process."""
 
 from __future__ import annotations
 

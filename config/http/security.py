@@ -1,4 +1,4 @@
-"""Adds a content security policy to every response and rejects addresses with NUL characters."""
+"""Add a content security policy to every response and rejects addresses with NUL characters."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def csp_nonce(request: HttpRequest) -> dict[str, str]:
 
 
 def reject_nul_characters(get_response: GetResponse) -> GetResponse:
-    """Reject addresses with NUL characters, which PostgreSQL cannot store, once for all lookups."""
+    """Reject addresses with NUL characters, so that no view has to. PostgreSQL cannot store NUL."""
 
     def respond(request: HttpRequest) -> HttpResponseBase:
         query = request.META.get("QUERY_STRING", "")

@@ -1,4 +1,4 @@
-"""Limits the time in which a client must send the head of a request.
+"""Limit the time in which a client must send the head of a request.
 
 Without a limit, a client that sends one byte a second could hold a connection forever. Used as ``uvicorn
 --http config.http.slow_header_guard:HeaderTimeoutProtocol``. ``config.http.body_limit`` limits bodies.
@@ -15,7 +15,7 @@ HEADER_TIMEOUT_SECONDS = 20.0
 
 
 class HeaderTimeoutProtocol(HttpToolsProtocol):  # type: ignore[misc]
-    """Closes a connection whose request head is incomplete ``seconds`` after its beginning."""
+    """An HTTP protocol that closes a connection whose request head is incomplete after ``seconds``."""
 
     seconds = HEADER_TIMEOUT_SECONDS
     deadline: asyncio.TimerHandle | None = None

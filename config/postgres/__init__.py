@@ -1,1 +1,1 @@
-"""Django's PostgreSQL backend with a connection pool that reconnects quickly."""
+"""Extend Django's PostgreSQL backend with a connection pool that reconnects quickly."""

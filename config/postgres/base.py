@@ -1,4 +1,4 @@
-"""Defines the database backend for ``ENGINE = "config.postgres"``."""
+"""Define the database backend for ``ENGINE = "config.postgres"``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from django.db.backends.postgresql import base
 
 from config.postgres.pool import FastReconnectPool
 
-# Pools of the parent process after a fork. They are kept here so that this process does not close their
-# connections.
+# Pools that this process inherited at a fork. This list keeps them alive: their garbage collection would
+# close connections of the parent process.
 pools_of_parent_process: list[FastReconnectPool] = []
 
 
@@ -27,7 +27,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
     @property
     def pool(self) -> FastReconnectPool | None:
-        """The pool of this process for this database; None for the connection without a database."""
+        """Return this process's pool for this database; None for the connection without a database."""
         options: dict[str, Any] | None = self.settings_dict.get("POOL")
         if self.alias == NO_DB_ALIAS or not options:
             return None
@@ -37,7 +37,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
             pools_of_parent_process.append(pools.pop(self.alias))
         if self.alias not in pools:
             kwargs = {**self.get_connection_params(), "autocommit": True}
-            # Two threads may each create a pool: the first one is used, and neither is open yet.
+            # Two threads may each create a pool. The first pool is used, and neither pool is open yet.
             pools.setdefault(
                 self.alias,
                 FastReconnectPool(kwargs=kwargs, open=False, configure=self._configure_connection, **options),

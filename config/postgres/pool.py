@@ -1,8 +1,9 @@
-"""Keeps a pool of database connections that reconnects quickly after the database was unavailable.
+"""Keep a pool of database connections that reconnects quickly after the database was unavailable.
 
 psycopg's pool waits 1, 2, 4 ... seconds between attempts to connect, and between two broken connections.
-After a restart of half a second, the database would be unavailable for 3 s; after five minutes, for another
-five minutes. An attempt is cheap, so this pool retries at a short, constant interval.
+After a restart that takes half a second, the database would be unavailable for 3 s. After an outage of five
+minutes, it could be unavailable for another five minutes. An attempt is cheap, so this pool retries at a
+short, constant interval.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ class FastReconnectPool(ConnectionPool[psycopg.Connection[Any]]):
 
 
 def _has_unread_data(connection: psycopg.Connection[Any]) -> bool:
-    """Return True if data, or the end of the connection, arrived while it was idle.
+    """Return True if data or the end of the connection arrived while the connection was idle.
 
     A server that closes a connection sends a message or closes the socket. If the server has vanished, the
     kernel closes the socket, because TCP keepalives are enabled. So an idle connection without data needs no
-    check, which would cost as much as a short statement.
+    statement as a check.
     """
     poller = select.poll()
     poller.register(connection.fileno(), select.POLLIN)
