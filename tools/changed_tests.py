@@ -1,7 +1,8 @@
 """Choose the tests that a change affects.
 
 Tests are chosen by the imports between modules. Pages, endpoints, commands and templates are used by address
-or by name, without an import; for these the tests of the folder with the same name are chosen.
+or by name, without an import. For a change of such a file, the tests of the folder with the same name are
+chosen.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _tests_by_folder(root: Path, name: str, has_importers: bool) -> Iterator[str
         folder = "/".join(parts[:length])
         tests = TESTS_OF_FOLDER.get(folder, f"tests/{folder}")
         if (root / tests).is_dir():
-            # A whole package has many tests. They are needed if no import leads to more specific ones, or if
+            # A whole package has many tests. They are needed if no import leads to more specific tests, or if
             # tests run the package as a program, which no import shows.
             if length > 1 or not has_importers or (root / parts[0] / "__main__.py").exists():
                 yield tests
@@ -123,7 +124,10 @@ def _module_of(name: str) -> str:
 
 
 def _imported_files(path: Path, modules: Mapping[str, str]) -> Iterator[str]:
-    """Yield the files of the modules, and of their packages, that a file imports, also inside functions."""
+    """Yield the files of the modules that ``path`` imports, and of their packages.
+
+    Imports inside functions count too.
+    """
     try:
         tree = ast.parse(path.read_text())
     except SyntaxError:

@@ -145,7 +145,7 @@ def _pip_settings_for_uv() -> dict[str, str]:
 
 
 def install_system_packages(packages: list[str], why: str) -> bool:
-    """Install packages with apt and print that. Return False without root, without apt, or if apt fails."""
+    """Install packages with apt, and print ``why``. Return False without root or apt, or if apt fails."""
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         return False
     say(f"  Installing {' '.join(packages)} with apt: {why}")
@@ -162,7 +162,10 @@ def _apt_succeeds(command: list[str]) -> bool:
 
 
 def ensure_test_programs() -> None:
-    """Install the system programs that tests need. On failure print them, or raise RunError if CI=true."""
+    """Install the system programs that tests need.
+
+    If the installation fails, print the missing packages. If also CI=true, raise RunError.
+    """
     missing = [name for name, programs in TEST_PROGRAMS.items() if not any(map(shutil.which, programs))]
     if not missing or install_system_packages(missing, "the sandbox and browser tests need them"):
         return
@@ -173,7 +176,7 @@ def ensure_test_programs() -> None:
 
 
 def offer_sandbox() -> None:
-    """Install bubblewrap if possible. Otherwise agents run plain processes, and their pages show that."""
+    """Install bubblewrap if possible. Without it, agents run plain processes, and host pages say so."""
     if shutil.which("bwrap"):
         return
     if not install_system_packages(["bubblewrap"], "workloads run in its sandbox"):

@@ -40,12 +40,12 @@ def _stat_fields(pid: int | str) -> list[str] | None:
 
 
 def die_with_parent() -> None:
-    """Make the kernel send SIGTERM when the parent ends, even if it is killed. Call it before exec."""
+    """Make the kernel send SIGTERM when the parent ends, even by SIGKILL. Call it before exec."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def be_interrupted_with_parent() -> None:
-    """Accept SIGINT, which the parent may ignore; get one when the parent ends. Call it before exec."""
+    """Stop ignoring SIGINT, and make the kernel send it when the parent ends. Call it before exec."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
 
@@ -75,13 +75,13 @@ def _exit_on_first_signal() -> None:
 
 
 def _ignore_end_signals() -> None:
-    # A handler, because programs that the cleanup starts would inherit SIG_IGN.
+    # Set a handler that does nothing: programs that the cleanup starts would inherit SIG_IGN.
     _handle_end_signals(lambda number, frame: None)
 
 
 def _handle_end_signals(handler: Callable[[int, types.FrameType | None], None]) -> None:
     for number in END_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, or started with & by a script
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and scripts (with &) ignore signals
             signal.signal(number, handler)
 
 
@@ -93,8 +93,8 @@ def run_interruptible(
     The command gets one SIGINT and INTERRUPT_SECONDS to clean up. It runs in its own session, because a
     terminal sends SIGINT to the whole process group: this second SIGINT would stop the cleanup.
 
-    Pass ``reaps_orphans`` within `ending_descendants`: the command may wait for the end of orphans, which are
-    children of this process there.
+    Set ``reaps_orphans`` inside `ending_descendants`. There, orphans become children of this process, and the
+    command may wait for the end of orphans.
     """
     child = subprocess.Popen(
         command, cwd=cwd, env=env, start_new_session=True, preexec_fn=be_interrupted_with_parent

@@ -21,9 +21,7 @@ from tools.site.supervisor import Service, Supervisor
 from tools.stores import Stores, embedded_stores
 
 STORE_START_SECONDS = 30
-STORE_STEADY_SECONDS = (
-    2.0  # a store that ran for this time has started well: after a kill it restarts at once
-)
+STORE_STEADY_SECONDS = 2.0  # a store that ran for this time restarts without a pause after its end
 STORE_LONGEST_PAUSE = 1.0  # a store that ended on a full disk must restart soon after space is free
 
 
@@ -125,7 +123,10 @@ class Site:
         return self._digest("static/**/*", "requirements/base.txt")
 
     def migrate(self) -> None:
-        """Migrate the schema and grant the application's role its rights, if either has changed."""
+        """Migrate the schema and grant the application's role its rights.
+
+        Does nothing if migrations, locked packages and rights have not changed since the last start.
+        """
         digest = self._digest("*/migrations/*.py", "requirements/base.txt", "config/roles.py")
         mark = self.folder / "migrated.sha256"
         if mark.exists() and mark.read_text() == digest:
@@ -218,7 +219,7 @@ class Site:
                 new.write_text(json.dumps(made))
             new.replace(place)
         if not kept and not self.history:
-            self._history_mark.touch()  # a demo that was made without a past never gets one
+            self._history_mark.touch()  # a demo that was made without a past never loads a past
         return dict(made)
 
     def _agent_folder(self, name: str) -> Path:
@@ -233,7 +234,7 @@ class Site:
             self.supervisor.add(self._service(f"agent-{name}", *command, **options))
 
     def submit_first_work(self) -> None:
-        """Submit the workloads that the first page shows, once. They need the GPUs of the hosts."""
+        """Submit the workloads that the first page shows, once. The command waits for the hosts' GPUs."""
         done = self.folder / "first-work.done"
         if not done.exists():
             with timed_step("first jobs submitted"):

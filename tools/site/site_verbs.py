@@ -77,7 +77,7 @@ def _run(site: Site) -> int:
     starting = True
 
     def end(number: int, frame: types.FrameType | None) -> None:
-        """Stop the start at once, or the supervision at its next check; ignore later signals."""
+        """Interrupt the start at once. After the start, let the supervision end. Ignore later signals."""
         if not supervisor.stopping:
             supervisor.stopping = True
             if starting:

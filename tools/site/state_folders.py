@@ -138,7 +138,7 @@ def logs_verb(arguments: list[str]) -> int:
 
 
 def _running_folder_of(state: Path | None) -> Path | None:
-    """Return ``state``, or without it the usual folder, if its site runs; None otherwise."""
+    """Return the folder of the running site: ``state`` or, without it, a usual folder. None: no site runs."""
     if state is None:
         return running_folder()
     folder = Path(os.path.abspath(state))

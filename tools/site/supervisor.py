@@ -129,7 +129,10 @@ class Service:
 
 
 class Supervisor:
-    """Starts, watches and stops the services of one state folder, and records them in services.json."""
+    """A supervisor that starts, watches and stops the services of one state folder.
+
+    It records the services in services.json.
+    """
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.url = folder, url
@@ -210,7 +213,7 @@ def end_leftovers(folder: Path) -> None:
         entry["pid"] for entry in entries if entry["pid"] and process_start(entry["pid"]) == entry["began"]
     ]
     for pid in pids:
-        # PostgreSQL takes SIGINT as a fast, orderly shutdown; the others end on it, too.
+        # On SIGINT, PostgreSQL shuts down fast and in order. The other services end on SIGINT too.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGINT)
     deadline = time.monotonic() + LEFTOVER_SECONDS
