@@ -1,1 +1,1 @@
-"""The demo organisation: its people, hosts, demand and simulated past."""
+"""Create the demo organisation: its people, hosts, demand and simulated past."""

@@ -1,4 +1,4 @@
-"""The demo organisation as a Django app: management commands only, no models."""
+"""Define the Django app of the demo organisation. It has management commands and no models."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from django.apps import AppConfig
 
 
 class DemoConfig(AppConfig):
-    """Registers the commands demo_organisation, demo_work and demo_history."""
+    """The app with the commands demo_organisation, demo_work and demo_history."""
 
     name = "demo"

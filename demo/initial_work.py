@@ -30,7 +30,7 @@ class DemoJob:
     priority: str = "normal"
 
 
-# Shows guaranteed, borrowed and waiting work, a slice, and a static pool in which one job waits for another.
+# The jobs show guaranteed, borrowed and waiting work, a slice, and a static pool with a waiting job.
 # All H100s are held: mri-pretrain uses Medical imaging's guarantee; vessel-sweep borrows four more and is
 # preempted when Protein folding requests its guarantee.
 INITIAL_JOBS = (
@@ -70,8 +70,9 @@ def all_hosts_reported() -> bool:
 
 
 def submit_initial_work(now: datetime) -> int:
-    """Submit everything once; return the number submitted. Reservations above the pool's threshold wait for
-    an operator.
+    """Submit the jobs and reservations once, and return their number.
+
+    Reservations above the pool's threshold wait for an operator.
     """
     if Workload.objects.filter(simulated=False).exists():
         return 0

@@ -1,7 +1,8 @@
-"""Commands of the demo's jobs: a small program that works in steps and declares its load to the simulated
-GPU.
+"""Build the commands of the demo's jobs.
 
-It follows docs/workload-contract.md, so that a visitor can watch it being preempted and resumed.
+Each command runs a small program that works in steps and declares its load to the simulated GPU.
+
+The program follows docs/workload-contract.md, so that a visitor can watch its preemption and resumption.
 """
 
 from __future__ import annotations

@@ -110,12 +110,12 @@ def first_of_last_month(now: datetime) -> datetime:
 def create_organisation(
     now: datetime, this_machine: Sequence[str] = (), *, with_history: bool = True
 ) -> dict[str, Any]:
-    """Create the organisation once; later calls only issue join tokens for hosts that have not joined.
+    """Create the organisation once. Later calls only issue join tokens for hosts that have not joined.
 
     ``this_machine`` lists the models of this machine's real GPUs, one entry per GPU. If there are any, this
-    machine is the first host of the shared pool, and each team is guaranteed a part of its GPUs. With
-    ``with_history`` a simulated past will be loaded, and every page shows its end. Returns ``{"sign_ins":
-    [...], "agents": [...]}``; only the call that creates the users returns their passwords.
+    machine is the first host of the shared pool, and each team is guaranteed a part of its GPUs. Set
+    ``with_history`` if a simulated past will be loaded: every page then shows the end of the past. Returns
+    ``{"sign_ins": [...], "agents": [...]}``. Only the call that creates the users returns their passwords.
     """
     sign_ins: list[dict[str, str]] = []
     if not Organisation.objects.exists():

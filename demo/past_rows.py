@@ -52,8 +52,8 @@ STARTUP_TIME = timedelta(seconds=4)  # from placement to running
 def write_past(past: SimulatedPast) -> None:
     """Write all rows of the past in one transaction.
 
-    Rows that the running site also writes come last: agents renew leases in the rows of hosts and would lose
-    their work if these were locked while thousands of rows are written.
+    Rows that the running site also writes, such as hosts, are written last. Agents renew their leases in the
+    rows of hosts, and would stop their work if these rows were locked during the whole transaction.
     """
     reservations = _write_reservations(past)
     kept = {number: course for number, course in past.courses.items() if course.attempts}
@@ -70,8 +70,9 @@ def write_past(past: SimulatedPast) -> None:
 
 
 def utilisation_by_workload(past: SimulatedPast) -> dict[int, float]:
-    """Return the mean utilisation (per cent) that rollups should show, by workload id, for the rows of
-    ``write_past``.
+    """Return the mean utilisation in per cent of each workload that ``write_past`` wrote, by workload id.
+
+    The rollups should show these values.
     """
     busy = {(piece.name, piece.at): piece.utilisation for piece in past.wanted.values()}
     rows = Workload.objects.filter(simulated=True).values_list("pk", "name", "submitted_at")
@@ -79,9 +80,7 @@ def utilisation_by_workload(past: SimulatedPast) -> dict[int, float]:
 
 
 def _backdate_hosts(past: SimulatedPast) -> None:
-    """Backdate the hosts to the start of the past, so that their time before the agents' first report is
-    accounted for.
-    """
+    """Set the creation of all hosts to the start of the past, so that charging covers the whole past."""
     Host.objects.update(created_at=past.start)
     Gpu.objects.update(created_at=past.start)
     Unit.objects.update(created_at=past.start)
@@ -269,7 +268,7 @@ def _write_decisions(kept: dict[int, SimulatedCourse], workloads: dict[int, Work
 
 
 def _write_start_estimates(kept: dict[int, SimulatedCourse], workloads: dict[int, Workload]) -> None:
-    """Write the latest announced and actual starts, as many as forecast ranges use."""
+    """Write the latest estimated and actual starts of each pool, as many as start ranges use."""
     by_pool: dict[int, list[tuple[int, SimulatedWait]]] = defaultdict(list)
     for number, course in kept.items():
         by_pool[workloads[number].pool_id] += [

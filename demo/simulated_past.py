@@ -1,4 +1,4 @@
-"""Simulate the demo's past: the real engine in simulated time over a seeded demand.
+"""Simulate the demo's past: run the real engine in simulated time on seeded random demand.
 
 The past lasts from the first of last month until the organisation was created. ``demo/past_rows.py`` writes
 it as rows that are marked as simulated. The usual code makes the charges (``demo/simulated_usage.py``,
@@ -66,8 +66,9 @@ class SimulatedAttempt:
 
 @dataclass
 class SimulatedWait:
-    """A wait of a workload: the announced start and the end of the wait. ``attempt`` is the number of earlier
-    placements.
+    """A wait of a workload: the expected start that users saw, and the end of the wait (seconds).
+
+    ``attempt`` is the number of earlier placements.
     """
 
     attempt: int
@@ -88,7 +89,7 @@ class SimulatedCourse:
 
 @dataclass(frozen=True)
 class SimulatedPast:
-    """The simulated past: demand and course by number, reservations with their units, decayed use."""
+    """The simulated past: demand and courses by workload number, reservations with units, decayed use."""
 
     start: datetime
     end: datetime
@@ -96,12 +97,12 @@ class SimulatedPast:
     courses: dict[int, SimulatedCourse]
     bookings: dict[int, model.ReservationInfo]
     bound: dict[int, tuple[int, ...]]
-    inside: dict[int, int]  # workload number -> booking number
+    inside: dict[int, int]  # workload number -> number of its reservation in `bookings`
     decayed: tuple[model.DecayedUseInfo, ...]
 
 
 def simulate_past(end: datetime) -> SimulatedPast:
-    """Run the engine from the first of last month to ``end`` over the current pools, empty at the start."""
+    """Run the engine from the first of last month to ``end`` on the current pools, initially empty."""
     start = first_of_last_month(end)
     teams = {team.slug: team for team in Team.objects.all()}
     pools = {pool.slug: pool for pool in Pool.objects.all()}
@@ -195,8 +196,9 @@ def _past_reservations(
     wanted: dict[int, DemandedWork],
     arrivals: list[WorkloadArrival],
 ) -> tuple[dict[int, model.ReservationInfo], dict[int, int]]:
-    """Return past reservations and the work inside them by number. The work is also added to ``wanted`` and
-    ``arrivals``.
+    """Return the past reservations by number, and the number of the reservation of each workload inside one.
+
+    The workloads are added to ``wanted`` and ``arrivals``.
     """
     bookings: dict[int, model.ReservationInfo] = {}
     inside: dict[int, int] = {}
@@ -251,7 +253,7 @@ def _distinct_streams(wanted: Iterable[DemandedWork]) -> list[Any]:
 
 
 class StartEstimateRecorder:
-    """Record the engine's expected starts of waiting work, with ranges from the pool's record at that time.
+    """A recorder of the engine's expected starts. It derives ranges from the pool's earlier outcomes.
 
     This mirrors the scheduler's recording of start estimates on a live site.
     """
@@ -273,7 +275,7 @@ class StartEstimateRecorder:
         course.waits.append(SimulatedWait(len(course.attempts), now, refusal.expected_start, latest))
 
     def started(self, workload: int, now: int) -> None:
-        """Record that the workload was placed; end its wait."""
+        """Record that the workload was placed, which ends its wait."""
         self.records[self.pools[workload]].started(workload, now)
         waits = self.courses[workload].waits
         if waits and waits[-1].over_at is None:

@@ -1,7 +1,7 @@
 """Write usage and charges for the simulated past.
 
-All rows are flagged as simulated. Older time gets hourly and daily rollups, the last day also raw samples.
-The usual code charges all of it. The load may be interrupted and repeated: existing rows stay.
+All rows are flagged as simulated. The whole past gets hourly and daily rollups; the last day also gets raw
+samples. The usual code charges the usage. The load may be interrupted and repeated: existing rows stay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HOUR_SECONDS = 3600
 ALLOCATIONS_PER_TRANSACTION = 500
 RAW_SAMPLE_SPAN = timedelta(days=1)
 RAW_SAMPLE_SECONDS = 30
-# The usual code rolls the last hours of raw samples up by the minute.
+# The usual code aggregates the raw samples of these last hours by minute.
 MINUTE_ROLLUP_SPAN = timedelta(hours=3)
 SAMPLE_COVERAGE = 0.992
 IDLE_POWER_W, BUSY_POWER_W = 90.0, 560.0
@@ -69,7 +69,7 @@ ON CONFLICT DO NOTHING
 
 @dataclass(frozen=True)
 class _UsageProfile:
-    """How a type of work uses its hardware. Shares are between 0 and 1."""
+    """The hardware use of one type of work. Shares are between 0 and 1."""
 
     sm: float  # SM activity per utilisation
     tensor: float  # tensor activity per SM activity
@@ -110,11 +110,11 @@ def load_simulated_usage(
     now: datetime,
     progress: ProgressCallback | None = None,
 ) -> int:
-    """Write the usage of the simulated allocations in ``[start, end)``, then charge the time from ``start``
-    to the existing charges.
+    """Write the usage of the simulated allocations in ``[start, end)``, then charge it.
 
-    ``utilisation`` is the mean per cent of busy time by workload id. ``progress`` is called with (done,
-    total, text). Returns the number of charge lines.
+    The charges cover the time from ``start`` to the first existing charges. ``utilisation`` maps workload
+    ids to their mean utilisation in per cent. ``progress`` is called with (done, total, text). Returns the
+    number of charge lines.
     """
     gpus = defer_charges(end)
     held = _simulated_holds(utilisation, start, end)
@@ -155,11 +155,10 @@ def _ignore_progress(done: int, total: int, words: str) -> None:
 
 
 def defer_charges(end: datetime) -> list[int]:
-    """Start the charges of uncharged GPUs at ``end``; ``load_simulated_usage`` charges the time before.
-    Returns all GPU ids.
+    """Start the charges of uncharged GPUs at ``end``. Returns the ids of all GPUs.
 
-    Call it before the rows of the past are written; otherwise the periodic charging may charge the past
-    without its usage.
+    ``load_simulated_usage`` charges the time before ``end``. Call this function before the rows of the past
+    are written; otherwise the periodic charging may charge the past without its usage.
     """
     gpus = list(Gpu.objects.order_by("pk").values_list("pk", flat=True))
     begin = end.replace(microsecond=0)
@@ -205,7 +204,7 @@ def _write_rollups(batch: Sequence[_SimulatedHold], end: datetime) -> None:
 
 
 def _hourly_rollups(hold: _SimulatedHold) -> Iterator[tuple[object, ...]]:
-    """Yield the hourly rollups of one allocation, from its usage profile and a seed of its own."""
+    """Yield the hourly rollups of one allocation, by the usage profile of its type and a seed from its id."""
     profile = USAGE_PROFILES.get(WorkloadType(hold.type), USAGE_PROFILES[WorkloadType.OTHER])
     first = int(hold.start.timestamp()) // HOUR_SECONDS * HOUR_SECONDS
     begin, finish = hold.start.timestamp(), hold.end.timestamp()
@@ -217,7 +216,7 @@ def _hourly_rollups(hold: _SimulatedHold) -> Iterator[tuple[object, ...]]:
     memory = int(hold.memory_mib * min(0.97, profile.memory * random.uniform(0.6, 1.15)))
     gap = (
         random.integers(0, count) if count > 30 and random.random() < 0.15 else -1
-    )  # an hour without its agent
+    )  # an hour that the agent reported only in part
     for number in range(count):
         bucket = first + number * HOUR_SECONDS
         held = min(bucket + HOUR_SECONDS, finish) - max(bucket, begin)
@@ -267,9 +266,7 @@ def _hourly_busy_shares(
 
 
 def _write_samples(held: Sequence[_SimulatedHold], start: datetime, end: datetime, now: datetime) -> None:
-    """Write raw samples of the last day; mark the last hours, so that the periodic roll-up
-    aggregates them.
-    """
+    """Write raw samples of the last day, and mark the last hours as due for the periodic roll-up."""
     units = dict(Unit.objects.values_list("pk", "gpu__host_id"))
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(
@@ -332,7 +329,7 @@ def _raw_samples(hold: _SimulatedHold, start: datetime, end: datetime) -> Iterat
 
 
 def _mark_settled(held: Sequence[_SimulatedHold], end: datetime, now: datetime) -> None:
-    """Mark allocations and state changes as settled: charging already knows all facts of the past."""
+    """Mark allocations and state changes as settled, because charging already knows all facts of the past."""
     SettledAllocation.objects.bulk_create(
         [SettledAllocation(allocation_id=hold.id, settled_at=now) for hold in held],
         ignore_conflicts=True,

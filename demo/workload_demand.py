@@ -22,9 +22,7 @@ WEEKEND_RATE = 0.35
 
 @dataclass(frozen=True)
 class DemandStream:
-    """One kind of work of one team. Runtimes are log-normal around ``median_hours``, capped at
-    ``longest_hours``.
-    """
+    """One kind of work of one team. Runtimes have a log-normal distribution, up to ``longest_hours``."""
 
     team: str
     projects: tuple[str, ...]
@@ -41,12 +39,12 @@ class DemandStream:
     kind: str = "job"
     profile: str = ""
     preemptible: bool = True
-    utilisation: float = 75.0  # mean busy per cent while it runs; its rollups vary around it
+    utilisation: float = 75.0  # mean per cent of busy time while the work runs; rollups vary around it
 
 
 @dataclass(frozen=True)
 class DemandedWork:
-    """One demanded workload, submitted at ``at``; ``runtime_seconds`` is its undisturbed runtime."""
+    """One demanded workload, submitted at ``at``; ``runtime_seconds`` is its runtime without preemption."""
 
     at: datetime
     stream: DemandStream
@@ -255,9 +253,7 @@ DEMAND_STREAMS = (
 
 
 def generate_demand(*, start: datetime, end: datetime, seed: int) -> list[DemandedWork]:
-    """Return the demand in ``[start, end)`` in order of time. The time zone of ``start`` defines the local
-    day.
-    """
+    """Return the demand in ``[start, end)`` in order of time. The zone of ``start`` defines the local day."""
     wanted = [
         piece
         for number, stream in enumerate(DEMAND_STREAMS)
