@@ -1,4 +1,4 @@
-"""Benchmarks, run by `./run bench NAME`.
+"""Provide the benchmarks that `./run bench NAME` runs.
 
 A benchmark is a module of this package that defines:
 

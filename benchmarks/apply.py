@@ -151,14 +151,14 @@ def _keep(recorder: Any, state: Any, decisions: Any, planned_at: int, now: datet
 
 
 def _cpu_seconds() -> float:
-    """Return the CPU seconds of this process, and of its database server process if that is local."""
+    """Return the CPU seconds of this process, plus those of its database server process if it is local."""
     from benchmarks.ingest import _cpu_of_connection
 
     return time.process_time() + (_cpu_of_connection() or 0.0)
 
 
 class _QueryCounter:
-    """Counts SQL queries, as an execute wrapper of the connection."""
+    """A counter of SQL queries, used as an execute wrapper of the connection."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -176,7 +176,7 @@ def _now() -> Any:
 
 
 def _part(seconds: list[float], share: float) -> float:
-    """Return a quantile of the values; the nearest higher value, except for the median."""
+    """Return the quantile ``share`` of the values: the median for 0.5, otherwise the nearest higher value."""
     if len(seconds) == 1:
         return round(seconds[0], 3)
     ordered = sorted(seconds)

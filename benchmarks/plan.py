@@ -61,7 +61,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     ``one_ask_in_queue_seconds`` is a cycle in which all other requests wait too, as if the previous plan had
     never been carried out. ``settled`` has the figures of the pool some time after the previous plan was
     carried out, which is the usual state of an engine that plans continuously: ``seconds`` is the time of a
-    new request with explanations, and ``decided_seconds`` the time without.
+    new request with explanations, and ``decided_seconds`` its time without explanations.
     """
     parser = argparse.ArgumentParser(prog="plan", description=__doc__)
     parser.add_argument("--gpus", type=_between(GPUS_PER_HOST, 100_000), default=1000)

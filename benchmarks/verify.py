@@ -74,7 +74,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def _shares(examples: int, workers: int) -> list[int]:
-    """Divide the examples as evenly as possible among the workers; a worker without examples gets no part."""
+    """Divide the examples as evenly as possible among the workers; workers without examples are omitted."""
     parts = [examples // workers + (number < examples % workers) for number in range(workers)]
     return [part for part in parts if part]
 

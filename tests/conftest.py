@@ -1,4 +1,7 @@
-"""Fixtures of all tests. The database and Valkey are real; `./run test` or `./run services` starts them."""
+"""Provide the fixtures of all tests.
+
+The database and Valkey are real; `./run test` or `./run services` starts them.
+"""
 
 from __future__ import annotations
 

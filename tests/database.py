@@ -1,4 +1,4 @@
-"""The test database: a copy of a migrated template, emptied after each test that commits.
+"""Create the test database: a copy of a migrated template, emptied after each test that commits.
 
 The template is named after a digest of the migrations. So one process migrates and the others copy its
 result. A server that is kept between runs migrates only after a migration has changed.

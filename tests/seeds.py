@@ -1,4 +1,4 @@
-"""Seeds of parametrized tests, divided between the short and the long part of the suite."""
+"""Divide the seeds of parametrized tests between the short and the long part of the suite."""
 
 from __future__ import annotations
 

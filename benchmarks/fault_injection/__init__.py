@@ -1,1 +1,1 @@
-"""Faults that `./run bench faults` injects, and the ledger that checks the invariants."""
+"""Provide the faults that `./run bench faults` injects, and the ledger that checks the invariants."""

@@ -140,7 +140,7 @@ class JobLedger:
     # -- checks -----------------------------------------------------------------------------------
 
     def violations_now(self) -> list[str]:
-        """Return violations of the invariants that hold at any time."""
+        """Return the violations of the invariants that must hold at any time."""
         return [*self._ledger_violations(), *self._row_violations()]
 
     def _ledger_violations(self) -> list[str]:

@@ -37,7 +37,7 @@ class Fault:
     seconds: float  # the longest recovery that passes
     do: Callable[[FaultContext], float]
     under_load: bool = True
-    cheap: bool = False  # part of the short form
+    cheap: bool = False  # also injected in the short form (--short)
     after: Callable[[FaultContext], None] | None = None  # called once after all rounds
 
 

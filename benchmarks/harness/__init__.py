@@ -1,1 +1,1 @@
-"""Installations, pools and clients that benchmarks start or fill with rows."""
+"""Provide the installations, pools and clients that benchmarks start or fill with rows."""

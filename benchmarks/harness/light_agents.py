@@ -364,7 +364,7 @@ def sample_reading(unit: str, at: float, run: str | None) -> SampleRow:
 
 
 def _listen(tally: AgentTally) -> None:
-    """Return at the first line that is not ``measure``; reset the counters at each ``measure``."""
+    """Read stdin until a line other than ``measure``. Reset the counters at each line ``measure``."""
     while sys.stdin.readline() == "measure\n":
         tally.errors.clear()
         tally.round_trips.clear()

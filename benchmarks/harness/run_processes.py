@@ -10,7 +10,10 @@ from pathlib import Path
 
 
 def processes_of_runs(folder: Path, run: str = "") -> dict[int, str]:
-    """Return the run of each workload process below ``folder``, by pid; with ``run``, only its processes."""
+    """Return the run of each workload process below ``folder``, by pid.
+
+    With ``run``, return only the processes of this run.
+    """
     run_by_pid: dict[int, str] = {}
     agents_folder = f"{folder}/agents/".encode()
     for entry in os.listdir("/proc"):

@@ -195,7 +195,7 @@ def _units_in_service_for(lookups: PlanLookups, reservation: ReservationInfo) ->
 
 
 def no_evictions_for_satisfied_reservations(lookups: PlanLookups) -> Iterator[str]:
-    """Report victims without whose units a reservation would still have enough units."""
+    """Report victims that are not needed: the reservation would have enough units without their units."""
     for reservation in sole_unbound_reservations(lookups):
         victims = [e.workload for e in lookups.evictions if e.for_reservation == reservation.id]
         free = [

@@ -110,7 +110,7 @@ def no_eviction_cycles(lookups: PlanLookups) -> Iterator[str]:
 
 
 def within_a_team_by_priority(lookups: PlanLookups) -> Iterator[str]:
-    """Report victims of the same team that do not have a lower priority or run inside another reservation."""
+    """Report victims of the same team whose priority is not lower, or that run inside another reservation."""
     for victim, queued, subject in _for_workloads(lookups):
         if victim.team == queued.team:
             if victim.priority >= queued.priority:
@@ -135,7 +135,7 @@ def across_teams_only_for_a_guarantee(lookups: PlanLookups) -> Iterator[str]:
 def across_teams_only_borrowed_work_is_evicted(lookups: PlanLookups) -> Iterator[str]:
     """Report teams that lose more work to other teams than they borrow. Priority does not matter.
 
-    The last victim may cross the guarantee.
+    The last victim of a team may be partly within the guarantee of the team.
     """
     lost_to_teams, lost_to_reservations = _lost_slots(lookups)
     for key, counts in sorted(lost_to_teams.items()):
@@ -249,7 +249,7 @@ class EvictionBeneficiary:
     def is_allowed(self, stopped: list[int], kind: KindTuple) -> bool:
         """Return True if quota, caps and spare capacity allow a start after these workloads have stopped.
 
-        The result True does not depend on other starts.
+        True is certain: it does not depend on the other starts of the plan.
         """
         spare = self.lookups.pools[self.queued.pool].policy.spare_slots
         may_use_spare = self.queued.priority is Priority.CRITICAL or self.queued.reservation is not None
@@ -286,9 +286,9 @@ def evictions_enable_the_start(lookups: PlanLookups) -> Iterator[str]:
 
 
 def every_eviction_is_needed(lookups: PlanLookups) -> Iterator[str]:
-    """Report victims without whose eviction the beneficiary would also fit.
+    """Report victims that are not needed: the beneficiary would fit without their eviction.
 
-    So no work is evicted while free units suffice.
+    If free units suffice, no victim is needed.
     """
     for beneficiary in _beneficiaries(lookups):
         pool = beneficiary.queued.pool
@@ -315,7 +315,7 @@ def every_eviction_is_needed(lookups: PlanLookups) -> Iterator[str]:
 def _fits_without(
     lookups: PlanLookups, beneficiary: EvictionBeneficiary, victim: int, free: list[UnitInfo]
 ) -> bool:
-    """Return True if the beneficiary fits on a kind of the victim's units without the victim's eviction."""
+    """Return True if the beneficiary fits without the victim's eviction, on a kind that the victim holds."""
     stopped = [v for v in beneficiary.victims if v != victim]
     victim_kinds = {kind_tuple(lookups.units[u]) for u in lookups.running[victim].units if u in lookups.units}
     units = {u.id: u for u in (*free, *beneficiary.freed(stopped))}

@@ -1,8 +1,8 @@
 """Check the order of turns, as far as a plan shows this order.
 
-A plan does not contain the order of turns. But suppose that a workload was refused for missing units, and
-that the units of a started workload would have served it. Then the started workload had its turn first. The
-rules exclude some of these orders.
+A plan does not contain the order of turns, but a part of the order follows from the plan. If a workload was
+refused for missing units, and the units of a started workload would have served it, then the started workload
+had its turn first. The checks report the cases in which a rule forbids this order.
 """
 
 from __future__ import annotations
@@ -95,8 +95,9 @@ def guarantees_come_before_borrowing(lookups: PlanLookups) -> Iterator[str]:
 
 
 def borrowers_share_fairly(lookups: PlanLookups) -> Iterator[str]:
-    """Report borrowers that come before a team with less decayed use by weight. Use that this plan adds is
-    included.
+    """Report borrowers that come before a team with less decayed use divided by its weight.
+
+    The use that this plan adds counts too.
     """
     for waiting, started, _ in _overtaken_pairs(lookups):
         if waiting.team == started.team or not _only_borrows(lookups, started):
@@ -119,8 +120,8 @@ def _is_guaranteed_all(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
     """Return True if the workload never gets its turn as a borrower.
 
     Every model that serves the workload must be guaranteed to its team, in addition to all other work of the
-    team. The same must be true for the team's work that may have its turn before: work that competes for a
-    model, directly or through other work.
+    team. The same must be true for the team's work that may have its turn before this workload: work that
+    competes with this workload for a model, directly or through other work.
     """
     team = [
         q for q in lookups.snapshot.queued if q.team == queued.team and q.pool == queued.pool and not q.gate
@@ -168,7 +169,7 @@ def _weight(lookups: PlanLookups, team: int) -> int:
 
 
 def _added_use(lookups: PlanLookups, queued: QueuedWorkload) -> float:
-    """Return the most use by weight that this plan can have added to the workload's team."""
+    """Return an upper bound of the use divided by weight that this plan adds to the workload's team."""
     added = 0.0
     for placement in lookups.placements:
         row = lookups.queued[placement.workload]
@@ -310,9 +311,7 @@ def _delays_by_running_work(
 
 
 def plan_rows_are_in_id_order(lookups: PlanLookups) -> Iterator[str]:
-    """Report a plan of another epoch than its snapshot's, or with rows or units that are not ordered by
-    id.
-    """
+    """Report a plan whose epoch is not its snapshot's, and rows or units that are not ordered by id."""
     plan = lookups.plan
     if plan.epoch != lookups.snapshot.epoch:
         yield f"plan of epoch {plan.epoch} for a snapshot of epoch {lookups.snapshot.epoch}"

@@ -142,7 +142,7 @@ def gates_hold(lookups: PlanLookups) -> Iterator[str]:
 
 
 def static_pools_are_their_owners(lookups: PlanLookups) -> Iterator[str]:
-    """Report work of other teams than the owner that starts in a static pool."""
+    """Report work that starts in a static pool of another team."""
     for _, queued, subject in known_placements(lookups):
         if lookups.is_static(queued.pool) and lookups.pools[queued.pool].team != queued.team:
             yield f"{subject} started in another team's static pool"

@@ -138,9 +138,7 @@ def blockers_run(lookups: PlanLookups) -> Iterator[str]:
 
 
 def reasons_are_true(lookups: PlanLookups) -> Iterator[str]:
-    """Report reasons that are not true: the hardware exists, the numbers are within the limit, or there is no
-    promise.
-    """
+    """Report reasons that are not true, for example missing hardware although the pool has this hardware."""
     cached: dict[tuple[str, int, Ask], bool] = {}
     for refusal, queued, subject in _each(lookups):
         is_reason_true = REASON_CHECKS.get(refusal.code)
@@ -401,8 +399,9 @@ def _free_units_may_be_kept_from(lookups: PlanLookups, queued: QueuedWorkload) -
 
 
 def each_workload_gets_one_answer(lookups: PlanLookups) -> Iterator[str]:
-    """Report waiting workloads without exactly one placement or refusal, and other workloads that have
-    one.
+    """Report waiting workloads that do not have exactly one placement or refusal.
+
+    Also report workloads that have a placement or refusal but do not wait.
     """
     answers = Counter(
         [p.workload for p in lookups.plan.placements] + [r.workload for r in lookups.plan.refusals]

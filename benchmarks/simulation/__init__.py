@@ -1,4 +1,4 @@
-"""Simulation of the control plane and its hosts in virtual time, for `./run bench simulate`.
+"""Simulate the control plane and its hosts in virtual time, for `./run bench simulate`.
 
 Real components: the planner, apply with its checks, periodic tasks, the server's handling of agents' frames
 (all on PostgreSQL), the agent with its runs, locks, generations and files, and the wire encoding. Simulated

@@ -1,1 +1,1 @@
-"""Replay of recorded cluster traces, and queue orders for comparison."""
+"""Replay recorded cluster traces, and provide queue orders for comparison."""

@@ -1,4 +1,4 @@
-"""Placement policies over nodes with shared GPUs: the product's rule, and Random, BestFit and FGD to compare.
+"""Provide placement policies for nodes with shared GPUs: the product's rule, Random, BestFit and FGD.
 
 FGD is from USENIX ATC'23. All policies choose among the same feasible places.
 """
@@ -85,7 +85,7 @@ class NodeChoice:
 class PlacementPolicy(ABC):
     """A policy that chooses places on nodes.
 
-    ``choose`` never changes the nodes; ``took`` reports each placement.
+    ``choose`` never changes the nodes. The caller reports each placement with ``took``.
     """
 
     def __init__(self, nodes: NodeStates, mix: DemandMix) -> None:

@@ -165,7 +165,10 @@ class _BaselineRun:
         self.queue = remaining
 
     def _reserve(self, head: TraceJob) -> tuple[int, list[int]]:
-        """Return the time at which the head fits by the limits of running jobs, and the spare GPUs then."""
+        """Return the first time at which the head job fits, and the GPUs of each node that are spare then.
+
+        Running jobs are assumed to end at their limits.
+        """
         free = list(self.nodes.free)
         at = 0
         for end, job_id in self.by_limit:

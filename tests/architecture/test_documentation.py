@@ -1,4 +1,4 @@
-"""Tests that every setting, verb of ./run, reason, state and endpoint is documented."""
+"""Test that every setting, verb of ./run, reason, state and endpoint is documented."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_setting_is_documented() -> None:
 
 
 def test_every_setting_that_the_code_reads_is_declared() -> None:
-    """An undeclared setting that is read with a default could never be set, validated or documented."""
+    """Check this because an undeclared setting could never be set, validated or documented."""
     own_setting = re.compile(r"GPUPOOL_[A-Z_]+")
     declared = {
         str(getattr(target, "id", ""))

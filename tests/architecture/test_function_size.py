@@ -1,4 +1,4 @@
-"""Tests that functions are small, and that each large function has a reason why it is not split.
+"""Test that functions are small, and that each large function has a reason why it is not split.
 
 Branches of a function: each ``if`` and ``elif``, each conditional expression, each ``for`` and ``while``,
 each ``with``, each ``except``, each operand of ``and`` or ``or`` after the first, and each ``for`` of a

@@ -1,4 +1,4 @@
-"""Tests that class names are unique and that folders have few modules."""
+"""Test that class names are unique and that folders have few modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that go-to-definition reaches every effect: no signals, no logic in save(), locks in one place."""
+"""Test that go-to-definition reaches every effect: no signals, no logic in save(), locks in one place."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_no_module_has_a_catch_all_name() -> None:
 
 
 def test_no_module_uses_asyncio_wait_for() -> None:
-    """``asyncio.wait_for`` up to Python 3.11 can lose a cancellation; ``asyncio.timeout`` does not."""
+    """Forbid it because up to Python 3.11 it can lose a cancellation, unlike ``asyncio.timeout``."""
     found = [f"{path}:{line}" for path, tree in modules(*PRODUCT) for line in _wait_for_lines(tree)]
     assert not found
 

@@ -1,4 +1,4 @@
-"""Tests that one module creates each kind of row, and that the cores have no side effects."""
+"""Test that one module creates each kind of row, and that the cores have no side effects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WRITERS = {
 }
 # One module writes the demo's simulated past as history.
 DEMO_HISTORY = "demo/past_rows.py"
-# Builds a Workload for a preview and never saves it.
+# Modules that build an instance for a preview and never save it.
 UNSAVED = {"Workload": ("scheduler/reads/previews.py",)}
 CREATING_METHODS = {"create", "bulk_create", "get_or_create", "update_or_create"}
 

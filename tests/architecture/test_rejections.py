@@ -1,4 +1,4 @@
-"""Tests that each code of a rejection has a sentence, and gets the numbers that the sentence names."""
+"""Test that each code of a rejection has a sentence, and gets the numbers that the sentence names."""
 
 from __future__ import annotations
 

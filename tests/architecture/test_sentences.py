@@ -1,4 +1,4 @@
-"""Tests that sentences for people are built in ``portal/wording`` only."""
+"""Test that sentences for people are built in ``portal/wording`` only."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def is_sentence(text: str) -> bool:
 
 
 class SentenceFinder(ast.NodeVisitor):
-    """Collect (line, text) of the sentences of a module that no exemption covers."""
+    """A collector of (line, text) of the sentences of a module that no exemption covers."""
 
     def __init__(self) -> None:
         self.found: list[tuple[int, str]] = []
@@ -136,7 +136,7 @@ def page(name: str) -> None:
 
 # Not split: each condition narrows the type of a node for the next one.
 def test_each_text_gets_the_values_that_it_names() -> None:
-    """A text with ``{name}`` is a constant of a module of ``portal/wording``; its callers call ``format``."""
+    """Check texts with ``{name}``: constants in ``portal/wording`` for which the callers call ``format``."""
     texts = {
         (PurePath(path).stem, name.id): node.value.value
         for path, tree in modules("portal/wording")

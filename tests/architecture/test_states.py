@@ -1,4 +1,4 @@
-"""Tests that every state field has a transition table and that rows change state by compare-and-swap only."""
+"""Test that every state field has a transition table and that rows change state by compare-and-swap only."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_every_state_is_initial_or_the_target_of_a_transition() -> None:
 
 
 def test_rows_change_state_by_compare_and_swap_only() -> None:
-    """An UPDATE of a state must name the old state in its filter.
+    """Check that an UPDATE of a state names the old state in its filter.
 
     Assignments to attributes are not checked.
     """

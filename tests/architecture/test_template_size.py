@@ -1,4 +1,4 @@
-"""Tests that templates have short lines and few of them."""
+"""Test that templates have few lines and no long lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that the table "Where a rule lives" names existing files and functions."""
+"""Test that the table "Where a rule lives" names existing files and functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the choice of the engine that `freeze_engine` stops."""
+"""Test the choice of the engine that `freeze_engine` stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the short form of `./run bench faults`, which kills real processes under load."""
+"""Test the short form of `./run bench faults`, which kills real processes under load."""
 
 from __future__ import annotations
 

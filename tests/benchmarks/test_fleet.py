@@ -1,4 +1,4 @@
-"""Tests of the short form of `./run bench fleet`: a complete site with lightweight and real agents."""
+"""Test the short form of `./run bench fleet`: a complete site with lightweight and real agents."""
 
 from __future__ import annotations
 

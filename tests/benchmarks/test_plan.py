@@ -1,4 +1,4 @@
-"""Tests of the plan benchmark on a small pool: it reports its timings, and its plans break no promise."""
+"""Test the plan benchmark on a small pool: it reports its timings, and its plans break no promise."""
 
 from __future__ import annotations
 

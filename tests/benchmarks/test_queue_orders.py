@@ -1,4 +1,4 @@
-"""Tests of the baseline queue orders, on small traces with results computed by hand."""
+"""Test the baseline queue orders, on small traces with results computed by hand."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_easy_backfills_only_jobs_that_end_before_the_first_job_can_start() -> N
 
 
 def test_easy_uses_limits_instead_of_runtimes() -> None:
-    """Job 3 would end in time, but its limit is longer than the remaining time of job 1."""
+    """Refuse to backfill job 3: it would end in time, but its limit exceeds the remaining time of job 1."""
     jobs = [*BLOCKED[:2], job(3, 2, 1, 4, 20, limit=99), BLOCKED[3]]
     assert simulate_starts(jobs, 2, QueueOrder.EASY, 4) == {1: 0, 2: 100, 3: 150, 4: 150}
 
 
 def test_easy_backfills_long_jobs_on_nodes_that_the_first_job_does_not_need() -> None:
-    """Job 3 starts on node 0 at 100 and does not need the two free GPUs of node 1, so job 4 uses them.
+    """Start job 4 on the two free GPUs of node 1, because job 3 starts on node 0 at 100 without them.
 
     No GPU remains for job 5, which waits.
     """
@@ -56,9 +56,9 @@ def test_easy_backfills_long_jobs_on_nodes_that_the_first_job_does_not_need() ->
 
 
 def test_easy_keeps_whole_nodes_for_a_gang() -> None:
-    """The gang needs both nodes. Four GPUs are free when job 1 ends, but only two on each node.
+    """Keep both nodes for the gang. Four GPUs are free when job 1 ends, but only two on each node.
 
-    If only GPUs were counted, job 4 would be backfilled at 3 and would delay the gang.
+    If the order counted only GPUs, job 4 would be backfilled at 3 and would delay the gang.
     """
     jobs = [
         job(1, 0, 1, 2, 100),
@@ -70,7 +70,7 @@ def test_easy_keeps_whole_nodes_for_a_gang() -> None:
 
 
 def test_a_job_is_placed_on_the_node_with_the_fewest_free_gpus() -> None:
-    """Job 3 fills the node of job 1, so that a whole node is free for job 4."""
+    """Place job 3 on the node of job 1, so that a whole node is free for job 4."""
     jobs = [job(1, 0, 1, 2, 100), job(2, 1, 1, 1, 100), job(3, 2, 1, 1, 100), job(4, 3, 1, 4, 100)]
     assert simulate_starts(jobs, 2, QueueOrder.FIFO, 4)[4] == 3
 

@@ -1,4 +1,4 @@
-"""Tests of the reclaim benchmark: a gang within its guarantee gets its units with the fewest evictions."""
+"""Test the reclaim benchmark: a gang within its guarantee gets its units with the fewest evictions."""
 
 from __future__ import annotations
 

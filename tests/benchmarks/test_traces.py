@@ -1,4 +1,4 @@
-"""Tests of the trace benchmarks on small traces, with figures computed by hand."""
+"""Test the trace benchmarks on small traces, with figures computed by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def philly_file(folder: Path, *jobs: tuple[str, int, int, str]) -> str:
 
 
 def test_helios_plans_each_cluster_alone(tmp_path: Path) -> None:
-    """In FIFO order the gang waits for job 1; job 3 waits for the gang. SJF and ours start job 3 early."""
+    """Check that in FIFO order job 3 waits for the gang, and that SJF and ours start job 3 early."""
     jobs = helios_file(
         tmp_path,
         (0, "vcvlY", 8, 1, 100),
@@ -113,7 +113,7 @@ def test_limits_are_one_to_ten_times_the_runtime_and_depend_on_the_seed() -> Non
 
 
 def test_philly_compares_the_queue_orders(tmp_path: Path) -> None:
-    """One node: a job of 4 GPUs for an hour, a job of the whole node, and a short job of one GPU."""
+    """Replay three jobs on one node: 4 GPUs for an hour, the whole node, and one GPU for a short time."""
     path = philly_file(
         tmp_path,
         ("2017-10-01 00:00:00", 3600, 4, "a"),
@@ -128,7 +128,7 @@ def test_philly_compares_the_queue_orders(tmp_path: Path) -> None:
 
 
 def test_the_replay_uses_predictions_from_finished_jobs() -> None:
-    """Five jobs of team 1 used a tenth of their limits, so a short runtime is predicted for the sixth.
+    """Predict a short runtime for the sixth job of team 1, because five jobs used a tenth of their limits.
 
     The sixth job starts before the job of team 2, which was submitted first but has no history.
     """
@@ -142,7 +142,7 @@ def test_the_replay_uses_predictions_from_finished_jobs() -> None:
 
 
 def test_eta_compares_expected_starts_with_actual_starts(tmp_path: Path) -> None:
-    """Jobs of one hour run one after another on one node, as predicted."""
+    """Run jobs of one hour one after another on one node; all run as long as predicted."""
     jobs = [(f"2017-10-01 00:00:{n:02d}", 3600, 8, "a") for n in range(6)]
     answer = eta.main(["--jobs", philly_file(tmp_path, *jobs), "--nodes", "1", "--every", "1"])
     assert answer["asked"] == 6
@@ -152,7 +152,7 @@ def test_eta_compares_expected_starts_with_actual_starts(tmp_path: Path) -> None
 
 
 def test_all_workloads_of_the_kueue_benchmark_are_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One cohort of two queues. The large workload of a queue fills the guarantee and does not wait."""
+    """Run one cohort of two queues. The large workload of a queue fills the guarantee and does not wait."""
     kinds = (
         kueue.WorkloadClass("small", 1, Priority.LOW, 100, 3, 200),
         kueue.WorkloadClass("medium", 5, Priority.NORMAL, 500, 2, 500),

@@ -1,4 +1,4 @@
-"""Fixtures and helpers for races: each thread has its own connection, so rows are committed."""
+"""Provide fixtures and helpers for races: each thread has its own connection, so rows are committed."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_two_workloads_cannot_hold_one_slot_and_only_the_constraint_prevents_it(
 def test_two_engines_with_the_same_epoch_start_nothing_twice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the fence failed, the checks under lock and the constraint would still hold."""
+    """Apply one plan twice at once. The fence accepts both, but the checks under lock start work once."""
     for _ in range(6):
         job(world, units=4)
     answer, taken = planned(world)

@@ -184,11 +184,13 @@ def test_only_the_submitters_lock_keeps_concurrent_submissions_within_the_queue_
     monkeypatch.setattr(locks, "submitters", lambda *, team, person: None)
     count_then_meet(UNGUARDED)
     race([array_of(world.vision.member)] * 2)
-    assert Workload.objects.count() == 60, "without the lock, both count the queue before either is in it"
+    assert Workload.objects.count() == 60, (
+        "without the lock, both count the queue before either has added its workloads"
+    )
 
 
 def test_a_submission_does_not_wait_for_the_locks_of_the_engine(world: World) -> None:
-    """The engine locks the pool and its workloads; a submission needs neither lock."""
+    """Submit while the engine's locks on the pool and its workloads are held."""
 
     def submit() -> Any:
         with connection.cursor() as cursor:
@@ -216,7 +218,7 @@ def test_a_submission_does_not_wait_for_the_locks_of_the_engine(world: World) ->
 def test_only_the_leader_lock_prevents_a_start_after_a_budget_gate_has_closed(
     world: World, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
-    """The gate closes after the plan was checked against the gates and before it commits."""
+    """Close the gate after the plan was checked against the gates and before the plan commits."""
     workload = queue_workload(
         kind="job",
         type="training",

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_two_hosts_may_report_a_new_storage_at_once(world: World) -> None:
-    """No statement fails: PostgreSQL would log each failure as an error, although the report is stored."""
+    """Check that no statement fails: PostgreSQL would log the failure, although the report is stored."""
     at = world.now.timestamp()
     homes = HomesSeen(storage="store1", listed_at=at, homes=[HomeSeen(name="ada", bytes=1, measured_at=at)])
     meeting, failed = Meeting(2, GUARDED), list[DatabaseError]()

@@ -51,7 +51,7 @@ def test_under_faults_no_gpu_is_held_twice_and_no_work_is_lost_or_left_over() ->
 def test_a_seed_reproduces_its_simulation_exactly() -> None:
     first, again = (
         run_simulation(2, lambda course: course.timeline.now > 40.0) for _ in range(2)
-    )  # most of its faults
+    )  # by then most faults of the seed have occurred
     assert first.story == again.story
     assert (first.digest, first.steps) == (again.digest, again.steps)
     begun = [run_simulation(seed, lambda course: course.timeline.now > 5.0).digest for seed in (2, 3)]

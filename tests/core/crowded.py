@@ -158,7 +158,7 @@ def _running_on(rng: random.Random, number: int, units: list[UnitInfo], now: int
 def _with_earlier_attempts(
     rng: random.Random, queued: QueuedWorkload, hosts: int, now: int
 ) -> QueuedWorkload:
-    """Sometimes add results of earlier attempts: a host to avoid, the storage of a checkpoint."""
+    """Add results of earlier attempts at random: a host to avoid, the storage of a checkpoint."""
     avoids = (rng.randint(1, hosts),) if rng.random() < 0.2 else ()
     homes = rng.choice((None, None, None, 1, 2))
     return replace(queued, avoids=avoids, avoids_until=now + rng.choice((0, 600)), checkpoint_storage=homes)

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for snapshots: pools, teams, quotas, workloads, reservations, maintenance.
+"""Provide Hypothesis strategies for snapshots: pools, teams, quotas, workloads, reservations, maintenance.
 
 The snapshots are consistent, as rows of the database are: no unit is held twice, guarantees fit the pool, a
 reservation's units are held only by its own work, and an earmarked unit has one owner. Everything else may
@@ -388,7 +388,10 @@ class PoolMaker:
         return [u for u in self.units if u.id not in held]
 
     def _choose_free(self, free: list[UnitInfo], profile: str) -> tuple[list[UnitInfo], list[UnitInfo]]:
-        """Return some free units of a profile and the units that are left; shares take their whole GPU."""
+        """Return some free units of a profile, and the other free units.
+
+        If shares of a GPU are chosen, its other shares are not returned as free.
+        """
         chosen = [u for u in free if u.profile == profile][: self.choose.one_of(0, 1, 2, 4)]
         shared = {u.gpu for u in chosen if u.profile == SHARE}
         return chosen, [u for u in free if u not in chosen and u.gpu not in shared]
@@ -396,7 +399,7 @@ class PoolMaker:
     # -- quotas
 
     def _quotas(self) -> list[QuotaInfo]:
-        """Return quotas at, below or above the units that a team holds of a model; some teams have none."""
+        """Return quotas below, equal to or above the units that a team holds. Some teams have no quota."""
         choose = self.choose
         size = {u.id: u for u in self.units}
         quotas = []

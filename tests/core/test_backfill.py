@@ -1,4 +1,4 @@
-"""Tests that backfilled work does not delay the expected start of a workload with held units."""
+"""Test that backfilled work does not delay the expected start of a workload with held units."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pool(**rows: tuple[object, ...]) -> Snapshot:
 
 
 def random_workload(rng: random.Random, workload: int, submitted: int) -> QueuedWorkload:
-    """Return a request of 1-4 GPUs on 1-3 hosts for 10-60 minutes, with a limit of up to three times that."""
+    """Return a request of 1-4 GPUs on 1-3 hosts for 10-60 minutes; the limit is up to three times as long."""
     ask = Ask(rng.choice((1, 1, 2, 3, 4)), rng.choice((1, 1, 1, 2, 3)))
     seconds = rng.randint(10, 60) * MINUTE
     limit = round(seconds * rng.uniform(1, 3))
@@ -68,7 +68,7 @@ def as_running(queued: QueuedWorkload, units: tuple[int, ...], now: int) -> Runn
 
 @pytest.mark.parametrize("seed", seeds(short=15, total=40))
 def test_started_work_does_not_delay_a_workload_with_held_units(seed: int) -> None:
-    """In the next plan no workload with held units has a later expected start."""
+    """Check that in the next plan no workload with held units has a later expected start."""
     rng = random.Random(seed)
     busy = plan(pool(queued=tuple(random_workload(rng, n, NOW - 5000) for n in range(1, 9))), NOW - 3000)
     asked = {q.id: q for q in (random_workload(rng, n, NOW - rng.randint(0, 4000)) for n in range(101, 121))}
@@ -92,9 +92,9 @@ def test_started_work_does_not_delay_a_workload_with_held_units(seed: int) -> No
 
 @pytest.mark.parametrize("seed", seeds(short=10, total=20))
 def test_with_correct_predictions_the_first_workload_starts_as_expected(seed: int) -> None:
-    """All work is submitted at once and runs as long as predicted.
+    """Submit all work at once; all work runs as long as predicted.
 
-    Backfilled work does not delay the first workload.
+    Backfilled work must not delay the first workload.
     """
     rng = random.Random(seed)
     asked = [random_workload(rng, n, 0) for n in range(1, 31)]
@@ -177,7 +177,7 @@ def test_an_impossible_workload_does_not_count_for_the_length_of_the_queue() -> 
 
 @pytest.mark.parametrize("ahead", [3, 90])
 def test_units_of_each_model_are_held_for_the_first_workload_that_needs_it(ahead: int) -> None:
-    """A long queue for one model must not starve the first workload that needs the other model."""
+    """Check that a long queue for one model does not starve the first workload for the other model."""
     models = {1: "H100", 2: "H100", 3: "A100"}
     snapshot = pool(running=in_use_until({h: NOW + h * 60 * MINUTE for h in models}))
     snapshot = replace(

@@ -1,4 +1,4 @@
-"""Tests of the expected starts of workloads that are too deep in the queue for the forecast.
+"""Test the expected starts of workloads that are too deep in the queue for the forecast.
 
 These starts come from the number of free units over time, not from a placement on hosts.
 """
@@ -83,7 +83,7 @@ def expected_starts(queued: list[QueuedWorkload], running: tuple[RunningWorkload
 def test_a_small_request_deep_in_the_queue_is_expected_to_start_before_the_gangs_ahead() -> None:
     gangs = [waiting(n, Ask(8, HOSTS), 24 * HOUR) for n in range(1, FORECAST_DEPTH + 1)]
     starts = expected_starts([*gangs, waiting(500, Ask(1), HOUR), waiting(501, Ask(1), 40 * HOUR)], busy(8))
-    assert starts[FORECAST_DEPTH] >= NOW + 60 * 24 * HOUR, "the last gang waiting for all the others"
+    assert starts[FORECAST_DEPTH] >= NOW + 60 * 24 * HOUR, "the last gang waits for all other gangs"
     assert starts[500] == NOW + 2 * HOUR, (
         "it starts on the first free GPU and ends before the first gang can start"
     )
@@ -148,7 +148,7 @@ def test_work_after_the_last_known_time_starts_one_after_another() -> None:
 
 
 def test_a_later_reservation_does_not_move_the_expected_starts_of_preemptible_work() -> None:
-    """A gang needs all four hosts when the last one is free. No work is evicted for it."""
+    """Queue a gang that needs all four hosts and starts when the last one is free. It evicts no work."""
     ends = {host: NOW + host * HOUR for host in range(1, HOSTS + 1)}
     running = tuple(
         RunningWorkload(

@@ -1,4 +1,4 @@
-"""Tests of eviction: the cheapest victims are chosen; freed units and CPU are kept for the beneficiary."""
+"""Test eviction: the cheapest victims are chosen; freed units and CPU are kept for the beneficiary."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_cpu_is_kept_together_with_the_units_that_victims_free() -> None:
 
 @pytest.mark.parametrize("need", range(1, 9))
 def test_the_cheapest_set_of_victims_on_one_host_is_evicted(need: int) -> None:
-    """Compare with every set of victims, which hold 1 to 3 GPUs and differ in the time since a checkpoint."""
+    """Compare with every set of workloads. They hold 1 to 3 GPUs, and their checkpoints differ in age."""
     work = [
         running(50, (100,), 50 * 60),
         running(51, (101, 102), 20 * 60),

@@ -1,6 +1,6 @@
-"""Tests that backfill does not delay the workload at the front of the queue.
+"""Test that backfill does not delay the workload at the front of the queue.
 
-If all runtimes are as predicted, it starts no later than its expected start.
+If all runtimes are as predicted, this workload starts no later than its expected start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of the expected starts of the first workloads in the queue."""
+"""Test the expected starts of the first workloads in the queue."""
 
 from __future__ import annotations
 
@@ -48,10 +48,11 @@ def waiting(number: int, team: int, seconds: int, priority: Priority) -> QueuedW
 def test_critical_work_is_expected_to_start_when_the_work_on_the_spare_units_ends(
     ahead: int,
 ) -> None:
-    """Two free GPUs are spare capacity, for critical work only.
+    """Keep two free GPUs as spare capacity, for critical work only.
 
     The normal work at the front of the queue must wait for the running work. The first critical workload
-    takes the two GPUs for ten minutes. The second one needs as many GPUs and starts when the first one ends.
+    takes the two GPUs for ten minutes. The second critical workload needs as many GPUs and starts
+    when the first one ends.
     """
     red = [waiting(number, 1, HOUR, Priority.NORMAL) for number in range(1, ahead + 1)]
     first_critical, second_critical = ahead + 1, ahead + 2

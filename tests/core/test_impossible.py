@@ -1,4 +1,4 @@
-"""Tests of impossible_reason(), which finds workloads that could not start even in an empty pool."""
+"""Test impossible_reason(), which finds workloads that could not start even in an empty pool."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def waiting(ask: Ask, *, team: int = 1, preemptible: bool = True, **more: Any) -
 
 
 def test_work_that_waits_for_other_work_or_maintenance_is_not_impossible() -> None:
-    """A closed budget and a start time in the future do not make it impossible either."""
+    """Check that a closed budget or a start time in the future does not make work impossible either."""
     gated = waiting(Ask(8, models=("H100",)), gate=ReasonCode.BUDGET_CLOSED, not_before=NOW + HOUR)
     assert impossible_reason(full_pool(), gated, NOW) is None
 

@@ -1,4 +1,4 @@
-"""Tests of MIG layouts: which sets of profiles fit on a GPU, and at which starts."""
+"""Test MIG layouts: which sets of profiles fit on a GPU, and at which starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the placement rule in the planner: the hosts and units that a request gets, and the reasons."""
+"""Test the placement rule in the planner: the hosts and units that a request gets, and the reasons."""
 
 from __future__ import annotations
 

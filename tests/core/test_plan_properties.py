@@ -1,4 +1,4 @@
-"""Tests of properties of every plan: it breaks no promise and does not depend on the order of rows."""
+"""Test properties of every plan: it breaks no promise and does not depend on the order of rows."""
 
 from __future__ import annotations
 

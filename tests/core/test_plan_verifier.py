@@ -1,4 +1,4 @@
-"""Tests of the plan verifier: it finds each planted bug in a plan, for every promise."""
+"""Test the plan verifier: it finds each planted bug in a plan, for every promise."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
 
 @pytest.mark.parametrize("name", WRONG_ANSWERS)
 def test_the_verifier_finds_a_wrong_answer(name: str) -> None:
-    """The answer is for team 2, which is guaranteed 2 of the 16 GPUs; team 1 is guaranteed 12."""
+    """Check answers for team 2, which is guaranteed 2 of the 16 GPUs; team 1 is guaranteed 12."""
     snapshot, units, answer, message = WRONG_ANSWERS[name]
     found = window_violations(snapshot, Ask(units), 2, 1, *LATER, answer, NOW)
     assert any(message in sentence for sentence in found), found

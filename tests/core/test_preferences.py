@@ -1,4 +1,4 @@
-"""Tests of preferences: they order the suitable hosts and never make a workload wait."""
+"""Test preferences: they order the suitable hosts and never make a workload wait."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Tests that the planner gives the recorded plan for each recorded snapshot.
+"""Test that the planner gives the recorded plan for each recorded snapshot.
 
 ``tests/fixtures/plans_format_1.jsonl.xz`` has one recording of format 1 in each line, with two additional
 keys: ``plan`` is the whole plan, ``source`` says how the snapshot was made. ``serialization.read_recording``
-reads the snapshot in present names. ``PRESENT_NAMES`` maps the recorded plan to present names; add to it each
-table or column of a plan that gets another name.
+reads the snapshot with the present names. ``PRESENT_NAMES`` maps the recorded plan to present names. If a
+table or column of a plan gets another name, add it there.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CHANGED_ON_PURPOSE: dict[int, str] = (
     }
 )
 
-Rows = dict[str, list[dict[str, Any]]]  # of each table: its rows, each by column
+Rows = dict[str, list[dict[str, Any]]]  # by table: its rows, each as {column: value}
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Tests of the victims chosen for a reservation: borrowed work is evicted before guaranteed work."""
+"""Test the victims chosen for a reservation: borrowed work is evicted before guaranteed work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of reservation windows: which windows fit, and which windows are proposed."""
+"""Test reservation windows: which windows fit, and which windows are proposed."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ def test_the_first_window_is_found_to_the_minute() -> None:
 
 
 def test_a_proposed_window_stays_available_for_a_while() -> None:
-    """Preemptible work blocks a window for a minute of notice and grace, counted from the time of the
-    request.
+    """Check that a proposal starts later than the first window that fits now.
 
-    The first window that fits now would not fit a second later, so the proposal starts later.
+    Preemptible work blocks a window for a minute of notice and grace, counted from the time of the request.
+    So the first window that fits now would not fit a second later.
     """
     borrower = firm(1, tuple(range(10, 18)), NOW + 99 * HOUR, preemptible=True)
     busy = pool_of(1, running=(borrower,))
@@ -129,7 +129,7 @@ def test_a_proposed_window_stays_available_for_a_while() -> None:
 
 
 def test_a_window_that_would_soon_be_too_short_is_not_proposed() -> None:
-    """The time between the eviction and the maintenance is one hour now and shorter in a minute."""
+    """Use a time between eviction and maintenance that is one hour now and shorter in a minute."""
     borrower = firm(1, tuple(range(10, 18)), NOW + 99 * HOUR, preemptible=True)
     until = NOW + 60 + HOUR
     busy = pool_of(1, running=(borrower,), maintenance=(MaintenanceInfo(1, until, NOW + 5 * HOUR),))
@@ -147,7 +147,7 @@ def test_adjacent_windows_do_not_overlap() -> None:
 
 
 def test_a_reservation_needs_its_units_per_host() -> None:
-    """Twelve units are free, but fewer than eight on each host."""
+    """Leave twelve units free, but fewer than eight on each host."""
     taken = pool_of(2, running=(firm(1, (10, 11), NOW + 9 * HOUR), firm(2, (20, 21), NOW + 9 * HOUR)))
     assert check(taken, Ask(8)).code == ReasonCode.WINDOW_FULL
     assert check(taken, Ask(6, hosts=2), may_exceed_guarantee=True).fits
@@ -201,7 +201,7 @@ def test_a_full_disk_blocks_windows_that_start_soon_and_no_later_ones() -> None:
 
 
 def test_hosts_with_full_disks_count_for_guarantees_in_later_windows() -> None:
-    """Red asks for 8 of 16 GPUs. While one disk is full, that would leave none for the guarantee of blue."""
+    """Request 8 of 16 GPUs for red. While one disk is full, none would be left for the guarantee of blue."""
     full = pool_of(2, hosts=(FULL, HostInfo(2, "h2", 1)))
     assert check(full, Ask(8), NOW, NOW + HOUR).code == ReasonCode.WINDOW_EATS_GUARANTEES
     answer = check(full, Ask(8), DISK_USABLE_FROM, DISK_USABLE_FROM + HOUR)
@@ -532,7 +532,7 @@ def test_a_reservation_stays_within_the_borrow_limit_of_its_team() -> None:
 
 
 def test_a_team_may_borrow_after_its_budget_opens() -> None:
-    """Red is guaranteed 4 GPUs and may borrow without a limit, but only from three hours from now."""
+    """Guarantee 4 GPUs to red and let it borrow without a limit, but only in three hours and later."""
     opens = NOW + 3 * HOUR
     two = pool_of(2)
     answer = check(two, Ask(5), borrows_again_from=opens)
@@ -554,7 +554,7 @@ def test_a_team_may_borrow_after_its_budget_opens() -> None:
 
 
 def test_a_window_borrows_only_after_the_budget_opens() -> None:
-    """The window is above the guarantee only after another reservation of the team starts."""
+    """Use a window that exceeds the guarantee only after another reservation of the team starts."""
     opens = NOW + 3 * HOUR
     later = pool_of(2, reservations=(booked(1, 2, opens, opens + 2 * HOUR, team=RED),))
     assert check(later, Ask(4), NOW + HOUR, opens + HOUR, borrows_again_from=opens).fits
@@ -611,7 +611,7 @@ def test_borrowing_after_a_reset_counts_from_the_reset() -> None:
 
 
 def test_a_window_is_proposed_at_the_reset_of_the_gpu_hours() -> None:
-    """No reservation or work ends at that time."""
+    """Check this although no reservation or work ends at the time of the reset."""
     hours_of_red = replace(
         pool_of(1),
         quotas=(replace(used_up(RED, NOW + 2 * HOUR, 4), borrow_limit=0), QuotaInfo(BLUE, 1, "H100", 0)),

@@ -1,4 +1,4 @@
-"""Tests of reservations whose hosts are drained or in maintenance: some move, others can't be served."""
+"""Test reservations whose hosts are drained or in maintenance: some move, others can't be served."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_drain_separates_bound_reservations_that_move_from_those_that_it_would
 
 
 def test_maintenance_lists_future_reservations_that_it_would_move_or_break() -> None:
-    """A reservation has no units before its start, so its planned units count."""
+    """Check the planned units of the reservations, because a reservation has no units before its start."""
     snapshot = three_hosts(reservations=(reserved(7, H100, 4, 6), reserved(8, A100, 4, 6)))
     effects = [maintenance_effect(snapshot, host, *WINDOW, NOW) for host in (1, 2)]
     assert sorted(effects, key=lambda effect: effect.moved) == [

@@ -1,4 +1,4 @@
-"""Tests of the predicted runtime of a job, from jobs that finished before it."""
+"""Test the predicted runtime of a job, from jobs that finished before it."""
 
 from __future__ import annotations
 

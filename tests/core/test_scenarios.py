@@ -1,4 +1,4 @@
-"""Tests of scenarios/*.json: each shows one rule of docs/scheduling.md with a small pool and its plan."""
+"""Test scenarios/*.json: each shows one rule of docs/scheduling.md with a small pool and its plan."""
 
 from __future__ import annotations
 

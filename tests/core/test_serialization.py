@@ -1,4 +1,4 @@
-"""Tests of recordings: a recorded snapshot is read back unchanged and gives the same plan."""
+"""Test recordings: a recorded snapshot is read back unchanged and gives the same plan."""
 
 from __future__ import annotations
 

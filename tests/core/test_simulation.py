@@ -1,4 +1,4 @@
-"""Tests of the simulation: its events are consistent, and no plan in it breaks a promise."""
+"""Test the simulation: its events are consistent, and no plan in it breaks a promise."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def test_work_ends_at_its_maximum_runtime() -> None:
 
 
 def test_evicted_work_gets_its_notice_and_continues_from_its_checkpoint() -> None:
-    """Red borrows all units. After an hour blue reclaims its guarantee.
+    """Let red borrow all units until blue reclaims its guarantee after an hour.
 
-    Red has saved one hour of its work and needs one more.
+    Red has saved one hour of its work and needs one more hour.
     """
     red = arrival(1, 0, units=4, runtime=2 * HOUR, preemptible=True, checkpoint_seconds=600)
     more_red = arrival(2, 0, units=4, runtime=9 * HOUR, preemptible=True, checkpoint_seconds=600)
@@ -115,7 +115,7 @@ def test_evicted_work_gets_its_notice_and_continues_from_its_checkpoint() -> Non
 
 
 def test_a_job_with_frequent_checkpoints_is_not_evicted_every_time() -> None:
-    """Blue reclaims a GPU every hour. One of eight jobs of red always loses least."""
+    """Let blue reclaim a GPU every hour. Among the eight jobs of red, the same job always loses least."""
     red = [
         arrival(n, 0, runtime=3 * DAY, preemptible=True, checkpoint_seconds=60 if n == 1 else 1800)
         for n in range(1, 9)
@@ -241,7 +241,7 @@ def assert_units_are_held_once(events: list[SimulationEvent]) -> None:
 
 
 def assert_evictions_are_bounded(events: list[SimulationEvent]) -> None:
-    """Each workload causes at most two rounds of evictions before it starts."""
+    """Assert that each workload causes at most two rounds of evictions before it starts."""
     rounds: dict[int, set[int]] = defaultdict(set)
     for event in events:
         if event.kind is SimulationEventKind.EVICTED and event.for_workload is not None:

@@ -1,4 +1,4 @@
-"""Tests of ranges of expected starts, computed from the outcomes of earlier estimates."""
+"""Test ranges of expected starts, computed from the outcomes of earlier estimates."""
 
 from __future__ import annotations
 

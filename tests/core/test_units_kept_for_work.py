@@ -1,4 +1,4 @@
-"""Tests of earmarked units: units that victims freed for a workload are kept for it until it starts."""
+"""Test earmarked units: units that victims freed for a workload are kept for it until it starts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NOW = 1_000_000
 
 
 def test_spare_capacity_does_not_block_units_earmarked_for_a_workload() -> None:
-    """The best place would be the last free unit of the other host.
+    """Check that the workload starts on its earmarked unit.
 
-    That unit is spare capacity; the earmarked unit is not.
+    The best place would be the last free unit of the other host, but that unit is spare capacity.
     """
     hosts = tuple(HostInfo(n, f"host-{n}", 1) for n in (1, 2))
     units = tuple(

@@ -1,4 +1,4 @@
-"""Tests of previews, alternatives, comparisons of workloads, the fairness table and effects of a drain."""
+"""Test previews, alternatives, comparisons of workloads, the fairness table and effects of a drain."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_placeable_and_unknown_workloads_have_no_alternatives() -> None:
 
 
 def test_alternatives_that_start_later_have_an_expected_start() -> None:
-    """All H100 are in use: six for five hours, two for three hours."""
+    """Use a pool whose H100 are all in use: six for five hours, two for three hours."""
     short = RunningWorkload(51, 1, 1, 1, 1, (16, 17), NOW - HOUR, NOW + 3 * HOUR, NOW + 3 * HOUR)
     snapshot = two_models(
         queued=(waiting(1, Ask(4, models=("H100",))),), quotas=(QuotaInfo(1, 1, "H100", 8 * GPU),)
@@ -107,7 +107,7 @@ def test_alternatives_that_start_later_have_an_expected_start() -> None:
 
 
 def test_alternatives_include_a_shorter_runtime_and_a_higher_priority() -> None:
-    """All H100 are reserved from three hours from now. Work that ends before can start now."""
+    """Reserve all H100 in three hours. Work that ends before that time can start now."""
     reserved = ReservationInfo(
         8, 2, 1, 1, Ask(8, models=("H100",)), NOW + 3 * HOUR, NOW + 9 * HOUR, may_exceed_guarantee=True
     )
@@ -163,7 +163,7 @@ def test_a_plan_up_to_a_turn_equals_the_full_plan() -> None:
 
 
 def test_a_proposed_window_can_be_reserved() -> None:
-    """Of eight H100, six are in use for five hours and two are reserved for seven hours."""
+    """Use eight H100, of which six are in use for five hours and two are reserved for seven hours."""
     taken = ReservationInfo(8, 1, 1, 1, Ask(2, models=("H100",)), NOW, NOW + 7 * HOUR, (16, 17))
     snapshot = two_models(queued=(waiting(1, Ask(8, models=("H100",))),), reservations=(taken,))
     found = reservable_windows(
@@ -188,7 +188,7 @@ def test_a_proposed_window_can_be_reserved() -> None:
 
 
 def test_a_proposed_window_respects_the_limits_of_the_user_and_team() -> None:
-    """Proposals respect the cap on users and the time from which a team may borrow."""
+    """Check the cap on users, and the time from which the team may borrow."""
     capped = (PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(max_slots_per_user=4 * GPU)),)
     mine = ReservationInfo(8, 1, 1, 1, Ask(2, models=("H100",)), NOW, NOW + 7 * HOUR, (10, 11), user=5)
     snapshot = two_models(
@@ -262,7 +262,7 @@ def test_the_criterion_that_decides_the_order_is_reported() -> None:
 
 
 def test_a_workload_behind_its_own_team_has_that_reason() -> None:
-    """The workload has the better place, but its team's turn belongs to a workload of higher priority."""
+    """Check a workload with an earlier position whose team has a waiting workload of higher priority."""
     ask = Ask(1, models=("H100",))
     none = (QuotaInfo(1, 1, "H100", 0), QuotaInfo(2, 1, "H100", 0))
     mate = replace(waiting(3, ask, team=2, priority=Priority.HIGH), submitted=NOW + 5)
@@ -397,7 +397,7 @@ def test_a_drain_prefers_hosts_with_the_checkpoint_and_reports_its_loss(
 
 
 def test_a_drain_moves_work_to_a_host_that_satisfies_its_whole_request() -> None:
-    """The labels and the alternative models of the request count, not only the number of GPUs."""
+    """Check the labels and the alternative models of the request too, not only the number of GPUs."""
     asked = Ask(2, models=("H100", "A100"), labels=frozenset({("rack", "r1")}))
     snapshot = two_models(
         hosts=(

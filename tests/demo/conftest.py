@@ -1,4 +1,4 @@
-"""Fixtures of the demo's tests."""
+"""Provide the fixtures of the demo's tests."""
 
 from __future__ import annotations
 

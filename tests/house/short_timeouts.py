@@ -1,4 +1,4 @@
-"""The web process with shorter timeouts for slow clients."""
+"""Provide the web process with shorter timeouts for slow clients."""
 
 from __future__ import annotations
 

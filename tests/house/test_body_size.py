@@ -106,7 +106,7 @@ def test_a_body_of_the_maximum_length_is_accepted(server: Server) -> None:
 
 
 def test_a_chunked_body_is_counted_while_it_is_read(server: Server) -> None:
-    """The body is sent in chunks of unknown total length."""
+    """Send the body in chunks, without its total length."""
     assert server.ask("POST", "/api/v1/jobs/", chunks(16))[0] == 401
     assert server.ask("POST", "/api/v1/jobs/", chunks(64))[0] == 413
 

@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.xdist_group("house")
 def test_the_runner_keeps_tests_of_a_group_together(request: pytest.FixtureRequest) -> None:
-    """pytest-xdist marks a group by a suffix of test names (--dist loadgroup).
+    """Check the suffix of test names by which pytest-xdist marks a group (--dist loadgroup).
 
     One version silently omitted the suffix (issue 1386 of pytest-xdist).
     """

@@ -16,7 +16,7 @@ from config.celery import TASK_TIME_LIMIT_SECONDS, VISIBILITY_TIMEOUT_SECONDS, a
 
 
 def test_every_thread_sends_to_the_configured_broker() -> None:
-    """A thread of the web or edge process that never imported the queue must use it as well."""
+    """Check a thread that never imported the queue, as in the web or edge process."""
     seen: list[str] = []
     thread = threading.Thread(target=lambda: seen.append(celery.current_app.conf.broker_url))
     thread.start()

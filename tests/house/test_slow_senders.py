@@ -102,7 +102,7 @@ def test_many_slow_clients_do_not_block_others(server: Server) -> None:
 
 
 def test_a_slow_network_is_not_rejected(server: Server) -> None:
-    """Over a slow network pieces arrive late, but each has many bytes."""
+    """Send pieces that arrive late but have many bytes each, as over a slow network."""
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(HEAD + b"Content-Length: 20000\r\n\r\n")
         for _ in range(5):
