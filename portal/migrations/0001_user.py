@@ -50,7 +50,7 @@ class Migration(migrations.Migration):
             finance=flag("sees all charges, closes months"),
             auditor=flag("sees everything, changes nothing"),
             time_zone=optional_text(
-                60, help_text="time zone of its dates; empty: the time zone of the organisation"
+                60, help_text="time zone of its dates; empty: the browser's, or else the organisation's"
             ),
             theme=models.CharField(
                 max_length=6,

@@ -37,7 +37,7 @@ class User(AbstractUser):
         max_length=60,
         default="",
         blank=True,
-        help_text="time zone of its dates; empty: the time zone of the organisation",
+        help_text="time zone of its dates; empty: the browser's, or else the organisation's",
     )
     theme = models.CharField(
         max_length=6,

@@ -178,7 +178,7 @@ def set_preferences(
 ) -> User:
     """Set the time zone and the theme. Raises Invalid, NotAllowed.
 
-    None keeps a value. An empty time zone selects the organisation's.
+    None keeps a value. An empty time zone: the browser's, or else the organisation's.
     """
     policy.require(actor, "own.change")
     checks = InputChecks()

@@ -15,7 +15,10 @@ from portal.web.page.service_form import ServiceForm
 
 class PreferencesForm(ServiceForm):
     time_zone = forms.CharField(
-        max_length=60, required=False, label="Time zone", help_text="Empty: the organisation's."
+        max_length=60,
+        required=False,
+        label="Time zone",
+        help_text="Empty: the browser's, or else the organisation's.",
     )
     theme = forms.ChoiceField(
         choices=[("system", "as the system"), ("light", "light"), ("dark", "dark")], label="Theme"
