@@ -167,6 +167,11 @@ def whole_gpus_of(pool: Pool, ask: HardwareRequest) -> float:
     return ask.units * ask.hosts * slots / SLOTS_PER_GPU
 
 
+def exceeds_approval_threshold(pool: Pool, ask: HardwareRequest) -> bool:
+    """Return True if a reservation of this size waits for approval."""
+    return whole_gpus_of(pool, ask) > pool.approval_above_gpus
+
+
 def network_warnings(pool: Pool, ask: HardwareRequest) -> list[str]:
     """Return a warning if a multi-host request could get hosts that cannot reach each other.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from portal import policy
 from portal.answer_cache import cache_get, cache_set, cached_answer
-from portal.hardware_request import MIN_RESERVATION_WINDOW, whole_gpus_of
+from portal.hardware_request import MIN_RESERVATION_WINDOW, exceeds_approval_threshold
 from portal.models import User
 from portal.planner_budget import metered_planning
 from portal.reads.work import expected_starts
@@ -274,7 +274,7 @@ def alternative_windows(workload: Workload, user: User, now: datetime) -> list[A
     if not project.active or not policy.may(user, "reservation.request", project):
         return []
     ask = HardwareRequest.from_row(workload)
-    needs_approval = whole_gpus_of(pool, ask) > pool.approval_above_gpus
+    needs_approval = exceeds_approval_threshold(pool, ask)
     in_form = len(ask.models_wanted) <= MAX_FORM_MODELS
     found = cached_answer(
         # the windows depend on the limits of the user

@@ -8,14 +8,13 @@ from typing import Any
 
 from django.db import transaction
 
-from portal.hardware_request import whole_gpus_of
+from portal.hardware_request import exceeds_approval_threshold, whole_gpus_of
 from portal.models import Submission, SubmissionState, User
 from portal.services import audit
 from portal.services.calendar.reservation_checks import (
     ReservationRequest,
     checked_window_change,
-    refuse_unless_change_fits,
-    refuse_unless_reservation_fits,
+    refuse_unless_window_fits,
 )
 from scheduler import services as engine
 from scheduler.core.rejection import OperationRejected
@@ -28,7 +27,7 @@ def change_window(reservation: Reservation, start: datetime, end: datetime, now:
 
     Raises OperationRejected with the reason and the windows that fit.
     """
-    refuse_unless_change_fits(engine.change_reservation(reservation, start=start, end=end, now=now))
+    refuse_unless_window_fits(engine.change_reservation(reservation, start=start, end=end, now=now))
     reservation.refresh_from_db()
     # The engine may have started the reservation meanwhile; then its start is fixed.
     if (reservation.start, reservation.end) != (start, end):
@@ -71,7 +70,7 @@ def change_needs_approval(reservation: Reservation, start: datetime, end: dateti
     """Return True if the change adds time and a new reservation of this size would need approval."""
     within = reservation.start <= start and end <= reservation.end
     hardware = HardwareRequest.from_row(reservation)
-    large = whole_gpus_of(reservation.pool, hardware) > reservation.pool.approval_above_gpus
+    large = exceeds_approval_threshold(reservation.pool, hardware)
     return not within and (large or reservation.may_exceed_guarantee)
 
 
@@ -81,7 +80,7 @@ def confirm_reservation(owner: User, request: ReservationRequest, now: datetime)
     Raises OperationRejected with the reason and the first windows that fit.
     """
     reservation, answer = engine.confirm_reservation(owner=owner, now=now, **request.columns)
-    refuse_unless_reservation_fits(answer, request)
+    refuse_unless_window_fits(answer)
     if reservation is None:
         raise OperationRejected("reservation_was_not_confirmed", {"name": request.name})
     return reservation

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from portal.hardware_request import (
     MIN_RESERVATION_WINDOW,
     check_hardware_request,
+    exceeds_approval_threshold,
     field_to_change,
     network_warnings,
     whole_gpus_of,
@@ -46,7 +47,7 @@ class ReservationRequest(HardwareRequest):
     @property
     def needs_approval(self) -> bool:
         """Return True if the request is above the pool's threshold or may use guarantees of other teams."""
-        return self.may_exceed_guarantee or self.gpus > self.pool.approval_above_gpus
+        return self.may_exceed_guarantee or exceeds_approval_threshold(self.pool, self)
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -78,7 +79,7 @@ class ReservationRequest(HardwareRequest):
         }
 
 
-def refuse_unless_change_fits(answer: WindowCheckResult) -> None:
+def refuse_unless_window_fits(answer: WindowCheckResult) -> None:
     """Raise OperationRejected with the engine's reason and the first windows that fit."""
     if not answer.fits:
         raise_window_conflict(answer)
@@ -165,12 +166,6 @@ def checked_window_change(
         )
     checks.done()
     return first, last
-
-
-def refuse_unless_reservation_fits(answer: WindowCheckResult, request: ReservationRequest) -> None:
-    """Raise OperationRejected with the engine's reason and the first windows that fit."""
-    if not answer.fits:
-        raise_window_conflict(answer)
 
 
 def raise_window_conflict(answer: WindowCheckResult) -> NoReturn:

@@ -23,8 +23,7 @@ from portal.services.calendar.reservation_checks import (
     check_time_for_approval,
     checked_reservation_request,
     checked_window_change,
-    refuse_unless_change_fits,
-    refuse_unless_reservation_fits,
+    refuse_unless_window_fits,
 )
 from portal.wording.formatting import local_time_text
 from portal.wording.problems import reservation_problems
@@ -73,7 +72,7 @@ def request_reservation(
     why = why.strip()
     check_time_for_approval(request, now)
     if request.needs_approval:
-        refuse_unless_reservation_fits(engine.check_window(now=now, owner=actor, **request.columns), request)
+        refuse_unless_window_fits(engine.check_window(now=now, owner=actor, **request.columns))
         return submit_for_approval(
             actor, Submission.Kind.RESERVATION, request, request.payload, why, now, via
         )
@@ -182,7 +181,7 @@ def change_reservation(
         first, last = checked_window_change(reservation, start, end, why, now)
         why = why.strip()
         if change_needs_approval(reservation, first, last):
-            refuse_unless_change_fits(engine.check_change(reservation, start=first, end=last, now=now))
+            refuse_unless_window_fits(engine.check_change(reservation, start=first, end=last, now=now))
             return submit_window_change(actor, reservation, first, last, why, now, via)
         before = audit.audited_fields(reservation, "start", "end")
         change_window(reservation, first, last, now)
