@@ -63,8 +63,8 @@ class GpuGeometryShape(serializers.Serializer[Any]):
         return None if row.present is None else row.present or verbs.WHOLE_GPU_TEXT
 
     def get_profiles(self, row: reads.GpuGeometry) -> list[dict[str, Any]]:
-        """Return the profiles by name."""
-        offers = [row.offers[name] for name in sorted(row.offers)] if row.may_change else []
+        """Return the possible profiles, sorted by name; none if the GPU can't be split."""
+        offers = [row.offers[name] for name in sorted(row.offers)] if row.can_be_split else []
         return [dict(each) for each in ProfileShape(offers, many=True).data]
 
 

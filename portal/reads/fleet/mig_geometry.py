@@ -15,7 +15,7 @@ from scheduler.sync import geometry_changes
 class GpuGeometry:
     """The geometry of one GPU. ``present``: "" for a whole GPU, None if it is split without instances.
 
-    ``offers``: possible geometries by name. ``last``: the newest change.
+    ``offers``: possible MIG profiles by name. ``last``: the newest change.
     """
 
     gpu: Gpu
@@ -25,7 +25,7 @@ class GpuGeometry:
     static: bool
 
     @property
-    def may_change(self) -> bool:
+    def can_be_split(self) -> bool:
         """Return True if the geometry of this GPU can be changed at all."""
         return bool(self.offers) and not self.static
 
