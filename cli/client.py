@@ -83,10 +83,11 @@ class ApiClient:
             },
         )
         try:
-            with self._opener.open(request, timeout=self.seconds) as answer:
-                return json.loads(answer.read(), object_hook=ApiObject)
-        except urllib.error.HTTPError as refusal:
-            raise _error_of_response(refusal.code, refusal.read()) from None
+            try:
+                with self._opener.open(request, timeout=self.seconds) as answer:
+                    return json.loads(answer.read(), object_hook=ApiObject)
+            except urllib.error.HTTPError as refusal:
+                raise _error_of_response(refusal.code, refusal.read()) from None
         except (urllib.error.URLError, OSError, http.client.HTTPException) as problem:
             reason = getattr(problem, "reason", None) or problem
             raise CliError(f"{self.login.url} does not answer: {reason}", EXIT_UNREACHABLE) from None

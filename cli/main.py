@@ -22,7 +22,7 @@ from cli.commands import (
     reservations,
     workloads,
 )
-from cli.errors import EXIT_UNREACHABLE, EXIT_USAGE, CliError
+from cli.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_USAGE, CliError
 from cli.session import cli
 
 COMMAND_MODULES = (
@@ -52,7 +52,7 @@ def run(arguments: list[str] | None = None) -> int:
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.Abort:
-        return 130
+        return EXIT_INTERRUPTED
     except click.UsageError as problem:
         _print_error(
             problem.format_message(), *([f"See: {problem.ctx.command_path} --help"] if problem.ctx else [])
@@ -70,8 +70,10 @@ def run(arguments: list[str] | None = None) -> int:
         _print_error("an argument or an answer is not valid text.")
         return EXIT_USAGE
     except OSError as problem:
-        _print_error(f"{problem.filename or 'this machine'}: {problem.strerror}")
-        return EXIT_UNREACHABLE
+        # A local file; client.py reports the errors of the network.
+        name = problem.filename2 or problem.filename or "this machine"
+        _print_error(f"{name}: {problem.strerror}")
+        return EXIT_REFUSED
     return 0
 
 

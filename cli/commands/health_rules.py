@@ -143,7 +143,7 @@ def add(session: CliSession, code: str, why: str, **given: Any) -> None:
 @click.argument("code")
 @REASON_OPTION
 def remove(session: CliSession, code: str, why: str) -> None:
-    """Remove a rule that was added; its events are only recorded again. For operators."""
+    """Remove a rule that was added. From then on its events are only recorded. For operators."""
     row = session.client.post(f"{_rule_path(code)}remove/", {"why": why})
     output.print_json(row) if session.json else output.print_line(
         f"{row['code']} has no rule now: its events are only recorded."

@@ -8,7 +8,7 @@ import shlex
 import stat
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from cli import credentials
 from cli.formatting import format_duration
 from cli.param_types import DurationType, parse_timestamp
 from portal.models import AuditEvent, Template, User
+from portal.services.people.api_tokens import create_token
 from portal.wording.equivalent_commands import cli_command
 from scheduler.models import Host, MaintenanceWindow, Reservation, Run, Storage, Volume, Workload
 from scheduler.runs import logs
@@ -71,6 +72,17 @@ def test_a_wrong_token_or_address_is_not_stored(gpupool: Gpupool, live_server: A
     assert gpupool("login", "--url", "ftp://x", "--token", "x").code == 2
     assert gpupool("login", "--url", "http://127.0.0.1:9", "--token", "x").code == 5
     assert not credentials.credentials_path().exists()
+
+
+def test_a_local_file_that_cannot_be_written_ends_with_exit_code_1(
+    gpupool: Gpupool, live_server: Any, served_world: World
+) -> None:
+    _, token = create_token(actor=served_world.vision.member, name="cli", now=datetime.now(UTC))
+    path = credentials.credentials_path()
+    path.mkdir(parents=True)  # a folder where the file belongs
+    for words in (("login", "--url", live_server.url, "--token", token), ("logout",)):
+        answer = gpupool(*words)
+        assert answer.code == 1 and answer.err == f"gpupool: {path}: Is a directory\n", words
 
 
 def test_a_job_is_run_explained_extended_and_cancelled(

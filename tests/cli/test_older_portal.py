@@ -155,6 +155,21 @@ def test_a_server_that_knows_no_call_is_reported_as_no_portal(
     assert answer.code == 5 and "or the address is not a portal" in answer.err
 
 
+@pytest.mark.parametrize("status", [200, 403])
+def test_an_answer_that_breaks_off_is_reported_as_no_answer(
+    old_portal: Callable[[str], CommandResult], monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    def answer_in_part(handler: OlderPortal) -> None:
+        handler.send_response(status)
+        handler.send_header("Content-Length", "100")
+        handler.end_headers()
+        handler.wfile.write(b'{"errors": ')
+
+    monkeypatch.setattr(OlderPortal, "do_GET", answer_in_part)
+    answer = old_portal("hosts")
+    assert answer.code == 5 and "does not answer: IncompleteRead" in answer.err
+
+
 def test_known_calls_work_with_an_older_portal(old_portal: Callable[[str], CommandResult]) -> None:
     assert old_portal("host drain h3").out == "h3 is draining, well.\n"
     assert "its agent is silent" in old_portal("hosts").out
