@@ -4,7 +4,12 @@ from portal.models.accounts import ApiToken, Membership, Organisation, User
 from portal.models.audit import AuditEvent
 from portal.models.notices import NoticeMark, Notification, ToldStart
 from portal.models.submissions import SUBMISSION_TRANSITIONS, Approval, Submission, SubmissionState, Template
-from portal.models.workspaces import EntryCode, WorkspaceOrigin, WorkspaceSession
+from portal.models.workspaces import (
+    EntryCode,
+    WorkspaceOrigin,
+    WorkspaceSession,
+    hash_workspace_secret,
+)
 
 __all__ = [
     "ApiToken",
@@ -23,4 +28,5 @@ __all__ = [
     "User",
     "WorkspaceOrigin",
     "WorkspaceSession",
+    "hash_workspace_secret",
 ]

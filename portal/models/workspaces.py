@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from django.db import models
 
 from portal.models.accounts import ApiToken, User
@@ -54,3 +56,11 @@ class WorkspaceSession(models.Model):
     )
     created_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True)
+
+
+def hash_workspace_secret(secret: str) -> str:
+    """Return the hash under which entry codes and workspace cookies are stored.
+
+    A browser may send any bytes as a cookie, also those that are not valid text.
+    """
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()

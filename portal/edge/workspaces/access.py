@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from django.conf import settings
 from django.db import connection, transaction
 
 from portal import policy
-from portal.models import EntryCode, WorkspaceSession
+from portal.models import EntryCode, WorkspaceSession, hash_workspace_secret
 from scheduler.models import Run, Workload, WorkloadKind
 from scheduler.state.states import RunState, WorkloadState
 from scheduler.sync import agent_api
@@ -55,11 +54,6 @@ class AccessDenied:
     workload: str = ""  # public id, only if this browser may know it
 
 
-def hash_secret(secret: str) -> str:
-    """Return the hash under which entry codes and workspace cookies are stored."""
-    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
-
-
 def redeem_entry_code(label: str, code: str, now: dt.datetime) -> WorkspaceEntry | AccessDenied:
     """Redeem an entry code; return the new workspace session, or the refusal.
 
@@ -68,7 +62,9 @@ def redeem_entry_code(label: str, code: str, now: dt.datetime) -> WorkspaceEntry
     with transaction.atomic():
         found = (
             EntryCode.objects.filter(
-                code_hash=hash_secret(code), workload__workspace_origin__label=label, used_at__isnull=True
+                code_hash=hash_workspace_secret(code),
+                workload__workspace_origin__label=label,
+                used_at__isnull=True,
             )
             .filter(expires_at__gt=now)
             .select_related("user", "workload__project", "api_token__user")
@@ -84,7 +80,7 @@ def redeem_entry_code(label: str, code: str, now: dt.datetime) -> WorkspaceEntry
             return AccessDenied(AccessRefusal.NOT_ALLOWED)
         token = secrets.token_urlsafe(32)
         WorkspaceSession.objects.create(
-            token_hash=hash_secret(token),
+            token_hash=hash_workspace_secret(token),
             user=found.user,
             workload=found.workload,
             session_key_hash=found.session_key_hash,

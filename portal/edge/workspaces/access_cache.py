@@ -23,6 +23,7 @@ from portal.edge.runtime.database_threads import DatabaseThreads
 from portal.edge.runtime.redis_bus import RedisBus
 from portal.edge.workspaces import access
 from portal.edge.workspaces.access import AccessDenied, WorkspaceGrant
+from portal.models import hash_workspace_secret
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +68,7 @@ class WorkspaceAccessCache:
 
     async def decide(self, token: str) -> WorkspaceGrant | AccessDenied:
         """Return the access of a browser with this cookie, or the refusal."""
-        token_hash = access.hash_secret(token)
+        token_hash = hash_workspace_secret(token)
         cached = self._decisions.get(token_hash)
         if cached is not None and time.monotonic() - cached.at < DECISION_TTL_SECONDS:
             return cached.decision
@@ -95,7 +96,7 @@ class WorkspaceAccessCache:
     @contextmanager
     def watched(self, token: str, cut: CutSocket) -> Iterator[None]:
         """Call ``cut`` when this browser loses its access."""
-        token_hash = access.hash_secret(token)
+        token_hash = hash_workspace_secret(token)
         self._open[token_hash].add(cut)
         try:
             yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from datetime import datetime, timedelta
 from urllib.parse import urlsplit
@@ -11,7 +10,7 @@ from django.conf import settings
 from django.db import transaction
 
 from portal import policy
-from portal.models import ApiToken, EntryCode, User, WorkspaceOrigin
+from portal.models import ApiToken, EntryCode, User, WorkspaceOrigin, hash_workspace_secret
 from portal.redis_state.access_revocation import session_hash
 from portal.services import audit
 from scheduler.core.rejection import OperationRejected
@@ -45,7 +44,7 @@ def open_workspace(
     with transaction.atomic():
         origin = workspace_origin(workload, now)
         EntryCode.objects.create(
-            code_hash=_hash_secret(code),
+            code_hash=hash_workspace_secret(code),
             user=actor,
             workload=workload,
             session_key_hash=session_hash(session_key) if session_key else "",
@@ -67,7 +66,3 @@ def workspace_origin(workload: Workload, now: datetime) -> WorkspaceOrigin:
     """Return the random host name of this workload's workspace; the first call creates the name."""
     defaults = {"label": f"w{secrets.token_hex(12)}", "created_at": now}
     return WorkspaceOrigin.objects.get_or_create(workload=workload, defaults=defaults)[0]
-
-
-def _hash_secret(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
