@@ -163,7 +163,7 @@ class InputChecks:
         return value.astimezone(UTC)
 
     def month(self, field: str, value: Any) -> date:
-        """Return a month as its first day."""
+        """Check that a date is the first day of a month, and return it."""
         if (
             isinstance(value, datetime)
             or not isinstance(value, date)

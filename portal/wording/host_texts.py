@@ -110,7 +110,7 @@ def host_action_text(verb: str, numbers: Numbers) -> str:
 
 
 def maintenance_windows_text(host: str, windows: Sequence[tuple[str, datetime, datetime]]) -> str:
-    """Return the maintenance windows of a host: number, start and end of each."""
+    """Return the end of the message about an unknown window: the announced windows, by number."""
     listed = ", ".join(f"{number} ({window(start, end)})" for number, start, end in windows)
     return f"announced for {host}: {listed}." if listed else f"{host} has no maintenance window announced."
 

@@ -14,12 +14,12 @@ MEASURED_FIELDS = ("size_bytes", "size_complete", "files", "changed_at", "measur
 MAX_TIMESTAMP_SECONDS = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
 
 
-def has_other_storage(homes: int | None, host: Host) -> bool:
-    """Return True if the host has another storage than ``homes``, the id of the checkpoint's storage.
+def has_other_storage(storage_id: int | None, host: Host) -> bool:
+    """Return True if the host has another storage than the checkpoint, whose storage is ``storage_id``.
 
     Returns False if one of them is unknown.
     """
-    return homes is not None and host.storage_id is not None and host.storage_id != homes
+    return storage_id is not None and host.storage_id is not None and host.storage_id != storage_id
 
 
 def homes_problem(seen: HomesSeen | None) -> str:

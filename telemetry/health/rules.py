@@ -113,7 +113,8 @@ def _within_closure_limit(event: HealthEvent, action: str, now: datetime) -> boo
 def public_detail(event: HealthEvent) -> str:
     """Return the part of an event's detail that everybody who sees the host may read.
 
-    The driver's log names pid and command of the process; only operators may know whose process it was.
+    The driver's log names pid and command of the process; only operators and auditors may know whose process
+    it was.
     """
     if event.code == stray_processes.STRAY_CODE:
         return "a process outside workloads uses it"

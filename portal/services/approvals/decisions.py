@@ -20,7 +20,7 @@ from portal.services.approvals.payloads import (
     reservation_to_change,
     series_request_of,
 )
-from portal.services.approvals.submissions import check_gpu_hours, check_quota
+from portal.services.approvals.submissions import check_gpu_hours, check_quota_gpus
 from portal.services.calendar import (
     approved_changes,
     recurring_reservations,
@@ -203,7 +203,7 @@ def _execute_submission(submission: Submission, payload: dict[str, Any], now: da
 
 def _change_quota(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
     checks = InputChecks()
-    check_quota(checks, payload["guaranteed_gpus"], payload["borrow_limit_gpus"])
+    check_quota_gpus(checks, payload["guaranteed_gpus"], payload["borrow_limit_gpus"])
     hours = {name: payload.get(name, usual) for name, usual in NO_GPU_HOUR_QUOTA.items()}
     check_gpu_hours(checks, **hours)
     checks.done()

@@ -46,7 +46,7 @@ def request_quota_change(
     checks = InputChecks()
     check_pool(checks, pool, team)
     model = checks.choice("model", model, gpu_models_of_pool(pool))
-    check_quota(checks, guaranteed_gpus, borrow_limit_gpus)
+    check_quota_gpus(checks, guaranteed_gpus, borrow_limit_gpus)
     check_gpu_hours(checks, gpu_hours, period, when_used_up)
     why = checks.text("why", why, least=0, most=1000, lines=True)
     checks.done()
@@ -131,7 +131,8 @@ def create_unique_submission(otherwise: OperationRejected, **columns: Any) -> Su
         raise otherwise from None
 
 
-def check_quota(checks: InputChecks, guaranteed_gpus: Any, borrow_limit_gpus: Any) -> None:
+def check_quota_gpus(checks: InputChecks, guaranteed_gpus: Any, borrow_limit_gpus: Any) -> None:
+    """Note GPU numbers that are out of range."""
     checks.count("guaranteed_gpus", guaranteed_gpus, 0, MAX_QUOTA_GPUS, "GPUs")
     if borrow_limit_gpus is not None:
         checks.count("borrow_limit_gpus", borrow_limit_gpus, 0, MAX_QUOTA_GPUS, "GPUs")

@@ -24,12 +24,15 @@ FormatAmount = Callable[[Decimal], str]  # an amount with its measure
 KINDS_WITH_WINDOW = (Submission.Kind.RESERVATION, Submission.Kind.SERIES, Submission.Kind.WINDOW_CHANGE)
 
 
-def team_panel(panel: TeamSummary, currency: str, now: datetime) -> dict[str, Any]:
-    pools = {line.pool for line in panel.lines}
+def team_panel(summary: TeamSummary, currency: str, now: datetime) -> dict[str, Any]:
+    """Return the values of one team's panel: a bar for each quota, and its budgets."""
+    pools = {line.pool for line in summary.lines}
     quotas = []
-    for line in panel.lines:
+    for line in summary.lines:
         label = gpu_model(line.model) + (f", {line.pool}" if len(pools) > 1 else "")
         borrowed = f", {workload_text.gpu_count_text(line.borrowed)} borrowed" if line.borrowed else ""
+        # A team without a borrow limit has no largest number of GPUs: the bar ends at twice the guarantee, so
+        # that the mark of the guarantee is in its middle.
         most = line.guaranteed + (line.borrow_limit if line.borrow_limit is not None else line.guaranteed)
         quotas.append(
             {
@@ -42,14 +45,14 @@ def team_panel(panel: TeamSummary, currency: str, now: datetime) -> dict[str, An
                 "mark": line.guaranteed,
             }
         )
-    borrows = any(line.borrowed for line in panel.lines)
-    sliced = any(round(line.held, 2) % 1 for line in panel.lines)
+    borrows = any(line.borrowed for line in summary.lines)
+    sliced = any(round(line.held, 2) % 1 for line in summary.lines)
     return {
-        "team": panel.team,
+        "team": summary.team,
         "quotas": quotas,
         "borrowed": borrows,
         "sliced": sliced,
-        "budgets": _budgets(panel, currency, now),
+        "budgets": _budgets(summary, currency, now),
     }
 
 

@@ -146,7 +146,11 @@ class EvictionCandidates:
 
 
 def evictable_for(state: PoolState, queued: QueuedWorkload, kind: int, may_reclaim_borrowed: bool) -> Ints:
-    """Return the indices of the running work that the workload may evict, the cheapest first."""
+    """Return the indices of the running work that the workload may evict, the cheapest first.
+
+    ``state.evictable`` already excludes work that is not preemptible, is stopping, or has not run for the
+    pool's minimum runtime.
+    """
     own = state.team_work_by_eviction_cost(queued.team)
     own = own[state.evictable[own] & (state.run_priority[own] < queued.priority)]
     candidates: Ints = own[state.run_reservation[own] == (queued.reservation or 0)]
