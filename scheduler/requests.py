@@ -51,8 +51,8 @@ class RequestField:
     format: str = ""  # of JSON strings
     kinds: tuple[str, ...] = REQUEST_KINDS
     required_in: tuple[str, ...] = ()
-    argument: str = ""  # the name in the API and in payloads, if it is not the column's
-    option: str = ""  # of the command line, if it is not the argument's name
+    argument: str = ""  # the name in the API and in payloads, if it differs from the column's name
+    option: str = ""  # of the command line, if it differs from the argument's name
     form_field: str = ""  # empty: no form field is generated
     form_section: str = ""
     name: str = ""
@@ -61,7 +61,7 @@ class RequestField:
 
 
 def _row_field(help_text: str, **more: Any) -> dict[str, RequestField]:
-    """Return the metadata of a field that holds a row; the API and the command line refer to it by a slug."""
+    """Return the metadata of a field that holds a row. The API and the command line use the row's slug."""
     return {"declared": RequestField(help_text=help_text, max_length=81, **more)}
 
 

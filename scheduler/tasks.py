@@ -1,4 +1,4 @@
-"""Define the engine's Celery tasks. They are idempotent and short, and only they read the clock."""
+"""Define the engine's Celery tasks, which are idempotent and short. They read the clock and pass on the time."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ def _end_binding(bound: BoundUnit, now: datetime) -> None:
 def release_expired_bindings(now: datetime) -> None:
     """End the bindings of closed reservations that would end after ``now``.
 
-    If the clock was ahead when a reservation closed and was set back since, its units would otherwise stay
-    bound until that later time.
+    Such bindings exist if the clock was ahead when the reservation was closed, and was set back later. The
+    units would otherwise stay bound until the time at which the clock said that the reservation was closed.
     """
     for bound in BoundUnit.objects.filter(period__endswith__gt=now).exclude(
         reservation__state__in=OPEN_RESERVATION_STATES

@@ -7,7 +7,7 @@ If the two differ, the deadlines that are still running are moved by the differe
 
 Checks run with every tick and before every write of such a time. So if the clock is set forwards and back
 between two ticks, rows written in between are moved as well. A caller that read its time before the clock
-was set gets ClockStepped as soon as it locks the rows (``with_steady_clock``). This holds for a control plane
+was set gets ClockStepped as soon as it locks the rows (``with_steady_clock``). This works for a control plane
 on one machine; several machines have to keep their clocks in step (NTP).
 """
 
@@ -87,7 +87,8 @@ def correct_clock_step(sample: ClockSample) -> timedelta:
 def last_clock_step_at() -> datetime | None:
     """Return the time at which the last clock step was detected, or None.
 
-    The times of readings and promises are never moved, so durations that count from them restart now.
+    The times of readings and promises are never moved, so a duration that counts from such a time restarts at
+    the step.
     """
     return ClockReading.objects.filter(pk=1).values_list("set_at", flat=True).first()
 

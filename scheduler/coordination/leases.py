@@ -19,9 +19,9 @@ MASS_SILENCE_MIN_HOSTS = 3
 class LeaseRules:
     """The limits in seconds.
 
-    An agent polls six times in a lease. A host is suspect after it missed more than two polls. It is silent
-    when its lease, the grace of its pool and a margin have passed: by then its shims have stopped every
-    workload whose lease was not renewed.
+    An agent polls six times in a lease. A host is suspect after it missed more than two polls. A host is
+    silent when its lease, the grace of its pool and a margin have passed: by then the host's shims have
+    stopped every workload whose lease was not renewed.
     """
 
     lease_seconds: float

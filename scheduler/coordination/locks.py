@@ -3,9 +3,9 @@
 Locks are taken in this order, sorted by id within a kind: clock reading, leader, pools, reservations,
 hosts, arrays, workloads. Submission locks only its team and its user.
 
-Row locks are ``FOR NO KEY UPDATE``: they block other writers of the row, but not inserts that refer to it.
-So a submission never waits for the engine. Every function must run inside a transaction and returns fresh
-rows. It raises ClockStepped if the clock was set after the caller read its time
+Row locks are ``FOR NO KEY UPDATE``: they block other writers of the row, but not inserts of rows that refer
+to the row. So a submission never waits for the engine. Every function must run inside a transaction and
+returns fresh rows. It raises ClockStepped if the clock was set after the caller read its time
 (``scheduler.coordination.clock_check``).
 """
 
@@ -79,7 +79,7 @@ def workload_states(ids: Iterable[int]) -> dict[int, str]:
 
 def submitters(*, team: int, person: int) -> None:
     """Lock a team and a user. Their numbers of queued workloads grow only under this lock; the engine never
-    takes it.
+    takes this lock.
     """
     _rows(Team, [team])
     _rows(get_user_model(), [person])

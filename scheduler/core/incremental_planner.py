@@ -4,7 +4,7 @@
     planner.change(SnapshotDelta(queued=(new,), running_gone=(17,)))
     planner.plan(now) == plan(planner.snapshot(), now)  # byte for byte
 
-A delta has the new and changed rows, and the keys of removed rows. A second application of a delta has no
+A delta has the new and changed rows, and the keys of removed rows. Applying a delta a second time has no
 effect. Rows are keyed by id, quotas by (team, pool, model), decayed use by (team, pool), and maintenance
 windows, which have no id, by the whole window.
 """

@@ -257,7 +257,7 @@ class WorkloadTurn:
         return False
 
     def _victim_search_key(self, queued: QueuedWorkload, kind: int) -> Hashable:
-        """Return a key. All workloads with the same key have the same result of the search."""
+        """Return the key under which a failed search is remembered. Equal keys have equal results."""
         user = queued.user if self.state.policy.max_slots_per_user is not None else 0
         owner = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, queued.reservation
         return (

@@ -1,1 +1,1 @@
-"""One planning cycle: elect a leader, take a snapshot, plan, check the plan on fresh rows, apply, record."""
+"""Run planning cycles: elect a leader, take a snapshot, plan, check the plan on fresh rows, apply, record."""

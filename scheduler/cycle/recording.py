@@ -41,7 +41,7 @@ class PreparedRecording:
 
 @dataclass
 class CycleRecorder:
-    """Writer of one process's recordings. It remembers the digests of unchanged tables.
+    """The writer of one process's recordings. It remembers the digests of unchanged tables.
 
     ``prepare`` computes a recording, and ``write`` writes it inside the transaction of the decisions.
     ``committed`` is called after the commit, so that parts of a rolled-back transaction are not remembered as

@@ -252,7 +252,7 @@ class SnapshotCache:
     # -- self-check ---------------------------------------------------------------------------------
 
     def _compare(self, fresh: snapshot_rows.SnapshotRows, epoch: int, now: datetime) -> None:
-        """Compare the cached snapshot with a fresh one; replace it if they differ."""
+        """Compare the cached snapshot with a fresh snapshot. If they differ, replace the cached snapshot."""
         fresh.epoch = epoch
         expected, actual = sort_rows(reading.build_snapshot(fresh, now)), sort_rows(self.standing.snapshot())
         differing = [name for name in SNAPSHOT_TABLES if getattr(expected, name) != getattr(actual, name)]

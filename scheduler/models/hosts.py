@@ -51,7 +51,9 @@ class Volume(models.Model):
 
     @property
     def person(self) -> str:
-        """Return the owner's name; homes of further teams are named NAME~NUMBER of the team's user
+        """Return the owner's name.
+
+        The owner's home for a later team is named OWNER~NUMBER, with the number of the team's user
         (docs/decisions/0005).
         """
         return str(self.name).partition("~")[0]

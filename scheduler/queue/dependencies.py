@@ -17,7 +17,7 @@ DependencySpecs = Iterable[tuple[str, Workload | JobArray]]
 
 @dataclass(frozen=True, slots=True)
 class ArrayProgress:
-    """Numbers of an array's tasks: ``open`` tasks have not ended, ``unsuccessful`` tasks did not finish."""
+    """Counts of an array's tasks: ``open`` tasks have not ended, ``unsuccessful`` tasks ended unfinished."""
 
     open: int
     unsuccessful: int

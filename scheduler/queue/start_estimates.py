@@ -77,7 +77,10 @@ def likely_range(
 
 
 def record_first_estimates(expected: Mapping[int, int], now: datetime) -> None:
-    """Record expected starts (seconds since the epoch, by workload). Only the first of each wait is kept."""
+    """Record expected starts (seconds since the epoch, by workload).
+
+    Only the first expected start of each wait is kept.
+    """
     known = StartEstimate.objects.filter(workload__in=expected, attempt=F("workload__attempt")).values(
         "workload"
     )

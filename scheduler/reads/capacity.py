@@ -26,7 +26,7 @@ SLOT_COUNT = F("slots__endswith") - F("slots__startswith")
 def free_unit_filter(now: datetime) -> Q:
     """Return the condition for units that can be allocated now.
 
-    They are well, on a host that accepts work, not held and not bound to a reservation.
+    Such a unit is on a well GPU of a host that accepts work. It is neither held nor bound to a reservation.
     """
     held = Allocation.objects.filter(unit=OuterRef("pk"), period__upper_inf=True)
     bound = BoundUnit.objects.filter(unit=OuterRef("pk"), period__contains=now)

@@ -118,7 +118,7 @@ def maintenance_effect(host: Host, start: datetime, end: datetime, now: datetime
 
 
 def reservations_broken_without(gpu: Gpu, now: datetime) -> tuple[int, ...]:
-    """Return future reservations that can be kept now but not without this GPU. Its host is loaded."""
+    """Return the reservations that can be kept now but not without ``gpu``, which is loaded with its host."""
     taken, pool = request_snapshot_cache.take_cached_snapshot([gpu.host.pool_id], now), gpu.host.pool_id
     unit_ids = {unit.id for unit in taken.units if unit.gpu == gpu.pk}
     return drain.reservations_broken_without(taken, pool, unit_ids, core_values.epoch_seconds(now))

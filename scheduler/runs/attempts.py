@@ -34,7 +34,10 @@ MIN_ALLOCATION_PERIOD = timedelta(microseconds=1)  # PostgreSQL does not keep th
 
 
 def advance_run(run: Run, new: RunState, at: datetime) -> bool:
-    """Move a run forward to starting, running or stopping. Returns False if it is already that far."""
+    """Move a run forward to starting, running or stopping.
+
+    Returns False if the run is in this state or a later state already.
+    """
     old = RunState(run.state)
     if RUN_STATE_RANK[new] <= RUN_STATE_RANK[old] or new == RunState.ENDED:
         return False
@@ -83,8 +86,8 @@ def end_run(
 def _own_outcome(run: Run, outcome: str) -> str:
     """Return the outcome of this run alone.
 
-    A member of a gang that was stopped because a GPU of another member failed ends as cancelled: it has
-    lost no GPU of its own.
+    If a member of a gang is stopped because a GPU of another member failed, the stopped member's outcome is
+    cancelled: it has lost no GPU of its own.
     """
     stopped_with_gang = (
         outcome == ReasonCode.GPU_ERROR

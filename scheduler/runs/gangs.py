@@ -105,8 +105,9 @@ def first_failures(attempts: Collection[Sequence[Run]]) -> list[Run]:
 
 
 def runs_that_lost_a_gpu(runs: Sequence[Run]) -> set[int]:
-    """Return the ids of runs that lost a GPU: it was taken out of service while they held it, or up to
-    GPU_FAULT_WINDOW after their end. One query.
+    """Return the ids of runs that lost a GPU. One query.
+
+    The GPU was taken out of service while the run held it, or up to GPU_FAULT_WINDOW after the run's end.
     """
     while_held = Q(run__ended_at__isnull=True) | Q(
         unit__gpu__state_changes__at__lte=F("run__ended_at") + GPU_FAULT_WINDOW

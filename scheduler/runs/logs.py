@@ -73,7 +73,7 @@ def read_log(run: uuid.UUID, offset: int = 0, most: int = 256 * 1024) -> tuple[s
 
 
 def read_whole_log(run: uuid.UUID) -> bytes | None:
-    """Return all kept bytes of a run's log, with a line for each gap; None if it has written nothing."""
+    """Return all kept bytes of a run's log, with a line for each gap; None if the run has written nothing."""
     segments = _segments(run)
     return b"".join(_kept_pieces(run, segments)) if segments else None
 

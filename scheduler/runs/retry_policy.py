@@ -85,7 +85,7 @@ def decide_retry(workload: Workload, outcome: str) -> RetryDecision:
     - Work that a host's prolog or setup refused is requeued without limit, after a wait.
     - Work that failed by itself is requeued as often as its owner asked, with a growing wait.
 
-    A gang that is to end with its first member is requeued only if it could not start.
+    A gang whose rule is to end with its first member is requeued only if it could not start.
     """
     # An agent may drain its host without an order of the server.
     requested = workload.stop_requested or (ReasonCode.DRAINED if outcome == ReasonCode.DRAINED else "")

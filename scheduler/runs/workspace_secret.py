@@ -1,6 +1,6 @@
 """Derive the secret that the edge sends to a notebook's server, so that it is stored nowhere.
 
-It is sent in the header ``X-Gpupool-Secret``.
+The secret is sent in the header ``X-Gpupool-Secret``.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 With the token the agent registers the public key of a key pair made on the host. A new credential is given
 only for a challenge signed with the private key; a copied credential is valid for at most a day. Only
-hashes are stored. A renewed credential is derived from the hash of the current one and the site's secret.
-So renewing twice gives the same text, and a lost response does no harm. A renewed credential takes effect
-when the agent first uses it. A database restored from a backup accepts credentials that were issued after
-the backup.
+hashes are stored. A renewed credential is derived from the hash of the current credential and the site's
+secret. So renewing twice gives the same text, and a lost response does no harm. A renewed credential takes
+effect when the agent first uses it. A database restored from a backup accepts credentials that were issued
+after the backup.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _join_answer_was_lost(host: Host, instance: str, public_key: str) -> bool:
 def verify_credential(text: str, *, now: datetime) -> int | None:
     """Return the id of the host to which this credential belongs; None if no valid credential matches.
 
-    A credential that is derived from the host's current one is accepted too, and replaces it.
+    A credential that is derived from the host's current credential is accepted too, and replaces it.
     """
     host = Host.objects.filter(pk=_host_id(text)).only("credential_hash", "credential_expires_at").first()
     if (
@@ -157,8 +157,8 @@ def _is_in_chain(text: str, host: Host) -> bool:
     """Return True if this is the host's next credential or a later credential.
 
     Each credential is derived from the previous credential and the site's secret, so nobody else can compute
-    a credential.
-    Credentials after the next one were issued after the backup from which this database was restored.
+    a credential. Later credentials than the next were issued after the backup from which this database was
+    restored.
     """
     last = host.credential_hash
     for _ in range(MAX_CREDENTIAL_CHAIN):
@@ -172,7 +172,7 @@ def _is_in_chain(text: str, host: Host) -> bool:
 def renewed_credential(host: Host, *, now: datetime) -> HostCredential | None:
     """Return the next credential of a host without a key, or None if the renewal is not due.
 
-    It is due after two thirds of the current credential's lifetime. Repeated calls return the same text.
+    A renewal is due after two thirds of the credential's lifetime. Repeated calls return the same text.
     """
     if host.public_key or not _renewal_is_due(host, now):
         return None
@@ -182,7 +182,7 @@ def renewed_credential(host: Host, *, now: datetime) -> HostCredential | None:
 def due_challenge(host: Host, *, now: datetime) -> str:
     """Return the challenge for a host with a key, or an empty string if the renewal is not due.
 
-    It is due after two thirds of the current credential's lifetime.
+    A renewal is due after two thirds of the credential's lifetime.
     """
     return _challenge(host, now) if host.public_key and _renewal_is_due(host, now) else ""
 

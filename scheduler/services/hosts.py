@@ -66,7 +66,7 @@ def cordon_for_fault(host: Host, gpu: Gpu | None, *, reason: str, now: datetime)
 
 @transaction.atomic
 def drain_for_fault(host: Host, *, reason: str, now: datetime) -> bool:
-    """Drain a host for a fault. A host that an operator has closed keeps its reason and gets this one too.
+    """Drain a host for a fault. A host that an operator has closed keeps its reason and gets this reason too.
 
     Returns False if nothing changed.
     """
@@ -85,7 +85,9 @@ def _is_closed(host: Host) -> bool:
 
 
 def _add_reason(host: Host, reason: str, now: datetime) -> bool:
-    """Add a reason to a closed host, so that the operator who returns it sees both. The host is locked.
+    """Add a reason to a closed host, so that the operator who returns the host sees both reasons.
+
+    The caller has locked the host.
 
     Returns False if the reason is already included.
     """

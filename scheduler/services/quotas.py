@@ -57,8 +57,9 @@ def change_quota(
     """Set a team's quota for one model of one pool, from the next cycle on.
 
     ``gpu_hours``: GPU-hours that the guarantee covers in a ``period``; None for no limit. When they are used
-    up, ``when_used_up`` decides if the team can still borrow or start nothing new. Returns False, and changes
-    nothing, if all guarantees together would exceed the pool (``guarantee_capacity`` has the numbers).
+    up, ``when_used_up`` decides whether the team's new work may still borrow or may not start. Returns False,
+    and changes nothing, if all guarantees together would exceed the pool (``guarantee_capacity`` has the
+    numbers).
     """
     locks.pools([pool.pk])
     if guaranteed_slots > guarantee_capacity(pool=pool, model=model, team=team).most:

@@ -40,7 +40,7 @@ def check_window(
     owner: Person | None = None,
     **hardware: Any,
 ) -> WindowCheckResult:
-    """Check whether a reservation would fit its window now. Holds nothing.
+    """Check whether a reservation would fit its window now. Nothing is reserved.
 
     ``exclude``: the reservation that would be moved. ``owner``: the owner whose per-user cap applies.
     ``hardware``: the fields of ``HardwareRequest``. ``name`` is ignored, so that callers can pass the same
@@ -208,7 +208,10 @@ def check_windows(
 def check_change(
     reservation: Reservation, *, start: datetime | None = None, end: datetime | None = None, now: datetime
 ) -> WindowCheckResult:
-    """Check whether ``change_reservation`` would succeed now. A window within the current one always fits."""
+    """Check whether ``change_reservation`` would succeed now.
+
+    A window within the present window always fits.
+    """
     if reservation.state not in OPEN_RESERVATION_STATES:
         return WindowCheckResult(False, ReasonCode.RESERVATION_OVER, (("state", reservation.state),))
     first, last = changed_window(reservation, start, end)

@@ -236,7 +236,7 @@ def close_reservation(reservation: Reservation, state: ReservationState, now: da
 
 @transaction.atomic
 def rebind_reservation(reservation: Reservation, *, now: datetime) -> bool:
-    """Release all units of a reservation, some of which are unusable; the next cycle binds others.
+    """Release all units of a reservation with unusable units. The next cycle binds other units.
 
     Returns False while work runs inside.
     """

@@ -220,8 +220,7 @@ def end_queued_workload(
 def _cancel_requeue(workload: Workload, code: str) -> bool:
     """Make a stopping workload end with ``code`` if it would be requeued otherwise.
 
-    A workload that stops because a member of its gang ended has no stop request of its own; it may be
-    requeued like the others.
+    A workload that stops because a member of its gang ended has no stop request. It may be requeued too.
     """
     requeue_requests = ("", *REQUEUE_CODES, *LOST_CODES)
     changed = Workload.objects.filter(pk=workload.pk, stop_requested__in=requeue_requests).update(

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 ENGINE_KEY = "gpupool:engine:nudged"
 ENGINE_KEY_TTL_MS = 1_000  # a nudge whose task was lost suppresses later nudges no longer than this
-# Channels belong to the whole server: the database number separates two sites on one server.
+# Redis channels belong to the whole server. The database number separates two sites on one server.
 SITE = f"gpupool:{redis.connection.parse_url(settings.REDIS_URL).get('db', 0)}"
 HOST_CHANNEL = f"{SITE}:host:"
 PAGE_CHANNEL = f"{SITE}:page"

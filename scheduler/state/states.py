@@ -1,7 +1,7 @@
 """Define the states of the scheduler's rows and the allowed transitions.
 
-One table per state field. A change is a compare-and-swap: ``change_state`` updates the row only if it still
-has the old state, so of two racing processes one succeeds and the other gets False.
+Each state field has one table. A change is a compare-and-swap: ``change_state`` updates the row only if it
+still has the old state, so of two racing processes one succeeds and the other gets False.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Settle dependencies when the awaited work has ended, and release tasks of arrays up to the array's limit.
 
-Level-triggered: it runs before each cycle and in the sweep, and does its work once, also if called twice or
+Level-triggered: this runs before each cycle and in the sweep, and does its work once, also if called twice or
 by two processes. The snapshot reads only the columns written here: ``waits_for`` and ``held_back`` of the
 workload itself.
 """
@@ -28,7 +28,7 @@ MAX_SETTLED_PER_CALL = 500  # workloads; the next call continues
 def release_dependents(now: datetime) -> int:
     """Settle dependencies and release array tasks; return the number of workloads changed."""
     changed = 0
-    while settled := _settle_dependencies(now):  # a workload that ends here may be awaited by another one
+    while settled := _settle_dependencies(now):  # other work may wait for a workload that ends here
         changed += settled
         if changed >= MAX_SETTLED_PER_CALL:
             break

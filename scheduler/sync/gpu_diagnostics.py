@@ -50,7 +50,7 @@ MAX_CHECKS = 50
 
 @transaction.atomic
 def request_diagnostic(gpu: Gpu, *, why: Diagnostic.Why, now: datetime) -> Diagnostic:
-    """Request a diagnostic of a GPU that nothing holds. A quarantined GPU, or one that is out, becomes
+    """Request a diagnostic of a GPU that nothing holds. If the GPU is quarantined or out, it becomes
     `diagnosing`.
 
     Raises OperationRejected ``gpu_is_held``, ``diagnostic_is_open``, ``geometry_is_changing``,
@@ -84,7 +84,7 @@ def request_diagnostic(gpu: Gpu, *, why: Diagnostic.Why, now: datetime) -> Diagn
 def request_host_diagnostics(host: Host, *, why: Diagnostic.Why, now: datetime) -> list[Diagnostic]:
     """Request a diagnostic of each unheld GPU of a host.
 
-    A quarantined host, or one that is out, is `diagnosing` until all results are known. Raises
+    If the host is quarantined or out, it is `diagnosing` until all results are known. Raises
     OperationRejected if no GPU can be diagnosed.
     """
     fresh = locks.hosts([host.pk])[host.pk]
@@ -342,9 +342,7 @@ def _due_after_trip(now: datetime) -> list[Gpu]:
 
 
 def _due_periodically(pool: Pool, now: datetime) -> list[Gpu]:
-    """Return idle GPUs in service whose last diagnostic is too old, the oldest first, and only a few at
-    once.
-    """
+    """Return idle GPUs in service whose last diagnostic is too old, as many as may be diagnosed at once."""
     period = timedelta(hours=pool.diagnose_every_hours)
     counted = Gpu.objects.filter(host__pool=pool, retired_at=None).aggregate(
         all=Count("pk"),

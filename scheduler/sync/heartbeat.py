@@ -22,7 +22,7 @@ from scheduler.models import Host, Pool, Run
 from scheduler.state.states import LeaseState, RunState
 from scheduler.sync import desired_state, host_inventory, observed_state
 
-# The UPDATE locks the host's row like every other writer of it.
+# The UPDATE locks the host's row like every other writer of the row.
 RENEW_LEASE_SQL = """
 UPDATE scheduler_host AS h SET last_sync_at = %(now)s
 FROM scheduler_pool AS p

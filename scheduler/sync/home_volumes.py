@@ -67,7 +67,7 @@ def _home_problem(home: HomeSeen) -> str:
 
 
 def store_homes(host: Host, seen: HomesSeen, now: datetime) -> None:
-    """Store a listing of homes. A listing older than the stored one only sets the host's storage."""
+    """Store a listing of homes. A listing older than the stored listing only sets the host's storage."""
     listed_at = min(_past_time(seen.listed_at, now), now)
     storage = Storage.objects.filter(key=seen.storage).first()
     created = False

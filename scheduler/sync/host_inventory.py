@@ -250,7 +250,7 @@ def _held_gpus(gpus: Iterable[Gpu]) -> set[int]:
 
 
 def _retire_missing(known: dict[str, Gpu], seen: set[str], held: set[int], host: Host, now: datetime) -> bool:
-    """Mark GPUs that are no longer reported as missing. Retire them if they are free, else quarantine them.
+    """Retire GPUs that are no longer reported, or quarantine them if they are held. Mark both as missing.
 
     Returns False if a missing GPU could not be retired.
     """

@@ -107,7 +107,7 @@ def _observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collecti
 def _clear_reboot_rejection(host: Host, observed: Observed) -> None:
     """Clear a recorded rejection of this boot, which was a reboot and not a second machine.
 
-    Its reports were rejected while the earlier boot might still have been alive.
+    The boot's reports were rejected while the earlier boot might still have been alive.
     """
     refused = host.refused_agent or {}
     if (refused.get("instance"), refused.get("boot_id")) == (observed.instance[:64], observed.boot_id[:64]):
@@ -148,8 +148,8 @@ def _store_runs(
 
 
 def _runs_of_previous_agent(host: Host) -> set[int]:
-    """Return the live runs that another agent received before this one joined; this agent does not report
-    them.
+    """Return the live runs that another agent received before this agent joined. This agent does not report
+    these runs.
 
     Placed runs are included, since the other agent may have started them after its last report. These runs
     end when shims of the other agent can no longer be alive, or earlier if an operator states that the

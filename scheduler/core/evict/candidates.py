@@ -19,7 +19,7 @@ MAX_READ_ONE_BY_ONE = 64  # Up to this many candidates, reading one by one is fa
 
 @dataclass(frozen=True, slots=True)
 class EvictionChoice:
-    """The victims (indices of running work), and the units for the ask: free now or freed by the victims."""
+    """The victims (indices of running work), and the units for the ask: free units and units of victims."""
 
     victims: list[int]
     units: list[int]

@@ -78,8 +78,8 @@ class VictimSearch:
         """Return (lower bound of the cost, host) for each host that would suffice if all candidates were
         evicted.
 
-        The bound is computed as if parts of a victim could be evicted. So nearly all hosts of a large pool
-        need no closer look.
+        The bound is computed as if parts of a victim could be evicted. With this bound the search skips
+        nearly all hosts of a large pool.
         """
         state, ask, victims = self.state, self.ask, self.candidates
         if victims.by_host is not None:

@@ -11,8 +11,8 @@ from scheduler.core.fit import unit_selection
 
 
 class VictimSet:
-    """A set of victims, with the resources that are free on each host after they have stopped, and the slots
-    that their teams lose.
+    """A set of victims, with the resources that are free on each host after the victims have stopped, and the
+    slots that their teams lose.
     """
 
     def __init__(

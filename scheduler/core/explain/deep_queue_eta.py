@@ -126,7 +126,7 @@ class FreeUnitsOverTime:
         )
         self.whole_pieces[:, : len(times)] = whole_pieces
         self.leftover_units: Ints = self.whole_pieces[0] - self.whole_pieces
-        # by equal asks: the time at which the last search ended
+        # by (units, hosts, duration class): the time at which the last search ended
         self._reached: dict[tuple[int, int, int], int] = {}
 
     def earliest(self, units: int, hosts: int, seconds: int) -> int | None:
@@ -136,7 +136,7 @@ class FreeUnitsOverTime:
         if units > self.largest:
             return None
         need, free_units = units * hosts, self.whole_pieces[units - 1]
-        # Free units only decrease, so an equal ask never starts earlier than the previous one, unless units
+        # Free units only decrease, so an equal ask never starts earlier than the previous ask, unless units
         # were taken now (``reset_search``). Durations within a factor of two count as equal, because
         # otherwise hardly any asks would be equal.
         duration_class = seconds.bit_length()
@@ -152,8 +152,9 @@ class FreeUnitsOverTime:
         return self.times[index] if index < len(self.times) else None
 
     def reset_search(self) -> None:
-        """Restart the searches from now. Units that were free now were taken, so the time at which they
-        become free again is a new possible start.
+        """Restart the searches from now, after units were taken that were free now.
+
+        The time at which these units become free again is a new possible start.
         """
         self._reached.clear()
 

@@ -24,8 +24,8 @@ MAX_FORECAST_TIME_POINTS = 96
 class Forecast:
     """The expected free units of each kind, host and time.
 
-    Times at which units are freed are rounded up to the grid, and times at which they are taken are rounded
-    down, so that a start is never expected too early.
+    Times at which units are freed are rounded up to the grid. Times at which units are taken are rounded
+    down. So a start is never expected too early.
     """
 
     def __init__(self, state: PoolState, promises: PromiseTimeline) -> None:

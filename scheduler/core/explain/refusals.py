@@ -91,9 +91,7 @@ class RefusalRecorder:
             self.deep_queue_eta.note_placed(units, queued.predicted_seconds)
 
     def note_evicted(self, team: int) -> None:
-        """Clear the cached order of a team's running work by end, because some of it was evicted and ends
-        sooner.
-        """
+        """Clear the cached list of a team's work, ordered by end, because evicted work ends sooner."""
         self._work_by_end.pop(team, None)
 
     def refuse_until_evicted(
@@ -211,8 +209,8 @@ class RefusalRecorder:
         """Reserve headroom for a team's first workload that waits for quota. Return None if ``queued`` is not
         this workload.
 
-        Work behind this workload may use the headroom only if it ends in time. Otherwise small work would
-        keep the team at its limit.
+        Work behind ``queued`` may use the headroom only if this work ends before ``queued`` can start.
+        Otherwise small work would keep the team at its limit.
         """
         state, kinds = self.state, self.state.kinds_for(queued.ask)
         key = queued.team, state.kinds[kinds[0]].model
@@ -408,7 +406,7 @@ class RefusalRecorder:
     ) -> tuple[int, tuple[int, ...], int] | None:
         """Return (time, blockers, surplus slots) for one kind, or None if no end of work suffices.
 
-        By this time enough work of the team (or user) will have ended. The blockers are this work. The
+        At this time enough work of the team (or user) will have ended. The blockers are this work. The
         surplus is the number of released slots that the workload does not need.
         """
         state = self.state

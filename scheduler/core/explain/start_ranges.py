@@ -110,8 +110,8 @@ class EstimateOutcome:
 class EstimateAccuracy:
     """The accuracy of one pool's expected starts.
 
-    ``errors`` are ratios for ``start_range``. ``past`` has each ratio with its expected wait (s). Of
-    ``with_range`` workloads with a range, ``started_in_range_count`` started by its upper end.
+    ``errors`` are ratios for ``start_range``. ``past`` has each ratio with its expected wait (s).
+    ``with_range`` workloads had a range, and ``started_in_range_count`` of them started by its upper end.
     ``median_error`` (s) is the median over ``started_count`` started workloads.
     """
 

@@ -1,6 +1,6 @@
 """Find the reason why a workload waits: the first obstacle without which it would start.
 
-To find it, the placement is tried again with one kind of obstacle after another ignored.
+To find it, the placement is tried several times. Each time one more kind of obstacle is ignored.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ class WaitReasons:
         return self._promised[timed_key]
 
     def _hardware_reason_key(self, queued: QueuedWorkload, allowed: list[int]) -> Hashable:
-        """Return a key. Workloads with the same key have the same obstacles, except for obstacles that depend
-        on their times.
+        """Return the key under which a workload's obstacles are cached.
+
+        Workloads with the same key have the same obstacles, except for obstacles that depend on their times.
         """
         team = queued.team if self.state.is_shared(queued.ask) else 0
         earmark_owner = queued.id if queued.id in self.state.workloads_with_earmarks else 0

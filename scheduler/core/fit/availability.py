@@ -108,8 +108,9 @@ def host_counts(state: PoolState, kind: int, available: Mask | None) -> Ints:
 
 
 def units_of_kind_in(state: PoolState, kind: int, mask: Mask) -> Ints:
-    """Return the units of a kind that are in a mask. Faster than a search over all units, especially
-    for a rare kind.
+    """Return the units of a kind that are in a mask.
+
+    This is faster than a search over all units, especially for a rare kind.
     """
     units = state.hardware.units_of_kind[kind]
     return units[mask[units]]

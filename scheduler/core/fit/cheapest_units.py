@@ -60,7 +60,8 @@ def _in_one_island(
     """Return two masks: the units to take, and the hosts without a suitable NVLink island.
 
     An island is suitable if its units suffice and cost no more than the host's units in ``taken``. The units
-    of a host are taken from its smallest suitable island; without one they stay as in ``taken``.
+    of a host are taken from its smallest suitable island. On hosts without a suitable island, the units in
+    ``taken`` are taken.
     """
     islands = nvlink_islands(state.hardware)
     island_of = islands.of[units]

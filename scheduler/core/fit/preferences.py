@@ -31,7 +31,7 @@ def rank_by_preferences(hardware: PoolHardware, ask: Ask, hosts: Ints, counts: I
 
 
 def spread_over_racks(hardware: PoolHardware, hosts: Ints) -> Ints:
-    """Return the hosts for work to be spread, best first: one host of each rack, then a second one of each
+    """Return the hosts for work to be spread, best first: one host of each rack, then a second host of each
     rack, and so on.
     """
     taken: dict[str, int] = {}

@@ -75,8 +75,8 @@ def order_by_proximity(hardware: PoolHardware, hosts_needed: int, hosts: Ints) -
     ordered from best to worst.
 
     If one island can hold the gang, its hosts come first; otherwise the hosts of one rack that can hold the
-    gang. The place with the fewest suitable hosts is chosen, so that the others stay whole. If no place can
-    hold the gang, it takes as few places as possible.
+    gang. The place with the fewest suitable hosts is chosen, so that the other places stay whole. If no place
+    can hold the gang, the gang takes as few places as possible.
     """
     if hosts_needed == 1:
         return hosts

@@ -101,8 +101,8 @@ def choose_units_on_hosts(
 def kinds_in_order(state: PoolState, ask: Ask) -> list[int]:
     """Return the kinds that serve an ask, in the order in which they are tried.
 
-    This is the order of ``kinds_for``. If an ask prefers no model, the one with the lowest model price comes
-    first among equally capable models, because other work needs it least.
+    This is the order of ``kinds_for``. If an ask prefers no model, equally capable models are ordered by
+    their model price, the lowest first, because other work needs the cheapest model least.
     """
     kinds = state.kinds_for(ask)
     if ask.models or len(kinds) < 2 or not has_equally_capable_models(state.hardware):

@@ -209,8 +209,8 @@ class PoolState:
     def expected_end_times(self) -> Ints:
         """Return the time at which each running workload is expected to end.
 
-        The prediction is doubled whenever it is exceeded, up to the runtime limit. A stopping workload ends
-        by its deadline.
+        A workload that has run longer than predicted is expected to run as long again, up to its runtime
+        limit. A stopping workload ends by its deadline.
         """
         table, now = self.table, self.now
         overrun = np.maximum(now + 1, np.minimum(table[UNTIL], now + (now - table[STARTED])))
@@ -363,7 +363,7 @@ class PoolState:
 
     def next_promise_after(self, promise_kind: str, time: int) -> int:
         """Return the start of the first promise of a kind at or after ``time``. Return FAR_FUTURE if all
-        promises begin before ``time``, and 0 if none does.
+        promises begin before ``time``, and 0 if no promise does.
         """
         times = self._promise_times[promise_kind]
         if not times or times[0] >= time:

@@ -226,8 +226,8 @@ class QuotaLedger:
         )
 
     def headroom(self, team: int, model: str, need: int, preemptible: bool, may_borrow: bool) -> Headroom:
-        """Return the team's headroom for ``need`` more slots. Cached until the team gets slots, because equal
-        asks are frequent.
+        """Return the team's headroom for ``need`` more slots. The result is cached until the team gets slots,
+        because equal asks are frequent.
 
         Non-preemptible work must fit into the guarantee together with the team's other non-preemptible work.
         The team's preemptible work is not counted in this check. If preemptible and non-preemptible work

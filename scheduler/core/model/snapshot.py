@@ -52,7 +52,7 @@ class PoolInfo:
     id: int
     name: str
     kind: PoolKind
-    team: int | None  # owner of a static pool, None for a dynamic one
+    team: int | None  # owner of a static pool, None for a dynamic pool
     policy: PoolPolicy
 
 
@@ -72,7 +72,7 @@ class HostInfo:
     memory_mib: int = 0  # 0: unknown, memory is then not checked
     schedulable: bool = True
     closed_code: str = ""  # a ReasonCode value if schedulable is False
-    # id of its storage of home folders, equal on hosts that share one; None: unknown
+    # id of the storage of its home folders; hosts that share a storage have the same id; None: unknown
     home_storage: int | None = None
 
 
@@ -105,8 +105,8 @@ class Ask:
     min_memory_mib: int = 0
     min_compute_capability: int = 0
     nvlink: bool = False  # all units on a host in one NVLink group
-    labels: frozenset[tuple[str, str]] = frozenset()  # the host must have each of them
-    labels_preferred: frozenset[tuple[str, str]] = frozenset()  # hosts with more of them are preferred
+    labels: frozenset[tuple[str, str]] = frozenset()  # the host must have each label
+    labels_preferred: frozenset[tuple[str, str]] = frozenset()  # hosts with more of the labels are preferred
     spread: bool = False  # prefer empty hosts, and different racks
     cpu_milli: int = 0  # on each host
     memory_mib: int = 0  # host memory on each host, in addition to GPU memory
@@ -217,7 +217,7 @@ class RunningWorkload:
     stop_by: int | None = None  # deadline of a stopping workload
     evicted_for_workload: int | None = None
     evicted_for_reservation: int | None = None
-    # the workload for which this one was evicted last; this one may not evict that workload in return
+    # the workload for which this workload was evicted last; this workload may not evict it in return
     evicted_by: int | None = None
     evictions: int = 0  # number of past evictions; each makes it more expensive to evict
     cpu_milli: int = 0  # on each of its hosts

@@ -1,4 +1,5 @@
 """Keep the promises to reservations.
 
-The timeline of promised units, binding at the start, and checks of requested windows and extensions.
+The package has the timeline of promised units, the binding of units at the start, and the checks of requested
+windows and extensions.
 """

@@ -216,7 +216,7 @@ class PromiseTimeline:
         """Add the intervals in which reservations have their units, until maintenance displaces them. Copy
         all intervals to arrays.
 
-        A reservation without units, or one that will be displaced, goes into ``to_be_bound``.
+        Reservations without units, and reservations that will be displaced, go into ``to_be_bound``.
         """
         for reservation in reservations:
             relocation = relocation_of(self.state, reservation)
@@ -352,8 +352,9 @@ class PromiseTimeline:
         return promised_slots
 
     def _held_or_bound(self, model: str, time: int) -> dict[int, int]:
-        """Return the promised slots without tentative units. Cached, because ``promised`` is called for the
-        same few times again and again.
+        """Return the promised slots without tentative units.
+
+        The result is cached, because ``promised`` is called for the same few times again and again.
         """
         if (model, time) not in self._promised_slots_cache:
             state, of_model = self.state, _of_model(self.state, model)

@@ -158,8 +158,8 @@ class UnschedulableClasses:
     """The members of equivalence classes that are known to get no units in this cycle.
 
     If a member gets no units, a member that runs at least as long gets none either. One reason is that units
-    are taken within a cycle, but not released. The other is that a longer workload may use fewer of the units
-    that are promised to others.
+    are taken within a cycle, but not released. The other reason is that a longer workload may use fewer of
+    the units that are promised to others.
     """
 
     def __init__(self, state: PoolState) -> None:

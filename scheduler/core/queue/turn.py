@@ -46,7 +46,7 @@ class TurnCriterion(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueueTurn:
-    """The values that decided a workload's turn in one cycle, as of that turn.
+    """The values that decided a workload's turn in one cycle, at the time of this turn.
 
     ``number`` counts the turns from 1. ``key`` is the workload's place in the order of ``TurnOrder``.
     """

@@ -182,8 +182,9 @@ class TurnOrder:
         )
 
     def _best_quota_tier(self, queued: QueuedWorkload) -> int:
-        """Return the best quota tier over all kinds that serve the ask. Cached for equal asks until the team
-        gets slots.
+        """Return the best quota tier over all kinds that serve the ask.
+
+        The result is cached for equal asks until the team gets slots.
         """
         ask, version = self.state.resolve_ask(queued.ask), self.state.ledger.change_count[queued.team]
         cached = self._quota_tiers.get((queued.team, ask.number))

@@ -125,8 +125,8 @@ class ExpectedWaste:
         batch used.
 
         All batches of all states are computed in parallel. An ask that did not fit never fits later, because
-        a node only gets fuller. So each round places the next ask that fits. The number of rounds is the
-        number of placed asks, not 64.
+        a node only gets fuller. So each round places the next ask that fits. The number of rounds is the most
+        asks that are placed in a batch, not the size of a batch.
         """
         count, batches = len(cpu), self.batches
         bounded = bool((memory < UNLIMITED_AMOUNT).any())

@@ -366,7 +366,7 @@ class Simulation:
         )
 
     def _end(self, job: SimulatedJob, attempt: RunningWorkload) -> None:
-        """End the attempt on its own, unless it was evicted before."""
+        """End an attempt that has reached its end, unless it was evicted before."""
         if job.running is not attempt:
             return
         self._release_units(job, attempt)
