@@ -1,4 +1,7 @@
-"""Define the engine's Celery tasks, which are idempotent and short. They read the clock and pass on the time."""
+"""Define the engine's Celery tasks.
+
+The tasks are idempotent and short. They read the clock and pass the time to the functions that they call.
+"""
 
 from __future__ import annotations
 
