@@ -31,7 +31,7 @@
   const axis = (given, ink) => ({
     gridcolor: ink.line, linecolor: ink.strong, zerolinecolor: ink.strong, tickcolor: ink.strong,
     ticks: "outside", ticklen: 4, automargin: true, fixedrange: false, ...given,
-    // A standoff extends the margin by the title; without it the title could be outside the chart.
+    // With a standoff, the margin includes the title. Otherwise the title could be outside the chart.
     title: given?.title ? { font: { size: 12, color: ink.faint }, standoff: 8, ...(given.title.text ? given.title : { text: given.title }) } : undefined,
   });
   const dress = (layout) => {
