@@ -1,4 +1,4 @@
-"""Test the end of an attempt: retries, gangs, and the four ends of a preemption."""
+"""Test the end of an attempt: its outcome, its retry, the effect on a gang, and its charge."""
 
 from __future__ import annotations
 

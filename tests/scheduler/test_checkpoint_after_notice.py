@@ -1,4 +1,4 @@
-"""Test that the host decides whether work saved after its notice, even if its clock is wrong."""
+"""Test that only a checkpoint after the notice ends the notice early, even if the host's clock is wrong."""
 
 from __future__ import annotations
 

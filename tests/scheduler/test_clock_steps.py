@@ -259,7 +259,7 @@ def test_a_clock_that_steps_at_every_try_raises_clock_stepped(world: World) -> N
 
 
 def _step_clock_an_hour_ahead() -> dt.datetime:
-    """Store a reading as if this clock had just been set an hour ahead. Returns the time before."""
+    """Store a reading as if the clock had just been set an hour ahead. Returns the time before the step."""
     moment = read_clocks()
     ClockReading.objects.update_or_create(
         pk=1, defaults={"wall": moment.wall - HOUR, "machine": moment.machine, "uptime": moment.uptime}

@@ -163,7 +163,7 @@ def test_a_preempted_gang_is_requeued_whatever_its_policy(world: World) -> None:
     assert not Decision.objects.filter(workload=workload, kind__in=("restarted", "ended")).exists()
 
 
-def test_the_other_members_are_stopped_even_if_the_first_was_reported_as_stopping_before_it_ended(
+def test_the_other_members_are_stopped_if_a_member_is_reported_as_stopping_before_it_ends(
     world: World,
 ) -> None:
     workload, agents = placed(world)
@@ -423,7 +423,7 @@ def test_a_member_that_fails_after_the_notice_still_ends_the_others(world: World
 
 
 @pytest.mark.parametrize(("others", "failed_rank"), [("killed_at_grace", 2), ("checkpointed", 0)])
-def test_a_gang_is_checkpointed_only_if_all_its_members_are(
+def test_a_gang_counts_as_checkpointed_only_if_all_its_members_are_checkpointed(
     world: World, others: str, failed_rank: int
 ) -> None:
     workload, agents = running_gang(world, 3)

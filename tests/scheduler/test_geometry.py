@@ -41,7 +41,7 @@ class MigAgent:
         self.agent.runs[str(run.public_id)] = RunSeen(str(run.public_id), run.generation, "running")
 
     def set_geometry(self, index: int, profiles: list[str]) -> None:
-        """Report the GPU with these MIG profiles from now on, or as one whole GPU if there are none."""
+        """Report the GPU with these MIG profiles from now on. Without profiles, report one whole GPU."""
         gpu = self.inventory.gpus[index]
         units = [
             UnitSeen(f"{gpu.uuid}-{n}", profile, 360 * n, 360, 40448) for n, profile in enumerate(profiles)

@@ -1,6 +1,6 @@
 """Test that a new machine replaces a host.
 
-The work of the old machine keeps its GPUs until that work must have ended.
+The work of the old machine keeps its GPUs until it must have ended: after lease, grace and margin.
 """
 
 from __future__ import annotations

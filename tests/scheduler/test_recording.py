@@ -226,7 +226,7 @@ def test_recordings_are_listed_by_workload(world: World) -> None:
     out = io.StringIO()
     call_command("export_snapshot", stdout=out)
     assert len(out.getvalue().splitlines()) == 2
-    # The full id of the workload's page, and the short id of lists.
+    # The page of a workload shows its full id; lists show the short id.
     for given_id in (str(first.public_id), str(first.public_id)[:8]):
         out = io.StringIO()
         call_command("export_snapshot", f"--workload={given_id}", stdout=out)
@@ -261,7 +261,7 @@ def test_expired_recordings_are_deleted_and_the_remaining_ones_stay_complete(
         at = world.now + hours * HOUR
         job(world, world.vision, 1, at)
         decide(world, recorder, at)
-    later = world.now + 44 * HOUR + SECOND  # the recording at 20 h has just expired, that at 30 h has not
+    later = world.now + 44 * HOUR + SECOND  # the recordings of 0 h and 20 h have expired
     assert retention.delete_expired_rows(later)[1] == 2
     remaining = Recording.objects.get()
     assert serialization.read_recording(exported(remaining.pk)).snapshot.units

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.django_db
 def fail(
     work: Workload, world: World, host: str, minute: int, outcome: str, seconds: int = 20, stop_code: str = ""
 ) -> Workload:
-    """Run an attempt of ``seconds`` on this host, which ends with this outcome.
+    """Run an attempt of ``seconds`` on the host, and end it with ``outcome``. Returns the workload.
 
-    ``stop_code``: code of an ordered stop; empty: no stop is ordered.
+    ``stop_code`` is the code of an ordered stop. If it is empty, no stop is ordered.
     """
     Workload.objects.filter(pk=work.pk).update(state="running", stop_requested=stop_code)
     held = hold(work, units_of(world.hosts[host])[0], at(9, minute))

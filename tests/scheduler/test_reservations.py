@@ -297,7 +297,7 @@ def first_starts(answer: WindowCheckResult) -> list[dt.datetime]:
 
 
 def test_a_closed_budget_prevents_borrowing_until_it_opens(world: World) -> None:
-    """Vision is guaranteed 8 H100. A reservation of ten leaves the guarantees of the other teams intact."""
+    """Vision is guaranteed 8 H100. A reservation of 10 H100 leaves the other teams' guarantees intact."""
     opens = world.now + 2 * DAY
     close_gate(world, "stop_borrowing", world.now + DAY)
     close_gate(world, "stop_borrowing", opens, project=world.vision.project)
@@ -350,8 +350,7 @@ def test_suggested_windows_respect_a_closed_budget(world: World) -> None:
     for answer in (services.check_window(**request), *recurring):  # type: ignore[arg-type]
         assert (answer.code, first_starts(answer)) == (ReasonCode.WINDOW_FULL, [opens, everything.end])
     assert services.check_window(**{**request, "start": opens, "end": opens + HOUR}).fits  # type: ignore[arg-type]
-    # A reservation of unchanged length may move to any time.
-    # Of twice the length, only one hour may be before the budget opens.
+    # The reservation is one hour long. After a change, at most one hour may be before the budget opens.
     for length, soonest in (
         (HOUR, world.now + dt.timedelta(seconds=WINDOW_VALID_SECONDS)),
         (2 * HOUR, opens - HOUR),

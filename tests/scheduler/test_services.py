@@ -25,7 +25,7 @@ SECOND = dt.timedelta(seconds=1)
 
 
 def run(world: World, workload: Workload, at: dt.datetime) -> list[FakeAgent]:
-    """Run the workload on one of the shared H100 hosts. Returns the agents of these hosts."""
+    """Run the workload on one of the two shared H100 hosts. Returns the agents of both hosts."""
     agents = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
     engine.run_cycle("test", at)
     for agent in agents * 2:
@@ -294,7 +294,7 @@ def test_an_extension_beyond_the_pools_longest_runtime_is_rejected(world: World)
         ([600, 700, 800], 3600, 3600),
         ([600, 700, 800, 900, 1000], 3600, 800),
         ([600, 700, 800, 900, 1000], 500, 500),
-        # The limit differs too much from the jobs' limits. So it is multiplied by the pool's ratio.
+        # The jobs' limits differ too much from the limit. The prediction is the limit times the pool's ratio.
         ([600, 700, 800, 900, 1000], 36_000, 8000),
     ],
 )

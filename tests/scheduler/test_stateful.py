@@ -4,7 +4,8 @@ A walk mixes submissions, cancellations, ends of runs, lost hosts, approvals, re
 It uses PostgreSQL, the services, the engine's cycle and the agents' frames.
 The plan verifier checks every plan. At the end of a walk, everything is cancelled, and no row may hold a GPU.
 
-``GPUPOOL_WALKS`` sets the number of walks. Such walks are longer and differ in each run; failures are shrunk.
+If ``GPUPOOL_WALKS`` sets the number of walks, the walks are longer and differ in each run, and Hypothesis
+shrinks walks that fail.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def a_slot_is_held_once(seen: WalkRows) -> None:
 
 
 def gangs_are_whole(seen: WalkRows) -> None:
-    """Assert that work without a stop holds all its units, on as many hosts as requested."""
+    """Assert that work that is not being stopped holds all its units, on as many hosts as requested."""
     held = Counter(allocation.workload_id for allocation in seen.held)
     for workload in seen.workloads.values():
         if workload.state in WHOLE_STATES:
@@ -204,7 +205,7 @@ class Walk(RuleBasedStateMachine):
         self.submitted: dict[int, dt.datetime] = {}
         self.decided_at = self.now
         self.asleep = False  # True while no engine runs
-        self.answered: set[int] = set()  # queued at the end of the last cycle
+        self.answered: set[int] = set()  # workloads in the queue at the end of the last cycle
         self.ended: set[int] = set()
 
     # -- actions of people -----------------------------------------------------------------------------------
@@ -280,7 +281,7 @@ class Walk(RuleBasedStateMachine):
         beyond=st.booleans(),
     )
     def ask_for_a_reservation(self, team: str, units: int, starts_in: int, lasts: int, beyond: bool) -> None:
-        """Request a reservation: small ones are confirmed at once, others need approval."""
+        """Request a reservation. Only reservations above the threshold need approval."""
         team_of_world = getattr(self.world, team)
         start = (self.now + starts_in * SECOND).replace(microsecond=0)
         try:
@@ -413,7 +414,7 @@ class Walk(RuleBasedStateMachine):
         self.time_passes(seconds)
 
     def wake(self) -> None:
-        """Run a cycle, as a nudge or the sweep does, unless no engine runs."""
+        """Run a cycle, as a nudge or the sweep does. Do nothing while no engine runs."""
         if not self.asleep:
             self.decide()
 
@@ -439,7 +440,7 @@ class Walk(RuleBasedStateMachine):
         self.hear()
 
     def hear(self, *names: str) -> None:
-        """Sync the named hosts, or all if none is named, except mute hosts."""
+        """Sync the named hosts, or all hosts without names. Mute hosts are left out."""
         for name in names or self.agents:
             if name not in self.mute:
                 self.agents[name].sync(self.now)
@@ -491,7 +492,7 @@ class Walk(RuleBasedStateMachine):
         for pk in self.answered:
             workload = seen.workloads[pk]
             if workload.state != WorkloadState.QUEUED or workload.queued_at > self.decided_at:
-                continue  # it has ended or was requeued since
+                continue  # the workload has ended, or was requeued after the cycle
             assert workload.reason_code in CODES, pk
             assert workload.reason_numbers or workload.reason_code == ReasonCode.RESERVATION_OVER
             if workload.reason_code in (
@@ -499,7 +500,7 @@ class Walk(RuleBasedStateMachine):
                 ReasonCode.BACKING_OFF,
                 ReasonCode.RESERVATION_NOT_STARTED,
             ):
-                # Changes below the resolution are not written, so the row may be older by that much.
+                # A change below the resolution is not written, so the stored start may be too early.
                 assert workload.expected_start is not None
                 assert workload.expected_start + START_RESOLUTION > self.decided_at
             if workload.reason_code in (
