@@ -49,8 +49,8 @@ def with_steady_clock(
 
     ``act`` must be repeatable. If the clock was set before ``act`` locks rows, ClockStepped ends that call
     (``scheduler.coordination.locks``). ``check_first``: correct a clock step before the call; pass False if
-    ``act`` itself calls ``correct_clock_step`` before it writes. Raises ClockStepped if the clock is set in
-    every try.
+    ``act`` itself checks for a clock step when it writes. Raises ClockStepped if the clock is set in every
+    try.
     """
     for _ in range(MAX_TRIES):
         sample = read()

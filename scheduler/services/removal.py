@@ -85,9 +85,9 @@ def check_host_removal(host: Host) -> None:
 def check_host_move(host: Host, pool: Pool, now: datetime) -> None:
     """Raise OperationRejected if the host cannot move to ``pool`` now.
 
-    The code is a code of ``check_host_removal``, ``host_is_in_pool``, ``host_has_reserved_units``,
-    ``host_is_in_repair``, or, if a coming reservation could not be kept without the host,
-    ``host_is_reserved``.
+    The codes are ``host_is_in_pool``, ``host_has_reserved_units``, ``host_is_in_repair`` and the codes of
+    ``check_host_removal``. The code is ``host_is_reserved`` if a coming reservation could not be kept without
+    the host.
     """
     _check_host_move(host, pool, now)
     broken = explanations.drain_effect(host, now).broken_reservations

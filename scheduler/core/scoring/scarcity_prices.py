@@ -92,7 +92,7 @@ class ScarcityPrices:
         return round(SLOT_WEIGHT * gpus * MILLI_PER_GPU * square * square * self.unit)
 
     def _loads(self, free: list[int], total: int) -> list[float]:
-        """Return the load of each class from the asks that not all classes serve.
+        """Return the load of each class from asks that only some classes serve.
 
         Each group of asks with the same classes is spread over these classes to balance load / free.
         """
