@@ -90,7 +90,7 @@ class World:
 
 
 class SharedWorld:
-    """Keeps one world in an open transaction, so that consecutive tests share it.
+    """One world in an open transaction, so that consecutive tests share it.
 
     Each of these tests runs inside a savepoint that is rolled back after it. ``tests/conftest.py`` closes the
     transaction before a test that needs the database without the world.

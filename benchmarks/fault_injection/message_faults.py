@@ -58,7 +58,7 @@ class Direction:
 
 @dataclass
 class MessageFaults:
-    """Chooses a fault for each frame at random; passes all frames unchanged while ``rng`` is None."""
+    """A random choice of a fault for each frame. While ``rng`` is None, all frames pass unchanged."""
 
     rng: random.Random | None = None
     frames: int = 0

@@ -20,7 +20,7 @@ LEASE_OVERRUN_SECONDS = 1.0  # tolerated, because a shim checks its lease four t
 
 
 class InvariantChecker:
-    """Collects the violations, each once, as sentences."""
+    """A checker that collects each violation once, as a sentence."""
 
     def __init__(self, world: SimulatedWorld) -> None:
         self.world = world

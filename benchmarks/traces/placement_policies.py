@@ -112,7 +112,7 @@ class PlacementPolicy(ABC):
 
 
 class RandomPlacement(PlacementPolicy):
-    """Any fitting node, and any fitting GPU of it. ``draw(n)`` returns a number below n."""
+    """A policy that chooses any fitting node and GPU at random. ``draw(n)`` returns a number below n."""
 
     def __init__(self, nodes: NodeStates, mix: DemandMix, draw: Callable[[int], int]) -> None:
         super().__init__(nodes, mix)
@@ -127,7 +127,7 @@ class RandomPlacement(PlacementPolicy):
 
 
 class BestFit(PlacementPolicy):
-    """The node with the least capacity left afterwards.
+    """A policy that chooses the node with the least capacity left afterwards.
 
     CPU and GPU have equal weight, in hundredths of the largest machine.
     """
@@ -179,10 +179,11 @@ class NodeStateIndex:
 
 
 class Fgd(PlacementPolicy):
-    """Fragmentation gradient descent (USENIX ATC'23): the place where expected fragments grow least.
+    """Fragmentation gradient descent (USENIX ATC'23): choose the place where expected fragments grow least.
 
     Fragments of a node: thousandths of GPU that the most frequent needs can't use on it, weighted by
-    frequency. The score has 100 steps, as published, and ties go to the lowest node: both affect the result.
+    frequency. The score has 100 steps, as published, and ties go to the lowest node. Both the steps and the
+    order of ties affect the result.
     """
 
     COVERED = 0.95  # share of the requests

@@ -49,7 +49,7 @@ NO_LABELS: frozenset[tuple[str, str]] = frozenset()
 
 
 class Chooser:
-    """Draws values; ``rarely(n)`` returns True about one time in ``n``."""
+    """A source of drawn values. ``rarely(n)`` returns True about one time in ``n``."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
@@ -113,7 +113,7 @@ def windows(draw: st.DrawFn, snapshot: Snapshot) -> WindowAsked:
 
 
 class PoolMaker:
-    """Builds one pool; each choice is limited by the earlier ones, so that the rows are consistent."""
+    """A builder of one pool. Earlier choices limit each choice, so that the rows are consistent."""
 
     def __init__(self, choose: Chooser, pool: int) -> None:
         self.choose, self.pool = choose, pool

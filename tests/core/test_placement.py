@@ -234,7 +234,7 @@ def mean_ratio(trace: openb.Trace, policy: str) -> float:
     return sum(openb.replay(trace, openb.arrival_order(trace, seed), policy, seed) for seed in (1, 2)) / 2
 
 
-def test_the_rule_allocates_more_than_other_policies_and_these_more_than_random_placement(
+def test_the_rule_allocates_more_than_other_policies_and_random_placement_the_least(
     synthetic_trace: openb.Trace,
 ) -> None:
     found = {policy: mean_ratio(synthetic_trace, policy) for policy in openb.POLICIES}

@@ -124,7 +124,7 @@ def test_a_request_with_little_cpu_is_placed_on_a_host_with_little_free_cpu() ->
     assert hosts_of(snapshot, 9) == [2]
 
 
-def test_several_gpus_come_from_a_host_with_enough_free_in_one_island() -> None:
+def test_several_gpus_come_from_a_host_with_enough_free_gpus_in_one_island() -> None:
     units = [*gpus(1, 4, groups=2), *gpus(2, 8, groups=2), *gpus(3, 8, groups=2)]
     running = [running_on(1, 100, 102), running_on(2, 201, 202, 205, 206), running_on(3, 300, 301, 302, 303)]
     snapshot = pool([host(1), host(2), host(3)], units, [waiting(9, Ask(3))], running)
@@ -289,7 +289,7 @@ def test_the_planner_and_the_benchmark_choose_the_same_hosts() -> None:
         benchmarked.took(place.node)
 
 
-def test_among_equally_capable_models_one_that_other_requests_require_is_used_last() -> None:
+def test_a_model_that_other_requests_require_is_used_after_equally_capable_models() -> None:
     hosts, units = [host(1), host(2)], [*gpus(1, 4, "A100-PCIE"), *gpus(2, 4, "A100-SXM")]
     tied = [waiting(n, Ask(1, models=("A100-PCIE",)), not_before=NOW + HOUR) for n in range(20, 60)]
     assert hosts_of(pool(hosts, units, [waiting(9, Ask(1)), *tied], []), 9) == [2]

@@ -87,13 +87,13 @@ def test_guaranteed_work_is_evicted_if_borrowed_work_does_not_suffice() -> None:
     assert victims(two_hosts(*on_one, firm)) == [50, 51]
 
 
-def test_among_borrowed_work_the_one_that_loses_least_is_evicted() -> None:
+def test_among_borrowed_work_the_work_that_loses_least_is_evicted() -> None:
     assert victims(two_hosts(work(50, YELLOW, range(10, 18), HOUR), work(51, YELLOW, range(20, 28), 60))) == [
         51
     ]
 
 
-def test_in_a_static_pool_the_owners_work_is_guaranteed_and_the_cheapest_is_evicted() -> None:
+def test_in_a_static_pool_the_owners_work_is_guaranteed_and_the_cheapest_work_is_evicted() -> None:
     pool = PoolInfo(1, "own", PoolKind.STATIC, RED, PoolPolicy())
     own = work(50, RED, range(10, 18), HOUR), work(51, RED, range(20, 28), 60)
     assert victims(two_hosts(*own, pool=pool)) == [51]
@@ -106,7 +106,7 @@ def test_in_a_static_pool_the_owners_work_is_guaranteed_and_the_cheapest_is_evic
         (test_either_of_two_workloads_may_be_the_borrowed_one, 0),
     ],
 )
-def test_each_estimate_finds_units_that_the_other_one_misses(
+def test_each_estimate_finds_units_that_the_other_estimate_misses(
     monkeypatch: pytest.MonkeyPatch, test: object, estimate: int
 ) -> None:
     both = GuaranteedWork.unit_costs

@@ -183,7 +183,7 @@ FULL = HostInfo(1, "h1", 1, schedulable=False, closed_code=ReasonCode.HOST_FULL)
 DISK_USABLE_FROM = NOW + 60 + DISK_CLEANUP_SECONDS  # notice and grace are 30 s each
 
 
-def test_a_full_disk_blocks_windows_that_start_soon_and_no_later_ones() -> None:
+def test_a_full_disk_blocks_only_windows_that_start_soon() -> None:
     full = pool_of(1, hosts=(FULL,))
     for start, fits in (
         (NOW, False),
@@ -332,7 +332,7 @@ def test_a_running_reservation_is_extended_if_its_units_are_not_reserved() -> No
     ).fits  # the other four GPUs serve that reservation
 
 
-def test_a_running_reservation_is_not_extended_into_one_that_needs_its_units() -> None:
+def test_a_running_reservation_is_not_extended_into_another_that_needs_its_units() -> None:
     answer = extend(
         with_running_reservation(booked(2, 8, NOW + 3 * HOUR, NOW + 5 * HOUR, may_exceed_guarantee=True))
     )
@@ -351,7 +351,7 @@ def test_a_running_reservation_is_not_extended_into_maintenance_or_the_guarantee
     assert extend(with_running_reservation(one_more)).code == ReasonCode.WINDOW_EATS_GUARANTEES
 
 
-def test_each_of_several_windows_is_checked_and_the_first_refused_one_has_proposals() -> None:
+def test_each_of_several_windows_is_checked_and_the_first_refused_window_has_proposals() -> None:
     day = 24 * HOUR
     taken = pool_of(
         1,

@@ -53,7 +53,7 @@ def reserved(number: int, ask: Ask, start: int, end: int, units: tuple[int, ...]
     return ReservationInfo(number, 1, 1, 1, ask, NOW + start * HOUR, NOW + end * HOUR, units)
 
 
-def test_a_drain_separates_bound_reservations_that_move_from_those_that_it_would_break() -> None:
+def test_a_drain_lists_bound_reservations_that_move_and_reservations_that_it_breaks() -> None:
     snapshot = three_hosts(
         reservations=(reserved(7, H100, -1, 3, units=(10, 11)), reserved(8, A100, -1, 3, units=(30, 31)))
     )
@@ -75,7 +75,7 @@ def test_maintenance_lists_future_reservations_that_it_would_move_or_break() -> 
     assert maintenance_effect(snapshot, 3, *after, NOW) == ReservationEffect((), ())
 
 
-def test_maintenance_that_is_announced_already_has_the_same_effect() -> None:
+def test_maintenance_has_the_same_effect_after_it_is_announced() -> None:
     snapshot = three_hosts(
         reservations=(reserved(8, A100, 4, 6),), maintenance=(MaintenanceInfo(3, *WINDOW),)
     )

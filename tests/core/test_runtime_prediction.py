@@ -36,12 +36,12 @@ def test_with_fewer_jobs_of_the_user_the_jobs_of_the_team_count() -> None:
     assert history_of(*past, (queued(3600), 900)).predict(queued(3600)) == 300
 
 
-def test_without_similar_jobs_the_usual_used_part_of_the_limit_counts() -> None:
+def test_without_similar_jobs_the_prediction_is_the_usual_share_of_the_limit() -> None:
     past = [(queued(1000, user=9, team=9), 250)] * 5
     assert history_of(*past).predict(queued(3600)) == 900
 
 
-def test_jobs_of_another_size_or_a_limit_over_three_times_apart_do_not_count() -> None:
+def test_jobs_of_another_size_or_with_a_limit_over_three_times_apart_do_not_count() -> None:
     far = [(queued(36_000), 7)] * 5
     large = [(queued(3600, units=2), 7)] * 5
     # Only the used part of the limit counts: 7 of 36,000 or 7 of 3,600. The median is 3.85 of 3,600.

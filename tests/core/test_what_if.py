@@ -261,7 +261,7 @@ def test_the_criterion_that_decides_the_order_is_reported() -> None:
     )
 
 
-def test_a_workload_behind_its_own_team_has_that_reason() -> None:
+def test_a_workload_behind_its_own_team_has_its_team_as_the_reason() -> None:
     """Check a workload with an earlier position whose team has a waiting workload of higher priority."""
     ask = Ask(1, models=("H100",))
     none = (QuotaInfo(1, 1, "H100", 0), QuotaInfo(2, 1, "H100", 0))

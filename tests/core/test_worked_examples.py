@@ -25,7 +25,7 @@ def test_the_examples_of_the_page_are_the_output_of_the_planner() -> None:
     )
 
 
-def test_the_page_has_an_example_for_each_of_its_rules_and_lists_them_all() -> None:
+def test_the_page_has_an_example_for_each_section_and_lists_all_rules() -> None:
     blocks = [match["block"] for match in BLOCK.finditer(PAGE.read_text())]
     assert blocks.count("rules") == 1 and blocks.count("promises") == 1
     for section in PAGE.read_text().split("\n## ")[1:]:
