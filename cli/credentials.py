@@ -47,7 +47,7 @@ def normalised_portal_url(text: str) -> str:
 
 
 def save_credentials(login: Credentials, path: Path) -> None:
-    """Write the file so that only its owner can read it at any time."""
+    """Write the file. Only its owner can read it, even while it is written."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_suffix(".new")
     temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Run the command line and turns errors into exit codes."""
+"""Run the command line and turn errors into exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the options of requests for GPUs from the schema of a request, and builds the body from them."""
+"""Define the options of requests for GPUs from the schema of a request, and build request bodies."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def parse_pairs(given: tuple[str, ...]) -> dict[str, str]:
 
 
 def only_project(client: ApiClient) -> str:
-    """Return the only project of the user's teams. Raises CliError if there are none or several."""
+    """Return the only project of the user's teams. Raises CliError if there is none or more than one."""
     teams = {membership["team"] for membership in client.get("me/")["teams"]}
     paths = [row["path"] for row in client.pages("projects/") if row["active"] and row["team"] in teams]
     if len(paths) != 1:
@@ -111,7 +111,7 @@ def only_project(client: ApiClient) -> str:
 
 
 def only_pool(client: ApiClient) -> str:
-    """Return the only pool, or the only shared one. Raises CliError if there are none or several."""
+    """Return the only pool, or the only shared pool. Raises CliError if there is none or more than one."""
     pools = client.get("pools/")
     shared = [pool["slug"] for pool in pools if pool["kind"] == "dynamic"]
     names = shared if len(shared) == 1 else [pool["slug"] for pool in pools]

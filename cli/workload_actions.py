@@ -1,4 +1,4 @@
-"""Lists, cancels and opens workloads, for notebook and job commands."""
+"""List, cancel and open workloads, for the commands of notebooks and jobs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gpu_request_text(row: Any) -> str:
 
 
 def list_workloads(session: CliSession, path: str, everything: bool, **only: str) -> None:
-    """Print workloads: all visible ones, or only the user's open ones."""
+    """Print workloads: all visible workloads, or only the user's open workloads."""
     query: dict[str, Any] = {**only} if everything else {"mine": True, "state": "open", **only}
     rows = list(session.client.pages(path, **query))
     if session.json:

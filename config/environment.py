@@ -1,4 +1,4 @@
-"""Read the settings from the environment once and checks them.
+"""Read the settings from the environment once and check them.
 
 An invalid setting stops the start with one line.
 

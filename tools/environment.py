@@ -34,7 +34,7 @@ def ensure_environment(with_tests: bool = False, quiet: bool = False) -> None:
             return
         with contextlib.nullcontext() if quiet else timed_step("environment made"):
             _install(missing)
-            # If the environment was made again, it has lost the packages of the other lock.
+            # If the environment was made again, it has lost the packages of the other lock file.
             _install([name for name in wanted if not _is_installed(name)])
 
 
@@ -56,7 +56,7 @@ def ensure_examples_environment() -> None:
 
 @contextlib.contextmanager
 def _exclusive(name: str) -> Iterator[None]:
-    """Hold the lock of one environment, so that two commands do not make it at the same time."""
+    """Hold the lock of one environment, so that two commands do not make the environment at the same time."""
     STATE.mkdir(mode=0o755, exist_ok=True)
     with open(STATE / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -52,10 +52,10 @@ def be_interrupted_with_parent() -> None:
 
 @contextlib.contextmanager
 def ending_descendants() -> Iterator[None]:
-    """Run the block, then end all processes that it started, also those in other sessions.
+    """Run the block, then end all processes that it started, including processes in other sessions.
 
-    The first SIGINT, SIGTERM or SIGHUP raises SystemExit in the block. Later ones are ignored, so that the
-    block's cleanup and the end of its processes are complete.
+    The first SIGINT, SIGTERM or SIGHUP raises SystemExit in the block. Later signals are ignored, so that
+    the block's cleanup and the end of its processes are complete.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans become children of this process
     _exit_on_first_signal()

@@ -23,7 +23,7 @@ from tools.throw_away import throw_away_stores
 FLAGS = ("--external", "--long", "--changed")
 NOTHING_COLLECTED_STATUS = 5
 PASSED = (0, NOTHING_COLLECTED_STATUS)
-# One gate after the other, at a lower priority than the tests.
+# The gates run one after another, at a lower priority than the tests.
 GATES = ("nice", "-n", "5", sys.executable, str(ROOT / "run"), "check", "--jobs", "1")
 SHOWN_CHOICES = 40
 # Address for parts without a database: a test that needs a database fails at once.
@@ -55,7 +55,7 @@ class Part:
         return sorted(path for path in found if path and not any(is_within(path, e) for e in self.excluded))
 
     def command(self, options: Sequence[str], paths: Sequence[str]) -> list[str]:
-        """Return the command that runs these files and folders, without the excluded ones."""
+        """Return the command that runs these files and folders, without the excluded paths."""
         how = ["-n", str(self.processes), "--dist", "loadgroup", "--no-loadscope-reorder"]
         ignored = [f"--ignore={path}" for path in self.excluded]
         chosen = [*(how if self.processes > 1 else []), *ignored, "-m", self.markers, *self.options]
@@ -70,7 +70,7 @@ def is_within(path: str, folder: str) -> bool:
 
 
 def narrower(one: str, other: str) -> str | None:
-    """Return the one of two paths that is within the other; None if neither is."""
+    """Return the path that is within the other path; None if neither path is within the other."""
     if is_within(one, other):
         return one
     return other if is_within(other, one) else None

@@ -33,7 +33,7 @@ def services_verb(arguments: list[str]) -> int:
 
 
 def manage_verb(arguments: list[str]) -> int:
-    """Run a management command with the running services, or with throw-away ones."""
+    """Run a management command with the running services, or with throw-away services."""
     ensure_environment(quiet=True)
     command = [str(PYTHON), str(ROOT / "manage.py"), *arguments]
     folder = running_folder()

@@ -126,7 +126,7 @@ def extend(session: CliSession, id_: str, seconds: int) -> None:
 
 
 def _requirements_text(row: Any) -> str:
-    """Return the requirements besides the GPUs, as far as the portal sends them."""
+    """Return the requirements other than GPUs. Leaves out fields that an older portal does not send."""
     cpu, memory, capability = map(row.get, ("cpu_milli", "memory_mib", "min_compute_capability"))
     size = " and ".join(
         filter(None, [format_cores(cpu) if cpu else "", format_gibibytes(memory) if memory else ""])

@@ -1,4 +1,4 @@
-"""Add a content security policy to every response and rejects addresses with NUL characters."""
+"""Add a content security policy to every response and reject addresses with NUL characters."""
 
 from __future__ import annotations
 

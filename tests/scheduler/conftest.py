@@ -1,4 +1,4 @@
-"""Fixtures of the scheduler tests: the organisation, a check of the lock order, and an engine worker."""
+"""Define fixtures of the scheduler tests: the organisation, a check of the lock order, an engine worker."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_a_clone_is_rejected_while_the_original_reports_and_a_reboot_is_accepted
 
 
 def test_another_boot_is_accepted_only_after_the_hosts_old_work_must_have_ended(world: World) -> None:
-    """A disconnected host may run its work for 70 s: lease 30 s, grace 30 s and margin 10 s."""
+    """Assume that a disconnected host may run its work for 70 s: lease 30 s, grace 30 s and margin 10 s."""
     (agent,) = agents_of(world, "alpha")
     agent.sync(world.now)
     agent.boot_id = "another boot"
@@ -334,7 +334,7 @@ def test_a_renewal_may_be_repeated_until_the_host_has_reported(world: World) -> 
 
 
 def test_a_copy_of_the_state_folder_cannot_renew_while_the_hosts_credential_is_valid(world: World) -> None:
-    """A renewal would take effect at once and disconnect the host's own agent."""
+    """Reject the copy's renewal, because it would disconnect the host's own agent at once."""
     host, key = world.hosts["alpha"], Key()
     good = key.join(world, world.now)
     for at in (world.now, world.now + CREDENTIAL_TTL * 0.9):

@@ -68,7 +68,7 @@ def state_of(workload: Workload) -> str:
 def test_a_submission_is_decided_without_a_periodic_cycle(
     engine_worker: subprocess.Popen[bytes], live_world: World
 ) -> None:
-    """Only the commit wakes the engine: no periodic task runs. ``./run bench wake`` measures the time."""
+    """Wake the engine by the commit only: no periodic task runs. ``./run bench wake`` measures the time."""
     for _ in range(10):
         workload = queue(live_world, live_world.vision)
         wait_for(lambda w=workload: state_of(w) != "queued", 60)  # type: ignore[misc]

@@ -175,7 +175,7 @@ def test_a_new_or_missing_run_takes_the_full_sync(world: World, agent: FakeAgent
 
 
 def test_a_suspect_host_that_was_revoked_is_not_restored(world: World) -> None:
-    """An operator may revoke the credential after the lease is renewed and before the host becomes alive."""
+    """Revoke the credential after the lease is renewed and before the host becomes alive."""
     host = world.hosts["alpha"]
     for credential, trusted in (("", "suspect"), (host.credential_hash, "alive")):
         Host.objects.filter(pk=host.pk).update(lease_state="suspect", credential_hash=credential)

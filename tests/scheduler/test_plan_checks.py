@@ -288,7 +288,7 @@ def test_a_reservation_moved_after_planning_is_not_bound(
 
 @dataclass
 class Crowd:
-    """Robotics has borrowed all 16 H100s; vision claims its guarantee of 8, so one must be evicted."""
+    """A full pool: robotics has borrowed all 16 H100s, and vision's claim of its 8 needs one eviction."""
 
     claimant: Workload
     victim: Workload

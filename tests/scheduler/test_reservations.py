@@ -297,7 +297,7 @@ def first_starts(answer: WindowCheckResult) -> list[dt.datetime]:
 
 
 def test_a_closed_budget_prevents_borrowing_until_it_opens(world: World) -> None:
-    """Vision is guaranteed 8 H100. A reservation of 10 H100 leaves the other teams' guarantees intact."""
+    """Reserve 10 H100: vision is guaranteed 8, and the other teams' guarantees stay intact."""
     opens = world.now + 2 * DAY
     close_gate(world, "stop_borrowing", world.now + DAY)
     close_gate(world, "stop_borrowing", opens, project=world.vision.project)

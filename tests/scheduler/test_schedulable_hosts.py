@@ -132,7 +132,7 @@ def test_all_parts_report_a_closed_host_as_closed_and_nothing_is_placed_on_it(
 
 
 def test_snapshot_query_and_function_agree_for_every_combination_of_states(world: World) -> None:
-    """Check every combination of states, including unreachable ones."""
+    """Check every combination of states, including combinations that cannot occur."""
     now = world.now
     pools = {
         level: Pool.objects.create(

@@ -341,7 +341,10 @@ def test_changes_that_are_rolled_back_are_not_in_the_snapshot(world: World) -> N
 
 
 def test_a_new_epoch_causes_a_full_read(world: World) -> None:
-    """Only the leader prunes the feed, so a former leader cannot know which changes it missed."""
+    """Read all rows in a new epoch.
+
+    Only the leader prunes the feed, so a former leader cannot know which changes it missed.
+    """
     warm, other = SnapshotCache(), SnapshotCache()
     first = leadership.acquire_or_renew("first", world.now) or 0
     warm.refresh(first, world.now)
@@ -356,7 +359,7 @@ def test_a_new_epoch_causes_a_full_read(world: World) -> None:
 
 
 def test_engines_that_alternate_as_leader_start_everything_once(world: World) -> None:
-    """Each engine has its own snapshot and prunes the feed while it leads. A new leader reads all rows."""
+    """Run two engines, each with its own snapshot. The leader prunes the feed. A new leader reads all rows."""
     engines = {name: SnapshotCache() for name in ("one", "two", "three")}
     now = world.now
     for turn in range(9):
@@ -483,7 +486,7 @@ def test_the_feed_is_pruned_to_unread_rows(world: World) -> None:
 
 
 def test_feed_rows_from_a_backup_of_another_server_are_removed(world: World) -> None:
-    """Such rows may have transaction ids ahead of this server's, and would then stay unread."""
+    """Remove rows that would stay unread, because their transaction ids may be ahead of this server's."""
     warm = SnapshotCache()
     epoch = leadership.acquire_or_renew("test", world.now) or 0
     warm.refresh(epoch, world.now)

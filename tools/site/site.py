@@ -153,7 +153,7 @@ class Site:
         web = self.supervisor.add(self._service("web", *self._web_command()))
         celery = (str(PYTHON), "-m", "celery", "-A", "config.celery")
         worker = ("worker", "--without-gossip", "--without-mingle")
-        # The engine skips Django's checks, so that it restarts fast after a kill; the other worker runs them.
+        # The engine skips Django's checks, so that it restarts fast. The other worker runs the checks.
         engine = (*celery[:3], "--skip-checks", *celery[3:], *worker, "-n", "engine@%h", "-Q", "engine")
         queues = "telemetry,money,notices,default"
         schedule = str(self.folder / "beat-schedule")

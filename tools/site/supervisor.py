@@ -94,7 +94,7 @@ class Service:
         return False
 
     def _kill_children(self) -> None:
-        """Kill the children of a service that has ended: the restarted service has children of its own.
+        """Kill the children of a service that has ended. The restarted service starts new children.
 
         The children of an agent are kept: workloads outlive their agent.
         """

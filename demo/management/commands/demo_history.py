@@ -1,4 +1,4 @@
-"""``manage.py demo_history``: load the demo's simulated past while the site runs; pages show the progress."""
+"""Load the demo's simulated past while the site runs (``manage.py demo_history``). Pages show progress."""
 
 from __future__ import annotations
 

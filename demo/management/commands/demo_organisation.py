@@ -1,4 +1,4 @@
-"""``manage.py demo_organisation --out FILE``: create the demo organisation once."""
+"""Create the demo organisation once (``manage.py demo_organisation --out FILE``)."""
 
 from __future__ import annotations
 

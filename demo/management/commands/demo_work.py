@@ -1,4 +1,4 @@
-"""``manage.py demo_work``: wait for the demo's hosts, then submit the initial work."""
+"""Wait for the demo's hosts, then submit the initial work (``manage.py demo_work``)."""
 
 from __future__ import annotations
 

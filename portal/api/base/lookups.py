@@ -49,7 +49,7 @@ def visible_team(user: User, slug: str) -> Team:
 
 
 def visible_project(user: User, path: str) -> Project:
-    """Return the project named team/project, or by its slug alone if that is unique. Raises Invalid."""
+    """Return the project named team/project. A unique slug is enough. Raises Invalid."""
     team, slash, slug = path.partition("/")
     rows = policy.visible_projects(user).select_related("team")
     found = list(rows.filter(team__slug=team, slug=slug)[:2] if slash else rows.filter(slug=path)[:2])

@@ -1,4 +1,4 @@
-"""Render the pages of a host: details, adding it, and changes of its state after showing the effect."""
+"""Render the pages of a host: details, registration, and changes of its state after showing the effect."""
 
 from __future__ import annotations
 

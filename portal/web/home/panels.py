@@ -31,8 +31,8 @@ def team_panel(summary: TeamSummary, currency: str, now: datetime) -> dict[str, 
     for line in summary.lines:
         label = gpu_model(line.model) + (f", {line.pool}" if len(pools) > 1 else "")
         borrowed = f", {workload_text.gpu_count_text(line.borrowed)} borrowed" if line.borrowed else ""
-        # A team without a borrow limit has no largest number of GPUs: the bar ends at twice the guarantee, so
-        # that the mark of the guarantee is in its middle.
+        # Without a borrow limit, the bar ends at twice the guarantee. The mark of the guarantee is then in
+        # the middle of the bar.
         most = line.guaranteed + (line.borrow_limit if line.borrow_limit is not None else line.guaranteed)
         quotas.append(
             {

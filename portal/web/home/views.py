@@ -133,7 +133,7 @@ def _ended_array_row(whole: job_arrays.JobArrayTotals | None, currency: str) -> 
 
 
 def _card_order(details: WorkloadDetails) -> tuple[int, int, datetime]:
-    """Return the sort key of a card: workloads with notice first, then running, starting and waiting ones."""
+    """Return the sort key of a card: workloads with notice, then running, starting and waiting workloads."""
     workload = details.workload
     rank = {
         WorkloadState.NOTICE: 0,

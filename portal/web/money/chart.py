@@ -35,5 +35,5 @@ class UtilisationChart:
 
 
 def csv_columns_of(first: str, *numeric: str) -> list[dict[str, Any]]:
-    """Return the columns of a table: one text column, then numeric ones."""
+    """Return the columns of a table: one text column, then numeric columns."""
     return [{"label": first}, *({"label": label, "numeric": True} for label in numeric)]

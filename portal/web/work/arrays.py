@@ -1,4 +1,4 @@
-"""Render the pages of a job array: its tasks, and cancelling all of them."""
+"""Render the pages of a job array: its tasks, and the cancellation of all tasks."""
 
 from __future__ import annotations
 

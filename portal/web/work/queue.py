@@ -67,7 +67,7 @@ class QueueFilterForm(forms.Form):
 
 @sign_in_required
 def queue(request: HttpRequest) -> HttpResponseBase:
-    """Render waiting workloads (``?show=running``: running ones); ``?open=`` unfolds a row's explanation."""
+    """Render waiting workloads; ``?show=running`` renders running workloads, ``?open=`` unfolds a row."""
     user, now = current_user(request), timezone.now()
     shows_running = request.GET.get("show") == "running"
     filters = QueueFilterForm(request.GET, user=user)
