@@ -359,7 +359,7 @@ def test_a_new_epoch_causes_a_full_read(world: World) -> None:
 
 
 def test_engines_that_alternate_as_leader_start_everything_once(world: World) -> None:
-    """Run two engines, each with its own snapshot. The leader prunes the feed. A new leader reads all rows."""
+    """Run three engines with separate snapshots. The leader prunes the feed. A new leader reads all rows."""
     engines = {name: SnapshotCache() for name in ("one", "two", "three")}
     now = world.now
     for turn in range(9):
