@@ -152,7 +152,7 @@ def across_teams_only_borrowed_work_is_evicted(lookups: PlanLookups) -> Iterator
 
 
 def _lost_slots(lookups: PlanLookups) -> tuple[dict[TeamModel, list[int]], Counter[TeamModel]]:
-    """Return the slots of each victim of other teams' work, and the sum of slots lost to reservations."""
+    """Return, by team and model: slots of each victim of other teams' work; slots lost to reservations."""
     lost_to_teams: dict[TeamModel, list[int]] = defaultdict(list)
     lost_to_reservations: Counter[TeamModel] = Counter()
     for eviction, victim, _ in _each(lookups):

@@ -169,7 +169,7 @@ class UnitLookups:
 
     @cached_property
     def kinds_by_pool(self) -> dict[int, dict[KindTuple, UnitInfo]]:
-        """Return, by pool, every kind with one unit of this kind."""
+        """Return, by pool, one unit of each kind."""
         return {pool: {kind_tuple(u): u for u in units} for pool, units in self.units_by_pool.items()}
 
     def slots(self, units: Iterable[int]) -> int:
@@ -189,7 +189,7 @@ class UnitLookups:
 
     @cached_property
     def _cpu_and_memory_used(self) -> tuple[Counter[int], Counter[int]]:
-        """Return the CPU and memory in use by host, by running and placed work."""
+        """Return two tables by host: the CPU and the memory that running and placed work uses."""
         cpu: Counter[int] = Counter()
         memory: Counter[int] = Counter()
         rows = [(r.units, r.cpu_milli, r.memory_mib) for r in self.snapshot.running]
