@@ -1,6 +1,6 @@
-"""Define the exit codes and the exception that carries one.
+"""Define the exit codes and the exception that carries an exit code.
 
-client.py and main.py choose most of them.
+client.py and main.py choose most exit codes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ EXIT_REFUSED = 1  # the portal refused the request, or a local file can't be use
 EXIT_USAGE = 2  # the command line itself is wrong (click's own code)
 EXIT_NOT_SIGNED_IN = 3
 EXIT_NOT_FOUND = 4
-EXIT_UNREACHABLE = 5  # no answer, an invalid one, or an older portal
+EXIT_UNREACHABLE = 5  # no answer, an invalid answer, or an older portal
 EXIT_INTERRUPTED = 130  # as shells report an interrupt: 128 + SIGINT
 
 

@@ -87,7 +87,7 @@ class EnvironmentSettings:
 
 
 def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
-    """Read and check every setting, or raise InvalidSettingError for the first invalid one."""
+    """Read and check every setting. Raises InvalidSettingError for the first invalid setting."""
     environment = _choice(variables, "GPUPOOL_ENVIRONMENT", "production", ENVIRONMENTS)
     portal_url = _web_url(variables, "GPUPOOL_PORTAL_URL", environment)
     edge_url = _web_url(variables, "GPUPOOL_EDGE_URL", environment)

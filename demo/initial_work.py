@@ -1,4 +1,4 @@
-"""Submit the work and reservations that exist when the first page of the demo opens, through the services."""
+"""Submit, through the services, the work and the reservations that the first page of the demo shows."""
 
 from __future__ import annotations
 

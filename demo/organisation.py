@@ -102,7 +102,7 @@ DISPLAYED_USERS = ("researcher", "lead", "operator", "finance")
 
 
 def first_of_last_month(now: datetime) -> datetime:
-    """Return midnight UTC on the first day of the previous month; statements use UTC months."""
+    """Return midnight UTC on the first day of the previous month, because statements use UTC months."""
     year, month = (now.year, now.month - 1) if now.month > 1 else (now.year - 1, 12)
     return datetime(year, month, 1, tzinfo=UTC)
 

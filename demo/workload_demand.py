@@ -269,7 +269,7 @@ def _generate_stream(
     per_second_at_peak = stream.per_working_day / (sum(SUBMISSION_RATE_BY_HOUR) / peak) / HOUR_SECONDS
     at = start
     while True:
-        # Thinning: draw at the peak rate, keep in proportion to the rate of the hour and weekday.
+        # Thinning: draw arrivals at the peak rate, and keep the share that fits the hour and the weekday.
         at += timedelta(seconds=dice.expovariate(per_second_at_peak))
         if at >= end:
             return

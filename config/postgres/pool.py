@@ -54,7 +54,7 @@ class FastReconnectPool(ConnectionPool[psycopg.Connection[Any]]):
                     self.check_connection(connection)
                 return connection
             except psycopg.Error:
-                self.putconn(connection)  # the pool detects that it is broken and replaces it
+                self.putconn(connection)  # the pool detects the broken connection and replaces it
             except BaseException:
                 self.putconn(connection)
                 raise

@@ -118,7 +118,7 @@ class EndWish(StrictSerializer):
 
 
 class ChangeWish(StrictSerializer):
-    """Another window. ``start`` alone keeps the length; ``end`` alone changes it."""
+    """The new window of a reservation. ``start`` alone keeps the length; ``end`` alone changes the length."""
 
     start = serializers.DateTimeField(required=False)
     end = serializers.DateTimeField(required=False)
@@ -281,14 +281,14 @@ class SubmissionShape(ResponseSerializer):
 
 
 class ReservationAnswer(ResponseSerializer):
-    """A reservation, or a submission that waits for approval; the other is null."""
+    """A reservation, or a submission that waits for approval. The other field is null."""
 
     reservation = ReservationShape(allow_null=True)
     submission = SubmissionShape(allow_null=True)
 
 
 class SeriesAnswer(ResponseSerializer):
-    """A series, or a submission that waits for approval; the other is null."""
+    """A series, or a submission that waits for approval. The other field is null."""
 
     series = SeriesShape(allow_null=True)
     submission = SubmissionShape(allow_null=True)

@@ -33,7 +33,7 @@ class HealthRuleListView(ApiView):
         responses={201: shapes.HealthRuleShape},
     )
     def post(self, request: Request) -> Response:
-        """Add a rule for a code without one. Events without a rule are only recorded. For operators."""
+        """Add a rule for a new code. Events without a rule are only recorded. For operators."""
         return self.object_response(
             verbs.add_health_rule(**self.service_context, **self.validated_body(shapes.NewHealthRuleWish)),
             shapes.HealthRuleShape,

@@ -154,7 +154,7 @@ class AttestHostOffView(ApiView):
 class RevokeHostView(ApiView):
     @extend_schema(operation_id="hosts_revoke", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
-        """Revoke the credential of a host's agent, which must join again. For operators."""
+        """Revoke the credential of a host's agent. The agent must join again. For operators."""
         return _change_response(self, name, "revoke", hosts.revoke_host)
 
 

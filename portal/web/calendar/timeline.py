@@ -17,7 +17,7 @@ PIXELS_PER_PROMISED_GPU = 4
 # (maximum number of hosts, row height in pixels). The rows of few hosts are high enough for the label of a
 # booking of one GPU. Each height has a CSS class.
 HOST_HEIGHTS = ((8, 80), (24, 48), (10_000, 32))
-MAX_HOST_ROWS = 12  # of one model; the other hosts are folded into one row
+MAX_HOST_ROWS = 12  # rows of one model; the other hosts are folded into one row
 MIN_LABEL_WIDTH = 0.035  # share of the width; narrower bookings get no label
 
 
@@ -355,7 +355,7 @@ def _booking_rectangle(
 
 
 def booking_size(booking: CalendarBooking, model: str = "") -> str:
-    """Return the size of a booking: ``2``, ``1 × 1g.10gb``; with a model ``2 × A100 80GB``."""
+    """Return the size of a booking as text: ``2``, ``1 × 1g.10gb``; with a model ``2 × A100 80GB``."""
     if booking.profile == WHOLE_GPU_PROFILE:
         return f"{booking.gpus:g}" + (f" × {gpu_model(model)}" if model else "")
     return f"{booking.units} × {booking.profile}" + (f" of {gpu_model(model)}" if model else "")

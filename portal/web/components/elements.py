@@ -32,7 +32,7 @@ def steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def button(label: str, **options: Any) -> dict[str, Any]:
-    """Render a button, or a link that looks like one.
+    """Render a button, or a link that looks like a button.
 
     Options: ``url``; ``post`` (submit a form to the URL instead of following it); ``fields`` (hidden fields
     as a dict); ``kind`` (primary, quiet, danger, or several); ``icon``; ``small``; ``disabled`` (a sentence

@@ -71,7 +71,7 @@ def when(moment: datetime | None, now: datetime | None = None, style: str = "aut
 
 
 def window(start: datetime, end: datetime | None, now: datetime | None = None) -> SafeString:
-    """Render a period: ``tomorrow 09:00 to 17:00``. The end shows its day only if it differs."""
+    """Render a period: ``tomorrow 09:00 to 17:00``. The end shows its day only if the days differ."""
     local_now = None if now is None else timezone.localtime(now)
     first = timezone.localtime(start)
     opening = _time_element(start, _time_text(first, "day", local_now), style="day")

@@ -100,6 +100,6 @@ def _profile_counts(row: reads.GpuGeometry, asked: str) -> list[dict[str, Any]]:
 
 
 def _common_geometries(row: reads.GpuGeometry) -> list[str]:
-    """Return a whole GPU and each profile's maximum count, without the present geometry."""
+    """Return a whole GPU and the maximum count of each profile as text. Leaves out the present geometry."""
     full = [f"{offer.profile.most}x{name}" for name, offer in row.offers.items() if offer.profile.most > 1]
     return [text for text in [verbs.WHOLE_GPU_TEXT, *full] if text != (row.present or verbs.WHOLE_GPU_TEXT)]

@@ -28,7 +28,7 @@ from portal.wording.pages import fleet_pages
 from scheduler.models import Host, Pool
 from scheduler.state.states import AdminState, LeaseState
 
-DRIVER_MEMORY_MIB = 512  # maximum that the driver uses of a slice; a process uses the slice if more is used
+DRIVER_MEMORY_MIB = 512  # maximum memory that the driver uses in a slice without processes
 HOST_CHANGES: dict[str, dict[str, Any]] = {
     "cordon": {
         "verb": verbs.cordon_host,
@@ -207,7 +207,7 @@ def _get_host_or_404(
 
 
 def _success_message(host_row: Host, verb: str, now: datetime) -> str:
-    """Return the success message; for cordon and drain it names the remaining workloads."""
+    """Return the success message. For cordon and drain, the message names the remaining workloads."""
     message = host_texts.HOST_VERBS[verb].done.format(host_row.name)
     if verb not in ("cordon", "drain"):
         return message

@@ -77,7 +77,10 @@ def _overlaps(at: int, step: timedelta, start: datetime, end: datetime) -> bool:
 def _bars(
     free: list[tuple[int, int]], asked: int, start: datetime, end: datetime, step: timedelta, scale: float
 ) -> list[dict[str, Any]]:
-    """Return one rectangle per stretch of equal counts. The edges of the requested window split stretches."""
+    """Return one rectangle per period with an equal number of free units.
+
+    A period is split where the requested window begins or ends.
+    """
     bars: list[dict[str, Any]] = []
     for place, (at, count) in enumerate(free):
         inside = _overlaps(at, step, start, end)

@@ -66,14 +66,14 @@ def _form_unit(declared: RequestField) -> tuple[int, str, str]:
 
 
 def form_value(declared: RequestField, value: Any) -> Any:
-    """Return the value of a form field for a value of a request."""
+    """Convert the value of a request to the value of its form field."""
     if declared.type == Labels:
         return ", ".join(f"{name}={text}" for name, text in sorted(value.items()))
     return (quantity_text(declared.unit, value) if value else "") if declared.unit else value
 
 
 def request_value(form: forms.Form, name: str, data: Mapping[str, Any]) -> Any:
-    """Return the value of a request for the cleaned value of a form field; adds errors to the form."""
+    """Convert the cleaned value of a form field to the value of a request. Adds errors to the form."""
     declared, value = GENERATED_FIELDS[name], data.get(name)
     if declared.type == Labels:
         return _labels(form, name, value or "")

@@ -24,7 +24,7 @@ def price_lines(
     length: timedelta,
     now: datetime,
 ) -> dict[str, Any]:
-    """Return the cost of a request, and the remainder of the team's budgets of this month after it."""
+    """Return the cost of a request, and the amounts that it leaves in the team's budgets of this month."""
     known = answer["price_per_hour"] is not None
     gpus = gpu_count_text(answer["gpus"])
     month, team = month_of(now), form.selected_project.team_id

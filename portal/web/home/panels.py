@@ -20,7 +20,7 @@ from portal.wording.pages import home_pages
 from scheduler.models import MaintenanceWindow, Reservation
 from telemetry.core.amounts import round_amount
 
-FormatAmount = Callable[[Decimal], str]  # an amount with its measure
+FormatAmount = Callable[[Decimal], str]  # formats an amount with its measure
 KINDS_WITH_WINDOW = (Submission.Kind.RESERVATION, Submission.Kind.SERIES, Submission.Kind.WINDOW_CHANGE)
 
 

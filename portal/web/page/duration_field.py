@@ -44,7 +44,7 @@ def format_seconds(seconds: int) -> str:
 
 
 class DurationInSecondsField(forms.CharField):
-    """A form field for a duration. It cleans to whole seconds between ``least`` and ``most``."""
+    """A form field for a duration. Its cleaned value is whole seconds between ``least`` and ``most``."""
 
     def __init__(self, *, least: int = 0, most: int | None = None, **kwargs: Any) -> None:
         super().__init__(max_length=60, **kwargs)

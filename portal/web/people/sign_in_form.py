@@ -16,4 +16,4 @@ class SignInForm(LoginForm):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.fields["login"].label = people_pages.USER_NAME_LABEL
         for field in self.fields.values():
-            field.widget.attrs.pop("placeholder", None)  # it repeats the label
+            field.widget.attrs.pop("placeholder", None)  # the placeholder repeats the label

@@ -18,7 +18,7 @@ from scheduler.runs.attempts import attempt_outcomes
 
 
 def attempt_rows(details: WorkloadDetails, user: User) -> list[dict[str, Any]]:
-    """Return one row per attempt, latest first: GPUs, times, outcome and the reason it was stopped."""
+    """Return one row per attempt, latest first: GPUs, times, outcome and the reason of a stop."""
     attempts: list[dict[str, Any]] = workload_details.attempts_of(details.workload)
     ended_runs = {
         attempt["number"]: [run for run in attempt["runs"] if run.outcome and run.ended_at is not None]

@@ -30,7 +30,7 @@ from scheduler.models import Workload
 from scheduler.runs.commands import LIVE_STATES
 from scheduler.state.states import TERMINATING_STATES, WorkloadState
 
-MAX_ALTERNATIVES_ON_CARD = 3  # the explanation page shows all
+MAX_ALTERNATIVES_ON_CARD = 3  # the explanation page shows all alternatives
 
 
 @sign_in_required

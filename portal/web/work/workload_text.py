@@ -58,7 +58,7 @@ def final_cost_text(details: WorkloadDetails, currency: str) -> str:
 
 
 def ended_state(outcome: str, *, ran: bool) -> str:
-    """Return the displayed state of an ended workload. It was "stopped" if it ran, else "cancelled"."""
+    """Return the displayed state of an ended workload. Cancelled work that ran is "stopped"."""
     if outcome in ("cancelled", "drained", "dependency_never_met"):
         return "stopped" if ran else "cancelled"
     if outcome in ("finished", "time_limit", "idle", "checkpointed", ""):
@@ -105,7 +105,7 @@ def location_text(held: Iterable[HeldUnit]) -> str:
 
 
 def lateness_warning(workload: Workload) -> str:
-    """Return a warning if the workload is expected to end after its wanted time; else empty."""
+    """Return a warning if the workload is expected to end after the time that its owner wants; else empty."""
     if workload.expected_start is None:
         return ""
     done = workload.expected_start + timedelta(seconds=workload.predicted_seconds)
@@ -146,7 +146,7 @@ def borrowing_notice(details: WorkloadDetails) -> str:
 
 
 def stop_reason(details: WorkloadDetails, user: User) -> str:
-    """Return why the workload is stopped; names the preempting workload if the viewer may see it."""
+    """Return the reason of the stop. It names the preempting workload if the viewer may see that workload."""
     if details.move is not None and details.workload.stop_requested in ("", details.move.code):
         return reason_texts.reason_sentence(details.move.code, details.move.numbers, user)
     if details.eviction is not None:
