@@ -196,7 +196,8 @@ async def _read_hardware(gpu_reader: GpuReader) -> GpuInventory:
         return await gpu_reader.hardware()
     except GpuReadError as problem:
         known = gpu_reader.last_known(str(problem))
-        if known is not None:  # workloads may run on these GPUs, and only the agent renews their leases
+        # continue without NVML: workloads may run on these GPUs, and only the agent renews their leases
+        if known is not None:
             logging.getLogger("agent").error(
                 "the GPUs can't be read; the last known inventory is used: %s", problem
             )
@@ -207,10 +208,10 @@ async def _read_hardware(gpu_reader: GpuReader) -> GpuInventory:
 
 
 def isolation_downgrade(record: Path, requested: str, current: str, notes: list[str]) -> str:
-    """Return why no workload may start after the sandbox became unavailable; '' if workloads may start.
+    """Return why no workload may start because the sandbox became unavailable; '' if workloads may start.
 
-    A probe may fail temporarily, so a host never loses its sandbox without the operator's consent. Running
-    work continues.
+    The probe of a sandbox may fail temporarily. Therefore no workload starts without a sandbox until the
+    operator agrees. Running work continues.
     """
     previous = record.read_text().strip() if record.exists() else ""
     if requested == "auto" and previous == "bubblewrap" and current == "plain":
@@ -228,8 +229,8 @@ def default_locks_folder(shared: Path = Path("/run/lock")) -> Path:
     """Return the lock folder for this machine's real GPUs.
 
     Each Unix user has its own folder, because only the owner of a lock file can lock it. Raises RuntimeError
-    if another user owns this folder. Raises it also for a user other than root if root's lock folder exists,
-    because neither agent would see the other's locks.
+    in two cases: another user owns this user's folder, or this user is not root and root's lock folder
+    exists. In the second case the two agents would not see each other's locks.
     """
     base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
     own, root_folder = base / f"gpupool-{os.getuid()}", base / "gpupool-0"

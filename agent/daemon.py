@@ -36,8 +36,8 @@ from agent.server.workspace_streams import WorkspaceStreams
 
 log = logging.getLogger("agent")
 
-GPU_RETRY_SECONDS = 5.0  # first pause between reads of unreadable GPUs
-MAX_GPU_RETRY_SECONDS = 30.0  # longest pause between these reads
+GPU_RETRY_SECONDS = 5.0  # first pause between two reads of unreadable GPUs
+MAX_GPU_RETRY_SECONDS = 30.0  # longest pause between two reads of unreadable GPUs
 EXIT_NOTICE_SECONDS = 4.0  # on exit: time for jobs to write a checkpoint
 EXIT_GRACE_SECONDS = 5.0
 
@@ -57,7 +57,7 @@ class AgentOptions:
 
 
 class Agent:
-    """The agent of one host. It uses one event loop; NVML calls, which may block, run in another process."""
+    """The agent of one host. It runs on one event loop; NVML calls, which may block, have another process."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Agent:
                 await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)
                 for task in tasks:
                     if task.done():
-                        task.result()  # a loop failed: the agent ends, and its supervisor restarts it
+                        task.result()  # raises if a loop failed: the agent then ends, and systemd restarts it
             finally:
                 remaining = sum(not run.ended for run in self.runs.runs.values())
                 log.info("stopping; runs that continue until their leases expire: %d", remaining)
@@ -168,7 +168,10 @@ class Agent:
         await self.gpu_reader.close()
 
     async def _drain_runs(self) -> None:
-        """Give every run notice, wait for checkpoints, stop them. The next agent reports them as drained."""
+        """Give every run notice, wait for checkpoints and stop the runs.
+
+        The next agent reports these runs as drained.
+        """
         drained = [
             run
             for run in self.runs.runs.values()
@@ -240,7 +243,7 @@ class Agent:
         self.reporter.on_connect()
 
     def on_disconnect(self) -> None:
-        """Handle the end of the sync connection: no workspace streams are dialled until the next one."""
+        """Handle the end of the sync connection: dial no workspace streams until the next sync connection."""
         self.reporter.on_disconnect()
         if self._streams is not None:
             self._streams.rest()
@@ -252,7 +255,7 @@ class Agent:
 
         ``leased_from``: CLOCK_BOOTTIME from which the server counts this host's lease.
         """
-        self.reconciler.hear(desired, leased_from)  # first: it renews leases
+        self.reconciler.hear(desired, leased_from)  # first, because this call renews the leases
         self._monitor.stray_action = desired.stray_action
         if desired.credential and desired.credential != self.state.identity.credential:
             with log_disk_errors("the credential"):

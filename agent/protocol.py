@@ -1,9 +1,9 @@
 """Defines the protocol between an agent and the edge, version 1: JSON text frames over one WebSocket.
 
 The agent connects to ``/agent/v1/sync`` with ``Authorization: Bearer <credential>``. The server identifies
-the host by the credential, never by a message. Both sides are level-triggered: each ``Observed`` carries the
-whole observed state of the host, and each ``Desired`` carries its whole desired state. A lost, duplicated,
-late or reordered frame therefore does no harm.
+the host by the credential, never by a message. Frames carry states, not changes: each ``Observed`` carries
+the whole observed state of the host, and each ``Desired`` carries its whole desired state. A lost,
+duplicated, late or reordered frame therefore does no harm.
 
 Frames up:   Observed, SampleBatch, LogChunk, Health, Proof        Frames down: Desired, Refused
 
@@ -119,7 +119,7 @@ class Inventory:
     # By GpuSeen.model. A model without an entry cannot be split.
     mig_profiles: dict[str, list[MigProfileSeen]] = field(default_factory=dict)
     diagnostics: list[str] = field(default_factory=list)  # names of the operator's own diagnostics
-    disk_full: bool = False  # True: nothing new starts until the disk has free space again
+    disk_full: bool = False  # True: the host starts no run until the disk has free space again
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +138,18 @@ class RunSeen:
     checkpoint_at: float | None = None  # time of the last acknowledged checkpoint
     activity: dict[str, Any] = field(
         default_factory=dict
-    )  # of a notebook: see agent/notebook/activity_probe.py
+    )  # activity of a notebook: see agent/notebook/activity_probe.py
     prolog_failed: bool = False  # with start_failed: the operator's prolog failed, a fault of the host
-    # With start_failed: the disk of the host is full, a fault of the host. With out_of_disk: True if the run
-    # was stopped because the disk ran low and the run's usage had grown most; False if the run exceeded the
+    # With start_failed: True if the disk of the host is full, which is a fault of the host. With out_of_disk:
+    # True if the host's disk ran low and the usage of this run had grown most; False if the run exceeded the
     # limit of one run.
     host_full: bool = False
     saved: bool = False  # True: the workload has acknowledged a checkpoint since its notice
-    prepared: bool = False  # a member of a gang that is ready to start and waits for the other members
+    # True: the run is a member of a gang, is ready to start and waits for the other members
+    prepared: bool = False
     gpu_unreadable: bool = False  # with start_failed: the run's GPUs could not be read, a fault of the host
-    # For a run that failed without an order to stop: the codes of the events of its GPUs in its last minutes,
-    # such as "xid:79", each once.
+    # For a run that failed without a stop order: the event codes of its GPUs in its last minutes, such as
+    # "xid:79". Each code appears once.
     gpu_events: list[str] = field(default_factory=list)
 
 
@@ -186,13 +187,13 @@ class StraySeen:
     user: str = ""  # user name, or the numeric id if the host has no name for it
     name: str = ""  # command name in the kernel
     memory_mib: int | None = None  # memory on this GPU
-    run: str = ""  # another run of this host that the process is part of; it does not hold the GPU
+    run: str = ""  # the run of this host that the process is part of; this run does not hold the GPU
     done: str = ""  # the action that was taken, or the reason for taking none
 
 
 @dataclass(frozen=True, slots=True)
 class CheckSeen:
-    """One check of a diagnostic. ``passed`` is None if the check could not run, or if it only measures."""
+    """One check of a diagnostic. ``passed`` is None if the check could not run or only measures a value."""
 
     name: str
     passed: bool | None = None
@@ -240,7 +241,8 @@ class Observed:
     strays: list[StraySeen] | None = None  # sent when they change; None: unchanged
     diagnostics: list[DiagnosticSeen] = field(default_factory=list)
     geometries: list[GeometrySeen] = field(default_factory=list)
-    # True: the agent sends Desired.stream_key with each stream. The server then rejects a stream without it.
+    # True: the agent sends Desired.stream_key with each stream. The server then rejects a stream without the
+    # key.
     binds_streams: bool = False
     kind: str = "observed"
 
@@ -332,19 +334,19 @@ class Desired:
 
     version: int
     host: str
-    lease_seconds: float  # if the agent receives no frame for this long, the shims stop its workloads
+    lease_seconds: float  # if the agent receives no frame for this long, the shims stop the workloads
     runs: list[RunWanted]
     committed_sequence: int = 0  # sample batches up to this one are in the database; the agent deletes them
     streams: int = 0  # number of idle stream connections to keep ready
-    credential: str = ""  # a renewed credential, if the current one is old
+    credential: str = ""  # a new credential, if the current credential is old
     credential_expires_at: float | None = None
     poll_seconds: float = 5.0
     diagnostics: list[DiagnosticWanted] = field(default_factory=list)
     geometries: list[GeometryWanted] = field(default_factory=list)
     stray_action: str = "report"  # report, warn, end
     challenge: str = ""  # set if the credential is old: the agent signs this text and answers with a Proof
-    # Observed.sequence that was handled last. The lease counts from the sending of that frame. 0: an older
-    # server.
+    # The sequence of the last Observed frame that the server handled. The lease counts from the time at which
+    # the agent sent that frame. 0: an older server does not report the sequence.
     answers: int = 0
     # Key that the agent sends with each stream that it dials during this connection. "": no key is needed.
     stream_key: str = ""
@@ -422,12 +424,13 @@ class Proof:
 class Refused:
     """A rejection by the server.
 
-    Reasons are an unknown version, a revoked credential or a second agent for the same host.
+    The reasons are an unknown version, a revoked credential or a second agent for the same host.
     """
 
     reason: str
     retry: bool = False
-    code: str = ""  # code of the reason; empty: an older server, or the frame was no frame of this protocol
+    # code of the reason; empty if the server is older, or if the agent's frame was not of this protocol
+    code: str = ""
     kind: str = "refused"
 
 
@@ -446,7 +449,7 @@ class JoinRequest:
     host: str
     instance: str
     boot_id: str
-    public_key: str = ""  # Ed25519, base64; the private key never leaves the host. "": a host without a key
+    public_key: str = ""  # Ed25519, base64; "": a host without a key. The private key never leaves the host
     signature: str = ""  # signature of the token by that key, base64
 
 
@@ -471,7 +474,7 @@ class RenewRequest:
 
 @dataclass(frozen=True, slots=True)
 class RenewAnswer:
-    """A challenge; or a credential, if the request carried a valid signature of the challenge."""
+    """The answer to a renewal: a credential if the request had a valid signature, otherwise a challenge."""
 
     challenge: str = ""
     credential: str = ""

@@ -31,12 +31,12 @@ from agent.runs.reconcile import (
 )
 from agent.server.reporting import ServerReporter
 
-RECONCILE_WAIT_SECONDS = 2.0  # longest wait of a frame for its reconciliation: well within a lease
+RECONCILE_WAIT_SECONDS = 2.0  # a frame waits at most this long for its reconciliation: well within a lease
 SHIM_POLL_SECONDS = 0.2  # between two reads of the shims' files
 
 
 class HostReconciler:
-    """Keeps the last desired state and brings the runs to it, one reconciliation at a time."""
+    """The reconciler of one host: brings the runs to the last desired state, one reconciliation at a time."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class HostReconciler:
         self._raise_reconcile_error()
 
     def _start_reconciling(self) -> asyncio.Task[None]:
-        """Start reconciling in the background, unless it is running. Return its task.
+        """Start reconciling in the background, unless a reconciliation is running. Return its task.
 
         Raises the exception of an earlier reconciliation that has failed.
         """
@@ -171,8 +171,8 @@ class HostReconciler:
                     has_changed = True
                 with log_disk_errors(str(action)[:80]):
                     await self._do(action)
-        # A start that still waits is no change: a report of it on each try would cause an endless exchange
-        # of frames.
+        # A start that still waits is no change. A report on each try would cause an endless exchange of
+        # frames.
         if has_changed or self._runs.seen() != before:
             self._reporter.note_change()
 

@@ -53,7 +53,8 @@ def parse(kind: type[T], data: Any, where: str = "") -> T:
 class _InvalidValue(Exception):
     """An invalid value and the reason.
 
-    Each reader on the way of the exception adds its step to ``path``, so that the innermost step comes first.
+    Each reader that the exception passes appends its step to ``path``, so that the innermost step comes
+    first.
     """
 
     def __init__(self, reason: str) -> None:

@@ -65,7 +65,7 @@ def build(source: Path, out: Path) -> Path:
     version = version_of(source)
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob(f"{NAME}-*.whl"):
-        old.unlink()  # the documented command installs *.whl, so only one wheel may be there
+        old.unlink()  # the documented command installs *.whl, so the folder must contain only one wheel
     wheel = out / f"{NAME}-{version}-py3-none-any.whl"
     about = f"{NAME}-{version}.dist-info"
     files = {str(path.relative_to(source)): path.read_bytes() for path in _sources(source)}

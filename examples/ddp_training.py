@@ -39,7 +39,7 @@ def train() -> None:
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
     checkpoint = gpupool.checkpoint_dir() / "ddp.pt"
     first = 0
-    if checkpoint.exists():  # if the hosts share no homes, only the first host has the checkpoint
+    if checkpoint.exists():  # only the first host has the checkpoint if the hosts do not share homes
         saved = torch.load(checkpoint, map_location=device, weights_only=True)
         first = saved["step"]
         model.module.load_state_dict(saved["model"])
@@ -84,6 +84,7 @@ def train() -> None:
 
 
 train()
-gc.collect()  # free the model, because it references the group, whose threads must end before the interpreter
-distributed.barrier()  # no process may leave while another still communicates with it
+# free the model: it references the group, and the threads of the group must end before the interpreter
+gc.collect()
+distributed.barrier()  # no process may exit while another process still communicates with it
 distributed.destroy_process_group()

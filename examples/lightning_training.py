@@ -19,7 +19,7 @@ checkpoint = gpupool.checkpoint_dir() / "lightning.ckpt"
 
 
 class LeaveOnNotice(lightning.Callback):
-    """Save, report the checkpoint and exit after the step that sees the notice.
+    """Save, report the checkpoint and exit after the first step that finds a notice.
 
     All processes of a job on several hosts exit after the same step.
     """
@@ -31,7 +31,7 @@ class LeaveOnNotice(lightning.Callback):
         if not trainer.strategy.reduce_boolean_decision(bool(noticed), all=False):
             return
         part = checkpoint.with_suffix(".part")
-        trainer.save_checkpoint(part)  # every process calls it; the first one writes
+        trainer.save_checkpoint(part)  # every process must call this method; only the first process writes
         if trainer.is_global_zero:
             part.replace(checkpoint)
         trainer.strategy.barrier()

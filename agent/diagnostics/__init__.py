@@ -1,1 +1,1 @@
-"""Tests GPUs on request: the runner in the agent, and the process that holds a GPU's lock and tests it."""
+"""Tests GPUs on request. Contains the runner in the agent, and the process that tests one GPU."""

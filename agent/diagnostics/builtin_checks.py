@@ -1,8 +1,8 @@
 """Tests memory, bandwidth and arithmetic of a GPU through the CUDA driver.
 
-Memory: five patterns over all free memory, each written, read again and compared on the GPU. Bandwidth:
-within the GPU, to it and from it. Arithmetic: a product of two matrices, checked by the CPU and then
-repeated.
+The memory test writes five patterns to all free memory, reads them again and compares them on the GPU. The
+bandwidth test copies within the GPU, to it and from it. The arithmetic test multiplies two matrices, checks
+the product on the CPU and then repeats the product.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from agent.diagnostics.ptx_kernels import PTX_MODULE
 MIB, GIB = 1 << 20, 1 << 30
 
 
-RESERVED_BYTES = 512 * MIB  # left free for contexts and the driver; at most an eighth of the GPU's memory
+# memory left free for contexts and the driver; at most an eighth of the GPU's memory
+RESERVED_BYTES = 512 * MIB
 
 
 MAX_ALLOCATION_BYTES = GIB
 
 
-MIN_CHECKED_MEMORY_SHARE = 0.5  # of all memory; with less free memory the check is inconclusive
+MIN_CHECKED_MEMORY_SHARE = 0.5  # share of all memory; if less is free, the memory check is inconclusive
 
 
-ADDRESS_FACTOR = 2_654_435_761  # derives each word from its own index, which reveals stuck address lines
+# multiplies the index of each word; a pattern that depends on the address reveals stuck address lines
+ADDRESS_FACTOR = 2_654_435_761
 
 
 MEMORY_PATTERNS: tuple[tuple[str, int, int], ...] = (
@@ -160,7 +162,7 @@ def allocate_in_pieces(gpu: CudaDevice, wanted: int) -> list[tuple[int, int]]:
         except CudaError as error:
             if (
                 error.call != "cuMemAlloc_v2" or error.code != 2
-            ):  # out of memory: a smaller piece may still fit
+            ):  # not enough free memory: try a smaller piece
                 raise
             size = piece // 2
     return pieces
@@ -245,7 +247,7 @@ def _gb(bytes_per_second: float) -> float:
 
 
 def _check_arithmetic(gpu: CudaDevice, progress: CheckProgress) -> None:
-    """Multiply two matrices, check the product by the CPU, then repeat and compare.
+    """Multiply two matrices, check the product on the CPU, then repeat the product and compare the results.
 
     The elements are so small that 32-bit floats sum them exactly in any order, so a correct result is exact
     to the bit.
@@ -299,7 +301,7 @@ def _wrong_rows(
     """Yield the rows in which c differs from a x b.
 
     Both sides are multiplied by a random vector (Freivalds, 1977), so that the CPU needs a thousandth of the
-    GPU's work. A wrong row passes with a probability of one in a million.
+    GPU's work. A wrong row passes this test with a probability of one in a million.
     """
     vector = [draw.randint(1, 1_000_000) for _ in range(MATRIX_SIDE)]
     inner = [_dot(b, row, vector) for row in range(MATRIX_SIDE)]

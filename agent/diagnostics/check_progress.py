@@ -15,7 +15,7 @@ class CheckProgress:
 
     def __init__(self) -> None:
         self.failed: list[str] = []
-        self.unknown = ""  # why an essential check could not be made
+        self.unknown = ""  # reason why an essential check could not run
         self._stop = False
 
     def stop(self, *_: object) -> None:
@@ -23,17 +23,17 @@ class CheckProgress:
         self._stop = True
 
     def raise_if_stopped(self) -> None:
-        """Raise DiagnosticStopped if SIGTERM came. Call it between two steps."""
+        """Raise DiagnosticStopped if SIGTERM was received. Call this method between two steps."""
         if self._stop:
             raise DiagnosticStopped
 
     def step(self, name: str) -> None:
-        """Print the step that begins now; if the process hangs, this is its last line."""
+        """Print the step that begins now. If the process hangs, this line shows the step."""
         self.raise_if_stopped()
         print_json({"step": name})
 
     def report_check(self, name: str, passed: bool | None, numbers: dict[str, Any], detail: str = "") -> None:
-        """Print the result of a check. ``passed`` is None if it was only measured."""
+        """Print the result of a check. ``passed`` is None if the check only measures a value."""
         if passed is False:
             self.failed.append(f"{name}: {detail}" if detail else name)
         print_json({"check": {"name": name, "passed": passed, "numbers": numbers, "detail": detail}})

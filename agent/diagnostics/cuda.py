@@ -1,4 +1,4 @@
-"""Calls the few functions of the CUDA driver (libcuda.so.1) that a diagnostic needs, through ctypes.
+"""Calls the functions of the CUDA driver (libcuda.so.1) that a diagnostic needs, through ctypes.
 
 Every host with GPUs has this library, so nothing else must be installed. Only ``agent.diagnostics`` uses it,
 in a process of its own, because a call into a broken GPU may never return.
@@ -25,7 +25,7 @@ class CudaError(Exception):
 
 
 class CudaDevice:
-    """The one GPU or MIG instance that CUDA_VISIBLE_DEVICES leaves visible.
+    """The GPU or MIG instance that CUDA_VISIBLE_DEVICES names.
 
     Raises CudaError, or OSError if the driver is missing.
     """

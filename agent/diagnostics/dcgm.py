@@ -57,7 +57,8 @@ def run_dcgm(progress: CheckProgress, index: int, seconds: float) -> None:
 def parse_dcgm_results(printed: str) -> Iterator[tuple[str, str, str]]:
     """Yield (test, status, detail) from the JSON of ``dcgmi diag -j``.
 
-    NVIDIA publishes no schema for it, so every object with a name and results with a status counts as a test.
+    NVIDIA publishes no schema of this JSON. Therefore an object with a name, and with results that have a
+    status, counts as a test.
     """
     start = printed.find("{")
     try:

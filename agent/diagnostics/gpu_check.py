@@ -8,8 +8,8 @@ It prints one line of JSON before each check, one after it, and one at the end:
     {"check": {"name", "passed", "numbers", "detail"}}
     {"end": "passed" | "failed" | "stopped", "detail": ...}
 
-At its deadline the kernel ends the process, even if it hangs. On SIGTERM it stops between two steps, so that
-work can use the GPU.
+At the deadline the kernel of the host ends the process, even if it hangs. On SIGTERM the process stops
+between two steps, so that a workload can use the GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIMULATED_STEP_SECONDS = 0.3
 
 
 def run_simulated(progress: CheckProgress, fault: str) -> None:
-    """Report the checks of a simulated GPU. Only the check named by ``fault`` fails."""
+    """Report the checks of a simulated GPU. Only the check with the name ``fault`` fails."""
     for name in ("memory", "bandwidth", "arithmetic"):
         progress.step(name)
         for _ in range(3):
@@ -57,7 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--index", type=int, default=0, help="index of the GPU, for DCGM")
     parser.add_argument("--fault", default="")
     options = parser.parse_args(arguments)
-    # Keep the default action: a Python handler would only run after a hanging call returns.
+    # Keep the default action of the signal. A Python handler would run only after a hanging call has
+    # returned.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, max(0.1, options.deadline))
     progress = CheckProgress()

@@ -26,7 +26,7 @@ class NvidiaSmiUnavailable(Exception):
 
 @dataclass(frozen=True)
 class FactComparison:
-    """One fact of one GPU, or of the host if ``gpu`` is '', from both sources.
+    """The values of one fact from NVML and from nvidia-smi. ``gpu`` is '' for a fact of the host.
 
     ``same`` is None if one source does not report the fact.
     """

@@ -20,9 +20,12 @@ MAX_OUTPUT_BYTES = 4096  # the end of the program's output that is kept
 
 
 def run_operator_program(progress: CheckProgress, name: str, command: list[str], seconds: float) -> None:
-    """Run the operator's program. It passes with exit status 0; otherwise its last output is the detail."""
+    """Run the operator's program. The check passes with exit status 0.
+
+    If the check fails, the end of the program's output is its detail.
+    """
     progress.step(name)
-    # Processes that the program leaves behind become children of this one.
+    # Processes that the program leaves behind become children of this process.
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     began = time.monotonic()
     process = subprocess.Popen(

@@ -36,7 +36,7 @@ log = logging.getLogger("agent.diagnostics.runner")
 BUILTIN_TOOLS = ("auto", "own", "dcgm")
 LOCK_POLL_SECONDS = 0.1
 LOCK_WAIT_SECONDS = 60.0  # for a GPU's lock
-KILL_MARGIN_SECONDS = 3.0  # the process ends itself at its deadline; if not, it is killed this much later
+KILL_MARGIN_SECONDS = 3.0  # a process that still lives this long after its deadline is killed
 MAX_OUTPUT_BYTES = 1 << 20
 
 
@@ -59,7 +59,7 @@ class DiagnosticRunner:
         self._locks = locks_folder
         self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
         self._simulated = simulated
-        self._commands = dict(commands or {})  # the operator's programs; the server only sends their names
+        self._commands = dict(commands or {})  # the operator's programs by name; the server sends only names
         self._conditions = conditions
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, tuple[str, int]] = {}  # diagnostic -> GPU, pid
@@ -87,7 +87,7 @@ class DiagnosticRunner:
                 self._tasks[name].add_done_callback(lambda task, name=name: self._on_task_done(name, task))  # type: ignore[misc]
 
     def take_over(self, hardware: GpuInventory) -> None:
-        """Take over an inventory after a geometry change."""
+        """Replace the inventory after a geometry change."""
         self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
 
     def seen(self) -> list[DiagnosticSeen]:
@@ -176,7 +176,7 @@ class DiagnosticRunner:
         )
 
     async def _recovery_action_check(self, gpu: str) -> str:
-        """Return the recovery action that the driver recommends; '' if none, or if it can't be read."""
+        """Return the recovery action that the driver recommends; '' if there is none or it can't be read."""
         try:
             condition = (await self._conditions()).get(gpu, {})
         except GpuReadError:
@@ -204,7 +204,7 @@ class DiagnosticRunner:
         held: gpu_locks.HeldLocks,
         began: float,
     ) -> dict[str, Any]:
-        """Run one process for one unit. Return its parsed output, always with an ``end``."""
+        """Run one process for one unit. Return its parsed output, which always has the key ``end``."""
         output = folder / "output"
         with output.open("wb") as out:
             process = subprocess.Popen(
@@ -234,7 +234,7 @@ class DiagnosticRunner:
             if time.monotonic() > late:
                 _send_signal(process.pid, signal.SIGKILL)
                 if time.monotonic() > late + KILL_MARGIN_SECONDS:
-                    break  # the process hangs in the driver and keeps the GPU's lock
+                    break  # the process hangs in the driver: the GPU's lock stays held
         return _parse_result(output, process.poll(), wanted.deadline_seconds)
 
     def _command(self, wanted: DiagnosticWanted, gpu: GpuSeen, unit: str) -> list[str]:
@@ -264,9 +264,9 @@ class DiagnosticRunner:
 
 
 def _write_if_possible(path: Path, value: dict[str, Any]) -> None:
-    """Write a file for a restarted agent.
+    """Write a file that a restarted agent reads.
 
-    A full disk is only logged: the diagnostic continues and is reported.
+    An error, such as a full disk, is only logged, and the diagnostic continues.
     """
     try:
         path.parent.mkdir(exist_ok=True, mode=0o700)
@@ -310,8 +310,8 @@ def _output_lines(output: Path) -> list[str]:
 
 
 def _end_without_message(status: int | None, step: object, rest: str, deadline: float) -> dict[str, str]:
-    """Derive the end of a diagnostic from its exit status if its process did not report an end."""
-    if status == -signal.SIGTERM:  # SIGTERM came before its handler was installed
+    """Return the end of a diagnostic whose process reported no end, derived from its exit status."""
+    if status == -signal.SIGTERM:  # SIGTERM arrived before the handler was installed
         return {"end": "stopped", "detail": "it was cancelled: a workload needs the GPU"}
     if status is None or status in (-signal.SIGALRM, -signal.SIGKILL):
         suffix = ", and it can't be ended" if status is None else ""

@@ -1,7 +1,7 @@
 """Derives hardware events from changes between two readings of a GPU's conditions, with pure functions.
 
 Each change is one event. The event's id derives from the boot, the GPU and the change. A restarted NVML
-process or agent may report an event again; the same id makes the repetition harmless.
+process or agent may report an event again. The event then has the same id, so the server ignores it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RECOVERY_ACTIONS = {
     6: "bus_reset",
     7: "system_reboot",
 }
-# Bits of the clock event reasons (nvml.h) set when the hardware slows itself down.
+# The bits of the clock event reasons (nvml.h) that are set while the hardware slows its clocks down.
 THROTTLE_REASONS = {
     0x08: ("throttle:hardware", "the hardware slowed its clocks to half or less"),
     0x40: ("throttle:thermal", "the hardware slowed its clocks for heat"),
@@ -37,7 +37,7 @@ def worsened_conditions(
     """Return an event for each condition that became worse.
 
     ``before`` is None at the first reading. Counters then produce no event, because they include errors from
-    before the start of this agent.
+    the time before this agent started.
     """
     found: list[tuple[str, str, object]] = []  # code, detail, value that distinguishes the event in its id
     earlier = before or {}
@@ -80,7 +80,8 @@ def _counter_events(before: Condition, after: Condition) -> list[tuple[str, str,
 def _throttle_events(before: int | None, after: int | None, now: float) -> list[tuple[str, str, object]]:
     new = (after or 0) & ~(before or 0)
     reasons = [THROTTLE_REASONS[bit] for bit in sorted(THROTTLE_REASONS) if new & bit]
-    # Heat and the power brake also set the general bit, which would double the event.
+    # Heat and the power brake also set the general bit. Without this filter, one slowdown would give two
+    # events.
     specific = [reason for reason in reasons if reason[0] != "throttle:hardware"]
     return [(code, detail, now) for code, detail in specific or reasons]
 

@@ -1,8 +1,8 @@
 """Carries out changes of MIG geometry that the server orders, and reports their state.
 
-Each change has a folder. It contains the geometry before the first attempt and, until the server has
-confirmed it, the result. Nothing else is stored: if the agent is killed, the server orders the same change
-again.
+Each change has a folder. The folder contains the geometry before the first attempt. It also contains the
+result, until the server has confirmed the result. Nothing else is stored, because the server orders the same
+change again after the agent was killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from agent.protocol import GeometrySeen, GeometryWanted, GpuSeen, parse
 log = logging.getLogger("agent.gpu.geometry_changes")
 
 RETRY_SECONDS = 2.0  # pause if the driver did not answer or the GPU's lock was held
-LOCK_WAIT_SECONDS = 20.0  # for a GPU's lock; the server orders a change only after the last holder has ended
+# longest wait for a GPU's lock; it suffices, because the server orders a change after the last holder has
+# ended
+LOCK_WAIT_SECONDS = 20.0
 FINAL_STATES = ("done", "failed", "unsure")
 
 
@@ -78,7 +80,7 @@ class GeometryChanges:
                 self._tasks[name].add_done_callback(lambda task, name=name: self._on_task_done(name, task))  # type: ignore[misc]
 
     def set_inventory(self, hardware: GpuInventory) -> None:
-        """Store an inventory that was read for another reason than a geometry change."""
+        """Replace the inventory. It was read for another reason than a geometry change."""
         self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
 
     def seen(self) -> list[GeometrySeen]:
@@ -88,7 +90,7 @@ class GeometryChanges:
     async def close(self) -> None:
         """Cancel all tasks.
 
-        The driver completes a call that has begun. The next agent continues the change.
+        The driver still completes a call that has begun. The next agent continues the change.
         """
         await cancel_tasks([*self._tasks.values(), *([self._refreshing] if self._refreshing else [])])
 
@@ -126,7 +128,7 @@ class GeometryChanges:
         return stored["profiles"] if stored["split"] and stored["profiles"] else None
 
     async def _reshape_with_retries(self, wanted: GeometryWanted, before: list[str] | None) -> ReshapeOutcome:
-        """Retry until the driver answers; a repeated attempt performs only the missing steps.
+        """Repeat the change until the driver answers. A repeated attempt performs only the missing steps.
 
         The server enforces the time limit.
         """

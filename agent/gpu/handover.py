@@ -1,10 +1,10 @@
 """Checks before a start that the last tenant left no process and no memory in use on a unit.
 
 A workload has ended when its last process has exited. This check asks the GPU itself and compares its state
-with the state before the last tenant: there may be no new process on the unit, and the memory in use may not
-have grown. Older processes (a monitor, a stray) and restarted system services do not delay the next tenant. A
-value that a unit never reported is ignored. If a value was reported before the last tenant and is missing
-now, the next start waits.
+with the state before the last tenant. There must be no new process on the unit, and the memory in use must
+not have grown. Older processes (a monitor, a stray) and restarted system services do not delay the next
+tenant. A value that the unit never reported is ignored. If the unit reported a value before the last tenant
+and no longer does, the next start waits.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MEMORY_TOLERANCE_MIB = 256  # drivers allocate and release some memory on their 
 
 
 class HandoverCheck:
-    """The processes and the memory in use of each unit before its last tenant, by unit uuid.
+    """The processes and the memory in use on each unit before its last tenant, by unit uuid.
 
-    The record survives a restart of the agent. It is dropped at a boot of the host, because a boot ends every
-    tenant and the driver may report other values afterwards. If the file at ``path`` is damaged, no unit
+    The record survives a restart of the agent. After a boot of the host the record is dropped, because a boot
+    ends every tenant and the driver may report other values. If the file at ``path`` is damaged, no unit
     counts as clean.
     """
 
@@ -43,7 +43,7 @@ class HandoverCheck:
     def describe_leftovers(
         self, units: Iterable[str], rows: Iterable[SampleRow], gpu_processes: Iterable[GpuProcess]
     ) -> str:
-        """Describe the first process or memory of an earlier tenant on these units; '' if there is none.
+        """Return a description of a process or memory that an earlier tenant left on these units; '' if none.
 
         ``rows`` and ``gpu_processes`` must be current.
 
@@ -77,8 +77,9 @@ class HandoverCheck:
     def record_baseline(
         self, units: Iterable[str], rows: Iterable[SampleRow], gpu_processes: Iterable[GpuProcess]
     ) -> None:
-        """Store the current state of these units. Call it just before a workload starts, after
-        ``describe_leftovers`` returned ''.
+        """Store the current state of these units.
+
+        Call this method just before a workload starts, after ``describe_leftovers`` has returned ''.
         """
         readings = {row.unit: row for row in rows}
         processes = list(gpu_processes)

@@ -17,8 +17,8 @@ from agent.protocol import Health, ProtocolError, parse
 log = logging.getLogger("agent.gpu.health_events")
 
 RETENTION_SECONDS = 86_400.0
-DUPLICATE_WINDOW_SECONDS = 1.0  # per code and GPU: report at most one event within this time
-MAX_KEPT_PER_CODE = 20  # per code and GPU: keep the newest
+DUPLICATE_WINDOW_SECONDS = 1.0  # at most one event per code and GPU is reported within this time
+MAX_KEPT_PER_CODE = 20  # this many of the newest events are kept per code and GPU
 SAME_EVENT_SECONDS = 5.0  # the times of a driver event and its kernel log record differ by up to this
 
 
@@ -29,11 +29,15 @@ class HealthEventStore:
         self._folder = folder
         folder.mkdir(exist_ok=True, mode=0o700)
         self._kept = sorted(self._read(), key=lambda event: event.ts)
-        self._sent_after: dict[str, int] = {}  # event id -> number of the report after which it was sent
+        # event id -> number of the report after which the event was sent
+        self._sent_after: dict[str, int] = {}
         self._confirmed: set[str] = set()  # ids of events that the server has
 
     def note(self, event: HardwareEvent) -> Health | None:
-        """Return the event for the caller to report and ``write``; None if it was reported just before."""
+        """Return the event as a Health frame, which the caller sends and passes to ``write``.
+
+        Returns None if the same event was reported just before.
+        """
         alike = [known for known in self._kept if (known.gpu, known.code) == (event.gpu, event.code)]
         if alike and abs(event.ts - alike[-1].ts) < DUPLICATE_WINDOW_SECONDS:
             return None
@@ -45,12 +49,12 @@ class HealthEventStore:
         return health
 
     def write(self, health: Health) -> None:
-        """Write the event for the next agent. Blocks on the disk: do not call it on the event loop."""
+        """Write the event to the disk for the next agent. Blocks: do not call it on the event loop."""
         try:
             write_json(self._path(health), dataclasses.asdict(health))
         except OSError as problem:  # a full disk: this agent still reports it
             log.error("a hardware event could not be written: %s", problem)
-        if health not in self._kept:  # newer events replaced it meanwhile
+        if health not in self._kept:  # newer events replaced this event during the write
             self._path(health).unlink(missing_ok=True)
 
     def was_reported(self, event: HardwareEvent) -> bool:
@@ -70,13 +74,13 @@ class HealthEventStore:
     def due(self, now: float) -> list[Health]:
         """Return the events of the last day that the server may lack, the oldest first.
 
-        Call it for a new connection, which must send all of them.
+        Call this method for a new connection, which must send all of these events.
         """
         self._sent_after.clear()
         return [health for health in self.recent(now) if health.event_id not in self._confirmed]
 
     def say(self, health: Health, report: int) -> None:
-        """Note that the event is sent after report number ``report`` of this connection."""
+        """Record that the event is sent after report number ``report`` of this connection."""
         self._sent_after[health.event_id] = report
 
     def confirm(self, report: int) -> None:

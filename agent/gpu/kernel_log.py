@@ -1,4 +1,4 @@
-"""Reads XIDs from the kernel log, because the driver keeps no event from before a watcher registered."""
+"""Reads XIDs from the kernel log. The driver keeps no event from before a watcher registered."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def parse_xids(records: Iterable[str], started: float) -> Iterable[XidRecord]:
 
 
 def same_device(pci: str, bus_id: str) -> bool:
-    """Return True if both are one address: ``pci`` of the log ("0000:3b:00"), NVML's ("00000000:3B:00.0")."""
+    """Return True if both name one device. ``pci`` is from the log ("0000:3b:00"), ``bus_id`` from NVML."""
 
     def parts(text: str) -> list[int]:
         try:

@@ -24,7 +24,7 @@ class HardwareCache:
         self.hardware = _read_cache(path) if path is not None else None
 
     def keep(self, hardware: GpuInventory) -> None:
-        """Store an inventory that was read just now."""
+        """Store the inventory that was just read."""
         if self._path is not None and hardware != self.hardware:
             with log_disk_errors("the hardware that was found"):
                 write_json(self._path, dataclasses.asdict(hardware))
@@ -44,7 +44,7 @@ class HardwareCache:
 def with_lost_gpus(
     read: GpuInventory, unread: Iterable[dict[str, Any]], known: GpuInventory | None
 ) -> GpuInventory:
-    """Add to ``read`` the GPUs that the driver counts but can't read, as they were in ``known``.
+    """Return ``read`` with the GPUs that the driver counts but can't read, as they were in ``known``.
 
     ``unread`` has the index, the PCI address ('' if unknown) and NVML's error of each such GPU. A GPU that is
     not in ``known`` becomes a note and an entry of ``unidentified_gpu_indices``.

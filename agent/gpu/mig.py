@@ -1,7 +1,7 @@
 """Changes the MIG geometry of one GPU, real or simulated, and restores the old geometry on failure.
 
-Each call compares the GPU with the wanted geometry and stores nothing. Therefore a repeated call reaches the
-same result, even if the first call was interrupted.
+Each call compares the GPU with the wanted geometry. No progress is stored. Therefore a repeated call reaches
+the same result, even if the first call was interrupted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def reshape_gpu(
     try:
         board.parts()
     except MigError as error:
-        return ReshapeOutcome("failed", str(error))  # nothing was touched
+        return ReshapeOutcome("failed", str(error))  # the GPU was not changed
     try:
         _apply_geometry(board, wanted)
         return ReshapeOutcome("done")
@@ -88,7 +88,7 @@ def _apply_geometry(board: MigGpu, wanted: Sequence[GeometryPart]) -> None:
 def reshape_under_lock(
     folder: Path, gpu: str, board: MigGpu, wanted: Sequence[GeometryPart], before: Sequence[str] | None
 ) -> ReshapeOutcome | None:
-    """Call ``reshape_gpu`` while holding the GPU's lock, as a workload on the whole GPU would.
+    """Call ``reshape_gpu`` while holding the same locks as a workload on the whole GPU.
 
     Return None if another process holds a part of the GPU.
     """

@@ -25,19 +25,20 @@ __all__ = ["GpuReadError", "NvmlGpuReader"]
 log = logging.getLogger("agent.gpu.nvml")
 
 CALL_TIMEOUT_SECONDS = 10.0
-START_TIMEOUT_SECONDS = 60.0  # without the persistence daemon the driver is loaded at the first call
-# For the first answer if the hardware is known: a long wait would let leases of running workloads expire.
+START_TIMEOUT_SECONDS = 60.0  # long, because without the persistence daemon the first call loads the driver
+# Timeout of the first answer if the hardware is known. After a longer wait, the leases of running workloads
+# would expire.
 KNOWN_HARDWARE_TIMEOUT_SECONDS = 5.0
-UNREADABLE_AFTER_SECONDS = 20.0  # report an event if a driver that does not hang gives no answer this long
+UNREADABLE_AFTER_SECONDS = 20.0  # an event is reported if NVML gives no answer for this long without hanging
 MAX_ANSWER_BYTES = 1 << 22
 CLOSE_SECONDS = 2.0
 CONDITIONS_SECONDS = 5.0
-STORM_CONDITIONS_SECONDS = 15.0  # used instead while every read returns events
-RESTART_SECONDS = 10.0  # minimum between two starts of the process while the driver is broken
+STORM_CONDITIONS_SECONDS = 15.0  # used while every read returns events
+RESTART_SECONDS = 10.0  # shortest time between two starts of the process while the driver is broken
 
 
 class NvmlGpuReader:
-    """Queries the NVML process. While an answer is overdue, no reading is known and no question is sent."""
+    """The connection to the NVML process. While an answer is overdue, no question is sent."""
 
     simulated = False
 
@@ -53,7 +54,7 @@ class NvmlGpuReader:
         self._overdue = 0  # id of the question whose answer timed out
         self._asked = ""  # the last question
         self._asked_at = 0.0  # time.monotonic
-        self._late_events: list[dict[str, Any]] = []  # from answers that came after their timeout
+        self._late_events: list[dict[str, Any]] = []  # events from answers that came after their timeout
         self._asking = asyncio.Lock()
         self._gpus: list[GpuSeen] = []
         self._gpu_of: dict[str, str] = {}  # unit -> GPU
@@ -66,7 +67,7 @@ class NvmlGpuReader:
         self._started_at = -RESTART_SECONDS
         self._has_answered = False
         self._matched: set[int] = set()  # numbers of kernel log records that already gave an event
-        self._reshaping = False  # the process changes a geometry, for up to minutes
+        self._reshaping = False  # True: the process changes a geometry, which may take minutes
 
     async def hardware(self) -> GpuInventory:
         known = self._known.hardware
@@ -175,20 +176,22 @@ class NvmlGpuReader:
 
     async def events(self, now: float) -> list[HardwareEvent]:
         if self._reshaping:
-            return []  # the driver queues them until the next call
+            return []  # the driver queues the events until the next call
         answer: list[dict[str, Any]] = []
         problem = ""
         try:
             answer = await self._ask("events", self._deadline)
         except GpuReadError as error:
             problem = str(error)
-        # The driver reports each event once, so events of a late answer count even if this question fails.
+        # The driver reports each event once. Therefore the events of a late answer are returned even if this
+        # question fails.
         late, self._late_events = self._late_events, []
         found = await self._events_with_ids([*late, *answer], now)
         if problem:
             return found + self._silence_events(problem, now)
         if found and time.monotonic() - self._conditions_at < STORM_CONDITIONS_SECONDS:
-            return found  # report these first: a GPU that has just failed may not answer a further question
+            # report these events first, because a GPU that has just failed may not answer another question
+            return found
         try:
             found += await self._changed_conditions(now)
         except GpuReadError as error:
@@ -248,7 +251,8 @@ class NvmlGpuReader:
     ) -> ReshapeOutcome | None:
         """Change a geometry in the NVML process.
 
-        The NVML process has the driver open, so any other process would find the GPU in use.
+        Another process could not do this: it would find the GPU in use, because the NVML process has the
+        driver open.
         """
         self._reshaping = True
         try:
@@ -287,7 +291,7 @@ class NvmlGpuReader:
                 await self._start()
             if self._overdue:
                 late = await self._read_until(self._overdue, 0.01)
-                if self._asked == "events":  # the late answer belongs to this question
+                if self._asked == "events":  # a late answer to "events" contains events that must not be lost
                     self._late_events += late
             assert self._process is not None and self._process.stdin is not None and self._answers is not None
             if self._answers.at_eof():
@@ -327,8 +331,9 @@ class NvmlGpuReader:
                     try:
                         line = await self._answers.readline()
                     except ValueError:
-                        continue  # a line longer than any answer: readline has discarded it
-                    if not line:  # the process may still hang in the driver during its exit
+                        continue  # readline has discarded a line that was longer than any answer
+                    # the output is closed, but the process may still hang in the driver during its exit
+                    if not line:
                         raise GpuReadError("the NVML process ended")
                     answer = _parse_answer(line)
                     if answer["id"] == 0:
@@ -346,7 +351,7 @@ class NvmlGpuReader:
 
 
 def _parse_answer(line: bytes) -> dict[str, Any]:
-    """Parse a line of the process. A line printed by a library gets the id -1, which answers no question."""
+    """Parse a line of the process. A line that a library printed gets the id -1, which no question has."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):

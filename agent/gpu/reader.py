@@ -24,7 +24,7 @@ class GpuInventory:
     devices: dict[str, list[str]] = field(default_factory=dict)
     cuda_version: str = ""  # the newest version that the driver supports
     mig_profiles: dict[str, list[MigProfileSeen]] = field(default_factory=dict)  # by model
-    # uuid of an unreadable GPU -> reason; ``gpus`` has the GPU's last known values
+    # uuid of each unreadable GPU -> reason. ``gpus`` contains the last known values of these GPUs.
     lost: dict[str, str] = field(default_factory=dict)
     unread: str = ""  # why NVML could not be read; ``gpus`` then has the last known values
     unidentified_gpu_indices: list[int] = field(default_factory=list)  # of GPUs that could never be read
@@ -43,12 +43,12 @@ class GpuInventory:
 
 @dataclass(frozen=True)
 class UnitUse:
-    """The activity of the run that holds a unit, measured by the host without the GPU."""
+    """The activity of the run that holds a unit, as the host measures it without reading the GPU."""
 
     run: str
     pids: frozenset[int]
-    cpu_seconds: float  # of all its processes, since its start
-    gpu_processes: int  # processes that may use the GPU; for a notebook only its kernels
+    cpu_seconds: float  # CPU time of all processes of the run since its start
+    gpu_processes: int  # number of processes that may use the GPU; for a notebook only its kernels
     declared_utilisation_percent: float | None = None  # simulated GPUs only: declared by the workload
     declared_memory_mib: int | None = None
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from agent.host import processes
 from agent.host.durable_files import StateFolderError, read_json, write_json
 
-FAULTS_FILE = "diagnostic_faults.json"  # GPU index -> planted fault of diagnostics or geometry changes
+# contains, by GPU index, the planted fault of diagnostics or geometry changes
+FAULTS_FILE = "diagnostic_faults.json"
 
 
 STRAYS_FILE = "planted_strays.json"
@@ -32,7 +33,7 @@ def require_simulated_gpu(folder: Path, gpu: int) -> None:
 
 
 def plant_stray(folder: Path, gpu: int, pid: int) -> None:
-    """Make a simulated agent report this real process on a GPU. Raises StateFolderError."""
+    """Make a simulated agent report the real process ``pid`` as a stray on a GPU. Raises StateFolderError."""
     require_simulated_gpu(folder, gpu)
     process = processes.read_process(pid)
     if process is None:

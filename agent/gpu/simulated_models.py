@@ -26,9 +26,10 @@ class SimulatedModel:
     most_w: float
     clock_mhz: int
     compute_capability: int
-    nvlinks: int  # NVLinks of a board on NVSwitches, as on HGX; 0: PCIe only
+    nvlinks: int  # number of NVLinks of a GPU on NVSwitches, as on HGX; 0: PCIe only
     pcie_generation: int
-    mig_gb: tuple[int, ...] = ()  # memory of its MIG profiles, in the order of MIG_PROFILES; empty: no MIG
+    # memory in GB of each MIG profile, in the order of MIG_PROFILES; empty: no MIG
+    mig_gb: tuple[int, ...] = ()
 
 
 SIMULATED_MODELS = {
@@ -55,7 +56,7 @@ MIG_PROFILES: tuple[tuple[int, int, tuple[int, ...]], ...] = (
 
 
 class SimulationError(ValueError):
-    """An argument describes no possible host; the message names the allowed values."""
+    """An argument describes an impossible host. The message names the allowed values."""
 
 
 def parse_models(text: str) -> list[str]:
@@ -152,7 +153,7 @@ def _numa_node(index: int, count: int) -> int:
 
 
 def _topology_between(first: int, second: int, models: list[str]) -> str:
-    """Return the connection of two GPUs: NVLink between boards of one model on switches, else PCIe."""
+    """Return the connection of two GPUs: "NVLink" if both have the same model with NVLinks, else PCIe."""
     if models[first] == models[second] and SIMULATED_MODELS[models[first]].nvlinks:
         return "NVLink"
     same_node = _numa_node(first, len(models)) == _numa_node(second, len(models))

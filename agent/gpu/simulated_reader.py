@@ -2,9 +2,9 @@
 
 A workload may declare its load: a number in the file $GPUPOOL_SIMULATED_LOAD, or
 GPUPOOL_SIMULATED_UTILISATION in its environment. Without a declaration, the load follows the CPU use of its
-process tree. Memory, power, temperature and energy follow the load as on real boards: an idle GPU draws its
-idle power, the temperature lags behind the power, and under MIG neither utilisation nor power is known per
-instance.
+process tree. Memory, power, temperature and energy follow the load as on real GPUs. For example, an idle GPU
+draws its idle power, and the temperature changes later than the power. With MIG, the utilisation and the
+power of an instance are unknown.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class SimulatedGpuReader:
         return {}
 
     def _planted_strays(self) -> list[GpuProcess]:
-        """Return the planted strays that still run: real processes, reported on simulated GPUs."""
+        """Return the planted strays that still run. They are real processes, reported on simulated GPUs."""
         strays = []
         for entry in read_json(self._strays) or []:
             if processes.is_alive(entry["pid"], entry["start_ticks"]):
@@ -188,7 +188,8 @@ class SimulatedGpuReader:
         power += self._noise.uniform(-0.01, 0.01) * board.idle_w
         _advance_sensors(history, power, board, now)
         active = load * 0.82 if load else 0.0
-        has_instance_activity = board.compute_capability >= 90  # per-instance activity: Hopper and newer
+        # only Hopper and newer GPUs report the activity of an instance
+        has_instance_activity = board.compute_capability >= 90
         return SampleRow(
             unit=unit.uuid,
             ts=now,

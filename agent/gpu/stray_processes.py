@@ -1,5 +1,6 @@
-"""Finds processes on this host's GPUs that belong to no workload, reports them, and ends them if the pool's
-policy says so.
+"""Finds stray processes on this host's GPUs, reports them, and ends them if the pool's policy says so.
+
+A stray is a process that is not part of the run that holds its GPU.
 
 A process is ended only if all of these are true: its user is an ordinary user, it belongs to no workload, it
 does not descend from an agent, it is no system service, and it was seen twice. The decision uses the user,
@@ -7,9 +8,9 @@ the parents and the control group of the process. It never uses the name, progra
 process can choose these itself. The process gets SIGTERM and later SIGKILL through a pidfd, so that a later
 process with the same pid is never hit.
 
-If a workload uses a GPU that its run does not hold, the whole run is stopped with its notice and grace
-period. A workload can reach such a GPU without access to the device node, if another run of its owner passes
-it an open device.
+If a workload uses a GPU that its run does not hold, the whole run is stopped with notice and grace period. A
+workload without access to the device node can still use such a GPU: another run of its owner can pass it an
+open device.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from agent.protocol import StraySeen
 
 log = logging.getLogger("agent.gpu.stray_processes")
 
-# Services have smaller uids. Larger ones are subordinate uids, which people may become.
+# Services have smaller uids. Larger uids are subordinate uids, which processes of people may use.
 FIRST_PERSON_UID, NOBODY_UID = 1000, 65534
 TERM_GRACE_SECONDS = 10.0
 STRAY_ENDED_CODE = "stray:ended"  # event code for processes ended by the pool's policy
-MAX_NAMED_PROCESSES = 20  # per event; the log names all
+MAX_NAMED_PROCESSES = 20  # an event names at most this many processes; the log names all of them
 MEMORY_CHANGE_MIB = 256  # a smaller change of a process's memory is not reported
-# System services that run programs of people: scheduled jobs, and logins where no session is created.
+# System services that run programs of people: scheduled jobs, and logins that create no session.
 USER_RUN_SERVICES = ("cron", "crond", "atd", "ssh", "sshd")
 ProcessKey = tuple[str, int, int]  # gpu, pid, start
 TERM_SENT, KILL_SENT = "asked to end", "killed"
@@ -64,11 +65,17 @@ class WorkloadContext:
         return use is not None and found.pid in use.pids
 
     def identifies_unit(self, found: GpuProcess) -> bool:
-        """Return True if the process's unit is certain. Time-sliced runs on one GPU can't be told apart."""
+        """Return True if the unit of the process is certain.
+
+        It is uncertain if several runs share one GPU by time slices.
+        """
         return found.unit == found.gpu or found.unit.startswith("MIG-")
 
     def run_of(self, process: processes.Process) -> str:
-        """Return the run of a process, by its pid or its ancestors; '' if it belongs to none."""
+        """Return the run that a process belongs to; '' if it belongs to no run.
+
+        The run is found by the pid of the process or of one of its ancestors.
+        """
         for use in self.uses.values():
             if process.pid in use.pids:
                 return use.run
@@ -91,14 +98,14 @@ class EndedStray:
 
 
 class StrayTracker:
-    """The strays at the last look, and the times of the signals that they were sent.
+    """The strays at the last call of ``look``, and the times at which signals were sent to them.
 
-    ``ended``: the processes that had ended at the last look.
+    ``ended``: the strays that had ended at the last call of ``look``.
     """
 
     def __init__(self) -> None:
         self.seen: list[StraySeen] = []
-        # run to stop -> the GPU that it uses without holding it
+        # run that must stop -> the GPU that the run uses without holding it
         self.runs_on_foreign_gpus: dict[str, str] = {}
         self.ended: list[EndedStray] = []
         self._term_sent_at: dict[ProcessKey, float] = {}
@@ -106,7 +113,7 @@ class StrayTracker:
         self._ending: dict[ProcessKey, EndedStray] = {}
 
     def look(self, found: Iterable[GpuProcess], known: WorkloadContext, *, action: str, now: float) -> bool:
-        """Update from the processes on the GPUs. Return True if anything changed since the last look.
+        """Update the strays from the processes on the GPUs. Return True if anything changed.
 
         ``action``: the pool's policy (report, warn or end). ``now``: seconds of a monotonic clock.
         """
@@ -211,7 +218,8 @@ def describe_stray(stray: StraySeen) -> str:
 def ended_by_gpu(ended: Iterable[EndedStray]) -> dict[str, str]:
     """Return one event detail per GPU for all processes that ended on it.
 
-    A look reports one event per GPU, because a second event within a second would be dropped as a duplicate.
+    Each call of ``look`` reports one event per GPU, because a second event within a second would be dropped
+    as a duplicate.
     """
     by_gpu: dict[str, list[str]] = {}
     for end in ended:
@@ -228,7 +236,7 @@ def ended_by_gpu(ended: Iterable[EndedStray]) -> dict[str, str]:
 
 
 def reason_to_spare(process: processes.Process, known: WorkloadContext) -> str:
-    """Return why a process of no known workload must not be ended; '' if nothing forbids it."""
+    """Return why a process that belongs to no workload must not be ended; '' if it may be ended."""
     uid = processes.user_id_of(process.pid)
     try:
         groups = Path(f"/proc/{process.pid}/cgroup").read_text()
@@ -248,7 +256,7 @@ def reason_to_spare(process: processes.Process, known: WorkloadContext) -> str:
 
 
 def is_system_service(pid: int) -> bool:
-    """Return True if the process belongs to a system service; False also if its groups can't be read."""
+    """Return True if the process belongs to a system service. Return False if its groups can't be read."""
     try:
         return is_system_slice(Path(f"/proc/{pid}/cgroup").read_text())
     except OSError:
@@ -265,7 +273,7 @@ def is_system_slice(groups: str) -> bool:
     kept = {controller or "unified": path for _, controller, path in lines}
     path = kept.get("name=systemd", kept.get("unified", ""))
     while path.startswith("/.."):
-        path = path[3:]  # an agent in a cgroup namespace sees this prefix on groups outside of it
+        path = path[3:]  # an agent in a cgroup namespace sees this prefix on groups outside of the namespace
     steps = path.split("/")[1:]
     if len(steps) < 2 or steps[0] != "system.slice":
         return False

@@ -14,10 +14,10 @@ SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 
 
 def local_address_towards(edge: str) -> str:
-    """Return the local address of the route to the edge; '' if there is no route. Sends nothing.
+    """Return the local address from which this host reaches the edge; '' without a route. Sends nothing.
 
-    Behind address translation, or with the edge on this machine, other hosts can't reach that address. The
-    operator must then configure an address.
+    Other hosts can't reach this address if it is behind address translation or if the edge runs on this
+    machine. The operator must then configure an address.
     """
     parts = urlsplit(edge)
     port = parts.port or (443 if parts.scheme == "https" else 80)

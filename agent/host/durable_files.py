@@ -1,4 +1,4 @@
-"""Reads and writes files. After a crash or on a full disk a file has either its old or its new content."""
+"""Reads and writes files so that, after a crash or on a full disk, a file has its old or its new content."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def read_json_or_raise(path: Path) -> Any:
 
 @contextlib.contextmanager
 def log_disk_errors(what: str) -> Iterator[None]:
-    """Log OSErrors of the block instead of raising them.
+    """Log an OSError of the ``with`` block instead of raising it.
 
-    Otherwise a full disk would end the agent, and with it the leases of all its runs.
+    A raised error would end the agent on a full disk. Without the agent, the leases of all its runs expire.
     """
     try:
         yield

@@ -21,7 +21,7 @@ from agent.protocol import SLOTS_PER_GPU
 
 @dataclass(frozen=True)
 class SlotClaim:
-    """Slots of one GPU that a run is to hold: ``[first, first + slots)`` of SLOTS_PER_GPU."""
+    """The slots of one GPU that a run needs: ``[first, first + slots)`` of SLOTS_PER_GPU."""
 
     gpu: str
     first: int

@@ -33,9 +33,9 @@ REPORTED_PACKAGES = (
 
 
 def offered_environment(exposed: list[Path]) -> EnvironmentSeen:
-    """Return the Python version, packages and paths of notebooks and jobs on this host.
+    """Return the Python version, the packages and the paths that workloads of this host can use.
 
-    They use the Python environment of the agent.
+    Notebooks and jobs use the Python environment of the agent.
     """
     packages = {}
     for name in REPORTED_PACKAGES:

@@ -16,7 +16,8 @@ class Process:
     pid: int
     parent: int
     name: str
-    start_ticks: int  # since boot; with the boot id it distinguishes processes that had the same pid
+    # start time, counted from the boot; with the boot id it distinguishes two processes with the same pid
+    start_ticks: int
     cpu_seconds: float  # of the process and its reaped children
 
 
@@ -74,9 +75,9 @@ def descendants(everything: dict[int, Process], root: int) -> list[Process]:
 
 
 def environment_entries(pid: int) -> list[bytes]:
-    """Return the NAME=VALUE entries of the environment a process was started with; [] if unreadable.
+    """Return the NAME=VALUE entries of a process's initial environment; [] if they are unreadable.
 
-    Try every thread, because the environment can't be read from a first thread that has ended.
+    Tries every thread, because the environment can't be read from a first thread that has ended.
     """
     try:
         threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
@@ -93,13 +94,13 @@ def environment_entries(pid: int) -> list[bytes]:
 
 
 def environment_value(pid: int, name: str) -> str | None:
-    """Return a variable of the environment a process was started with; None if missing or unreadable."""
+    """Return one variable of a process's initial environment; None if missing or unreadable."""
     start = f"{name}=".encode()
     values = (entry[len(start) :] for entry in environment_entries(pid) if entry.startswith(start))
     return next((value.decode("utf-8", "replace") for value in values), None)
 
 
 def is_alive(pid: int, start_ticks: int) -> bool:
-    """Return True if this process lives; False also if a later process has the same pid."""
+    """Return True if this process lives. Return False if it has ended and another process has its pid."""
     process = read_process(pid)
     return process is not None and process.start_ticks == start_ticks

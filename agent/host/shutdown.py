@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 
 log = logging.getLogger("agent")
 
-CANCEL_WAIT_SECONDS = 2.0  # for cancelled tasks to end
-FINAL_WRITE_SECONDS = 5.0  # for threads to complete their writes
-STREAM_ERRORS = (AttributeError, OSError, ValueError)  # the reader of our output is closed or never existed
+CANCEL_WAIT_SECONDS = 2.0  # wait for cancelled tasks
+FINAL_WRITE_SECONDS = 5.0  # wait for threads to complete their writes
+# the reader of the agent's output has closed it, or there is no output
+STREAM_ERRORS = (AttributeError, OSError, ValueError)
 
 
 async def cancel_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:

@@ -51,7 +51,7 @@ class HostIdentity:
 
 
 class StateFolder:
-    """The state folder, locked by one agent at a time. Raises StateFolderError."""
+    """The state folder of one agent, locked while the agent runs. Raises StateFolderError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -116,15 +116,15 @@ class StateFolder:
             write_text(self.edge, line)
 
     def install_tools(self) -> None:
-        """Install this version's tools for workloads; ``missing_tools_reason`` says why that failed."""
+        """Install this version's tools for workloads. On failure, set ``missing_tools_reason``."""
         self.missing_tools_reason = install_tools(self.tools)
 
 
 class AgentStarts:
     """The starts of agents with this folder: the last start that the server knows, and later starts.
 
-    After a folder is copied, the histories of the two folders differ. If two agents have one identity, the
-    server can therefore tell which folder contains the other agent's start. The file has a fixed size and is
+    After a folder is copied, the histories of the two folders differ. If two agents have the same identity,
+    the server therefore sees from their histories that they use two folders. The file has a fixed size and is
     written in place, which also works on a full disk.
     """
 
@@ -135,7 +135,7 @@ class AgentStarts:
         self._write([*self.before[:1], *[*self.before[1:], self.now][-(MAX_STARTS - 1) :]])
 
     def known(self) -> None:
-        """Note that the server knows this start, so that earlier starts are no longer reported."""
+        """Record that the server knows this start. Earlier starts are no longer reported."""
         if self.before != [self.now]:
             self.before = [self.now]
             self._write(self.before)
@@ -159,7 +159,7 @@ class AgentStarts:
 
 
 class Generations:
-    """The generations that were ever started. A unit's generation only grows; no generation starts twice.
+    """The generations that were started on this host. A unit's generation only grows; none starts twice.
 
     If the file is damaged, every start is refused.
     """

@@ -1,4 +1,4 @@
-"""Installs the files that every run uses: the shim, the checkpoint command, the helper module, JupyterLab."""
+"""Installs the files that every run uses: shim, checkpoint command, helper module, JupyterLab's start."""
 
 from __future__ import annotations
 
@@ -74,5 +74,6 @@ def install_tools(folder: Path) -> str:
     for new, path in written:
         os.replace(new, path)
         fsync_folder(path.parent)
-    (folder / "shim.py").unlink(missing_ok=True)  # of an earlier version; runs started by it have read it
+    # file of an earlier version; runs that it started have already read it
+    (folder / "shim.py").unlink(missing_ok=True)
     return ""

@@ -76,12 +76,13 @@ class BubblewrapLauncher:
 
     def __init__(self, program: str, *, nested: bool = False, network: str = "private") -> None:
         self.program = program
-        # True: workloads can create user namespaces, because bwrap before 0.8 can't forbid it.
+        # True: workloads can create user namespaces, because bwrap before 0.8 can't prevent this.
         self.nested = nested
-        self.network = network  # private: a loopback device only; otherwise the network of bwrap's parent
+        # "private": only a loopback device; otherwise the network of bwrap's parent process
+        self.network = network
 
     def prepare(self, box: SandboxRequest) -> None:
-        """Write passwd and group with the owner as the only user."""
+        """Write the files passwd and group, with the owner as the only user."""
         (box.inbox / "passwd").write_text(
             f"{box.owner}:x:{SANDBOX_UID}:{SANDBOX_UID}::/home/{box.owner}:/bin/bash\n"
         )
@@ -106,7 +107,7 @@ class BubblewrapLauncher:
             *_namespace_arguments(self.nested, self.network),
             *_system_mounts(),
             *("--bind", stage.at(box.tmp), "/tmp", "--symlink", "../tmp", "/var/tmp"),
-            *_interpreter_mounts(stage),  # after /tmp, which may contain the interpreter
+            *_interpreter_mounts(stage),  # mounted after /tmp, because /tmp may contain the interpreter
             *("--proc", "/proc", *_read_only_proc_mounts(), "--dev", "/dev"),
             *(
                 argument
@@ -182,7 +183,7 @@ def _system_mounts() -> list[str]:
 
 
 def _interpreter_mounts(stage: _StagedMounts) -> list[str]:
-    """Return mounts for the Python of notebooks, if it is not part of the system."""
+    """Return mounts for the Python of notebooks; [] if that Python is part of the system."""
     folders = {os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix)}
     folders |= {os.path.abspath(path) for path in (sys.prefix, sys.exec_prefix)}
     outside = sorted(path for path in folders if path != "/usr" and not path.startswith("/usr/"))
@@ -192,8 +193,9 @@ def _interpreter_mounts(stage: _StagedMounts) -> list[str]:
 def _read_only_proc_mounts() -> list[str]:
     """Return read-only mounts for the parts of /proc that configure the whole machine.
 
-    For these files the kernel checks only the user, not the capabilities. If the agent is root and a run uses
-    the agent's user, the run could otherwise make the host execute a program (core_pattern).
+    For these files the kernel checks only the user, not the capabilities. Suppose that the agent is root and
+    a run has the agent's user. If core_pattern were writable, this run could make the host execute any
+    program.
     """
     return [argument for path in PROC_READ_ONLY for argument in ("--ro-bind-try", path, path)]
 
@@ -201,7 +203,8 @@ def _read_only_proc_mounts() -> list[str]:
 def _shared_memory_mounts(memory_mib: int) -> list[str]:
     """Return mounts for a size-limited /dev/shm and a read-only /dev.
 
-    Both are in the host's memory. Without these limits a workload without a cgroup could fill the memory.
+    Both file systems are in the host's memory. Without these limits, a workload that has no cgroup could fill
+    the memory.
     """
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     size = min(memory_mib << 20, half) if memory_mib else half

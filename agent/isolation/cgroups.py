@@ -1,7 +1,8 @@
 """Limits CPU, memory, processes and device nodes per run, if the host's control groups are writable.
 
-Supports version 1, version 2, and both at once (hybrid: version 1 has the controllers). The documentation of
-the kernel describes them in admin-guide/cgroup-v1 (cpu, memory, pids, devices) and admin-guide/cgroup-v2.
+Supports version 1, version 2, and both at once (hybrid: version 1 has the controllers). The kernel's
+documentation describes the controllers in admin-guide/cgroup-v1 (cpu, memory, pids, devices) and
+admin-guide/cgroup-v2.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class CgroupLimits:
 
 @dataclass(frozen=True)
 class RunCgroups:
-    """The groups of one run.
+    """The control groups of one run.
 
     The first process of the run writes its pid into each file of ``procs``. ``memory_events`` is the file in
     which the kernel counts processes killed for memory; '' if there is none.
@@ -121,7 +122,7 @@ class Cgroups:
     def all_run_pids(self) -> set[int]:
         """Return the pids in the groups of all runs on this host, including those of other agents.
 
-        Only root can add a process to these groups.
+        The result can be trusted, because only root can add a process to these groups.
         """
         names: set[str] = set()
         for group in self._groups:
@@ -132,7 +133,8 @@ class Cgroups:
     def remove(self, name: str) -> None:
         """Remove the groups of a run that has no process any more."""
         for folder in self._folders(name):
-            # The group may be removed already, or a process may still be exiting. An empty group is harmless.
+            # An error is ignored: the group may be removed already, or a process may still be exiting. A
+            # group that stays is harmless.
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
@@ -141,7 +143,7 @@ class Cgroups:
 
 
 def _limit_files(group: ControllerRoot, folder: Path, limits: CgroupLimits) -> list[tuple[str, str]]:
-    """Return (file, value) pairs to write, in order."""
+    """Return the (file, value) pairs that set the limits, in the order in which to write them."""
     if group.controller == "pids":
         return [("pids.max", str(limits.processes))]
     if group.controller == "memory":
@@ -157,7 +159,7 @@ def _limit_files(group: ControllerRoot, folder: Path, limits: CgroupLimits) -> l
 
 
 def _memory_limit_files(group: ControllerRoot, folder: Path, size: int) -> list[tuple[str, str]]:
-    """Return the files that limit memory, and also swap to zero if the kernel accounts for swap."""
+    """Return the (file, value) pairs that limit memory and, if the kernel accounts for swap, forbid swap."""
     if group.version == 2:
         swap = [("memory.swap.max", "0")] if (folder / "memory.swap.max").exists() else []
         return [("memory.max", str(size)), *swap]
@@ -183,7 +185,8 @@ def _device_rules(nodes: list[str] | None) -> list[tuple[str, str]]:
 def _find_controllers(mounts: Path) -> tuple[str, list[ControllerRoot]]:
     """Return (layout, one ControllerRoot per usable controller).
 
-    A controller belongs to one version only; version 1 takes precedence.
+    The kernel gives each controller to one version only. If both versions list a controller, version 1 is
+    used.
     """
     roots: dict[str, ControllerRoot] = {}
     versions: set[int] = set()

@@ -1,4 +1,4 @@
-"""Chooses the launcher of this host: starts a probe in each sandbox and takes the strictest that works."""
+"""Chooses the launcher of this host: starts a probe in each sandbox and takes the strictest working one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROBE_TIMEOUT_SECONDS = 20
 class LauncherChoice:
     """The launcher of this host.
 
-    ``users``: workloads run as a user of their team. ``notes``: isolation that is missing.
+    ``users``: True if workloads run as a user of their team. ``notes``: sentences about missing isolation.
     """
 
     launcher: Launcher
@@ -36,8 +36,8 @@ def choose_launcher(
     """Start a probe with each launcher, the strictest first, and return the first launcher that works.
 
     ``wanted``: auto, bubblewrap or plain. ``probe``: an empty folder. ``network``: "private" for a loopback
-    device only, otherwise the network of the agent. ``user``: a uid that teams may have; None: no user per
-    team. Raises RuntimeError if ``wanted`` is bubblewrap and bubblewrap does not work.
+    device only, otherwise the network of the agent. ``user``: a uid that teams may have, for the probe; None:
+    no user per team. Raises RuntimeError if ``wanted`` is bubblewrap and bubblewrap does not work.
     """
     if user is not None:
         STAGE_ROOT.mkdir(exist_ok=True, mode=0o755)
@@ -125,17 +125,17 @@ def _choose_plain(note: str, probe: Path, user: int | None) -> LauncherChoice:
 
 
 def can_restrict_abstract_sockets(launcher: Launcher) -> bool:
-    """Return True if the host can deny runs the abstract sockets of other processes."""
+    """Return True if the host can block runs from abstract sockets of other processes."""
     return workload_entry.landlock_version() >= workload_entry.SCOPES_SINCE_ABI and not _is_setuid(launcher)
 
 
 def can_filter_socket_families(launcher: Launcher) -> bool:
-    """Return True if the host can deny runs the socket families that no network namespace confines."""
+    """Return True if the host can block the socket families that no network namespace confines."""
     return socket_filter.supports_seccomp_filters() and not _is_setuid(launcher)
 
 
 def _is_setuid(launcher: Launcher) -> bool:
-    """Return True for a setuid bwrap. It can't become root under a seccomp or Landlock filter."""
+    """Return True for a setuid bwrap, which can't become root under a seccomp or Landlock filter."""
     return isinstance(launcher, BubblewrapLauncher) and bool(os.stat(launcher.program).st_mode & stat.S_ISUID)
 
 
@@ -164,7 +164,7 @@ def socket_family_note(launcher: Launcher) -> list[str]:
 
 
 def _probe_failure(launcher: Launcher, folder: Path, user: int | None) -> str:
-    """Start a probe like a workload. Return '' if it worked, else the reason."""
+    """Start a probe like a workload. Return '' if the probe worked, else the reason of the failure."""
     folders = {name: folder / name for name in ("home", "checkpoint", "inbox", "outbox", "tmp", "tools")}
     for path in folders.values():
         path.mkdir(parents=True, exist_ok=True)

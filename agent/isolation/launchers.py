@@ -1,14 +1,14 @@
 """Defines the launchers. A ``Launcher`` turns a ``SandboxRequest`` into the command that the shim starts.
 
-bubblewrap: private mount, pid, ipc, network and host name spaces, /dev with only the held GPU nodes, no
-capabilities, no nested user namespaces. The workload sees only these parts of the file system: the system,
-the interpreter, the owner's home and the run's folders.
+bubblewrap: private namespaces for mounts, pids, ipc, network and host name; /dev with only the device nodes
+of the held GPUs; no capabilities; no nested user namespaces. The workload sees only these parts of the file
+system: the system, the interpreter, the owner's home and the run's folders.
 
-plain: no isolation, for a laptop; the host's inventory says so.
+plain: no isolation. It is meant for a laptop, and the host's inventory states it.
 
 If the agent is root, both launchers start workloads as the team's own user. This user may not enter the
 agent's folder, which contains the run's folders. Therefore the shim first mounts the run's folders at
-``STAGE_ROOT``, in a private mount name space of the run.
+``STAGE_ROOT``, in a private mount namespace of the run.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class SandboxRequest:
     owner: str
     home: Path
     checkpoint: Path
-    inbox: Path  # the agent writes, the workload reads
-    outbox: Path  # the workload writes: its socket, its declared load
+    inbox: Path  # folder that the agent writes and the workload reads
+    outbox: Path  # folder that the workload writes, with its socket and its declared load
     tmp: Path
     tools: Path
     devices: list[str] = field(default_factory=list)  # device nodes of the held GPUs
     exposed: list[Path] = field(default_factory=list)  # further read-only paths, chosen by the operator
-    user: int | None = None  # uid and gid on the host; None: those of the agent
-    memory_mib: int = 0  # limit; 0: none
+    user: int | None = None  # uid and gid of the workload on the host; None: the agent's uid and gid
+    memory_mib: int = 0  # memory limit; 0: no limit
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Launcher(Protocol):
     - The launcher process stays in the foreground until the workload's last process has ended, and exits
       with the workload's exit code (128 + N for signal N).
     - All processes of the workload descend from the launcher process, so that the shim can count, signal and
-      end them. If a service starts them elsewhere, they are in the control groups passed to the shim.
+    end them. If a service starts them as its own children, they are in the control groups passed to the shim.
     - The launcher process passes on standard output and error. The workload gets its environment and no
       other descriptor. No program outside of the sandbox gets that environment, because it may contain
       LD_PRELOAD, which would load the workload's code into that program.
@@ -97,7 +97,7 @@ class Launcher(Protocol):
 
 
 class PlainLauncher:
-    """Starts plain processes: no isolation, except for the team's own user if the agent is root."""
+    """Starts plain processes without isolation. If the agent is root, they still have the team's own user."""
 
     name = "plain"
 

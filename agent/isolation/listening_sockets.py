@@ -1,4 +1,4 @@
-"""Lists the listening sockets of the host, and the ports to close to each team user."""
+"""Lists the listening sockets of the host, and the ports that each team user must not reach."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 TCP_LISTEN_STATE = "0A"  # a TCP socket's state in /proc/net/tcp; a bound UDP socket has 07
 
 
-ANY_4, ANY_6 = "0.0.0.0", "::"  # listens on every address
+ANY_4, ANY_6 = "0.0.0.0", "::"  # address of a socket that listens on every address
 
 
 LISTENER_TABLES = (("tcp", TCP_LISTEN_STATE), ("tcp6", TCP_LISTEN_STATE), ("udp", "07"), ("udp6", "07"))
@@ -20,7 +20,7 @@ ListeningSocket = tuple[int, str, str, int]  # uid, "tcp" or "udp", address, por
 
 
 def listening_sockets() -> Iterable[ListeningSocket]:
-    """Yield every socket in this network namespace that accepts traffic from others."""
+    """Yield every socket in this network namespace that accepts traffic from other processes."""
     for name, state in LISTENER_TABLES:
         try:
             lines = Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
@@ -34,10 +34,10 @@ def listening_sockets() -> Iterable[ListeningSocket]:
 
 
 def ports_to_close(users: Iterable[int], listening: list[ListeningSocket]) -> set[ListeningSocket]:
-    """Return (user, protocol, address, port) for each socket of another user that must be closed to a user.
+    """Return (user, protocol, address, port) for each socket of others that ``user`` must not reach.
 
-    A port is not closed to a user who listens on it at the same address. A socket of the user at one address
-    opens no port at other addresses.
+    A port stays open to a user who listens on it at the same address. At other addresses, the port is closed
+    also to this user.
     """
     listening_set = set(listening)
     closed = set()

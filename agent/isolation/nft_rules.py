@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from agent.isolation.listening_sockets import ANY_4, ANY_6, ListeningSocket
 from agent.isolation.team_users import UidRange
 
-# Addresses of cloud metadata services, which hand out credentials. Source: the documentation of each cloud.
-# 169.254.169.254: AWS, Google, Azure, OpenStack, Oracle; 169.254.170.2 and .23: AWS tasks;
-# 168.63.129.16: Azure; 100.100.100.200: Alibaba; fd00:ec2::254: AWS; fd20:ce::254: Google.
+# Addresses of cloud metadata services, which return credentials. Source: the documentation of each cloud.
+# 169.254.169.254: AWS, Google, Azure, OpenStack, Oracle; 169.254.170.2 and .23: AWS tasks; 168.63.129.16:
+# Azure; 100.100.100.200: Alibaba; fd00:ec2::254: AWS; fd20:ce::254: Google.
 METADATA_NETWORKS = ("169.254.0.0/16", "168.63.129.16", "100.100.100.200")
 
 
@@ -37,7 +37,8 @@ def internet_rules(key: str, name_servers: Sequence[str], reach: Sequence[str], 
     """Return the rules for runs that may reach the internet.
 
     ``key``: the agent's ``network_key``. ``name_servers``: addresses of the name servers that runs may query.
-    ``reach``: private networks that runs may reach. ``alone``: True: forward no other traffic on this host.
+    ``reach``: private networks that runs may reach. ``alone``: True if this host must forward no other
+    traffic.
     """
     own, every = f'"gpn{key}*"', '"gpn*"'
     resolvers = [address for address in name_servers if ":" not in address]
@@ -70,7 +71,7 @@ def internet_rules(key: str, name_servers: Sequence[str], reach: Sequence[str], 
 def host_rules(numbers: UidRange) -> str:
     """Return the rules for runs in the host's network.
 
-    The rules close the metadata addresses, and the ports in the sets, to team users.
+    The rules block team users from the metadata addresses and from the ports in the nft sets.
     """
     users = f"{numbers.first}-{numbers.last}"
     return f"""

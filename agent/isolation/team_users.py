@@ -3,7 +3,7 @@
 The server assigns each team a number (uid), so that hosts that share homes agree (docs/decisions/0005). The
 host accepts a number only if it is in the range that the operator allows, is no account of the host, and did
 not belong to another team on these homes. A home belongs to the person and the team that used it first. In
-another team, the same person gets a second home, OWNER~NUMBER. Otherwise the work of one team could read
+another team, the same person gets a second home, OWNER~NUMBER. Otherwise a workload of one team could read
 files of another team through a person who is in both teams.
 """
 
@@ -30,7 +30,8 @@ DEFAULT_FIRST_UID, DEFAULT_LAST_UID = 70_000, 99_999
 MIN_UID, MAX_UID = 1_000, 2**31 - 2
 METADATA_FOLDER = ".volumes"
 TEAM_RECORD_FILE = "teams.json"
-INBOX_FILE_MODE, INBOX_FOLDER_MODE = 0o640, 0o2750  # readable by the run's user; new files get its group
+# readable by the group of the run's user; new files get this group
+INBOX_FILE_MODE, INBOX_FOLDER_MODE = 0o640, 0o2750
 HOME_UID_SEPARATOR = "~"  # not allowed in an owner's name
 
 
@@ -39,7 +40,7 @@ class TeamUserError(Exception):
 
 
 class OwnershipChangeInProgress(Exception):
-    """The home is changing its owner, or another host has locked the record of teams; try again soon."""
+    """The home is changing its owner, or another host has locked the record of teams. Try again soon."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class UidRange:
 
 @dataclass(frozen=True)
 class RunPlacement:
-    """The user (None: the agent's), the home and the checkpoint folder of a run."""
+    """The user, the home and the checkpoint folder of a run. ``user`` is None for the agent's user."""
 
     user: int | None
     home: Path
@@ -66,7 +67,7 @@ class RunPlacement:
 class TeamUsers:
     """The users and homes of teams on this host.
 
-    If ``numbers`` is None, there is no user per team, and the agent's user owns everything.
+    If ``numbers`` is None, there is no user per team, and the agent's user owns all homes.
     """
 
     homes: Path
@@ -75,7 +76,7 @@ class TeamUsers:
     _failures: dict[Path, str] = field(default_factory=dict)
 
     def user(self, team: str, number: int) -> int | None:
-        """Return the uid of ``team`` (a public id), which is ``number``.
+        """Return the uid of ``team`` (a public id) on this host: ``number``, after checking it.
 
         Returns None if there is no user per team or if the server assigned no number. Raises TeamUserError if
         the team may not have the number here, and OwnershipChangeInProgress while another host uses the
@@ -111,7 +112,7 @@ class TeamUsers:
 
     @contextlib.contextmanager
     def _record(self) -> Iterator[dict[str, str]]:
-        """Lock and yield the record (number -> team) of these homes. Afterwards write it if a team is new."""
+        """Lock and yield the record (number -> team) of these homes. Afterwards write new teams."""
         folder = self.homes / METADATA_FOLDER
         folder.mkdir(exist_ok=True, mode=0o700)
         with _locked_record(folder / f"{TEAM_RECORD_FILE}.lock"):
@@ -127,7 +128,7 @@ class TeamUsers:
                 write_json(path, teams)
 
     def home(self, owner: str, user: int | None) -> Path:
-        """Return the person's home for this user; create it if needed.
+        """Return the home of ``owner`` for the uid ``user``. Create the home if needed.
 
         Raises TeamUserError for a link that root did not create, and OwnershipChangeInProgress while the home
         changes its owner.
@@ -141,7 +142,7 @@ class TeamUsers:
         return self.folder(path, user)
 
     def folder(self, path: Path, user: int | None) -> Path:
-        """Return a folder owned by this user; create it if needed. Raises the same errors as ``home``."""
+        """Return a folder that this user owns. Create it if needed. Raises the same errors as ``home``."""
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if user is None or os.stat(path).st_uid == user:
             return path
@@ -169,7 +170,7 @@ class TeamUsers:
             )
             self._ownership_changes[path] = worker
             worker.start()
-            worker.join(0.2)  # a new home is finished within this time
+            worker.join(0.2)  # the change of a new home ends within this time
         if worker.is_alive():
             raise OwnershipChangeInProgress(f"giving {path.name} to the team")
         del self._ownership_changes[path]
@@ -194,8 +195,8 @@ class TeamUsers:
 def chown_run_folders(run: Path, user: int | None) -> None:
     """Make the run's user the owner of its writable folders, and let the user read the inbox.
 
-    The agent stays the owner of the inbox, because in another user's folder, links could misdirect its
-    writes.
+    The agent stays the owner of the inbox. Otherwise the user could place links in the inbox that misdirect
+    the agent's writes.
     """
     if user is None:
         return

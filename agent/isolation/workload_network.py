@@ -10,7 +10,7 @@ internet   Each run has a network namespace, connected to the host's network by 
 
 host       Runs use the host's network, which gangs over several hosts need. With root, nft and a user per
            team, the metadata addresses and the sockets of other users on the host are closed to the teams'
-           users. Otherwise a note says that they are open.
+           users. Otherwise a note says that these are open.
 
 The rules are nftables (man nft). Each agent has one table, which it replaces as a whole when it starts.
 """
@@ -50,7 +50,8 @@ log = logging.getLogger("agent.isolation.workload_network")
 NETWORK_MODES = ("private", "internet", "host")
 IP_FORWARD_FILE = Path("/proc/sys/net/ipv4/ip_forward")
 FORWARDING_RECORD = (
-    "forwarding.json"  # in the state folder: the boot in which an agent found forwarding switched off
+    # file in the state folder; stores the boot in which an agent found forwarding switched off
+    "forwarding.json"
 )
 VETH_PAIR_COUNT = 1 << 14
 RULE_CHECK_SECONDS = 1.0
@@ -73,7 +74,7 @@ class WorkloadNetwork:
     key: str  # part of the names of this agent's table and interfaces
     notes: list[str] = field(default_factory=list)
     can_close_ports: bool = False  # True: sockets on the host are closed to team users
-    _rules: str = ""  # the rules of the agent's table, without the elements of the sets
+    _rules: str = ""  # the rules of the agent's table, without the elements of its sets
     _users: set[int] = field(default_factory=set)
     _closed: set[ListeningSocket] = field(default_factory=set)
     _changing: threading.Lock = field(default_factory=threading.Lock)
@@ -81,7 +82,7 @@ class WorkloadNetwork:
     _remover: threading.Thread | None = None
 
     def enter(self, mark: str) -> str:
-        """Create the run's network. Return the namespace that the shim must enter, '' if there is none.
+        """Create the run's network. Return the namespace that the shim must enter; '' if there is none.
 
         Raises NetworkSetupError.
         """
@@ -100,9 +101,9 @@ class WorkloadNetwork:
                 log.warning("the network of a run could not be removed: %s", problem)
 
     def leave_in_background(self, mark: str) -> None:
-        """Remove the run's network in a thread, one run after the other.
+        """Remove the run's network in a thread. The thread handles one run after the other.
 
-        If the agent ends first, the next agent removes the network, because it finds that the run has ended.
+        If the agent ends first, the next agent sees that the run has ended and removes the network.
         """
         if self.mode != "internet":
             return
@@ -121,7 +122,7 @@ class WorkloadNetwork:
             self.leave(self._marks_to_remove.get())
 
     def admit_user(self, user: int | None) -> None:
-        """Close the sockets of other users to this team's user, before its first process starts.
+        """Block this team's user from the sockets of other users, before the user's first process starts.
 
         Raises NetworkSetupError.
         """
@@ -135,7 +136,7 @@ class WorkloadNetwork:
     def close_ports(self) -> str:
         """Update the closed ports to the present sockets of other users. Return '' or the failure.
 
-        ``watch`` closes a socket that is opened later within a second.
+        If a socket is opened later, ``watch`` closes it within a second.
         """
         with self._changing:
             closed = ports_to_close(self._users, list(listening_sockets()))
@@ -149,7 +150,7 @@ class WorkloadNetwork:
             if not _run_command("nft", "-f", "-", given="\n".join(commands) + "\n"):
                 self._closed = closed
                 return ""
-            return self._install(closed)  # the table's state is unknown: replace it as a whole
+            return self._install(closed)  # the state of the table is unknown, so replace the whole table
 
     def watch(self) -> None:
         """Start a thread that restores the rules and updates the closed ports."""
@@ -161,7 +162,7 @@ class WorkloadNetwork:
             time.sleep(RULE_CHECK_SECONDS)
             try:
                 problem = self._restore() or (self.close_ports() if self.can_close_ports else "")
-            except Exception as error:  # noqa: BLE001 - if this thread ended, ports would stay open
+            except Exception as error:  # noqa: BLE001 - if this thread ended, new ports would stay open
                 problem = str(error)
             if problem:
                 log.error("the network rules of workloads could not be updated: %s", problem)
@@ -244,7 +245,7 @@ class WorkloadNetwork:
 def network_key(folder: Path) -> str:
     """Return a short key for the names of this agent's table and interfaces.
 
-    The key distinguishes the agents of one host.
+    Each agent of a host has its own key.
     """
     return hashlib.sha256(str(folder).encode()).hexdigest()[:4]
 
@@ -255,9 +256,9 @@ def open_network(
     """Set up the workloads' network in mode ``wanted``.
 
     ``folder``: the agent's state folder. ``reach``: private networks that runs in mode internet may reach, in
-    the form that ``checked_private_network`` returns. In mode host, notes name the missing protection. Raises
-    RuntimeError if mode internet is not possible, because any other mode would open or close more than the
-    operator asked for.
+    the form that ``checked_private_network`` returns. In mode host, ``notes`` names the missing protection.
+    Raises RuntimeError if mode internet is not possible. No other mode is used instead, because it would open
+    or close more than the operator asked for.
     """
     network = WorkloadNetwork(wanted, network_key(folder))
     if wanted == "private":
@@ -325,8 +326,8 @@ def _enable_forwarding_rules(network: WorkloadNetwork, folder: Path, reach: Sequ
 def _was_forwarding_before(folder: Path) -> bool:
     """Return True if forwarding of packets was on before the first agent of this boot.
 
-    The answer is stored until the next boot, because a restarted agent finds that an earlier agent has
-    switched forwarding on.
+    The result is stored until the next boot, because a restarted agent finds forwarding switched on by the
+    earlier agent.
     """
     record = folder / FORWARDING_RECORD
     if IP_FORWARD_FILE.read_text().strip() == "0":

@@ -1,4 +1,4 @@
-"""Opens a run's unix socket safely. The folder belongs to the workload, so a name in it is not trusted."""
+"""Opens a run's unix socket safely. The workload owns the folder, so names in the folder are not trusted."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class SocketMissing(Exception):
 
 @contextlib.contextmanager
 def socket_path(path: Path) -> Iterator[str]:
-    """Yield a path for a connection to the socket at ``path``. Raises SocketMissing, also for a link.
+    """Yield a path for a connection to the socket at ``path``. Raises SocketMissing for no socket or a link.
 
-    The yielded path names the open descriptor of the checked socket, so nobody can replace the socket in
-    between. It is also short enough for a socket address.
+    The yielded path names the open descriptor of the checked socket, so nobody can replace the socket after
+    the check. The path is also short enough for a socket address.
     """
     try:
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -18,9 +18,10 @@ MAX_ANSWER_BYTES = 1 << 20
 async def probe_activity(socket: Path, secret: str) -> dict[str, Any] | None:
     """Return the activity of a notebook, or None if it does not answer.
 
-    Keys: kernels, busy (kernels that compute now), connections (browser tabs on kernels), terminals,
-    last_activity (of the server; an open page updates it every few seconds) and last_message (through a
-    kernel or a terminal; None if there was no message). Times are in seconds since the epoch.
+    The keys are kernels, busy (number of kernels that compute now), connections (browser tabs that use a
+    kernel), terminals, last_activity and last_message. An open page updates last_activity every few seconds.
+    last_message is the last message through a kernel or a terminal; None if there was none. Times are in
+    seconds since the epoch.
     """
     try:
         with socket_path(socket) as path:
@@ -45,7 +46,10 @@ async def _get_json(session: aiohttp.ClientSession, resource: str) -> Any:
 
 
 def _activity(status: Any, kernels: Any, terminals: Any) -> dict[str, Any] | None:
-    """Return the activity in the answers, or None if they are invalid: the workload controls the server."""
+    """Return the activity in the answers; None if they are invalid.
+
+    The answers are checked because the workload controls the server.
+    """
     if not isinstance(status, dict) or not isinstance(kernels, list) or not isinstance(terminals, list):
         return None
     listed = [kernel for kernel in kernels if isinstance(kernel, dict)]

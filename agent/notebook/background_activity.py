@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agent.host.processes import Process
 
-IDLE_KERNEL_CPU_SHARE = 0.05  # of one CPU: an idle kernel uses less
+IDLE_KERNEL_CPU_SHARE = 0.05  # share of one CPU; an idle kernel uses less
 SHELLS = ("ash", "bash", "dash", "fish", "sh", "tcsh", "zsh")
 SERVER_MARKER, KERNEL_MARKER = b"gpupool_notebook", b"ipykernel_launcher"
 
@@ -22,12 +22,13 @@ SERVER_MARKER, KERNEL_MARKER = b"gpupool_notebook", b"ipykernel_launcher"
 class BackgroundActivity:
     """The background activity of one notebook.
 
-    ``last``: time of the last activity in seconds since the epoch. The first look counts as activity, because
-    the earlier state is unknown.
+    ``last``: time of the last activity in seconds since the epoch. The first call of ``look`` counts as
+    activity, because the earlier state is unknown.
     """
 
     last: float | None = None
-    _cpu_seconds: dict[int, float] = field(default_factory=dict)  # of its kernels at the previous look
+    # CPU time of each kernel at the previous call of ``look``
+    _cpu_seconds: dict[int, float] = field(default_factory=dict)
     _looked_at: float = 0.0
 
     def look(self, own: Iterable[Process], now: float) -> None:

@@ -16,14 +16,15 @@ SECRET_HEADER = "X-Gpupool-Secret"
 
 
 class EdgeIdentityProvider(IdentityProvider):
-    """Accepts only requests with the secret of the run, and treats them as requests of the owner."""
+    """An identity provider that accepts only requests with the run's secret, as requests of the owner."""
 
-    # Set once at the start of the server. Not configurable, so that they appear in no configuration dump.
+    # These values are set once at the start of the server. They are no configuration values, so that no
+    # configuration dump contains them.
     owner = "owner"
     secret = ""
 
     def get_user(self, handler: Any) -> User | None:
-        """Return the owner; None without the secret. For None the server answers 403."""
+        """Return the owner if the request has the secret, else None. For None the server answers 403."""
         secret = handler.request.headers.get(SECRET_HEADER, "")
         if not self.secret or not hmac.compare_digest(secret.encode(), self.secret.encode()):
             return None

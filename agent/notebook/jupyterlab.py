@@ -12,8 +12,8 @@ from typing import Any
 
 MAX_SOCKET_PATH = 100
 KERNEL_SOCKET_NAME_LENGTH = len("/kernel-00000000-0000-0000-0000-000000000000-ipc-99")
-# Disabled parts of the lab. The first fetches news from the network. The others need a server extension for
-# language servers, which is not loaded here.
+# Disabled extensions of JupyterLab. The first extension fetches news from the network. The others need a
+# server extension for language servers, which is not loaded here.
 DISABLED_EXTENSIONS = [
     "@jupyterlab/apputils-extension:announcements",
     "@jupyterlab/lsp-extension",
@@ -36,9 +36,9 @@ def _short_socket_path(socket: str) -> str:
 def _use_ipc_kernels(config: Any) -> None:
     """Connect kernels over unix sockets in the run's own folder instead of ports.
 
-    A kernel sends its output unencrypted to every client of its port, so any process in the same network
-    could read the output. Ports are still used if the folder's path does not fit into a socket address, which
-    can happen outside a sandbox.
+    A kernel sends its output unencrypted to every client of its port. Any process in the same network could
+    therefore read the output. Ports are still used if the folder's path is too long for a socket address,
+    which can happen outside a sandbox.
     """
     folder = os.path.join(os.environ.get("TMPDIR", "/tmp"), "jupyter")
     if len(folder) + KERNEL_SOCKET_NAME_LENGTH <= MAX_SOCKET_PATH:
@@ -75,7 +75,8 @@ def main(secret_file: str, socket: str, home: str) -> None:
     server.allow_remote_access = True  # the edge decides which Host headers are allowed
     server.allow_unauthenticated_access = False
     server.terminals_enabled = True
-    server.allow_root = True  # the only user of the sandbox may be root outside; it has no capabilities
+    # the only user of the sandbox may be root on the host, but it has no capabilities
+    server.allow_root = True
     server.disable_check_xsrf = False
     server.shutdown_no_activity_timeout = 0
     _use_ipc_kernels(config)

@@ -2,7 +2,7 @@
 
 Not every host can limit the size of a folder, so the folders are measured. A run is stopped if it exceeds the
 limit that the operator set. If the disk runs low, the run with the largest recent growth is stopped before
-the disk is full for everybody. A run with a large but stable usage is not stopped for the growth of others.
+the disk is full. A run with a large but stable usage is not stopped because other runs grow.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ OUT_OF_DISK = "out_of_disk"
 DISK_PRESSURE_MESSAGE = "the disk of the host was nearly full"
 DISK_CHECK_SECONDS = 0.5  # between two checks of the free space
 LIMIT_CHECK_SECONDS = 10.0  # between two measurements of runs against their limit
-GROWTH_WINDOW_SECONDS = 300.0  # between two snapshots: growth is measured over one to two of these windows
+# between two snapshots of the usage; growth is measured over one to two windows
+GROWTH_WINDOW_SECONDS = 300.0
 STOP_GRACE_SECONDS = 5.0  # from TERM to KILL: short, because a run that ignores TERM continues to write
 SETTLE_SECONDS = 5.0  # pause after a stopped run has ended, while its files are removed in the background
 STUCK_RUN_SECONDS = (
     30.0  # a run that has not ended this long after its grace period no longer delays the next stop
 )
-PRESSURE_SHARE = 0.05  # the threshold of free space is this share of the disk, at most the maximum below
+PRESSURE_SHARE = 0.05  # a disk runs low below this share of free space; the maxima below limit the threshold
 MAX_PRESSURE_BYTES, MAX_PRESSURE_FILES = 4 << 30, 20_000
-# A run that grew by less than the threshold divided by this is not stopped, because its end would not help.
+# A run that grew by less than the threshold divided by this number is not stopped, because its end would not
+# help.
 MIN_EVICTED_DIVISOR = 16
 STAT_BLOCK_BYTES = 512  # the unit of st_blocks
 
@@ -55,7 +57,7 @@ def pressure_threshold(total: int, *, least: int = MIN_FREE_BYTES, most: int = M
 
 
 def runs_over_limit(taken: dict[str, int], most: int) -> dict[str, str]:
-    """Return the runs above the limit, each with a sentence for its user.
+    """Return the runs above the limit, each with a sentence for the run's user.
 
     ``taken``: bytes by run. ``most``: the limit of one run in bytes; 0 means no limit.
     """
@@ -79,15 +81,15 @@ class DiskSnapshot:
 def run_to_stop(
     taken: dict[str, int], before: dict[str, int], lacking: int, least: int, gone: int = 0
 ) -> str:
-    """Return the run to stop on a disk that lacks ``lacking`` bytes or files; '' if no run is the cause.
+    """Return the run that caused a lack of ``lacking`` bytes or files; '' if no run is the cause.
 
-    ``taken`` and ``before`` are the usage by run, now and in an earlier snapshot. The run with the largest
-    growth between them is stopped. If the runs together have grown by less than ``lacking``, or if no run has
-    grown by ``least``, something else filled the disk and none of these runs is stopped.
+    ``taken`` and ``before`` are the usage by run, now and in an earlier snapshot. The cause is the run with
+    the largest growth between the two. No run is the cause if all runs together have grown by less than
+    ``lacking``, or if no run has grown by ``least``: then something else filled the disk.
 
     ``gone`` is the decrease of the free space since ``before``. The growth of a run is unknown if its usage
-    is UNKNOWN_USAGE now or in ``before``. Such a run is stopped only if no other run is the cause, or if the
-    runs with known growth explain less than half of ``gone``.
+    is UNKNOWN_USAGE now or in ``before``. Such a run is the cause only if no other run is, or if the runs
+    with known growth explain less than half of ``gone``.
     """
     if lacking <= 0:
         return ""
@@ -152,7 +154,7 @@ def _read_free_space(folder: Path) -> FreeSpace:
 
 
 class DiskPressure:
-    """Watches the disk usage of the runs of one host. ``most_bytes``: limit of one run; 0 means no limit."""
+    """The watch on the disk usage of one host's runs. ``most_bytes``: limit of one run; 0 means no limit."""
 
     def __init__(self, runs: RunManager, most_bytes: int) -> None:
         self._runs = runs
@@ -196,9 +198,9 @@ class DiskPressure:
                 self._stop(name, why, now)
 
     async def _stop_the_largest_run(self, now: float, space: FreeSpace) -> None:
-        """Stop the run that caused the lack of bytes, or else the run that caused the lack of files.
+        """Stop the run that caused the lack of bytes; otherwise the run that caused the lack of files.
 
-        If no run is the cause, something else fills the disk: remember the free space.
+        If no run is the cause, something else fills the disk. Then remember the free space.
         """
         before = self._before
         name, took = await self._find_run_to_stop(
@@ -236,8 +238,8 @@ class DiskPressure:
     ) -> tuple[str, int]:
         """Return the run to stop and its usage; ('', 0) if there is none.
 
-        Files of runs that have ended or are being stopped do not count as lacking space, because these files
-        are removed soon.
+        The files of runs that have ended or are being stopped are subtracted from ``lacking``, because these
+        files are removed soon.
         """
         if lacking <= 0:
             return "", 0
@@ -253,8 +255,8 @@ class DiskPressure:
     async def _keep(self, now: float, free_bytes: int, free_files: int, *, is_low: bool) -> None:
         """Take a snapshot of the usage of each run.
 
-        The first snapshot of an agent has no predecessor. If the disk already runs low, the last snapshot of
-        the earlier agent takes its place. Otherwise the present usage of adopted runs counts as old.
+        The first snapshot of an agent has no predecessor. If the disk already runs low, it is compared with
+        the last snapshot of the earlier agent. Otherwise the present usage of adopted runs counts as old.
         """
         active = self._active_runs()
         bytes_by_run = await asyncio.to_thread(measure_bytes, active)
@@ -292,9 +294,9 @@ class DiskPressure:
                     self._stopped[run.id] = _StoppedRun(now + STOP_GRACE_SECONDS + STUCK_RUN_SECONDS)
 
     def _unchanged_since_external_fill(self, now: float, space: FreeSpace) -> bool:
-        """Return True if no run was the cause shortly before, and too little space was lost since then.
+        """Return True if no run was the cause shortly before, and little space was lost since then.
 
-        This avoids counting the files of all runs again and again on a disk that stays low for days.
+        The check avoids counting the files of all runs again and again on a disk that stays low for days.
         """
         if self._external_fill is None:
             return False
@@ -319,9 +321,9 @@ class DiskPressure:
             )
 
     def _is_waiting_for_space(self, now: float) -> bool:
-        """Return True while the files of a stopped run may still be removed.
+        """Return True while the removal of a stopped run's files may still free space.
 
-        Then no other run is stopped yet.
+        No other run is stopped during this time.
         """
         for name, stopped in list(self._stopped.items()):
             run = self._runs.runs.get(name)

@@ -41,7 +41,7 @@ def awaits_go(wanted: RunWanted) -> bool:
 
 
 def distributed_environment(wanted: RunWanted, hardware: GpuInventory, interface: str) -> dict[str, str]:
-    """Return the variables of distributed launchers and libraries. The workload's owner may override them.
+    """Return the variables of distributed launchers and libraries. The owner of a workload may override them.
 
     ``interface``: the network interface with this host's address; '' if unknown.
     """

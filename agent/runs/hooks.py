@@ -1,4 +1,4 @@
-"""Configures the operator's hooks: a prolog before each run starts and an epilog after each run has ended.
+"""Configures the operator's hooks: a prolog before the start of each run and an epilog after its end.
 
 The shim runs these programs.
 """
@@ -15,7 +15,8 @@ from agent.host.system_path import SYSTEM_PATH
 from agent.isolation.launchers import SandboxRequest
 from agent.protocol import RunWanted
 
-DEFAULT_HOOK_TIMEOUT_SECONDS = 20.0  # less than a lease, because a run counts as running during its epilog
+# shorter than a lease, because a run still needs its lease during its epilog
+DEFAULT_HOOK_TIMEOUT_SECONDS = 20.0
 
 
 class UnsafeHookError(ValueError):
@@ -33,7 +34,8 @@ class Hooks:
     def spec(self, wanted: RunWanted, box: SandboxRequest) -> dict[str, Any]:
         """Return the part of the launch spec for the hooks.
 
-        The spec is stored with the run, so a restart of the agent with other options does not affect the run.
+        The spec is stored with the run. A restart of the agent with other options therefore does not affect
+        the run.
         """
         programs = {
             name: str(path)

@@ -1,7 +1,7 @@
 """Holds the agent's state of one run, and writes the files that the run shares with its shim.
 
-A workload can fill the disk. So these files are written in place into reserved space. A full disk then
-neither ends a workload nor prevents the agent from stopping the workload.
+A workload can fill the disk. Therefore these files are written in place into reserved space. A full disk then
+neither ends a workload nor prevents the agent from stopping it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent.runs.reconcile import RunStatus
 
 ACKNOWLEDGEMENT_FILE = ".done"
 ORDER_FILE_BYTES = 1024  # reserved for the orders of a run
-EXIT_FILE_BYTES = 4096  # reserved for the end of a run
+EXIT_FILE_BYTES = 4096  # reserved for the file that records the end of a run
 LOG_MARK_BYTES = 40
 
 
@@ -59,7 +59,7 @@ class LocalRun:
     log_sent: int = 0
     exit_found_at: float | None = None  # CLOCK_BOOTTIME
     gpu_events: list[str] | None = None  # event codes of its GPUs in its last minutes; None: not yet known
-    # CLOCK_BOOTTIME of the start of a separate process for the epilog of a run whose shim was killed.
+    # CLOCK_BOOTTIME at which a separate process was started for the epilog, because the shim was killed.
     epilog_ordered_at: float | None = None
 
     @property
@@ -129,7 +129,7 @@ class PendingStart:
     begun: bool = False  # True: every condition is met, and the start is being recorded on the disk
     next_try_at: float = 0.0  # CLOCK_BOOTTIME: do not try before this time
     gpu_unreadable_since: float | None = None  # CLOCK_BOOTTIME
-    lock_holder_text: str = ""  # text that names the process that holds the lock; '': none found
+    lock_holder_text: str = ""  # name of the process that holds the lock, for the report; '': none found
     lock_holder_checked_at: float = 0.0  # CLOCK_BOOTTIME of the last search for that process
 
 
@@ -154,7 +154,7 @@ def persisted_fields(wanted: RunWanted) -> dict[str, Any]:
 def acknowledgement_identity(status: os.stat_result | None) -> list[int] | None:
     """Return a value that differs between two acknowledgements, even if the clock was set back.
 
-    The shim computes it with its own code (``agent.shim.supervisor``).
+    The shim computes the same value with its own code (``agent.shim.supervisor``).
     """
     return [status.st_ino, status.st_mtime_ns, status.st_ctime_ns] if status else None
 
@@ -180,7 +180,7 @@ def is_socket(path: Path) -> bool:
 
 
 def write_lease(folder: Path, until: float) -> None:
-    """Write the lease of a run (CLOCK_BOOTTIME) in place: a full disk must not end a workload."""
+    """Write the end of a run's lease (CLOCK_BOOTTIME) in place: a full disk must not end a workload."""
     _write_in_place(folder / "lease", f"{until:020.3f}")
 
 
@@ -205,7 +205,7 @@ def reserve_exit_space(folder: Path) -> None:
 
 
 def write_exit_file(folder: Path, ended: dict[str, Any]) -> None:
-    """Write the end of a run; on a full disk, into the space reserved for it.
+    """Write the file that records the end of a run. On a full disk, use the space reserved for the file.
 
     The run's GPUs stay held until this file exists.
     """

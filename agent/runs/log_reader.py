@@ -14,10 +14,10 @@ def read_chunk(
 ) -> tuple[int, str, int]:
     """Return (offset, text, next offset) of the next chunk at or after ``offset``.
 
-    The text is '' if there is no chunk yet. A byte that is not UTF-8 becomes one "?", and so does NUL, which
-    the protocol rejects. The text therefore has as many bytes as the log. An incomplete character at the end
-    stays for the next chunk, unless the run has ``ended``. If the requested bytes were rotated away, the
-    chunk begins later.
+    The text is '' if there is no chunk yet. A byte that is not UTF-8 becomes one "?". NUL becomes "?" too,
+    because the protocol rejects NUL. The text therefore has as many bytes as the log. An incomplete character
+    at the end stays for the next chunk, unless the run has ``ended``. If the requested bytes were already
+    removed, the chunk begins later.
     """
     segments = sorted((int(path.name), path) for path in folder.glob("[0-9]*")) if folder.is_dir() else []
     for first, path in segments:
@@ -25,7 +25,7 @@ def read_chunk(
         try:
             data, is_rest = _read_segment(path, begin - first, limit)
         except FileNotFoundError:
-            continue  # rotated away since the folder was listed
+            continue  # the segment was removed after the folder was listed
         if data:
             last = path == segments[-1][1]
             if not (ended and is_rest and last):
@@ -56,7 +56,7 @@ def end_offset(folder: Path) -> int:
 
 
 def _incomplete_bytes(data: bytes) -> int:
-    """Return the number of bytes at the end that are an incomplete character."""
+    """Return the number of bytes at the end of ``data`` that form an incomplete character."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:

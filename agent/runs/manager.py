@@ -1,7 +1,7 @@
 """Starts the runs of this host.
 
 The agent may end at any line of a start. A start is therefore recorded on the disk before the shim is
-spawned: first its generation, then its folder. So each generation starts at most once.
+spawned: first the generation, then the run's folder. Each generation thus starts at most once.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ LOCK_HOLDER_CHECK_SECONDS = 5.0  # if a start waits longer for a lock, look for 
 GPU_UNREADABLE_WAIT_SECONDS = 60.0  # a start waits this long for a GPU that cannot be read
 HANDOVER_RECHECK_SECONDS = 1.0  # between two checks that the GPUs of a start are clean
 HOMES_PREPARE_TIMEOUT_SECONDS = 2.0  # for preparing a home at a start
-MIN_FREE_BYTES = 64 << 20  # with less free space on the disk nothing new is started; running work continues
-MIN_FREE_FILES = 2000  # with fewer free inodes nothing new is started either
+MIN_FREE_BYTES = 64 << 20  # with less free space on the disk no run is started; running work continues
+MIN_FREE_FILES = 2000  # with fewer free inodes no run is started either
 DISK_FULL_MESSAGE = "could not be started: the disk of the host is full"
 
 
 class RunManager(RunOrders):
-    """Every run of this host by id. This is the only code that starts or stops a run."""
+    """The runs of this host by id, with methods that start them. Only this class starts or stops a run."""
 
     _was_full = False  # result of the last is_full()
 
@@ -67,7 +67,7 @@ class RunManager(RunOrders):
         ]
 
     async def wait(self, wanted: RunWanted, step: str) -> None:
-        """Keep a start waiting with ``step`` as the reason. After MAX_START_WAIT_SECONDS it is refused."""
+        """Keep a start waiting, with ``step`` as the reason. Refuse it after MAX_START_WAIT_SECONDS."""
         entry = self.waiting.setdefault(wanted.run, PendingStart(wanted, boottime(), ""))
         entry.step, entry.prepared, entry.next_try_at = step, False, boottime() + HANDOVER_RECHECK_SECONDS
         entry.gpu_unreadable_since = None
@@ -124,8 +124,9 @@ class RunManager(RunOrders):
     async def _identify_lock_holder(self, locked: gpu_locks.SlotsLocked) -> str:
         """Return a text that names the process that holds the lock; '' if a run of this host holds the slots.
 
-        Without a sandbox a workload can take a lock itself. Then its run is stopped. The search looks only at
-        the file whose lock was refused, because a run on another slice has the GPU's file open legitimately.
+        Without a sandbox, a workload can take a lock itself. In this case the run of the workload is stopped.
+        The search looks only at the file whose lock was refused, because a run on another slice has the GPU's
+        file open legitimately.
         """
         claim = locked.claim
         held = (self._claims.get(unit) for unit in self.holders())
@@ -163,7 +164,7 @@ class RunManager(RunOrders):
     async def start(self, wanted: RunWanted, lease_until: float) -> bool:
         """Start a run, keep it waiting, or refuse it. Return True if it was started.
 
-        Each generation is started at most once, even if the agent is killed in between.
+        Each generation is started at most once, even if the agent is killed during the start.
         """
         if self.closed:
             await self.refuse(wanted, "start_failed", f"could not be started: {self.closed}")
@@ -229,8 +230,8 @@ class RunManager(RunOrders):
     async def _clean_up_failed_start(self, wanted: RunWanted) -> None:
         """Remove the control groups and the network of a failed start.
 
-        Do it now, because later no record contains the run's mark. Removing a network may take long, so the
-        run is reported as starting meanwhile.
+        They must be removed now, because later no record contains the run's mark. Removing a network may take
+        long, so the run is reported as starting meanwhile.
         """
         run = self.runs.pop(wanted.run, None)
         if run is not None:
@@ -270,8 +271,7 @@ class RunManager(RunOrders):
         place = team_users.RunPlacement(
             user, home, self.team_users.folder(self._checkpoint_folder(wanted.workload), user)
         )
-        # After the end of the lease another host may have started the workload and written the
-        # acknowledgement.
+        # After the end of the lease, the acknowledgement may come from a later attempt on another host.
         if boottime() < lease_until:
             # The acknowledgement of an earlier attempt must not count for this attempt. The workload owns the
             # folder, so an entry that can't be removed is no fault of the host.
@@ -312,8 +312,8 @@ class RunManager(RunOrders):
         """Return True if the disk of the state folder lacks free space or free inodes for a new run.
 
         A file system that allocates inodes dynamically reports a total of 0, so its inodes are not checked.
-        Once full, the disk counts as free again only at about twice the threshold, so that the result does
-        not flap.
+        A full disk counts as free again only at about twice the threshold, so that the result does not change
+        all the time.
         """
         disk, files = shutil.disk_usage(self.state.folder), os.statvfs(self.state.folder)
         needed = _recovered_free_space(MIN_FREE_BYTES, disk.total) if self._was_full else MIN_FREE_BYTES
@@ -340,7 +340,8 @@ class RunManager(RunOrders):
                     cwd="/",
                     env={"PATH": SYSTEM_PATH},
                 )
-            await process.wait()  # ends at once: the shim is a detached descendant of this process
+            # this process ends at once, and the shim continues as its detached descendant
+            await process.wait()
         finally:
             os.close(alive)
 

@@ -1,4 +1,4 @@
-"""Ends orphaned runs: the shim of an orphaned run has died without writing the end of the run."""
+"""Ends orphaned runs. A run is orphaned if its shim has died without writing the end of the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from agent.runs.local_run import LocalRun, write_exit_file
 log = logging.getLogger("agent.runs.orphaned_runs")
 
 SHIM_START_SECONDS = 15.0
-EPILOG_MARGIN_SECONDS = 2.0  # after the epilog's time limit, in which the shim should kill the epilog
+# after the epilog's time limit; within this margin the shim should kill the epilog
+EPILOG_MARGIN_SECONDS = 2.0
 
 
 class OrphanedRuns:
@@ -33,7 +34,7 @@ class OrphanedRuns:
         self._cgroups = cgroups
 
     def end(self, run: LocalRun) -> dict[str, Any] | None:
-        """Kill the remaining processes of a run. Return the run's end; None while it is not over.
+        """Kill the remaining processes of a run. Return the run's end; None while the run is not over.
 
         A run is not over while one of its processes or its epilog remains. Writes exit.json before it returns
         the end. Raises OSError.
@@ -75,7 +76,8 @@ class OrphanedRuns:
             if run.epilog_ordered_at is None:
                 run.epilog_ordered_at = now
                 self._spawn_epilog(run)
-            # After this time the start of the epilog counts as failed; the log gives the reason.
+            # If the epilog has not started within this time, its start counts as failed. The log gives the
+            # reason.
             return now - run.epilog_ordered_at > SHIM_START_SECONDS
         if epilog["boot_id"] != boot_id() or not processes.is_alive(epilog["pid"], epilog["start_ticks"]):
             return True
@@ -117,8 +119,8 @@ class OrphanedRuns:
         guarded = _orphans_of_guard(run, all_processes)
         found = False
         for pid in all_processes:
-            # A process has no entries here if this agent may not read its environment. Such a process belongs
-            # to no run of this agent.
+            # ``environment_entries`` returns nothing if this agent may not read the environment of the
+            # process. Such a process belongs to no run of this agent.
             if pid in guarded or mark in processes.environment_entries(pid) or pid in grouped:
                 found = True
                 try:

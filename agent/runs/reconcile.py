@@ -1,8 +1,8 @@
 """Plans the actions that bring this host to its desired state.
 
-The plan is a pure function of the desired and the observed state and remembers no frame. Each call compares
-the whole desired state with all runs of the host. So the next frame corrects the effect of a lost,
-duplicated, late or reordered frame.
+The plan is a pure function of the desired state and the observed state, and does not depend on earlier
+frames. Each call compares the whole desired state with all runs of the host. Therefore the next frame
+corrects the effect of a lost, duplicated, late or reordered frame.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from agent.runs import gangs
 
 VERBS = ("start", "notice", "stop")
 KINDS = ("job", "notebook")
-# Stop codes that are also outcomes; a run stopped with any other code, such as an eviction, ends as
+# Stop codes that are also outcomes. A run that is stopped with any other code, such as an eviction, ends as
 # cancelled.
 STOP_OUTCOMES = ("cancelled", "time_limit", "idle", "drained", "gpu_error")
-MAX_NUMBER = 1 << 40  # of seconds, CPU and memory
+MAX_NUMBER = 1 << 40  # largest valid number of seconds, millicores or MiB in an order
 _ID_PATTERN = re.compile(r"[A-Za-z0-9-]{1,64}")
 _OWNER_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
 _VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -92,7 +92,7 @@ class StopRun:
 
 @dataclass(frozen=True)
 class ForgetRun:
-    """Remove the folder of an ended run, whose end the server has recorded."""
+    """Remove the folder of an ended run. The server has recorded the end of the run."""
 
     run: str
 
@@ -179,7 +179,7 @@ def outcome_of_stop(code: str) -> str:
 
 
 def validation_error(wanted: RunWanted, known_units: frozenset[str]) -> str:
-    """Return a sentence with an order's invalid field, its value and the allowed values; '' if valid."""
+    """Return a sentence with the invalid field, its value and the allowed values; '' for a valid order."""
     for field, pattern, allowed in (
         ("run", _ID_PATTERN, "letters, digits and -"),
         ("workload", _ID_PATTERN, "letters, digits and -"),
@@ -204,7 +204,7 @@ def validation_error(wanted: RunWanted, known_units: frozenset[str]) -> str:
 
 
 def _verb_error(wanted: RunWanted) -> str:
-    """Return what is wrong with the verb, the kind or a field that they require; '' if all are valid."""
+    """Return a sentence on an invalid verb or kind, or on a field that they require; '' if all are valid."""
     if wanted.verb not in VERBS:
         return f"verb: {wanted.verb[:60]!r} is not one of {', '.join(VERBS)}"
     if wanted.kind not in KINDS:

@@ -45,14 +45,18 @@ log = logging.getLogger("agent.runs.run_observer")
 
 T = TypeVar("T")
 
-XID_WAIT_SECONDS = 2.0  # hold the report of a failed run: the driver logs XIDs late
-XID_LOOKBACK_SECONDS = 300.0  # before the end of a run: GPU events that may be the cause of its failure
-XID_LOOKAHEAD_SECONDS = 10.0  # after the end of a run: the driver may log an event late
-HOMES_READ_TIMEOUT_SECONDS = 0.2  # for one read of the homes' file system
+XID_WAIT_SECONDS = 2.0  # hold back the report of a failed run for this long: the driver logs XIDs late
+# before the end of a run: GPU events in this time may be the cause of its failure
+XID_LOOKBACK_SECONDS = 300.0
+XID_LOOKAHEAD_SECONDS = 10.0  # after the end of a run: the driver may log the cause late
+HOMES_READ_TIMEOUT_SECONDS = 0.2  # time limit of one read of the homes' file system
 
 
 class RunObserver:
-    """The runs of this host by id, with the state that their shims report. Starts and stops no run."""
+    """The runs of this host by id, with the state that their shims report.
+
+    This class starts and stops no run.
+    """
 
     def __init__(
         self,
@@ -127,14 +131,14 @@ class RunObserver:
     def _checkpoint_folder(self, workload: str) -> Path:
         """Return the checkpoint folder of a workload.
 
-        The folder is next to the homes, so that every host with the same homes has it.
+        The folder is next to the homes. Hosts that share the homes therefore share the checkpoints.
         """
         return (self.homes / ".checkpoints" / workload).resolve()
 
     # --- reading the folders of the runs ---
 
     def adopt(self) -> None:
-        """Load the runs that an earlier agent has left. Call it once, before anything is started."""
+        """Load the runs of an earlier agent. Call this method once, before any run is started."""
         for folder in sorted(self.state.runs.iterdir()):
             about = read_json(folder / "run.json")
             if about is None:
@@ -178,7 +182,8 @@ class RunObserver:
         try:
             self._refresh(run)
         except OSError as error:
-            log.error("run %s: %s", run.id, error)  # such as a full disk; the next look tries again
+            # for example a full disk; the next call of ``look`` tries again
+            log.error("run %s: %s", run.id, error)
 
     # Not split: it reads each file of the run once, in the order in which the shim writes them.
     def _refresh(self, run: LocalRun) -> None:
@@ -214,7 +219,7 @@ class RunObserver:
 
         Links are never followed.
         """
-        with contextlib.suppress(CallTimeout):  # on a timeout the last value that was read counts
+        with contextlib.suppress(CallTimeout):  # on a timeout, return the last value that was read
             run.acknowledgement = self.call_homes(
                 lambda: read_acknowledgement(self._checkpoint_folder(run.about["workload"]))
             )
@@ -223,7 +228,7 @@ class RunObserver:
     # --- the end of a run ---
 
     def _awaits_gpu_events(self, run: LocalRun, ended: dict[str, Any]) -> bool:
-        """Return True while the end of a failed run is held back until the events of its GPUs are known."""
+        """Return True while the report of a failed run's end must wait for the events of its GPUs."""
         if ended["outcome"] != "failed" or not run.about["unit_uuids"] or run.gpu_events is not None:
             return False
         if run.exit_found_at is None:
@@ -232,7 +237,7 @@ class RunObserver:
         return boottime() - run.exit_found_at < XID_WAIT_SECONDS
 
     def runs_awaiting_gpu_events(self) -> list[LocalRun]:
-        """Return the runs whose end is held back until ``record_gpu_events`` is called for them."""
+        """Return the runs whose end is reported only after ``record_gpu_events`` was called for them."""
         self.gpu_events_wanted.clear()
         return [
             run
@@ -243,7 +248,7 @@ class RunObserver:
     def record_gpu_events(
         self, run: LocalRun, codes: Callable[[frozenset[str], float, float], list[str]]
     ) -> None:
-        """Record the GPU events around the end of a run.
+        """Record the events of a run's GPUs around the end of the run.
 
         ``codes(gpus, since, until)`` returns the event codes of these GPUs (uuids) between two times in
         seconds since the epoch.

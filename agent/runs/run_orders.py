@@ -16,8 +16,8 @@ from agent.runs.run_observer import RunObserver
 class RunOrders(RunObserver):
     """The runs of this host, with methods that give orders to their shims."""
 
-    _renewed: frozenset[str] = frozenset()  # runs whose leases the last frame renewed
-    _renewed_until = 0.0  # CLOCK_BOOTTIME: end of these leases
+    _renewed: frozenset[str] = frozenset()  # ids of the runs whose leases the last frame renewed
+    _renewed_until = 0.0  # CLOCK_BOOTTIME at which these leases end
 
     def notice(self, run_id: str, code: str, stop_at: float | None) -> None:
         """Order the shim to warn the workload that it will be stopped."""
@@ -33,7 +33,7 @@ class RunOrders(RunObserver):
         run.noticed = False
 
     async def limit(self, run_id: str, seconds: int) -> None:
-        """Replace the time limit of a run: ``seconds`` after the run's start; 0 means no limit."""
+        """Replace the time limit of a run. ``seconds`` count from the run's start; 0 means no limit."""
         run = self.runs[run_id]
         self._order(run, max_runtime_seconds=seconds)
         about = {**run.about, "max_runtime_seconds": seconds}
@@ -64,7 +64,7 @@ class RunOrders(RunObserver):
             )  # without the signal the shim reads the order within a second
 
     def forget(self, run_id: str) -> None:
-        """Remove an ended run. Call it once the server has recorded its end."""
+        """Remove an ended run. Call this method only after the server has recorded the end of the run."""
         run = self.runs.pop(run_id)
         self.trash.throw(run.folder)
 

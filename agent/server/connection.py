@@ -42,7 +42,9 @@ log = logging.getLogger("agent.server.connection")
 
 FIRST_RETRY_SECONDS = 0.25
 MAX_RETRY_SECONDS = 8.0
-MAX_RETRY_POLLS = 2.0  # a third of a lease, so that a reconnection is quick enough even with short leases
+# longest pause between two connection attempts, in polls; a third of a lease, so that leases are renewed in
+# time
+MAX_RETRY_POLLS = 2.0
 REJECTED_RETRY_SECONDS = 30.0
 HEARTBEAT_SECONDS = 15.0
 CONNECT_SECONDS = 20.0
@@ -50,8 +52,8 @@ MAX_FRAME_BYTES = 16 << 20
 MAX_JOIN_ANSWER_BYTES = 1 << 16
 LOG_SEND_INTERVAL_SECONDS = 0.4  # between two reads of the logs of running workloads
 MIN_REPORT_INTERVAL_SECONDS = 0.05  # between two Observed frames
-# A report without changes waits this many polls for the answer to the last report. The wait is well within
-# the lease.
+# While the server has not answered the last report, a report without changes waits this many polls. This is
+# well within the lease.
 UNANSWERED_POLLS = 2.0
 
 
@@ -100,7 +102,7 @@ async def _proof_of_key(state: StateFolder, host: str, token: str) -> tuple[str,
 
 
 async def renew_credential(session: aiohttp.ClientSession, edge: str, state: StateFolder) -> bool:
-    """Renew an expired credential by signing the server's challenge. Return False if the server rejects that.
+    """Renew an expired credential by signing the server's challenge. Return False if the server rejects it.
 
     Raises aiohttp.ClientError while the edge is unavailable.
     """
@@ -145,7 +147,8 @@ async def _post_json(
             raise aiohttp.ClientError(f"the edge answered {answer.status} to {url.rpartition('/')[2]}")
         if answer.status != 200:
             reason, code = _rejection_reason(body)
-            # Every edge has this path and gives a reason. Another server, such as the portal, does not.
+            # Every edge has this path and gives a reason for a rejection. Any other server, such as the
+            # portal, does not.
             if answer.status == 404 or not reason:
                 raise ProtocolError(f"it answered {answer.status} to {urlsplit(url).path}")
             raise ServerRejectedError(reason, code=code, status=answer.status)
@@ -223,7 +226,7 @@ class SyncConnection:
                 continue
             except (TimeoutError, aiohttp.ClientError, OSError) as error:
                 self._note_lost(str(error) or type(error).__name__)
-            if self._answered > answered:  # the server handled a report
+            if self._answered > answered:  # the server handled a report on this connection
                 pause = FIRST_RETRY_SECONDS
             await asyncio.sleep(random.uniform(0, pause))
             pause = min(MAX_RETRY_SECONDS, MAX_RETRY_POLLS * self._agent.poll_seconds, pause * 2)
@@ -279,7 +282,7 @@ class SyncConnection:
                 return
             if self._rejoin is not None:
                 log.info("the credential is no longer accepted: joining again")
-                rejoin, self._rejoin = self._rejoin, None  # a token is valid once
+                rejoin, self._rejoin = self._rejoin, None  # a join token is valid only once
                 await rejoin()
                 return
             raise ServerRejectedError(
@@ -321,7 +324,7 @@ class SyncConnection:
     def _leased_from(self, desired: Desired) -> float:
         """Return the CLOCK_BOOTTIME from which the server counts the lease.
 
-        This is when the Observed frame that the server handled last was sent.
+        This is the time at which the agent sent the last Observed frame that the server has handled.
         """
         if not desired.answers:
             return boottime()
@@ -338,7 +341,7 @@ class SyncConnection:
                 sent_at = now
             for proof in reporter.proofs_due():
                 await socket.send_str(encode(proof))
-            # A report renews the leases of all runs here: other frames must not delay it.
+            # A report renews the leases of all runs of this host. Other frames must not delay it.
             for frame in itertools.chain(
                 reporter.health_due(), reporter.batches_due(), reporter.log_chunks()
             ):
@@ -362,7 +365,8 @@ class SyncConnection:
     def _next_observed(self, sent_at: float) -> float:
         """Return when the next report without changes is due, on the monotonic clock.
 
-        ``sent_at``: when the last report was sent. The next is due later while the server has not handled it.
+        ``sent_at``: when the last report was sent. While the server has not handled that report, the next
+        report is due later.
         """
         polls = 1.0 if self._answered >= self._sequence else UNANSWERED_POLLS
         return sent_at + polls * self._agent.poll_seconds

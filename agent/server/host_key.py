@@ -1,7 +1,7 @@
-"""Signs with the key pair of this host (Ed25519), which the first signature creates.
+"""Signs with the key pair of this host (Ed25519). The first signature creates the key pair.
 
-The private key never leaves the state folder. The library takes 7 MB of memory and is used once a day, so it
-runs in a separate process: ``agent/server/host_key_process.py``.
+The private key never leaves the state folder. The cryptographic library takes 7 MB of memory and is used once
+a day, so it runs in a separate process: ``agent/server/host_key_process.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def renewal_message(challenge: str) -> bytes:
 
 
 async def sign(file: Path, text: bytes) -> tuple[str, str]:
-    """Return the public key of the key in ``file``, and its signature of ``text``.
+    """Return the public key of the key pair in ``file``, and the signature of ``text``.
 
     Creates the key if there is none. Raises HostKeyError.
     """

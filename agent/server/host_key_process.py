@@ -1,6 +1,6 @@
 """Creates the key pair of this host and signs with it: python -m agent.server.host_key_process FILE
 
-It prints the public key and, on a second line, the signature of the text on stdin, both in base64. See
+Prints the public key and, on a second line, the signature of the text on stdin, both in base64. See
 ``agent/server/host_key.py``.
 """
 

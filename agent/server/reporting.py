@@ -42,13 +42,13 @@ from agent.server.sample_spool import SampleSpool
 
 log = logging.getLogger("agent.server.reporting")
 
-MAX_UNCOMMITTED_BATCHES = 100  # sent and not yet committed by the server
+MAX_UNCOMMITTED_BATCHES = 100  # batches that were sent and that the server has not yet committed
 BATCH_RESEND_SECONDS = 60.0  # a batch that is not committed after this time is sent again
 LOG_CHUNKS_PER_ROUND = 4  # per run, so that one workload with much output does not delay the others
 
 
 class ServerReporter:
-    """The reports of one agent. ``acknowledge`` removes reports that the server has recorded."""
+    """The reports of one agent that the server has not yet recorded."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ServerReporter:
         geometries: GeometryChanges,
     ) -> None:
         self.state = state
-        self.due = asyncio.Event()  # set if a frame is to be sent now
+        self.due = asyncio.Event()  # set when a frame must be sent now
         self.connected = False
         self.spool = SampleSpool(state.folder / "spool")
         self.events = HealthEventStore(state.folder / "health")
@@ -69,9 +69,9 @@ class ServerReporter:
         self._geometries = geometries
         self._boot_id = boot_id()
         self._changed = True  # a report is due
-        self._homes_due: HomesSeen | None = None  # measured and not yet sent
+        self._homes_due: HomesSeen | None = None  # the last measurement, if it was not yet sent
         self._strays: list[StraySeen] = []
-        self._strays_due: list[StraySeen] | None = None  # changed and not yet sent
+        self._strays_due: list[StraySeen] | None = None  # the changed list of strays, if it was not yet sent
         self._health_due: list[Health] = []
         self._unwritten: list[Health] = []
         self._writing: asyncio.Task[None] | None = None  # events are written one after the other
@@ -80,10 +80,10 @@ class ServerReporter:
         self._sent_batches_at = 0.0
         self._knows_committed = False
         self._last_log_run = ""  # the run whose log was read last
-        # By run: the offset up to which the log had been sent at the last Desired.
+        # By run: the log offset that had been sent when the last Desired frame arrived.
         self._log_marks: dict[str, int] = {}
         self._challenge = ""  # the last challenge on this connection
-        self._proofs: list[Proof] = []  # made and not yet sent
+        self._proofs: list[Proof] = []  # proofs that were not yet sent
         self._proving: asyncio.Task[None] | None = None
 
     # --- changes to report ---
@@ -99,7 +99,7 @@ class ServerReporter:
         return self._changed
 
     def take_change(self) -> bool:
-        """Return True if a report is due. The caller must send it, because it no longer counts as due."""
+        """Return True if a report is due, and clear the mark. The caller must then send the report."""
         changed, self._changed = self._changed, False
         return changed
 
@@ -130,7 +130,7 @@ class ServerReporter:
         self.note_change()
 
     def note_event(self, event: HardwareEvent) -> None:
-        """Queue an event to be sent at once and write it to the disk in the background.
+        """Queue an event for sending, and write it to the disk in the background.
 
         The report of a broken GPU must not wait for a disk that workloads keep busy.
         """
@@ -182,9 +182,9 @@ class ServerReporter:
     def on_observed_sent(self, observed: Observed) -> None:
         """Record which parts of a report were sent.
 
-        A reported end allows the removal of the run once the server no longer lists it. Homes are sent only
-        once: a lost frame costs one measurement, and a rejected frame does not block the host's lease
-        renewals.
+        After its end was reported, a run may be removed once the server no longer lists it. A measurement of
+        homes is sent only once. If its frame is lost, one measurement is lost. If its frame is rejected, the
+        next frames without the measurement still renew the leases.
         """
         self._report = observed.sequence
         if self._homes_due is observed.homes:
@@ -249,14 +249,14 @@ class ServerReporter:
             yield self._health_due.pop(0)
 
     def proofs_due(self) -> Iterator[Proof]:
-        """Yield the answers to challenges that were not sent on this connection."""
+        """Yield the proofs that were not sent on this connection. A proof answers a challenge."""
         while self._proofs:
             yield self._proofs.pop(0)
 
     # --- acknowledgements ---
 
     def acknowledge(self, desired: Desired) -> None:
-        """Handle a desired state: remove reports that the server has recorded, and answer its challenge."""
+        """Remove the reports that the server has recorded, and answer the challenge of a desired state."""
         self.events.confirm(desired.answers)
         if desired.challenge and desired.challenge != self._challenge:
             self._challenge = desired.challenge
@@ -287,7 +287,7 @@ class ServerReporter:
         self._knows_committed = True
 
     def _keep_log_marks(self) -> None:
-        """Record the received offset of each log: the server has every byte sent before the last Desired."""
+        """Store the offset of each log up to which the server has every byte."""
         self._log_marks = {name: mark for name, mark in self._log_marks.items() if name in self._runs.runs}
         for run in self._runs.runs.values():
             mark = self._log_marks.get(run.id, 0)

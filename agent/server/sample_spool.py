@@ -1,8 +1,8 @@
 """Stores sample batches on the disk until the server has committed them. The total size is limited.
 
-Batches are numbered from 1. The newest batch's file is kept even after its commit, because it carries the
-last number. If the folder exceeds its limit, the oldest batches are removed and their numbers are never
-reused: lost samples are unknown to the server, never wrong.
+Batches are numbered from 1. The file of the newest batch is kept even after its commit, because its name
+stores the last number. If the folder exceeds its limit, the oldest batches are removed and their numbers are
+never reused: lost samples are unknown to the server, never wrong.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SampleSpool:
     def pending(self, after: int) -> list[int]:
         """Return the numbers of uncommitted batches above ``after``, in the order in which to send them.
 
-        If a number is missing, the server waits some time before it commits later batches.
+        The order matters: if a number is missing, the server waits some time before it commits later batches.
         """
         return sorted(number for number in self._sizes if number > max(after, self.committed))
 
@@ -58,14 +58,14 @@ class SampleSpool:
             number = self._begun = max(self.last, self.committed) + 1
             text = _batch_json(number, rows)
             try:
-                # After a cancellation the thread still writes the file. So the number stays used.
+                # After a cancellation the thread still writes the file, so the number must stay used.
                 await asyncio.to_thread(write_text, self._path(number), text)
             except OSError:
                 self._begun = 0
                 raise
             self._begun = 0
             if number > max(self.last, self.committed):
-                break  # if not, a commit has renumbered the batches during the write: write the batch again
+                break  # otherwise a commit has renumbered the batches during the write: write the batch again
         self._sizes[number] = len(text)
         self._drop_oldest()
         return number
@@ -80,8 +80,8 @@ class SampleSpool:
     def commit(self, upto: int) -> None:
         """Remove the batches up to ``upto``, which the server has committed.
 
-        If the server has committed more than this spool ever had, because the folder was lost, the remaining
-        batches are renumbered above ``upto``.
+        After a loss of the folder, the server may have committed higher numbers than this spool has used. The
+        remaining batches are then renumbered above ``upto``.
         """
         if upto > self.last:
             self._renumber(upto)

@@ -21,12 +21,12 @@ HEARTBEAT_SECONDS = 20.0
 DIAL_TIMEOUT_SECONDS = 20.0
 RETRY_SECONDS = 1.0
 MAX_STREAMS = 256
-CLOSE_NOT_READY = 4404  # application-defined close codes
+CLOSE_NOT_READY = 4404  # WebSocket close codes of this application
 CLOSE_PROTOCOL_ERROR = 4400
 
 
 class WorkspaceStreams:
-    """Keeps a number of idle connections. A connection that is used is replaced at once."""
+    """The workspace connections of one agent. Some are kept idle; a used connection is replaced at once."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class WorkspaceStreams:
 async def _relay(
     edge: aiohttp.ClientWebSocketResponse, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Relay both directions until either side closes.
+    """Relay bytes in both directions until either side closes.
 
     Each direction waits for its receiver, so no buffer grows.
     """

@@ -21,14 +21,14 @@ GUARD_POLL_SECONDS = 1.0
 
 
 def fork_guard(spec: dict[str, Any]) -> None:
-    """Return in a forked child, which becomes the shim.
+    """Return in a forked child process, which becomes the shim.
 
-    The calling process becomes its guard and never returns.
+    The calling process becomes the guard of the shim and never returns.
 
-    The guard holds the GPU locks: the descriptors in ``own_fds`` except the first, which shows that the shim
-    lives. A shim that ends normally does so only when no process of the workload remains. If the shim is
-    killed, the processes of the workload become children of the guard, which is their subreaper. The guard
-    holds the locks until the last of them has ended, so the workload's processes need not inherit them.
+    The guard holds the GPU locks. These are the descriptors in ``own_fds`` except the first, which shows that
+    the shim lives. A shim ends normally only when no process of the workload remains. If the shim is killed,
+    the processes of the workload become children of the guard, which is their subreaper. The guard holds the
+    locks until the last of these processes has ended. So the workload's processes need not inherit the locks.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 HOOK_TICK_SECONDS = 0.2
-MAX_HOOK_OUTPUT_BYTES = 500  # the end of a failed hook's output that its error message contains
-HOOK_CLEANUP_SECONDS = 5.0  # for the processes of a hook to end after KILL
+MAX_HOOK_OUTPUT_BYTES = 500  # the error message of a failed hook contains this much of the end of its output
+HOOK_CLEANUP_SECONDS = 5.0  # wait for the processes of a hook to end after KILL
 
 
 class HookRun:
@@ -46,10 +46,10 @@ class HookRun:
         self.last_output = b""
 
     def run(self, is_cancelled: Callable[[], bool], ended: dict[str, Any] | None = None) -> str:
-        """Run the program. Return an error message; '' if it ended with 0 or was started before.
+        """Run the program. Return an error message; '' if the program ended with 0 or was started before.
 
-        ``ended``: the end of the workload, for an epilog. An epilog is started only once, even if a second
-        process is started for it after the shim was killed.
+        ``ended``: the end of the workload, for an epilog. If the shim is killed, the agent starts a second
+        process for the epilog; the epilog itself still runs only once.
         """
         self.output, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         gate, go = os.pipe2(os.O_CLOEXEC)
@@ -93,10 +93,10 @@ class HookRun:
             os._exit(127)
 
     def is_first(self, ended: dict[str, Any]) -> bool:
-        """Create epilog.json. Return False if it exists, because another process has started the epilog.
+        """Create epilog.json and return True. Return False if another process has already created the file.
 
-        The agent reads the file and waits for this hook until its time limit. On a full disk the hook runs
-        without the file.
+        The file marks the start of the epilog. The agent reads it and waits for this hook until the hook's
+        time limit. On a full disk the hook runs without the file.
         """
         stat = process_stat(self.pid)
         mark = {"pid": self.pid, "start_ticks": stat[1] if stat else 0, "boot_id": boot_id()}

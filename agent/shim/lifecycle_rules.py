@@ -1,6 +1,6 @@
 """Decides when a workload is stopped and with which outcome it ends.
 
-These are pure functions, which the simulation also uses.
+The functions are pure. The simulation uses them too.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ TYPE_CHECKING = False  # not from typing: it would double this process's memory
 if TYPE_CHECKING:
     from typing import Any
 
-SIGKILL_EXIT_CODE = 137  # exit code of a process that was killed
+SIGKILL_EXIT_CODE = 137  # exit code of a process that was killed by SIGKILL
 
 
 def start_blocker(order: dict[str, Any], now: float, lease_until: float) -> str:
@@ -71,9 +71,10 @@ def outcome_of_exit(
 def ran_out_of_memory(code: int, own: int | None, before: int | None, after: int | None) -> bool:
     """Return True if the workload ended because it ran out of memory.
 
-    ``own``: number of out-of-memory kills in its control group, or None without a control group. It includes
-    a killed child whose parent then failed. Without a control group, the number of kills on the whole host
-    must have grown from ``before`` to ``after``, and the workload itself must have been killed.
+    ``own``: number of out-of-memory kills in the workload's control group; None without a control group. The
+    number includes a killed child process whose parent then failed. Without a control group, the number of
+    kills on the whole host must have grown from ``before`` to ``after``, and the workload itself must have
+    been killed.
     """
     if own is not None:
         return own > 0

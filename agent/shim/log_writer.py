@@ -8,8 +8,8 @@ TYPE_CHECKING = False  # not from typing: it would double this process's memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-READ_BYTES = 1 << 16  # per read of a pipe
-MAX_READS = 64  # per call, so that a fast writer does not block the shim
+READ_BYTES = 1 << 16  # largest size of one read of a pipe
+MAX_READS = 64  # reads per call, so that a fast writer does not block the shim
 LOG_SEGMENT_BYTES = 1 << 20
 MAX_LOG_SEGMENTS = 8
 
@@ -31,7 +31,7 @@ def drain_pipe(pipe: int, take: Callable[[bytes], None]) -> bool:
 
 
 class LogWriter:
-    """The output in segments named by the offset of their first byte.
+    """The log of one workload, in segments named by the offset of their first byte.
 
     Only the newest MAX_LOG_SEGMENTS are kept.
     """
@@ -45,7 +45,10 @@ class LogWriter:
         os.makedirs(folder, mode=0o700, exist_ok=True)
 
     def write(self, data: bytes) -> None:
-        """Write output. Never raises: on a full disk output is lost, and the log states later how much."""
+        """Write output. Never raises.
+
+        On a full disk, output is lost, and the log later states how many bytes are missing.
+        """
         rest = (
             b"\n[%d bytes are missing here: they could not be written]\n" % self.lost if self.lost else b""
         ) + data

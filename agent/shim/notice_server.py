@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CLONE_NEWUSER = 0x10000000
 NS_GET_USERNS = 0xB701  # ioctl_ns(2)
 NOTICE_PORT = 4770  # used if the workload has its own network
-OPEN_TIMEOUT_SECONDS = 15.0  # without the workload's network by then, there is no notice over HTTP
+OPEN_TIMEOUT_SECONDS = 15.0  # if the workload's network does not exist by then, there is no notice over HTTP
 MAX_CLIENTS = 8
 MAX_HEAD_BYTES = 8192  # longest head of a request
 CLIENT_TIMEOUT_SECONDS = 5.0  # time in which a client must send the whole head
@@ -41,12 +41,12 @@ class NoticeClient:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if the head is complete: it ends with an empty line."""
+        """Return True if the head is complete, which means that it ends with an empty line."""
         return b"\r\n\r\n" in self.head or b"\n\n" in self.head
 
 
 class NoticeServer:
-    """Serves the notice to this workload only: on a loopback port in its network, under an unguessable path.
+    """A server that gives the notice to one workload only, at a loopback port and under an unguessable path.
 
     ``GET`` answers 200 with the notice as JSON, or 204 if there is no notice. The server never waits for a
     client.
@@ -143,7 +143,7 @@ class NoticeServer:
 def listen_as(user: int | None) -> _socket.socket:
     """Return a listening socket on a free port, owned by ``user``.
 
-    The workload can only reach sockets of its own user.
+    The socket needs this owner because the workload can only reach sockets of its own user.
     """
     if user is None:
         return listen(0)

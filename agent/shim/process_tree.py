@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def process_stat(pid: int | str) -> tuple[int, int, str, str] | None:
     """Return (parent pid, start time in ticks, state letter, name) of a process, or None if it is gone.
 
-    The state is Z only if no thread remains: the main thread may end while others continue.
+    The state is Z only if no thread of the process remains. The main thread may end before other threads.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -65,7 +65,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def has_signal_handler(pid: int, number: int) -> bool:
-    """Return True if the process handles the signal. The signal kills a process without a handler."""
+    """Return True if the process has a handler for the signal. Without a handler it would be killed."""
     try:
         with open(f"/proc/{pid}/status") as file:
             for line in file:

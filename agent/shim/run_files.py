@@ -42,7 +42,7 @@ def write_json(path: str, value: dict[str, Any], mode: int = 0o600) -> None:
 
 
 def log_error(text: str) -> None:
-    """Write a line to shim.err. On a full disk the line is lost; that must not end the workload."""
+    """Write a line to shim.err. On a full disk the line is lost without an error."""
     try:
         os.write(2, text.encode() + b"\n")
     except OSError:

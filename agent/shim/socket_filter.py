@@ -9,11 +9,12 @@ import os
 
 from agent.shim.libc import raise_on_error
 
-# Allowed families: a network namespace confines them, or CUDA and NCCL need them. Numbers: linux/socket.h
+# The allowed socket families. A network namespace confines them, or CUDA and NCCL need them. The numbers are
+# from linux/socket.h.
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
-# By system call ABI (AUDIT_ARCH_ in linux/audit.h): the numbers of socket and socketpair, and of socketcall.
-# A filter can't read the family of socketcall, because it is in memory. Source: the kernel's tables of system
-# calls.
+# The numbers of the system calls socket and socketpair, and of socketcall, by system call ABI (AUDIT_ARCH_ in
+# linux/audit.h). A filter can't read the socket family of a socketcall, because the family is in memory.
+# Source: the kernel's tables of system calls.
 X86_64, I386, AARCH64, ARM = 0xC000003E, 0x40000003, 0xC00000B7, 0x40000028
 SOCKET_SYSCALLS = {
     X86_64: ((41, 53), None),

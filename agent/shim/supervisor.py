@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 PR_SET_CHILD_SUBREAPER = 36
 NOTICE_SERVER_TICK_SECONDS = 0.02
 TICK_SECONDS = 1.0
-LEFTOVER_GRACE_SECONDS = 2.0  # for background processes that outlive the main process
+LEFTOVER_GRACE_SECONDS = 2.0  # grace period of background processes that outlive the main process
 KILL_RETRY_SECONDS = 0.1
-KILL_RETRIES = 20  # afterwards an unkillable process is checked less often: each check reads all of /proc
+# after this many tries, an unkillable process is checked less often, because each check reads all of /proc
+KILL_RETRIES = 20
 ACKNOWLEDGEMENT_FILE = ".done"
 
 
@@ -55,7 +56,7 @@ class WorkloadSupervisor:
         self.stop_whatever = False
         self.kill_at: float | None = None
         self.killed = False
-        self.prolog_failed = False  # True: the prolog itself failed; it was not cancelled
+        self.prolog_failed = False  # True: the prolog failed and was not cancelled
         self.polls_after_kill = 0
         self.acknowledgement_before_notice: tuple[int, ...] | None = None
         self.noticed = False
@@ -93,7 +94,7 @@ class WorkloadSupervisor:
             return
         self.oom_before = out_of_memory_kills()
         self.make_notice_server()
-        if self.is_cancelled():  # the start may have taken longer than the lease
+        if self.is_cancelled():  # the lease may have expired during the start
             self.finish_unstarted("it was stopped, or its lease expired, before it started")
             return
         self.main, self.pipe, error = fork_workload(self.spec)
@@ -118,7 +119,10 @@ class WorkloadSupervisor:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def make_notice_server(self) -> None:
-        """Create the notice server. If that fails, the workload still gets the file and the signal."""
+        """Create the notice server.
+
+        If this fails, the workload still gets the notice as a file and a signal.
+        """
         try:
             own_network = bool(self.spec.get("network")) or "--unshare-net" in self.spec["argv"]
             self.notice_server = NoticeServer(own_network, self.spec.get("user"))
@@ -187,7 +191,7 @@ class WorkloadSupervisor:
                 self.main_status = status
 
     def lease(self) -> float:
-        """Return the end of the lease on CLOCK_BOOTTIME; if unreadable, the last value read, at first 0."""
+        """Return the end of the lease (CLOCK_BOOTTIME); if the file is unreadable, the last value read."""
         try:
             with open(self.path("lease")) as file:
                 self.lease_until = float(file.read())
@@ -204,7 +208,7 @@ class WorkloadSupervisor:
         except OSError:
             return  # the next call reads it again
         if order is None or order == self.order_seen:
-            return  # missing, being written, or unchanged
+            return  # the file is missing, is being written, or is unchanged
         self.order_seen = order
         notice = order.get("notice")
         if notice and not self.noticed:
@@ -242,9 +246,9 @@ class WorkloadSupervisor:
         return self.noticed and now is not None and now != self.acknowledgement_before_notice
 
     def give_notice(self, notice: dict[str, Any]) -> None:
-        """Give notice: write the file, then send the signal.
+        """Give notice: write the notice file, then send the signal.
 
-        Only a later acknowledgement counts as an answer.
+        Only a later acknowledgement counts as an answer to the notice.
         """
         self.noticed, self.notice = True, notice
         self.acknowledgement_before_notice = self.acknowledgement()
@@ -257,7 +261,7 @@ class WorkloadSupervisor:
     def write_or_log(self, name: str, value: dict[str, Any]) -> None:
         """Write a file that is not essential.
 
-        An error, such as a full disk, is logged and the workload continues.
+        An error, such as a full disk, is only logged, and the workload continues.
         """
         try:
             write_json(self.path(name), value, 0o640)  # the group of ``in`` is the group of the workload
@@ -306,7 +310,7 @@ class WorkloadSupervisor:
     def leftovers(self) -> bool:
         """Return True if processes outlive the main process.
 
-        They get TERM and, after a grace period, KILL.
+        These processes get TERM and, after a grace period, KILL.
         """
         if not self.all_pids():
             return False
@@ -333,7 +337,7 @@ class WorkloadSupervisor:
     def prolog(self, identity: dict[str, Any]) -> bool:
         """Run the prolog, if there is one. Return True if the workload may start.
 
-        If it must not start, its end is recorded before this returns.
+        If the workload must not start, this method records its end.
         """
         if not self.hooks.get("prolog"):
             return True
@@ -351,7 +355,7 @@ class WorkloadSupervisor:
         self.finish(lifecycle_rules.outcome_of_unstarted(self.cause, self.stop_outcome), None, why)
 
     def is_cancelled(self) -> bool:
-        """Return True if the workload is stopped or its lease has expired before it has started."""
+        """Return True if the workload must not start: a stop was ordered, or the lease has expired."""
         order = read_json(self.path("order.json")) or {}
         self.cause = lifecycle_rules.start_blocker(order, boottime(), self.lease()) or self.cause
         if self.cause == "stop":
@@ -359,7 +363,7 @@ class WorkloadSupervisor:
         return bool(self.cause)
 
     def epilog(self, ended: dict[str, Any]) -> str:
-        """Run the epilog, unless there is none or it was started before. Return '' or an error message."""
+        """Run the epilog, if there is one and it was not started before. Return an error message, or ''."""
         if not self.hooks.get("epilog"):
             return ""
         self.write_or_log("stopping.json", {"cause": self.cause or "epilog"})
@@ -417,9 +421,9 @@ class WorkloadSupervisor:
 
 
 def detach_from_agent() -> None:
-    """Detach from the agent: continue in a new session, without the parent.
+    """Detach from the agent: continue in a new session, without the parent process.
 
-    So this process survives the end of the agent.
+    This process therefore survives the end of the agent.
     """
     if os.fork():
         os._exit(0)

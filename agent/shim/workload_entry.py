@@ -1,4 +1,4 @@
-"""Forks a workload and prepares the process before exec: user, network, mounts and restrictions."""
+"""Forks a workload and prepares its process before exec: user, network, mounts and restrictions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TYPE_CHECKING = False  # not from typing: it would double this process's memory
 if TYPE_CHECKING:
     from typing import Any
 
-# Numbers of system calls, equal on all architectures, and their arguments: landlock(7).
+# Numbers of system calls, which are equal on all architectures, and their arguments. See landlock(7).
 LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
 LANDLOCK_CREATE_RULESET_VERSION = 1
 LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET = 1
@@ -114,9 +114,9 @@ def enter_workload(spec: dict[str, Any]) -> None:
 def argv_with_environment(argv: list[str], env: dict[str, str]) -> tuple[list[str], int]:
     """Return (``argv`` of bwrap that passes ``env`` to the workload, descriptor from which bwrap reads it).
 
-    bwrap itself runs outside the sandbox as the agent's user. So bwrap's environment must not be ``env``,
-    which may contain LD_PRELOAD. Arguments would be no alternative, because every user of the host can read
-    them. Raises ValueError for an invalid name or value.
+    bwrap itself runs outside the sandbox as the agent's user. Its environment must not be ``env``, because
+    ``env`` may contain LD_PRELOAD. Command-line arguments are no alternative, because every user of the host
+    can read them. Raises ValueError for an invalid name or value.
     """
     words: list[bytes] = []
     for name, value in env.items():
@@ -144,8 +144,8 @@ def landlock_version() -> int:
 def restrict_abstract_sockets(libc: ctypes.CDLL) -> None:
     """Block connections of this process and its children to abstract unix sockets of other processes.
 
-    Abstract sockets have no file permissions. In the network of the host, a workload could reach even the
-    sockets of root.
+    Abstract sockets have no file permissions. A workload in the network of the host could otherwise reach
+    even the sockets of root.
     """
     # struct landlock_ruleset_attr: handled_access_fs, handled_access_net, scoped. 0 leaves the first two
     # unrestricted.
@@ -160,7 +160,7 @@ def restrict_abstract_sockets(libc: ctypes.CDLL) -> None:
 
 
 def mount_stage(libc: ctypes.CDLL, place: str, mounts: list[list[str]]) -> None:
-    """Mount each (path, target below ``place``) in a new mount namespace, invisible to the host."""
+    """Mount each path at its target below ``place``, in a new mount namespace that the host does not see."""
     raise_on_error(libc.unshare(CLONE_NEWNS), "mount name space")
     raise_on_error(libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None), "mount name space")
     # Open the sources before a mount hides them.

@@ -1,4 +1,4 @@
 """Measures homes and disk usage, changes the owner of folders and removes folders.
 
-The content of folders is not trusted.
+No code in this package trusts the content of these folders.
 """

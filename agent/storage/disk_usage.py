@@ -12,10 +12,10 @@ from pathlib import Path
 
 from agent.host.system_path import SYSTEM_PATH
 
-MEASURE_TIMEOUT_SECONDS = 10.0  # for one call of du; after this time the result is UNKNOWN_USAGE
+MEASURE_TIMEOUT_SECONDS = 10.0  # time limit of one call of du; after this time the result is UNKNOWN_USAGE
 UNKNOWN_USAGE = 1 << 62
 KCMP_SYSCALL_NUMBERS = {"x86_64": 312, "aarch64": 272}
-KCMP_FILES = 2  # compares the tables of open files, kcmp(2)
+KCMP_FILES = 2  # kcmp(2): compare the tables of open files
 
 
 def count_bytes(folders: Iterable[Path]) -> int:
@@ -33,7 +33,7 @@ def count_files(folders: Iterable[Path]) -> int:
 
 
 def _run_du(folders: Iterable[Path], unit: str) -> int:
-    """Return the total of du; UNKNOWN_USAGE after a timeout, or if the agent may not read a folder.
+    """Return the total that du prints; UNKNOWN_USAGE after a timeout or if a folder can't be read.
 
     du follows no links and stays on one file system. Files that are deleted meanwhile are ignored.
     """
@@ -49,7 +49,7 @@ def _run_du(folders: Iterable[Path], unit: str) -> int:
         return UNKNOWN_USAGE
     if (
         b"Permission denied" in done.stderr
-    ):  # the run removed the permission; only an agent of root ignores it
+    ):  # the run removed the permission to read; only an agent that is root can still read the folder
         return UNKNOWN_USAGE
     total = done.stdout.rpartition(b"\ttotal")[0].rpartition(b"\n")[2]
     return int(total) if total.isdigit() else 0

@@ -1,8 +1,8 @@
 """Changes the owner of folders that a workload has filled, and removes such folders.
 
-Names in these folders are not trusted, because the agent may be root. Therefore every step uses descriptors
-and follows no link, and a file that also has a name elsewhere keeps its owner. Long work (millions of files,
-deep folders) runs in threads or processes, never on the event loop.
+The agent may be root, so it does not trust the names in these folders. Every step uses descriptors and
+follows no link. A file that also has a name outside of the folder keeps its owner. Long work (millions of
+files, deep folders) runs in threads or processes, never on the event loop.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class _OwnershipChange:
 
 
 def chown_tree(folder: Path, *, old: int, new: int) -> int:
-    """Change the owner of all entries of uid ``old`` in ``folder`` to uid and gid ``new``; ``folder`` last.
+    """Change the owner of the entries of uid ``old`` in ``folder``, and then of ``folder``, to ``new``.
 
-    Return the number of skipped entries. Links are changed, not followed. Other file systems, devices and
-    files of other users keep their owner. A file that also has a name outside of the folder keeps its owner
-    too. Raises OSError.
+    ``new`` is the new uid and gid. Returns the number of skipped entries. Links are changed, not followed.
+    Other file systems, devices and files of other users keep their owner. A file that also has a name outside
+    of the folder keeps its owner too. Raises OSError.
     """
     descriptor = os.open(folder, OPEN_FOLDER)
     try:
@@ -106,7 +106,10 @@ class Trash:
         self.empty()
 
     def empty(self) -> None:
-        """Remove the content in the background. A single worker repeats this until nothing new was added."""
+        """Remove the content in the background.
+
+        A single worker repeats the removal until no further folder was added.
+        """
         with self._changing:
             self._more = True
             if self._at_work:
@@ -136,7 +139,7 @@ class Trash:
 def _remove_folders(paths: list[str]) -> None:
     wrong = _run_program("rm", "-rf", "--one-file-system", "--", *paths)
     if wrong and os.geteuid():
-        # The workload, which has ended, ran as the agent's user and removed that user's permissions.
+        # The ended workload may have run as the agent's user and removed the permissions of this user.
         _run_program("chmod", "-R", "u+rwX", "--", *(path for path in paths if os.path.lexists(path)))
         wrong = _run_program("rm", "-rf", "--one-file-system", "--", *paths)
     if wrong:
@@ -150,7 +153,7 @@ def _run_program(*command: str) -> list[str]:
 
 
 def resolved_home(path: Path) -> Path | None:
-    """Return ``path``; for a link that root created its target; for any other link None."""
+    """Return ``path``, or the target of a link that root created; None for any other link."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:

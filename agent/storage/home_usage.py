@@ -1,8 +1,9 @@
 """Measures the homes of a host: python -m agent.storage.home_usage FOLDER
 
-Prints the result as one JSON object. It runs as a separate process with the lowest priority, so that a slow
-or hanging file system does not delay the agent. Hosts that share the folder share the work: each host uses a
-recent result of another host. It keeps these files in the folder, where workloads can't reach them:
+Prints the result as one JSON object. This module runs as a separate process with the lowest priority, so that
+a slow or hanging file system does not delay the agent. Hosts that share the folder share the work: each host
+uses a recent result of another host. The process keeps these files in the folder, where workloads can't reach
+them:
 
     .volumes/storage          a random id: hosts that report the same id have the same homes
     .volumes/lock             held by the host that measures
@@ -27,15 +28,18 @@ from agent.host.durable_files import read_json, write_json, write_text
 from agent.protocol import LARGEST_SIZE, LONGEST_HOME_NAME, MOST_HOMES
 from agent.storage.file_trees import resolved_home
 
-HOME_TIMEOUT_SECONDS = 60.0  # per home; the size of a larger home is a lower bound
+HOME_TIMEOUT_SECONDS = 60.0  # per home; if a home takes longer, its size is a lower bound
 ROUND_TIMEOUT_SECONDS = (
-    600.0  # for all homes; a home that is not reached keeps its last result and is measured first next time
+    # for all homes; a home that is not reached keeps its last result and is measured first in the next round
+    600.0
 )
 MIN_PAUSE_SECONDS = 60.0
 MAX_PAUSE_SECONDS = 7200.0
-PAUSE_FACTOR = 20  # pause / duration of a round: measuring takes at most 1/20 of one core's spare time
+# pause after a round, divided by the round's duration: measuring uses at most 1/20 of the time
+PAUSE_FACTOR = 20
 MAX_DEPTH = 200  # deepest nesting of folders; each level needs a file descriptor
-MAX_REMEMBERED_HARD_LINKS = 200_000  # remembered files with several names, so that each is counted once
+# files with several names are remembered, so that each is counted once; this limits their number
+MAX_REMEMBERED_HARD_LINKS = 200_000
 STAT_BLOCK_BYTES = 512  # the unit of st_blocks on every file system
 METADATA_FOLDER = ".volumes"
 RECORD_FORMAT = 2  # version of measured.json
@@ -43,7 +47,7 @@ RECORD_FORMAT = 2  # version of measured.json
 
 @dataclass
 class _UsageCount:
-    """The usage of one home counted so far. ``complete`` is False if anything could not be counted."""
+    """The usage of one home, counted so far. ``complete`` is False if anything could not be counted."""
 
     bytes: int = 0
     files: int = 0
@@ -53,7 +57,7 @@ class _UsageCount:
 
 
 class _MeasureTimeout(Exception):
-    """The home is larger than its time allows."""
+    """The home could not be measured within its time limit."""
 
 
 def measure_home(home: Path, out_of_time: Callable[[], bool], now: float) -> dict[str, Any] | None:
@@ -82,7 +86,7 @@ def measure_home(home: Path, out_of_time: Callable[[], bool], now: float) -> dic
     return {
         "bytes": min(usage.bytes, LARGEST_SIZE),
         "files": usage.files,
-        "changed_at": min(usage.changed_at, now),  # a file may claim any time
+        "changed_at": min(usage.changed_at, now),  # a file may have any time, even in the future
         "complete": usage.complete,
         "measured_at": now,
     }
@@ -93,7 +97,7 @@ def _count_folder(
 ) -> None:
     """Count everything below the open folder.
 
-    Uses descriptors, so that a link that replaces a folder is not followed.
+    The function uses descriptors, so that it does not follow a link that replaces a folder.
     """
     subfolders: list[str] = []
     try:
@@ -155,7 +159,7 @@ def _is_first_link(status: os.stat_result, usage: _UsageCount) -> bool:
 
 
 def home_names(folder: Path) -> tuple[list[str], int]:
-    """Return the names of at most MOST_HOMES homes in order, and the number of further homes.
+    """Return the sorted names of at most MOST_HOMES homes, and the number of further homes.
 
     Hidden folders are no homes: they belong to the agent.
     """
@@ -171,7 +175,7 @@ def home_names(folder: Path) -> tuple[list[str], int]:
 
 
 def _is_reportable_name(name: str) -> bool:
-    """Return False for names that no user can have; anybody may have created such a folder."""
+    """Return True if a user can have this name. Anybody may have created a folder with another name."""
     return name.isprintable() and len(name) <= LONGEST_HOME_NAME
 
 
@@ -253,7 +257,7 @@ def _measure_round(
 
 
 def _storage_id(metadata: Path) -> str:
-    """Return the id of this folder. It is created once and equal on all hosts that share the folder."""
+    """Return the id of this folder. The id is created once, and hosts that share the folder share the id."""
     path = metadata / "storage"
     if not path.exists():
         write_text(path, os.urandom(16).hex())

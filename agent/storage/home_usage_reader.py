@@ -14,7 +14,7 @@ from agent.storage import home_usage
 
 log = logging.getLogger("agent.storage.home_usage_reader")
 
-KILL_WAIT_SECONDS = 2.0  # wait for a killed process; a process that hangs in a file system may stay longer
+KILL_WAIT_SECONDS = 2.0  # longest wait for a killed process, which may hang in a file system and end later
 MEASURE_TIMEOUT_SECONDS = home_usage.ROUND_TIMEOUT_SECONDS + 2 * home_usage.HOME_TIMEOUT_SECONDS
 RETRY_SECONDS = 5.0  # while another host measures these homes for the first time
 
@@ -45,7 +45,8 @@ async def read_home_usage(
     except TimeoutError:
         log.warning("homes are not measured: no answer within %g s", deadline)
         process.kill()
-        # A process that hangs in a file system ends when the file system answers. Start no other until then.
+        # A process that hangs in a file system ends when the file system answers. No other process is started
+        # before.
         await process.wait()
         return None, home_usage.MAX_PAUSE_SECONDS
     finally:

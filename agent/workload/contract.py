@@ -26,7 +26,7 @@ from typing import Any
 
 
 def checkpoint_dir() -> Path:
-    """Return the checkpoint folder of this workload, which later attempts also use."""
+    """Return the checkpoint folder of this workload. Later attempts use the same folder."""
     return Path(os.environ["GPUPOOL_CHECKPOINT_DIR"])
 
 
@@ -71,7 +71,7 @@ def host_rank() -> int:
 
 
 def serve_port(port: int) -> None:
-    """Forward connections of the job's owner, which arrive at the socket $GPUPOOL_DOOR, to a local port."""
+    """Forward connections of the job's owner from the socket $GPUPOOL_DOOR to a local port."""
     import asyncio
 
     folder, name = os.path.split(os.environ["GPUPOOL_DOOR"])
@@ -103,7 +103,7 @@ def serve_port(port: int) -> None:
             os.unlink(name)
         server = await asyncio.start_unix_server(caller, f"{name}.new")
         os.chmod(f"{name}.new", 0o600)
-        os.rename(f"{name}.new", name)  # renamed only once it accepts connections
+        os.rename(f"{name}.new", name)  # rename the socket only when it accepts connections
         await server.serve_forever()
 
     asyncio.run(serve())

@@ -1,7 +1,7 @@
 """Answers questions about GPUs in a separate process, one JSON object per line: python -m agent.gpu.nvml
 
 A call into a hung driver can block forever, and killing a process during an NVML call can hang a GPU.
-Therefore this process only answers questions, and the agent continues when no answer comes (see
+Therefore NVML calls run in this process. The agent continues without an answer if none comes (see
 ``agent.gpu.nvml_reader``).
 
     {"id": 1, "ask": "hardware" | "sample" | "occupancy" | "events" | "conditions"}

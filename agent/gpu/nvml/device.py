@@ -39,7 +39,7 @@ NVLINK_ERROR_COUNTERS = (
 NVLINK_THROUGHPUT_FIELDS = (
     pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
     pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
-)  # KiB over all links
+)  # total KiB of all links
 
 
 ALL_LINKS = 0xFFFFFFFF  # scope of a field value
@@ -66,7 +66,7 @@ class NvmlGpu:
         self.memory_mib = pynvml.nvmlDeviceGetMemoryInfo(self.handle).total >> 20
         self.model = model_name(as_text(pynvml.nvmlDeviceGetName(self.handle)), self.memory_mib)
         self.instances = self._instances()
-        self.earlier: dict[str, Any] = {}  # last GPM sample by unit
+        self.earlier: dict[str, Any] = {}  # the last GPM sample of each unit
         pci = value_or_none(pynvml.nvmlDeviceGetPciInfo, self.handle)
         self.pci_bus_id = as_text(pci.busId) if pci is not None else ""
         self.links = self._links()
@@ -143,7 +143,7 @@ class NvmlGpu:
         }
 
     def _links(self) -> dict[int, int]:
-        """Return for each NVLink of this board 1 if it is up, else 0."""
+        """Return a dict from the number of each NVLink of this GPU to 1 if the link is up, else 0."""
         states = {
             link: value_or_none(pynvml.nvmlDeviceGetNvLinkState, self.handle, link)
             for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
@@ -251,7 +251,7 @@ class NvmlGpu:
     def occupancy(self) -> list[dict[str, Any]]:
         """Return the memory in use and the compute processes of each unit.
 
-        Reads no rates, so that a call between two samples does not disturb them.
+        Rates are not read, because a read between two samples would change the samples' rates.
         """
         units = self.instances if self.is_split else [{"uuid": self.uuid, "handle": self.handle}]
         return [

@@ -13,7 +13,7 @@ from agent.gpu import mig
 from agent.gpu.nvml.calls import as_text, value_or_none
 from agent.protocol import GeometryPart
 
-MAX_PLACEMENTS = 16  # per profile and GPU; NVML has at most 7
+MAX_PLACEMENTS = 16  # buffer size per profile and GPU; NVML has at most 7 placements
 
 
 def mig_profiles(handle: Any) -> list[dict[str, Any]]:
@@ -46,7 +46,7 @@ def mig_profiles(handle: Any) -> list[dict[str, Any]]:
 
 
 def _profile_info(handle: Any, number: int) -> Any:
-    """Return the GPU instance profile, with its name if the driver reports it; None if no such profile."""
+    """Return the GPU instance profile, if possible with its name; None if the GPU has no such profile."""
     info = value_or_none(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number)
     return (
         info
@@ -73,7 +73,7 @@ def _placements(handle: Any, profile: int) -> list[tuple[int, int]]:
 
 
 class NvmlMigGpu:
-    """One real GPU that implements ``mig.MigGpu``.
+    """One real GPU. Implements ``mig.MigGpu``.
 
     Every NVML error becomes a MigError with a readable message.
     """
@@ -171,7 +171,7 @@ def _compute_instances(gi: Any) -> list[Any]:
     return instances
 
 
-# Texts for operators if the driver refuses a change of the geometry.
+# The texts that operators see if the driver refuses a geometry change.
 NVML_ERROR_TEXTS = {
     pynvml.NVML_ERROR_IN_USE: "a process still uses the GPU",
     pynvml.NVML_ERROR_NO_PERMISSION: "the agent may not do that: it has to run as root",

@@ -59,7 +59,7 @@ class NvmlSystem:
             self._open(index)
 
     def _open(self, index: int) -> None:
-        """Open the GPU at ``index``. If it can't be read, add it to ``unread``; other GPUs stay usable."""
+        """Open the GPU at ``index``. If it can't be read, add it to ``unread``."""
         try:
             gpu = NvmlGpu(index)
         except pynvml.NVMLError as error:
@@ -172,13 +172,13 @@ class NvmlSystem:
     def reshape(self, about: dict[str, Any]) -> dict[str, Any] | None:
         """Change the MIG geometry of a GPU. Return the outcome; None if a process holds a part of the GPU.
 
-        Afterwards always reopen the GPU, because a reset may have changed it. If it can't be opened, add it
-        to ``unread``, because its old instances may no longer exist.
+        After each attempt the GPU is opened again, because a reset may have changed it. If the GPU can't be
+        opened, it is added to ``unread``, because its old instances may no longer exist.
         """
         locks_folder, uuid, parts, before = mig.request_from_json(about)
         self._open_unread()
         gpu = next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
-        if gpu is None and self.unread:  # the GPU may be an unread one that an earlier attempt changed
+        if gpu is None and self.unread:  # the GPU may be unreadable because an earlier attempt changed it
             reasons = "; ".join(f"GPU {index}: {why}" for index, why in sorted(self.unread.items()))
             return asdict(mig.ReshapeOutcome("unsure", f"it can't be read ({reasons})"))
         if gpu is None:
