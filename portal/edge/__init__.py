@@ -1,1 +1,1 @@
-"""The edge process: connections of agents, traffic of workspaces, live page events."""
+"""Run the edge process: connections of agents, traffic of workspaces, live page events."""

@@ -63,7 +63,7 @@ class PageListener:
 
     @property
     def has_object_topics(self) -> bool:
-        """Return True if a topic is about one object, which not everybody may see."""
+        """Return True if a topic concerns one object, which only some users may see."""
         return any(":" in topic and not topic.startswith("user:") for topic in self.topics)
 
     def queue_topic(self, topic: str) -> None:
@@ -199,7 +199,10 @@ def _discard(table: dict[Any, set[PageListener]], key: Any, listener: PageListen
 
 
 def parse_topics(texts: list[str]) -> list[str]:
-    """Return the topics of a query: separated by commas, or repeated. Raises SubscriptionRefused."""
+    """Return the topics in the values of a query; a value may list several, separated by commas.
+
+    Raises SubscriptionRefused.
+    """
     topics = list(
         dict.fromkeys(topic.strip() for text in texts for topic in text.split(",") if topic.strip())
     )
@@ -211,7 +214,10 @@ def parse_topics(texts: list[str]) -> list[str]:
 
 
 def authorise_listener(session_key: str, topics: list[str]) -> tuple[int, frozenset[str]]:
-    """Return the signed-in user and the topics, all visible to the user. Raises SubscriptionRefused."""
+    """Return the id of the signed-in user, who may see all the topics, and the topics.
+
+    Raises SubscriptionRefused.
+    """
     user = user_of_session(session_key)
     if user is None:
         raise SubscriptionRefused(401, api_answers.SIGN_IN_FIRST)

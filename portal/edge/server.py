@@ -1,4 +1,4 @@
-"""The server of one edge process: agents, workspaces and live events, selected by the Host header."""
+"""Serve agents, workspaces and live events in one edge process. The Host header selects the routes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from portal.edge.workspaces.proxy import WorkspaceProxy
 
 log = structlog.get_logger(__name__)
 
-AGENT_THREAD_COUNT = 6  # plus BROWSER_THREAD_COUNT: fewer than the connections of a process's pool
+AGENT_THREAD_COUNT = 6  # with BROWSER_THREAD_COUNT, fewer threads than connections in the process's pool
 BROWSER_THREAD_COUNT = 4
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-# Timeout of a request's head and of an idle connection. It exceeds the timeouts of proxies (nginx 60 s,
+# Timeout for a request's head and for an idle connection. It exceeds the timeouts of proxies (nginx 60 s,
 # Caddy 120 s), so that the proxy closes first.
 KEEPALIVE_SECONDS = 150.0
 WORKSPACE_LABEL_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,39}$")
@@ -90,7 +90,7 @@ class EdgeServer:
 def _stop_if_it_failed(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.error("a task of the edge failed; the process ends", error=repr(task.exception()))
-        # The supervisor restarts the process; an edge without a part of its tasks would look healthy.
+        # The supervisor restarts the process; an edge without one of its tasks would look healthy.
         raise SystemExit(1)
 
 
@@ -131,7 +131,7 @@ def edge_host_names(port: int) -> frozenset[str]:
 
 @contextlib.asynccontextmanager
 async def running_server(host: str, port: int, metrics_port: int = 0) -> AsyncIterator[EdgeServer]:
-    """Run an edge on this address. ``metrics_port`` 0: no metrics."""
+    """Run an edge on this address. Serve no metrics if ``metrics_port`` is 0."""
     edge = EdgeServer()
     runner = web.AppRunner(
         application(edge, port),

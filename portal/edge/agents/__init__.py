@@ -1,1 +1,1 @@
-"""Connections of agents: join, sync, samples, logs, and streams that carry workspace traffic."""
+"""Serve connections of agents: join, sync, samples, logs, and streams that carry workspace traffic."""

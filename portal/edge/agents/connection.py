@@ -1,4 +1,4 @@
-"""The sync connection of one agent: its state, its frame rate, its end."""
+"""Hold the state of one agent's sync connection, limit its frame rate, and close it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRAMES_PER_SECOND = 100.0
 FRAME_BURST = 300.0
 PROBE_TIMEOUT_SECONDS = 3.0  # time in which a host's earlier connection must answer a ping
 CLOSE_TIMEOUT_SECONDS = 2.0
-CLOSE_REFUSED = 4403  # application-defined WebSocket close codes
+CLOSE_REFUSED = 4403  # application-defined WebSocket close code
 
 
 @dataclass(eq=False)
@@ -29,7 +29,7 @@ class AgentConnection:
     """One agent's sync connection."""
 
     host: AuthenticatedHost
-    credentials: list[str]  # the current one, then a renewed one that the agent may not have read yet
+    credentials: list[str]  # the current one, then any renewed one that the agent may not have read
     socket: web.WebSocketResponse
     transport: asyncio.Transport | None
     last_received_at: float = field(default_factory=time.monotonic)
@@ -42,8 +42,8 @@ class AgentConnection:
     reported: bool = False
     # A stream request with this key comes from the same process as this connection.
     stream_key: str = field(default_factory=lambda: secrets.token_hex(16))
-    binds_streams: bool = False  # its agent sends the stream key
-    # Sequence of the last handled Observed. The agent's lease counts from the sending of that frame.
+    binds_streams: bool = False  # True if the agent sends the stream key
+    # Sequence number of the last handled Observed frame. The lease starts when the agent sends that frame.
     handled_sequence: int = 0
 
     async def refuse(

@@ -1,8 +1,8 @@
 """Serve connections of agents: join, renew, sync of desired and observed state, and streams for workspaces.
 
 The credential alone identifies the host. Each connection has one reader and one sender. The reader handles a
-frame before it reads the next, so TCP slows an agent that floods. The sender always sends the newest desired
-state, so a slow agent gets fewer frames but no stale frames, and delays no other agent.
+frame before it reads the next, so TCP slows an agent that sends too fast. The sender always sends the newest
+desired state, so a slow agent gets fewer frames but no stale frames, and delays no other agent.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MAX_SILENCE_SECONDS = 30.0  # a connection without a frame for this long is clos
 LOG_LOSS_REPORT_INTERVAL_SECONDS = 60.0  # minimum time between two reports about lost logs
 SEND_TIMEOUT_SECONDS = 15.0  # an agent that does not take a frame for this long is disconnected
 
-# sent after a new credential: its pong proves that the agent has read the credential
+# ping sent after a new credential: the pong proves that the agent has read the credential
 CREDENTIAL_PING = b"renewed"
 DATABASE_UNAVAILABLE = "the server's database is unavailable; try again"
 CLOSE_BAD_FRAME = 4400
@@ -226,7 +226,7 @@ class AgentConnections:
             log.warning("rejected agent not recorded", host=host.name, error=str(error))
 
     async def _become_current(self, connection: AgentConnection) -> bool:
-        """Make this the host's current connection.
+        """Make this the host's current connection, and return True.
 
         Change nothing and return False if an earlier connection has sent a report and still answers a ping.
         """
@@ -236,7 +236,7 @@ class AgentConnections:
             if earlier is not None and earlier.reported and await answers_ping(earlier):
                 return False
             self._connections[host] = connection
-        # Another holder of the credential, revoked in the meantime, may have opened the idle streams.
+        # The idle streams may belong to another holder of the credential, who was revoked in the meantime.
         self.streams.drop_idle(host)
         if earlier is not None:
             log.info("dead connection replaced", host=connection.host.name)
@@ -267,7 +267,7 @@ class AgentConnections:
         connection.credentials = connection.credentials[-1:]
         with contextlib.suppress(
             AgentRejected, DatabaseError
-        ):  # the next sync refuses the agent, or repeats this
+        ):  # then the next sync refuses the agent, or repeats this call
             await self._threads.run_repeatable(
                 database_calls.authenticate, connection.credentials[0], timezone.now()
             )
@@ -312,7 +312,7 @@ class AgentConnections:
         return True
 
     async def _reject_frame(self, connection: AgentConnection, error: AgentRejected) -> None:
-        """Refuse the connection; also cut the streams of a revoked agent. Errors with ``retry`` cut none."""
+        """Refuse the connection. Cut the streams of an agent that has reported and may not retry."""
         if connection.reported and not error.retry:
             self.streams.cut(connection.host.id)
         await connection.refuse(error.reason, retry=error.retry, reason_code=error.code)
@@ -332,7 +332,7 @@ class AgentConnections:
             self._on_run_states(connection, frame)
             self._queue_desired(connection, desired)
         elif not connection.reported:
-            # A copy of the agent has the credential, too. Only an accepted report identifies the agent.
+            # A copy of the agent also has the credential. Only an accepted report identifies the agent.
             raise ProtocolError(f"kind: {frame.kind} comes before the first report; allowed: observed")
         elif isinstance(frame, Proof):
             self._queue_desired(
@@ -366,7 +366,7 @@ class AgentConnections:
         await self._bus.publish_to_pages(f"log:{chunk.run}")
 
     def _on_run_states(self, connection: AgentConnection, seen: Observed) -> None:
-        """Check open workspaces again if the agent reports another state of a run."""
+        """Check open workspaces again if the agent reports that a run has changed its state."""
         states = {run.run: (run.state, run.ready) for run in seen.runs}
         if states != connection.run_states:
             connection.run_states = states
@@ -435,7 +435,7 @@ class AgentConnections:
     async def _cut_if_revoked(self, host: int) -> None:
         """Cut the streams of a host whose agent was revoked.
 
-        Without a sync connection nothing else would reveal the revocation.
+        On a host without a sync connection, nothing else reveals the revocation.
         """
         try:
             if not await self._threads.run_repeatable(database_calls.has_joined_agent, host):

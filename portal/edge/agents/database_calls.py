@@ -1,6 +1,6 @@
 """Read and write the rows of an agent's connection, through the scheduler and telemetry.
 
-Plain functions that run in threads. The caller passes ``now``.
+The functions run in threads. The caller passes ``now``.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _desired_state(host: AuthenticatedHost, credentials: Sequence[str], now: dt.
 def accept_proof(
     host: AuthenticatedHost, credentials: Sequence[str], proof: Proof, now: dt.datetime
 ) -> Desired:
-    """Return the desired state with the credential earned by a signed challenge.
+    """Check a signed challenge; return the desired state with a new credential.
 
     Raises AgentRejected.
     """
@@ -104,7 +104,7 @@ def accept_proof(
 
 
 def renew(credential: str, request: RenewRequest, now: dt.datetime) -> RenewAnswer:
-    """Return a challenge, or a new credential for its signature. Raises AgentRejected."""
+    """Return a challenge, or a new credential if the request signs one. Raises AgentRejected."""
     return scheduler_api.renew(credential, request, now)
 
 
@@ -154,10 +154,10 @@ def has_joined_agent(host_id: int) -> bool:
 
 
 def _check_credential(host: AuthenticatedHost, credentials: Sequence[str], now: dt.datetime) -> None:
-    """Check the connection's credential, then the credentials sent on it since.
+    """Check the connection's first credential, then those sent to the agent later. Raises AgentRejected.
 
-    The order matters: a check of a newer credential replaces the earlier one, but the agent may not have
-    received the newer one.
+    The order matters: a check of a newer credential invalidates the earlier one, which the agent may still
+    use.
     """
     for credential in credentials:
         if scheduler_api.authenticate(credential, now) == host.id:

@@ -31,7 +31,7 @@ class StreamUnavailable(Exception):
 
 
 class AgentStream(asyncio.Transport):
-    """Carry one connection to a run's socket over a connection that an agent opened. It is idle at first.
+    """A connection to a run's socket, carried by a WebSocket that an agent opened. It is idle at first.
 
     Written bytes are buffered until the agent takes them; above WRITE_HIGH_WATER_BYTES the writer is paused.
     A paused reader stops reading frames, so a slow reader slows only its own connection.
@@ -40,7 +40,7 @@ class AgentStream(asyncio.Transport):
     def __init__(self, socket: web.WebSocketResponse, transport: asyncio.Transport | None = None) -> None:
         super().__init__()
         self._socket = socket
-        self._transport = transport  # under the WebSocket
+        self._transport = transport  # the transport of the WebSocket
         self._protocol: asyncio.BaseProtocol | None = None
         self._unsent = bytearray()
         self._writer_paused = False
@@ -57,7 +57,7 @@ class AgentStream(asyncio.Transport):
     async def forward(self) -> None:
         """Forward bytes until either side closes.
 
-        The handler of the agent's connection awaits it until the connection ends.
+        The handler of the agent's connection awaits this method.
         """
         sender = asyncio.create_task(self._send())
         try:
@@ -197,7 +197,7 @@ class AgentStreamPool:
         return [host for host, streams in self._all.items() if streams]
 
     def cut(self, host: int) -> None:
-        """End all streams of a host, also if in use: their process is no longer the host's agent."""
+        """Cut all streams of a host, idle or in use: their process is no longer the host's agent."""
         self._idle.pop(host, None)
         for stream in list(self._all.get(host, ())):
             stream.cut()
@@ -205,7 +205,7 @@ class AgentStreamPool:
     async def serve(
         self, host: int, socket: web.WebSocketResponse, transport: asyncio.Transport | None = None
     ) -> None:
-        """Keep one connection of an agent until it ends. ``transport`` carries ``socket``."""
+        """Keep one stream of an agent until it ends. ``transport`` carries ``socket``."""
         if len(self._idle[host]) >= MAX_IDLE_STREAMS_PER_HOST:
             await socket.send_str(
                 encode(
@@ -278,7 +278,7 @@ class AgentStreamPool:
 
 
 class AgentConnector(BaseConnector):
-    """Connect an aiohttp client to runs.
+    """A connector that connects an aiohttp client to runs.
 
     The address ``http://<run>.<host pk>/...`` becomes a stream to that run.
     """

@@ -1,1 +1,1 @@
-"""Shared parts of the edge: database threads, Redis subscription, metrics, guard against slow bodies."""
+"""Provide shared parts of the edge: database threads, Redis subscription, metrics, slow body guard."""

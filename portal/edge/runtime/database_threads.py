@@ -34,14 +34,14 @@ class DatabaseThreads:
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the call's result, computed in a thread.
 
-        The thread's database connection returns to the pool at once.
+        Afterwards the thread returns its database connection to the pool.
         """
         return await self._in_thread(functools.partial(_close_connections_after, call, *args, **kwargs))
 
     async def run_repeatable(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the call's result; repeat the call once on a new connection if its connection breaks.
 
-        Only for calls that may run twice: the first may have been committed.
+        Use it only for calls that may run twice, because the first call may have been committed.
         """
         return await self._in_thread(functools.partial(_retry_once, call, *args, **kwargs))
 
@@ -73,7 +73,7 @@ def _retry_once(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 def _is_lost_connection(error: Exception) -> bool:
     """Return True if an established connection ended.
 
-    Locks, limits and failed connection attempts do not count.
+    Errors of locks, of limits and of new connections do not count.
     """
     cause = error.__cause__
     if not isinstance(cause, psycopg.Error) or isinstance(cause, PoolTimeout):

@@ -1,4 +1,4 @@
-"""Metrics of the edge, served on loopback at ``/metrics`` with ``--metrics-port`` (docs/edge.md)."""
+"""Define the edge's metrics, served on loopback at ``/metrics`` with ``--metrics-port`` (docs/edge.md)."""
 
 from __future__ import annotations
 

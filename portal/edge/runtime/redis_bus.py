@@ -30,9 +30,9 @@ MAX_RECONNECT_PAUSE_SECONDS = 5.0
 
 
 class RedisBus:
-    """Pass each message to its subscribers.
+    """The Redis subscription of one process, which passes each message to its callbacks.
 
-    After a reconnect, call the callbacks of ``on_reconnect``: messages may have been lost.
+    After a reconnect it calls the callbacks of ``on_reconnect``, because messages may have been lost.
     """
 
     def __init__(self, url: str) -> None:
@@ -44,27 +44,27 @@ class RedisBus:
         self.connected = False
 
     def on_host(self, callback: Callable[[int], None]) -> None:
-        """Call ``callback`` with a Host.pk whose desired state may have changed."""
+        """Register ``callback`` for the Host.pk of each host whose desired state may have changed."""
         self._on_host.append(callback)
 
     def on_page(self, callback: Callable[[str], None]) -> None:
-        """Call ``callback`` with a topic that may have changed."""
+        """Register ``callback`` for each topic that may have changed."""
         self._on_page.append(callback)
 
     def on_access(self, callback: Callable[[str], None]) -> None:
-        """Call ``callback`` with the hash of a portal session that has ended."""
+        """Register ``callback`` for the hash of each portal session that ends; "" if rights have changed."""
         self._on_access.append(callback)
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` whenever the subscription is restored."""
+        """Register ``callback``, which is called whenever the subscription is restored."""
         self._on_reconnect_callbacks.append(callback)
 
     async def publish_to_pages(self, topic: str) -> None:
-        """Publish that pages of this topic, at every edge, may have changed."""
+        """Notify the pages of this topic, at every edge, that their content may have changed."""
         await self._ignore_redis_errors(self._redis.publish(PAGE_CHANNEL, json.dumps({"topic": topic})))
 
     async def keep(self, key: str, value: str, seconds: int) -> None:
-        """Store a key with a short lifetime."""
+        """Store ``value`` under ``key`` for ``seconds``."""
         await self._ignore_redis_errors(self._redis.set(key, value, ex=seconds))
 
     async def _ignore_redis_errors(self, sending: object) -> None:

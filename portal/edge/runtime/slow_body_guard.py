@@ -23,7 +23,7 @@ class BodyTooSlow(Exception):
 
 
 class SlowBodyGuard:
-    """Limit the waiting time of one body."""
+    """The limit of the waiting time for one body."""
 
     def __init__(self, max_wait_seconds: float) -> None:
         self.max_wait = self.remaining = max_wait_seconds

@@ -21,7 +21,7 @@ from scheduler.sync import agent_api
 class AccessRefusal(StrEnum):
     """The reasons why a workspace is refused."""
 
-    ENTER = "enter"  # this browser has not entered, or its session is over
+    ENTER = "enter"  # this browser has redeemed no entry code, or its session is over
     CODE = "code"  # the link was used, is too old, or belongs to another notebook
     NOT_ALLOWED = "not_allowed"  # signed in, but the notebook belongs to another person
     STARTING = "starting"
@@ -98,7 +98,7 @@ def landing_path(workload: Workload) -> str:
 def grants_by_token_hash(
     token_hashes: Iterable[str], now: dt.datetime
 ) -> dict[str, WorkspaceGrant | AccessDenied]:
-    """Return the access of each workspace cookie.
+    """Return the access or the refusal of each workspace cookie, by the hash of its token.
 
     The number of queries is fixed, except for the queries of ``policy.may``.
     """

@@ -1,8 +1,8 @@
 """Cache decisions about workspaces, and watch the open WebSockets that depend on them.
 
 A browser's requests read the rows at most once in DECISION_TTL_SECONDS. Open sockets are checked after each
-change, and at least every DECISION_TTL_SECONDS. One query decides about all open sockets. Sockets without
-access are cut.
+change, and at least every DECISION_TTL_SECONDS. One check covers all open sockets. Sockets without access
+are cut.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ class WorkspaceAccessCache:
                     self._decisions.clear()
                 self._decisions[token_hash] = CachedDecision(grants[token_hash], time.monotonic())
                 break
-            # A change arrived while the rows were read: read again, and cache nothing that may be older.
+            # A change arrived while the rows were read: read again, and do not cache the outdated decision.
         return grants[token_hash]
 
     @contextmanager
     def watched(self, token: str, cut: CutSocket) -> Iterator[None]:
-        """Call ``cut`` when this browser loses its access."""
+        """Call ``cut`` if this browser loses its access while the context is active."""
         token_hash = hash_workspace_secret(token)
         self._open[token_hash].add(cut)
         try:

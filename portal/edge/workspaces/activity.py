@@ -3,13 +3,13 @@
 ``gpupool:workspace:<Run.public_id>`` is JSON ``{"sockets", "last_request", "last_input"}``: open WebSockets,
 the last request, and the last input of a person (seconds since the epoch, null for never). An open page polls
 its kernels every few seconds, so ``last_request`` only shows that a page is open. ``last_input`` shows that a
-person works in it: a message from the browser over a WebSocket, a request that changes something, or an
-opened page. While sockets are open, ``last_input`` is never null: input before this process started is
+person works in the notebook: a message from the browser over a WebSocket, a request that changes something,
+or an opened page. While sockets are open, ``last_input`` is never null: input before this process started is
 unknown, so the opening of the first socket counts as input.
 
 The keys are written every WRITE_INTERVAL_SECONDS while sockets are open or requests arrive. While sockets are
-open, the keys expire after OPEN_TTL_SECONDS, so that a dead edge does not keep a notebook in use; otherwise
-after CLOSED_TTL_SECONDS.
+open, the keys expire after OPEN_TTL_SECONDS, so that the keys of a dead edge do not keep a notebook running.
+Otherwise the keys expire after CLOSED_TTL_SECONDS.
 """
 
 from __future__ import annotations

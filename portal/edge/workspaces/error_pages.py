@@ -1,4 +1,4 @@
-"""The edge's own pages for refusals and errors. Every value is escaped; programs get JSON."""
+"""Build the edge's own pages for refusals and errors. Every value is escaped; programs get JSON."""
 
 from __future__ import annotations
 

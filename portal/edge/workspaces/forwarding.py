@@ -1,6 +1,6 @@
 """Check the requests of browsers, and build the requests and the responses that the edge forwards.
 
-The edge builds every forwarded header anew: cookies of the portal, headers that only the edge may set, and
+The edge builds all forwarded headers anew. Cookies of the portal, headers that only the edge may set, and
 headers of one connection never reach the run.
 """
 

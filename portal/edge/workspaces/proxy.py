@@ -62,7 +62,7 @@ CLOSE_SIGNED_OUT = 4401  # application-defined WebSocket close code
 
 
 class WorkspaceProxy:
-    """Forward requests of browsers to runs."""
+    """A proxy that forwards requests of browsers to runs."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ async def _close_or_abort(request: web.Request, socket: web.WebSocketResponse) -
 
 
 def _sendable_close_code(code: int | None) -> int:
-    """Return a close code that a frame may contain (RFC 6455, section 7.4)."""
+    """Return ``code``, or GOING_AWAY if a close frame may not contain it (RFC 6455, section 7.4)."""
     if code is None or code in (1004, 1005, 1006, 1015) or not 1000 <= code < 5000:
         return WSCloseCode.GOING_AWAY
     return code
