@@ -1,4 +1,4 @@
-"""A notice that has not been written yet."""
+"""Define notices that have not been written yet."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ RESERVATION_REMINDER_BEFORE = timedelta(minutes=15)
 
 
 def upcoming_reservations(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a reminder shortly before a confirmed reservation begins."""
+    """Yield a reminder for each confirmed reservation that begins soon."""
     for reservation in Reservation.objects.filter(
         state=ReservationState.CONFIRMED, start__gt=now, start__lte=now + RESERVATION_REMINDER_BEFORE
     ):
@@ -61,8 +61,8 @@ def reservations_without_units(since: datetime, now: datetime) -> Iterator[Pendi
 
 
 def reservations_at_risk(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice to the owner and to operators for each reservation without units that can serve it until
-    its end.
+    """Yield a notice to the owner and to operators for each reservation that no units can serve until its
+    end.
     """
     rows = Reservation.objects.filter(
         at_risk_since__gt=since, at_risk_since__lte=now, state__in=OPEN_RESERVATION_STATES
@@ -93,7 +93,7 @@ def rebound_reservations(since: datetime, now: datetime) -> Iterator[PendingNoti
 def reservations_with_unusable_units(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """Yield a notice for each reservation that keeps unusable GPUs while work runs in it.
 
-    The same GPUs cause one notice.
+    The same GPUs of a reservation cause only one notice.
     """
     inside = Allocation.objects.filter(reservation=OuterRef("reservation"), period__upper_inf=True)
     found: dict[int, list[BoundUnit]] = defaultdict(list)

@@ -65,8 +65,9 @@ def _end_of_digest_interval(at: datetime) -> datetime:
 
 
 def strays_of_users(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice to the portal user with the user name of a stray process, if the pool's policy asks for
-    it.
+    """Yield a notice for each new stray process to the portal user of the same name.
+
+    A pool whose policy only reports stray processes causes no such notices.
     """
     seen = Stray.objects.filter(first_seen__gt=since, first_seen__lte=now, run="").exclude(
         host__pool__stray_action=StrayAction.REPORT

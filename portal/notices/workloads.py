@@ -22,7 +22,7 @@ MIN_START_SHIFT = timedelta(minutes=30)
 
 
 def started_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each workload that started or resumed; not for tasks of arrays."""
+    """Yield a notice for each workload that started or resumed, except tasks of arrays."""
     runs = Run.objects.filter(
         running_at__gt=since, running_at__lte=now, rank=0, workload__simulated=False, workload__array=None
     )
@@ -47,7 +47,7 @@ def _checkpoint_location(run: Run) -> dict[str, bool]:
 
 
 def ended_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each workload that ended. It names the person who stopped it, if any."""
+    """Yield a notice for each workload that ended. The notice names the person who stopped it, if any."""
     ended = list(
         Workload.objects.filter(
             ended_at__gt=since, ended_at__lte=now, state=WorkloadState.ENDED, simulated=False, array=None
@@ -75,10 +75,10 @@ def started_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def ended_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice when the last task of an array ended, with counts by outcome, and before that when tasks
-    fail.
+    """Yield a notice with counts by outcome when the last task of an array has ended.
 
-    The failure notice repeats each time the number of failures doubles: at most eleven for a thousand tasks.
+    Before that, failed tasks cause notices. The failure notice repeats each time the number of failures
+    doubles: at most eleven for a thousand tasks.
     """
     for array, task in job_arrays.arrays_ended_between(since, now):
         numbers: dict[str, Any] = {"name": array.name, "tasks": array.tasks_all, "failed": array.failed}
@@ -129,7 +129,7 @@ def shifted_expected_starts(since: datetime, now: datetime) -> Iterator[PendingN
     waiting = Workload.objects.filter(
         state=WorkloadState.QUEUED, expected_start__isnull=False, simulated=False
     )
-    # The first task represents its array; the later start of the others is expected.
+    # The first task represents its array, because the other tasks are expected to start later.
     waiting = waiting.exclude(Exists(Workload.objects.filter(array=OuterRef("array"), pk__lt=OuterRef("pk"))))
     unannounced = waiting.filter(told_start=None).only("pk", "expected_start")
     ToldStart.objects.bulk_create(
