@@ -1,4 +1,4 @@
-"""Models of the portal: accounts, submissions and approvals, notices, audit, workspaces."""
+"""Define the models of the portal: accounts, submissions and approvals, notices, audit, workspaces."""
 
 from portal.models.accounts import ApiToken, Membership, Organisation, User
 from portal.models.audit import AuditEvent

@@ -1,4 +1,4 @@
-"""The organisation, its people, their memberships and API tokens."""
+"""Define the organisation, its people, their memberships and API tokens."""
 
 from __future__ import annotations
 

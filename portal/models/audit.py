@@ -1,4 +1,4 @@
-"""The append-only audit trail."""
+"""Define the append-only audit trail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notifications to users, and records of announced events."""
+"""Define notifications to users, and records of announced events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that need an approval, their decisions, and workload templates."""
+"""Define requests that need an approval, their decisions, and workload templates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Origins, entry codes and sessions of notebooks."""
+"""Define the origins, entry codes and sessions of workspaces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler.models import Workload
 
 
 class WorkspaceOrigin(models.Model):
-    """The random host label under which one notebook is served; a new one for each workload."""
+    """The random host label under which one workload is served. No other workload has the same label."""
 
     workload = models.OneToOneField(
         Workload, primary_key=True, on_delete=models.CASCADE, related_name="workspace_origin"
@@ -36,8 +36,8 @@ class EntryCode(models.Model):
 
 
 class WorkspaceSession(models.Model):
-    """A browser session in a workspace, identified by its ``__Host-`` cookie. Ending it closes its
-    sockets.
+    """A browser session in a workspace, identified by its ``__Host-`` cookie. The end of the
+    session closes its sockets.
     """
 
     token_hash = models.CharField(unique=True, max_length=64)
