@@ -26,10 +26,10 @@ MAX_BOOKINGS = 3000
 
 @dataclass
 class CalendarBooking:
-    """GPUs over a period.
+    """A booking of GPUs over a period.
 
-    ``state``: past, running, reserved or pending. ``host`` is None for a promise without units yet. ``named``
-    is False if the viewer may only know that the GPUs are taken; name and id are then empty.
+    ``state``: past, running, reserved or pending. ``host`` is None for a promise that has no units yet.
+    ``named`` is False if the viewer may only know that the GPUs are taken; then name and id are empty.
     """
 
     kind: str
@@ -320,7 +320,7 @@ class _CalendarReader:
                 row.bookings.append(booking)
 
     def _group_for(self, pool: int | None, models: list[str]) -> CalendarModelGroup | None:
-        """Return the group that shows a promise: the group of its first model.
+        """Return the group that shows a promise: the group of its first model, or None if the pool lacks it.
 
         If the promise accepts any model, return the largest group of the pool.
         """

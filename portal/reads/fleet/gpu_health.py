@@ -102,7 +102,7 @@ def diagnostic_tools(pool: Pool) -> list[tuple[str, str]]:
 
 
 def diagnostic_tool(pool: Pool) -> str:
-    """Return the label of the selected tool."""
+    """Return the label of the diagnostic tool that the pool selects."""
     return dict(DiagnosticTool.choices).get(pool.diagnostic_tool, pool.diagnostic_tool)
 
 

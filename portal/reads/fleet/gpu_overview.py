@@ -23,7 +23,7 @@ from scheduler.state.states import LeaseState, RepairState
 from telemetry.health.rules import event_title
 from telemetry.models import HealthEvent, HealthRule, Sample
 
-IDLE_BELOW_PERCENT = 1.0  # percent; a held GPU below this is idle
+IDLE_BELOW_PERCENT = 1.0  # a held GPU with less utilisation is idle
 ATTENTION_WINDOW = timedelta(hours=24)
 
 
@@ -31,7 +31,7 @@ ATTENTION_WINDOW = timedelta(hours=24)
 class GpuCell:
     """One GPU.
 
-    ``utilisation`` (percent) and ``temperature`` (degrees Celsius) are None if never measured, or too old.
+    ``utilisation`` (percent) and ``temperature`` (degrees Celsius) are None without a recent reading.
     """
 
     gpu: Gpu

@@ -1,4 +1,4 @@
-"""Read one host for its page: hardware, holders of its GPUs, events, and the effect of taking it out."""
+"""Read one host for its page: hardware, holders of its GPUs, events, and the work that remains on it."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def host_state(host: Host) -> str:
 
 
 def host_units(viewer: User, host: Host, now: datetime) -> list[dict[str, Any]]:
-    """Return every unit of a host in order: unit, gpu, last reading (None if older than a minute), holder.
+    """Return a dict for every unit of a host, by GPU and slots. The caller has loaded ``host.pool``.
 
-    ``holder`` is the workload if the viewer may see it; ``held`` says if any workload holds the unit,
-    ``team`` names its team; ``takes_work``: the unit is healthy and its host accepts new workloads. The pool
-    is loaded.
+    ``held`` is True if a workload holds the unit. ``holder`` is this workload; None if the viewer may not see
+    it. ``team`` is the team that holds or reserved the unit. ``reading`` is None if it would be older than a
+    minute. ``takes_work`` is True if the GPU is healthy and the host accepts new workloads.
     """
     rows = list(
         Unit.objects.filter(gpu__host=host, retired_at=None, gpu__retired_at=None)
@@ -126,7 +126,7 @@ ISOLATION_REQUIREMENTS = {
 def missing_isolation(host: Host) -> list[str]:
     """Return the isolation that the pool requires and the host lacks, as text; [] if it lacks none.
 
-    The pool is loaded.
+    The caller has loaded ``host.pool``.
     """
     return [
         ISOLATION_REQUIREMENTS[level]
@@ -189,7 +189,10 @@ def simulation_options(host: Host) -> str:
 
 
 def host_sizes_by_pool(pools: Collection[int]) -> dict[int, tuple[int, int, int, int]]:
-    """Return, by pool, minimum and maximum CPU (millicores) and memory (MiB) of its hosts, where reported."""
+    """Return the sizes of the hosts that reported one, by pool.
+
+    A size is (minimum CPU, maximum CPU, minimum memory, maximum memory), in millicores and MiB.
+    """
     known = Host.objects.filter(pool__in=pools, cpu_milli__gt=0, memory_mib__gt=0).order_by().values("pool")
     rows = known.annotate(a=Min("cpu_milli"), b=Max("cpu_milli"), c=Min("memory_mib"), d=Max("memory_mib"))
     return {pool: (a, b, c, d) for pool, a, b, c, d in rows.values_list("pool", "a", "b", "c", "d")}

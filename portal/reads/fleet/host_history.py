@@ -37,7 +37,7 @@ class HostHistoryEntry:
 
     ``who``: the person, or "an operator" if the viewer may not know; empty for automatic changes.
     ``verb`` and ``numbers`` belong to a person's action; ``event``, ``meaning``, ``told`` and ``done`` belong
-    to a hardware event.
+    to a hardware event: ``told`` is its detail, ``done`` the action taken.
     """
 
     at: datetime
@@ -123,7 +123,7 @@ def _action_numbers(deed: AuditEvent) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _ActorNames:
-    """Find the actor of a change by its time: an audit record and its changed rows have one timestamp."""
+    """The names of actors by time of change: an audit record and its changed rows have one timestamp."""
 
     are_known: bool
     by_moment: dict[datetime, AuditEvent]
@@ -178,7 +178,7 @@ def _host_state_entries(host: Host, names: _ActorNames) -> Iterable[HostHistoryE
         if before is None and row.reason != HOST_ADDED_REASON:
             changes = [StateChange("Lease", "", row.lease_state)]
         if not changes and row.reason != HOST_ADDED_REASON and (not row.reason or row.at in names.by_moment):
-            continue  # no reason, or the action already states it
+            continue  # no reason, or the person's action already states the reason
         yield HostHistoryEntry(row.at, "host", changes, names.at(row.at), names.reason(row.at, row.reason))
 
 

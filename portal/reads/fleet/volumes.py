@@ -22,8 +22,8 @@ VOLUME_USING_STATES = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 class HomeVolume:
     """One home volume. ``owner`` is None if no account has its name.
 
-    ``hosts``: names of visible hosts that have it. ``workloads``: number of visible workloads that use
-    it now. ``teams``: the owner's teams that the viewer may see.
+    ``hosts``: names of visible hosts that have the volume. ``workloads``: number of visible workloads that
+    use the volume now. ``teams``: the owner's teams that the viewer may see.
     """
 
     volume: Volume
@@ -102,7 +102,7 @@ def _owners(viewer: User, names: set[str]) -> dict[str, User]:
 
 
 def home_storages(viewer: User) -> list[dict[str, Any]]:
-    """Return (storage, hosts) of the home storages of visible hosts, the storage of most hosts first."""
+    """Return ``storage`` and ``hosts`` (names) of each home storage of visible hosts, most hosts first."""
     hosts = (
         policy.visible_hosts(viewer)
         .filter(storage__isnull=False)
@@ -136,7 +136,7 @@ def reported_environment(host: Host) -> dict[str, Any] | None:
 
 
 def environments_of_hosts(rows: Iterable[Host]) -> list[HostEnvironment]:
-    """Group hosts with equal environments; groups with most hosts first, hosts without a report last."""
+    """Return each environment with its hosts: most hosts first, hosts without a report last."""
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for host in rows:
         environment = reported_environment(host)
@@ -149,7 +149,7 @@ def environments_of_hosts(rows: Iterable[Host]) -> list[HostEnvironment]:
 
 
 def shared_paths(rows: Iterable[Host]) -> list[dict[str, Any]]:
-    """Return the paths that hosts expose to workloads besides homes: path, hosts."""
+    """Return the paths that hosts expose to workloads besides homes: ``path`` and ``hosts``."""
     found: dict[str, list[str]] = defaultdict(list)
     for host in rows:
         for path in (reported_environment(host) or {}).get("exposed", []):

@@ -26,7 +26,7 @@ DIMENSION_NAME_FIELDS = {
 
 
 def charged_months(now: datetime) -> list[date]:
-    """Return every month with charges up to this one, newest first."""
+    """Return every month from the first charge to the current month, newest first."""
     first = Charge.objects.aggregate(first=Min("month"))["first"] or month_of(now)
     found = [first]
     while found[-1] < month_of(now):
@@ -45,7 +45,7 @@ def is_simulated(month: date) -> bool:
 
 
 def conservation_equation(month: date) -> dict[str, Any]:
-    """Return the conservation equation of all pools and of each pool, in cents, with its difference.
+    """Return the conservation equation of all pools and of each pool, rounded to cents, with its difference.
 
     ``not_sold`` of the total is the sum of idle and uncharged capacity.
     """
@@ -89,7 +89,7 @@ def _budget_bar(view: BudgetStatus) -> dict[str, Any]:
 
 
 def dimension_name(dimension: str, key: Any, month: date, lines: QuerySet[Charge]) -> str:
-    """Return the name of a key on the month's visible charge lines."""
+    """Return the name of a dimension's key, as the month's charge lines ``lines`` store it."""
     if dimension not in DIMENSION_NAME_FIELDS:
         return str(key or "none")
     column = "pk" if key is None else f"{dimension}_id"

@@ -39,7 +39,7 @@ class OperationsDashboard:
 
 
 def operations_dashboard(user: User, now: datetime) -> OperationsDashboard | None:
-    """Return the dashboard; None for people without these roles. The number of queries is fixed."""
+    """Return the dashboard of operators and auditors; None for others. The number of queries is fixed."""
     if not policy.may(user, "approval.see"):
         return None
     submissions = policy.visible_submissions(user).filter(state=SubmissionState.WAITING)
@@ -72,7 +72,7 @@ def operations_dashboard(user: User, now: datetime) -> OperationsDashboard | Non
 
 @dataclass(frozen=True)
 class TeamMonthCost:
-    """A team's month so far, in cents.
+    """A team's charges in a month so far, rounded to cents.
 
     ``budget`` is None without a budget. ``forecast`` is None if it is too early in the month.
     """

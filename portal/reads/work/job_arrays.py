@@ -29,7 +29,8 @@ def with_task_counts(rows: QuerySet[JobArray]) -> QuerySet[Any]:
     """Annotate arrays with task counts and times.
 
     ``tasks_all`` is the sum of ``waiting``, ``running`` (started and not ended), ``finished``, ``cancelled``
-    and ``failed``. ``began`` and ``expected``: first start; ``waits_since``; ``over``: last end.
+    and ``failed``. ``began`` is the first start, ``expected`` the first expected start, ``waits_since`` the
+    first queue time of a waiting task, and ``over`` the last end.
     """
     return rows.annotate(
         began=Min("tasks__started_at"),
@@ -133,7 +134,7 @@ def _latest_usage(ids: Collection[int], now: datetime) -> dict[int, float]:
 
 
 def arrays_started_between(since: datetime, until: datetime) -> list[tuple[Any, Run]]:
-    """Return the arrays whose first task started after ``since``, with its run."""
+    """Return the arrays whose first task started after ``since``, with the run of this task."""
     runs = Run.objects.filter(rank=0, workload__array__isnull=False, workload__simulated=False)
     earlier = runs.filter(workload__array=OuterRef("workload__array"), running_at__lte=since)
     fresh = runs.filter(~Exists(earlier), running_at__gt=since, running_at__lte=until)
@@ -147,7 +148,7 @@ def arrays_started_between(since: datetime, until: datetime) -> list[tuple[Any, 
 def arrays_ended_between(since: datetime, until: datetime) -> list[tuple[Any, Workload]]:
     """Return the arrays whose tasks ended in this period, with counts and the last ended task.
 
-    A failed task has precedence over a later one.
+    A failed task takes precedence over a task that ended later.
     """
     tasks = Workload.objects.filter(
         array__isnull=False,

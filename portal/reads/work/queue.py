@@ -27,7 +27,7 @@ class QueueTotals:
 
 
 def queue_totals(user: User) -> QueueTotals:
-    """Return numbers of waiting and running workloads and units, and the time of the last cycle."""
+    """Return the totals: waiting workloads, units they want, running workloads, time of the last cycle."""
     pools = policy.visible_pools(user)
     found = Workload.objects.filter(pool__in=pools).aggregate(
         waiting=Count("pk", filter=Q(state=WorkloadState.QUEUED)),

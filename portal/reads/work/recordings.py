@@ -10,11 +10,11 @@ from scheduler.models import Decision, Recording, Workload
 
 
 def latest_recordings(about: Workload | None = None) -> QuerySet[Recording]:
-    """Return recordings, newest first. ``about`` a workload: only cycles with a decision about it."""
+    """Return recordings, newest first. If ``about`` is given, return only cycles that decided about it."""
     rows = Recording.objects.order_by("-pk")
     if about is None:
         return rows
-    # A decision and its recording have the timestamp of the same apply.
+    # A decision and the recording of its cycle have the same timestamp.
     return rows.filter(at__in=Decision.objects.filter(workload=about).values("at"))
 
 

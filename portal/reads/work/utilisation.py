@@ -58,7 +58,7 @@ def utilisation_of(
 def latest_utilisation(
     workloads: Collection[int], hosts: Collection[int], now: datetime
 ) -> dict[int, tuple[float | None, float | None]]:
-    """Return, by workload, the mean of the last utilisation and SM activity of its units (0 to 1)."""
+    """Return (utilisation, SM activity) of each workload: means of its units' last readings, 0 to 1."""
     by_workload: dict[int, list[LiveUnitReading]] = {}
     for unit in live_unit_readings(now, hosts=hosts):
         if unit.workload in workloads and unit.workload is not None:
@@ -96,7 +96,7 @@ def _values(readings: Sequence[tuple[datetime, float | None, float]], since: dat
 def utilisation_history(workload: int, now: datetime) -> list[tuple[datetime, float | None, float | None]]:
     """Return (time, utilisation, maximum memory in MiB) over a workload's life, for its chart.
 
-    Steps are minutes in its last six hours, otherwise hours.
+    Steps are minutes if the workload began less than six hours ago, otherwise hours.
     """
     first = Allocation.objects.filter(workload=workload).aggregate(first=Min("period__startswith"))["first"]
     resolution = (

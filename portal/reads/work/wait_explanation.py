@@ -78,8 +78,8 @@ class AlternativeWindow:
 class WaitExplanation:
     """The explanation of a wait. ``ahead``: visible workloads ahead, at most ``MAX_WORKLOADS_AHEAD``.
 
-    ``ahead_more``: number of other workloads ahead. ``never``: why it could not start even if all other work
-    ended.
+    ``ahead_more``: number of other workloads ahead. ``never``: why the workload could not start even
+    if all other work ended.
     """
 
     blockers: list[Blocker]
@@ -151,7 +151,7 @@ class QueueComparison:
     """The rule by which ``theirs`` precedes ``mine``.
 
     ``rule`` is a key of ``queue_order_texts.QUEUE_ORDER_RULES``, with its numbers. The ``without_`` fields
-    are the plan for ``mine`` without ``theirs``: if it starts, and the reason with its numbers.
+    describe the plan for ``mine`` without ``theirs``: whether it starts, and the reason with its numbers.
     """
 
     mine: Workload

@@ -1,4 +1,4 @@
-"""Read workloads with the details of their rows and cards: placement, utilisation, cost."""
+"""Read workloads with the details that pages show: placement, utilisation, cost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class HeldUnit:
 class WorkloadDetails:
     """A workload with its details.
 
-    ``run`` is the first of its present attempt; ``ahead_of``: workloads waiting in its pool.
+    ``run`` is the first run of its present attempt. ``waiting``: number of workloads waiting in its pool.
     """
 
     workload: Workload
@@ -72,7 +72,7 @@ class WorkloadDetails:
     # Accuracy of expected starts in its pool, while it waits.
     past: EstimateAccuracy = field(default_factory=EstimateAccuracy)
     likely: StartRange | None = None  # range of the likely start, while it waits
-    move: ForcedMove | None = None  # why its present or last attempt had to leave its host
+    move: ForcedMove | None = None  # why the workload had to leave its host in its present or last attempt
     borrows: QuotaUsage | None = None  # its team's quota, if the team borrows and the workload may be evicted
 
     @property
@@ -167,7 +167,7 @@ def _may_borrow(piece: WorkloadDetails) -> bool:
 
 
 def _note_borrowing(pieces: list[WorkloadDetails], now: datetime) -> None:
-    """Store the quota of borrowing teams.
+    """Set ``borrows`` if the workload's team borrows.
 
     Any preemptible workload of such a team may be evicted for a guarantee.
     """
@@ -250,7 +250,7 @@ def queue_lengths(pools: Iterable[int]) -> dict[int, int]:
 
 
 def own_open_workloads(user: User) -> QuerySet[Workload]:
-    """Return a person's open workloads: running, then starting, then waiting."""
+    """Return a person's open workloads: first those without a queue position, then the queue."""
     mine = policy.visible_workloads(user).filter(owner=user).exclude(state=WorkloadState.ENDED)
     return mine.select_related(*RELATED).order_by(F("position").asc(nulls_first=True), "submitted_at", "pk")
 
@@ -293,7 +293,7 @@ def attempts_of(workload: Workload) -> list[dict[str, object]]:
 
 
 def attempts_without_checkpoint(runs: Iterable[Run]) -> set[int]:
-    """Return the attempts that ran on a host whose storage lacks the last earlier checkpoint."""
+    """Return the attempts on a host whose storage lacks the last checkpoint of an earlier attempt."""
     found, saved = set(), None
     for run in sorted(runs, key=lambda run: (run.attempt, run.rank)):
         if (
