@@ -64,7 +64,7 @@ def pool_of_submission(submission: Submission) -> Pool:
 
 
 def expiry_of(submission: Submission) -> datetime | None:
-    """Return the expiry time of an undecided submission; None: it never expires.
+    """Return the expiry time of an undecided submission; None if it never expires.
 
     A reservation or a series expires at its start. A window change with a new start expires at the earlier
     of the two starts, because the start of a started reservation cannot change. A change of only the end
@@ -82,7 +82,10 @@ def expiry_of(submission: Submission) -> datetime | None:
 
 
 def _datetime_of(value: Any) -> Any:
-    """Return a datetime; payloads store times as ISO text, but an operator's changes contain datetimes."""
+    """Return a datetime for ISO text, and any other value unchanged.
+
+    Payloads store times as ISO text, but an operator's changes contain datetimes.
+    """
     if not isinstance(value, str):
         return value
     try:

@@ -47,7 +47,7 @@ def apply_submitted_change(reservation: Reservation, payload: Mapping[str, Any],
 def submitted_window(
     reservation: Reservation, payload: Mapping[str, Any], now: datetime
 ) -> tuple[datetime, datetime]:
-    """Return the submitted window after a second check: it may be past, or the reservation may have started.
+    """Return the submitted window after a second check, because time has passed since the submission.
 
     Raises Invalid, and OperationRejected if the reservation is over or its window changed after the
     submission.
@@ -60,7 +60,7 @@ def submitted_window(
 
 
 def refuse_if_window_moved(reservation: Reservation, start: datetime, end: datetime) -> None:
-    """Raise OperationRejected if the window is not the one for which the person requested a change."""
+    """Raise OperationRejected if the reservation's window is no longer from ``start`` to ``end``."""
     if (reservation.start, reservation.end) != (start, end):
         window = {"start": reservation.start.isoformat(), "end": reservation.end.isoformat()}
         raise OperationRejected("reservation_window_moved", {"name": reservation.name, **window}, field="end")

@@ -61,7 +61,7 @@ class ReservationRequest(HardwareRequest):
             "end": self.end.isoformat(),
             "gpus": self.gpus,
             **{name: value for name, value in hardware.items() if value or name in PAYLOAD_NAMES},
-            # Not may_exceed_guarantee: only the approver may grant that.
+            # The payload omits may_exceed_guarantee, because only the approver may grant it.
             "asks_to_exceed_guarantee": self.may_exceed_guarantee,
         }
 

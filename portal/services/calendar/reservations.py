@@ -169,11 +169,12 @@ def change_reservation(
 ) -> Submission | Reservation:
     """Move, shorten or extend a reservation.
 
-    ``start`` alone keeps its length; ``end`` alone changes its length. The new window has the checks of a new
-    reservation, which ignore the present window. After the start only the end can change, and the GPUs stay
-    the same. A change that adds time needs approval if a new reservation of this size would; then the
-    function returns a Submission and the window does not change yet. Raises OperationRejected (with the first
-    windows that fit), Invalid, NotAllowed.
+    If only ``start`` is given, the length stays the same. If only ``end`` is given, the start stays the same.
+    The new window is checked like that of a new reservation; its own units count as free. After the start
+    only the end can change, and the GPUs stay the same. A change that adds time needs approval if a new
+    reservation of this size would need approval. In this case the function returns a Submission, and the
+    window does not change yet. Raises OperationRejected (with the first windows that fit), Invalid,
+    NotAllowed.
     """
     policy.require(actor, "reservation.change", reservation)
     with transaction.atomic():

@@ -125,8 +125,8 @@ def change_repair_policy(*, actor: User, pool: Pool, now: datetime, via: str = "
             clean[field] = checks.choice(field, value, StrayAction.values)
         elif field == "diagnostic_tool":
             names = [*DiagnosticTool.values, *gpu_diagnostics.operator_diagnostics(pool)]
-            # A tool that no host has any more may stay selected. Hosts without the tool report that and run
-            # no other tool.
+            # A tool that no host has any more may stay selected. Hosts without the tool report its
+            # absence and run no other tool.
             clean[field] = value if value == pool.diagnostic_tool else checks.choice(field, value, names)
         elif field == "diagnostic_seconds":
             clean[field] = checks.count(

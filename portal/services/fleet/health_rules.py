@@ -48,7 +48,7 @@ def set_health_rule(
     why: str = "",
     via: str = "web",
 ) -> HealthRule:
-    """Change the rule of an event code: its action, after ``repeats`` events within the window.
+    """Change the rule of an event code: ``action`` is taken after ``repeats`` events within the window.
 
     ``counts`` selects whether every event counts, or all events of one person's workloads count as one.
     Absent or empty arguments keep their values. Raises Invalid, NotAllowed.

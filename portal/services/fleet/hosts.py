@@ -84,7 +84,7 @@ def join_commands(host: Host, token: str) -> JoinCommands:
 
 
 def new_join_token(*, actor: User, host: Host, now: datetime, via: str = "web") -> str:
-    """Create another join token and invalidate the unused ones. Raises NotAllowed."""
+    """Return a new join token, and invalidate the earlier unused tokens. Raises NotAllowed."""
     policy.require(actor, "host.change")
     with transaction.atomic():
         text = engine.issue_join_token(host, now=now)

@@ -30,7 +30,7 @@ GEOMETRY_PART_PATTERN = re.compile(r"([1-9]\d?)x([0-9A-Za-z._-]{1,30})", re.ASCI
 
 
 def parse_geometry(value: Any) -> list[str]:
-    """Parse "2x3g.40gb+1x1g.10gb" into one name per instance, and "whole" into none. Raises Invalid."""
+    """Return the profile of each instance in "2x3g.40gb+1x1g.10gb"; [] for "whole". Raises Invalid."""
     checks = InputChecks()
     found: list[tuple[int, str]] = []
     allowed = (
