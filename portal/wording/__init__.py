@@ -1,7 +1,7 @@
-"""All sentences for people. A test fails if another module builds a sentence.
+"""Provide all sentences for people. A test fails if another module builds a sentence.
 
 ``reason_texts``: why work waits, starts, is evicted or ended. ``refusal_texts``: why a request is rejected.
-``queue_order_texts``: why another workload goes first. ``expected_start_texts``: when it starts and what
+``queue_order_texts``: why another workload goes first. ``expected_start_texts``: when work starts and what
 would start sooner. ``state_labels``: states and outcomes. ``notice_texts``: notifications. ``host_texts``:
 hosts and GPUs. ``request_texts``: requests and their effects. ``outcome_texts``: the current reason
 of a workload. ``removal_texts``: removing and moving. ``problems``: invalid values and missing permissions.

@@ -1,4 +1,4 @@
-"""Show a form's request as a CLI command and as an API call, to copy."""
+"""Return the CLI command and the API call that are equivalent to a form."""
 
 from __future__ import annotations
 

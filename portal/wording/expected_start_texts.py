@@ -67,15 +67,16 @@ def alternative_request_text(other: Alternative) -> str:
 
 
 def alternative_window_text(workload: Workload, start: datetime, end: datetime, needs_approval: bool) -> str:
-    """Return when the workload's request could be reserved and if the reservation needs an approval."""
+    """Return when the workload's request could be reserved, and whether that needs an approval."""
     asked = alternative_request_text(Alternative(core_values.ask_from_row(workload), False, None))
     needs = "needs an operator's approval" if needs_approval else "is confirmed at once"
     return f"{asked}, {window(start, end)}: {needs}"
 
 
 def forecast_accuracy_text(past: EstimateAccuracy) -> str:
-    """Return how accurate a pool's expected starts were, if ranges can be derived, and how many of the waits
-    were simulated.
+    """Return sentences about a pool's past expected starts.
+
+    They state the accuracy, whether ranges can be derived, and how many of the waits were simulated.
     """
     if past.simulated:
         whose = "All" if past.simulated == past.started_count else f"{past.simulated} of {past.started_count}"

@@ -16,8 +16,9 @@ Numbers = Mapping[str, Any]
 
 
 def duration(value: timedelta | float | int | None) -> str:
-    """Return a duration as ``40 seconds``, ``26 minutes``, ``3 h 14 min`` or ``2 days 4 h``. None
-    is unknown.
+    """Return a duration as ``40 seconds``, ``26 minutes``, ``3 h 14 min`` or ``2 days 4 h``.
+
+    Return ``an unknown time`` for None.
     """
     if value is None:
         return "an unknown time"
@@ -34,8 +35,9 @@ def duration(value: timedelta | float | int | None) -> str:
 
 
 def date_and_time(value: datetime | float | int | None) -> str:
-    """Return ``20 Nov 2026 14:30`` in the current time zone, from a datetime or seconds since the epoch. None
-    is unknown.
+    """Return ``20 Nov 2026 14:30`` in the current time zone, from a datetime or seconds since the epoch.
+
+    Return ``an unknown time`` for None.
     """
     if value is None:
         return "an unknown time"

@@ -1,4 +1,4 @@
-"""Sentences of notifications, one per kind."""
+"""Build the sentences of notifications, one per kind."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
 
 
 def _event_text(f: ReasonNumbers) -> str:
-    """Return the code of a hardware event, in brackets if the text gives its meaning before."""
+    """Return the code of a hardware event, in brackets if its meaning precedes it in the sentence."""
     before, after = (" (", ")") if f.get("meaning") else ("", "")
     return f.plain(before, "event", after=after) or "a hardware event"
 

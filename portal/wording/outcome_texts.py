@@ -45,7 +45,7 @@ def outcome_sentence(workload: Workload, stop: StoppedBy | None, viewer: policy.
 
 
 def current_reason_code(workload: Workload) -> str:
-    """Return the outcome of an ended workload, the reason of a current stop, or why it waits or started."""
+    """Return the code of the current reason: an outcome, a stop in progress, or a wait or a start."""
     if _has_ended(workload):
         return workload.outcome
     return (

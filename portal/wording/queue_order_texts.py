@@ -1,4 +1,4 @@
-"""Sentences that compare two workloads of a queue: which one comes first, and by which rule."""
+"""Build sentences that compare two workloads of a queue: which one comes first, and by which rule."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def queue_order_sentence(rule: str, numbers: Numbers) -> str:
 
 
 def start_without_other(mine: str, theirs: str, why_not: str) -> str:
-    """Return if a workload would start without the other one; ``why_not`` is "" if it would."""
+    """Return whether ``mine`` would start without ``theirs``; ``why_not`` is "" if it would."""
     if not why_not:
         return f"Without {theirs}, {mine} would start now."
     return f"Even without {theirs}, {mine} would not start now. {why_not}"
@@ -170,7 +170,7 @@ def _quota_text(f: ReasonNumbers, whose: str) -> str:
 
 
 def _time_text(f: ReasonNumbers, name: str) -> str:
-    """Return ``14:20``, with the day if it differs from the ``now`` of the numbers."""
+    """Return ``14:20``, with the day if it differs from the day of ``now`` in the numbers."""
     at, now = f.get(name), f.get("now")
     if at is None or now is None:
         return "an unknown time"

@@ -1,4 +1,4 @@
-"""Parts of the sentences in ``reason_texts`` that depend on several numbers."""
+"""Build the parts of the sentences in ``reason_texts`` that depend on several numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEPENDENCY_CONDITIONS = {"ok": "finish", "any": "end", "not_ok": "end without fi
 def requested_gpus(f: ReasonNumbers) -> str:
     """Return ``4 H100 80GB``, ``8 GPUs of any model on each of 2 hosts`` or ``2 × 1g.10gb of A100 80GB``.
 
-    If the numbers lack the request, use the engine's model: the first one that fits the request.
+    If the numbers lack the request, use the engine's model: the first model that fits the request.
     """
     hosts = f.get("hosts") if f.is_plural("hosts") else None
     count, where = f.get("units" if hosts else "need"), f" on each of {hosts} hosts" if hosts else ""
@@ -26,7 +26,7 @@ def requested_gpus(f: ReasonNumbers) -> str:
 
 
 def free_gpus(f: ReasonNumbers) -> str:
-    """Return how many GPUs are free. If the request allows several models, count those the team may use."""
+    """Return how many GPUs are free; for a request of several models, how many of them the team may use."""
     free, wanted = f.get("free"), f.get("wanted")
     if not isinstance(free, int):
         return ""
@@ -67,7 +67,7 @@ def cpu_and_memory_shortage(f: ReasonNumbers) -> str:
 
 
 def exceeds(f: ReasonNumbers, name: str) -> bool:
-    """Return True if the request exceeds the number, so that waiting cannot help."""
+    """Return True if the request exceeds the number ``name``, so that waiting cannot help."""
     need, most = f.get("need"), f.get(name)
     return isinstance(need, int) and isinstance(most, int) and need > most
 
@@ -149,14 +149,14 @@ def closed_gpus(f: ReasonNumbers, state: str) -> str:
 
 
 def other_dependencies(f: ReasonNumbers) -> str:
-    """Return how many workloads it waits for in addition to the named one, or "" if there are no others."""
+    """Return how many other workloads the work waits for besides the named one, or "" if there are none."""
     if not f.is_plural("workloads"):
         return ""
     return f", and for {with_count(int(f.get('workloads')) - 1, 'other')}"
 
 
 def dependency_outcome(f: ReasonNumbers) -> str:
-    """Return how its dependency (a workload, or one task of an array) ended, or "" if that is not known."""
+    """Return how the dependency (a workload, or one task of an array) ended, or "" if this is unknown."""
     if not f.get("outcome"):
         return ""
     return f", {'one' if f.get('array') else 'it'} ended as {str(f.get('outcome')).replace('_', ' ')}"

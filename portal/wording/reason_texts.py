@@ -1,4 +1,4 @@
-"""Sentences for the codes of ``scheduler.core.reasons``: why work waits, starts, is evicted or ended."""
+"""Build sentences for codes of ``scheduler.core.reasons``: why work waits, starts, is evicted or ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler.state.states import WorkloadState
 CONDITIONS = {"ok": "finished", "any": "ended", "not_ok": "ended without finishing"}
 
 REASONS: dict[str, SentenceBuilder] = {
-    # why it starts
+    # why work starts
     "free_within_guarantee": lambda f: "It starts on free GPUs within its team's guarantee.",
     "free_borrowed": lambda f: (
         f"It starts on free GPUs{f.slots('; ', 'borrowed')}{' of them' if f.get('borrowed') else ''} beyond "
@@ -27,7 +27,7 @@ REASONS: dict[str, SentenceBuilder] = {
     ),
     "outranked_within_team": lambda f: "It starts on the GPUs of lower-priority work of its own team.",
     "own_static_pool": lambda f: "It starts in its team's own pool.",
-    # why it is evicted
+    # why work is evicted
     "evicted_for_guarantee": lambda f: (
         f"Its GPUs were borrowed. They are guaranteed to {f.team('another team')}, which needs them for "
         f"{f.workload('its work')}. It is queued again with its place kept, and resumes from its checkpoint."
@@ -40,7 +40,7 @@ REASONS: dict[str, SentenceBuilder] = {
         f"Its GPUs are reserved{f.time(' from ', 'start')}. It is queued again with its place kept, "
         "and resumes from its checkpoint."
     ),
-    # why it waits: it never starts unless the request or the pool changes
+    # why work waits: it never starts unless the request or the pool changes
     "no_such_hardware": lambda f: (
         f"This pool has no GPU that matches its request{reason_parts.requested_properties(f)}. "
         "Ask for another model, less memory or whole GPUs."
@@ -56,7 +56,7 @@ REASONS: dict[str, SentenceBuilder] = {
         f"It asks to run {duration(f.get('asked'))}; this pool allows {duration(f.get('longest'))} at most. "
         "Launch it again with less."
     ),
-    # why it waits: until a limit, a state or a time changes
+    # why work waits until a limit, a state or a time changes
     "over_quota": lambda f: (
         reason_parts.window_over_quota(f)
         if f.get("at")
@@ -119,7 +119,7 @@ REASONS: dict[str, SentenceBuilder] = {
     "isolation_too_weak": lambda f: (
         "The host isolates workloads less than its pool requires, so nothing new starts on it."
     ),
-    # why it waits: it starts when units become free
+    # why work waits: it starts when units become free
     "waits_for_units": lambda f: (
         f"Its reservation has {f.plain('', 'of')} such GPUs, and this needs {f.plain('', 'need')}. "
         "Ask for fewer, or launch it without the reservation."
@@ -160,7 +160,7 @@ REASONS: dict[str, SentenceBuilder] = {
     "spare_capacity_kept": lambda f: (
         f"The free capacity{f.slots(' (', 'free')}{')' if f.get('free') else ''} is kept for critical work."
     ),
-    # why it is not queued
+    # why work is not queued
     "too_many_waiting": lambda f: (
         f"{'Its team' if f.get('of') == 'team' else 'Its owner'} has {f.plain('', 'waiting') or 'many'} "
         f"notebooks and jobs waiting in this pool; {f.plain('', 'more') or 'any'} more would exceed the "
@@ -207,7 +207,7 @@ REASONS: dict[str, SentenceBuilder] = {
             else "It can't be extended at all; start it again later, or as a preemptible job."
         )
     ),
-    # how it ended
+    # how work ended
     "finished": lambda f: "It finished.",
     "failed": lambda f: f"It failed{f.plain(' with exit code ', 'exit_code')}.",
     "checkpointed": lambda f: "It wrote its checkpoint and stopped when asked.",
@@ -301,8 +301,9 @@ def waiting_sentence(workload: Workload, viewer: policy.Viewer | None = None) ->
 
 
 def waiting_numbers(workload: Workload) -> dict[str, Any]:
-    """Return the numbers of its reason to wait and of its request. A dependency adds its condition (one
-    query).
+    """Return the numbers of a workload's reason to wait and of its request.
+
+    A dependency adds its condition (one query).
     """
     numbers = {**workload.reason_numbers, **requested_hardware(workload.reason_code, workload)}
     if workload.reason_code == "dependency":

@@ -1,4 +1,4 @@
-"""Sentences for requests that the current state does not allow, by the code of ``OperationRejected``.
+"""Build sentences for requests that the current state does not allow, by the code of ``OperationRejected``.
 
 Codes of the engine have their sentence in ``reason_texts``. A text names numbers in braces. A function builds
 a sentence whose form depends on the numbers.

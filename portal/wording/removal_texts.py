@@ -1,4 +1,4 @@
-"""Sentences about removing hosts, pools, teams and templates, and about moving hosts between pools."""
+"""Define texts about removing hosts, pools, teams and templates, and about moving hosts between pools."""
 
 from __future__ import annotations
 

@@ -60,10 +60,10 @@ def _goes_back(change: DstOccurrence) -> bool:
 def guarantee_effect(
     *, team: str, pool: str, model: str, asked: float, most: float, capacity: float, others: float, own: float
 ) -> str:
-    """Return what a guarantee of ``asked`` GPUs of a model would leave, or why it is too large.
+    """Return how many GPUs a guarantee of ``asked`` GPUs would leave unguaranteed, or why it is too large.
 
-    ``most`` is what the team can have, ``others`` what other teams are guaranteed, ``own`` its current
-    guarantee, all in GPUs of the pool's ``capacity``.
+    ``most`` is the largest guarantee possible for the team, ``others`` the sum of other teams' guarantees,
+    ``own`` the team's current guarantee, and ``capacity`` the size of the pool. All are numbers of GPUs.
     """
     name = model_name(model)
     if asked <= most:

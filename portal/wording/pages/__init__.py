@@ -1,1 +1,1 @@
-"""Messages, titles and notes of pages, by area."""
+"""Define messages, titles and notes of pages, by area."""

@@ -1,4 +1,4 @@
-"""Messages of the API that do not come from a service."""
+"""Define messages of the API that do not come from a service."""
 
 from __future__ import annotations
 

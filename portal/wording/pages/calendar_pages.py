@@ -1,4 +1,4 @@
-"""Texts of pages about reservations and approvals."""
+"""Define texts of pages about reservations and approvals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of pages about pools, hosts and GPUs."""
+"""Define texts of pages about pools, hosts and GPUs."""
 
 from __future__ import annotations
 
@@ -89,5 +89,5 @@ def idle_gpus(count: int) -> str:
 
 
 def host_state_note(state: str, reason: str) -> str:
-    """Return a host's state with its reason. The reason of a silent host belongs to an earlier state."""
+    """Return a host's state with its reason. The reason is omitted if it belongs to an earlier state."""
     return LEASE_STATE_NOTES.get(state) or (f"{state}: {reason}" if reason else state)

@@ -1,4 +1,4 @@
-"""Texts of the start page and of parts that all pages share."""
+"""Define texts of the start page and of parts that all pages share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of pages about money and utilisation."""
+"""Define texts of pages about money and utilisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of pages about people, teams and tokens."""
+"""Define texts of pages about people, teams and tokens."""
 
 from __future__ import annotations
 

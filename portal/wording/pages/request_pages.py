@@ -1,4 +1,4 @@
-"""Texts of the form that asks for GPUs, and of its preview."""
+"""Define texts of the form that asks for GPUs, and of its preview."""
 
 from __future__ import annotations
 

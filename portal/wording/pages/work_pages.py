@@ -1,4 +1,4 @@
-"""Texts of pages about notebooks, jobs and the queue."""
+"""Define texts of pages about notebooks, jobs and the queue."""
 
 from __future__ import annotations
 

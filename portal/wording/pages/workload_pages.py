@@ -1,4 +1,4 @@
-"""Texts of the pages of one workload."""
+"""Define texts of the pages of one workload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages and messages that the edge answers for a notebook's address."""
+"""Define pages and messages that the edge returns for a notebook's address."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Messages about invalid values, with the allowed values, and about missing permissions."""
+"""Define messages about invalid values, with the allowed values, and about missing permissions."""

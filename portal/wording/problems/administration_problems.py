@@ -1,4 +1,4 @@
-"""Problems of requests about pools, hosts, money, people and approvals."""
+"""Define messages about requests about pools, hosts, money, people and approvals."""
 
 from __future__ import annotations
 

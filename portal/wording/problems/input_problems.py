@@ -1,4 +1,4 @@
-"""Problems of single values, found by ``portal.input_checks``."""
+"""Define messages about single values, for problems found by ``portal.input_checks``."""
 
 from __future__ import annotations
 

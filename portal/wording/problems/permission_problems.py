@@ -1,4 +1,4 @@
-"""Why a person may not do something, and why the planner does not answer."""
+"""Define messages about missing permissions and about the limit of planning time."""
 
 from __future__ import annotations
 

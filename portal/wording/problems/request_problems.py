@@ -1,4 +1,4 @@
-"""Problems of requests for GPUs, found by the checks of services, the API and the form."""
+"""Define messages about requests for GPUs, for the checks of services, the API and the form."""
 
 from __future__ import annotations
 

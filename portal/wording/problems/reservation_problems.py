@@ -1,4 +1,4 @@
-"""Problems of windows and series of reservations."""
+"""Define messages about windows and series of reservations."""
 
 from __future__ import annotations
 
