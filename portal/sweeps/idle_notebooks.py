@@ -33,7 +33,7 @@ MAX_IDLE_NOTICE_PERIOD = timedelta(minutes=5)
 
 
 class IdleVerdict(StrEnum):
-    """What to do with one notebook."""
+    """The decision about one notebook."""
 
     BUSY = "busy"
     WAIT = "wait"  # idle and warned; the notice period is not over
@@ -67,8 +67,9 @@ def idle_verdict(
     keep_until: datetime | None,
     now: datetime,
 ) -> IdleVerdict:
-    """Return WARN after the idle limit less the notice period, and STOP when the notice period is over
-    without activity.
+    """Return WARN after the idle limit less the notice period.
+
+    Return STOP when the notice period is over without activity, and BUSY if the notebook is not idle.
     """
     if activity.busy_kernels or activity.last is None or activity.gpu_idle_since is None:
         return IdleVerdict.BUSY
