@@ -1,4 +1,4 @@
-"""Errors of services. Pages show them next to their fields; the API maps each to one 4xx response.
+"""Define the errors of services. Pages show them next to their fields; the API maps each to a 4xx response.
 
 A request that the present state does not allow raises ``scheduler.core.rejection.OperationRejected``.
 """
@@ -68,5 +68,5 @@ class ObjectNotFound(ServiceError):
         self.value = value[:100]
 
 
-# A service that refuses a request raises one of these.
+# A service that refuses a request raises one of these errors.
 SERVICE_REFUSALS = (ServiceError, OperationRejected)

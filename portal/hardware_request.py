@@ -21,7 +21,7 @@ HOST_RESOURCES = tuple(each.name for each in request_fields(HardwareRequest) if 
 
 
 def checked_value(checks: InputChecks, declared: RequestField, value: Any) -> Any:
-    """Return the value, or a harmless one if it breaks its declaration. Notes problems in ``checks``."""
+    """Return the value, or a harmless value if it is not allowed. Notes problems in ``checks``."""
     name = declared.argument
     if declared.type is bool:
         return checks.flag(name, value)
@@ -136,7 +136,7 @@ def check_hardware_request(
 
 
 def field_to_change(code: str, numbers: Mapping[str, Any], otherwise: str = "units") -> str:
-    """Return the field of a request to change, given the engine's reason.
+    """Return the field of a request that must change because of the engine's reason.
 
     Return ``otherwise`` if the reason is not about missing hardware.
     """
@@ -175,7 +175,7 @@ def exceeds_approval_threshold(pool: Pool, ask: HardwareRequest) -> bool:
 def network_warnings(pool: Pool, ask: HardwareRequest) -> list[str]:
     """Return a warning if a multi-host request could get hosts that cannot reach each other.
 
-    Such a host's agent reports no address. Hosts that never joined are ignored. At most one query.
+    The agents of such hosts report no address. Hosts that never joined are ignored. At most one query.
     """
     if ask.hosts < 2:
         return []

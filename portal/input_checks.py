@@ -33,7 +33,7 @@ def display_value(value: Any) -> str:
 
 
 class InputChecks:
-    """Collect every problem of one input; ``done()`` raises Invalid if there are any.
+    """The problems of one input. ``done()`` raises Invalid if there are any.
 
     Each check returns the clean value. If it notes a problem, it returns a harmless value of the same type.
     """

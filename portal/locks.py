@@ -1,5 +1,6 @@
-"""Row locks of the portal. Take them before any lock of ``scheduler.coordination.locks``; hold them for one
-short transaction.
+"""Lock rows of the portal.
+
+Take these locks before any lock of ``scheduler.coordination.locks``. Hold them for one short transaction.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from telemetry.models import HealthRule
 
 
 def lock_organisation() -> Organisation | None:
-    """Lock the organisation row, which serialises changes of operators. Call inside a transaction."""
+    """Lock and return the organisation; the lock serialises changes of operators. Call in a transaction."""
     return Organisation.objects.select_for_update(no_key=True).filter(pk=1).first()
 
 
 def lock_health_rule(code: str) -> HealthRule | None:
-    """Lock and return the rule of a code; None if there is none. Call inside a transaction."""
+    """Lock and return the rule of a code; None if there is none. Call in a transaction."""
     return HealthRule.objects.select_for_update(no_key=True).filter(code=code).first()

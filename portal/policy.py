@@ -39,9 +39,7 @@ Viewer = User | AnonymousUser
 
 
 def team_id_of(thing: Any) -> int | None:
-    """Return the team id of a team, project, quota, submission, workload or reservation; None for other
-    objects.
-    """
+    """Return the id of the team to which ``thing`` belongs; None for an object without a team."""
     if isinstance(thing, Team):
         return int(thing.pk)
     if isinstance(thing, Project | Quota | Submission):
@@ -169,7 +167,7 @@ ACTIONS: dict[str, tuple[Any, str]] = {
         changes_things & (is_owner | is_lead),
         permission_problems.SUBMISSION_WITHDRAW,
     ),
-    # without a thing
+    # actions without a ``thing``
     "approval.see": (
         is_active & (is_operator | is_auditor),
         permission_problems.APPROVAL_SEE,
@@ -253,7 +251,7 @@ def visible_teams(user: Viewer) -> QuerySet[Team]:
 
 
 def visible_teams_with_removed(user: Viewer) -> QuerySet[Team]:
-    """Return the visible teams and removed ones. A removed team has no members."""
+    """Return the visible teams, also removed teams. A removed team has no members."""
     return _visible_team_rows(user, Team.with_removed.all())
 
 
@@ -286,12 +284,15 @@ def launchable_projects(user: Viewer) -> QuerySet[Project]:
 
 
 def visible_pools(user: Viewer) -> QuerySet[Pool]:
-    """Return dynamic pools and static pools of the user's teams; all for operators, auditors and finance."""
+    """Return all dynamic pools, and static pools of the user's teams.
+
+    Operators, auditors and finance see all pools.
+    """
     return _visible_pool_rows(user, Pool.objects.all())
 
 
 def visible_pools_with_removed(user: Viewer) -> QuerySet[Pool]:
-    """Return the visible pools and removed ones."""
+    """Return the visible pools, also removed pools."""
     return _visible_pool_rows(user, Pool.with_removed.all())
 
 
@@ -309,7 +310,7 @@ def visible_hosts(user: Viewer) -> QuerySet[Host]:
 
 
 def visible_hosts_with_removed(user: Viewer) -> QuerySet[Host]:
-    """Return the visible hosts and removed ones, also of removed pools."""
+    """Return the visible hosts, also removed hosts and hosts of removed pools."""
     return Host.with_removed.filter(pool__in=visible_pools_with_removed(user))
 
 

@@ -1,5 +1,6 @@
-"""Celery tasks of the portal: notices, idle notebooks, expired rows. Each is idempotent. The clock is read
-here.
+"""Run the portal's periodic tasks: notices, idle notebooks, expired rows.
+
+Each task is idempotent. The tasks read the clock and pass the time on.
 """
 
 from __future__ import annotations

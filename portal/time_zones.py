@@ -1,4 +1,4 @@
-"""Names of the time zone database."""
+"""Read the names of the time zone database."""
 
 from __future__ import annotations
 

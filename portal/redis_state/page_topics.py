@@ -1,4 +1,4 @@
-"""Topics of live page events."""
+"""Name the topics of live page events."""
 
 from __future__ import annotations
 
