@@ -399,7 +399,7 @@ def test_every_example_of_the_documentation_runs(
     assert len(lines) > 20
     for line in lines:
         if line.startswith("login "):
-            continue  # done above, with a real address
+            continue  # run above, with a real address
         if line.startswith("host cancel-maintenance "):
             MaintenanceWindow.objects.update(id=int(line.split()[-1]))
         answer = gpupool(*shlex.split(line))

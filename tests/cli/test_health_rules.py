@@ -86,7 +86,7 @@ def test_a_rule_is_added_and_removed(gpupool: Gpupool, sign_in: SignIn, served_w
     assert kept.code == 1 and "is built in" in kept.err
 
 
-def test_a_wrong_value_is_reported_with_the_allowed_ones(
+def test_a_wrong_value_is_reported_with_the_allowed_values(
     gpupool: Gpupool, sign_in: SignIn, served_world: World
 ) -> None:
     sign_in(served_world.people["operator"])

@@ -245,7 +245,7 @@ def redeem_token(token: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["cordon", "drain", "return", "revoke", "health", "diagnose"])
-def test_an_unknown_host_is_reported_with_the_known_ones(
+def test_an_unknown_host_is_reported_with_the_known_hosts(
     gpupool: Gpupool, sign_in: SignIn, served_world: World, verb: str
 ) -> None:
     sign_in(served_world.people["operator"])

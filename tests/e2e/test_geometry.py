@@ -46,7 +46,7 @@ def geometry(operator: Person, index: int) -> dict[str, Any]:
 
 
 def change_geometry(operator: Person, index: int, profiles: str) -> Page:
-    """Request the geometry after its effect is shown."""
+    """Request the geometry after the page shows its effect."""
     page = operator.go(f"/hosts/h1/gpus/{index}/geometry/?geometry={profiles.replace('+', '%2B')}")
     expect(page.get_by_role("heading", name="Effects")).to_be_visible()
     operator.check()

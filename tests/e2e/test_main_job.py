@@ -57,7 +57,7 @@ FLAGS = [
 ABORTED_REFRESHES = ("htmx:afterRequest,", "htmx:sendAbort,")
 REFUSED = "Failed to load resource: the server responded with a status of 400 (Bad Request)"
 SERIOUS = ("serious", "critical")
-PAGE_MILLISECONDS = 20_000  # how long expectations about a page wait on a busy machine
+PAGE_MILLISECONDS = 20_000  # timeout of expectations about a page, long enough for a busy machine
 
 
 class Person:
@@ -174,7 +174,7 @@ def test_1_a_researcher_launches_a_notebook_and_runs_code_on_the_gpu_that_the_po
         assert len(seen) < 50
     assert seen, "the page showed no step as current"
 
-    lab = page  # it opened automatically
+    lab = page  # the notebook opened automatically
     lab.wait_for_url("**/lab**", timeout=60_000)
     address = urlsplit(lab.url)
     assert (
@@ -431,7 +431,7 @@ def test_3_a_borrower_is_preempted_checkpoints_waits_and_resumes(story: Story) -
     why = me.go(f"/workloads/{before['id']}/why/")
     expect(why.locator("main")).to_contain_text(re.compile(r"needs 4 H100|4 × H100|4 H100"))
     me.check()
-    # Both owners see whose GPUs they were, why they were needed, and what happens next.
+    # Both owners see which team is guaranteed the GPUs, why it needs them, and what happens next.
     me.go(f"/jobs/{before['id']}/?tab=decisions")
     expect(me.page.locator("#parts")).to_contain_text(
         "Its GPUs were borrowed. They are guaranteed to Protein folding, which needs them"
@@ -635,7 +635,7 @@ DONE = {
 
 
 def change_host(operator: Person, host: str, verb: str, button: str, why: str = "") -> Page:
-    """Change a host's state after its effect is shown."""
+    """Change a host's state after the page shows the effect."""
     page = operator.go(f"/hosts/{host}/{verb}/")
     operator.check()
     page.get_by_label(re.compile("Reason")).fill(why)

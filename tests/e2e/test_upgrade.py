@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 FIXTURES = ROOT / "tests" / "fixtures"
 LAUNCHERS = ["plain", pytest.param("bubblewrap", marks=pytest.mark.sandbox)]
-# Prints 20 numbers a second until the file appears in its home. The log is complete if no number is missing.
+# Prints 20 numbers a second until the file appears in the home. The log is complete if no number is missing.
 COUNT = "i=0; echo begun; while [ ! -e ~/{file} ]; do i=$((i+1)); echo $i; sleep 0.05; done; echo last $i"
 
 
@@ -65,7 +65,7 @@ class UpgradedHost:
     new: AgentProcess
 
     async def upgrade(self) -> None:
-        """Start the present agent, as after a package upgrade. The old one has ended."""
+        """Start the present agent, as after a package upgrade. The old agent has ended."""
         assert self.old.process is not None and self.old.process.returncode is not None
         await self.new.start()
 
@@ -215,8 +215,8 @@ async def test_a_notebook_of_an_old_agent_is_reachable_through_the_present_agent
 # --- the database -------------------------------------------------------------------------------------------
 
 DUMPS = ("demo_0_0.sql.xz", "demo_0_1.sql.xz")
-# Facts that an upgrade keeps, by SQL on tables that every version has.
-# ``tests/e2e/upgraded_database.py`` reads them by the ORM.
+# Facts that an upgrade keeps, each with the SQL that reads it from tables that every version has.
+# ``tests/e2e/upgraded_database.py`` reads the same facts through the ORM.
 KEPT = {
     "workloads": "SELECT state, count(*) FROM scheduler_workload GROUP BY state",
     "runs": "SELECT state, count(*) FROM scheduler_run GROUP BY state",

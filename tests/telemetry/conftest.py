@@ -1,4 +1,4 @@
-"""Fixtures of the telemetry tests."""
+"""Provide fixtures for the telemetry tests."""
 
 from __future__ import annotations
 

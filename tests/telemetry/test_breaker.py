@@ -109,14 +109,14 @@ def test_failed_starts_of_a_single_owner_do_not_cordon_the_host(world: World) ->
 
 
 @pytest.mark.parametrize("elsewhere", ["finished", "failed"])
-def test_failed_starts_of_one_owner_cordon_the_host_if_the_workloads_finish_on_another_host(
+def test_failed_starts_of_one_owner_cordon_the_host_only_if_the_workloads_finish_on_another_host(
     world: World, elsewhere: str
 ) -> None:
     for minute in (0, 1, 2):
         work = failed_attempt(world, world.vision, "start_failed", minute=minute)
         failed_attempt(
             world, world.vision, elsewhere, host="beta", minute=minute + 5, work=work
-        )  # ends after 20 s: as "failed" it failed at once
+        )  # ends after 20 s, so "failed" counts as an immediate failure
     run_breaker()
     assert closed() is (elsewhere == "finished") and not closed("beta")
 

@@ -125,7 +125,7 @@ def charge_written_late(inserted: threading.Event) -> Callable[[], str]:
             line.pk = None
             line.save(force_insert=True)
             inserted.set()
-            # The close starts during this wait. The guard makes it wait for this commit.
+            # The close starts during this wait. The guard makes the close wait for this commit.
             threading.Event().wait(1.0)
         return "committed"
 

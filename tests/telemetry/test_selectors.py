@@ -141,7 +141,7 @@ def test_an_unknown_dimension_is_rejected_by_name(world: World) -> None:
 def test_a_viewers_filter_excludes_other_teams(morning: World) -> None:
     own_team = UsageFilters(at(9), at(13), teams=[morning.vision.team.pk], users=[])
     assert [group.name for group in usage_by("team", own_team).groups] == ["Vision"]
-    assert usage_waterfall(own_team).gpu_hours == pytest.approx(4 + 16)  # and the team's static pool
+    assert usage_waterfall(own_team).gpu_hours == pytest.approx(4 + 16)  # 16 in the team's static pool
     nobody = UsageFilters(at(9), at(13), teams=[], users=[])
     assert usage_by("team", nobody).groups == []
 
@@ -217,7 +217,7 @@ def test_charges_drill_down_from_cost_centre_to_lines_and_sum_at_each_step(morni
 
 
 def test_a_drill_down_sums_to_the_rounded_amount_of_its_row(morning: World) -> None:
-    """Three cost centres of 0.4 cents each cost 1 cent in total. A row equals the sum of its drill-down."""
+    """Use three cost centres of 0.4 cents each, which cost 1 cent in total."""
     gpu = units_of(morning.hosts["alpha"])[0].gpu
     for code in ("A", "B", "C"):
         Charge.objects.create(
@@ -279,7 +279,7 @@ def test_the_current_price_is_the_newest_one_already_in_force(rates: World) -> N
 
 
 def test_the_shown_price_is_the_charged_price(world: World) -> None:
-    """A pool's own price takes precedence over later prices for all pools."""
+    """Use a pool's own price, which takes precedence over later prices for all pools."""
     shared, static = world.shared, world.static
     for pool, hour, price in ((None, 8, 1), (shared, 10, 2), (None, 12, 3), (shared, 14, 4)):
         Price.objects.create(

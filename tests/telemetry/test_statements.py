@@ -120,7 +120,7 @@ def test_an_unbalanced_pool_shows_its_difference() -> None:
 
 @pytest.mark.parametrize("by", ["0.01", "-0.01", "0.000001", "-0.000001", "3.004"])
 def test_a_small_difference_is_detected_in_spite_of_rounding(by: str) -> None:
-    """Use many pools with odd figures, of which one differs slightly."""
+    """Use many pools with odd figures; one of the pools differs slightly."""
     dice = random.Random(by)
     for _ in range(200):
         parts = [[Decimal(dice.randint(-9_999, 9_999)) / 1000 for _ in range(5)] for _ in range(3)]
