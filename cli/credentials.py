@@ -24,7 +24,7 @@ class Credentials:
 
 
 def credentials_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the path of the file; it may not exist."""
+    """Return the path of the file. The file may not exist."""
     base = environment.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "gpupool" / "login.json"
 

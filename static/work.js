@@ -5,7 +5,7 @@
     const form = within.querySelector?.("form[data-opens-itself]");
     if (!form || form.dataset.sent) return;
     form.dataset.sent = "1";
-    // Do not open it again when the user returns to this page.
+    // Do not open JupyterLab again when the user returns to this page.
     const address = new URL(location.href);
     address.searchParams.delete("open");
     history.replaceState(null, "", address);

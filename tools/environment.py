@@ -49,7 +49,7 @@ def ensure_examples_environment() -> None:
         with timed_step("environment of the worked examples made"):
             run_quietly([str(PYTHON), "-m", "venv", "--clear", str(EXAMPLES_VENV)])
             pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            # Compiling all modules takes four times as long as installing them, and few are imported.
+            # Compiling all modules takes four times as long as installing them, and few modules are imported.
             run_quietly([*pip, "--no-compile", "-r", str(EXAMPLES_REQUIREMENTS)])
         mark.write_text(digest)
 
@@ -91,7 +91,7 @@ def _install(names: list[str]) -> None:
 
 
 def _has_this_python() -> bool:
-    """Return True if the environment's Python is the one that runs this program."""
+    """Return True if the environment has the same Python as this program."""
     command = [str(PYTHON), "-c", "import sys; print(sys.version)"]
     asked = subprocess.run(command, capture_output=True, text=True)
     return asked.returncode == 0 and asked.stdout.rstrip("\n") == sys.version

@@ -42,7 +42,7 @@ def maintenance(session: CliSession, name: str, start: str, end: str, why: str, 
         f"{name} is away from {format_local_time(row['start'])} to {format_local_time(row['end'])}: "
         "no work is scheduled in it."
     )
-    if "work" in row:  # an older portal does not send it
+    if "work" in row:  # an older portal does not send "work"
         print_affected_workloads(row["work"])
         print_affected_reservations({**row, "verb": "maintenance"})
         output.print_line(f"Cancel it with: gpupool host cancel-maintenance {name} {row['id']}")

@@ -1,7 +1,7 @@
 """Limit the size of request bodies and the time in which a client must send them.
 
-Django reads the whole body, a long one to the disk, before any view runs. Its own limit covers only forms,
-not the API. So this middleware wraps the whole web application.
+Django reads the whole body before any view runs, and writes a long body to the disk. Django's own limit
+covers only forms, not the API. So this middleware wraps the whole web application.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from django.views.defaults import page_not_found
 from psycopg_pool import PoolTimeout
 from redis.exceptions import RedisError
 
-# The supervisor restarts either store within seconds.
+# The supervisor restarts PostgreSQL and Valkey within seconds.
 STORE_UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, PoolTimeout, RedisError)
 RETRY_AFTER_SECONDS = 5
 SERVER_ERROR_MESSAGE = (

@@ -43,7 +43,7 @@ class FastReconnectPool(ConnectionPool[psycopg.Connection[Any]]):
     def getconn(self, timeout: float | None = None) -> psycopg.Connection[Any]:
         """Return a working connection.
 
-        A broken connection is replaced, and the next one is tried without a pause.
+        A broken connection is replaced, and the next connection is tried without a pause.
         """
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
         broken = 0

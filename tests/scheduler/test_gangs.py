@@ -310,7 +310,7 @@ def restart_on_fresh_host(
     number: int,
     at: dt.datetime,
 ) -> list[FakeAgent]:
-    """Restart the gang with a fresh host in place of the failed one."""
+    """Restart the gang with a fresh host in place of the failed host. Returns the new members' agents."""
     fresh = make_host(f"fresh-{number}", world.shared, [H100] * 8, at)
     everywhere[fresh.pk] = PromptAgent.of(fresh)
     for agent in everywhere.values():

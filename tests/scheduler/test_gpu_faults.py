@@ -111,7 +111,7 @@ def test_a_gang_restart_names_the_member_whose_gpu_reported_an_event(world: Worl
         for agent in agents:
             agent.sync(world.now + step * SECOND)
     now = world.now + 60 * SECOND
-    # This member fails because of the other member, but its end is reported first.
+    # This member fails because of the other member, but the end of this member is reported first.
     agents[0].end(agents[0].running[0], now, outcome="failed", exit_code=1)
     agents[0].sync(now)
     faulty = end_with_gpu_events(agents[1], now + SECOND, ["xid:79"])

@@ -1,4 +1,4 @@
-"""Test that a run keeps the grace period it started with when its pool changes the setting."""
+"""Test that a run keeps its grace period when the pool's grace period changes."""
 
 from __future__ import annotations
 

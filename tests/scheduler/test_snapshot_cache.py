@@ -1,4 +1,4 @@
-"""Test that the cached snapshot equals a fresh one after any change and any order of commits."""
+"""Test that the cached snapshot equals a fresh snapshot after any change and any order of commits."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ class RandomChanges:
                 self.dice.choice(list(self.world.hosts.values())),
                 self.now + self.dice.choice((10, 600)) * SECOND,
             )
-            with contextlib.suppress(services.OperationRejected):  # it overlaps another window
+            with contextlib.suppress(services.OperationRejected):  # the window overlaps another window
                 services.set_maintenance(
                     host, start=start, end=start + 600 * SECOND, reason="fan", now=self.now
                 )

@@ -68,7 +68,7 @@ class WorkloadExplanationView(ApiView):
 class CompareTurnsView(ApiView):
     @extend_schema(operation_id="workloads_why_them", responses=shapes.WhyThemShape)
     def get(self, request: Request, id: UUID, other: UUID) -> Response:
-        """Explain why another workload of the pool precedes this one: the deciding rule, with numbers."""
+        """Explain why another workload of the pool precedes this workload: the deciding rule and numbers."""
         mine, theirs = _get_workload_or_404(self, id), _get_workload_or_404(self, other)
         now = self.now
         with metered_planning(self.actor, now):

@@ -72,7 +72,7 @@ def _svg_use(symbol: str) -> SafeString:
 
 
 def icon(name: str, label: str = "") -> SafeString:
-    """Render a 16 px icon of icons.svg. Without a label it is hidden from screen readers."""
+    """Render a 16 px icon of icons.svg. Without a label, the icon is hidden from screen readers."""
     if label:
         return format_html('<svg class="icon" role="img" aria-label="{}">{}</svg>', label, _svg_use(name))
     return format_html('<svg class="icon" aria-hidden="true">{}</svg>', _svg_use(name))

@@ -264,7 +264,7 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     details = workload_details.workload_details([workload], now)[0]
     ready = _answers(details, user)
     card = workload_card.build_page_card(details, user, currency, now)
-    if ready:  # the page shows its own button to open it
+    if ready:  # the page shows its own button to open the notebook
         card["actions"] = [action for action in card["actions"] if action["label"] != "Open"]
     context = {
         "workload": workload,

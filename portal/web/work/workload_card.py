@@ -304,7 +304,7 @@ def _notice_line(details: WorkloadDetails, user: User, now: datetime) -> dict[st
 
 
 def _silent_host_notice(details: WorkloadDetails, now: datetime) -> str:
-    """Return the notice that the first host has not reported for too long; empty while it reports."""
+    """Return the notice that the first host has not reported for too long; empty while the host reports."""
     host = details.run.host if details.run is not None else None
     if host is None or host.lease_state == LeaseState.ALIVE or host.last_sync_at is None:
         return ""
