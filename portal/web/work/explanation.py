@@ -327,7 +327,7 @@ def _window_row(other: wait_explanation.AlternativeWindow) -> dict[str, Any]:
 
 
 def _reservation_note(windows: list[wait_explanation.AlternativeWindow]) -> str:
-    """Explain the effect of a reservation in one of these windows, and whether the reservation needs approval."""
+    """Explain the effect of a reservation in one of these windows. Says whether it needs approval."""
     if not windows:
         return ""
     workload = windows[0].workload
