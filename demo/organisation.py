@@ -19,7 +19,7 @@ from django.db import transaction
 
 from demo import job_scripts
 from portal.models import Membership, Organisation, Template, User
-from scheduler import services as scheduler
+from scheduler import services as scheduling
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Host, Pool, Project, Quota, Team
 from telemetry.models import Budget, CostCentre, Price
@@ -332,7 +332,7 @@ def _agent_specs(now: datetime) -> list[dict[str, str]]:
             "name": planned.name,
             "simulate": planned.simulate,
             "simulate_mig": planned.simulate_mig,
-            "join_token": "" if host.credential_hash else scheduler.issue_join_token(host=host, now=now),
+            "join_token": "" if host.credential_hash else scheduling.issue_join_token(host=host, now=now),
         }
         for planned in (local_host, *DEMO_HOSTS)
         if (host := hosts.get(planned.name)) is not None

@@ -17,7 +17,7 @@ from typing import Any
 import redis
 from django.db.models import Max, Q
 
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.coordination import clock_correction
 from scheduler.core.reasons import ReasonCode
 from scheduler.models import Allocation, Run, Workload, WorkloadKind
@@ -112,13 +112,13 @@ def stop_idle_notebooks(now: datetime) -> dict[str, int]:
 
 def _apply_verdict(workload: Workload, verdict: IdleVerdict, now: datetime) -> None:
     if verdict == IdleVerdict.STOP:
-        engine.request_stop(workload, code=ReasonCode.IDLE, now=now)
+        scheduling.request_stop(workload, code=ReasonCode.IDLE, now=now)
     elif verdict == IdleVerdict.WARN:
         if workload.idle_warned_at is not None:
-            engine.record_idle_warning(workload, at=None)
-        engine.record_idle_warning(workload, at=now)
+            scheduling.record_idle_warning(workload, at=None)
+        scheduling.record_idle_warning(workload, at=now)
     elif verdict == IdleVerdict.BUSY and workload.idle_warned_at is not None:
-        engine.record_idle_warning(workload, at=None)
+        scheduling.record_idle_warning(workload, at=None)
 
 
 def notebook_activity(run: Run, now: datetime, limit: timedelta) -> NotebookActivity:

@@ -11,7 +11,7 @@ from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRa
 from django.utils import timezone
 
 from portal.models import AuditEvent, Template
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import (
     BoundUnit,
@@ -197,7 +197,7 @@ def test_a_host_is_joined_by_the_printed_command_and_revoked(
     assert "systemctl stop" not in output, "the host never had an agent"
     again = json.loads(run_ok(gpupool, "host join h9 --json"))
     assert again["token"] != token and again["command"].endswith("systemctl enable --now gpupool-agent")
-    with pytest.raises(engine.OperationRejected, match="join_token_expired"):
+    with pytest.raises(scheduling.OperationRejected, match="join_token_expired"):
         redeem_token(token)
     redeem_token(again["token"])
     assert gpupool("host", "join", "h9", "--pool", "vision-only").err.startswith(
@@ -241,7 +241,7 @@ def test_rejoining_a_simulated_host_prints_its_simulation(
 
 def redeem_token(token: str) -> None:
     now = timezone.now()
-    engine.redeem_join_token(token=token, host_name="h9", instance="i", boot_id="b", now=now)
+    scheduling.redeem_join_token(token=token, host_name="h9", instance="i", boot_id="b", now=now)
 
 
 @pytest.mark.parametrize("verb", ["cordon", "drain", "return", "revoke", "health", "diagnose"])
@@ -350,7 +350,7 @@ def test_a_host_is_shown_with_its_inventory_and_rejected_agents(
         disk_full_since=timezone.now(),
         labels={"rack": "r1"},
     )
-    engine.record_rejected_agent(
+    scheduling.record_rejected_agent(
         served_world.hosts["alpha"].pk,
         reason="a copy of its disk",
         code="agent_copy",

@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 from portal import policy
 from portal.models import Submission, SubmissionState, User
 from portal.wording import request_texts
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Gpu, Pool, Project, Quota, Team
 
@@ -67,7 +67,7 @@ def guarantee_lines(team: Team, pools: Iterable[Pool]) -> list[GuaranteeLine]:
 
 
 def _guarantee_line(team: Team, pool: Pool, model: str, quota: Quota | None) -> GuaranteeLine:
-    room = engine.guarantee_capacity(pool=pool, model=model, team=team)
+    room = scheduling.guarantee_capacity(pool=pool, model=model, team=team)
     limit = quota.borrow_limit_slots if quota else None
     return GuaranteeLine(
         pool=pool,

@@ -27,7 +27,7 @@ from portal.services.calendar import (
 )
 from portal.wording import request_texts
 from portal.wording.problems import administration_problems
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.rejection import OperationRejected
 
@@ -210,7 +210,7 @@ def _change_quota(submission: Submission, payload: dict[str, Any], now: datetime
     pool = pool_of_submission(submission)
     effect = effect_on_guarantees(submission, payload)
     limit = payload["borrow_limit_gpus"]
-    changed = engine.change_quota(
+    changed = scheduling.change_quota(
         team=submission.team,
         pool=pool,
         model=payload["model"],

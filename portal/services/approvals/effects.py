@@ -23,7 +23,7 @@ from portal.services.calendar import (
 from portal.wording import formatting, reason_texts, request_texts
 from portal.wording.pages import calendar_pages
 from portal.wording.refusal_texts import refusal_sentence
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.rejection import OperationRejected
 from scheduler.cycle.request_snapshot_cache import share_snapshots
@@ -73,7 +73,7 @@ def _approval_effect(submission: Submission, payload: dict[str, Any], now: datet
 
 def effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> dict[str, Any]:
     pool, model = pool_of_submission(submission), payload["model"]
-    limits = engine.guarantee_capacity(pool=pool, model=model, team=submission.team)
+    limits = scheduling.guarantee_capacity(pool=pool, model=model, team=submission.team)
     capacity, others = limits.capacity // SLOTS_PER_GPU, limits.others / SLOTS_PER_GPU
     own = (
         sum(
@@ -118,7 +118,7 @@ def _effect_on_calendar(submission: Submission, payload: dict[str, Any], now: da
         request = reservation_request_of(submission, payload, now)
     except Invalid as problem:
         return _no_effect(problem.message)
-    answer = engine.check_window(now=now, owner=submission.author, **request.columns)
+    answer = scheduling.check_window(now=now, owner=submission.author, **request.columns)
     fits = calendar_pages.REQUEST_FITS.format(
         gpus=request.gpus, window=formatting.window(request.start, request.end)
     )
@@ -130,7 +130,7 @@ def _effect_on_calendar(submission: Submission, payload: dict[str, Any], now: da
         "windows": reservation_checks.alternative_windows_of(answer),
         "gpus": request.gpus,
         "capacity_gpus": _capacity(pool, payload.get("models") or []),
-        "evicted": list(engine.evicted_by_reservation(now=now, **request.columns)),
+        "evicted": list(scheduling.evicted_by_reservation(now=now, **request.columns)),
         "overlapping": list(_overlapping(pool, request.start, request.end)),
     }
 
@@ -140,7 +140,7 @@ def _effect_of_series(submission: Submission, payload: dict[str, Any], now: date
         request = series_request_of(submission, payload, now)
     except Invalid as problem:
         return _no_effect(problem.message)
-    answers = engine.check_windows(now=now, owner=submission.author, **request.columns)
+    answers = scheduling.check_windows(now=now, owner=submission.author, **request.columns)
     place = recurring_reservations.first_unavailable_occurrence(answers)
     worst = answers[place or 0]
     fits = calendar_pages.SERIES_FITS.format(
@@ -169,7 +169,7 @@ def _effect_of_change(submission: Submission, payload: dict[str, Any], now: date
         start, end = approved_changes.submitted_window(row, payload, now)
     except (Invalid, OperationRejected) as problem:
         return _no_effect(refusal_sentence(problem))
-    answer = engine.check_change(row, start=start, end=end, now=now)
+    answer = scheduling.check_change(row, start=start, end=end, now=now)
     fits = calendar_pages.CHANGE_FITS.format(
         old=formatting.window(row.start, row.end), new=formatting.window(start, end)
     )

@@ -16,7 +16,7 @@ from portal.services.calendar.reservation_checks import (
     checked_window_change,
     refuse_unless_window_fits,
 )
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Reservation
 from scheduler.requests import HardwareRequest
@@ -27,7 +27,7 @@ def change_window(reservation: Reservation, start: datetime, end: datetime, now:
 
     Raises OperationRejected with the reason and the windows that fit.
     """
-    refuse_unless_window_fits(engine.change_reservation(reservation, start=start, end=end, now=now))
+    refuse_unless_window_fits(scheduling.change_reservation(reservation, start=start, end=end, now=now))
     reservation.refresh_from_db()
     # The engine may have started the reservation meanwhile; then its start is fixed.
     if (reservation.start, reservation.end) != (start, end):
@@ -40,7 +40,7 @@ def apply_submitted_change(reservation: Reservation, payload: Mapping[str, Any],
 
     Raises Invalid, and OperationRejected, also if the window changed after the submission.
     """
-    fresh = engine.lock_reservation(reservation)
+    fresh = scheduling.lock_reservation(reservation)
     change_window(reservation, *submitted_window(fresh, payload, now), now)
 
 
@@ -79,7 +79,7 @@ def confirm_reservation(owner: User, request: ReservationRequest, now: datetime)
 
     Raises OperationRejected with the reason and the first windows that fit.
     """
-    reservation, answer = engine.confirm_reservation(owner=owner, now=now, **request.columns)
+    reservation, answer = scheduling.confirm_reservation(owner=owner, now=now, **request.columns)
     refuse_unless_window_fits(answer)
     if reservation is None:
         raise OperationRejected("reservation_was_not_confirmed", {"name": request.name})

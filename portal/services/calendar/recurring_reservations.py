@@ -27,7 +27,7 @@ from portal.services.money import rate_card
 from portal.wording import request_texts
 from portal.wording.problems import reservation_problems
 from portal.wording.refusal_texts import refusal_sentence
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.core.promises.reservation_windows import WindowCheckResult
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Project, Series
@@ -112,7 +112,7 @@ def request_series(
     why = why.strip()
     check_time_for_approval(request.first, now)
     if request.first.needs_approval:
-        refuse_unless_all_fit(engine.check_windows(now=now, owner=actor, **request.columns), request)
+        refuse_unless_all_fit(scheduling.check_windows(now=now, owner=actor, **request.columns), request)
         return submit_for_approval(
             actor, Submission.Kind.SERIES, request.first, request.payload, why, now, via
         )
@@ -169,7 +169,7 @@ def preview_series(
     )
     check_time_for_approval(request.first, now)
     with metered_planning(actor, now):
-        answers = engine.check_windows(now=now, owner=actor, **request.columns)
+        answers = scheduling.check_windows(now=now, owner=actor, **request.columns)
     worst = first_unavailable_occurrence(answers)
     price = rate_card.gpu_hour_price(
         pool=pool, models=request.first.models_wanted or gpu_models_of_pool(pool), now=now
@@ -203,7 +203,7 @@ def cancel_series(*, actor: User, series: Series, now: datetime, why: str = "", 
     why = checks.text("why", why, least=0, most=1000, lines=True)
     checks.done()
     with transaction.atomic():
-        given_up = engine.cancel_series(series, now=now)
+        given_up = scheduling.cancel_series(series, now=now)
         if not given_up:
             raise OperationRejected("series_is_over", {"name": series.name})
         audit.record(
@@ -304,9 +304,9 @@ def checked_series_request(
 
 
 def confirm_series(owner: User, request: SeriesRequest, now: datetime) -> Series:
-    """Confirm every occurrence under the pool's lock. Raises OperationRejected."""
+    """Confirm all occurrences through scheduler.services, or none. Raises OperationRejected."""
     columns = {**request.columns, "recurrence": request.recurrence}
-    series, answers = engine.confirm_series(owner=owner, now=now, **columns)
+    series, answers = scheduling.confirm_series(owner=owner, now=now, **columns)
     refuse_unless_all_fit(answers, request)
     if series is None:
         raise OperationRejected("reservation_was_not_confirmed", {"name": request.first.name})

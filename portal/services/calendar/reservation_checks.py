@@ -67,7 +67,7 @@ class ReservationRequest(HardwareRequest):
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Return the keyword arguments of the engine's services."""
+        """Return the keyword arguments of the functions in scheduler.services."""
         return {
             "project": self.project,
             "pool": self.pool,

@@ -17,7 +17,7 @@ from portal.services.calendar.reservation_checks import (
     reservation_warnings,
 )
 from portal.services.money import rate_card
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.models import Pool, Project
 from telemetry.core.amounts import round_amount
 
@@ -47,7 +47,7 @@ def preview_reservation(
     )
     check_time_for_approval(request, now)
     with metered_planning(actor, now):
-        answer = engine.check_window(now=now, owner=actor, **request.columns)
+        answer = scheduling.check_window(now=now, owner=actor, **request.columns)
     price = rate_card.gpu_hour_price(
         pool=pool, models=request.models_wanted or gpu_models_of_pool(pool), now=now
     )
@@ -94,4 +94,4 @@ def first_fitting_windows(
     )
     columns = {name: value for name, value in request.columns.items() if name not in ("name", "start", "end")}
     with metered_planning(actor, now):
-        return engine.first_windows(length=length, owner=actor, now=now, **columns)
+        return scheduling.first_windows(length=length, owner=actor, now=now, **columns)

@@ -27,7 +27,7 @@ from portal.services.calendar.reservation_checks import (
 )
 from portal.wording.formatting import local_time_text
 from portal.wording.problems import reservation_problems
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Project, Reservation
 
@@ -72,7 +72,7 @@ def request_reservation(
     why = why.strip()
     check_time_for_approval(request, now)
     if request.needs_approval:
-        refuse_unless_window_fits(engine.check_window(now=now, owner=actor, **request.columns))
+        refuse_unless_window_fits(scheduling.check_window(now=now, owner=actor, **request.columns))
         return submit_for_approval(
             actor, Submission.Kind.RESERVATION, request, request.payload, why, now, via
         )
@@ -103,7 +103,7 @@ def cancel_reservation(
     checks.done()
     with transaction.atomic():
         before = audit.audited_fields(reservation, "state")
-        if not engine.cancel_reservation(reservation, now=now):
+        if not scheduling.cancel_reservation(reservation, now=now):
             raise OperationRejected(
                 "reservation_is_over", {"name": reservation.name, "state": reservation.state}
             )
@@ -140,7 +140,7 @@ def shorten_reservation(
     checks.done()
     with transaction.atomic():
         before = audit.audited_fields(reservation, "end")
-        if not engine.shorten_reservation(reservation, end=end, now=now):
+        if not scheduling.shorten_reservation(reservation, end=end, now=now):
             raise OperationRejected(
                 "reservation_cannot_be_shortened", {"name": reservation.name, "state": reservation.state}
             )
@@ -178,11 +178,11 @@ def change_reservation(
     """
     policy.require(actor, "reservation.change", reservation)
     with transaction.atomic():
-        refuse_if_window_moved(engine.lock_reservation(reservation), reservation.start, reservation.end)
+        refuse_if_window_moved(scheduling.lock_reservation(reservation), reservation.start, reservation.end)
         first, last = checked_window_change(reservation, start, end, why, now)
         why = why.strip()
         if change_needs_approval(reservation, first, last):
-            refuse_unless_window_fits(engine.check_change(reservation, start=first, end=last, now=now))
+            refuse_unless_window_fits(scheduling.check_change(reservation, start=first, end=last, now=now))
             return submit_window_change(actor, reservation, first, last, why, now, via)
         before = audit.audited_fields(reservation, "start", "end")
         change_window(reservation, first, last, now)

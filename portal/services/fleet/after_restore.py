@@ -8,11 +8,11 @@ from django.db import transaction
 
 from portal.models import Organisation
 from portal.services import audit
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.core.rejection import OperationRejected
 
 
-def after_restore(*, now: datetime, via: str = "program") -> engine.RestoreResult:
+def after_restore(*, now: datetime, via: str = "program") -> scheduling.RestoreResult:
     """Reconcile the hosts with a restored database, and write an audit record.
 
     Checks no permission: only people who may run commands on the server can call it. Raises OperationRejected
@@ -22,7 +22,7 @@ def after_restore(*, now: datetime, via: str = "program") -> engine.RestoreResul
         organisation = Organisation.objects.filter(pk=1).first()
         if organisation is None:
             raise OperationRejected("organisation_is_missing")
-        done = engine.recover_after_restore(now=now)
+        done = scheduling.recover_after_restore(now=now)
         audit.record(
             actor=None,
             via=via,

@@ -13,7 +13,7 @@ from portal.input_checks import InputChecks, checked_reason
 from portal.models import User
 from portal.services import audit
 from portal.wording.problems import administration_problems
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Diagnostic, DiagnosticTool, Gpu, Host, Pool, StrayAction
 from scheduler.state import nudge
@@ -82,7 +82,7 @@ def return_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "
     row = gpu_by_index(host, gpu)
     if row.repair_state == RepairState.RESHAPING:
         raise OperationRejected("geometry_change_is_open", {"gpu": row.index, "host": host.name})
-    return _change_gpu(actor, host, gpu, why, now, via, "return_gpu", engine.return_gpu)
+    return _change_gpu(actor, host, gpu, why, now, via, "return_gpu", scheduling.return_gpu)
 
 
 def take_out_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
@@ -90,7 +90,7 @@ def take_out_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str =
 
     Raises Invalid, NotAllowed, OperationRejected.
     """
-    return _change_gpu(actor, host, gpu, why, now, via, "take_out_gpu", engine.take_out_gpu)
+    return _change_gpu(actor, host, gpu, why, now, via, "take_out_gpu", scheduling.take_out_gpu)
 
 
 def forget_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:

@@ -19,7 +19,7 @@ from portal.services.fleet.hosts import (
     host_change_refusal,
 )
 from portal.wording import host_texts
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.coordination import leases
 from scheduler.core.what_if.drain import DrainedWorkload
 from scheduler.models import Host, Reservation, Workload
@@ -97,7 +97,7 @@ def preview_host_verb(
     checks.done()
     if name == "maintenance":
         first, last = checked_maintenance_window(start, end, now)
-        engine.check_maintenance(host, start=first, end=last)
+        scheduling.check_maintenance(host, start=first, end=last)
         return host_verb_effect(host, name, now, first, last)
     if refusal := host_change_refusal(host, name, now):
         raise refusal

@@ -16,7 +16,7 @@ from portal.models import User
 from portal.services import audit
 from portal.wording import host_texts
 from portal.wording.problems import administration_problems
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Host, MaintenanceWindow, Pool
 from scheduler.services import powered_off
@@ -48,8 +48,8 @@ def add_host(
     checks.done()
     try:
         with transaction.atomic():
-            host = engine.add_host(pool=pool, name=name, labels=clean, now=now)
-            text = engine.issue_join_token(host, now=now)
+            host = scheduling.add_host(pool=pool, name=name, labels=clean, now=now)
+            text = scheduling.issue_join_token(host, now=now)
             audit.record(
                 actor=actor,
                 via=via,
@@ -87,7 +87,7 @@ def new_join_token(*, actor: User, host: Host, now: datetime, via: str = "web") 
     """Return a new join token, and invalidate the earlier unused tokens. Raises NotAllowed."""
     policy.require(actor, "host.change")
     with transaction.atomic():
-        text = engine.issue_join_token(host, now=now)
+        text = scheduling.issue_join_token(host, now=now)
         audit.record(actor=actor, via=via, now=now, verb="new_join_token", target=host)
     return text
 
@@ -97,7 +97,7 @@ def revoke_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
     policy.require(actor, "host.change")
     why = checked_reason(why)
     with transaction.atomic():
-        engine.revoke_credential(host, now=now)
+        scheduling.revoke_credential(host, now=now)
         audit.record(actor=actor, via=via, now=now, verb="revoke_host", target=host, why=why)
     return host
 
@@ -181,7 +181,7 @@ def set_maintenance(
     why = checks.text("why", why, most=300)
     first, last = checked_maintenance_window(start, end, now, checks)
     with transaction.atomic():
-        window = engine.set_maintenance(host, start=first, end=last, reason=why, now=now)
+        window = scheduling.set_maintenance(host, start=first, end=last, reason=why, now=now)
         audit.record(
             actor=actor,
             via=via,
@@ -191,7 +191,7 @@ def set_maintenance(
             why=why,
             after={"start": first.isoformat(), "end": last.isoformat()},
         )
-    engine.record_unserved_reservations(host.pool, now=now)
+    scheduling.record_unserved_reservations(host.pool, now=now)
     return window
 
 
@@ -227,9 +227,9 @@ def _change_admin_state(
     policy.require(actor, "host.change")
     why = checked_reason(why)
     verbs: dict[AdminState, Callable[..., bool]] = {
-        AdminState.CORDONED: engine.cordon_host,
-        AdminState.DRAINING: engine.drain_host,
-        AdminState.IN_SERVICE: engine.return_host,
+        AdminState.CORDONED: scheduling.cordon_host,
+        AdminState.DRAINING: scheduling.drain_host,
+        AdminState.IN_SERVICE: scheduling.return_host,
     }
     audited = ("admin_state", "repair_state", "state_reason")
     with transaction.atomic():
@@ -248,7 +248,7 @@ def _change_admin_state(
             before=before,
             after=audit.audited_fields(host, *audited),
         )
-    engine.record_unserved_reservations(host.pool, now=now)
+    scheduling.record_unserved_reservations(host.pool, now=now)
     return host
 
 
@@ -285,11 +285,11 @@ def cancel_maintenance(
     row, why = there[name], checked_reason(why)
     with transaction.atomic():
         before = audit.audited_fields(row, "start", "end", "reason")
-        if not engine.cancel_maintenance(row, now=now):
+        if not scheduling.cancel_maintenance(row, now=now):
             raise OperationRejected("maintenance_is_cancelled")
         audit.record(
             actor=actor, via=via, now=now, verb="cancel_maintenance", target=host, before=before, why=why
         )
-    engine.record_unserved_reservations(host.pool, now=now)
+    scheduling.record_unserved_reservations(host.pool, now=now)
     row.pk = int(name)
     return row

@@ -17,7 +17,7 @@ from portal.services.removal_effect import (
     waiting_submissions,
     withdraw_submissions,
 )
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.models import Host, Pool, Quota, Reservation
 from scheduler.reads import explanations
 
@@ -33,7 +33,7 @@ def preview_host_removal(*, actor: User, host: Host, now: datetime) -> RemovalEf
         pool=host.pool.name,
         reservations=_reservations(set(found.reservations) - set(found.broken_reservations)),
         unkept=_reservations(found.broken_reservations),
-        **refusal_of(lambda: engine.check_host_removal(host)),
+        **refusal_of(lambda: scheduling.check_host_removal(host)),
     )
 
 
@@ -46,9 +46,9 @@ def remove_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
     why = checked_reason(why)
     with transaction.atomic():
         before = {**audit.audited_fields(host, "name", "admin_state"), "pool": host.pool.slug}
-        engine.remove_host(host, reason=why, now=now)
+        scheduling.remove_host(host, reason=why, now=now)
         audit.record(actor=actor, via=via, now=now, verb="remove_host", target=host, before=before, why=why)
-    engine.record_unserved_reservations(host.pool, now=now)
+    scheduling.record_unserved_reservations(host.pool, now=now)
     return host
 
 
@@ -65,7 +65,7 @@ def preview_host_move(*, actor: User, host: Host, pool: Pool, now: datetime) -> 
         reservations=_reservations(set(found.reservations) - set(found.broken_reservations)),
         unkept=_reservations(found.broken_reservations),
         quotas=_quotas(pool__in=[host.pool, pool], model__in=models),
-        **refusal_of(lambda: engine.check_host_move(host, pool, now)),
+        **refusal_of(lambda: scheduling.check_host_move(host, pool, now)),
     )
 
 
@@ -78,7 +78,7 @@ def move_host(*, actor: User, host: Host, pool: Pool, now: datetime, why: str = 
     why = checked_reason(why)
     with transaction.atomic():
         before = {"pool": host.pool.slug}
-        engine.move_host(host, pool, reason=why, now=now)
+        scheduling.move_host(host, pool, reason=why, now=now)
         audit.record(
             actor=actor,
             via=via,
@@ -101,7 +101,7 @@ def preview_pool_removal(*, actor: User, pool: Pool, now: datetime) -> RemovalEf
         pool=pool.name,
         quotas=_quotas(pool=pool),
         submissions=waiting_submissions(pool=pool),
-        **refusal_of(lambda: engine.check_pool_removal(pool, now)),
+        **refusal_of(lambda: scheduling.check_pool_removal(pool, now)),
     )
 
 
@@ -114,7 +114,7 @@ def remove_pool(*, actor: User, pool: Pool, now: datetime, why: str = "", via: s
     why = checked_reason(why)
     with transaction.atomic():
         effect = preview_pool_removal(actor=actor, pool=pool, now=now)
-        engine.remove_pool(pool, now=now)
+        scheduling.remove_pool(pool, now=now)
         withdraw_submissions(effect.submissions)
         audit.record(
             actor=actor,

@@ -17,7 +17,7 @@ from portal.services.removal_effect import (
     waiting_submissions,
     withdraw_submissions,
 )
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.models import Project, Quota, Team
 
 
@@ -34,7 +34,7 @@ def preview_team_removal(*, actor: User, team: Team, now: datetime) -> RemovalEf
         projects=list(projects.values_list("name", flat=True)),
         quotas=list(quotas.order_by("pool__name", "model")),
         submissions=waiting_submissions(team=team),
-        **refusal_of(lambda: engine.check_team_removal(team, now)),
+        **refusal_of(lambda: scheduling.check_team_removal(team, now)),
     )
 
 
@@ -47,7 +47,7 @@ def remove_team(*, actor: User, team: Team, now: datetime, why: str = "", via: s
     why = checked_reason(why)
     with transaction.atomic():
         effect = preview_team_removal(actor=actor, team=team, now=now)
-        engine.remove_team(team, now=now)
+        scheduling.remove_team(team, now=now)
         Membership.objects.filter(team=team).delete()
         withdraw_submissions(effect.submissions)
         publish_rights_changed()

@@ -13,7 +13,7 @@ from portal.hardware_request import field_to_change, network_warnings
 from portal.input_checks import display_value
 from portal.models import User
 from portal.wording import reason_texts
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.models import Workload
 from scheduler.requests import WorkloadRequest
 
@@ -49,7 +49,7 @@ def submission_warning(workload: Workload, viewer: User, now: datetime) -> str:
 
 def _cached_never_starts(
     request: WorkloadRequest, owner: AbstractBaseUser, now: datetime
-) -> engine.ImpossibleStart | None:
+) -> scheduling.ImpossibleStart | None:
     """Return why the request could never start, or None.
 
     Caches the result, so that equal submissions are planned once.
@@ -63,5 +63,5 @@ def _cached_never_starts(
     ]
     digest = hashlib.sha256(repr((rows, facts)).encode()).hexdigest()
     return cached_answer(
-        ("never", digest), now, lambda: engine.impossible_start(request, owner=owner, now=now)
+        ("never", digest), now, lambda: scheduling.impossible_start(request, owner=owner, now=now)
     )

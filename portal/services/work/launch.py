@@ -20,7 +20,7 @@ from portal.services.work.request_checks import (
 )
 from portal.services.work.workspaces import workspace_origin
 from portal.wording.problems import administration_problems
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.models import JobArray, Pool, Project, Workload, WorkloadKind
 from scheduler.requests import WorkloadRequest
 
@@ -97,7 +97,7 @@ def submit_array(
     request = checked_job_request(project, pool, now, **arguments)
     refuse_if_never_starts(actor, request, now)
     with transaction.atomic():
-        job_array = engine.queue_array(
+        job_array = scheduling.queue_array(
             request,
             indices=indices,
             words=array.strip(),
@@ -143,7 +143,7 @@ def _queue_and_record(
 ) -> Workload:
     refuse_if_never_starts(actor, request, now)
     with transaction.atomic():
-        workload = engine.queue_workload(request, owner=actor, now=now)
+        workload = scheduling.queue_workload(request, owner=actor, now=now)
         if request.kind == WorkloadKind.NOTEBOOK:
             workspace_origin(workload, now)
         audit.record(

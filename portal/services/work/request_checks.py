@@ -17,7 +17,7 @@ from portal.hardware_request import (
 from portal.input_checks import InputChecks, display_value
 from portal.models import Template, User
 from portal.wording.problems import request_problems
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.core.model.snapshot import Priority
 from scheduler.models import Dependency, JobArray, Pool, Project, Reservation, Workload, WorkloadKind
 from scheduler.requests import (
@@ -170,7 +170,7 @@ def _checked_dependencies(
     for condition, _ in dependencies.values():
         checks.choice("after", condition, Dependency.Condition.values)
     if "after" not in checks.problems:
-        unmet = engine.first_never_met(dependencies.values())
+        unmet = scheduling.first_never_met(dependencies.values())
         if unmet is not None:
             if isinstance(unmet, JobArray):
                 ended = request_problems.ARRAY_ENDED_OTHERWISE

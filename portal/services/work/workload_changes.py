@@ -10,7 +10,7 @@ from portal import policy
 from portal.input_checks import InputChecks
 from portal.models import User
 from portal.services import audit
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import JobArray, Workload, WorkloadKind
 from scheduler.requests import MIN_RUNTIME_SECONDS
@@ -28,7 +28,7 @@ def cancel_array(*, actor: User, array: JobArray, now: datetime, why: str = "", 
     why = checks.text("why", why, least=0, most=1000, lines=True)
     checks.done()
     with transaction.atomic():
-        cancelled = engine.cancel_array(array, now=now)
+        cancelled = scheduling.cancel_array(array, now=now)
         if not cancelled:
             raise OperationRejected("array_has_ended", {"name": array.name})
         audit.record(
@@ -56,7 +56,7 @@ def cancel_workload(
     checks.done()
     with transaction.atomic():
         before = audit.audited_fields(workload, "state")
-        if not engine.cancel_workload(workload, now=now):
+        if not scheduling.cancel_workload(workload, now=now):
             raise OperationRejected("workload_has_ended", {"name": workload.name})
         workload.refresh_from_db()
         audit.record(
@@ -91,7 +91,7 @@ def extend_workload(
     with transaction.atomic():
         before = audit.audited_fields(workload, "max_runtime_seconds")
         try:
-            extended = engine.extend_workload(workload, seconds=seconds, now=now)
+            extended = scheduling.extend_workload(workload, seconds=seconds, now=now)
         except OperationRejected as refused:
             # Another request extended the workload meanwhile, or a reservation needs its GPUs.
             numbers = {**refused.numbers, "name": workload.name}
@@ -128,7 +128,7 @@ def keep_workload(
         raise OperationRejected("job_has_no_idle_stop", {"name": workload.name})
     with transaction.atomic():
         before = audit.audited_fields(workload, "keep_until")
-        if not engine.postpone_idle_stop(workload, until=now + timedelta(seconds=seconds)):
+        if not scheduling.postpone_idle_stop(workload, until=now + timedelta(seconds=seconds)):
             raise OperationRejected("ends_before_keep", {"name": workload.name})
         workload.refresh_from_db()
         audit.record(

@@ -13,7 +13,7 @@ from portal.planner_budget import metered_planning
 from portal.services.money import rate_card
 from portal.services.work.request_checks import checked_job_request, checked_notebook_request
 from portal.wording import reason_texts, request_texts
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.core.reasons import ReasonCode
 from scheduler.models import JobArray, Pool, Project, Workload, WorkloadKind
 from scheduler.requests import WorkloadRequest
@@ -50,7 +50,7 @@ def preview_workload(
 
 def _preview_of(actor: User, request: WorkloadRequest, now: datetime) -> dict[str, Any]:
     with metered_planning(actor, now):
-        answer = engine.preview_workload(request, owner=actor, now=now)
+        answer = scheduling.preview_workload(request, owner=actor, now=now)
     gpus = whole_gpus_of(request.pool, request)
     price = rate_card.gpu_hour_price(
         pool=request.pool, models=request.models_wanted or gpu_models_of_pool(request.pool), now=now

@@ -15,7 +15,7 @@ from portal.models import Approval, AuditEvent, Submission, User
 from portal.services.approvals import decisions, effects, submissions
 from portal.services.calendar import reservations
 from portal.services.people import accounts
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Quota, Reservation
@@ -135,7 +135,7 @@ def changeable(world: World, **changes: Any) -> Reservation:
         "end": start + timedelta(hours=4),
         "now": world.now,
     }
-    row, answer = engine.confirm_reservation(**(fields | changes))
+    row, answer = scheduling.confirm_reservation(**(fields | changes))
     assert row is not None, answer
     return row
 
@@ -200,7 +200,7 @@ def test_a_new_end_does_not_restore_the_start_from_before_a_move(committed: Worl
 def test_a_waiting_change_is_refused_if_the_reservation_changed_meanwhile(committed: World) -> None:
     row = changeable(committed)
     waiting = change_request(committed, row, end=row.end + timedelta(hours=2))()
-    engine.change_reservation(
+    scheduling.change_reservation(
         row, start=row.start + timedelta(hours=3), end=row.end + timedelta(hours=3), now=committed.now
     )
     window = (row.start, row.end)

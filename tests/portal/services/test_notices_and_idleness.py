@@ -19,7 +19,7 @@ from portal.services.work import launch, workload_changes
 from portal.sweeps import idle_notebooks
 from portal.sweeps.idle_notebooks import IdleVerdict, NotebookActivity
 from portal.wording import notice_texts, reason_texts
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.models import Allocation, Decision, Host, HostStateChange, Reservation, Run, Workload
 from scheduler.state import nudge
 from scheduler.sweeps import silent_hosts
@@ -316,7 +316,7 @@ def test_a_drain_by_hand_is_notified_with_the_reason_of_the_operator(world: Worl
     workload = job(world, preemptible=True)
     run_of(workload, world, running_at=world.now)
     Workload.objects.filter(pk=workload.pk, state="queued").update(state="running", attempt=1)
-    engine.drain_host(world.hosts["alpha"], reason="new fans", now=world.now + MINUTE)
+    scheduling.drain_host(world.hosts["alpha"], reason="new fans", now=world.now + MINUTE)
     delivery.write_notices(world.now + 2 * MINUTE)
     moved = Notification.objects.get(user=world.vision.member, kind="has_to_move")
     assert "Its host alpha is taken out of service: new fans." in notice_texts.notice_sentence(

@@ -14,7 +14,7 @@ from portal.notices import delivery
 from portal.services.fleet import hosts
 from portal.services.people import api_tokens
 from portal.wording import notice_texts
-from scheduler import services as engine_services
+from scheduler import services as scheduling
 from scheduler.cycle import engine
 from scheduler.models import BoundUnit, Host, MaintenanceWindow, Reservation
 from scheduler.services.reservation_risk import SILENCE_THAT_COUNTS
@@ -175,7 +175,7 @@ def test_it_is_cleared_when_the_host_returns(world: World) -> None:
 def test_a_cancelled_reservation_is_not_at_risk(world: World) -> None:
     row = reserve(world)
     close(world, "drain")
-    engine_services.cancel_reservation(row, now=world.now)
+    scheduling.cancel_reservation(row, now=world.now)
     row.refresh_from_db()
     assert (row.state, row.at_risk_since, row.at_risk_numbers) == ("cancelled", None, {})
 
@@ -271,5 +271,5 @@ def test_the_answer_to_an_announcement_lists_the_reservations(world: World) -> N
 def test_a_pool_without_open_reservations_has_none_at_risk(world: World) -> None:
     reserve(world, state="over")
     close(world, "drain")
-    assert engine_services.record_unserved_reservations(world.shared, now=world.now) == 0
+    assert scheduling.record_unserved_reservations(world.shared, now=world.now) == 0
     assert not Reservation.objects.exclude(at_risk_since=None).exists()

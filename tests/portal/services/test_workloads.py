@@ -12,7 +12,7 @@ from portal.errors import Invalid, NotAllowed
 from portal.models import AuditEvent, EntryCode, Template, WorkspaceOrigin
 from portal.services.work import launch, workload_changes, workload_preview, workspaces
 from portal.wording.refusal_texts import refusal_sentence
-from scheduler import services as engine_services
+from scheduler import services as scheduling
 from scheduler.cycle import engine
 from scheduler.models import Allocation, Workload
 from tests.fakes import FakeAgent
@@ -303,7 +303,7 @@ def test_a_notebook_is_not_extended_into_units_promised_to_a_reservation(world: 
     held = Allocation.objects.filter(workload=workload).count()
     assert held == 2
     start = world.now + timedelta(hours=2)
-    booked, answer = engine_services.confirm_reservation(
+    booked, answer = scheduling.confirm_reservation(
         owner=world.vision.member,
         project=world.vision.project,
         pool=world.shared,

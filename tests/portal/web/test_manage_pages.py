@@ -14,7 +14,7 @@ from agent.protocol import JoinRequest
 from portal.models import Submission, User
 from portal.services.approvals import submissions
 from portal.services.calendar import reservations
-from scheduler import services as engine
+from scheduler import services as scheduling
 from scheduler.models import Host, MaintenanceWindow, Quota, Reservation, Run
 from scheduler.state.states import AdminState
 from scheduler.sync import agent_api
@@ -151,14 +151,16 @@ def test_a_reservation_without_gpus_shows_why_to_its_owner_and_to_operators(worl
 def test_a_host_page_shows_an_agent_that_was_rejected_under_the_host_name(world: World) -> None:
     page = reverse("host", args=["alpha"])
     assert "<dt>Rejected</dt>" not in signed_in(world.operator).get(page).content.decode()
-    engine.record_rejected_agent(
+    scheduling.record_rejected_agent(
         world.hosts["alpha"].pk, reason="another agent is connected as alpha", boot_id="boot 7", now=world.now
     )
     shown = signed_in(world.operator).get(page).content.decode()
     assert "another agent is connected as alpha" in shown and "boot 7" in shown
     assert "quarantined" not in shown, "one rejection does not quarantine the host"
     for code in ("agent_copy", "agent_second"):
-        engine.record_rejected_agent(world.hosts["alpha"].pk, reason="two of them", code=code, now=world.now)
+        scheduling.record_rejected_agent(
+            world.hosts["alpha"].pk, reason="two of them", code=code, now=world.now
+        )
         shown = signed_in(world.operator).get(page).content.decode()
         assert "That agent is quarantined" in shown and "make a new join token below" in shown
 
