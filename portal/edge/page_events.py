@@ -169,9 +169,9 @@ class PageEvents:
         self._access_lost("")
 
     def _access_lost(self, session: str) -> None:
-        """End the streams of an ended session; browsers reconnect, and their rights are checked again.
+        """End the streams of an ended session. Browsers reconnect, and their rights are checked again.
 
-        An empty hash means that rights have changed: it ends all streams about single objects.
+        An empty hash means that rights have changed. In this case, end all streams about single objects.
         """
         self._end(lambda listener: listener.session == session if session else listener.has_object_topics)
 

@@ -212,7 +212,7 @@ class AgentConnections:
             await connection.end(WSCloseCode.OK)
 
     async def _reject_second_agent(self, connection: AgentConnection) -> None:
-        """Record for the host's page that another machine uses its credential, and refuse the connection."""
+        """Record that another machine uses the host's credential, and refuse the connection."""
         reason = f"another agent is connected as {connection.host.name}"
         await self._record_second_agent(connection.host, reason)
         await connection.refuse(reason, retry=False)
@@ -404,7 +404,7 @@ class AgentConnections:
                 )
             except (DatabaseError, OSError) as error:
                 log.warning("desired state not read", host=connection.host.name, error=str(error))
-                return  # the next sync repeats it
+                return  # the next sync sends the desired state
             if not connection.handled_sequence:
                 return  # answers=0 would renew the agent's leases, as from an older server
             self._runs_changed()

@@ -46,7 +46,7 @@ def join(request: JoinRequest, now: dt.datetime) -> JoinAnswer:
 
 
 def authenticate(credential: str, now: dt.datetime) -> AuthenticatedHost:
-    """Return the host of this credential. Raises AgentRejected if it is unknown or revoked."""
+    """Return the host of a credential. Raises AgentRejected if the credential is unknown or revoked."""
     host_id = scheduler_api.authenticate(credential, now)
     host = Host.objects.filter(pk=host_id).first() if host_id is not None else None
     if host is None:
@@ -144,7 +144,7 @@ def record_rejected_agent(host: AuthenticatedHost, reason: str, now: dt.datetime
 
 
 def record_unreadable_agent(host: AuthenticatedHost, reason: str, now: dt.datetime) -> None:
-    """Record for the host's page that its agent was rejected because its frames cannot be decoded."""
+    """Record for the host's page that the agent was rejected because its frames cannot be decoded."""
     scheduler_api.record_rejected(host.id, reason, now)
 
 

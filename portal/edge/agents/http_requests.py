@@ -14,7 +14,7 @@ BODY_TIMEOUT_SECONDS = 20.0  # limit for the whole body of a join or renew reque
 
 
 async def read_json_body(request: web.Request) -> Any:
-    """Return the JSON body of a short request. Raises HTTPRequestTimeout (408) if it is too slow."""
+    """Return the JSON body of a short request. Raises HTTPRequestTimeout (408) if the body is too slow."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
             return await request.json()

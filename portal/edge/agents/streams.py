@@ -31,9 +31,9 @@ class StreamUnavailable(Exception):
 
 
 class AgentStream(asyncio.Transport):
-    """A connection to a run's socket, carried by a WebSocket that an agent opened. It is idle at first.
+    """A connection to a run's socket, carried by a WebSocket that an agent opened. A new stream is idle.
 
-    Written bytes are buffered until the agent takes them; above WRITE_HIGH_WATER_BYTES the writer is paused.
+    Written bytes are buffered until the agent takes them. Above WRITE_HIGH_WATER_BYTES the writer is paused.
     A paused reader stops reading frames, so a slow reader slows only its own connection.
     """
 

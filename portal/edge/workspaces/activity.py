@@ -4,8 +4,8 @@
 the last request, and the last input of a person (seconds since the epoch, null for never). An open page polls
 its kernels every few seconds, so ``last_request`` only shows that a page is open. ``last_input`` shows that a
 person works in the notebook: a message from the browser over a WebSocket, a request that changes something,
-or an opened page. While sockets are open, ``last_input`` is never null: input before this process started is
-unknown, so the opening of the first socket counts as input.
+or an opened page. While sockets are open, ``last_input`` is never null: this process does not
+know earlier input, so the opening of the first socket counts as input.
 
 The keys are written every WRITE_INTERVAL_SECONDS while sockets are open or requests arrive. While sockets are
 open, the keys expire after OPEN_TTL_SECONDS, so that the keys of a dead edge do not keep a notebook running.

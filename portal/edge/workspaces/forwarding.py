@@ -130,7 +130,7 @@ def is_same_origin(visit: ProxiedRequest) -> bool:
 
 
 def is_user_action(visit: ProxiedRequest) -> bool:
-    """Return True if a person caused the request: it changes something or opens a page.
+    """Return True if a person caused the request: the request changes something or opens a page.
 
     Polling by open pages does not count.
     """
@@ -162,7 +162,7 @@ def forwarded_request_headers(visit: ProxiedRequest, to: WorkspaceGrant) -> CIMu
 
 
 def forwarded_cookies(sent: CIMultiDictProxy[str]) -> str:
-    """Return the run's own cookies as the browser sent them, without those of the portal."""
+    """Return the run's own cookies as the browser sent them, without the portal's cookies."""
     pairs = [pair.strip() for line in sent.getall(hdrs.COOKIE, []) for pair in line.split(";")]
     return "; ".join(pair for pair in pairs if pair and not pair.lower().startswith(RESERVED_COOKIES))
 

@@ -294,7 +294,7 @@ def _abort(request: web.Request) -> None:
 def _upstream_failed(
     request: web.Request, response: web.StreamResponse | None, to: WorkspaceGrant, error: Exception
 ) -> web.StreamResponse:
-    """Return the response after the run, its host or the stream failed."""
+    """Return the error response after a failure of the run, its host or the stream."""
     metrics.REQUESTS.labels("broken").inc()
     log.info("run not reachable", run=to.run, error=str(error))
     if response is not None and response.prepared:
