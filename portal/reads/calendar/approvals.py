@@ -1,4 +1,4 @@
-"""Read submissions that wait for a decision, and decided ones."""
+"""Read submissions that wait for a decision, and decided submissions."""
 
 from __future__ import annotations
 

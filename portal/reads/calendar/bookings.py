@@ -320,7 +320,7 @@ class _CalendarReader:
                 row.bookings.append(booking)
 
     def _group_for(self, pool: int | None, models: list[str]) -> CalendarModelGroup | None:
-        """Return the group that shows a promise: the group of its first model, or None if the pool lacks it.
+        """Return the group that shows a promise: the group of its first model that the pool has, or None.
 
         If the promise accepts any model, return the largest group of the pool.
         """
@@ -349,5 +349,5 @@ def calendar_feed(user: User, now: datetime) -> list[Reservation]:
 
 
 def filterable_teams(user: User) -> list[Team]:
-    """Return the teams to filter by. Team names are visible to everybody; their workloads are not."""
+    """Return the teams to filter by. Everybody may see the names of teams, but not their workloads."""
     return list(Team.objects.order_by("name")) if user.is_authenticated else []

@@ -32,9 +32,9 @@ class FreeCapacity:
 
 
 def free_capacity(user: User, now: datetime, card: cost_totals.Prices | None = None) -> list[FreeCapacity]:
-    """Return every model and profile of the pools that the person may use, also those without free units.
+    """Return every model and profile of the pools that the person may use, even without free units.
 
-    Two queries, or three with prices.
+    Takes two queries, or three with prices.
     """
     pools = {pool.pk: pool for pool in policy.visible_pools(user).order_by("name")}
     rows = (
@@ -85,7 +85,7 @@ def free_slots_by_model(pool: Pool, now: datetime) -> dict[str, int]:
 def _sort_key(line: FreeCapacity) -> tuple[bool, str, bool, Decimal, str, str]:
     """Return a sort key.
 
-    Shared pools come first; in a pool whole GPUs come before slices, and expensive models before others.
+    Shared pools come first. In a pool, whole GPUs come before slices, and expensive models before others.
     """
     return (
         line.pool.team_id is not None,

@@ -24,7 +24,7 @@ MAX_EVENTS_SHOWN = 20
 
 @dataclass(frozen=True)
 class GpuHealth:
-    """One GPU of a host. ``last``: its newest diagnostic; ``facts``: the reported topology."""
+    """One GPU of a host. ``last`` is its newest diagnostic, ``facts`` the reported topology."""
 
     gpu: Gpu
     last: Diagnostic | None
@@ -165,7 +165,7 @@ def _ranges(gpus: list[int]) -> str:
 class StrayProcesses:
     """Processes on a host's GPUs that belong to no workload.
 
-    Only operators and auditors get ``rows``; others get the number.
+    Only operators and auditors get ``rows``; other viewers get the number.
     """
 
     count: int

@@ -32,7 +32,7 @@ def visible_host(viewer: User, name: str) -> Host | None:
 
 
 def visible_or_removed_host(viewer: User, name: str) -> Host | None:
-    """Return a visible host with its pool; without one, the last removed host of that name."""
+    """Return a visible host with its pool; if there is none, the last removed host of that name."""
     rows = policy.visible_hosts_with_removed(viewer).select_related("pool__team").filter(name=name)
     return rows.order_by(F("removed_at").desc(nulls_first=True), "-pk").first()
 
@@ -55,8 +55,8 @@ def host_units(viewer: User, host: Host, now: datetime) -> list[dict[str, Any]]:
     """Return a dict for every unit of a host, by GPU and slots. The caller has loaded ``host.pool``.
 
     ``held`` is True if a workload holds the unit. ``holder`` is this workload; None if the viewer may not see
-    it. ``team`` is the team that holds or reserved the unit. ``reading`` is None if it would be older than a
-    minute. ``takes_work`` is True if the GPU is healthy and the host accepts new workloads.
+    it. ``team`` is the team that holds or reserved the unit. ``reading`` is the last reading of the past
+    minute, or None. ``takes_work`` is True if the GPU is healthy and the host accepts new workloads.
     """
     rows = list(
         Unit.objects.filter(gpu__host=host, retired_at=None, gpu__retired_at=None)
@@ -147,7 +147,8 @@ ATTEMPT_STARTED_AT = Min(Coalesce("runs__running_at", "runs__placed_at"), filter
 class RemainingWorkload:
     """A workload with a part on a host.
 
-    ``leaves``: True if it is being evicted, False if it runs to its end. ``by``: its latest end.
+    ``leaves`` is True if the workload is being evicted, False if it runs to its end. ``by`` is its latest
+    end.
     """
 
     workload: Workload

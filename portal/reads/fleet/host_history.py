@@ -33,9 +33,9 @@ class StateChange:
 
 @dataclass(frozen=True)
 class HostHistoryEntry:
-    """One line of the history. ``about``: hardware, host, gpu or deed.
+    """One line of the history. ``about`` is hardware, host, gpu or deed (an action of a person).
 
-    ``who``: the person, or "an operator" if the viewer may not know; empty for automatic changes.
+    ``who`` is the person, "an operator" if the viewer may not know the name, or empty for automatic changes.
     ``verb`` and ``numbers`` belong to a person's action; ``event``, ``meaning``, ``told`` and ``done`` belong
     to a hardware event: ``told`` is its detail, ``done`` the action taken.
     """
@@ -90,7 +90,7 @@ def host_history(viewer: User, host: Host) -> list[HostHistoryEntry]:
 def credential_revocation(host: Host) -> AuditEvent | None:
     """Return the audit event that revoked the agent's credential; None if the host has a credential.
 
-    Also None if no credential was revoked. No query while the host has a credential.
+    Return None, too, if no credential was revoked. Takes no query while the host has a credential.
     """
     return None if host.credential_hash else _operator_actions(host).filter(verb="revoke_host").first()
 
@@ -109,7 +109,7 @@ def actor_name(viewer: User, deed: AuditEvent) -> str:
 
 
 def hardware_event_detail(viewer: User, event: HealthEvent) -> str:
-    """Return the detail of a hardware event. Only operators and auditors learn whose process it was."""
+    """Return the detail of a hardware event. Only operators and auditors learn the owner of a process."""
     return event.detail if policy.sees_all_teams(viewer) else public_detail(event)
 
 

@@ -13,9 +13,10 @@ from scheduler.sync import geometry_changes
 
 @dataclass(frozen=True)
 class GpuGeometry:
-    """The geometry of one GPU. ``present``: "" for a whole GPU, None if it is split without instances.
+    """The geometry of one GPU.
 
-    ``offers``: possible MIG profiles by name. ``last``: the newest change.
+    ``present`` is "" for a whole GPU, and None for a GPU that is split without instances. ``offers`` are the
+    possible MIG profiles by name. ``last`` is the newest change.
     """
 
     gpu: Gpu

@@ -22,8 +22,8 @@ VOLUME_USING_STATES = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 class HomeVolume:
     """One home volume. ``owner`` is None if no account has its name.
 
-    ``hosts``: names of visible hosts that have the volume. ``workloads``: number of visible workloads that
-    use the volume now. ``teams``: the owner's teams that the viewer may see.
+    ``hosts`` are the names of visible hosts that have the volume. ``workloads`` is the number of visible
+    workloads that use the volume now. ``teams`` are the owner's teams that the viewer may see.
     """
 
     volume: Volume
@@ -35,7 +35,7 @@ class HomeVolume:
 
 @dataclass(frozen=True)
 class HostEnvironment:
-    """The software environment on some hosts. ``python`` is empty if the agents do not report it."""
+    """The software environment on some hosts. ``python`` is empty if the agents do not report a version."""
 
     python: str
     packages: dict[str, str]

@@ -89,7 +89,7 @@ def _budget_bar(view: BudgetStatus) -> dict[str, Any]:
 
 
 def dimension_name(dimension: str, key: Any, month: date, lines: QuerySet[Charge]) -> str:
-    """Return the name of a dimension's key, as the month's charge lines ``lines`` store it."""
+    """Return the name of a dimension's key as stored on the month's charge lines in ``lines``."""
     if dimension not in DIMENSION_NAME_FIELDS:
         return str(key or "none")
     column = "pk" if key is None else f"{dimension}_id"
@@ -116,7 +116,7 @@ def models() -> list[str]:
 
 
 def rate_card(now: datetime) -> list[dict[str, Any]]:
-    """Return the rate card, newest first; each row says if it is in force, over, or future."""
+    """Return the rate card with each price's state (in force, over, to come), newest first in each pool."""
     rows = list(Price.objects.select_related("pool").order_by("model", "pool__name", "-valid_from"))
     now_charged = load_current_prices(now)
     return [

@@ -34,7 +34,7 @@ def teams(viewer: policy.Viewer) -> list[dict[str, Any]]:
 
 
 def queue_leaders(pool: Pool) -> list[dict[str, Any]]:
-    """Return each team's number of waiting workloads, and its person with most of them. One query."""
+    """Return each team's number of waiting workloads, and the person who has most of them. One query."""
     rows = Workload.objects.filter(pool=pool, state=WorkloadState.QUEUED)
     by_person = rows.values_list("project__team__name", "owner__username").annotate(waiting=Count("pk"))
     lines: dict[str, dict[str, Any]] = {}
@@ -45,9 +45,9 @@ def queue_leaders(pool: Pool) -> list[dict[str, Any]]:
 
 
 def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:
-    """Return the data of a visible team's page; None without such a team. Removed teams have a page, too.
+    """Return the data of the page of a visible team, which may be removed; None if there is no such team.
 
-    The data are its people, its projects (with the last cost centre) and its quotas.
+    The data are the team's people, its projects (with the last cost centre) and its quotas.
     """
     team = policy.visible_teams_with_removed(viewer).filter(slug=slug).first()
     if team is None:
@@ -106,7 +106,7 @@ def own_notices(viewer: policy.Viewer) -> QuerySet[Notification]:
 
 
 def own_tokens(viewer: policy.Viewer) -> QuerySet[ApiToken]:
-    """Return own tokens: first those that are not revoked, newest first."""
+    """Return own tokens, first the unrevoked tokens; newest first."""
     return policy.visible_tokens(viewer).order_by(F("revoked_at").asc(nulls_first=True), "-created_at")
 
 

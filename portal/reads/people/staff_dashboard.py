@@ -74,7 +74,7 @@ def operations_dashboard(user: User, now: datetime) -> OperationsDashboard | Non
 class TeamMonthCost:
     """A team's charges in a month so far, rounded to cents.
 
-    ``budget`` is None without a budget. ``forecast`` is None if it is too early in the month.
+    ``budget`` is None for a team without a budget. ``forecast`` is None in the first days of the month.
     """
 
     team: Team

@@ -35,7 +35,7 @@ class StartRecords:
 def start_records_for(workloads: Iterable[Workload], now: datetime) -> StartRecords:
     """Return the records of the pools in which these workloads expect a start.
 
-    One query, or none if no start is expected.
+    Takes one query, or none if no start is expected.
     """
     pools = {w.pool_id for w in workloads if w.state == WorkloadState.QUEUED and w.expected_start is not None}
     return StartRecords(start_estimates.past_starts_by_pool(pools, now), now)

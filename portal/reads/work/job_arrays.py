@@ -73,10 +73,11 @@ def first_ended_task_only(rows: QuerySet[Workload]) -> QuerySet[Workload]:
 
 @dataclass
 class JobArrayTotals:
-    """The totals of an array. None is unknown.
+    """The totals of an array. None means unknown.
 
-    ``row`` has its task counts; ``held``: (model, profile, number of units) that its tasks hold now; ``use``:
-    mean of the last utilisation of its tasks (0 to 1); ``cost`` of all tasks so far.
+    ``row`` is the array with its task counts. ``held`` lists (model, profile, number of units) that the tasks
+    hold now. ``use`` is the mean of the last utilisation of the tasks (0 to 1). ``cost`` is the cost of all
+    tasks so far.
     """
 
     row: Any
@@ -97,7 +98,7 @@ class JobArrayTotals:
 def array_totals(workloads: Iterable[Workload], now: datetime) -> dict[int, JobArrayTotals]:
     """Return the arrays of these workloads with their totals.
 
-    The number of queries is fixed, or zero without arrays.
+    The number of queries is fixed. It is zero if there is no array.
     """
     ids = {workload.array_id for workload in workloads if workload.array_id is not None}
     if not ids:

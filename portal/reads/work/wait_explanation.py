@@ -50,8 +50,8 @@ class Blocker:
 class WorkloadAhead:
     """A waiting workload that precedes another one.
 
-    ``part`` is the deciding ``scheduler.core.queue.turn.TurnCriterion``. ``earlier``: it was submitted
-    earlier; ``shorter``: its expected runtime is shorter.
+    ``part`` is the deciding ``scheduler.core.queue.turn.TurnCriterion``. ``earlier`` is True if it
+    was submitted earlier, ``shorter`` if its expected runtime is shorter.
     """
 
     workload: Workload
@@ -64,7 +64,7 @@ class WorkloadAhead:
 class AlternativeWindow:
     """A window in which a reservation of the workload's hardware fits now.
 
-    ``in_form``: the request form can express it.
+    ``in_form`` is True if the request form can express the window.
     """
 
     workload: Workload
@@ -76,10 +76,11 @@ class AlternativeWindow:
 
 @dataclass(frozen=True)
 class WaitExplanation:
-    """The explanation of a wait. ``ahead``: visible workloads ahead, at most ``MAX_WORKLOADS_AHEAD``.
+    """The explanation of a wait.
 
-    ``ahead_more``: number of other workloads ahead. ``never``: why the workload could not start even
-    if all other work ended.
+    ``ahead`` are visible workloads ahead, at most ``MAX_WORKLOADS_AHEAD``. ``ahead_more`` is the number of
+    other workloads ahead. ``never`` is the reason why the workload could not start even if all other work
+    ended.
     """
 
     blockers: list[Blocker]
@@ -95,7 +96,7 @@ class WaitExplanation:
 def explain_wait(workload: Workload, user: User, now: datetime) -> WaitExplanation:
     """Return the explanation of a waiting workload.
 
-    It has blockers, queue order, faster requests, and shares of the pool's teams.
+    The explanation has blockers, queue order, faster requests, and shares of the pool's teams.
     """
     with metered_planning(user, now), request_snapshot_cache.share_snapshots():
         first, more = workloads_ahead(workload, user, now)
@@ -164,7 +165,7 @@ class QueueComparison:
 
 
 def compare_in_queue(mine: Workload, theirs: Workload, now: datetime) -> QueueComparison | None:
-    """Compare a waiting workload with a running or waiting one of the same pool; both are visible.
+    """Compare a waiting workload with a running or waiting workload of its pool; both are visible.
 
     Returns None if they cannot be compared (any more).
     """

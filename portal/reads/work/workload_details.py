@@ -37,7 +37,7 @@ RELATED = ("project__team", "pool", "owner", "reservation", "array")
 
 @dataclass(frozen=True)
 class HeldUnit:
-    """One unit that a workload holds or held. ``slots``: 840 is one GPU."""
+    """One unit that a workload holds or held. A whole GPU has 840 ``slots``."""
 
     host: str
     host_id: int
@@ -54,7 +54,7 @@ class HeldUnit:
 class WorkloadDetails:
     """A workload with its details.
 
-    ``run`` is the first run of its present attempt. ``waiting``: number of workloads waiting in its pool.
+    ``run`` is the first run of its present attempt. ``waiting`` is the length of its pool's queue.
     """
 
     workload: Workload
@@ -82,7 +82,7 @@ class WorkloadDetails:
 
     @property
     def ends_at(self) -> datetime | None:
-        """Return the end of its runtime limit or of its reservation; None before it is placed."""
+        """Return the end of the runtime limit or of the reservation; None before the workload is placed."""
         since = min((unit.since for unit in self.held), default=None)
         if since is None:
             return None
@@ -95,7 +95,7 @@ def workload_details(
 ) -> list[WorkloadDetails]:
     """Return the details of these workloads, in their order.
 
-    The number of queries does not depend on their number.
+    The number of queries does not depend on the number of workloads.
     """
     found = {workload.pk: WorkloadDetails(workload) for workload in workloads}
     if not found:
@@ -199,8 +199,8 @@ def _is_being_evicted(workload: Workload) -> bool:
 def _run_seconds(pieces: Iterable[WorkloadDetails]) -> dict[int, timedelta]:
     """Return the runtime of ended workloads.
 
-    An attempt runs from its first start to its last end on any host; gaps do not count. One more query for
-    workloads with several attempts or hosts.
+    An attempt runs from its first start to its last end on any host; gaps do not count. Workloads with
+    several attempts or hosts need one more query.
     """
     ended = [piece for piece in pieces if piece.workload.ended_at is not None]
     ran = {
