@@ -1,6 +1,6 @@
 """Write audit records.
 
-No other module writes them; a trigger refuses UPDATE and DELETE on the table (see the migrations).
+No other module writes audit records. A trigger refuses UPDATE and DELETE on the table (see the migrations).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def record(
     after: dict[str, Any] | None = None,
     why: str = "",
 ) -> AuditEvent:
-    """Write one audit record; call it inside the verb's transaction.
+    """Write one audit record. Call this function inside the transaction of the change.
 
-    ``actor`` None: the program acted on its own.
+    ``actor`` is None if the program acted on its own.
     """
     return AuditEvent.objects.create(
         at=now,
@@ -55,7 +55,7 @@ def record(
 def _target_name(target: models.Model) -> str:
     """Return the name that people use for the row.
 
-    For a row without a name, returns the name of its kind, never its key.
+    For a row without a name, return the name of its kind, never its key.
     """
     own = getattr(target, "name", "") or getattr(target, "username", "")
     has_text = type(target).__str__ is not models.Model.__str__

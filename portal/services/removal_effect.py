@@ -17,10 +17,10 @@ from scheduler.models import Pool, Quota, Reservation, Team
 class RemovalEffect:
     """The effect of a removal or a move.
 
-    ``refused``: why the operation would be refused now; empty: it would succeed. ``gpus``: number of GPUs
-    that leave the pool. ``reservations`` are active on the host and get other units. ``unkept`` are
-    reservations that the pool cannot keep without the host. A removal ends ``quotas``; a move keeps the
-    quotas and lists them for both pools. ``submissions`` wait for approval and are withdrawn.
+    ``refused`` is the reason why the operation would be refused now; empty if it would succeed. ``gpus`` is
+    the number of GPUs that leave the pool. ``reservations`` are active on the host and get other units.
+    ``unkept`` are reservations that the pool cannot keep without the host. A removal ends ``quotas``; a move
+    keeps the quotas and lists them for both pools. ``submissions`` wait for approval and are withdrawn.
     """
 
     verb: str

@@ -131,7 +131,7 @@ def decline_submission(
 def withdraw_submission(
     *, actor: User, submission: Submission, now: datetime, via: str = "web"
 ) -> Submission:
-    """Withdraw a waiting submission. Raises OperationRejected if it is decided, NotAllowed."""
+    """Withdraw a waiting submission. Raises NotAllowed, and OperationRejected if it is decided."""
     policy.require(actor, "submission.withdraw", submission)
     with transaction.atomic():
         _decide(submission, SubmissionState.WITHDRAWN)

@@ -35,12 +35,12 @@ def request_quota_change(
     why: str = "",
     via: str = "web",
 ) -> Submission:
-    """Request a guarantee of GPUs of one model for a team, and a borrow limit above it (None: no limit).
+    """Request a guarantee of GPUs of one model for a team, and a limit of borrowing (None means no limit).
 
-    ``gpu_hours`` limits the use of the guarantee in each ``period`` (day, week, month); None: no limit. When
-    the hours are used up, ``when_used_up`` applies until the period ends: the team only borrows (borrow) or
-    starts no new workload (refuse). Raises Invalid, NotAllowed, and OperationRejected if an equal request is
-    waiting.
+    ``gpu_hours`` limits the use of the guarantee in each ``period`` (day, week, month); None means no limit.
+    When the hours are used up, ``when_used_up`` applies until the period ends: the team only borrows (borrow)
+    or starts no new workload (refuse). Raises Invalid, NotAllowed, and OperationRejected if an equal request
+    is waiting.
     """
     policy.require(actor, "quota.request", team)
     checks = InputChecks()
@@ -120,7 +120,7 @@ def request_membership(
 
 
 def create_unique_submission(otherwise: OperationRejected, **columns: Any) -> Submission:
-    """Create a submission if no equal one is waiting.
+    """Create a submission if no equal submission is waiting.
 
     Raises ``otherwise`` if the database's unique constraint rejects it.
     """

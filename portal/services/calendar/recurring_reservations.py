@@ -321,7 +321,7 @@ def first_unavailable_occurrence(answers: list[WindowCheckResult]) -> int | None
 def unavailable_occurrences_sentence(request: SeriesRequest, answers: list[WindowCheckResult]) -> str:
     """Return a sentence about occurrences that do not fit; empty if all fit.
 
-    The sentence names the first one, the reason, the number of others, and an alternative.
+    The sentence states the first such occurrence, the reason, the number of others, and an alternative.
     """
     rejection = series_rejection(request, answers)
     return "" if rejection is None else refusal_sentence(rejection)

@@ -16,7 +16,7 @@ def after_restore(*, now: datetime, via: str = "program") -> scheduling.RestoreR
     """Reconcile the hosts with a restored database, and write an audit record.
 
     Checks no permission: only people who may run commands on the server can call it. Raises OperationRejected
-    if there is no organisation: then this database was not restored.
+    if there is no organisation, because then the database was not restored.
     """
     with transaction.atomic():
         organisation = Organisation.objects.filter(pk=1).first()

@@ -96,7 +96,7 @@ def take_out_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str =
 def forget_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
     """Remove a missing GPU from the list; a later report adds the GPU again with its former state.
 
-    ``gpu``: its UUID. Raises Invalid, NotAllowed, and OperationRejected while a workload holds the GPU.
+    ``gpu`` is the UUID. Raises Invalid, NotAllowed, and OperationRejected while a workload holds the GPU.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()
@@ -115,7 +115,7 @@ def forget_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "
 def change_repair_policy(*, actor: User, pool: Pool, now: datetime, via: str = "web", **given: Any) -> Pool:
     """Change a pool's actions against stray processes and suspect GPUs. Raises Invalid, NotAllowed.
 
-    ``given``: fields of REPAIR_POLICY_FIELDS; absent fields keep their values.
+    ``given`` are fields of REPAIR_POLICY_FIELDS; absent fields keep their values.
     """
     policy.require(actor, "pool.change")
     checks = InputChecks()

@@ -75,8 +75,8 @@ def reset_health_rule(
 ) -> HealthRule:
     """Reset a rule to its default.
 
-    Raises Invalid, NotAllowed, and OperationRejected if the rule has its default values or an operator added
-    it.
+    Raises Invalid, NotAllowed, and OperationRejected if the rule has its default values or was added
+    by an operator.
     """
     policy.require(actor, "health_rule.change")
     why = checked_reason(why)
@@ -113,8 +113,8 @@ def add_health_rule(
 ) -> HealthRule:
     """Add a rule for an event code. Events of a code without a rule are only recorded.
 
-    Raises Invalid, NotAllowed, OperationRejected. ``source``: who recommends the rule; empty: this
-    organisation.
+    Raises Invalid, NotAllowed, OperationRejected. ``source`` is who recommends the rule. If it
+    is empty, the source is this organisation.
     """
     policy.require(actor, "health_rule.change")
     checks = InputChecks()

@@ -34,7 +34,7 @@ PLANNED_VERBS = ("cordon", "drain", "revoke")
 class AffectedWorkload:
     """A workload on a host.
 
-    ``happens``: key of ``host_texts.WORKLOAD_EFFECTS``. ``by``: latest end; None: at once.
+    ``happens`` is a key of ``host_texts.WORKLOAD_EFFECTS``. ``by`` is the latest end; None means at once.
     """
 
     workload: Workload
@@ -51,11 +51,11 @@ class AffectedWorkload:
 class HostEffect:
     """The effect of a verb on a host.
 
-    ``gpus``: number of GPUs that leave the pool, or return to it with "return"; None: neither.
+    ``gpus`` is the number of GPUs that leave the pool or, for "return", come back; None if none does either.
     ``reservations`` are active and bound to GPUs of the host. ``moved`` are active and future reservations
     that would get other GPUs than planned now. ``unkept`` are reservations that could no longer be served.
-    ``moved`` and ``unkept`` are None if the verb affects no reservation. ``last_end``: latest end of the
-    present workloads (None: no workload runs, or the verb ends all of them).
+    ``moved`` and ``unkept`` are None if the verb affects no reservation. ``last_end`` is the latest end
+    of the present workloads; None if no workload runs or the verb ends all of them.
     """
 
     verb: str
@@ -143,7 +143,7 @@ def affected_workloads(
 ) -> list[AffectedWorkload]:
     """Return the workloads on a host with the verb's effect on each, the earliest end first.
 
-    ``moved``: for a drain, the planner's result by workload.
+    For a drain, ``moved`` is the planner's result by workload.
     """
     rows = reads.remaining_workloads(host, now)
     if verb == "drain":

@@ -126,7 +126,7 @@ def cordon_host(*, actor: User, host: Host, why: str, now: datetime, via: str = 
 
 
 def drain_host(*, actor: User, host: Host, why: str, now: datetime, via: str = "web") -> Host:
-    """Start no new workloads on a host, and evict the preemptible ones with notice.
+    """Start no new workloads on a host, and evict its preemptible workloads with notice.
 
     Raises Invalid, OperationRejected, NotAllowed.
     """
@@ -200,7 +200,7 @@ def checked_maintenance_window(
 ) -> tuple[datetime, datetime]:
     """Return the checked start and end of a maintenance window.
 
-    Raises Invalid, also with the earlier problems in ``checks``.
+    Raises Invalid with these and the earlier problems in ``checks``.
     """
     checks = checks or InputChecks()
     first, last = checks.aware_datetime("start", start), checks.aware_datetime("end", end)
@@ -268,7 +268,7 @@ def cancel_maintenance(
 ) -> MaintenanceWindow:
     """Cancel an announced maintenance window.
 
-    Raises Invalid, NotAllowed, and OperationRejected if it was cancelled before.
+    Raises Invalid, NotAllowed, and OperationRejected if the window was cancelled before.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()

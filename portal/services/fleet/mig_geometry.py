@@ -61,7 +61,7 @@ def parse_geometry(value: Any) -> list[str]:
 class GpuOccupant:
     """A workload on a GPU.
 
-    ``leaves``: True if it gets notice, False if it runs to its end. ``by``: latest end.
+    ``leaves`` is True if the workload gets notice, False if it runs to its end. ``by`` is its latest end.
     """
 
     workload: Workload
@@ -74,7 +74,8 @@ class GeometryChangeEffect:
     """The effect of a new geometry on a GPU.
 
     ``reservations`` are bound to the GPU. ``unkept`` are future reservations that fit now and would not fit
-    without the GPU. ``free_by``: the GPU is free at this time at the latest; None: it is free now.
+    without the GPU. ``free_by`` is the latest time at which the GPU is free; None if it is free
+    now.
     """
 
     gpu: Gpu

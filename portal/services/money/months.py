@@ -49,7 +49,9 @@ def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: 
 
 
 def set_idle_payer(*, actor: User, month: date, payer: str, now: datetime, via: str = "web") -> Statement:
-    """Set who pays for idle capacity of a month: operator, guarantee (teams by their guarantees) or use.
+    """Set who pays for idle capacity of a month: operator, guarantee or use.
+
+    With guarantee, teams pay by their guarantees; with use, by their use.
 
     Raises Invalid, OperationRejected, NotAllowed.
     """

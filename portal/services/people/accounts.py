@@ -72,8 +72,8 @@ def change_user(
 ) -> User:
     """Change the roles of an account, or close or open the account. None keeps a value.
 
-    Closing revokes its tokens and ends its workspaces. Raises Invalid, NotAllowed, and OperationRejected if
-    no operator would remain.
+    Closing an account revokes its tokens and ends its workspaces. Raises Invalid, NotAllowed, and
+    OperationRejected if no operator would remain.
     """
     policy.require(actor, "user.change")
     checks = InputChecks()

@@ -118,8 +118,8 @@ def relaunch_workload(
 ) -> Workload:
     """Queue a copy of a workload; ``changes`` replace its arguments.
 
-    Values of the environment may be secrets: only a copy by the owner keeps them, and other people must give
-    their own. Raises Invalid, NotAllowed.
+    Values of the environment may be secrets: only a copy by the owner keeps the values, and other people must
+    give their own values. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "workload.relaunch", workload)
     if workload.environment and workload.owner_id != actor.pk and "environment" not in changes:

@@ -31,9 +31,9 @@ def open_workspace(
 ) -> str:
     """Return the URL that opens a running workload, with a one-time code that is valid for one minute.
 
-    The URL has an origin of its own. ``session_key``: key of the portal session; signing out of the portal
-    ends the workspace too. ``session_key`` is empty for a caller with a ``token``; then revoking the token
-    ends the workspace. Raises NotAllowed, and OperationRejected if the workload does not run.
+    The URL has an origin of its own. ``session_key`` is the key of the portal session: signing out of the
+    portal also ends the workspace. ``session_key`` is empty for a caller with a ``token``; then revoking the
+    token ends the workspace. Raises NotAllowed, and OperationRejected if the workload does not run.
     """
     policy.require(actor, "workload.open", workload)
     if workload.state not in (WorkloadState.RUNNING, WorkloadState.NOTICE):
