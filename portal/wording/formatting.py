@@ -46,8 +46,9 @@ def date_and_time(value: datetime | float | int | None) -> str:
 
 
 def local_time_text(at: datetime) -> str:
-    """Return ``2026-03-02 09:00 CET``: a time in the current time zone with the zone's name. The API uses
-    UTC.
+    """Return ``2026-03-02 09:00 CET``: a time in the current time zone with the zone's name.
+
+    The API uses UTC.
     """
     return f"{timezone.localtime(at):%Y-%m-%d %H:%M %Z}"
 

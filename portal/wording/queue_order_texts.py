@@ -68,7 +68,7 @@ EARLIER_BECAUSE: dict[str, str] = {
 def earlier_because(part: str, earlier: bool, shorter: bool) -> str:
     """Return the criterion that puts a workload ahead, in a few words.
 
-    ``earlier``: it was submitted before the other one. ``shorter``: its expected run time is shorter.
+    ``earlier`` is True if it was submitted first, ``shorter`` if its expected run time is shorter.
     """
     if part != "place" or not (earlier or shorter):
         return EARLIER_BECAUSE[part]

@@ -18,6 +18,6 @@ WAITS_FOR_HOST = "Waits for the host"
 
 
 def array_note(summary: str, held: str, cost: str) -> str:
-    """Return the note of a job array: its tasks, what they hold (or "") and what they cost (or "")."""
+    """Return the note of a job array from its summary, the units held (or "") and the cost (or "")."""
     holding = f" They hold {held}{f' and cost {cost} so far' if cost else ''}." if held else ""
     return f"Array of {summary}.{holding} Below: its first task that has not ended."
