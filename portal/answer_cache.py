@@ -28,7 +28,7 @@ def cached_answer(question: tuple[Hashable, ...], now: datetime, answer: Callabl
 
 
 def cache_get(key: str) -> Any:
-    """Return the value of a key; None if it is missing or the cache is unavailable."""
+    """Return the value of a key; None if the key is missing or the cache is unavailable."""
     try:
         return cache.get(key)
     except RedisError:

@@ -34,8 +34,9 @@ class Invalid(ServiceError):
 
 
 class NotAllowed(ServiceError):
-    """The actor may see the object but not change it this way. An object that is invisible to the actor gives
-    404.
+    """The actor may see the object, but not change it this way.
+
+    For an object that is invisible to the actor, services raise ObjectNotFound instead.
     """
 
     status = 403

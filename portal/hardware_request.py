@@ -74,7 +74,7 @@ def gpu_models_of_pool(pool: Pool) -> list[str]:
 
 
 def profiles_of_pool(pool: Pool, models: Sequence[str]) -> dict[str, int]:
-    """Return slots by profile, for the profiles that a pool has on these models (empty: any).
+    """Return slots by profile, for the profiles that a pool has on these models. No models mean any model.
 
     The profile "" is the whole GPU.
     """
@@ -112,7 +112,7 @@ def check_hardware_request(
 ) -> HardwareRequest:
     """Validate the hardware that a project requests in a pool. Notes problems in ``checks``.
 
-    ``arguments``: the hardware by the API's field names. The engine checks the CPU and memory of hosts.
+    ``arguments`` is the hardware by the API's field names. The engine checks the CPU and memory of hosts.
     """
     check_project(checks, project)
     check_pool(checks, pool, project.team)

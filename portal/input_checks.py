@@ -108,7 +108,7 @@ class InputChecks:
         return value
 
     def flag(self, field: str, value: Any) -> bool:
-        """Return a bool. Values of other types are problems, also 0, 1 and "true"."""
+        """Return a bool. Values of other types are problems, even 0, 1 and "true"."""
         if not isinstance(value, bool):
             self.note(field, value, input_problems.NOT_A_FLAG.format(field=field, given=display_value(value)))
             return False
@@ -263,7 +263,7 @@ class InputChecks:
 
 
 def unique_slug(name: str, taken: Iterable[str]) -> str:
-    """Return a slug for a name; it differs from the slugs in ``taken``."""
+    """Return a slug for a name that differs from the slugs in ``taken``."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     base = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:36] or "x"
     used, number, slug = set(taken), 1, base

@@ -235,7 +235,7 @@ def sees_all_charges(user: Viewer) -> bool:
 
 
 def sees_owner_cost(user: Viewer) -> bool:
-    """Return True for finance, operators and auditors, who see the owner's costs. Others see prices."""
+    """Return True for finance, operators and auditors, who see the owner's costs. Other users see prices."""
     return sees_all_charges(user) or sees_all_teams(user)
 
 

@@ -63,7 +63,7 @@ class Membership(models.Model):
 
 
 class ApiToken(models.Model):
-    """An API token. It is shown once at its creation; only its hash is stored."""
+    """An API token. Its text is shown once, at the creation; only the hash of the text is stored."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="api_tokens")
     name = models.CharField(max_length=80)

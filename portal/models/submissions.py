@@ -21,7 +21,7 @@ class SubmissionState(models.TextChoices):
 
 
 class Submission(models.Model):
-    """A request that needs an approval. It holds no resources while it waits."""
+    """A request that needs an approval. A waiting request holds no resources."""
 
     class Kind(models.TextChoices):
         RESERVATION = "reservation"

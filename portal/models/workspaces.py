@@ -21,8 +21,8 @@ class WorkspaceOrigin(models.Model):
 
 
 class EntryCode(models.Model):
-    """A one-time code that opens a workspace. The portal issues it for one user; the edge redeems it within a
-    minute.
+    """A one-time code that opens a workspace. The portal issues the code for one user; the
+    edge redeems it within a minute.
     """
 
     code_hash = models.CharField(unique=True, max_length=64)
@@ -61,6 +61,6 @@ class WorkspaceSession(models.Model):
 def hash_workspace_secret(secret: str) -> str:
     """Return the hash under which entry codes and workspace cookies are stored.
 
-    A browser may send any bytes as a cookie, also those that are not valid text.
+    A browser may send any bytes as a cookie, even bytes that are not valid text.
     """
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()

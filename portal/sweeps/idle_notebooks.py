@@ -150,7 +150,7 @@ def _gpu_idle_since(run: Run, now: datetime, limit: timedelta) -> datetime | Non
 
     A unit is active while its utilisation is above IDLE_GPU_PERCENT, or its SM activity if the utilisation is
     unknown (MIG slices). If both are unknown while a process uses the unit, the last background activity that
-    the agent reported counts instead. Returns None if that is missing too, or if a unit has no reading.
+    the agent reported counts instead. Returns None if the agent reported none, or if a unit has no reading.
     """
     units = set(Allocation.objects.filter(run=run).values_list("unit_id", flat=True))
     since = max(now - limit, run.placed_at)
