@@ -1,7 +1,7 @@
 """Test the main job in a browser, from a request to a line on the statement, with a demo and four people.
 
 Each step builds on the previous ones, so they run in order in one module.
-Every opened page is checked: no request to another host, no error in its console, no serious violation of
+Every opened page is checked: no request to another host, no error in the console, no serious violation of
 accessibility (axe).
 """
 

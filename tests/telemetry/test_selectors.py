@@ -63,7 +63,7 @@ def create_hour_of_use(
 def morning(rates: World) -> World:
     """Return four hours of use.
 
-    Vision held an H100 for 4 h, measured. Language held one for 3 h, unmeasured.
+    Vision held an H100 for 4 h, with readings. Language held an H100 for 3 h, without readings.
     Robotics did not use its reservation.
     """
     units = units_of(rates.hosts["alpha"])
