@@ -70,7 +70,7 @@ WORKLOAD_EFFECTS = {
 
 
 def workload_effect_text(happens: str, begins_anew: bool = False) -> str:
-    """Return the text of a key of WORKLOAD_EFFECTS. ``begins_anew``: True if the checkpoint is unreachable."""
+    """Return the text of a key of WORKLOAD_EFFECTS. ``begins_anew``: the checkpoint is unreachable."""
     anew = (
         " – in another home folder: it does not find the checkpoint and starts from the beginning"
         if begins_anew
