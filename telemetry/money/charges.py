@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db import connection, transaction
+from django.db.models import F, Q
 
 from scheduler.models import Gpu
 from telemetry.core.charge_model import floor_to_second, next_midnight
@@ -26,6 +27,9 @@ REPORTING_LAG = timedelta(seconds=60)  # reports of changes arrive within this t
 GPUS_PER_TRANSACTION = 200
 CATCH_UP_SPAN = timedelta(days=7)  # maximum to charge at once after a standstill
 CATCH_UP_ROUNDS = 6
+# Watermarks are whole seconds. A retired GPU's watermark stays at its retirement; if it counted as behind, it
+# would limit the span of the GPUs that are charged with it.
+_NOT_FULLY_CHARGED = Q(gpu__retired_at=None) | Q(gpu__retired_at__gte=F("until") + timedelta(seconds=1))
 
 
 @dataclass
@@ -87,7 +91,8 @@ def _start_charging_new_gpus(limit: datetime) -> None:
 
 def _charge_forward(ids: Sequence[int], hour: datetime, limit: datetime, now: datetime) -> int:
     """Charge the GPUs from their watermarks, at most CATCH_UP_SPAN at once. Returns the number of lines."""
-    untils = dict(ChargedUntil.objects.filter(gpu__in=ids, until__lt=limit).values_list("gpu_id", "until"))
+    behind = ChargedUntil.objects.filter(_NOT_FULLY_CHARGED, gpu__in=ids, until__lt=limit)
+    untils = dict(behind.values_list("gpu_id", "until"))
     if not untils:
         return 0
     first = min(untils.values())

@@ -314,3 +314,17 @@ def test_a_removed_host_is_charged_until_its_removal(rates: World) -> None:
     assert hours(gpu__host=host) == {"used": 1.5, "unallocated": 22.5}
     lines = [line for line in reconcile_costs(dt.date(2026, 3, 1)) if line.pool == rates.shared.pk]
     assert [line.holds for line in lines] == [True]
+
+
+@pytest.mark.parametrize(
+    "removed_at", [at(9, 0, 30, day=3), at(9, 0, 30, day=3) + dt.timedelta(microseconds=5)]
+)
+def test_gpus_are_charged_for_weeks_after_another_gpu_was_retired(
+    rates: World, removed_at: dt.datetime
+) -> None:
+    services.remove_host(rates.hosts["alpha"], reason="scrapped", now=removed_at)
+    for day in (4, 14, 24):
+        charge_all_gpus(at(10, 2, day=day))
+    untils = dict(ChargedUntil.objects.values_list("gpu__host__name", "until").distinct())
+    assert untils.pop("alpha") == removed_at.replace(microsecond=0)
+    assert set(untils.values()) == {at(10, day=24)}
