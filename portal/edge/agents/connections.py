@@ -144,9 +144,7 @@ class AgentConnections:
         return await self._authenticated_socket(request, 1024 * 1024, True, serve)
 
     def _is_current_agent(self, host: int, key: str) -> bool:
-        """Return True if the stream comes from the connected agent, not from another holder of its
-        credential.
-        """
+        """Return True if the connected agent opened the stream, not another holder of its credential."""
         agent = self._connections.get(host)
         if agent is None or not agent.reported:
             return False

@@ -71,7 +71,7 @@ class AgentStream(asyncio.Transport):
         await self._socket.send_str(encode(StreamOpen(run=run)))
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
-        """Give this stream to ``protocol``."""
+        """Connect ``protocol`` to this stream."""
         self._protocol = protocol
         protocol.connection_made(self)
         if self._closing:

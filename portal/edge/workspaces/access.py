@@ -1,4 +1,4 @@
-"""Decide who may reach which workspace. Plain functions that run in threads; the caller passes ``now``."""
+"""Decide who may reach which workspace. The functions run in threads; the caller passes ``now``."""
 
 from __future__ import annotations
 
