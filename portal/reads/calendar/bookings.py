@@ -242,7 +242,7 @@ class _CalendarReader:
         self._put(sums.values())
 
     def _promised(self) -> None:
-        """Add confirmed reservations; they have no units before their start."""
+        """Add confirmed reservations, which have no units before their start."""
         rows = Reservation.objects.filter(
             pool__in=self.pools, state=ReservationState.CONFIRMED, start__lt=self.end, end__gt=self.start
         ).select_related("project__team", "pool")
@@ -272,7 +272,7 @@ class _CalendarReader:
             )
 
     def _pending(self) -> None:
-        """Add the visible submissions that wait for approval. They hold no units."""
+        """Add the visible submissions that wait for approval. Submissions hold no units."""
         rows = policy.visible_submissions(self.user).filter(
             kind__in=(Submission.Kind.RESERVATION, Submission.Kind.SERIES, Submission.Kind.WINDOW_CHANGE),
             state=SubmissionState.WAITING,

@@ -73,7 +73,7 @@ def free_capacity(user: User, now: datetime, card: cost_totals.Prices | None = N
 
 
 def free_slots_by_model(pool: Pool, now: datetime) -> dict[str, int]:
-    """Return, by model, the slots of free MIG slices and shares. One query."""
+    """Return, by model, the slots of free MIG slices and shares. Takes one query."""
     sums: dict[str, int] = {}
     for model, slots in engine.free_units(pool, now).values_list("gpu__model", "slots"):
         width = slots.upper - slots.lower

@@ -42,7 +42,7 @@ class GpuHealth:
 
 
 def gpu_health_of_host(host: Host) -> list[GpuHealth]:
-    """Return the health of each GPU, ordered by index. Three queries if ``host.pool`` is loaded already."""
+    """Return the health of each GPU, by index. Takes three queries if ``host.pool`` is loaded."""
     split = mig_geometry.host_geometries(host)
     rows = [each.gpu for each in split]
     newest = Diagnostic.objects.filter(gpu__in=rows).order_by("gpu", "-created_at", "-pk").distinct("gpu")
@@ -55,13 +55,13 @@ def gpu_health_of_host(host: Host) -> list[GpuHealth]:
 def missing_gpus(host: Host) -> list[Gpu]:
     """Return GPUs that the host stopped reporting, until it reports them again or an operator removes them.
 
-    One query.
+    Takes one query.
     """
     return list(host.gpus.filter(missing_since__isnull=False).order_by("index", "pk"))
 
 
 def hardware_events(viewer: User, host: Host) -> list[dict[str, Any]]:
-    """Return recent hardware events of a host, newest first. Two queries."""
+    """Return recent hardware events of a host, newest first. Takes two queries."""
     return visible_hardware_events(viewer, all_hardware_events(host)[:MAX_EVENTS_SHOWN])
 
 
@@ -73,7 +73,7 @@ def all_hardware_events(host: Host) -> QuerySet[HealthEvent]:
 def visible_hardware_events(viewer: User, rows: Iterable[HealthEvent]) -> list[dict[str, Any]]:
     """Return the hardware events with the details that the viewer may read.
 
-    One query in addition to the query of ``rows``.
+    Takes one query in addition to the query of ``rows``.
     """
     rows = list(rows)
     meanings = dict(

@@ -114,7 +114,7 @@ class FleetModelGroup:
 
 
 def fleet_overview(viewer: User, now: datetime, pool_slug: str = "") -> list[FleetModelGroup]:
-    """Return the visible GPUs by model and host. Always six queries."""
+    """Return the visible GPUs by model and host. Always takes six queries."""
     hosts = policy.visible_hosts(viewer).select_related("pool").order_by("name")
     if pool_slug:
         hosts = hosts.filter(pool__slug=pool_slug)

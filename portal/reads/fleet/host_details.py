@@ -110,7 +110,7 @@ def latest_samples(unit_ids: list[int], now: datetime) -> dict[int, Sample]:
 def last_rejected_agent(host: Host) -> dict[str, Any] | None:
     """Return the last agent that was rejected under the name of this host since the host joined.
 
-    The result has reason, at, and, if known, instance and boot_id.
+    The result has the keys ``reason`` and ``at``; if known, also ``instance`` and ``boot_id``.
     """
     kept = host.refused_agent
     return kept and {**kept, "at": datetime.fromisoformat(kept["at"])}
@@ -157,7 +157,7 @@ class RemainingWorkload:
 
 
 def remaining_workloads(host: Host, now: datetime) -> list[RemainingWorkload]:
-    """Return the workloads still on the host, the earliest end first. One query."""
+    """Return the workloads still on the host, the earliest end first. Takes one query."""
     found = Workload.objects.filter(runs__host=host, runs__ended_at=None, state__in=LIVE_STATES).annotate(
         begun_at=ATTEMPT_STARTED_AT
     )

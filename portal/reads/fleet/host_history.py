@@ -24,7 +24,7 @@ ANONYMOUS_OPERATOR = "an operator"
 
 @dataclass(frozen=True)
 class StateChange:
-    """One state change of a host (``name``) or of a GPU. ``old`` is empty if the former state is unknown."""
+    """A change of one state. ``name`` is the state of a host, or "" for a GPU. ``old`` is "" if unknown."""
 
     name: str
     old: str
@@ -60,7 +60,7 @@ class HostHistoryEntry:
 
 
 def host_history(viewer: User, host: Host) -> list[HostHistoryEntry]:
-    """Return the history, newest first. Five queries, one more with hardware events."""
+    """Return the history, newest first. Takes five queries, and one more if there are hardware events."""
     hardware = list(HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at")[:MAX_ENTRIES])
     deeds = list(_operator_actions(host)[:MAX_ENTRIES])
     by_moment = {deed.at: deed for deed in reversed(deeds)}
@@ -96,7 +96,7 @@ def credential_revocation(host: Host) -> AuditEvent | None:
 
 
 def credential_revocations() -> dict[int, AuditEvent]:
-    """Return the revocations of all hosts, by the host's id. Two queries."""
+    """Return the revocations of all hosts, by the host's id. Takes two queries."""
     without = Host.objects.filter(credential_hash="").values_list("pk", flat=True)
     names = {f"host:{pk}": pk for pk in without}
     deeds = AuditEvent.objects.filter(target__in=names, verb="revoke_host").order_by("at", "pk")

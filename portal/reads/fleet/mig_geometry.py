@@ -47,7 +47,7 @@ class GpuGeometry:
 
 
 def host_geometries(host: Host) -> list[GpuGeometry]:
-    """Return the geometry of each GPU, ordered by index. Two queries if ``host.pool`` is loaded already."""
+    """Return the geometry of each GPU, by index. Takes two queries if ``host.pool`` is loaded."""
     rows = list(host.gpus.filter(retired_at=None).order_by("index"))
     newest = GeometryChange.objects.filter(gpu__in=rows).order_by("gpu", "-created_at", "-pk").distinct("gpu")
     last = {row.gpu_id: row for row in newest}

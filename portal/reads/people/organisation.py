@@ -34,7 +34,7 @@ def teams(viewer: policy.Viewer) -> list[dict[str, Any]]:
 
 
 def queue_leaders(pool: Pool) -> list[dict[str, Any]]:
-    """Return each team's number of waiting workloads, and the person who has most of them. One query."""
+    """Return each team's number of waiting workloads, and the person with most of them. Takes one query."""
     rows = Workload.objects.filter(pool=pool, state=WorkloadState.QUEUED)
     by_person = rows.values_list("project__team__name", "owner__username").annotate(waiting=Count("pk"))
     lines: dict[str, dict[str, Any]] = {}

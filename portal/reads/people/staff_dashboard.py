@@ -25,7 +25,7 @@ MAX_DASHBOARD_ROWS = 5
 class OperationsDashboard:
     """Pending decisions, hosts and reservations with problems, and the longest waits.
 
-    For operators and auditors.
+    Only operators and auditors see this dashboard.
     """
 
     submissions: list[Submission]

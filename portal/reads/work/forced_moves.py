@@ -28,7 +28,7 @@ class ForcedMove:
 
 
 def forced_moves_of_runs(runs: Iterable[int]) -> dict[int, ForcedMove]:
-    """Return the evictions by run. One query if there are none, at most five."""
+    """Return the evictions by run. Takes one query if there are none, otherwise at most five."""
     commands = list(
         Command.objects.filter(
             run__in=list(runs), code__in=FORCED_MOVE_CODES, verb__in=(Command.Verb.NOTICE, Command.Verb.STOP)
@@ -72,7 +72,7 @@ def workload_history(workload: Workload, most: int) -> list[WorkloadHistoryEntry
 
 
 def forced_moves_of_commands(commands: Iterable[Command]) -> dict[int, ForcedMove]:
-    """Return the forced move of each run, from the first of its commands. Their hosts must be loaded.
+    """Return the forced move of each run, from the first of its commands; these have their hosts loaded.
 
     The cause is the health event, or the state change of the host or of a GPU, whose host and timestamp equal
     those of the command.

@@ -31,7 +31,7 @@ def utilisation_of(
 ) -> dict[int, WorkloadUtilisation]:
     """Return the utilisation of each workload in the last two hours.
 
-    Two queries: minute rollups, and the last readings of ``hosts``.
+    Takes two queries: minute rollups, and the last readings of ``hosts``.
     """
     if not workloads:
         return {}

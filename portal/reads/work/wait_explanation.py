@@ -289,7 +289,8 @@ def alternative_windows(workload: Workload, user: User, now: datetime) -> list[A
 def fair_share_rows(pool: Pool, mine: Collection[int] | int, now: datetime) -> list[dict[str, Any]]:
     """Return one row per team of the pool, in GPUs and GPU-hours, the least use first.
 
-    ``mine``: ids of the viewer's teams. Users of a pool may see the sums of its teams.
+    ``mine`` is the id of the viewer's team, or the ids of several teams. Users of a pool may see the sums of
+    its teams.
     """
     rows: list[FairnessRow] = cached_answer(
         ("fairness", pool.pk), now, lambda: explanations.fairness_rows(pool, now)
