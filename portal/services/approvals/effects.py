@@ -34,7 +34,7 @@ from scheduler.state.states import OPEN_RESERVATION_STATES
 def approval_effect(
     submission: Submission, now: datetime, changes: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the effect of approving a submission, with ``changes``, on other work. Reads only.
+    """Return the effect of approving a submission, with ``changes``, on other work. Changes nothing.
 
     Every kind: ``fits`` (bool), ``code`` and ``numbers`` (the engine's reason, if any), ``sentence`` (for
     people).

@@ -182,7 +182,7 @@ def alternative_windows_of(answer: WindowCheckResult) -> list[tuple[datetime, da
 
 
 def reservation_warnings(request: ReservationRequest) -> list[str]:
-    """Return sentences about unusual windows and slow networks. They block nothing."""
+    """Return sentences about unusual windows and slow networks. These warnings block nothing."""
     warnings = []
     if request.start.weekday() >= 5:
         warnings.append(reservation_problems.STARTS_ON_WEEKEND)

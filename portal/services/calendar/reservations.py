@@ -59,7 +59,7 @@ def request_reservation(
 ) -> Submission | Reservation:
     """Reserve ``units`` on each of ``hosts`` hosts.
 
-    ``hardware``: the fields of a ``HardwareRequest`` by the names of the API.
+    ``hardware`` has the fields of a ``HardwareRequest`` by the names of the API.
 
     Returns a confirmed Reservation. Returns a Submission, which reserves nothing yet, if the size is above
     the pool's threshold or if ``may_exceed_guarantee`` requests the guarantees of other teams. The window is

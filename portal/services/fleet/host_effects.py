@@ -1,6 +1,6 @@
 """Preview a verb on a host: the affected workloads with their end times, and the affected reservations.
 
-Reads only.
+The preview changes nothing.
 """
 
 from __future__ import annotations

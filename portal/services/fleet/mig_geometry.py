@@ -98,7 +98,7 @@ def preview_geometry_change(
 ) -> GeometryChangeEffect:
     """Return the effect of a new geometry, with the time at which the host may apply it.
 
-    Reads only. Raises Invalid, NotAllowed, OperationRejected.
+    Changes nothing. Raises Invalid, NotAllowed, OperationRejected.
     """
     policy.require(actor, "host.change")
     row, profiles = gpu_by_index(host, gpu), parse_geometry(geometry)

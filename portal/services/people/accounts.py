@@ -70,7 +70,7 @@ def change_user(
     active: bool | None = None,
     via: str = "web",
 ) -> User:
-    """Change the roles of an account, or close or open the account. None keeps a value.
+    """Change the roles of an account, or close or open the account. An argument of None keeps its value.
 
     Closing an account revokes its tokens and ends its workspaces. Raises Invalid, NotAllowed, and
     OperationRejected if no operator would remain.

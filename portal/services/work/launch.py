@@ -48,7 +48,7 @@ def launch_notebook(
     via: str = "web",
     **arguments: Any,
 ) -> Workload:
-    """Queue a notebook. It is not preemptible and may not borrow.
+    """Queue a notebook. Notebooks are not preemptible and may not borrow.
 
     ``arguments``: fields of a ``WorkloadRequest`` by the names of the API. The template gives the fields that
     are absent or None. Raises Invalid, NotAllowed, and OperationRejected if too many workloads are waiting.
