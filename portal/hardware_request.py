@@ -55,7 +55,7 @@ def hardware_arguments_in(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def profile_slots(wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], int]:
-    """Return the size in slots by (pool id, profile). No query if ``wanted`` is empty."""
+    """Return the size in slots by (pool id, profile). Takes no query if ``wanted`` is empty."""
     if not wanted:
         return {}
     rows = Unit.objects.filter(
@@ -173,9 +173,9 @@ def exceeds_approval_threshold(pool: Pool, ask: HardwareRequest) -> bool:
 
 
 def network_warnings(pool: Pool, ask: HardwareRequest) -> list[str]:
-    """Return a warning if a multi-host request could get hosts that cannot reach each other.
+    """Return warnings about hosts that cannot reach each other and that a multi-host request could get.
 
-    The agents of such hosts report no address. Hosts that never joined are ignored. At most one query.
+    The agents of such hosts report no address. Hosts that never joined are ignored. Takes at most one query.
     """
     if ask.hosts < 2:
         return []

@@ -50,7 +50,7 @@ def metered_planning(user: User, now: datetime) -> Iterator[None]:
 
 
 def _add_planning_ms(key: str, milliseconds: int) -> int:
-    """Add to the counter and return its new value; 0 while the cache is unavailable."""
+    """Add milliseconds to a counter and return its value; return 0 while the cache is unavailable."""
     try:
         cache.add(key, 0, 2 * BUDGET_PERIOD_SECONDS)
         return int(cache.incr(key, milliseconds))

@@ -22,7 +22,7 @@ def stray_digests(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """Yield notices to operators about stray processes on which a health rule acted, each process once.
 
     Processes that were found on one host at one time share a notice. After MAX_STRAY_NOTICES_PER_HOUR notices
-    about a host in a clock hour, the rest of that hour's are combined into one every STRAY_DIGEST_INTERVAL.
+    about a host in a clock hour, further notices of this hour are combined every STRAY_DIGEST_INTERVAL.
     """
     hour = (since - STRAY_DIGEST_INTERVAL).replace(minute=0, second=0, microsecond=0)
     found = HealthEvent.objects.filter(

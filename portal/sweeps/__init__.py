@@ -1,1 +1,1 @@
-"""Periodic work of the portal: stop idle notebooks, delete expired rows."""
+"""Run the periodic work of the portal: stop idle notebooks, delete expired rows."""
