@@ -74,9 +74,9 @@ def gpu_models_of_pool(pool: Pool) -> list[str]:
 
 
 def profiles_of_pool(pool: Pool, models: Sequence[str]) -> dict[str, int]:
-    """Return slots by profile, for the profiles that a pool has on these models. No models mean any model.
+    """Return slots by profile, for the profiles that a pool has on these models.
 
-    The profile "" is the whole GPU.
+    An empty list means all models. The profile "" is the whole GPU.
     """
     units = Unit.objects.filter(gpu__host__pool=pool, retired_at=None, gpu__retired_at=None)
     if models:

@@ -13,8 +13,8 @@ def removals(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """Yield a notice for each removed team or pool to its users.
 
     The users are the former members of the team, the leads of teams with a quota in the pool, and the authors
-    of withdrawn requests. Members and authors are read from the audit record of the removal; leads are the
-    present ones.
+    of withdrawn requests. Members and authors are read from the audit record of the removal; leads are
+    the teams' present leads.
     """
     events = AuditEvent.objects.filter(verb__in=("remove_team", "remove_pool"), at__gt=since, at__lte=now)
     for event in events.order_by("pk"):

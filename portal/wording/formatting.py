@@ -54,8 +54,9 @@ def local_time_text(at: datetime) -> str:
 
 
 def window(start: datetime | None, end: datetime | None) -> str:
-    """Return ``Sat 21 Nov 09:00 to 17:00``. The end has its day or year only if they differ from
-    the start's.
+    """Return ``Sat 21 Nov 09:00 to 17:00``.
+
+    The end has its day or year only if they differ from the day or year of the start.
     """
     if start is None or end is None:
         return "an unknown time"

@@ -61,7 +61,7 @@ def create_hour_of_use(
 
 @pytest.fixture
 def morning(rates: World) -> World:
-    """Return four hours of use.
+    """Return a world with four hours of use.
 
     Vision held an H100 for 4 h, with readings. Language held an H100 for 3 h, without readings.
     Robotics did not use its reservation.

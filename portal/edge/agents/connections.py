@@ -330,7 +330,7 @@ class AgentConnections:
             self._on_run_states(connection, frame)
             self._queue_desired(connection, desired)
         elif not connection.reported:
-            # A copy of the agent also has the credential. Only an accepted report identifies the agent.
+            # A copied agent has the same credential, so only an accepted report identifies the agent.
             raise ProtocolError(f"kind: {frame.kind} comes before the first report; allowed: observed")
         elif isinstance(frame, Proof):
             self._queue_desired(

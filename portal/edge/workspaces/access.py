@@ -51,7 +51,7 @@ class WorkspaceEntry:
 @dataclass(frozen=True)
 class AccessDenied:
     why: AccessRefusal
-    workload: str = ""  # public id, only if this browser may know it
+    workload: str = ""  # public id; empty if this browser may not know it
 
 
 def redeem_entry_code(label: str, code: str, now: dt.datetime) -> WorkspaceEntry | AccessDenied:

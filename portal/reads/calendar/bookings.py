@@ -28,7 +28,7 @@ MAX_BOOKINGS = 3000
 class CalendarBooking:
     """A booking of GPUs over a period.
 
-    ``state``: past, running, reserved or pending. ``host`` is None for a promise that has no units yet.
+    ``state`` is past, running, reserved or pending. ``host`` is None for a promise that has no units yet.
     ``named`` is False if the viewer may only know that the GPUs are taken; then name and id are empty.
     """
 

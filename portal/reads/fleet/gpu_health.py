@@ -53,7 +53,7 @@ def gpu_health_of_host(host: Host) -> list[GpuHealth]:
 
 
 def missing_gpus(host: Host) -> list[Gpu]:
-    """Return GPUs that the host stopped reporting, until it reports them again or an operator removes them.
+    """Return GPUs that the host stopped reporting, until they are reported again or removed by an operator.
 
     Takes one query.
     """

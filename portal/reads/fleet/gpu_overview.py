@@ -36,7 +36,7 @@ class GpuCell:
 
     gpu: Gpu
     units: int = 1
-    held: int = 0  # number of its units that are held
+    held: int = 0  # number of held units
     team: Team | None = None  # the team that holds it; None for no team or several
     reserved: bool = False
     utilisation: float | None = None

@@ -1,4 +1,4 @@
-"""Read teams, people, notices and audit records. Every query starts from what the viewer may see."""
+"""Read teams, people, notices and audit records. Every query starts from rows visible to the viewer."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from scheduler.models import Decision, Recording, Workload
 
 
 def latest_recordings(about: Workload | None = None) -> QuerySet[Recording]:
-    """Return recordings, newest first. If ``about`` is given, return only cycles that decided about it."""
+    """Return recordings, newest first; with ``about``, only of cycles that decided about this workload."""
     rows = Recording.objects.order_by("-pk")
     if about is None:
         return rows

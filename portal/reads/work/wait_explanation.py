@@ -266,7 +266,8 @@ def _faster_requests_key(workload: Workload) -> str:
 def alternative_windows(workload: Workload, user: User, now: datetime) -> list[AlternativeWindow]:
     """Return the first windows in which a waiting workload's hardware can be reserved for its runtime limit.
 
-    The result is empty if the user may not request a reservation. The windows leave time to fill in the form.
+    The result is empty if the user may not request a reservation. The windows start late enough to fill in
+    the form.
     """
     pool, project = workload.pool, workload.project
     length = max(timedelta(seconds=workload.max_runtime_seconds), MIN_RESERVATION_WINDOW)

@@ -96,7 +96,8 @@ def take_out_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str =
 def forget_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
     """Remove a missing GPU from the list; a later report adds the GPU again with its former state.
 
-    ``gpu`` is the UUID. Raises Invalid, NotAllowed, and OperationRejected while a workload holds the GPU.
+    ``gpu`` is the GPU's UUID. Raises Invalid, NotAllowed, and OperationRejected while a workload holds the
+    GPU.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()

@@ -78,7 +78,7 @@ def set_price(
 
 
 def gpu_hour_price(*, pool: Pool, models: Sequence[str], now: datetime) -> Decimal | None:
-    """Return the highest present price of a GPU-hour among ``models``: any of them may be allocated.
+    """Return the highest present price of a GPU-hour among ``models``, because each may be allocated.
 
     Returns None if one of the models has no price.
     """

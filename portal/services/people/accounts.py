@@ -178,7 +178,8 @@ def set_preferences(
 ) -> User:
     """Set the time zone and the theme. Raises Invalid, NotAllowed.
 
-    None keeps a value. An empty time zone: the browser's, or else the organisation's.
+    An argument of None keeps its value. An empty time zone selects the browser's, or else the
+    organisation's.
     """
     policy.require(actor, "own.change")
     checks = InputChecks()
