@@ -1,5 +1,7 @@
-"""Celery tasks of telemetry and money. Each task processes due rows of the database. It is idempotent, may
-run concurrently with itself, and ends within seconds.
+"""Define the Celery tasks of telemetry and money.
+
+Each task processes due rows of the database. A task is idempotent, may run concurrently with itself, and ends
+within seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def charge() -> None:
 
 @shared_task(name="telemetry.tasks.partitions")
 def maintain_partitions() -> None:
-    """Create partitions ahead of time; drop expired partitions and old events."""
+    """Create partitions ahead of time, and delete expired partitions and old events."""
     now = timezone.now()
     partitions.maintain_partitions(now)
     rules.purge_old_events(now)
@@ -60,5 +62,5 @@ def _check_health(clock: ClockSample) -> None:
 
 @shared_task(name="telemetry.tasks.budgets")
 def check_budgets() -> None:
-    """Compare budgets with the month's spending; open and close budget gates."""
+    """Compare budgets with the month's spending, and open and close budget gates."""
     budgets.check_budgets(timezone.now())

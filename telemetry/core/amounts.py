@@ -1,8 +1,9 @@
-"""Calculate with money: Decimal only, rounded in one place, split into parts that sum exactly to the whole.
+"""Calculate amounts of money: round them, and split them into parts that sum exactly to the whole.
 
-Ledger amounts have six decimals (``MICRO``), statement amounts two (``CENT``). The value of an interval is
-the difference of two points on one line (``value_between``), so the values of its pieces always sum to the
-value of the whole.
+Ledger amounts have six decimals (``MICRO``), statement amounts two (``CENT``). All amounts are Decimal. The
+value of an interval is the difference of two rounded values, both counted from the same time
+(``value_between``). The values of the pieces of an interval therefore always sum to the value of the
+interval.
 """
 
 from __future__ import annotations
@@ -16,23 +17,24 @@ MICRO = Decimal("0.000001")
 ZERO = Decimal(0)
 SECONDS_PER_HOUR = 3600
 
-# Precise enough for the product of a price and a century of seconds.
+# 50 digits are precise enough for the product of a price and a century of seconds.
 _EXACT = Context(prec=50, rounding=ROUND_HALF_EVEN)
 
 
 def round_amount(amount: Decimal, step: Decimal = CENT) -> Decimal:
-    """Return ``amount`` rounded to the nearest ``step``, half to even. All rounding to the nearest happens
-    here.
+    """Return ``amount`` rounded to the nearest ``step``, half to even.
+
+    All code that rounds to the nearest step calls this function.
     """
     return amount.quantize(step, rounding=ROUND_HALF_EVEN, context=_EXACT)
 
 
 def value_between(start: datetime, end: datetime, per_hour: Decimal, since: datetime) -> Decimal:
-    """Return the value of ``[start, end)`` at ``per_hour``, in micros. ``since`` is when the price began, at
-    or before ``start``.
+    """Return the value of ``[start, end)`` at the price ``per_hour``, rounded to six decimals.
 
-    Both ends are rounded as points counted from ``since``; hence value(a, b) + value(b, c) == value(a, c)
-    always.
+    ``since`` is the time at which the price began, at or before ``start``. The values from ``since`` to
+    ``start`` and to ``end`` are rounded, and the result is their difference. Therefore value(a, b) + value(b,
+    c) == value(a, c).
     """
     if not since <= start <= end:
         raise ValueError(f"start: {start} is not between {since} and {end}")
@@ -46,12 +48,12 @@ def _value_of(length: timedelta, per_hour: Decimal) -> Decimal:
 
 
 def split_amount(total: Decimal, weights: Sequence[int | Decimal], step: Decimal = CENT) -> list[Decimal]:
-    """Split ``total`` in proportion to ``weights`` into multiples of ``step`` that sum exactly to ``total``
-    (largest remainder).
+    """Split ``total`` in proportion to ``weights`` into multiples of ``step`` that sum to ``total``.
 
-    ``total`` is a multiple of ``step`` and may be negative; weights are not negative. Equal remainders favour
-    the earlier part. If all weights are zero, the first part gets everything. Raises ValueError for no
-    weights, a negative weight, or a total that is not a multiple of ``step``.
+    The method is the largest remainder. ``total`` is a multiple of ``step`` and may be negative; weights are
+    not negative. Of two parts with equal remainders, the earlier part is rounded up. If all weights are zero,
+    the first part gets everything. Raises ValueError for no weights, a negative weight, or a total that is
+    not a multiple of ``step``.
     """
     if not weights or any(weight < 0 for weight in weights):
         raise ValueError(
@@ -78,9 +80,9 @@ def round_parts(
 ) -> list[Decimal]:
     """Round each amount down or up to a multiple of ``step`` so that the results sum to the rounded total.
 
-    ``total`` is the rounded sum if it was rounded elsewhere; it must be the sum of ``amounts`` rounded down
-    or up to ``step``. Largest remainder; amounts may have either sign; equal remainders favour the earlier
-    part. Returns [] for [].
+    Pass ``total`` if the caller has already rounded the sum of ``amounts``, down or up to ``step``. The
+    method is the largest remainder. Amounts may have either sign. Of two amounts with equal remainders, the
+    earlier amount is rounded up. Returns [] for [].
     """
     if not amounts:
         return []
@@ -94,10 +96,10 @@ def round_parts(
 
 
 def round_parts_to_total(amounts: Sequence[Decimal], total: Decimal, step: Decimal = CENT) -> list[Decimal]:
-    """Round ``amounts`` as ``round_parts`` does, then adjust the largest one so that they sum to ``total``.
+    """Round ``amounts`` like ``round_parts``, then adjust the largest result so that they sum to ``total``.
 
-    ``total`` is a multiple of ``step`` close to the sum, rounded elsewhere. The largest amount takes the
-    difference because it is least visible there; of equal amounts the first. ``amounts`` has at least one
+    ``total`` is a multiple of ``step`` close to the sum. The largest amount takes the difference, because the
+    difference is least visible there. Of equal amounts the first is adjusted. ``amounts`` has at least one
     element.
     """
     parts = round_parts(amounts, step)

@@ -1,4 +1,4 @@
-"""Values of charging: buckets, holds and conditions of a GPU, rates, and charge pieces."""
+"""Define the values of charging: buckets, holds and conditions of a GPU, rates, and charge pieces."""
 
 from __future__ import annotations
 
@@ -43,18 +43,17 @@ class GpuCondition(StrEnum):
     """The condition of a GPU, independent of its holder."""
 
     WELL = "well"
-    UNHEALTHY = "unhealthy"  # quarantined or in repair; work that still runs on it is charged
-    SILENT = "silent"  # its agent does not answer; work on it is lost
+    UNHEALTHY = "unhealthy"  # quarantined or in repair; work that still runs on the GPU is charged
+    SILENT = "silent"  # the agent of the host does not answer; work on the GPU is lost
     MAINTENANCE = "maintenance"
 
 
 @dataclass(frozen=True, slots=True)
 class GpuHold:
-    """Slots ``[low, high)`` of the GPU (0 to 840) held over ``[start, end)``; ``end`` is None while they are
-    held.
+    """The slots ``[low, high)`` of a GPU (of 0 to 840), held over ``[start, end)``.
 
-    From ``lost_from`` to the end the time is not charged but counts in ``lost_bucket``:
-    ChargeBucket.PREEMPTED or HARDWARE_LOST.
+    ``end`` is None while the slots are held. The time from ``lost_from`` to the end is not charged. It counts
+    in ``lost_bucket``, which is ChargeBucket.PREEMPTED or HARDWARE_LOST.
     """
 
     allocation: int
@@ -69,7 +68,7 @@ class GpuHold:
 
 @dataclass(frozen=True, slots=True)
 class ReservedSlots:
-    """Slots bound to a reservation over ``[start, end)``; ``end`` is None while they are bound."""
+    """Slots bound to a reservation over ``[start, end)``. ``end`` is None while the slots are bound."""
 
     reservation: int
     low: int
@@ -88,8 +87,9 @@ class GpuConditionChange:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A line of the rate card, valid from ``since`` until the next line. Amounts are per whole GPU
-    and hour.
+    """A line of the rate card, valid from ``since`` until the next line.
+
+    Amounts are for one hour of a whole GPU.
     """
 
     since: datetime
@@ -100,9 +100,10 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class GpuTimeline:
-    """Everything that determines the charges of one GPU. ``changes`` and ``rates`` are in order of time.
+    """All facts that determine the charges of one GPU. ``changes`` and ``rates`` are in order of time.
 
-    ``owned`` is True for a GPU of a static pool: the pool's team pays for it even while nobody holds it.
+    ``owned`` is True for a GPU of a static pool. The pool's team pays for such a GPU even while nobody holds
+    it.
     """
 
     holds: tuple[GpuHold, ...] = ()
@@ -123,8 +124,9 @@ class ChargeKey:
 
 @dataclass(frozen=True, slots=True)
 class ChargePiece:
-    """``slots`` of the GPU over ``[start, end)`` for one charge key. ``cost`` and ``charged`` are set by
-    ``price_pieces``.
+    """A number of ``slots`` of a GPU over ``[start, end)`` with one charge key.
+
+    ``price_pieces`` sets ``cost`` and ``charged``.
     """
 
     start: datetime

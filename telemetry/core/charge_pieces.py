@@ -36,7 +36,7 @@ from telemetry.core.charge_model import (
 def lost_time(
     *, end_code: str, started: datetime, ended: datetime, checkpoint: datetime | None, keeps_state: bool
 ) -> tuple[datetime, ChargeBucket] | None:
-    """Return the start and the bucket of the uncharged part of an ended hold; None if all is charged.
+    """Return the start and the bucket of the uncharged part of an ended hold; None if it is fully charged.
 
     A preemption or a hardware fault loses the work since the last checkpoint, or since the start if there is
     none. ``keeps_state`` is True for notebooks: their files survive, so nothing is lost.
@@ -54,11 +54,10 @@ def lost_time(
 
 
 def charge_pieces(gpu: GpuTimeline, start: datetime, end: datetime) -> list[ChargePiece]:
-    """Return unpriced pieces that cover every slot-second of ``[start, end)`` exactly once, in order of time
-    and charge key.
+    """Return unpriced pieces that cover every slot-second of ``[start, end)`` exactly once.
 
-    Pieces are cut at midnight and at price changes, and joined across changes that do not concern their
-    charge key.
+    The pieces are in order of time and charge key. They are cut at midnight and at price changes, and joined
+    across changes that do not concern their charge key.
     """
     start, end = floor_to_second(start), floor_to_second(end)
     if start >= end:
@@ -89,13 +88,13 @@ def charge_pieces(gpu: GpuTimeline, start: datetime, end: datetime) -> list[Char
 def price_pieces(
     parts: Sequence[ChargePiece], totals: Sequence[tuple[datetime, datetime, Decimal]] | None = None
 ) -> list[ChargePiece]:
-    """Return ``parts`` with cost and charged amount, in the same order. They must cover all slots of each
-    pricing span.
+    """Return ``parts`` with cost and charged amount, in the same order.
 
-    A pricing span is a day at one rate. The value of the whole GPU over a span is split by slot-seconds, so
-    costs sum exactly to the cost of the asset. ``totals`` replaces the computed cost of spans, so that
-    lines that replace ledger lines keep their total cost. A piece without a rate costs nothing; the close of
-    its month reports it.
+    A pricing span is a day at one rate. ``parts`` must cover all slots of each pricing span. The value of the
+    whole GPU over a span is split by slot-seconds, so the costs sum exactly to the cost of the GPU.
+    ``totals`` gives the cost of spans instead of the rate, so that corrected lines keep the total cost of the
+    lines that they replace. A piece without a rate costs nothing, and the close of the month reports the
+    piece.
     """
     spans: dict[tuple[datetime, int | None], list[int]] = defaultdict(list)
     for index, piece in enumerate(parts):
@@ -114,8 +113,9 @@ def price_pieces(
 
 
 def _price_span(chosen: list[ChargePiece], rate: Rate, known_cost: Decimal | None) -> Iterator[ChargePiece]:
-    """Yield the pieces of one pricing span with cost and charged amount. ``known_cost`` replaces the cost by
-    ``rate``.
+    """Yield the pieces of one pricing span with cost and charged amount.
+
+    ``known_cost``: the cost of the span; None: compute it from ``rate``.
     """
     weights = [piece.slot_seconds for piece in chosen]
     low, high = min(p.start for p in chosen), max(p.end for p in chosen)
@@ -130,8 +130,9 @@ def _price_span(chosen: list[ChargePiece], rate: Rate, known_cost: Decimal | Non
 
 
 def asset_cost(rates: Sequence[Rate], start: datetime, end: datetime) -> Decimal:
-    """Return the cost of one whole GPU over ``[start, end)`` by the rate card alone. Time without a rate
-    costs nothing.
+    """Return the cost of one whole GPU over ``[start, end)`` by the rate card alone.
+
+    Time without a rate costs nothing.
     """
     total = ZERO
     for index, rate in enumerate(rates):
@@ -145,11 +146,12 @@ def asset_cost(rates: Sequence[Rate], start: datetime, end: datetime) -> Decimal
 def _pricing_span(
     piece: ChargePiece, totals: Sequence[tuple[datetime, datetime, Decimal]] | None
 ) -> int | None:
-    """Return the key of the pricing span that contains the start of ``piece``: an index into ``totals``, or
-    the day without totals.
+    """Return the key of the pricing span that contains the start of ``piece``.
+
+    The key is an index into ``totals``, or the number of the day without ``totals``.
     """
     if totals is None:
-        # Without totals a span is a day; value_between guarantees that days of one rate add up.
+        # Without totals a span is a day. The days of one rate add up exactly because of value_between.
         return piece.start.toordinal()
     return next((index for index, (low, high, _) in enumerate(totals) if low <= piece.start < high), None)
 
@@ -215,7 +217,7 @@ def _includes(start: datetime, end: datetime | None, moment: datetime) -> bool:
 
 
 def _slots_by_charge_key(gpu: GpuTimeline, moment: datetime) -> dict[ChargeKey, int]:
-    """Return the number of slots per charge key at ``moment``. They sum to SLOTS_PER_GPU."""
+    """Return the number of slots per charge key at ``moment``. The numbers sum to SLOTS_PER_GPU."""
     holds = [h for h in gpu.holds if _includes(h.start, h.end, moment)]
     bounds = [b for b in gpu.bounds if _includes(b.start, b.end, moment)]
     condition = _condition_at(gpu.changes, moment)

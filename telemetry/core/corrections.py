@@ -1,4 +1,4 @@
-"""Find the ledger lines that no longer match the known facts, and their replacements."""
+"""Find the ledger lines that no longer match the known facts, and compute their replacements."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True)
 class ChargeCorrection:
-    """Lines to reverse, and the pieces that replace them over ``[start, end)``, priced so that the total cost
-    is unchanged.
+    """The ledger lines to reverse, and the pieces that replace them over ``[start, end)``.
+
+    The pieces are priced so that the total cost is unchanged.
     """
 
     start: datetime
@@ -40,10 +41,10 @@ class ChargeCorrection:
 def find_corrections(
     gpu: GpuTimeline, standing: Sequence[LedgerLine], start: datetime, end: datetime
 ) -> list[ChargeCorrection]:
-    """Return the corrections, at most one per day, that make the ledger of ``[start, end)`` match the
-    timeline. [] if it matches.
+    """Return the corrections, at most one per day, that make the ledger match the timeline of a GPU.
 
-    ``standing`` holds every unreversed line that overlaps the days of ``[start, end)``.
+    Returns [] if the ledger of ``[start, end)`` already matches. ``standing`` contains every unreversed line
+    that overlaps the days of ``[start, end)``.
     """
     found = []
     day = floor_to_second(start)
@@ -84,9 +85,7 @@ def _find_day_correction(
 def _difference_interval(
     wanted: Sequence[ChargePiece], lines: Sequence[LedgerLine], start: datetime, end: datetime
 ) -> tuple[datetime, datetime] | None:
-    """Return the smallest interval that contains every difference between pieces and ledger; None if there is
-    none.
-    """
+    """Return the smallest interval with all differences between pieces and ledger; None without any."""
     steps: dict[ChargeKey, dict[datetime, int]] = defaultdict(lambda: defaultdict(int))
     for sign, parts in ((1, wanted), (-1, lines)):
         for part in parts:
@@ -108,7 +107,7 @@ def _difference_interval(
 def _widen_to_line_edges(
     hull: tuple[datetime, datetime], lines: Sequence[LedgerLine]
 ) -> tuple[datetime, datetime]:
-    """Return the interval widened until no line crosses one of its ends."""
+    """Return ``hull`` widened until no line crosses one of its ends."""
     low, high = hull
     while True:
         touched = [line for line in lines if line.start < high and line.end > low]

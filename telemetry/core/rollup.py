@@ -1,5 +1,4 @@
-"""Aggregate the samples of one unit per time bucket and allocation. Plain values and sums only; readers
-derive averages.
+"""Sum the samples of one unit by time bucket and allocation. Readers derive averages from the sums.
 
 A sample covers the time since the previous sample, at most ``SAMPLE_REACH_SECONDS``. Time that no sample
 covers is unknown: it is neither busy nor idle.
@@ -10,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-SAMPLE_REACH_SECONDS = 30.0  # three missed readings of ten seconds
-LOW_SM_ACTIVITY_PERCENT = 20.0  # busy time below it counts as inefficient
+# a sample covers at most this time before it: three readings at intervals of ten seconds
+SAMPLE_REACH_SECONDS = 30.0
+LOW_SM_ACTIVITY_PERCENT = 20.0  # busy time below this SM activity counts as inefficient
 HOUR = 3600
 DAY = 86_400
 
@@ -31,8 +31,9 @@ class UsageReading:
 
 @dataclass(frozen=True, slots=True)
 class UnitHold:
-    """The interval ``[start, end)`` in which ``allocation`` held the unit, in seconds since the epoch; an
-    open end is infinity.
+    """The interval ``[start, end)`` in which ``allocation`` held the unit, in seconds since the epoch.
+
+    ``end`` is infinity while the unit is held.
     """
 
     allocation: int
@@ -66,12 +67,11 @@ SUM_FIELDS = tuple(entry.name for entry in fields(UsageSums) if entry.name not i
 def roll_up_readings(
     readings: Sequence[UsageReading], held: Sequence[UnitHold], start: float, end: float
 ) -> dict[int | None, UsageSums]:
-    """Return the usage in the bucket ``[start, end)`` by allocation; the key None has the time that nobody
-    held.
+    """Return the usage in the bucket ``[start, end)`` by allocation.
 
-    ``readings`` are in order of ts, from SAMPLE_REACH_SECONDS before the bucket to SAMPLE_REACH_SECONDS after
-    it: a reading just after the end covers the last seconds of the bucket. ``held`` is in order of time and
-    does not overlap.
+    The key None stands for the time in which nobody held the unit. ``readings`` are in order of ts, from
+    SAMPLE_REACH_SECONDS before the bucket to SAMPLE_REACH_SECONDS after it, because a reading just after the
+    end covers the last seconds of the bucket. ``held`` is in order of time and does not overlap.
     """
     uses: dict[int | None, UsageSums] = {}
     for owner, low, high in _split_by_holder(held, start, end):
@@ -95,9 +95,7 @@ def roll_up_readings(
 
 
 def merge_usage(parts: Iterable[UsageSums]) -> UsageSums:
-    """Return the sum of several buckets of one unit and allocation: an hour from its minutes, a day from its
-    hours.
-    """
+    """Return the sum of several buckets of one unit and allocation, such as an hour from its minutes."""
     total = UsageSums()
     for part in parts:
         for name in SUM_FIELDS:
@@ -109,8 +107,9 @@ def merge_usage(parts: Iterable[UsageSums]) -> UsageSums:
 
 
 def energy_between(before: int | None, after: int | None) -> int | None:
-    """Return the millijoules between two readings of the counter. The counter restarts at zero when the
-    driver is loaded.
+    """Return the millijoules between two readings of the counter; None if one of them is unknown.
+
+    The counter restarts at zero when the driver is loaded.
     """
     if before is None or after is None:
         return None
@@ -143,7 +142,7 @@ def _holder_at(held: Sequence[UnitHold], moment: float) -> int | None:
 def _add_reading(use: UsageSums, reading: UsageReading, seconds: float) -> None:
     """Add the ``seconds`` that ``reading`` covers to the sums.
 
-    If the activity is known, they count in exactly one of busy, idle and empty.
+    If the activity is known, the seconds count in exactly one of busy, idle and empty.
     """
     use.covered_seconds += seconds
     kind = _activity_kind(reading)
@@ -163,7 +162,7 @@ def _add_reading(use: UsageSums, reading: UsageReading, seconds: float) -> None:
 
 
 def _activity_kind(reading: UsageReading) -> str | None:
-    """Return the sum that the reading's time belongs to; None if the activity is unknown."""
+    """Return the name of the sum to which the reading's time is added; None if the activity is unknown."""
     # NVML reports no utilisation for MIG slices: use SM activity.
     activity = reading.utilisation if reading.utilisation is not None else reading.sm_active
     if activity is not None and activity > 0:
@@ -179,7 +178,7 @@ def _add_energy(
     used = energy_between(before.energy_mj if before else None, reading.energy_mj)
     if used is None or before is None or reading.ts - before.ts > SAMPLE_REACH_SECONDS:
         return
-    # A reading across an edge of a bucket or an allocation is split in proportion.
+    # The energy of a reading across an edge of a bucket or an allocation is split in proportion to the time.
     share = seconds / (reading.ts - since) if reading.ts > since else 0.0
     use.energy_mj = (use.energy_mj or 0) + round(used * share)
 

@@ -1,1 +1,1 @@
-"""Apply health rules to hardware events; detect failing hosts, missing GPUs and stray processes."""
+"""Apply health rules to hardware events, and detect failing hosts, missing GPUs and stray processes."""

@@ -1,15 +1,15 @@
-"""Detect hosts on which runs of different workloads keep failing. The rule ``breaker:attempts`` closes them
-for new work.
+"""Detect hosts on which runs of different workloads keep failing.
 
-The rule sets the number of failures, the window and the action. Failures count by independent source, because
-a fault of the workload is no evidence against the host:
+The rule ``breaker:attempts`` closes these hosts for new work. The rule sets the number of failures, the
+window and the action. Failures count by independent source, because a fault of the workload is no evidence
+against the host:
 
 - Failures of one workload on several hosts do not count.
 - Failures of one array count once.
-- Failed programs and failed starts of one owner count once: they may share a broken environment, a full home
-  or a missing file.
+- Failed programs and failed starts of one owner count once, because they may share a broken environment, a
+  full home or a missing file.
 - A failed prolog is the host's own fault and always counts.
-- A workload that failed here and ran on another host afterwards is not broken. Each such workload counts.
+- A workload that failed on this host and later ran on another host is not broken. Each such workload counts.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ HOST_FAULT_OUTCOMES = (ReasonCode.START_FAILED, ReasonCode.GPU_ERROR, ReasonCode
 
 
 def record_failing_hosts(now: datetime) -> int:
-    """Record an event for each host in service with too many recent failures. Returns the number of new
-    events.
-    """
+    """Record an event for each host in service with too many recent failures. Return the number of events."""
     rule = HealthRule.objects.filter(code=BREAKER_CODE).first()
     if rule is None:
         return 0
@@ -54,8 +52,9 @@ def record_failing_hosts(now: datetime) -> int:
 
 
 def _recent_failed_runs(since: datetime) -> list[Run]:
-    """Return runs that ended after ``since`` and may have failed because of the host, with their
-    workloads.
+    """Return runs that ended after ``since`` and may have failed because of the host.
+
+    Their workloads are loaded too.
     """
     rows = Run.objects.filter(
         ended_at__gt=since, outcome__in=(*HOST_FAULT_OUTCOMES, ReasonCode.FAILED), workload__simulated=False
@@ -91,8 +90,9 @@ def _ran_elsewhere_afterwards(failed: list[Run]) -> set[int]:
 def _failure_source(run: Run, went_well: set[int]) -> tuple[str, int]:
     """Return the source of a failure. Failures with equal sources count once.
 
-    ``went_well`` holds runs whose workload ran elsewhere afterwards. A program that exits with an error
-    counts by owner: its owner decides where it fails, and must not be able to close a host alone.
+    ``went_well`` contains the ids of runs whose workload later ran on another host. A program that exits with
+    an error counts by its owner. The owner decides where the program fails, and must not be able to close a
+    host alone.
     """
     if run.pk in went_well and run.outcome != ReasonCode.FAILED:
         return "workload", run.workload_id
@@ -106,8 +106,9 @@ def _failure_source(run: Run, went_well: set[int]) -> tuple[str, int]:
 
 
 def _last_return_to_service(host: Host, since: datetime) -> datetime | None:
-    """Return when a closed host last returned to service, if after ``since``. Failures before that time
-    have been examined.
+    """Return the time after ``since`` at which a closed host last returned to service; None if there is none.
+
+    Operators have examined the failures before this time.
     """
     changes = HostStateChange.objects.filter(host=host)
     closed = changes.exclude(admin_state=AdminState.IN_SERVICE).order_by("-at", "-pk").first()
@@ -120,7 +121,7 @@ def _last_return_to_service(host: Host, since: datetime) -> datetime | None:
 def _record_breaker_event(
     host: Host, runs: list[Run], different: int, rule: HealthRule, now: datetime
 ) -> bool:
-    """Record the event of a host, at most once for the same last failed run. Returns True if it is new."""
+    """Record the event of a host, at most once for the same last failed run. Return True if it is new."""
     counts = Counter(run.outcome for run in runs)
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     _, created = HealthEvent.objects.get_or_create(

@@ -1,8 +1,9 @@
 """Count the independent causes of hardware events that a program can cause.
 
-Events that one owner's programs can explain count as one cause: one person alone must not be able to take
-GPUs out of use. If several owners held the GPU, the cause is unknown. The smallest number of owners that
-explains all events counts (a minimum hitting set). An event while nobody held the GPU counts on its own.
+Events that one owner's programs can explain count as one cause, because one person alone must not be able to
+take GPUs out of use. If several owners held the GPU, any of them may be the cause. The result is then the
+smallest number of owners that explains all events (a minimum hitting set). An event while nobody held the GPU
+counts as a cause of its own.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from datetime import datetime, timedelta
 from scheduler.models import Allocation
 from telemetry.models import HealthEvent
 
-# Covers clock skew of hosts and the delay of the driver's log.
+# Time before an event in which a holder may have caused it: covers clock skew and the delay of the driver's
+# log.
 TIMESTAMP_TOLERANCE = timedelta(minutes=2)
-MAX_EVENTS = 50  # only the newest are examined
-MAX_EXACT_OWNERS = 3  # larger hitting sets are not searched exactly
+MAX_EVENTS = 50  # at most this many of the newest events are examined
+MAX_EXACT_OWNERS = 3  # for more owners, the result is a lower bound
 
 OwnerIds = frozenset[int]
 
 
 def count_distinct_causes(events: Sequence[HealthEvent], enough: int) -> int:
-    """Return the minimum number of causes of these events of one GPU or one host, at most ``enough``. One
-    query.
+    """Return the minimum number of causes of these events of one GPU or one host, at most ``enough``.
+
+    Runs one query.
     """
     examined = sorted(events, key=lambda event: (event.at, event.pk))[-max(MAX_EVENTS, enough) :]
     owner_sets = _owners_of_events(examined)
@@ -35,8 +38,9 @@ def count_distinct_causes(events: Sequence[HealthEvent], enough: int) -> int:
 
 
 def _owners_of_events(events: Sequence[HealthEvent]) -> list[OwnerIds]:
-    """Return for each event the owners of allocations on the GPU (or host) from shortly before the event
-    until its receipt.
+    """Return, for each event, the owners who held the GPU (or host) around the time of the event.
+
+    This time lasts from TIMESTAMP_TOLERANCE before the event until the event was received.
     """
     if not events:
         return []
@@ -63,11 +67,10 @@ def _overlaps(lower: datetime, upper: datetime | None, begin: datetime, end: dat
 
 
 def minimum_hitting_set_size(events: Iterable[OwnerIds], enough: int) -> int:
-    """Return the size of the smallest set of owners that contains an owner of every event, at most
-    ``enough``.
+    """Return the size of the smallest set of owners that explains every event, at most ``enough``.
 
-    Above MAX_EXACT_OWNERS the result is a lower bound, so that the time is bounded for any number of events
-    and owners.
+    Each event lists its possible owners. Above MAX_EXACT_OWNERS the result is a lower bound, which limits the
+    computing time for any number of events and owners.
     """
     groups = _minimal_owner_sets(events)
     least = _count_disjoint(groups)
@@ -77,8 +80,9 @@ def minimum_hitting_set_size(events: Iterable[OwnerIds], enough: int) -> int:
 
 
 def _minimal_owner_sets(events: Iterable[OwnerIds]) -> list[OwnerIds]:
-    """Return the owner sets that have no proper subset among them. An owner who explains a subset also
-    explains its supersets.
+    """Return the owner sets that have no proper subset among the owner sets.
+
+    The supersets can be left out, because an owner who explains a subset also explains its supersets.
     """
     kept: list[OwnerIds] = []
     for owners in sorted(set(events), key=lambda owners: (len(owners), sorted(owners))):
@@ -88,8 +92,9 @@ def _minimal_owner_sets(events: Iterable[OwnerIds]) -> list[OwnerIds]:
 
 
 def _count_disjoint(groups: Sequence[OwnerIds]) -> int:
-    """Return the number of pairwise disjoint sets that a greedy search finds: a lower bound of the hitting
-    set.
+    """Return the number of pairwise disjoint sets that a greedy search finds.
+
+    The number is a lower bound of the size of a hitting set.
     """
     seen: set[int] = set()
     count = 0

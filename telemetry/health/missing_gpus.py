@@ -15,8 +15,9 @@ MISSING_GPU_CODE = "gpu:missing"
 
 
 def record_missing_gpus(now: datetime) -> int:
-    """Record an event for each missing GPU; return the number of new events. GPUs missing longer than events
-    are kept are skipped.
+    """Record an event for each missing GPU, and return the number of new events.
+
+    A GPU that has been missing for longer than events are kept is skipped.
     """
     since = now - timedelta(days=settings.GPUPOOL_HEALTH_EVENT_DAYS)
     found = 0
@@ -39,7 +40,7 @@ def record_missing_gpus(now: datetime) -> int:
 
 
 def missing_gpu_detail(gpu: Gpu) -> str:
-    """Return the GPU's uuid, and its earlier repair state if it was not well."""
+    """Return the event's detail: the GPU's uuid and, if it was not well, its earlier repair state."""
     before = (
         "" if gpu.repair_state == RepairState.WELL or gpu.state_reason == NOT_REPORTED else gpu.state_reason
     )

@@ -21,18 +21,18 @@ from telemetry.models import HealthEvent, HealthRule
 EVENTS_PER_RUN = 200
 PURGE_BATCH_SIZE = 5_000
 Action = HealthRule.Action
-HELD_BACK = "held_back"  # not carried out: the limit of automatic closures was reached
+HELD_BACK = "held_back"  # the action was not carried out, because the limit of automatic closures was reached
 HOST_CLOSING_ACTIONS = (Action.CORDON, Action.DRAIN)
 CLOSING_ACTIONS = (*HOST_CLOSING_ACTIONS, Action.QUARANTINE_GPU)
 CLOSURE_WINDOW = timedelta(hours=1)
-HOSTS_PER_CLOSURE = 5  # one closure per this number of hosts of a pool; at least one
+HOSTS_PER_CLOSURE = 5  # a pool may have one automatic closure per this number of hosts, and at least one
 GPUS_PER_QUARANTINE = 8
 
 
 def apply_rules_to_events(now: datetime) -> int:
-    """Apply the rules to unhandled events; return the number of events that changed something.
+    """Apply the rules to unhandled events, and return the number of events that changed something.
 
-    Each event is claimed, so concurrent runs act once.
+    Each event is claimed, so concurrent runs act on it only once.
     """
     rules = {rule.code: rule for rule in HealthRule.objects.all()}
     acted = 0
@@ -54,8 +54,9 @@ def apply_rules_to_events(now: datetime) -> int:
 
 
 def purge_old_events(now: datetime) -> int:
-    """Delete handled events older than GPUPOOL_HEALTH_EVENT_DAYS, at most PURGE_BATCH_SIZE at once. Returns
-    the number deleted.
+    """Delete handled events older than GPUPOOL_HEALTH_EVENT_DAYS, and return the number of deleted events.
+
+    One call deletes at most PURGE_BATCH_SIZE events.
     """
     before = now - timedelta(days=settings.GPUPOOL_HEALTH_EVENT_DAYS)
     old = (
@@ -67,7 +68,7 @@ def purge_old_events(now: datetime) -> int:
 
 
 def _action_by_rule(event: HealthEvent, rule: HealthRule | None) -> str:
-    """Return the action of the rule if the event repeated often enough in the window, else ``note``."""
+    """Return the rule's action if the event was repeated often enough in the window, else ``note``."""
     if rule is None:
         return Action.NOTE
     if event.code == circuit_breaker.BREAKER_CODE:
@@ -90,7 +91,7 @@ def _action_by_rule(event: HealthEvent, rule: HealthRule | None) -> str:
 def _within_closure_limit(event: HealthEvent, action: str, now: datetime) -> bool:
     """Return True if one more host or GPU of the pool may be closed within CLOSURE_WINDOW.
 
-    Events that programs can cause have a limit of their own, so that they do not use up the limit of hardware
+    Events that programs can cause have a separate limit, so that they do not use up the limit of hardware
     faults.
     """
     cheap = [circuit_breaker.BREAKER_CODE, stray_processes.STRAY_CODE]
@@ -122,13 +123,14 @@ def public_detail(event: HealthEvent) -> str:
 
 
 def event_title(code: str, meaning: str) -> str:
-    """Return the meaning of an event with its code: "GPU has fallen off the bus (xid:79)"."""
+    """Return the meaning of an event with its code, such as "GPU has fallen off the bus (xid:79)"."""
     return f"{meaning} ({code})" if meaning else code
 
 
 def _take_action(event: HealthEvent, rule: HealthRule | None, action: str, now: datetime) -> bool:
-    """Carry out ``action``; return True if it changed something."""
-    # The reason appears on the host's page and in notices to owners of affected work: no private detail.
+    """Carry out ``action``. Return True if it changed something."""
+    # The reason contains no private detail, because it appears on the host's page and in notices to owners of
+    # affected work.
     title, detail = event_title(event.code, rule.meaning if rule is not None else ""), public_detail(event)
     says_no_more = event.code == stray_processes.STRAY_CODE and rule is not None
     reason = (f"{title}: {detail}" if detail and not says_no_more else title)[:300]

@@ -1,4 +1,4 @@
-"""Store stray processes: processes on a GPU that no workload with an allocation of this GPU started.
+"""Store stray processes. A stray process uses a GPU and belongs to no workload that holds this GPU.
 
 Each process is recorded as one event when it is first seen. If an agent only counts stray processes, there is
 one event per unit and hour.
@@ -21,16 +21,16 @@ from telemetry.models import HealthEvent, Stray
 STRAY_CODE = "stray:process"
 MAX_STRAYS_PER_HOST = 500
 INT4_MAX = 2**31 - 1
-# A report that names processes already covers a count that arrives within this time.
+# A count that arrives within this time after a report with named processes adds no event.
 COUNT_DEDUPLICATION_WINDOW = timedelta(minutes=2)
 
 
 @transaction.atomic
 def sync_stray_rows(host: Host, seen: Sequence[StraySeen], now: datetime) -> bool:
-    """Make the host's stray rows match its report; mark unreported ones as gone. Returns True if a process is
-    new.
+    """Make the host's stray rows match its report. Return True if a process is new.
 
-    Processes on GPUs that the host does not have are ignored.
+    Rows of unreported processes are marked as gone. Processes on GPUs that the host does not have are
+    ignored.
     """
     locks.hosts([host.pk])
     # A GPU may have several rows. Its present row comes last.
@@ -86,13 +86,14 @@ def stray_detail(stray: Stray) -> str:
 
 
 def stray_event_id(stray: Stray) -> str:
-    """Return the id of the event that reports the first sighting."""
+    """Return the id of the event that reports the first observation of the process."""
     return f"stray:{stray.pk}"
 
 
 def previously_reported(events: Sequence[HealthEvent]) -> set[int]:
-    """Return the ids of events about processes that their hosts reported before, for example on another GPU.
-    One query.
+    """Return the ids of events about processes that their hosts reported before.
+
+    Such a process was reported on another GPU, for example. Runs one query.
     """
     named = {event.event_id: event.pk for event in events}
     earlier = Stray.objects.filter(

@@ -1,5 +1,6 @@
-"""Accept sample batches, hardware events and stray processes from the edge. Return at once; workers do the
-rest.
+"""Accept sample batches, hardware events and stray processes from the edge.
+
+The functions return at once, and workers process the data later.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ from telemetry.models import HealthEvent, HealthRule
 
 log = logging.getLogger(__name__)
 
-# Agents resend batches that fall out of the stream: they were never acknowledged.
+# The stream drops the oldest batches above this number. Agents resend them, because they were not
+# acknowledged.
 STREAM_MAX_BATCHES = 20_000
 MAX_CODES_PER_RUN = 50
 HEALTH_TASK = "telemetry.tasks.health"
 
 
 def enqueue_batch(host_id: int, batch: SampleBatch, now: datetime) -> None:
-    """Append a batch to the stream. Raises redis.RedisError if Redis is unavailable: the agent keeps the
-    batch and resends it.
+    """Append a batch to the stream.
 
     ``committed_sequence`` acknowledges the batch once it is in the database. A periodic task drains the
-    stream every second; waking a worker for a few batches would cost several times as much.
+    stream every second, because waking a worker for a few batches would cost several times as much. Raises
+    redis.RedisError if Redis is unavailable. The agent keeps the batch and resends it.
     """
     redis_client().xadd(
         SAMPLE_STREAM_KEY,
@@ -47,18 +49,19 @@ def enqueue_batch(host_id: int, batch: SampleBatch, now: datetime) -> None:
 
 
 def committed_sequence(host_id: int) -> int:
-    """Return the sequence number up to which all batches of this host are in the database; 0 if none is."""
-    with database.cursor() as cursor:  # runs at every sync; the ORM takes twice as long
+    """Return the sequence number up to which all batches of this host are in the database; 0 for none."""
+    # plain SQL, because this query runs at every sync and the ORM takes twice as long
+    with database.cursor() as cursor:
         cursor.execute("SELECT sequence FROM telemetry_samplewatermark WHERE host_id = %s", (host_id,))
         row = cursor.fetchone()
     return row[0] if row else 0
 
 
 def record_health_event(host_id: int, health: Health, now: datetime) -> bool:
-    """Store one hardware event and wake the health worker. Returns False if the event was known already.
+    """Store one hardware event and wake the health worker. Return False if the event was already stored.
 
     An event with a future timestamp gets the time of its arrival. An event of a GPU that the host does not
-    have names no GPU.
+    have is stored without a GPU.
     """
     at = min(_to_datetime(health.ts, now), now)
     # A host that moved to another pool has older rows of its GPUs.
@@ -87,8 +90,8 @@ def record_health_event(host_id: int, health: Health, now: datetime) -> bool:
 def gpu_fault_codes(runs: Iterable[RunSeen]) -> frozenset[str]:
     """Return the codes of hardware faults that were reported for these runs' GPUs. At most one query.
 
-    A code is a hardware fault if its health rule closes the GPU or its host, and no program can cause it. The
-    rule's ``repeats`` does not matter here: the first event already makes the program fail.
+    A code is a hardware fault if its health rule closes the GPU or the host, and if no program can cause the
+    event. The rule's ``repeats`` is ignored, because the first event already makes the program fail.
     """
     codes = {code for run in runs for code in run.gpu_events[:MAX_CODES_PER_RUN] if code.isprintable()}
     if not codes:
@@ -115,7 +118,7 @@ def _to_datetime(seconds: float, otherwise: datetime) -> datetime:
 
 
 def _wake_health_worker() -> None:
-    """Wake a worker. If the message is lost, the next periodic run does the work."""
+    """Wake the health worker. If the message is lost, the next periodic run does the work."""
     try:
         current_app.send_task(HEALTH_TASK, queue="telemetry", expires=30, retry=False, ignore_result=True)
     except (redis.RedisError, OperationalError) as error:

@@ -26,12 +26,13 @@ COPY_SAMPLES_SQL = f"COPY telemetry_sample ({', '.join(SAMPLE_COLUMNS)}) FROM ST
 _POSTGRES_EPOCH_SECONDS = 946_684_800  # 2000-01-01 in seconds since 1970
 _BINARY_FORMATS = {"int4": (">i4", 4), "int8": (">i8", 8), "float8": (">f8", 8)}
 _COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
-# 2**44 microseconds are 203 days, so that a unit's position and a time fit into one sortable integer.
+# 2**44 microseconds are 203 days. With this many bits, a unit's position and a time fit into one sortable
+# integer.
 _TIMESTAMP_BITS = 44
 
 
 def copy_samples(batches: Sequence[DecodedBatch]) -> None:
-    """Insert the valid rows of the batches, each with the allocation that held the unit at that time."""
+    """Insert the valid rows of the batches. Each row gets the allocation that held the unit at its time."""
     units = np.concatenate([batch.units for batch in batches])
     values = np.concatenate([batch.values for batch in batches])
     if not len(units):
@@ -45,7 +46,7 @@ def copy_samples(batches: Sequence[DecodedBatch]) -> None:
 
 
 def allocations_at(units: Ints, moments: Floats) -> Ints:
-    """Return the id of the allocation that held each unit at each time; 0 if there was none. One query."""
+    """Return the id of the allocation that held each unit at each time; 0 for none. Runs one query."""
     base = math.floor(float(moments.min()))
     low, high = (
         datetime.fromtimestamp(base, UTC),
@@ -84,8 +85,9 @@ def _microseconds_since(moment: datetime, base: int) -> int:
 
 
 def _binary_rows(units: Ints, allocations: Ints, values: Floats) -> Iterable[bytes]:
-    """Yield rows in PostgreSQL's binary COPY format. Rows with the same NULL columns share a layout and are
-    encoded together.
+    """Yield rows in PostgreSQL's binary COPY format.
+
+    Rows with the same NULL columns have the same layout and are encoded together.
     """
     micros = np.round((values[:, 0] - _POSTGRES_EPOCH_SECONDS) * 1e6).astype(np.int64)
     missing = np.column_stack([allocations == 0, np.isnan(values[:, 1:])])

@@ -1,5 +1,6 @@
-"""Create daily partitions of the sample table ahead of time, and drop expired ones. Two database functions do
-the work.
+"""Create daily partitions of the sample table ahead of time, and drop expired partitions.
+
+Two database functions do the work.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ PARTITION_DAYS_AHEAD = 3
 
 
 def maintain_partitions(now: datetime) -> tuple[int, int]:
-    """Create partitions from yesterday to PARTITION_DAYS_AHEAD, and drop expired ones.
+    """Create partitions from yesterday to PARTITION_DAYS_AHEAD, and drop expired partitions.
 
-    Returns the numbers of created and of dropped partitions.
+    Returns the number of created partitions and the number of dropped partitions.
     """
     retention = Retention.objects.filter(pk=1).first() or Retention()
     today = now.astimezone(UTC).date()
@@ -39,7 +40,7 @@ def maintain_partitions(now: datetime) -> tuple[int, int]:
 
 
 def _oldest_kept_day(now: datetime, days: int) -> datetime:
-    """Return the oldest time to keep. A day that is still to be rolled up is kept at any age."""
+    """Return the oldest time to keep. A day with buckets that must still be rolled up is always kept."""
     oldest = now.astimezone(UTC) - timedelta(days=days)
     due = RollupDue.objects.order_by("bucket").values_list("bucket", flat=True).first()
     return oldest if due is None else min(oldest, due - timedelta(days=1))

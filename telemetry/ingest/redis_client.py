@@ -1,4 +1,4 @@
-"""Share one Redis client per URL in a process."""
+"""Create one Redis client per URL and process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Write the batches of the Redis stream as samples, each batch in one transaction with its Batch row.
 
 A batch that arrives twice is stored once, because Batch rows are unique. A late batch marks the buckets of
-its samples to be rolled up again. If Redis loses batches, agents resend them: an agent deletes a batch only
-after the watermark has passed it, and the watermark follows the commits.
+its samples to be rolled up again. If Redis loses batches, agents resend them. An agent deletes a batch only
+after the watermark has passed it, and the watermark advances only after a commit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_SAMPLE_AGE = timedelta(days=180)  # older samples are rejected, regardless o
 
 @dataclass
 class IngestResult:
-    """The counts of one run. ``rejected`` counts rows; ``doubled`` counts batches stored before."""
+    """The counts of one run. ``rejected`` counts rows; ``doubled`` counts batches stored earlier."""
 
     batches: int = 0
     rows: int = 0
@@ -55,11 +55,10 @@ class IngestResult:
 
 
 def drain_stream(stream: redis.Redis, now: datetime, *, most: int = 3_000) -> IngestResult:
-    """Write the batches on the stream, about ``most`` at a time, to the database; then delete them from the
-    stream.
+    """Write at most about ``most`` batches from the stream to the database, then delete them from the stream.
 
-    Two concurrent runs do the same work twice but store it once. A database error is raised; the entries then
-    stay on the stream.
+    Two concurrent runs read the same batches, but each batch is stored only once. If a database error is
+    raised, the entries stay on the stream.
     """
     done = IngestResult()
     taken = 0
@@ -108,7 +107,7 @@ def _sample_retention_days() -> int:
 
 
 def _unit_ids_by_host(hosts: Iterable[int]) -> dict[int, dict[str, int]]:
-    """Return unit ids by uuid for each host. If a uuid was used more than once, the unit in service wins."""
+    """Return unit ids by uuid for each host. If several units have one uuid, return the unit in service."""
     found: dict[int, dict[str, int]] = defaultdict(dict)
     rows = (
         Unit.objects.filter(gpu__host__in=hosts)
@@ -122,7 +121,7 @@ def _unit_ids_by_host(hosts: Iterable[int]) -> dict[int, dict[str, int]]:
 
 
 def _drop_invalid_rows(batch: DecodedBatch, unit_ids: dict[str, int], oldest: float, newest: float) -> None:
-    """Keep only plausible rows: of a unit of this host, not in the future, readings within bounds."""
+    """Keep only rows of this host's units, between ``oldest`` and ``newest``, with readings within bounds."""
     ids = np.array([unit_ids.get(name, -1) for name in batch.names] or [-1], dtype=np.int64)
     units = ids[batch.index] if len(batch.index) else np.empty(0, np.int64)
     times, readings = batch.values[:, 0], batch.values[:, 1:]
@@ -137,7 +136,7 @@ def _drop_invalid_rows(batch: DecodedBatch, unit_ids: dict[str, int], oldest: fl
 
 
 def _minutes_to_roll_up(batches: Sequence[DecodedBatch]) -> set[tuple[int, int]]:
-    """Return (host, minute) of every sample and of the time before it that the sample covers."""
+    """Return (host, minute) for every minute that a sample covers in part."""
     due: set[tuple[int, int]] = set()
     for batch in batches:
         moments = batch.values[:, 0]
@@ -147,7 +146,7 @@ def _minutes_to_roll_up(batches: Sequence[DecodedBatch]) -> set[tuple[int, int]]
 
 
 def _stray_counts(batches: Sequence[DecodedBatch]) -> dict[tuple[int, int], tuple[float, int]]:
-    """Return the last (time, count) of stray processes by (host, unit), for units that have any."""
+    """Return the last (time, count) of stray processes by (host, unit), for units with stray processes."""
     column = SAMPLE_COLUMNS.index("stray_processes") - 2
     seen: dict[tuple[int, int], tuple[float, int]] = {}
     for batch in batches:

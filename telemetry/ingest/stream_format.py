@@ -1,6 +1,7 @@
 """Encode and decode sample batches as entries of the Redis stream.
 
-Readings are a matrix of floats with NaN for unknown values: a fleet of 10,000 GPUs sends 1,000 rows a second.
+Readings are a matrix of floats with NaN for unknown values. The format is compact because a fleet of 10,000
+GPUs sends 1,000 rows a second.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ READING_KINDS = {
 }
 ROW_WIDTH = 1 + len(READING_KINDS)
 _row_values = attrgetter("ts", *READING_KINDS)
-_INVALID_READING = -1.0  # replaces NaN readings: negative readings are rejected
+_INVALID_READING = -1.0  # replaces a NaN reading, so that the row is rejected like any negative reading
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass
 class DecodedBatch:
-    """A batch from the stream. ``index`` gives the position of each row's unit in ``names``; ``values`` its
-    ts and readings.
+    """A batch from the stream, with its readings as arrays.
 
-    ``units`` holds the unit ids of the valid rows once invalid rows are dropped.
+    ``index`` has the position of each row's unit in ``names``, and ``values`` has the ts and the readings of
+    each row. ``units`` is filled when the invalid rows are dropped.
     """
 
     host: int
@@ -72,7 +73,7 @@ def encode_batch(host_id: int, batch: SampleBatch, received: datetime) -> dict[s
     rows = [_row_values(row) for row in batch.rows]
     values = np.array(rows, dtype="<f8").reshape(len(rows), ROW_WIDTH)
     for number in np.flatnonzero(np.isnan(values).any(axis=1)):
-        # In the matrix None and NaN are both NaN, but only None is valid.
+        # None and NaN would both be NaN in the matrix, but only None is valid.
         for column, value in enumerate(rows[number]):
             if value is not None and math.isnan(value):
                 values[number, column] = _INVALID_READING
@@ -87,7 +88,7 @@ def encode_batch(host_id: int, batch: SampleBatch, received: datetime) -> dict[s
 
 
 def decode_batch(fields: dict[bytes, bytes]) -> DecodedBatch | None:
-    """Return the batch of a stream entry; None if the entry is malformed, which is logged."""
+    """Return the batch of a stream entry. If the entry is malformed, log it and return None."""
     try:
         names = json.loads(fields[b"names"])
         index = np.frombuffer(fields[b"index"], dtype="<i4").astype(np.int64)

@@ -12,13 +12,14 @@ from telemetry.ingest.stream_format import (
 )
 from telemetry.models import Batch, SampleWatermark
 
-# A batch missing for this long will not arrive: its agent's spool was full.
+# A batch that is missing for this long will not arrive, because the agent's spool was full.
 MISSING_BATCH_TIMEOUT = timedelta(minutes=10)
 
 
 def insert_new_batches(batches: Sequence[DecodedBatch]) -> list[DecodedBatch]:
-    """Insert Batch rows and return the batches that were not stored before. Waits for a concurrent insert of
-    the same batch.
+    """Insert Batch rows and return the batches that were not stored before.
+
+    Waits for a concurrent insert of the same batch.
     """
     marks = SampleWatermark.objects.filter(host__in={batch.host for batch in batches})
     watermarks = dict(marks.values_list("host_id", "sequence"))
@@ -42,8 +43,9 @@ def insert_new_batches(batches: Sequence[DecodedBatch]) -> list[DecodedBatch]:
 
 
 def advance_watermarks(hosts: set[int], now: datetime) -> None:
-    """Advance each host's watermark to the first missing batch; skip a batch that has been missing for
-    MISSING_BATCH_TIMEOUT.
+    """Advance each host's watermark to the last batch before the first missing batch.
+
+    A batch that has been missing for MISSING_BATCH_TIMEOUT is skipped.
     """
     ordered = sorted(hosts)
     SampleWatermark.objects.bulk_create(
@@ -78,8 +80,9 @@ def advance_watermarks(hosts: set[int], now: datetime) -> None:
 
 
 def prune_batches(now: datetime, *, days: int = 2) -> int:
-    """Delete Batch rows below the watermark; the watermark alone rejects those batches. Returns the number
-    deleted.
+    """Delete old Batch rows below the watermark, and return the number of deleted rows.
+
+    The rows are not needed, because the watermark already rejects these batches.
     """
     with connection.cursor() as cursor:
         cursor.execute(

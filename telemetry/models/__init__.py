@@ -1,4 +1,7 @@
-"""Models of usage and money. Samples live in daily partitions, which migrations create."""
+"""Define the models of usage and money.
+
+The sample table has daily partitions, which migrations create.
+"""
 
 from telemetry.models.budgets import Budget, BudgetAction, BudgetAlert, BudgetMeasure
 from telemetry.models.charges import (

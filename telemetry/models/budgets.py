@@ -1,4 +1,4 @@
-"""Budgets and their alerts."""
+"""Define budgets and their alerts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BudgetMeasure(models.TextChoices):
 
 
 class Budget(models.Model):
-    """A limit of the charges of a team or a project in a month: money, or GPU-hours of any model."""
+    """A limit for a team or a project in a month, on the charged money or on the GPU-hours of all models."""
 
     team = models.ForeignKey(Team, null=True, blank=True, on_delete=models.CASCADE, related_name="budgets")
     project = models.ForeignKey(
@@ -47,7 +47,7 @@ class Budget(models.Model):
 
 
 class BudgetAlert(models.Model):
-    """A threshold of a budget that spending or its forecast passed. Notices are made from these rows."""
+    """An alert: the spending or its forecast passed a threshold of a budget. Each alert causes a notice."""
 
     budget = models.ForeignKey(Budget, on_delete=models.CASCADE, related_name="alerts")
     percent = models.PositiveSmallIntegerField(help_text="threshold in percent: 50, 80 or 100")

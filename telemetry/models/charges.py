@@ -1,4 +1,4 @@
-"""Charge lines and the watermarks of charging."""
+"""Define charge lines and the watermarks of charging."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ class ChargeBucketChoices(models.TextChoices):
 class Charge(models.Model):
     """One priced ledger line: slots held or unheld over an interval within one day. Append-only.
 
-    Late facts never edit a line. A reversal cancels it as a whole (negative slot-seconds and amounts;
-    ``corrects`` names it), and new lines replace it (``corrects`` names the first line they replace).
-    ``month`` is the statement of the line: the month of ``start``, or the current month if the month of
-    ``start`` is closed. Names are copied in, so renaming a team does not change the past.
+    A line is never edited. After a late fact, a reversal cancels the whole line, and new lines replace it. A
+    reversal has negative slot-seconds and amounts, and its ``corrects`` names the cancelled line. The
+    ``corrects`` of a new line names the first line that it replaces. ``month`` identifies the statement of
+    the line. It is the month of ``start``, or the current month if the month of ``start`` is closed. Names
+    are copied into the line, so renaming a team does not change earlier lines.
     """
 
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")

@@ -1,4 +1,4 @@
-"""Health rules, health events, and stray processes on GPUs."""
+"""Define health rules, health events, and stray processes on GPUs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class HealthRule(models.Model):
     elsewhere = models.CharField(
         max_length=300, default="", blank=True, help_text="differing recommendations, with their source"
     )
-    # Values to reset to; empty for an operator's own rule.
+    # The values that a reset restores. They are empty for an operator's own rule.
     default_action = models.CharField(max_length=16, choices=Action.choices, default="", blank=True)
     default_repeats = models.PositiveSmallIntegerField(null=True, blank=True)
     default_window_seconds = models.PositiveIntegerField(null=True, blank=True)
@@ -62,8 +62,9 @@ class HealthRule(models.Model):
 
     @property
     def default(self) -> tuple[str, int | None, int | None, str]:
-        """Return the default action, repeats, window in seconds and counts; empty or None for an operator's
-        own rule.
+        """Return the default action, repeats, window in seconds and counts.
+
+        The values are empty or None for an operator's own rule.
         """
         return self.default_action, self.default_repeats, self.default_window_seconds, self.default_counts
 
@@ -88,7 +89,7 @@ class HealthEvent(models.Model):
 
 
 class Stray(models.Model):
-    """A process on a GPU, reported by the host. It belongs to no workload that holds this GPU."""
+    """A process on a GPU that belongs to no workload that holds this GPU, as reported by the host."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="strays")
     gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="strays")

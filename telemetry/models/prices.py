@@ -1,4 +1,4 @@
-"""Prices and cost centres. Both are dated and append-only."""
+"""Define prices and cost centres. Both are dated and append-only."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from scheduler.models import Pool, Project
 
 
 class Price(models.Model):
-    """A line of the rate card: cost and price of one GPU-hour of a model from a date on. Append-only.
+    """A line of the rate card: the cost and the price of one GPU-hour of a model from a date on.
 
-    A slice costs its share of the slots.
+    The table is append-only. A slice costs its share of the slots.
     """
 
     pool = models.ForeignKey(

@@ -1,4 +1,4 @@
-"""Usage per unit and time bucket."""
+"""Define the sums of usage per unit and time bucket."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from scheduler.models import Allocation, Host, Unit
 
 
 class Rollup(models.Model):
-    """Usage of one unit by one allocation (or by nobody) in one time bucket.
+    """The usage of one unit by one allocation (or by nobody) in one time bucket.
 
-    A late sample causes the row to be rewritten as a whole. Readers derive averages from the sums.
+    After a late sample the whole row is written again. Readers derive averages from the sums.
     """
 
     class Resolution(models.IntegerChoices):
@@ -53,7 +53,7 @@ class Rollup(models.Model):
 
 
 class RollupDue(models.Model):
-    """A bucket that must be rolled up (again). Ingest marks it in the transaction that writes the samples."""
+    """A mark on a bucket that must be rolled up. Ingest writes the mark in the transaction of the samples."""
 
     resolution = models.PositiveIntegerField(choices=Rollup.Resolution.choices)
     bucket = models.DateTimeField()

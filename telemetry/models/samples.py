@@ -1,4 +1,4 @@
-"""Sample batches from agents, and the retention of samples and rollups."""
+"""Define sample batches, samples, and the retention of samples and rollups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scheduler.models import Host, Unit
 
 
 class Batch(models.Model):
-    """A batch of samples, inserted in one transaction with its samples, so that they are stored only once."""
+    """A received batch of samples. Its row and its samples are inserted in one transaction, and only once."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="batches")
     sequence = models.BigIntegerField()

@@ -1,4 +1,4 @@
-"""Monthly statements and their frozen lines."""
+"""Define monthly statements and their frozen lines."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Price held GPU time: rate card, charges, budgets and monthly statements that are frozen at their close."""
+"""Price GPU time: rate card, charges, budgets, and monthly statements that are frozen at their close."""

@@ -1,4 +1,4 @@
-"""Calendar months of billing in UTC, each named by its first day."""
+"""Calculate the months of billing. A month is a calendar month in UTC, named by its first day."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare spending with budgets: record alerts at thresholds, close or open the scheduler's budget gates."""
+"""Compare spending with budgets: record alerts at thresholds, and close or open the budget gates."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from telemetry.money.billing_months import month_bounds, month_of
 
 ALERT_PERCENTS = (50, 80, 100)
 USED_UP_PERCENT = 100
-FORECAST_MIN_ELAPSED = timedelta(days=3)  # a forecast from fewer days is not reliable
+FORECAST_MIN_ELAPSED = timedelta(days=3)  # a forecast from a shorter time is not reliable
 
 
 def check_budgets(now: datetime) -> int:
-    """Check every budget of this month: record alerts and set the gates. Returns the number of new alerts."""
+    """Check every budget of this month: record alerts and set the gates. Return the number of new alerts."""
     month = month_of(now)
     alerts = 0
     required_gates: set[tuple[int | None, int | None, str]] = set()
-    # Money first: if both measures are exhausted, the one gate names the money budget.
+    # Check money budgets first. If both measures are exhausted, the gate then names the money budget.
     for budget in (
         Budget.objects.filter(month=month).select_related("team", "project").order_by("-measure", "pk")
     ):
@@ -53,7 +53,7 @@ def check_budgets(now: datetime) -> int:
 
 
 def month_spend(month: date, measure: str, *, team: int | None = None, project: int | None = None) -> Decimal:
-    """Return the spending of a team or a project in a month: money, or GPU-hours of charged lines."""
+    """Return the charged money or the charged GPU-hours of a team or a project in a month."""
     lines = Charge.objects.filter(month=month, bucket__in=CHARGED_BUCKETS)
     lines = lines.filter(team=team) if team is not None else lines.filter(project=project)
     if measure == BudgetMeasure.GPU_HOURS:
@@ -73,7 +73,7 @@ def forecast_month_end(spent: Decimal, now: datetime) -> Decimal | None:
 
 
 def _record_alerts(budget: Budget, spent: Decimal, now: datetime) -> int:
-    """Record thresholds that were passed. Returns the number of new alerts."""
+    """Record the thresholds that were passed. Return the number of new alerts."""
     passed = [
         (step, False) for step in ALERT_PERCENTS if spent * 100 >= budget.amount * step and budget.amount > 0
     ]
@@ -96,7 +96,7 @@ def _record_alerts(budget: Budget, spent: Decimal, now: datetime) -> int:
 
 @transaction.atomic
 def _open_unneeded_gates(required_gates: set[tuple[int | None, int | None, str]]) -> None:
-    """Open the gates whose budget is no longer exhausted: it was raised or changed, or its month is over."""
+    """Open each gate whose budget is no longer exhausted, because the budget changed or its month is over."""
     gates = BudgetGate.objects.values_list("team", "project", "action")
     for team, project, action in set(gates) - required_gates:
         open_budget_gate(

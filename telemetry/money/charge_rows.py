@@ -1,5 +1,6 @@
-"""Write charge pieces as Charge rows. Names, cost centre, measured use and statement month are copied into
-each row.
+"""Write charge pieces as Charge rows.
+
+Names, cost centre, measured use and statement month are copied into each row.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from telemetry.money.statements import create_missing_statements
 
 @dataclass(frozen=True, slots=True)
 class ChargeDraft:
-    """A priced piece of one GPU, from which a Charge row is made. ``corrects``: the line that it replaces."""
+    """The draft of a Charge row: a priced piece of one GPU. ``corrects``: the line that the row replaces."""
 
     gpu: GpuChargingInputs
     piece: ChargePiece
@@ -34,15 +35,16 @@ def draft_charges(gpu: GpuChargingInputs, start: datetime, end: datetime) -> Ite
 
 
 def write_charges(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
-    """Insert the drafts as Charge rows and return the rows. Lines of a month that is not open go to the month
-    of ``now``.
+    """Insert the drafts as Charge rows and return the rows.
+
+    A line of a month that is not open is assigned to the month of ``now``.
     """
     if not lines:
         return []
     names = _ChargeNames(lines)
     uses = _measured_use_by_line(lines)
     months = {month_of(line.piece.start) for line in lines} | {month_of(now)}
-    # The statement row serialises a month's close and concurrent charges.
+    # Locks on the statement row serialise the close of a month and concurrent charges.
     create_missing_statements(months)
     closed = months_not_open(months)
     rows = []
@@ -78,7 +80,7 @@ def months_not_open(months: Iterable[date]) -> set[date]:
 
 
 class _ChargeNames:
-    """Projects, owners, names and cost centres for many lines, loaded with a fixed number of queries."""
+    """The projects, owners, names and cost centres of many lines, loaded with a fixed number of queries."""
 
     def __init__(self, lines: Sequence[ChargeDraft]) -> None:
         allocations = {line.piece.owner.allocation for line in lines} - {0}
@@ -109,7 +111,7 @@ class _ChargeNames:
             self.centres[centre.project_id].append(centre)
 
     def fill_in(self, row: Charge, line: ChargeDraft) -> None:
-        """Set holder, project, team, user, their names and the cost centre. Set none for unallocated time."""
+        """Set the holder, project, team and user of a row, their names, and the cost centre."""
         owner = line.piece.owner
         project: Project | None = None
         if owner.allocation:
@@ -152,7 +154,7 @@ class _ChargeNames:
 def _measured_use_by_line(lines: Sequence[ChargeDraft]) -> dict[int, tuple[float | None, float]]:
     """Return (used, covered) slot-seconds by line index, for lines with an allocation.
 
-    Uses the rollups of minutes if there are any, else of hours.
+    The values come from the rollups of minutes if there are any, else from the rollups of hours.
     """
     held = {index: line for index, line in enumerate(lines) if line.piece.owner.allocation}
     if not held:
@@ -194,8 +196,9 @@ def _measured_use_by_line(lines: Sequence[ChargeDraft]) -> dict[int, tuple[float
 def _measured_use(
     piece: ChargePiece, rows: Iterable[tuple[datetime, float, float, float | None, int]], length: int
 ) -> tuple[float | None, float]:
-    """Return (used, covered) slot-seconds of one piece. ``length`` is the length of the rollup buckets in
-    seconds.
+    """Return (used, covered) slot-seconds of one piece.
+
+    ``length``: the length of the rollup buckets in seconds.
     """
     used: float | None = None
     covered = 0.0
@@ -203,7 +206,7 @@ def _measured_use(
         low, high = max(bucket, piece.start), min(bucket + timedelta(seconds=length), piece.end)
         if low >= high:
             continue
-        # A bucket may cross an edge of the piece: count the part inside.
+        # A bucket may cross an edge of the piece. Count only the part inside the piece.
         share = min(1.0, (high - low).total_seconds() / seconds)
         covered += row_covered * share * slots
         if row_used is not None:

@@ -1,8 +1,8 @@
-"""Charge GPU time: write every second of every GPU to exactly one bucket, priced. No line is ever edited.
+"""Charge GPU time: write each second of each GPU, priced, to exactly one bucket. No line is ever edited.
 
-``charge_all_gpus`` charges each GPU forward from its watermark, then corrects earlier charges after late
-facts, by reversals and new lines. Concurrent runs are safe: a span is claimed by compare-and-swap on
-``ChargedUntil``, and a line can be reversed only once.
+``charge_all_gpus`` charges each GPU forward from its watermark. Then it corrects earlier charges that late
+facts have changed, by reversals and new lines. Concurrent runs are safe, because a span is claimed by
+compare-and-swap on ``ChargedUntil``, and a line can be reversed only once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from telemetry.money.charge_rows import draft_charges, write_charges
 from telemetry.money.charging_inputs import GpuChargingInputs, last_change_in, load_charging_inputs
 from telemetry.money.settlement import settle_allocations, settle_state_changes
 
-REPORTING_LAG = timedelta(seconds=60)  # reports of changes arrive within this time
+# time is charged only after this delay, because reports of changes may arrive late
+REPORTING_LAG = timedelta(seconds=60)
 GPUS_PER_TRANSACTION = 200
-CATCH_UP_SPAN = timedelta(days=7)  # maximum to charge at once after a standstill
+CATCH_UP_SPAN = timedelta(days=7)  # longest time that one run charges after a standstill
 CATCH_UP_ROUNDS = 6
-# Watermarks are whole seconds. A retired GPU's watermark stays at its retirement; if it counted as behind, it
-# would limit the span of the GPUs that are charged with it.
+# Watermarks are whole seconds. The watermark of a retired GPU stays at the second of its retirement. Without
+# this condition, the watermark would limit the span of the GPUs that are charged together with it.
 _NOT_FULLY_CHARGED = Q(gpu__retired_at=None) | Q(gpu__retired_at__gte=F("until") + timedelta(seconds=1))
 
 
@@ -41,7 +42,7 @@ class ChargeRunResult:
 
 
 def charge_all_gpus(now: datetime) -> ChargeRunResult:
-    """Charge every GPU up to the last full hour, or up to a later change on it. Then settle late facts.
+    """Charge every GPU up to the last full hour, or up to a later change of the GPU. Then settle late facts.
 
     Charges end at ``now - REPORTING_LAG`` at the latest.
     """
@@ -63,10 +64,11 @@ def charge_all_gpus(now: datetime) -> ChargeRunResult:
 def charge_past(
     gpu_ids: Collection[int], since: datetime, now: datetime, on_day: Callable[[datetime], None] | None = None
 ) -> int:
-    """Charge the time from ``since`` to the existing charges of each GPU. Returns the number of lines.
+    """Charge the time from ``since`` to the first existing charges of each GPU. Return the number of lines.
 
-    For history that was loaded after charging began. A GPU without charges starts at ``since`` and is charged
-    by the next ``charge_all_gpus``. ``on_day`` is called with each charged day, newest first.
+    Use this function for history that was loaded after charging began. A GPU without charges starts at
+    ``since`` and is charged by the next ``charge_all_gpus``. ``on_day`` is called with each charged day,
+    newest first.
     """
     written = 0
     begins = dict(ChargedUntil.objects.filter(gpu__in=gpu_ids).values_list("gpu_id", "since"))
@@ -80,7 +82,7 @@ def charge_past(
 
 
 def _start_charging_new_gpus(limit: datetime) -> None:
-    """Create missing watermarks at the creation time of each GPU. Thousands of GPUs may be new at once."""
+    """Create the missing watermarks, each at the creation time of its GPU."""
     new = (
         Gpu.objects.filter(charged=None, created_at__lt=limit).values_list("pk", "created_at").order_by("pk")
     )
@@ -90,7 +92,7 @@ def _start_charging_new_gpus(limit: datetime) -> None:
 
 
 def _charge_forward(ids: Sequence[int], hour: datetime, limit: datetime, now: datetime) -> int:
-    """Charge the GPUs from their watermarks, at most CATCH_UP_SPAN at once. Returns the number of lines."""
+    """Charge the GPUs from their watermarks, at most CATCH_UP_SPAN at once. Return the number of lines."""
     behind = ChargedUntil.objects.filter(_NOT_FULLY_CHARGED, gpu__in=ids, until__lt=limit)
     untils = dict(behind.values_list("gpu_id", "until"))
     if not untils:
@@ -111,9 +113,9 @@ def _charge_forward(ids: Sequence[int], hour: datetime, limit: datetime, now: da
 
 
 def _charge_end(gpu: GpuChargingInputs, until: datetime, hour: datetime, limit: datetime) -> datetime:
-    """Return the time up to which to charge this GPU: the last full hour, or a later change on it.
+    """Return the time up to which to charge this GPU: the last full hour, or a later change of the GPU.
 
-    So there are few lines, and ended work is charged at once.
+    Charging in full hours keeps the number of lines low. Charging up to a change bills ended work at once.
     """
     if gpu.retired_at is not None and gpu.retired_at <= limit:
         return floor_to_second(gpu.retired_at)
@@ -122,7 +124,7 @@ def _charge_end(gpu: GpuChargingInputs, until: datetime, hour: datetime, limit: 
 
 
 def _claim_spans(stretches: Sequence[tuple[int, datetime, datetime]]) -> list[int]:
-    """Move the watermarks from old to new; return the GPUs whose watermark this call moved.
+    """Move the watermarks from old to new. Return the GPUs whose watermark this call has moved.
 
     Of two concurrent runs, only one moves the watermark of a GPU.
     """
@@ -144,8 +146,9 @@ def _charge_backward(
     now: datetime,
     on_day: Callable[[datetime], None] | None,
 ) -> int:
-    """Charge ``[since, until)`` day by day, newest first, so that the charged time is always one span. One
-    transaction per day.
+    """Charge ``[since, until)`` day by day, newest first, so that the charged time is always one span.
+
+    Uses one transaction per day. Returns the number of lines.
     """
     written = 0
     end = until

@@ -1,4 +1,4 @@
-"""Load the inputs of charging as values of ``telemetry.core``. The number of queries is fixed."""
+"""Load the inputs of charging as values of ``telemetry.core``, with a fixed number of queries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from telemetry.core.charge_model import (
 from telemetry.core.charge_pieces import lost_time
 from telemetry.money.rate_card import load_rates
 
-HostState = tuple[str, str, str]  # lease, administrative, repair
+HostState = tuple[str, str, str]  # lease state, administrative state, repair state
 HEALTHY_HOST_STATE: HostState = (LeaseState.ALIVE, AdminState.IN_SERVICE, RepairState.WELL)
 
 
@@ -35,7 +35,7 @@ class GpuChargingInputs:
     model: str
     pool: int
     host: int
-    team: int | None  # owner of a static pool
+    team: int | None  # id of the team that owns the static pool; None in other pools
     created_at: datetime
     retired_at: datetime | None
     time: GpuTimeline = field(default_factory=GpuTimeline)
@@ -126,7 +126,7 @@ def _load_reserved_slots(gpus: Collection[int], period: TimestamptzRange) -> dic
 def _load_condition_changes(
     gpus: dict[int, GpuChargingInputs], start: datetime, end: datetime
 ) -> dict[int, list[GpuConditionChange]]:
-    """Return the changes of each GPU's condition, derived from the states of its host and its own."""
+    """Return the changes of each GPU's condition, derived from the states of the GPU and its host."""
     hosts = {gpu.host for gpu in gpus.values()}
     host_changes: dict[int, list[tuple[datetime, HostState]]] = defaultdict(list)
     last_before = (
@@ -186,9 +186,7 @@ def gpu_condition(host: HostState, gpu_repair: str) -> GpuCondition:
 
 
 def last_change_in(gpu: GpuChargingInputs, start: datetime, end: datetime) -> datetime | None:
-    """Return the last time in ``(start, end]`` at which a hold, a reservation or a condition changed; None if
-    none did.
-    """
+    """Return the last time in ``(start, end]`` at which a hold, reservation or condition changed, or None."""
     moments: list[datetime | None] = []
     for hold in gpu.time.holds:
         moments += [hold.start, hold.end]

@@ -16,12 +16,12 @@ from telemetry.money.reconciliation import reconcile_costs
 
 
 def close_checks(month: date) -> list[dict[str, Any]]:
-    """Return every condition for closing a month, each as ``{"check", "ok", "figures"}``."""
+    """Return the result of every check before closing a month, each as ``{"check", "ok", "figures"}``."""
     start, end = month_bounds(month)
     behind = ChargedUntil.objects.filter(until__lt=end, since__lt=end)
     behind = behind.filter(Q(gpu__retired_at=None) | Q(gpu__retired_at__gte=end))
     never = Gpu.objects.filter(charged=None, created_at__lt=end)
-    # Loading history charges backwards: a month stays open until its GPUs are charged from their creation.
+    # Loaded history is charged backwards. A month stays open until its GPUs are charged from their creation.
     late = ChargedUntil.objects.filter(since__gt=start, gpu__created_at__lt=end).filter(
         since__gt=F("gpu__created_at")
     )
@@ -75,8 +75,9 @@ def _check_result(condition: str, ok: bool, figures: dict[str, Any]) -> dict[str
 
 
 def _gpus_with_wrong_seconds(month: date, start: datetime, end: datetime) -> list[dict[str, Any]]:
-    """Return GPUs whose lines do not cover their time exactly once. Corrections of older months sum to zero
-    and do not interfere.
+    """Return the GPUs whose lines do not cover their time in the month exactly once.
+
+    Corrections of older months do not interfere, because they sum to zero.
     """
     written = dict(
         Charge.objects.filter(month=month)

@@ -1,4 +1,4 @@
-"""Read the rate card: cost and price of a GPU-hour by pool, model and date."""
+"""Read the rate card: the cost and the price of a GPU-hour by pool, model and date."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from telemetry.models import Price
 
 
 class RateCard:
-    """Cost and price of GPU models over time. A pool's own price takes precedence over the price for all
-    pools.
+    """The cost and the price of GPU models over time.
+
+    A pool's own price takes precedence over the price for all pools.
     """
 
     def __init__(self, prices: Iterable[Price]) -> None:
@@ -22,8 +23,9 @@ class RateCard:
             self._own[price.pool_id, price.model].append(price)
 
     def rates(self, pool: int | None, model: str) -> tuple[Rate, ...]:
-        """Return the rates of a model in a pool, in order of time. ``pool`` None: for pools without own
-        prices.
+        """Return the rates of a model in a pool, in order of time.
+
+        ``pool`` is None for pools without own prices.
         """
         general = self._own.get((None, model), [])
         special = self._own.get((pool, model), []) if pool is not None else []
@@ -35,17 +37,17 @@ class RateCard:
         )
 
     def at(self, pool: int | None, model: str, now: datetime) -> Rate | None:
-        """Return the rate in force at ``now``; None before the first."""
+        """Return the rate in force at ``now``; None before the first rate."""
         return next((rate for rate in reversed(self.rates(pool, model)) if rate.since <= now), None)
 
 
 def load_rate_card(models: Collection[str] | None = None) -> RateCard:
-    """Return the rate card of these models (None: all). One query."""
+    """Return the rate card of these models; None means all models. Runs one query."""
     prices = Price.objects.order_by("valid_from", "id")
     return RateCard(prices if models is None else prices.filter(model__in=models))
 
 
 def load_rates(wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], tuple[Rate, ...]]:
-    """Return the rates of each (pool id, model), in order of time. One query."""
+    """Return the rates of each (pool id, model), in order of time. Runs one query."""
     card = load_rate_card({model for _, model in wanted})
     return {(pool, model): card.rates(pool, model) for pool, model in wanted}

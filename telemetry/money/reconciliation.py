@@ -1,9 +1,10 @@
 """Reconcile charges with the cost of the GPUs, per pool and month.
 
 ``charged - margin + uncharged + idle + overhead == cost of the GPUs`` holds exactly, to the ledger's last
-decimal. The right side is computed from the rate card and the GPUs' times alone. ``uncharged`` is work lost
-to preemption or hardware, ``idle`` is time that nobody held, ``overhead`` is unhealthy time and maintenance.
-``margin`` is the price of charged lines less their cost; a discount makes it negative.
+decimal. The right side is computed from the rate card and the GPUs' times alone. ``uncharged`` is the cost of
+work that was lost to preemption or hardware. ``idle`` is the cost of time in which nobody held the GPU, and
+``overhead`` the cost of unhealthy time and maintenance. ``margin`` is the price of charged lines less their
+cost. A discount makes ``margin`` negative.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ OVERHEAD_BUCKETS = (ChargeBucketChoices.UNHEALTHY, ChargeBucketChoices.MAINTENAN
 
 @dataclass(frozen=True)
 class CostReconciliation:
-    """The reconciliation of one pool and month, in ledger decimals. ``holds`` is True if both sides are
-    equal.
+    """The reconciliation of one pool and month, in ledger decimals.
+
+    ``holds`` is True if both sides of the equation are equal.
     """
 
     pool: int
@@ -55,9 +57,9 @@ class CostReconciliation:
 
 
 def reconciliation_in_cents(pools: Sequence[CostReconciliation]) -> list[dict[str, str]]:
-    """Return the reconciliations rounded to cents, as strings. Each line adds up to the cent.
+    """Return the reconciliations rounded to cents, as strings. In each line the equation holds exactly.
 
-    ``charged`` and ``cost`` summed over the pools equal the month's figures (``statement_totals``) to the
+    The sums of ``charged`` and ``cost`` over the pools equal the month's totals (``statement_totals``) to the
     cent. The other columns absorb the rounding difference.
     """
     charged = round_parts([pool.charged for pool in pools])
@@ -66,8 +68,9 @@ def reconciliation_in_cents(pools: Sequence[CostReconciliation]) -> list[dict[st
 
 
 def _imbalance_in_cents(pool: CostReconciliation) -> Decimal:
-    """Return the difference of the sides in cents; at least one cent if they differ, so that rounding cannot
-    hide it.
+    """Return the difference of the two sides, rounded to cents.
+
+    If the sides differ, the result is at least one cent, so that rounding cannot hide the difference.
     """
     by = pool.total - pool.cost
     return ZERO if pool.holds else max(CENT, round_amount(by)) if by > 0 else min(-CENT, round_amount(by))
@@ -122,8 +125,9 @@ def _reconcile_pool(
 
 
 def asset_cost_by_pool(month: date) -> dict[int, Decimal]:
-    """Return the cost of each pool's GPUs over the charged part of the month, from the rate card alone, by
-    pool id.
+    """Return the cost of each pool's GPUs over the charged part of the month, by pool id.
+
+    The cost is computed from the rate card alone.
     """
     start, end = month_bounds(month)
     gpus = list(

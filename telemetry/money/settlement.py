@@ -1,6 +1,6 @@
 """Correct charges after late facts: host state changes and allocation ends that became known after charging.
 
-Each fact is compared with the ledger once. Differences are corrected by reversals and new lines; no line is
+Each fact is compared with the ledger once. Differences are corrected by reversals and new lines. No line is
 edited.
 """
 
@@ -26,9 +26,7 @@ SETTLEMENTS_PER_RUN = 500
 
 
 def settle_state_changes(now: datetime) -> int:
-    """Check new host state changes; correct charges if the change is in charged time. Returns the number of
-    reversed lines.
-    """
+    """Correct charges after new host state changes in charged time. Return the number of reversed lines."""
     waiting = list(
         HostStateChange.objects.filter(settledstatechange=None).order_by("pk")[:SETTLEMENTS_PER_RUN]
     )
@@ -39,7 +37,7 @@ def settle_state_changes(now: datetime) -> int:
     late = {
         change.pk: [entry for entry in charged[change.host_id] if entry[1] > change.at] for change in waiting
     }
-    # Hundreds of changes may arrive at once, and few are late: settle the rest in one query.
+    # Hundreds of changes may arrive at once, and few of them are late. Settle all others in one query.
     _mark_settled([change for change in waiting if not late[change.pk]], now)
     corrected = 0
     for change in waiting:
@@ -56,12 +54,13 @@ def _mark_settled(changes: Sequence[HostStateChange], now: datetime) -> None:
 
 
 def settle_allocations(now: datetime) -> int:
-    """Compare each ended allocation once with its charges, and correct lost time and late ends. Returns the
-    number of reversed lines.
+    """Compare each ended allocation once with its charges. Return the number of reversed lines.
+
+    Lost time and late ends are corrected.
     """
     ended = (
         Allocation.objects.filter(settledallocation=None, period__endswith__isnull=False)
-        # Ends have fractions of a second, charges do not.
+        # The end of an allocation has fractions of a second; charges end at whole seconds.
         .filter(unit__gpu__charged__until__gt=F("period__endswith") - timedelta(seconds=1))
         .select_related("run", "workload", "unit")
         .order_by("pk")[:SETTLEMENTS_PER_RUN]
@@ -85,7 +84,7 @@ def settle_allocations(now: datetime) -> int:
 
 
 def _charged_totals(allocations: Sequence[int]) -> dict[int, tuple[int, datetime | None]]:
-    """Return the net charged slot-seconds and the last line's end of each allocation."""
+    """Return (net charged slot-seconds, end of the last line) by allocation."""
     rows = Charge.objects.filter(allocation__in=allocations, bucket=ChargeBucketChoices.USED).values(
         "allocation"
     )
@@ -101,7 +100,7 @@ def _charged_totals(allocations: Sequence[int]) -> dict[int, tuple[int, datetime
 def _matches_final_state(allocation: Allocation, slot_seconds: int) -> bool:
     """Return True if all time of the allocation is charged and none of it was lost.
 
-    In this common case its lines need not be read.
+    In this common case the lines of the allocation need not be read.
     """
     start, end = floor_to_second(allocation.period.lower), floor_to_second(allocation.period.upper)
     lost = lost_time(
@@ -116,7 +115,7 @@ def _matches_final_state(allocation: Allocation, slot_seconds: int) -> bool:
 
 
 def correct_gpu_charges(gpu_id: int, start: datetime, end: datetime, now: datetime) -> int:
-    """Make the ledger of one GPU match the facts in ``[start, end)``; return the number of reversed lines."""
+    """Make the ledger of one GPU match the facts in ``[start, end)``. Return the number of reversed lines."""
     start, end = floor_to_second(start), floor_to_second(end)
     if start >= end:
         return 0
@@ -134,7 +133,7 @@ def correct_gpu_charges(gpu_id: int, start: datetime, end: datetime, now: dateti
             with transaction.atomic():
                 _write_correction(gpu, correction, lines, now)
         except IntegrityError:
-            # A concurrent run reversed one of these lines first; it wrote the same correction.
+            # A concurrent run has reversed one of these lines and has written the same correction.
             continue
         reversed_count += len(correction.reversed_line_ids)
     return reversed_count
@@ -153,7 +152,7 @@ def _charge_key_of(line: Charge) -> ChargeKey:
 def _write_correction(
     gpu: GpuChargingInputs, correction: ChargeCorrection, lines: dict[int, Charge], now: datetime
 ) -> None:
-    """Write the reversals and the replacing lines of one correction."""
+    """Write the reversals and the new lines of one correction."""
     originals = [lines[pk] for pk in correction.reversed_line_ids]
     closed = months_not_open({line.month for line in originals})
     Charge.objects.bulk_create([_reversal_of(line, closed, now) for line in originals])
@@ -169,8 +168,9 @@ def _first_overlapping_line(piece: ChargePiece, originals: Sequence[Charge]) -> 
 
 
 def _reversal_of(line: Charge, closed: set[date], now: datetime) -> Charge:
-    """Return an unsaved line that cancels ``line``. Its month is the current one if the month of ``line``
-    is not open.
+    """Return an unsaved line that cancels ``line``.
+
+    If the month of ``line`` is not open, the new line has the current month.
     """
     copied = {
         entry.attname: getattr(line, entry.attname)

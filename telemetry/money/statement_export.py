@@ -29,8 +29,9 @@ CSV_COLUMNS = (
 
 
 def statement_csv(month: date, currency: str = "") -> str:
-    """Return the lines of a month as CSV with a header. For a closed month these are the bytes that its
-    digest covers.
+    """Return the lines of a month as CSV with a header.
+
+    For a closed month, the digest of the statement covers exactly this text.
     """
     statement = Statement.objects.filter(month=month).first()
     if statement is not None and statement.state == StatementState.CLOSED:
@@ -67,7 +68,8 @@ def _format_share(share: float | None) -> str:
 
 
 def csv_safe_text(text: str) -> str:
-    """Return a cell of a CSV file. Text that a spreadsheet would run as a formula is prefixed with an
-    apostrophe (OWASP).
+    """Return the text of a CSV cell.
+
+    An apostrophe is put before text that a spreadsheet would run as a formula (OWASP).
     """
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

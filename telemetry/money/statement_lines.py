@@ -21,7 +21,10 @@ from telemetry.money.reconciliation import IDLE_BUCKETS
 
 @dataclass(frozen=True)
 class StatementEntry:
-    """One line of a statement. Amounts are rounded to cents. Shares are of slot-seconds; None if unknown."""
+    """One line of a statement. Amounts are rounded to cents.
+
+    Shares are parts of the line's slot-seconds; None if unknown.
+    """
 
     pool: str
     cost_centre: str
@@ -38,8 +41,9 @@ class StatementEntry:
 
 
 def statement_lines(month: date) -> list[StatementEntry]:
-    """Return the lines of a month: the frozen lines if it is closed, else lines computed now. They sum to
-    the totals.
+    """Return the lines of a month: the frozen lines if it is closed, else lines computed now.
+
+    The lines sum to the totals of the month.
     """
     statement = Statement.objects.filter(month=month).first()
     if statement is not None and statement.state == StatementState.CLOSED:
@@ -112,7 +116,7 @@ def _entry_of_group(group: dict[str, Any], amount: Decimal, cost: Decimal) -> St
 def _allocate_idle_cost(
     line: StatementEntry, all_lines: Sequence[StatementEntry], idle_payer: str
 ) -> list[StatementEntry]:
-    """Split an idle line among the teams that pay for it; return any other line unchanged."""
+    """Split an idle line among the teams that pay for it. Return any other line unchanged."""
     if line.bucket not in IDLE_BUCKETS or idle_payer == IdlePayer.OPERATOR:
         return [line]
     weights = (
@@ -144,7 +148,7 @@ def _allocate_idle_cost(
 
 
 def _guarantee_weights(line: StatementEntry) -> dict[str, Decimal]:
-    """Return guaranteed slots by team for the line's pool and model."""
+    """Return the guaranteed slots by team for the pool and the model of ``line``."""
     rows = Quota.with_removed.filter(pool__name=line.pool, model=line.model).values_list(
         "team__name", "guaranteed_slots"
     )
@@ -152,7 +156,7 @@ def _guarantee_weights(line: StatementEntry) -> dict[str, Decimal]:
 
 
 def _usage_weights(line: StatementEntry, all_lines: Sequence[StatementEntry]) -> dict[str, Decimal]:
-    """Return charged GPU-hours by team for the line's pool and model."""
+    """Return the charged GPU-hours by team for the pool and the model of ``line``."""
     weights: dict[str, Decimal] = defaultdict(Decimal)
     for other in all_lines:
         if (
@@ -166,7 +170,7 @@ def _usage_weights(line: StatementEntry, all_lines: Sequence[StatementEntry]) ->
 
 
 def _main_cost_centre_by_team(all_lines: Sequence[StatementEntry]) -> dict[str, str]:
-    """Return the cost centre that pays most of each team's charges."""
+    """Return, for each team, the cost centre that pays the largest part of the team's charges."""
     amounts: dict[tuple[str, str], Decimal] = defaultdict(Decimal)
     for line in all_lines:
         amounts[line.team, line.cost_centre] += line.amount

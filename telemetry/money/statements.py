@@ -1,5 +1,6 @@
-"""Create, summarise and close monthly statements. A closed statement never changes; late facts are charged to
-the open month.
+"""Create, summarise and close monthly statements.
+
+A closed statement never changes. Late facts are charged to the open month.
 """
 
 from __future__ import annotations
@@ -35,22 +36,24 @@ from telemetry.money.statement_lines import frozen_line_row, open_month_lines
 
 
 def create_missing_statements(months: Iterable[date]) -> None:
-    """Create an open statement for each month that has none. Safe in concurrent transactions; statements are
-    created only here.
+    """Create an open statement for each month that has none.
+
+    This function is safe in concurrent transactions. No other code creates statements.
     """
     made = [Statement(month=month) for month in sorted(set(months))]
     Statement.objects.bulk_create(made, ignore_conflicts=True)
 
 
 def get_or_create_statement(month: date) -> Statement:
-    """Return the statement of a month; create it open if it is missing."""
+    """Return the statement of a month. If it is missing, create an open statement."""
     create_missing_statements([month])
     return Statement.objects.get(month=month)
 
 
 def statement_totals(month: date) -> dict[str, Any]:
-    """Return the totals of a month: charged and cost in cents, GPU-hours by bucket, cost reconciliation by
-    pool.
+    """Return the totals of a month.
+
+    They contain charged and cost in cents, the GPU-hours by bucket, and the cost reconciliation by pool.
     """
     statement = Statement.objects.filter(month=month).first()
     if statement is not None and statement.state == StatementState.CLOSED:
@@ -78,11 +81,10 @@ def _open_month_totals(month: date) -> dict[str, Any]:
 
 @transaction.atomic
 def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "") -> Statement:
-    """Close a month that is over: stop charging to it, run the checks, freeze its lines and store their
-    digest.
+    """Close a month that is over: stop charging to it, run the checks, freeze its lines and store the digest.
 
-    Raises OperationRejected ``month_is_not_over``, ``month_is_closed`` or ``month_check_failed``; then
-    nothing changes.
+    Raises OperationRejected ``month_is_not_over``, ``month_is_closed`` or ``month_check_failed``. Nothing
+    changes in these cases.
     """
     if month.day != 1:
         raise ValueError(f"month: {month} is not the first day of a month")
@@ -90,7 +92,8 @@ def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "
     if month >= month_of(now):
         raise OperationRejected("month_is_not_over", numbers, field="month")
     get_or_create_statement(month)
-    # The UPDATE waits for concurrent charges; then the trigger on charges rejects this month.
+    # The UPDATE waits for concurrent charges. After it, the trigger on charges rejects new lines of this
+    # month.
     if not _transition(month, StatementState.OPEN, StatementState.CLOSING):
         raise OperationRejected("month_is_closed", numbers, field="month")
     found = close_checks(month)
@@ -119,7 +122,7 @@ def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "
 
 
 def _transition(month: date, old: StatementState, new: StatementState, **also: Any) -> bool:
-    """Change the state by compare-and-swap. Returns False if the state was no longer ``old``."""
+    """Change the state by compare-and-swap. Return False if the state was no longer ``old``."""
     if new not in STATEMENT_TRANSITIONS[old]:
         raise ValueError(f"statement: {old} -> {new}")
     return Statement.objects.filter(month=month, state=old).update(state=new, **also) == 1

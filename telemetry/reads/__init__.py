@@ -1,7 +1,7 @@
 """Read usage and money for pages and the API.
 
-Every figure carries its coverage; unknown is None, never zero. Nothing here checks permissions: callers pass
-filters that their policy made (``UsageFilters.teams``, ``UsageFilters.users``). GPU-hours count slots: a
-slice of a seventh for seven hours is one GPU-hour. Shares are between 0 and 1. Money is Decimal, rounded to
-cents, and the rows of one answer sum to its total exactly.
+Every figure of measured use comes with its coverage. An unknown value is None, never zero. This package
+checks no permissions. Callers pass filters that follow from the viewer's permissions (``UsageFilters.teams``,
+``UsageFilters.users``). GPU-hours count slots: a seventh of a GPU for seven hours is one GPU-hour. Shares are
+between 0 and 1. Money is Decimal, rounded to cents, and the rows of one answer sum to its total exactly.
 """

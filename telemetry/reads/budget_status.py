@@ -16,7 +16,7 @@ from telemetry.money.budgets import forecast_month_end, month_spend
 class BudgetStatus:
     """A budget and its spending, in the budget's measure, rounded to two decimals.
 
-    ``forecast`` is None if it is too early in the month or the month is over.
+    ``forecast`` is None in the first three days of the month and after the month.
     """
 
     measure: str
@@ -60,7 +60,7 @@ def forecast_spend(
 ) -> Decimal | None:
     """Return the forecast of the current month's charges; None in its first three days.
 
-    None for any other month.
+    Returns None for any other month.
     """
     if month != month_of(now):
         return None

@@ -35,8 +35,8 @@ DRILL_DOWN = ("cost_centre", "team", "project", "type", "workload")
 class ChargeGroup:
     """One row of a chargeback table. ``charged = used + idle + reserved_unused + unmeasured``, to the cent.
 
-    ``used`` is the busy part of the held time, ``idle`` the rest of the measured part, ``unmeasured`` the
-    part without samples.
+    ``used`` is the charge of busy held time, ``idle`` the charge of the rest of the measured held time, and
+    ``unmeasured`` the charge of held time without samples.
     """
 
     key: Any
@@ -54,7 +54,7 @@ class ChargeGroup:
 
 @dataclass(frozen=True)
 class ChargeTable:
-    """Groups in order of charge, highest first, and their total. Each money column sums to the total's."""
+    """The groups of a table, highest charge first, and their total. Each money column sums to the total."""
 
     groups: list[ChargeGroup]
     total: ChargeGroup
@@ -81,11 +81,12 @@ def charges_by(
     charged_only: bool = True,
     **where: Any,
 ) -> ChargeTable:
-    """Return a month's charges grouped by one dimension. ``lines``: visible to the viewer (None: all).
+    """Return a month's charges grouped by one dimension.
 
-    ``where`` is the drill-down path, in the order of its steps. The total equals, to the cent, the row that
-    the last step selected. With ``charged_only`` False the table includes idle,
-    unhealthy and lost time with its cost. One query per step of the path and one for the table.
+    ``lines``: the lines that the viewer may see; None: all lines. ``where`` is the drill-down path, in the
+    order of its steps. The total equals, to the cent, the row that the last step selected. With
+    ``charged_only`` False, the table includes idle, unhealthy and lost time with its cost. Runs one query per
+    step of the path and one query for the table.
     """
     if dimension not in CHARGE_DIMENSIONS:
         raise ValueError(f"dimension: {dimension!r} is not one of {', '.join(CHARGE_DIMENSIONS)}")
@@ -106,7 +107,7 @@ def charges_by(
     return _charge_table(groups, _parent_row_amounts(month, lines, charged_only, where))
 
 
-# Sums of money; each column is rounded on its own.
+# Sums of money. Each column is rounded separately.
 MONEY_SUMS = {
     "charged_sum": Sum("charged"),
     "cost_sum": Sum("cost"),
@@ -137,7 +138,7 @@ def _group_amounts(found: QuerySet[Charge], dimension: str, **more: Any) -> list
 def _parent_row_amounts(
     month: date, lines: QuerySet[Charge] | None, charged_only: bool, where: Mapping[str, Any]
 ) -> RoundedAmounts | None:
-    """Return the amounts of the row that the path selected, as rounded in its own table; None at the top."""
+    """Return the amounts of the row that the path selected, as rounded in its table; None without a path."""
     above: RoundedAmounts | None = None
     for step, dimension in enumerate(where):
         rows = _group_amounts(
@@ -145,7 +146,7 @@ def _parent_row_amounts(
         )
         cents = _round_columns(rows, above)
         mine = [index for index, row in enumerate(rows) if str(row["group_key"]) == str(where[dimension])]
-        # A key has several rows if it was renamed within the month.
+        # A key has several rows if its name changed within the month.
         above = {column: sum((parts[index] for index in mine), ZERO) for column, parts in cents.items()}
     return above
 
@@ -160,8 +161,9 @@ def _round_columns(
 
 
 def _charge_table(rows: Sequence[dict[str, Any]], above: RoundedAmounts | None) -> ChargeTable:
-    """Return the table with each column rounded by largest remainder. The idle part absorbs the difference
-    within a row.
+    """Return the table with each column rounded by largest remainder.
+
+    Within a row, the idle part absorbs the rounding difference.
     """
     charged, costs, reserved = _round_columns(rows, above).values()
     groups = [
@@ -185,7 +187,10 @@ def _charge_table(rows: Sequence[dict[str, Any]], above: RoundedAmounts | None) 
 
 
 def _charge_group(row: dict[str, Any], charged: Decimal, cost: Decimal, reserved: Decimal) -> ChargeGroup:
-    """Return the group of one row with its rounded amounts. Held time is used, idle or unmeasured."""
+    """Return the group of one row with its rounded amounts.
+
+    The charge of held time is divided into used, idle and unmeasured.
+    """
     held = charged - reserved
     measured = min(held, _measured_cents(row["measured_sum"])) if held > 0 else ZERO
     used = min(measured, _measured_cents(row["busy_sum"]))

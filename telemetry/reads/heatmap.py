@@ -10,8 +10,9 @@ from telemetry.reads.usage_rows import UsageRows
 
 
 def utilisation_heatmap(filters: UsageFilters, reads: UsageRows | None = None) -> list[list[float | None]]:
-    """Return the mean utilisation of held GPUs by weekday (Monday first) and hour (UTC), 0 to 1; None is
-    unknown.
+    """Return the mean utilisation of held GPUs, 0 to 1, by weekday (Monday first) and hour (UTC).
+
+    None means unknown.
     """
     used: dict[tuple[int, int], float] = defaultdict(float)
     covered: dict[tuple[int, int], float] = defaultdict(float)

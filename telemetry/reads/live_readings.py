@@ -54,7 +54,7 @@ class LiveUnitReading:
 def live_unit_readings(
     now: datetime, *, pool: int | None = None, hosts: Collection[int] | None = None
 ) -> list[LiveUnitReading]:
-    """Return every unit that is not retired, with its last reading, by host and GPU. One query."""
+    """Return the last reading of every unit that is not retired, in order of host and GPU. Runs one query."""
     where, values = "", []
     if pool is not None:
         where += " AND h.pool_id = %s"

@@ -22,11 +22,10 @@ HOURS_PER_MONTH = Decimal(730)
 
 @dataclass(frozen=True)
 class PoolingSavings:
-    """GPUs that separate teams would need for their own p95 demand, compared with the p95 of the shared pool.
-    Demand is hourly.
+    """The GPUs that separate teams would need, compared with the GPUs that the shared pool needs.
 
-    ``per_month`` is the price of the difference, at the mean price of charged GPU-hours; None if nothing was
-    charged.
+    The need is the 95th percentile of the hourly demand. ``per_month`` is the price of the difference, at the
+    mean price of charged GPU-hours; None if nothing was charged.
     """
 
     by_team: list[tuple[int, str, float]]
@@ -42,7 +41,7 @@ class PoolingSavings:
 
 
 def pooling_savings(filters: UsageFilters, reads: UsageRows | None = None) -> PoolingSavings:
-    """Return the sum of each team's p95 of hourly held GPUs, less the p95 of all teams together."""
+    """Return the 95th percentile of hourly held GPUs of each team, of all teams together, and the savings."""
     teams = held_over_time(reads or UsageRows(filters), step_edges(filters, timedelta(hours=1)), "team")
     by_team = [(key, name, _percentile(held, 95)) for key, name, held in teams]
     together = [sum(values) for values in zip(*(held for _, _, held in teams), strict=True)]

@@ -10,7 +10,7 @@ from telemetry.money.rate_card import RateCard, load_rate_card
 
 
 class CurrentPrices:
-    """Prices at one time, from the rate card that charges use."""
+    """The prices at one time, from the same rate card as charges."""
 
     def __init__(self, card: RateCard, now: datetime) -> None:
         self._card, self._now = card, now
@@ -25,13 +25,14 @@ class CurrentPrices:
         return None if price is None else price * slots / SLOTS_PER_GPU
 
     def line(self, pool: int | None, model: str) -> int | None:
-        """Return the id of the price in force; None before the first. ``pool`` None: for pools without own
-        prices.
+        """Return the id of the price in force; None before the first price.
+
+        ``pool`` is None for pools without own prices.
         """
         rate = self._card.at(pool, model, self._now)
         return None if rate is None else rate.id
 
 
 def load_current_prices(now: datetime) -> CurrentPrices:
-    """Return the prices in force. One query."""
+    """Return the prices in force. Runs one query."""
     return CurrentPrices(load_rate_card(), now)

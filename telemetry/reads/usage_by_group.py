@@ -20,11 +20,10 @@ from telemetry.reads.waterfall import overlap_share
 
 @dataclass(frozen=True)
 class GroupUsage:
-    """GPU-hours that one group (team, project, user, type, model, pool, host or GPU) held, and their use.
-    None is unknown.
+    """The GPU-hours that one group held, and their use. None means unknown.
 
-    ``used`` is weighted by utilisation; ``busy`` counts time with any activity. ``guarantee`` is in GPUs, for
-    teams only.
+    A group is a team, project, user, type, model, pool, host or GPU. ``used`` is weighted by utilisation;
+    ``busy`` counts time with any activity. ``guarantee`` is in GPUs, for teams only.
     """
 
     key: Any
@@ -54,7 +53,7 @@ class GroupUsage:
 
 @dataclass(frozen=True)
 class UsageTable:
-    """Groups in order of held GPU-hours, highest first, and the length of the period in hours."""
+    """The groups in order of held GPU-hours, highest first, and the length of the period in hours."""
 
     groups: list[GroupUsage]
     hours: float
@@ -158,7 +157,7 @@ def _charged_and_lost(dimension: str, filters: UsageFilters) -> tuple[dict[Any, 
 
 
 def _guaranteed_gpus(filters: UsageFilters) -> dict[int, tuple[str, float]]:
-    """Return (name, guaranteed GPUs) by team, within the filters."""
+    """Return (name, guaranteed GPUs) by team, for the quotas that match the filters."""
     quotas = Quota.objects.filter(guaranteed_slots__gt=0)
     if filters.pool is not None:
         quotas = quotas.filter(pool=filters.pool)

@@ -1,4 +1,4 @@
-"""The period and filters of a usage query, and the freshness of its data."""
+"""Define the period and the filters of a usage query, and read the freshness of the data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ USAGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "gpu": ("g.id", "h.name || ' GPU ' || g.index"),
     "workload": ("w.id", "w.name"),
 }
-# Left joins: PostgreSQL removes those that a query does not use.
+# These are left joins, because PostgreSQL removes left joins that a query does not use.
 HARDWARE_JOINS_SQL = (
     " JOIN scheduler_unit u ON u.id = {unit} LEFT JOIN scheduler_gpu g ON g.id = u.gpu_id"
     " LEFT JOIN scheduler_host h ON h.id = g.host_id LEFT JOIN scheduler_pool pool ON pool.id = g.pool_id"
@@ -45,10 +45,10 @@ WORK_JOINS_SQL = (
 
 @dataclass(frozen=True)
 class UsageFilters:
-    """The period ``[start, end)`` in UTC, and ids that narrow the answer.
+    """The period ``[start, end)`` in UTC, and ids that restrict the result.
 
-    ``teams`` and ``users`` restrict the answer to rows of any of these teams or users, which the viewer may
-    see. None restricts nothing.
+    ``teams`` and ``users`` restrict the result to rows that belong to one of these teams or users, which are
+    those that the viewer may see. None means no restriction.
     """
 
     start: datetime
@@ -89,8 +89,9 @@ class UsageFilters:
         return lines
 
     def sql(self) -> tuple[str, list[Any]]:
-        """Return SQL conditions and their parameters, to append to a WHERE clause over HARDWARE_JOINS_SQL and
-        WORK_JOINS_SQL.
+        """Return SQL conditions and their parameters, to be appended to a WHERE clause.
+
+        The conditions use the aliases of HARDWARE_JOINS_SQL and WORK_JOINS_SQL.
         """
         clauses: list[str] = []
         values: list[Any] = []
@@ -113,8 +114,9 @@ class UsageFilters:
 
 @dataclass(frozen=True)
 class DataFreshness:
-    """The end of the last rolled-up minute, and the time up to which every GPU is charged. None if there is
-    no data.
+    """The end of the last rolled-up minute, and the time up to which every GPU is charged.
+
+    A value is None if there is no data.
     """
 
     rolled_up_until: datetime | None

@@ -1,4 +1,4 @@
-"""Return usage as a time series."""
+"""Return held and busy GPUs as a time series."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from telemetry.reads.usage_rows import HeldInterval, UsageRows
 
 @dataclass(frozen=True)
 class UsageSeries:
-    """Mean GPUs per time step for one group. ``busy`` is weighted by utilisation; None if nothing was
-    measured.
+    """The mean held and busy GPUs of one group, per time step.
+
+    ``busy`` is weighted by utilisation. A value is None if nothing was measured.
     """
 
     key: Any
@@ -38,8 +39,8 @@ def usage_over_time(
 ) -> list[UsageSeries]:
     """Return mean held and busy GPUs per ``step``, by ``dimension`` or in one series.
 
-    ``step`` is a whole number of hours; None: by the length of the period. Raises ValueError for any other
-    step or an unknown dimension.
+    ``step`` is a whole number of hours. None selects a step by the length of the period. Raises ValueError
+    for any other step or an unknown dimension.
     """
     step = step or _default_step(filters)
     hours = step / timedelta(hours=1)
@@ -65,7 +66,7 @@ def held_over_time(
 ) -> list[tuple[Any, str, list[float]]]:
     """Return (group, name, mean held GPUs per step) in order of name.
 
-    Without a dimension there is one group of everything.
+    Without a dimension, the result is one group that contains all holds.
     """
     holds: dict[Any, list[HeldInterval]] = defaultdict(list)
     for hold in reads.holds(dimension or "pool"):
@@ -95,7 +96,7 @@ def step_edges(filters: UsageFilters, step: timedelta) -> list[float]:
 
 
 def _slot_seconds_per_step(holds: Sequence[HeldInterval], edges: Sequence[float]) -> list[float]:
-    """Return held slot-seconds between adjacent edges: the integral of a step function, in one pass."""
+    """Return the held slot-seconds between each two adjacent edges."""
     starts = np.array([hold.start for hold in holds])
     ends = np.array([hold.end for hold in holds])
     slots = np.array([hold.slots for hold in holds], dtype=float)

@@ -1,4 +1,4 @@
-"""Load the rows that usage answers need, once for any number of answers."""
+"""Load the rows for usage queries. Each kind of row is loaded once and used for several results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ USAGE_MEASURES = (
     "tensor_active_seconds",
 )
 USAGE_SUMS = (*USAGE_MEASURES, "energy_mj")
-# Sum by allocation before joining: there are many more rollups than allocations.
+# Sum by allocation before joining, because there are many more rollups than allocations.
 ROLLUPS_SQL = (
     "SELECT g.model, {key}, {name}, "
     + ", ".join(f"sum(r.{measure} * {SLOTS_SQL})" for measure in USAGE_MEASURES)
@@ -64,7 +64,7 @@ HOLDS_SQL = (
 
 @dataclass(frozen=True, slots=True)
 class HeldInterval:
-    """Slots that a group held, clipped to the period. Times are in seconds since the epoch."""
+    """The slots that a group held during an interval, clipped to the period, in seconds since the epoch."""
 
     group: Any
     name: str
@@ -76,8 +76,9 @@ class HeldInterval:
 
 @dataclass(frozen=True, slots=True)
 class HourlyUsage:
-    """Slot-seconds of one group in one hour. ``start`` is in seconds since the epoch. None: nothing was
-    measured.
+    """The slot-seconds of one group in one hour. ``start`` is in seconds since the epoch.
+
+    A value is None if nothing was measured.
     """
 
     group: Any
@@ -96,8 +97,9 @@ class UsageRows:
         self._holds: dict[str, list[HeldInterval]] = {}
 
     def rollups(self, dimension: str) -> list[tuple[str, Any, dict[str, Any]]]:
-        """Return (model, group, sums). ``sums`` maps each measure to slot-seconds; it also has ``energy_mj``
-        and ``name``.
+        """Return (model, group, sums) rows.
+
+        ``sums`` maps each measure to slot-seconds. It also contains ``energy_mj`` and ``name``.
         """
         if dimension not in self._rollups:
             key, name = USAGE_DIMENSIONS[dimension]
@@ -114,7 +116,7 @@ class UsageRows:
         return _sum_by_group((group, sums) for _, group, sums in self.rollups(dimension))
 
     def sums_by_model(self) -> dict[Any, dict[str, Any]]:
-        """Return the sums by model. Reuses rows of any dimension that is loaded."""
+        """Return the sums by model. Uses the rows of a loaded dimension, if there is one."""
         known = next(iter(self._rollups), "team")
         return _sum_by_group((model, sums) for model, _, sums in self.rollups(known))
 
@@ -128,7 +130,7 @@ class UsageRows:
         return self._hours[dimension]
 
     def hours_any_dimension(self) -> list[HourlyUsage]:
-        """Return the usage of each hour. Reuses rows of any dimension that is loaded."""
+        """Return the usage of each hour. Uses the rows of a loaded dimension, if there is one."""
         return self.hours(next(iter(self._hours), "team"))
 
     def holds(self, dimension: str) -> list[HeldInterval]:

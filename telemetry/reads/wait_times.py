@@ -13,8 +13,9 @@ from telemetry.reads.usage_filters import USAGE_DIMENSIONS, UsageFilters
 
 @dataclass(frozen=True)
 class GroupWaitTimes:
-    """Seconds from submission to the first GPU for one group's workloads. Workloads that still wait are
-    counted separately.
+    """The seconds from submission to the first GPU, for the workloads of one group.
+
+    Workloads that still wait are counted separately.
     """
 
     key: Any
@@ -37,14 +38,15 @@ WAIT_DIMENSIONS: dict[str, tuple[str, str]] = {
 
 
 def wait_times(by: str, filters: UsageFilters) -> list[GroupWaitTimes]:
-    """Return how long workloads submitted in the period waited for their first GPU, by team, project, model,
-    size or type.
+    """Return how long workloads waited for their first GPU, by team, project, model, size or type.
+
+    Only workloads that were submitted in the period count.
     """
     if by not in WAIT_DIMENSIONS:
         raise ValueError(f"by: {by!r} is not one of {', '.join(WAIT_DIMENSIONS)}")
     key, name = WAIT_DIMENSIONS[by]
     where, values = filters.sql()
-    # Filter by the workload's model and pool: a waiting workload has no GPU.
+    # Filter by the workload's model and pool, because a waiting workload has no GPU.
     where = where.replace("g.pool_id", "w.pool_id").replace("g.model = %s", "%s = ANY(w.models_wanted)")
     waited = "extract(epoch FROM first.placed_at - w.submitted_at)::float8"
     with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""Break all GPU-hours of a period down from capacity to busy time."""
+"""Divide the GPU-hours of a period into parts, from the capacity to productive use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from telemetry.reads.usage_rows import UsageRows
 
 @dataclass(frozen=True)
 class WaterfallStep:
-    """One row of the waterfall. ``share`` is its part of the capacity. ``key`` is one of WATERFALL_ORDER."""
+    """One row of the waterfall. ``key`` is one of WATERFALL_ORDER.
+
+    ``share`` is the row's part of the capacity, 0 to 1.
+    """
 
     key: str
     gpu_hours: float
@@ -28,11 +31,11 @@ class WaterfallStep:
 
 @dataclass(frozen=True)
 class UsageWaterfall:
-    """GPU-hours from capacity to productive use. The steps sum to ``gpu_hours`` and, to the cent, to
-    ``cost``.
+    """The parts of the capacity of a period. The steps sum to ``gpu_hours`` and to ``cost``.
 
-    ``coverage`` is the part of held time with samples; None if nothing was held. ``charged_until`` is the end
-    of the charged time within the period; None if nothing in it is charged.
+    The sum of the steps' costs is exact to the cent. ``coverage`` is the part of held time with samples; None
+    if nothing was held. ``charged_until`` is the end of the charged time within the period; None if nothing
+    in it is charged.
     """
 
     gpu_hours: float
@@ -43,7 +46,7 @@ class UsageWaterfall:
 
     @property
     def productive_share(self) -> float | None:
-        """Return the productive part of the capacity; None if there was none."""
+        """Return the productive part of the capacity, 0 to 1; None if there was no capacity."""
         return (
             next((step.share for step in self.steps if step.key == "productive"), None)
             if self.gpu_hours
@@ -52,11 +55,11 @@ class UsageWaterfall:
 
 
 def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> UsageWaterfall:
-    """Return the parts of the capacity: out of service, free, reserved but unused, lost, empty, idle,
-    inefficient and productive time.
+    """Return the parts of the capacity of a period.
 
-    With a filter on holders, the capacity is the time that they held or reserved. ``reads`` are rows of the
-    same filters, to share between answers.
+    The parts are time out of service, free, reserved but unused, lost, empty, idle, inefficient and
+    productive time. With a filter on holders, the capacity is the time that these holders held or reserved.
+    ``reads`` are rows of the same filters, which several queries can share.
     """
     sums = _bucket_sums(filters)
     use = (reads or UsageRows(filters)).sums_by_model()
@@ -96,7 +99,7 @@ def _step(key: str, slot_seconds: float, cost: Decimal, total: float) -> Waterfa
     return WaterfallStep(key, to_gpu_hours(slot_seconds), cost, slot_seconds / total if total else 0.0)
 
 
-# Buckets of a charge whose whole time is one part of the waterfall. "used" is split by activity.
+# The charge buckets whose whole time is one part of the waterfall. The bucket "used" is split by activity.
 PART_BY_BUCKET = {
     "unhealthy": "unhealthy",
     "maintenance": "maintenance",
@@ -135,8 +138,9 @@ PARTS_SHOWN_IF_ANY = {"lost", "unmeasured"}
 
 
 def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dict[str, float]:
-    """Split held slot-seconds by activity. The parts sum to ``seconds``; time without samples is
-    unmeasured.
+    """Split held slot-seconds by activity.
+
+    The parts sum to ``seconds``. Time without samples is unmeasured.
     """
     known = {"empty": 0.0, "idle": 0.0, "inefficient": 0.0, "productive": 0.0}
     share = 0.0
@@ -148,7 +152,8 @@ def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dic
             "inefficient": min(busy, inefficient),
             "productive": max(0.0, busy - inefficient),
         }
-        # Rollups include lost time, and whole hours at the edges: cap them at the time charged as used.
+        # Rollups include lost time, and whole hours at the edges of the period. Limit them to the time
+        # charged as used.
         total = sum(known.values())
         share = min(1.0, seconds / total) if total else 0.0
     parts = {key: value * share for key, value in known.items()}
@@ -156,7 +161,10 @@ def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dic
 
 
 def _bucket_sums(filters: UsageFilters) -> dict[tuple[str, str], tuple[float, Decimal]]:
-    """Return (slot-seconds, cost) by (bucket, model). A line across an edge of the period counts in part."""
+    """Return (slot-seconds, cost) by (bucket, model).
+
+    A line across an edge of the period counts with the part inside the period.
+    """
     sums: dict[tuple[str, str], tuple[float, Decimal]] = {}
     lines = filters.charges()
     inside = lines.filter(start__gte=filters.start, end__lte=filters.end)

@@ -1,1 +1,1 @@
-"""Aggregate samples into rollups per minute, hour and day; due buckets are marked."""
+"""Aggregate samples into rollups per minute, hour and day, and mark the buckets that are due."""

@@ -31,7 +31,7 @@ def mark_minutes_due(due: Iterable[tuple[int, int]], now: datetime) -> None:
 
 
 def claim_due_marks(due: Sequence[RollupDue]) -> list[tuple[datetime, int]]:
-    """Delete the marks; return (bucket, host id) of each mark that this transaction deleted."""
+    """Delete the marks. Return (bucket, host id) of each mark that this transaction deleted."""
     with connection.cursor() as cursor:
         cursor.execute(
             "DELETE FROM telemetry_rollupdue WHERE id = ANY(%s) RETURNING bucket, host_id",
@@ -41,7 +41,7 @@ def claim_due_marks(due: Sequence[RollupDue]) -> list[tuple[datetime, int]]:
 
 
 def mark_coarser_due(resolution: int, hosts_of: dict[datetime, list[int]], now: datetime) -> None:
-    """Mark as due the hours that contain rolled-up minutes, or the days that contain rolled-up hours."""
+    """Mark the hours that contain rolled-up minutes, or the days that contain rolled-up hours, as due."""
     if resolution == Rollup.Resolution.DAY:
         return
     above = Rollup.Resolution.HOUR if resolution == Rollup.Resolution.MINUTE else Rollup.Resolution.DAY

@@ -1,8 +1,8 @@
 """Aggregate samples into rollups of a minute, an hour and a day, by unit and allocation.
 
-Rollups hold sums, never averages. A late sample marks its bucket, which is then rewritten as a whole. An hour
-is merged from its minutes, a day from its hours. A run claims marks by deleting them in the transaction that
-writes the rollups, so concurrent runs share the work.
+Rollups hold sums, never averages. A late sample marks its bucket as due, and the whole bucket is written
+again. An hour is merged from its minutes, a day from its hours. A run claims marks by deleting them in the
+transaction that writes the rollups. Concurrent runs therefore share the work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from telemetry.core.rollup import (
 from telemetry.models import Rollup, RollupDue, Sample
 from telemetry.rollups.due_marks import claim_due_marks, mark_coarser_due
 
-# Wait after the end of a minute, so that late samples seldom cause a second write.
+# A minute is rolled up this long after its end, so that late samples seldom cause a second write.
 ROLLUP_DELAY = timedelta(seconds=20)
 BUCKETS_PER_TRANSACTION = 400
 ROLLUP_MEASURES = (
