@@ -46,7 +46,7 @@ class AgentProcess:
             *("run", "--state", str(self.state), "--edge", self.edge.url),
             *("--join-token", TOKEN, "--host", "h1"),
             *("--simulate", "2xH100-80GB", "--simulate-mig", "1:2x3g.40gb"),
-            # The host's lock folder would be shared by all tests.
+            # Without this option, all tests would share the lock folder of the host.
             *("--locks", str(self.state / "locks")),
             *("--launcher", self.launcher, "--sample-seconds", "0.3", *self.more),
         ]
@@ -75,7 +75,7 @@ class AgentProcess:
 
     @property
     def units(self) -> list[str]:
-        """Return the unit UUIDs: a whole GPU, then the slices of the second GPU."""
+        """Return the uuids of the units: the first GPU as a whole, then the slices of the second GPU."""
         return [unit.uuid for gpu in self.edge.observed[0].inventory.gpus for unit in gpu.units]
 
     def shim(self, run: str) -> dict[str, int]:
@@ -94,8 +94,9 @@ class AgentProcess:
         return self.edge.log(run)
 
     def clean_up(self) -> None:
-        """Kill all remaining processes of this agent, by pid, and remove their cgroups and network
-        namespaces.
+        """Kill all remaining processes of this agent, by pid.
+
+        Remove the cgroups and network namespaces of these processes.
         """
         if self.process is not None and self.process.returncode is None:
             self.process.kill()
@@ -122,9 +123,9 @@ def kill_shim(run_folder: Path) -> None:
 
 
 def forget_network(state: Path) -> None:
-    """Delete the nft rules of this state.
+    """Delete the nft rules of the agent with this state folder.
 
-    A killed agent leaves them, because its workloads still need them.
+    A killed agent leaves its rules, because its workloads still need them.
     """
     path = "/usr/sbin:/sbin:/usr/bin:/bin"
     if shutil.which("nft", path=path):  # without nft no rules were made
@@ -148,7 +149,7 @@ async def edge() -> AsyncIterator[FakeEdge]:
 async def make_agent(edge: FakeEdge, tmp_path: Path) -> AsyncIterator[MakeAgent]:
     """Return a function that starts agents.
 
-    The fixture ends them, and all their processes, after the test.
+    After the test, the fixture ends the agents and all their processes.
     """
     made: list[AgentProcess] = []
 

@@ -36,31 +36,32 @@ from agent.protocol import (
 )
 
 TOKEN = "join-me"
-# Enough for a busy machine; below the time limit of a test, so that a failure shows the last frame.
+# Long enough for a busy machine. Shorter than the time limit of a test, so that a failure shows the last
+# frame.
 PATIENCE_SECONDS = 100.0
 
 
 @dataclass
 class FakeEdge:
-    """The desired state (`wanted`) and all frames received from agents."""
+    """A fake edge with the desired state (`wanted`) and all frames that it received from agents."""
 
     lease_seconds: float = 30.0
     poll_seconds: float = 0.3
     streams_wanted: int = 0
     stream_key: str = ""
-    stream_keys: list[str] = field(default_factory=list)  # the keys with which streams were opened
+    stream_keys: list[str] = field(default_factory=list)  # the stream keys that agents sent
     wanted: dict[str, RunWanted] = field(default_factory=dict)
     diagnostics: list[DiagnosticWanted] = field(default_factory=list)
     geometries: list[GeometryWanted] = field(default_factory=list)
     stray_action: str = "report"
-    commits: bool = True  # commit received batches
+    commits: bool = True  # True: the edge commits received batches
     committed: int = 0
-    silent: bool = False  # receives everything, sends nothing
+    silent: bool = False  # True: the edge receives frames and sends none
     observed: list[Observed] = field(default_factory=list)
     batches: list[SampleBatch] = field(default_factory=list)
     log_bytes: dict[str, bytes] = field(default_factory=dict)
     health: list[Health] = field(default_factory=list)
-    challenge: str = ""  # agents must sign this
+    challenge: str = ""  # text that agents must sign
     proofs: list[Proof] = field(default_factory=list)
     renewals: list[RenewRequest] = field(default_factory=list)
     joins: list[JoinRequest] = field(default_factory=list)
@@ -68,7 +69,7 @@ class FakeEdge:
     keys_count: bool = True  # False: the edge has also lost the hosts' keys
     sync_sockets: set[web.WebSocketResponse] = field(default_factory=set)
     idle_streams: list[web.WebSocketResponse] = field(default_factory=list)
-    rejected_sync_connections: int = 0  # connections with an unknown credential
+    rejected_sync_connections: int = 0  # number of sync connections with an unknown credential
     rejected_streams: int = 0
     url: str = ""
     _runner: web.AppRunner | None = None
@@ -102,16 +103,16 @@ class FakeEdge:
             self._runner = None
 
     async def want(self, wanted: RunWanted) -> None:
-        """Add this run to the desired state and push it."""
+        """Add this run to the desired state and push the state."""
         self.wanted[wanted.run] = wanted
         await self.push()
 
     async def change(self, run: str, **fields: object) -> None:
-        """Change the desired state of a run and push it."""
+        """Change the desired state of a run and push the state."""
         await self.want(dataclasses.replace(self.wanted[run], **fields))  # type: ignore[arg-type]
 
     async def drop(self, run: str) -> None:
-        """Remove the run from the desired state and push it."""
+        """Remove the run from the desired state and push the state."""
         del self.wanted[run]
         await self.push()
 
@@ -157,7 +158,7 @@ class FakeEdge:
         return self.log_bytes.get(run, b"").decode()
 
     async def until(self, happened: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait for a condition; on timeout, fail with the agent's last frame."""
+        """Wait until `happened` returns a true value. On timeout, fail with the agent's last frame."""
         ends = time.monotonic() + seconds
         while not happened():
             if time.monotonic() > ends:

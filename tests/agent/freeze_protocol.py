@@ -23,7 +23,10 @@ Table = dict[str, dict[str, dict[str, Any]]]
 
 
 def wire_types(protocol: Any) -> dict[str, type]:
-    """Return every wire type by the name of its stored file: the kind of a frame, the type name of a body."""
+    """Return every wire type by the name of its stored file.
+
+    The name is the kind of a frame, or the type name of a body.
+    """
     bodies = {name: getattr(protocol, name) for name in BODIES if hasattr(protocol, name)}
     return {**protocol.FRAMES_UP, **protocol.FRAMES_DOWN, **bodies}
 
@@ -44,7 +47,7 @@ def type_name(hint: Any) -> str:
 
 
 def fields_by_type(protocol: Any) -> Table:
-    """Return the fields by type and name: the type of each field, and its default if it has one."""
+    """Return the type of each field, and its default if it has one, by type name and field name."""
     found: Table = {}
     waiting = list(wire_types(protocol).values())
     while waiting:
@@ -71,7 +74,7 @@ def _dataclasses_in(hint: Any) -> list[type]:
 
 
 class ExampleValues:
-    """Creates example values of a type. Every field is set, and no two values are equal."""
+    """A generator of example values of a type. Every field is set, and no two values are equal."""
 
     def __init__(self, kept: Table) -> None:
         self.kept = kept
@@ -137,7 +140,7 @@ def _has_shape(kind: str, value: Any) -> bool:
 
 
 def without_defaults(kept: Table, kind: str, value: Any) -> Any:
-    """Return `value` without the fields that have a default. A peer of this version may leave them out."""
+    """Return `value` without the fields that have a default. A peer of this version may omit these fields."""
     kind = kind.removesuffix(" | null")
     if kind.startswith("list["):
         return [without_defaults(kept, kind[5:-1], each) for each in value]
@@ -196,7 +199,7 @@ class FrozenProtocol:
         return found
 
     def problems(self, protocol: Any) -> list[str]:
-        """Return the parts of this version that `protocol` breaks; empty if none."""
+        """Return a text for each part of this version that `protocol` breaks."""
         found = [
             f"{name}: {self.about['paths'][name]} became {getattr(protocol, name, None)}"
             for name in PATHS
@@ -235,7 +238,7 @@ class FrozenProtocol:
         )
 
     def _default_problems(self, protocol: Any) -> list[str]:
-        """Return the changed defaults of fields."""
+        """Return a text for each field whose default has changed."""
         now = fields_by_type(protocol)
         return [
             f"{kind}.{name}: {about['default']!r} became {now[kind][name].get('default', 'required')!r}"
@@ -296,7 +299,7 @@ def merge_example(before: Any, example: Any) -> Any:
     """Return `before` with the additional entries of `example`."""
     if isinstance(before, dict) and isinstance(example, dict) and before:
         whole = {name: merge_example(value, example.get(name)) for name, value in before.items()}
-        # A dictionary whose keys are data stays unchanged, because its example has other keys each time.
+        # If the keys of a dictionary are data, it stays unchanged, because each new example has other keys.
         return (
             whole
             if not set(before) & set(example)

@@ -1,5 +1,6 @@
-"""Install the agent like a GPU host: the built wheel with its dependencies, in an environment without the
-server.
+"""Install the agent as on a GPU host.
+
+The built wheel and its dependencies are installed in an environment without the server.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def source_of(folder: Path, version: str) -> Path:
 
 
 def build(out: Path, source: Path = ROOT) -> Path:
-    """Run `./run build-agent`; return the wheel."""
+    """Run `./run build-agent` and return the path of the wheel."""
     command = [sys.executable, str(ROOT / "run"), "build-agent", "--out", str(out), "--source", str(source)]
     subprocess.run(command, check=True, capture_output=True)
     return next(out.glob("*.whl"))
@@ -36,7 +37,7 @@ def locked(lock: Path) -> dict[str, str]:
 
 
 def install(wheel: Path, folder: Path) -> Path:
-    """Install the wheel into a new environment without network. Return the environment's folder of programs.
+    """Install the wheel into a new environment, without network access. Return the folder of its programs.
 
     The wheel's dependencies are linked from the environment of the tests.
     """
@@ -48,7 +49,7 @@ def install(wheel: Path, folder: Path) -> Path:
     options = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     if importlib.util.find_spec("pip"):
         command = [sys.executable, "-m", "pip", "--python", python, *options]
-    else:  # an environment made by uv
+    else:  # the environment of the tests was created by uv
         uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
         command = [uv, "pip", options[0], "--python", python, *options[1:]]
     subprocess.run(command, check=True, capture_output=True)
@@ -56,10 +57,10 @@ def install(wheel: Path, folder: Path) -> Path:
 
 
 def _link(name: str, packages: Path) -> None:
-    """Link all top-level entries of a distribution of this environment."""
+    """Link all top-level entries of a distribution of the tests' environment into `packages`."""
     try:
         found = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
-        return  # needed by another Python version only
+        return  # only another Python version needs this distribution
     for top in {path.parts[0] for path in found.files or [] if path.parts[0] not in ("..", "__pycache__")}:
         (packages / top).symlink_to(Path(str(found.locate_file(top))).resolve())

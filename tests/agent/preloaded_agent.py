@@ -1,4 +1,4 @@
-"""Start agents from a preloaded process, so that a start costs a fork and no import.
+"""Start agents from a preloaded process, so that a start needs a fork and no imports.
 
 Run as a program, this file is the preloaded process, which has already imported the agent and imports no test
 code. ``start_preloaded_agent`` starts an agent with the arguments and the output of the caller, like
@@ -74,7 +74,7 @@ class PreloadedAgent:
 
 
 def has_its_first_environment() -> bool:
-    """Return False if a test has changed the environment. The preloaded process would not have the change."""
+    """Return False if a test has changed the environment, because the preloaded process lacks the change."""
     return {name: value for name, value in os.environ.items() if name != SET_BY_PYTEST} == ENVIRONMENT
 
 
@@ -97,7 +97,10 @@ def start_preloaded_agent(arguments: Sequence[str]) -> PreloadedAgent:
 
 @cache
 def _preloaded_process() -> socket.socket:
-    """Start the preloaded process, once per test process. It ends after the test process has ended."""
+    """Return a connection to the preloaded process, which is started once per test process.
+
+    The preloaded process ends after the test process has ended.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
@@ -155,7 +158,7 @@ def _report_ended(running: dict[int, int]) -> None:
 
 
 def _become_agent(request: bytes, standard: Sequence[int]) -> list[str]:
-    """Give this forked process the state of a new one. Returns the arguments of the agent."""
+    """Give this forked process the state of a new process. Return the arguments of the agent."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,7 +1,7 @@
 """Test cgroups.
 
-Limits are tested with this machine's cgroups, of any version. Other layouts are tested with a fake file tree,
-which shows the written values but not that a kernel enforces them.
+Limits are tested with this machine's cgroups of any version. Other layouts are tested with a fake file tree.
+The fake tree shows the written values, but not that a kernel enforces these values.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def test_without_writable_cgroups_no_limit_is_set_and_the_host_reports_it(tmp_pa
     [
         ("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n", 3),  # memory.oom_control of version 1
         ("low 0\nhigh 0\nmax 12\noom 2\noom_kill 2\noom_group_kill 0\n", 2),  # memory.events of version 2
-        ("oom_kill_disable 0\nunder_oom 0\n", None),  # kernels before 4.13 do not report it
+        ("oom_kill_disable 0\nunder_oom 0\n", None),  # kernels before 4.13 do not report the number of kills
     ],
 )
 def test_out_of_memory_kills_are_read_in_both_versions(tmp_path: Path, text: str, kills: int | None) -> None:
@@ -208,7 +208,7 @@ async def test_a_failure_within_the_memory_limit_is_reported_as_failed(
 
 @needs_cgroups
 async def test_shared_memory_counts_towards_the_memory_limit(edge: FakeEdge, make_agent: MakeAgent) -> None:
-    """Otherwise a workload could fill the memory of the host through /dev/shm."""
+    """Prevent a workload from filling the memory of the host through /dev/shm."""
     agent = await make_agent(launcher="bubblewrap")
     wanted = job("df --output=size -m /dev/shm | tail -1; head -c 300M /dev/zero > /dev/shm/x", memory_mib=64)
     await edge.want(wanted)
@@ -220,7 +220,7 @@ async def test_shared_memory_counts_towards_the_memory_limit(edge: FakeEdge, mak
 
 @needs_cgroups
 async def test_a_detached_process_is_ended_with_its_run(edge: FakeEdge, make_agent: MakeAgent) -> None:
-    """Outside a sandbox a process can leave its parents and its environment, but not its cgroup."""
+    """Find the process by its cgroup. Outside a sandbox it can leave its parents and environment."""
     agent = await make_agent(launcher="plain")
     await edge.want(job("env -i /usr/bin/setsid /bin/sleep 300 & echo $!; wait"))
     await edge.until(lambda: edge.log("run-1").strip().isdigit())
@@ -249,7 +249,7 @@ async def test_unassigned_devices_are_closed_even_outside_a_sandbox(
 
 @needs_devices_controller
 def test_assigned_devices_stay_open_to_a_run() -> None:
-    """Uses /dev/kmsg, which every machine has, instead of a device node of a GPU."""
+    """Use /dev/kmsg, which every machine has, instead of a device node of a GPU."""
     groups = Cgroups()
     opened = {}
     for name, devices in (("with", ["/dev/kmsg"]), ("without", [])):

@@ -224,7 +224,7 @@ async def test_a_diagnostic_holds_the_gpus_lock_and_yields_to_workloads(
     await asyncio.sleep(0.2)
     assert diagnostics.seen()[0].state == "running"
     diagnostics.yield_gpus(["GPU-0"])
-    faults.unlink()  # the fault is removed, but the process was stopped
+    faults.unlink()  # the fault is removed, but the process has already stopped
     seen = await wait_for_end(diagnostics)
     assert (seen.state, seen.detail) == ("stopped", "it was cancelled: a workload needs the GPU")
     gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim("GPU-0", 0, 840)]).close()

@@ -1,4 +1,4 @@
-"""Test the programs of examples/ as jobs of a real agent. After preemptions they end with the same result."""
+"""Test that the programs of examples/, as jobs of a real agent, have the same result after preemptions."""
 
 from __future__ import annotations
 

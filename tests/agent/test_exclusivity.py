@@ -47,10 +47,11 @@ def test_only_the_lock_protects_a_unit_held_by_a_living_process(tmp_path: Path) 
     held = gpu_locks.lock_slots(tmp_path / "one", [WHOLE])
     child = subprocess.Popen(["/bin/sleep", "60"], pass_fds=held.descriptors)
     try:
-        held.close()  # as if the agent ended: only the workload has the lock open
+        held.close()  # after this, as after the end of the agent, only the workload has the lock open
         with pytest.raises(gpu_locks.SlotsLocked):
             gpu_locks.lock_slots(tmp_path / "one", [WHOLE])
-        gpu_locks.lock_slots(tmp_path / "two", [WHOLE]).close()  # a separate lock folder excludes nobody
+        # locks in a separate folder exclude no other process
+        gpu_locks.lock_slots(tmp_path / "two", [WHOLE]).close()
     finally:
         child.kill()
         child.wait()
@@ -87,7 +88,7 @@ def test_leftovers_of_a_tenant_are_found_relative_to_the_baseline(tmp_path: Path
         "there is no baseline yet"
     )
     unit.record_baseline(["GPU-1"], rows(600), processes_on_gpu(5))
-    again = HandoverCheck(tmp_path / "units.json", "a boot")  # a restarted agent knows the baseline
+    again = HandoverCheck(tmp_path / "units.json", "a boot")  # a restarted agent reads the stored baseline
     assert (
         again.describe_leftovers(["GPU-1"], rows(600 + handover.MEMORY_TOLERANCE_MIB), processes_on_gpu(5))
         == ""
@@ -110,7 +111,8 @@ def test_leftovers_of_a_tenant_are_found_relative_to_the_baseline(tmp_path: Path
 def test_a_restarted_system_service_is_no_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unit = HandoverCheck(tmp_path / "units.json", "a boot")
     unit.record_baseline(["GPU-1"], rows(600), processes_on_gpu(5))
-    monkeypatch.setattr(handover, "is_system_service", lambda pid: pid == 7)  # systemd made its cgroup
+    # systemd created the cgroup of process 7
+    monkeypatch.setattr(handover, "is_system_service", lambda pid: pid == 7)
     assert unit.describe_leftovers(["GPU-1"], rows(600), processes_on_gpu(7)) == ""
     assert unit.describe_leftovers(["GPU-1"], rows(600), processes_on_gpu(6, 7)) != ""
 

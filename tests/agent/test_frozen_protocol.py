@@ -26,7 +26,7 @@ def changed(*changes: tuple[str, str]) -> types.ModuleType:
         assert source.count(before) == 1, f"{before!r} must occur in protocol.py once"
         source = source.replace(before, after)
     module = types.ModuleType("agent.changed_protocol")
-    sys.modules[module.__name__] = module  # dataclasses resolve the names of annotations here
+    sys.modules[module.__name__] = module  # dataclasses look up the names of annotations in sys.modules
     exec(compile(source, "changed_protocol.py", "exec"), module.__dict__)
     return module
 

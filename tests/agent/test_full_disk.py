@@ -1,4 +1,7 @@
-"""Test the agent on a full disk: running workloads continue, and stop, end and takeover still work."""
+"""Test the agent on a full disk.
+
+Running workloads continue. They can still be stopped, end and be adopted by the next agent.
+"""
 
 from __future__ import annotations
 
@@ -167,16 +170,14 @@ async def test_a_notice_is_delivered_and_withdrawn_on_a_full_disk(
 async def test_a_full_disk_stays_full_until_free_space_is_well_above_the_threshold(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
-    """Free space that oscillates around the threshold would cause a write, a report and a plan for each
-    change.
-    """
+    """Use two thresholds, because each change between full and free causes a write, a report and a plan."""
     reserve = disk / "reserve"
     reserve.write_bytes(bytes(8 << 20))
     with (disk / "fill").open("ab", buffering=0) as file:
         while shutil.disk_usage(disk).free >= MIN_FREE_BYTES:
             file.write(bytes(1 << 16))
     await edge.until(lambda: is_full(edge))
-    os.truncate(reserve, 7 << 20)  # above the threshold, but not by much
+    os.truncate(reserve, 7 << 20)  # only a little above the threshold
     reports = len(edge.observed)
     await edge.until(lambda: len(edge.observed) > reports + 3)
     assert shutil.disk_usage(disk).free >= MIN_FREE_BYTES
@@ -260,7 +261,7 @@ async def test_a_workload_with_few_files_is_not_stopped_for_files_of_others(
     with (disk / "log of something else").open("ab", buffering=0) as file:
         while shutil.disk_usage(disk).free > pressure_threshold(80 << 20) - (
             1 << 20
-        ):  # the run holds as many bytes as are missing, but it has not grown
+        ):  # the run uses as many bytes as are missing, but its usage has not grown
             file.write(bytes(1 << 16))
     await edge.until(lambda: is_full(edge))
     await asyncio.sleep(4.0)
@@ -270,7 +271,7 @@ async def test_a_workload_with_few_files_is_not_stopped_for_files_of_others(
 async def test_no_run_is_stopped_while_files_of_an_ended_run_are_removed(
     edge: FakeEdge, make_agent: MakeAgent, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = tmp_path / "bin" / "rm"  # a slow rm, as with a million files
+    slow = tmp_path / "bin" / "rm"  # an rm that is as slow as with a million files
     slow.parent.mkdir()
     slow.write_text(f'#!/bin/sh\nuntil [ -e {tmp_path}/go ]; do sleep 0.1; done\nexec /bin/rm "$@"\n')
     slow.chmod(0o755)
@@ -322,11 +323,12 @@ async def test_a_workload_over_the_limit_of_temporary_files_is_stopped(
         ({"a": 3, "b": 5}, 3, "b"),
         ({"a": 3, "b": 5}, -1, ""),  # the disk has free space
         ({"a": 2, "b": 2}, 5, ""),  # something else filled the disk
-        ({"a": 2, "b": 2}, 3, "a"),  # each took less than the shortage, but together they caused it
+        # each run took less than the shortage, but both together caused the shortage
+        ({"a": 2, "b": 2}, 3, "a"),
         ({"a": 1, "b": 1}, 1, ""),  # no run has grown enough to be the cause
         ({"a": 2, "b": UNKNOWN_USAGE}, 3, "b"),
         ({"a": 3, "b": UNKNOWN_USAGE}, 3, "a"),  # run a alone explains the shortage
-        ({"a": UNKNOWN_USAGE, "b": UNKNOWN_USAGE}, 3, "b"),  # the younger run
+        ({"a": UNKNOWN_USAGE, "b": UNKNOWN_USAGE}, 3, "b"),  # both are unknown, so the younger run is stopped
         ({"a": 1, "b": UNKNOWN_USAGE}, -1, ""),
         ({}, 1, ""),
     ],
@@ -370,7 +372,7 @@ def test_an_uncounted_run_is_stopped_if_counted_runs_do_not_explain_the_loss() -
 
 
 def fill_command(megabytes: int) -> str:
-    """Return the command of a job that writes that many megabytes to $TMPDIR and then sleeps."""
+    """Return the command of a job that writes `megabytes` MB to $TMPDIR and then sleeps."""
     return f"dd if=/dev/zero of=$TMPDIR/fill bs=1M count={megabytes}; echo begun; sleep 300"
 
 
@@ -394,7 +396,7 @@ async def test_a_run_that_fills_the_disk_without_an_agent_is_found_by_the_next_a
 ) -> None:
     idle = await start_running(edge, fill_command(8), generation=2)
     await agent.kill()
-    await agent.start()  # the snapshot now contains the bytes of the idle run
+    await agent.start()  # after this start, the snapshot contains the bytes of the idle run
     await edge.until(lambda: last_snapshot(agent).get(idle, 0) >= 8 << 20)
     now = disk / "now"
     late = (
@@ -496,7 +498,7 @@ async def test_a_run_that_fills_the_disk_before_its_first_snapshot_is_stopped(
 def make_disk_pressure(
     disk: Path, stopped: list[str], monkeypatch: pytest.MonkeyPatch, has: dict[str, int]
 ) -> tuple[disk_pressure.DiskPressure, dict[str, int]]:
-    """Return a DiskPressure over fake runs of the given sizes; a stopped run never ends."""
+    """Return a DiskPressure over fake runs with the sizes in `has`. A stopped run never ends."""
     runs = {
         name: LocalRun(disk / name, {"run": name, "kind": "job"}, shim={"started_at": 1.0}) for name in has
     }
@@ -512,7 +514,7 @@ def make_disk_pressure(
 
 
 def test_only_deleted_open_files_are_read_with_stat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stat on a hanging file system, for example that of the homes, would block the agent forever."""
+    """Avoid a stat on a file system that may hang, such as the file system of the homes."""
     asked: list[str] = []
     stat = os.stat
 
@@ -575,7 +577,7 @@ async def test_files_are_not_recounted_at_every_look_on_a_disk_that_stays_low(
         assert counted == [0.5, 0.5, 10.6], "the first look stores a snapshot"
         file.write(
             bytes(pressure_threshold(80 << 20) // disk_pressure.MIN_EVICTED_DIVISOR)
-        )  # a run could have written this much
+        )  # a run could have written this amount
         now = 11.5
         await watch.look(now)
         assert counted == [0.5, 0.5, 10.6, 11.5]
@@ -628,7 +630,7 @@ async def test_a_stop_that_cannot_be_written_takes_effect_when_the_lease_expires
     other = await start_running(edge, "echo begun; sleep 300", generation=2)
     order = agent.state / "runs" / run / "order.json"
     order.unlink()
-    order.mkdir()  # a directory here makes every write of the order fail
+    order.mkdir()  # a directory at this path makes every write of the order fail
     await edge.change(run, verb="stop", code="cancelled")
     assert (await edge.until_state(run, "ended")).outcome == "lease_lost"
     assert (await edge.until_state(other, "running")).outcome == ""
@@ -641,7 +643,7 @@ async def test_an_agent_restarts_on_a_full_disk_and_reports_lost_runs(
     lost = await start_running(edge, "echo begun; sleep 300", generation=2)
     (
         agent.state / "runs" / lost / "exit.room"
-    ).unlink()  # an earlier agent version reserves no space for the exit record
+    ).unlink()  # as with an earlier agent version, which reserved no space for the exit record
     await agent.kill()
     shim = agent.shim(lost)
     for pid in [shim["pid"], *(each.pid for each in processes.descendants(processes.scan(), shim["pid"]))]:
@@ -709,7 +711,7 @@ async def test_no_gpu_fails_and_no_diagnostic_is_lost_on_a_full_disk(
 
 
 def test_a_credential_received_on_a_full_disk_is_stored(disk: Path) -> None:
-    """The server rejects the previous credential after the new one was used."""
+    """Store the new credential, because the server then rejects the previous credential."""
     state = StateFolder(disk / "state")
     state.remember(host="h1", credential="gpa.1.first", expires_at=1.0)
     fill_disk(disk)

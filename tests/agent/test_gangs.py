@@ -1,4 +1,4 @@
-"""Test one member of a gang: its start waits for the other hosts, and it gets their addresses."""
+"""Test one member of a gang. Its start waits for the other hosts, and it gets their addresses."""
 
 from __future__ import annotations
 

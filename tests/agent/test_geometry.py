@@ -1,4 +1,7 @@
-"""Test reshaping of a simulated GPU: an agent killed at every step, rejections, and other running work."""
+"""Test changes of the geometry of a simulated GPU.
+
+The agent is killed at every step, the driver rejects changes, and work runs on other GPUs.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ async def test_an_existing_geometry_is_done_and_reported_until_acknowledged(
 async def test_a_reshape_completes_although_the_agent_is_killed_at_any_step(
     agent: AgentProcess, edge: FakeEdge
 ) -> None:
-    """Each round removes the instances and makes new ones; the agent is killed in between."""
+    """Remove the instances and create new instances in each round, and kill the agent during the change."""
     for round_, parts in enumerate([SEVENTHS, HALVES, [], SEVENTHS]):
         name = f"round-{round_}"
         await split(edge, name, 0, parts)
@@ -152,13 +155,14 @@ async def test_jobs_on_other_gpus_continue_during_a_reshape(agent: AgentProcess,
     await edge.until(lambda: state(edge, "other-gpu") == "ended")
 
 
-# Unit tests of a reshape on a board that rejects an instance in the middle
+# Unit tests of a change on a GPU that rejects an instance in the middle of the change
 
 
 class RejectingBoard(SimulatedMigGpu):
-    """A board that rejects a new instance once it has `most` instances.
+    """A GPU that rejects a new instance when it has `most` instances.
 
-    By default it rejects only once. With `for_good` it rejects every later instance, also a restored one.
+    By default it rejects only one instance. With `for_good` it rejects every later instance, also a restored
+    instance.
     """
 
     def __init__(self, path: Path, profiles: list[str], most: int, *, for_good: bool = False) -> None:

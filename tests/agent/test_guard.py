@@ -1,7 +1,7 @@
 """Test the guard process above a shim.
 
-A workload's GPUs stay locked until its last process has ended, even if the shim was killed, and no process of
-the workload has the locks.
+The GPUs of a workload stay locked until its last process has ended, even if the shim was killed. No process
+of the workload has the locks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from agent.runs.orphaned_runs import OrphanedRuns
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
-# A child that closed all files, dropped the run's mark and left its session: only its ancestors identify it.
+# A child process that closes all files, removes the run's mark and leaves its session. Only its ancestors
+# identify it.
 HIDDEN_CHILD = (
     "python3 -S -c 'import os; os.fork() and os._exit(0); os.setsid(); os.closerange(3, 256); "
     'os.execve("/bin/sleep", ["sleep", "304"], {})\'; sleep 300'
@@ -82,7 +83,7 @@ async def test_a_gpu_stays_locked_until_the_last_process_of_a_killed_shim_ends(
 
 
 class NoCgroups(Cgroups):
-    """The cgroups of a host on which the agent can't create any."""
+    """The cgroups of a host on which the agent can't create cgroups."""
 
     def members(self, name: str) -> set[int]:
         return set()
@@ -123,7 +124,7 @@ async def test_a_guard_ends_with_its_shim_and_a_shim_continues_without_guard(
 async def test_a_plain_run_that_locks_a_foreign_gpu_is_stopped_and_named(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    """The lock file is owned by the run's own user, so nothing prevents the run from locking it."""
+    """Lock the file in the run. Nothing prevents this, because the run's own user owns the file."""
     await edge.want(job("true", generation=1, units=[agent.units[0]]))
     await edge.until_state("run-1", "ended")
     (lock,) = (agent.state / "locks").iterdir()

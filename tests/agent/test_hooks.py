@@ -1,5 +1,6 @@
-"""Test the operator's prolog and epilog with real processes: their environment, and the run's outcome if a
-hook fails or hangs.
+"""Test the operator's prolog and epilog with real processes.
+
+The tests cover the environment of the hooks, and the outcome of a run if a hook fails or hangs.
 """
 
 from __future__ import annotations
@@ -307,7 +308,7 @@ async def test_a_shim_killed_during_the_epilog_keeps_outcome_and_deadline(
 async def test_a_prolog_of_a_killed_shim_is_ended_before_the_epilog(
     edge: FakeEdge, start_with_hooks: StartWithHooks, hook_output: HookOutput
 ) -> None:
-    # readlink prints nothing for a dead process, reaped or not.
+    # readlink prints nothing for a process that has ended, even if it was not reaped.
     still_there = "readlink /proc/$(head -1 $HOOK_OUTPUT)/exe >> $HOOK_OUTPUT; "
     agent = await start_with_hooks(
         prolog="echo $$ >> $HOOK_OUTPUT; sleep 300", epilog=still_there + WRITE_OUTCOME

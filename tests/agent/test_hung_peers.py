@@ -1,6 +1,6 @@
 """Test hanging peers: the edge, the driver and the file system of the homes.
 
-None of them may block the agent's event loop, or a call forever.
+A hanging peer must not block the agent's event loop, and must not block a call forever.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.agent.conftest import job
 
 @pytest.fixture
 async def silent_server() -> AsyncIterator[str]:
-    """Run a server that accepts connections and never answers; return its address."""
+    """Run a server that accepts connections and never answers. Yield its address."""
     release = asyncio.Event()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -49,7 +49,7 @@ async def silent_server() -> AsyncIterator[str]:
 
 @pytest.fixture
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    """Return a session with the agent's timeouts, which allow connections to live forever."""
+    """Yield a session with the agent's timeouts, which do not limit the duration of a connection."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=20)) as session:
         yield session
 
@@ -104,9 +104,9 @@ async def make_reader(program: str) -> NvmlGpuReader:
 
 
 async def test_a_process_that_hangs_at_its_exit_does_not_block_the_agent() -> None:
-    """The process has closed its output but still has the GPUs open.
+    """Use a process that has closed its output but still has the GPUs open.
 
-    At the exit of a process the kernel closes its files one after the other, and closing a GPU may hang.
+    At the exit of a process the kernel closes the files one after the other, and closing a GPU may hang.
     """
     reader = await make_reader("import os, time; input(); os.close(1); time.sleep(600)")
     async with asyncio.timeout(60):
@@ -153,7 +153,7 @@ async def test_a_late_error_is_not_used_as_the_next_answer() -> None:
 
 @contextmanager
 def hanging_homes(runs: RunManager) -> Iterator[None]:
-    """Block the file system of the homes within this context."""
+    """Make calls on the file system of the homes hang within this context."""
     release = threading.Event()
     with pytest.raises(CallTimeout):
         runs.call_homes(release.wait, 0.05)
@@ -209,7 +209,7 @@ async def test_a_start_reports_its_step_from_the_beginning(runs: RunManager) -> 
 async def test_a_failed_start_is_reported_during_its_cleanup(
     runs: RunManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the server would not see the run in a report and would consider it lost."""
+    """Keep the run in the reports; otherwise the server would consider the run lost."""
     leaving, release = threading.Event(), threading.Event()
 
     def leave(mark: str) -> None:

@@ -22,7 +22,7 @@ from tests.agent.fake_edge import TOKEN, FakeEdge
 
 def is_signed(public_key: str, signature: str, text: bytes) -> bool:
     key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public_key))
-    key.verify(base64.b64decode(signature), text)  # raises InvalidSignature otherwise
+    key.verify(base64.b64decode(signature), text)  # raises InvalidSignature if the signature is wrong
     return True
 
 

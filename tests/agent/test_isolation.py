@@ -1,4 +1,4 @@
-"""Test the limits of the sandbox. Every attempt here would succeed for a plain process of the same user."""
+"""Test the limits of the sandbox. Each attempt would succeed for a plain process of the same user."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ async def test_the_hosts_network_is_used_and_reported_if_the_operator_chose_it(
     found = await output(edge, CONNECT.format(port=await start_listener(edge)), generation=2, owner="ada")
     scoped = (
         workload_entry.landlock_version() >= workload_entry.SCOPES_SINCE_ABI
-    )  # the scope closes abstract sockets; TCP ports stay open
+    )  # the Landlock scope closes abstract sockets; TCP ports stay open
     assert (found.count("reached"), found.count("not permitted")) == ((1, 1) if scoped else (2, 0))
     assert scoped is not any("abstract sockets" in note for note in edge.observed[-1].inventory.notes)
     await edge.until(
@@ -250,7 +250,7 @@ async def test_the_agent_follows_no_links_in_the_workloads_folders(
 async def test_a_broken_acknowledgement_does_not_fail_the_next_start(
     edge: FakeEdge, agent: AgentProcess, left: str
 ) -> None:
-    """A failed start counts as a fault of the host, and several failed starts close the host."""
+    """Avoid a failed start, because several failed starts close the host."""
     await output(edge, f"touch $GPUPOOL_CHECKPOINT_DIR/.done.x; {left}", workload="same")
     assert await output(edge, "echo started", generation=2, workload="same") == "started\n"
     seen = edge.seen("run-2")

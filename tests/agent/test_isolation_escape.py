@@ -1,7 +1,7 @@
 """Test known ways to escape from the sandbox, with real processes.
 
 Each test runs as a team's own user (if the tests run as root) and as the agent's user. The target of each
-attempt exists; otherwise a test would prove nothing.
+attempt exists, because a test would otherwise prove nothing.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ async def test_processes_outside_the_sandbox_cannot_be_seen_traced_or_signalled(
 async def test_setuid_programs_give_no_privileges(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object], tmp_path: Path
 ) -> None:
-    """The home may contain an old setuid program, and the system has some (su, mount)."""
+    """Start setuid programs of the system (su, mount), and a setuid program in the home."""
     await output(edge, "true", **user_fields)
     home = agent.state / "homes" / "ada"
     (home / "id").write_bytes(Path("/usr/bin/id").read_bytes())
@@ -190,8 +190,8 @@ async def test_the_agents_folder_locks_and_socket_are_unreachable(
         assert lock.read_bytes() == b"", "a workload must not write to a lock file"
 
 
-# A workload sends to another workload of its owner every descriptor that it has or can take from a visible
-# process.
+# A workload sends every descriptor that it has, or can take from a visible process, to another workload of
+# its owner.
 TAKE_ALL = """
 import array, ctypes, os, socket, sys, time
 libc, mine = ctypes.CDLL(None), []
@@ -357,7 +357,7 @@ python3 -S $TMPDIR/sockets.py
 async def test_sockets_that_bypass_network_namespaces_cannot_be_created(
     edge: FakeEdge, make_agent: MakeAgent, user_fields: dict[str, object], launcher: str, tmp_path: Path
 ) -> None:
-    """Vsock reaches the hypervisor, or other virtual machines, from every network namespace."""
+    """Try vsock and other families. Vsock reaches the hypervisor from every network namespace."""
     await make_agent(launcher=launcher)
     assert not any("AF_VSOCK" in note for note in edge.observed[-1].inventory.notes)
     here = subprocess.run(
@@ -409,7 +409,7 @@ async def test_old_system_call_interfaces_cannot_create_such_sockets(
     assert found in (
         ["made", *["EAFNOSUPPORT"] * 4],
         [],
-    )  # empty output: a kernel without these calls ends the program
+    )  # the output is empty if the kernel lacks these calls, because the kernel then ends the program
 
 
 def filter_verdict(architecture: int, number: int, first: int = 0) -> int:
@@ -464,7 +464,7 @@ def test_the_filter_closes_the_same_families_for_every_architecture(
         == (refused if architecture == 0x40000003 else allowed)
     )
     assert filter_verdict(architecture, 102, 3) == allowed  # connect
-    # the architecture of PowerPC, which these kernels do not accept
+    # the number of the PowerPC architecture, which these kernels do not accept
     assert filter_verdict(0xC0000015, 3) == no_such_call
 
 
@@ -492,10 +492,11 @@ def make_request(folder: Path) -> SandboxRequest:
 async def test_loader_variables_take_effect_only_inside_the_sandbox(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
-    """bwrap runs outside of the sandbox as the agent or the team. LD_PRELOAD in its environment would run the
-    owner's code on the host.
+    """Check which processes obey loader variables. bwrap itself must not obey them.
 
-    The test uses the loader's debug output, which shows each process that obeys the environment.
+    bwrap runs outside of the sandbox as the agent's or the team's user. LD_PRELOAD in its environment would
+    run the owner's code on the host. The test uses the loader's debug output, which shows each process that
+    obeys the environment.
     """
     with tempfile.TemporaryDirectory(dir="/tmp") as outside:
         Path(outside).chmod(0o1777)
@@ -530,7 +531,7 @@ def test_an_environment_cannot_inject_sandbox_options(wrong: dict[str, str]) -> 
 async def test_a_workload_cannot_read_kernel_keyrings_of_the_host(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
-    """Keyrings belong to users and sessions, not to namespaces."""
+    """Try to read keys through the keyrings, which belong to users and sessions and not to namespaces."""
     read = (
         "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\\n"
         "for ring in (-1, -2, -3, -4, -5): print(libc.syscall(250, 10, ring, b'user', b'gpupool-escape',"
@@ -547,7 +548,7 @@ async def test_a_workload_cannot_read_kernel_keyrings_of_the_host(
 async def test_agent_and_shim_follow_no_links_of_a_workload(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object], tmp_path: Path
 ) -> None:
-    """The workload creates a link at each path that the agent or the shim later writes, reads or removes."""
+    """Create a link at each path that the agent or the shim later writes, reads or removes."""
     target = tmp_path / "target"
     target.mkdir()
     (target / "kept").write_text("kept")
@@ -584,7 +585,7 @@ async def test_system_files_cannot_be_hard_linked_into_a_home(
 async def test_files_in_memory_are_limited(
     edge: FakeEdge, agent: AgentProcess, user_fields: dict[str, object]
 ) -> None:
-    """/dev/shm has a size limit, and no other folder in memory (/dev, /run, /) can be written."""
+    """Check that /dev/shm has a size limit and that other folders in memory are read-only."""
     found = await output(
         edge,
         "df --output=size -m /dev/shm | tail -1; for d in / /run /dev /home /run/gpupool /etc /var; do "
@@ -598,7 +599,7 @@ async def test_files_in_memory_are_limited(
 async def test_a_notice_is_not_written_through_a_link_of_a_plain_workload(
     edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
-    """Outside a sandbox the workload can write to the shim's folder, so the shim must follow no links."""
+    """Place a link in the shim's folder, which the workload can write outside a sandbox."""
     agent = await make_agent(launcher="plain")
     victim = tmp_path / "victim"
     victim.write_text("kept")

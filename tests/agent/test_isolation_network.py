@@ -1,7 +1,7 @@
 """Test the network access of workloads.
 
-A network namespace acts as the outside. It runs a server like a cloud's metadata service, and other servers.
-The machine has routes to it, as in a cloud.
+A network namespace represents the networks outside the machine. It contains a server like a cloud's metadata
+service, and other servers. The machine has routes to the namespace, as in a cloud.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LICENCES = "192.168.77.7"  # a server in the organisation's private network
 METADATA, ANYBODY = (
     "169.254.169.254",
     "198.51.100.7",
-)  # the second is from a documentation range, so no host has it
+)  # the second address is from a documentation range, so no host has it
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 needs_tools = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("nft", path=PATH) or not shutil.which("ip", path=PATH),
@@ -174,7 +174,7 @@ def reached_addresses(found: str) -> set[str]:
 
 @needs_tools
 def test_without_rules_the_machine_reaches_the_metadata_address(outside: Outside) -> None:
-    """The addresses must be reachable without rules; otherwise the tests below would prove nothing."""
+    """Check that the addresses are reachable without rules; otherwise the tests below would prove nothing."""
     for address in (METADATA, ANYBODY, LICENCES):
         with socket.create_connection((address, 80), 2) as line:
             assert line.recv(100).startswith(b"reached")
@@ -325,7 +325,7 @@ async def test_in_the_hosts_network_metadata_and_foreign_ports_are_closed(
 async def test_in_the_hosts_network_runs_of_a_team_reach_each_other(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
 ) -> None:
-    """The ranks of a gang must be able to connect to each other."""
+    """Check that the ranks of a gang can connect to each other."""
     await make_agent("--network", "host", launcher="bubblewrap")
     with host_service("0.0.0.0", 70_001) as rank_0:
         tries = CONNECT_TO_EACH.format(f"{outside.here}:{rank_0} 127.0.0.1:{rank_0}")
@@ -383,7 +383,7 @@ async def test_a_port_opened_later_is_closed_to_runs_within_seconds(
 
 @needs_tools
 async def test_deleted_rules_are_restored(edge: FakeEdge, make_agent: MakeAgent, outside: Outside) -> None:
-    """`systemctl reload nftables` removes all rules."""
+    """Delete all rules, as `systemctl reload nftables` does."""
     agent = await make_agent("--network", "host", launcher="bubblewrap")
     tries = await start_connector(edge, agent)
     with host_service("127.0.0.1") as port:
@@ -468,7 +468,8 @@ def test_a_teams_own_address_stays_open_on_a_shared_port() -> None:
 def test_a_wildcard_listener_is_closed_to_others_but_not_their_own_port() -> None:
     everywhere = (70_002, "tcp", "::", 9)
     assert ports_to_close([70_001], [everywhere]) == {(70_001, "tcp", "::", 9), (70_001, "tcp", "0.0.0.0", 9)}
-    own = (70_001, "tcp", "127.0.0.1", 9)  # the user has the port on IPv4, so the other socket has only IPv6
+    # the user listens on the port on IPv4, so the other socket accepts only IPv6
+    own = (70_001, "tcp", "127.0.0.1", 9)
     assert ports_to_close([70_001], [everywhere, own]) == {(70_001, "tcp", "::", 9)}
     of_the_host = (0, "tcp", "0.0.0.0", 9)
     assert ports_to_close([70_001], [of_the_host, (70_001, "tcp", "::1", 9)]) == {

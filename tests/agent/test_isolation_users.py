@@ -91,7 +91,7 @@ async def test_home_checkpoints_and_files_of_a_run_are_owned_by_the_team(
 
 
 async def test_a_run_can_read_its_in_folder_but_not_write_to_it(edge: FakeEdge, agent: AgentProcess) -> None:
-    """The shim is root and writes to this folder. A link of the workload could misdirect these writes."""
+    """Try to write to the folder. The shim writes to it as root, and a link could misdirect these writes."""
     command = (
         "touch /run/gpupool/in/x && echo written; trap 'cat $GPUPOOL_NOTICE; exit 0' USR1; echo begun;"
         " while :; do sleep 0.1; done"
@@ -183,7 +183,7 @@ def shared_folder(tmp_path: Path) -> Iterator[Path]:
 def start_process(
     command: str, user: int | None, folder: Path, stage: list[list[str]] | None = None
 ) -> subprocess.Popen[str]:
-    """Start a plain process as the shim does."""
+    """Start a plain process in the same way as the shim."""
     spec = {"user": user, "launcher": "plain", "stage": stage or [], "stage_at": "/run/gpupool"}
     return subprocess.Popen(
         ["/bin/bash", "-c", command],
@@ -214,7 +214,7 @@ def test_plain_processes_of_two_teams_cannot_signal_trace_or_read_each_other(sha
             assert victim.poll() is None
             assert "hush" in run_and_read(
                 f"cat /proc/{victim.pid}/environ", BLUE, shared_folder
-            )  # a process of the same team can read it, so the attempts are real
+            )  # a process of the same team can read the file, so the attempts could succeed
         finally:
             victim.kill()
 
@@ -264,7 +264,7 @@ def test_a_workload_does_not_inherit_the_agents_session_keyring(shared_folder: P
     found = subprocess.run(
         ["python3", "-c", program], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert int(found[0]) > 0  # a process that keeps the session keyring finds the key
+    assert int(found[0]) > 0  # a process with the session keyring finds the key
     assert found[1] == "-1"
 
 
@@ -360,7 +360,7 @@ def test_two_hosts_never_give_a_user_id_to_a_second_team(tmp_path: Path) -> None
 async def test_a_folder_thousands_of_levels_deep_is_removed_without_harm(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    """Python's own recursive removal would exceed its recursion limit."""
+    """Remove a folder that is too deep for Python's recursive removal."""
     deep = "import os\nos.chdir('/tmp')\nfor _ in range(4000):\n    os.mkdir('d'); os.chdir('d')"
     await output(edge, f'python3 -c "{deep}"', **OF_BLUE)
     assert await output(edge, "echo still there", generation=2, **OF_BLUE) == "still there\n"

@@ -45,7 +45,7 @@ async def test_a_run_that_ended_before_a_stop_has_finished(edge: FakeEdge, agent
     await edge.want(wanted := job("until [ -e ~/go ]; do sleep 0.05; done"))
     await edge.until_state("run-1", "running")
     shim = agent.shim("run-1")["pid"]
-    os.kill(shim, signal.SIGSTOP)  # the shim is late, as on a busy host
+    os.kill(shim, signal.SIGSTOP)  # the shim reacts late, as on a busy host
     main = agent.shim("run-1")["main_pid"]
     (agent.state / "homes" / "ada" / "go").touch()
     await edge.until(lambda: processes.read_process(main) is None)

@@ -69,7 +69,7 @@ async def test_starts_leave_no_open_file_in_the_agent(runs: RunManager) -> None:
 
 
 def test_a_log_rotated_during_a_read_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verbose workload rotates its log several times a minute; the connection must not break."""
+    """Rotate the log during a read. A verbose workload rotates its log several times a minute."""
     for first, text in ((0, "aaa"), (3, "bbb"), (6, "ccc")):
         (tmp_path / f"{first:015d}").write_text(text)
     listed = Path.glob
@@ -145,15 +145,16 @@ def test_confirmed_events_are_not_sent_again_on_the_next_connection(tmp_path: Pa
     first, second = store.note(event(1, ts=now)), store.note(event(2, ts=now + 2))
     assert first is not None and second is not None and store.due(now + 3) == [first, second]
     store.say(first, 7)
-    store.confirm(7)  # report 7 was sent before the event, so its answer does not confirm the event
+    # report 7 was sent before the event, so the answer to report 7 does not confirm the event
+    store.confirm(7)
     assert store.due(now + 3) == [first, second]
-    store.confirm(9)  # each call of due() stands for a new connection; no event was sent on this one
+    store.confirm(9)  # each call of due() represents a new connection; no event was sent on this connection
     assert store.due(now + 3) == [first, second]
     store.say(first, 10)
     store.say(second, 11)
     store.confirm(11)
     assert store.due(now + 3) == [second]
-    store.confirm(0)  # an old server that does not report which frame it answered
+    store.confirm(0)  # an old server does not report which frame it answered
 
 
 class TwoFailingGpus:
@@ -199,7 +200,7 @@ async def test_an_event_is_reported_before_the_previous_event_is_on_disk(
 async def test_the_agent_renews_leases_during_a_slow_start(
     runs: RunManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """During heavy writes by a workload an fsync takes seconds, and a lease lasts 30 s.
+    """Delay each fsync, as during heavy writes by a workload. A lease lasts 30 s.
 
     The run must also be reported during its start.
     """
@@ -315,7 +316,7 @@ class SlowSocket:
 async def test_reports_are_sent_on_time_despite_many_other_frames(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The edge takes a hundred frames a second; sending everything after a reconnect can take minutes."""
+    """Send 1000 frames to an edge that accepts a hundred frames a second."""
     monkeypatch.setattr(connection, "UNANSWERED_POLLS", 1.0)
     agent, socket = BusyAgent(), SlowSocket()
     connection_under_test = SyncConnection(cast(Agent, agent), cast(aiohttp.ClientSession, None), "", None)
@@ -328,7 +329,10 @@ async def test_reports_are_sent_on_time_despite_many_other_frames(
 
 
 async def test_a_connection_cancelled_during_a_change_ends() -> None:
-    """Otherwise an agent that gets SIGTERM would continue without renewing leases and lose its runs."""
+    """Cancel the connection as SIGTERM does.
+
+    An agent that continued would renew no leases and lose its runs.
+    """
     for turns in range(6):  # event-loop turns between the change and the cancellation
         agent, socket = BusyAgent(), SlowSocket()
         agent.events.clear()
@@ -404,7 +408,7 @@ async def test_samples_survive_a_renumbering_by_the_server_during_their_write(
     monkeypatch.setattr("agent.server.sample_spool.write_text", slowly)
     adding = asyncio.create_task(store.add_in_thread(rows(1)))
     assert await asyncio.to_thread(writing.wait, 20)
-    store.commit(40)  # the spool was lost once: the server has committed higher numbers
+    store.commit(40)  # as after the loss of an earlier spool: the server has committed higher numbers
     may_end.set()
     assert await adding == 41
     assert (store.pending(0), store.read(41).rows) == ([41], rows(1))

@@ -1,4 +1,4 @@
-"""Test real JupyterLab with a real kernel. Requests use a stream that the agent dialled, as from the edge."""
+"""Test JupyterLab with a real kernel. Requests use a stream that the agent dialled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOST = "w1.localhost:8001"
 
 
 class StreamForwarder:
-    """A loopback port that forwards each connection to a stream. An ordinary client can use the port."""
+    """A loopback port for HTTP clients. Each connection to the port is forwarded to a stream."""
 
     def __init__(self, edge: FakeEdge, run: str) -> None:
         self.edge, self.run = edge, run
@@ -248,7 +248,8 @@ async def test_an_open_page_is_no_message_and_a_background_process_is_activity(
             kernel = (await answer.json())["id"]
         await execute(session, url, kernel, "print(6 * 7)")
         await edge.until(lambda: activity_value("last_message") is not None)
-        await asyncio.sleep(7)  # until the processes of the kernel's start no longer count as activity
+        # after this time, the processes of the kernel's start no longer count as activity
+        await asyncio.sleep(7)
         message, background, asked = (
             activity_value("last_message"),
             activity_value("last_background"),
@@ -303,7 +304,7 @@ async def test_a_revoked_agent_stops_dialling_streams(edge: FakeEdge, agent: Age
     for socket in [*edge.idle_streams, *edge.sync_sockets]:
         await socket.close()
     await edge.until(lambda: edge.rejected_sync_connections)
-    await asyncio.sleep(1.5)  # for requests already in flight
+    await asyncio.sleep(1.5)  # wait for requests that were already sent
     attempts = edge.rejected_streams
     await asyncio.sleep(2.5)
     assert edge.rejected_streams == attempts

@@ -1,4 +1,4 @@
-"""Test the notice over HTTP, which equals the notice in the file."""
+"""Test the notice over HTTP. It equals the notice in the file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def poll_notice(edge: FakeEdge, number: int) -> list[str]:
     run = f"run-{number}"
     await edge.want(job(f"python3 -c {shlex.quote(POLL_NOTICE)}", generation=number))
     await edge.until(lambda: "elsewhere" in edge.log(run))
-    await asyncio.sleep(1.5)  # a host closes foreign ports to a workload within a second
+    await asyncio.sleep(1.5)  # the host closes foreign ports to a workload within a second
     await edge.change(run, verb="notice", code="evicted_for_guarantee", stop_at=2e9)
     await edge.until(lambda: "served" in edge.log(run))
     await edge.change(run, verb="start")

@@ -275,7 +275,7 @@ async def test_a_hanging_driver_makes_samples_unknown_but_does_not_block(faults:
     await reader.hardware()
     faults.write_text("hang")
     for _ in range(2):
-        rows = await reader.sample({}, 100.0)  # the driver hangs until the end of the test
+        rows = await reader.sample({}, 100.0)  # the driver hangs from this call until the end of the test
         assert [(row.unit, row.utilisation, row.processes) for row in rows] == [
             ("GPU-fake-0", None, None),
             ("GPU-fake-1", None, None),
@@ -464,7 +464,7 @@ async def test_xids_from_before_the_agent_are_read_from_the_kernel_log(
     driver = [{"gpu": "GPU-fake-0", "code": "xid:79"}, {"gpu": "GPU-fake-0", "code": "xid:79"}]
     reported, unmatched = await reader._events_with_ids(
         driver, 5_000_000.0
-    )  # the clock was changed in between
+    )  # the clock was changed between the two reads
     later = NvmlGpuReader()
     await later.hardware()
     read = await later.earlier(2000.0)

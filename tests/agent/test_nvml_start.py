@@ -1,4 +1,4 @@
-"""Test an agent that can't read a GPU, or NVML at all, at its start or later.
+"""Test an agent that can't read a GPU, or can't use NVML, at its start or later.
 
 Running work must continue, and the fault must be reported.
 """

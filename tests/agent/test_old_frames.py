@@ -1,4 +1,4 @@
-"""Test that neither an old frame nor silence of the server ends a run."""
+"""Test that a run is not ended by an old frame or by silence of the server."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class AgentHost:
         )
 
     def hear(self, *runs: RunWanted, at: float, said_at: float | None = None) -> None:
-        """Receive at time `at` a frame that answers the report of time `said_at` (default: `at`)."""
+        """Receive a frame at time `at`, as the answer to the report of time `said_at` (default: `at`)."""
         self.now = at
         frame = Desired(
             version=VERSION, host="h1", lease_seconds=12.0, runs=list(runs), poll_seconds=POLL_SECONDS
@@ -76,7 +76,7 @@ class AgentHost:
         asyncio.run(self.agent.on_desired(frame, at if said_at is None else said_at))
 
     def wait(self, until: float) -> None:
-        """Set the clock to `until` without a frame. The agent reconciles if it stops undesired runs now."""
+        """Set the clock to `until` without a frame. Reconcile if undesired runs must stop now."""
         self.now = until
         if self.agent.reconciler.has_undesired_runs():
             asyncio.run(self.agent.reconciler.reconcile())
@@ -125,7 +125,7 @@ def test_two_new_frames_without_the_run_stop_it_with_its_grace_period(host: Agen
 def test_a_frame_received_during_a_slow_start_takes_effect_before_the_next(
     host: AgentHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A start may wait for a driver, a disk or a file system; a stop must not wait for all pending starts."""
+    """Delay the starts, which may wait for a driver or a disk. A stop must not wait for the starts."""
     began: list[str] = []
 
     async def slowly(wanted: RunWanted) -> None:

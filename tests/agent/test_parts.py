@@ -96,8 +96,10 @@ def test_a_generation_is_used_once_and_only_grows_per_unit_also_after_a_restart(
 
 
 def test_a_damaged_state_file_is_an_error_and_not_an_empty_state(tmp_path: Path) -> None:
-    """With an empty state an agent would accept a stale start, a host would get a new identity, or a team
-    would get files of another team.
+    """Check that a damaged file raises an error.
+
+    With an empty state an agent would accept a stale start, a host would get a new identity, or a team would
+    get files of another team.
     """
     Generations(tmp_path / "g.json").use(7, ["GPU-a"])
     (tmp_path / "g.json").write_text((tmp_path / "g.json").read_text()[:-3])
@@ -222,7 +224,7 @@ def test_only_a_file_acknowledges_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_an_unkillable_process_is_polled_less_and_less_often(tmp_path: Path) -> None:
-    """Each poll reads all of /proc. Ten polls per second would use a whole core while the process hangs."""
+    """Check that the pauses grow. Each poll reads all of /proc, which takes much CPU time."""
     shim = WorkloadSupervisor(str(tmp_path))
     shim.killed = True
     waits = [shim.wait() for _ in range(30)]
@@ -582,7 +584,10 @@ def test_the_shim_needs_only_the_standard_library_without_site_packages(tmp_path
 
 
 def test_a_folder_without_permissions_is_removed() -> None:
-    """Without root the workload and the agent are one user, and `rm` alone can't remove such a folder."""
+    """Remove a folder whose permissions the workload removed.
+
+    Without root, the workload and the agent have the same user, and `rm` alone can't remove such a folder.
+    """
     was, folder = os.geteuid(), Path(tempfile.mkdtemp())
     os.chown(folder, was or 65_534, -1)
     os.seteuid(was or 65_534)

@@ -27,7 +27,8 @@ async def test_the_signal_that_ended_an_agent_is_reported(agent: AgentProcess) -
     assert agent.process is not None
     await agent.kill()
     assert agent.process.returncode == -signal.SIGKILL
-    agent.process.kill()  # an ended agent is sent no signal: its pid may belong to another process
+    # no signal is sent to an agent that has ended, because its pid may belong to another process
+    agent.process.kill()
 
 
 async def test_an_agent_has_the_callers_output_and_exit_status(

@@ -37,7 +37,7 @@ gpu.wait()
 print(sum(size for _, size in pieces), flush=True)
 time.sleep(600)
 """
-# Allocates the same amount without writing to it, and counts the words with the pattern.
+# Allocates the same amount of memory without writing to it, and counts the words that contain the pattern.
 READER = f"""
 import ctypes
 from agent.diagnostics.cuda import CudaDevice

@@ -145,7 +145,7 @@ def test_an_ended_run_is_kept_until_its_end_is_reported() -> None:
 
 
 class ActionHost:
-    """A simulated host. It performs each action of `plan_actions` at once and records every started run."""
+    """A simulated host that performs each action of `plan_actions` at once and records every started run."""
 
     def __init__(self) -> None:
         self.held: dict[str, RunStatus] = {}
@@ -234,7 +234,7 @@ def test_shuffled_frames_converge_to_the_last_state_without_double_starts(seed: 
     host = ActionHost()
     for sent in _as_received(rng, sent_frames):
         host.hear(sent)
-    for _ in range(30):  # the network recovers: polls bring the newest state
+    for _ in range(30):  # the network works again, and polls transfer the newest state
         host.hear(sent_frames[-1])
 
     assert len(host.started) == len(set(host.started)), "no run is started twice"

@@ -20,7 +20,7 @@ async def test_unanswered_reports_slow_down_but_still_request_leases(
     later = len(edge.observed) - reports
     assert 1 <= later <= polls / 2 + 1
     edge.silent = False
-    await edge.push()  # answers the last report
+    await edge.push()  # this frame answers the last report
     await edge.until(lambda: len(edge.observed) > reports + later + 3)
 
 
@@ -48,7 +48,7 @@ async def test_a_host_with_many_open_streams_can_still_reconnect(edge: FakeEdge,
 async def test_an_agent_reconnects_at_once_after_an_answered_report(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    edge.poll_seconds = 5.0  # long, so that the lease does not shorten the pauses
+    edge.poll_seconds = 5.0  # a long interval, so that the lease does not shorten the pauses
     await edge.push()
     began = time.monotonic()
     for _ in range(10):

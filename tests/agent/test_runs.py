@@ -83,7 +83,7 @@ async def test_a_cancelled_job_ends_with_all_its_children(edge: FakeEdge, agent:
     assert not any(processes.is_alive(process.pid, process.start_ticks) for process in tree)
 
 
-# The first thread has ended, so /proc shows the process as a zombie, while another thread still runs.
+# The first thread has ended and another thread still runs. /proc shows such a process as a zombie.
 FIRST_THREAD_ENDED = """
 import ctypes, threading, time
 threading.Thread(target=time.sleep, args=(300,)).start()
@@ -172,7 +172,7 @@ async def test_only_an_acknowledgement_after_the_notice_counts_as_saved(
     acknowledgement = agent.state / "homes" / ".checkpoints" / "workload-1" / ".done"
     os.utime(
         acknowledgement, (time.time() + 3600,) * 2
-    )  # as set by a file server whose clock is an hour ahead
+    )  # a time from a file server whose clock is an hour ahead
     await edge.change(run, verb="notice", code="drained")
     await edge.until(lambda: (agent.state / "runs" / run / "in" / "notice").exists())
     await agent.kill()
@@ -318,7 +318,7 @@ async def test_old_frames_do_not_renew_a_lease(edge: FakeEdge, make_agent: MakeA
     run = await start_running(edge, agent, SLEEP)
     old = edge.desired()
     edge.silent = True
-    for _ in range(300):  # the agent receives frames, but none of them answers a new report
+    for _ in range(300):  # the agent receives frames, but no frame answers a new report
         await edge.send(old)
         await asyncio.sleep(0.1)
         seen = edge.seen(run)
@@ -341,7 +341,7 @@ async def test_a_run_of_an_earlier_boot_is_not_adopted(edge: FakeEdge, agent: Ag
     await agent.kill()
     path = agent.state / "runs" / run / "shim.json"
     shim = json.loads(path.read_text())
-    os.kill(shim["pid"], signal.SIGKILL)  # as after a reboot, when another process has the pid
+    os.kill(shim["pid"], signal.SIGKILL)  # as after a reboot, another process has the pid
     other = await asyncio.create_subprocess_exec("sleep", "300")
     seen = processes.read_process(other.pid)
     assert seen is not None
@@ -350,7 +350,7 @@ async def test_a_run_of_an_earlier_boot_is_not_adopted(edge: FakeEdge, agent: Ag
     )
     await agent.start()
     assert (await edge.until_state(run, "ended")).outcome == "host_lost"
-    other.kill()  # the process is still alive: the agent ends no foreign process
+    other.kill()  # the process is still alive, because the agent ends no foreign process
     assert await other.wait() == -signal.SIGKILL
 
 
@@ -375,7 +375,7 @@ async def test_a_used_generation_is_never_started_again(edge: FakeEdge, agent: A
     await edge.until(lambda: edge.seen("run-1") is None)
     await agent.kill()
     await agent.start()
-    await edge.want(job("touch ~/started-again", units=[unit]))  # as in a delayed frame
+    await edge.want(job("touch ~/started-again", units=[unit]))  # the same order again, as in a delayed frame
     again = await edge.until_state("run-1", "ended")
     assert again.outcome == "start_failed" and "generation 1" in again.step
     assert not (agent.state / "homes" / "ada" / "started-again").exists()
@@ -408,7 +408,8 @@ async def test_a_start_waits_for_the_end_of_the_units_last_holder(
     await edge.change(run, verb="stop", code="evicted_for_guarantee")
     await edge.want(job("exit 0", generation=2, units=[unit]))
     waiting = await edge.until_state("run-2", "starting")
-    assert waiting.step.startswith("waiting")  # for its lock, or for NVML to report the GPU as empty
+    # the start waits for the lock, or until NVML reports the GPU as empty
+    assert waiting.step.startswith("waiting")
     ended = await edge.until_state("run-2", "ended")
     first = edge.seen(run)
     assert first is not None and first.ended_at is not None

@@ -1,4 +1,4 @@
-"""Test a shim without an agent, with a lease that has expired or cannot be read."""
+"""Test a shim without an agent whose lease has expired or cannot be read."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def make_run(tmp_path: Path) -> Iterator[MakeRun]:
                 shim["pid"],
                 *(each.pid for each in processes.descendants(processes.scan(), shim["pid"])),
             ]:
-                with contextlib.suppress(ProcessLookupError):  # the process may end in between
+                with contextlib.suppress(ProcessLookupError):  # the process may have ended already
                     os.kill(pid, signal.SIGKILL)
 
 
@@ -87,7 +87,7 @@ def wait_for_end(folder: Path, seconds: float = 15.0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("lease", [-1000.0, None], ids=["over", "missing"])
 def test_a_workload_does_not_start_without_a_valid_lease(make_run: MakeRun, lease: float | None) -> None:
-    """The machine may have been suspended between the agent's check of the lease and the shim's start."""
+    """Start a shim with an invalid lease, as after a suspend just before the shim's start."""
     folder = make_run("sleep 20", None if lease is None else boottime() + lease)
     ended = wait_for_end(folder)
     assert (ended["outcome"], ended["exit_code"]) == ("lease_lost", None)
@@ -119,7 +119,7 @@ def test_a_restored_lease_is_used_again(make_run: MakeRun, tmp_path: Path) -> No
     folder = make_run(f"until [ -e {tmp_path}/go ]; do sleep 0.1; done", until)
     wait_for_start(folder)
     (folder / "lease").unlink()
-    time.sleep(1.5)  # the shim checks the lease each second
+    time.sleep(1.5)  # wait for the next check of the lease, which the shim makes each second
     (folder / "lease").write_text(f"{boottime() + 60:020.3f}")
     while boottime() < until + 1.0:
         time.sleep(0.1)

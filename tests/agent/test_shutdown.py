@@ -105,7 +105,7 @@ async def test_an_agent_with_a_hanging_part_ends_in_seconds(
 async def test_an_agent_whose_loop_failed_ends_despite_a_hanging_thread(
     edge: FakeEdge, tmp_path: Path, fault: str
 ) -> None:
-    """The service manager restarts an agent only after it has ended."""
+    """Check that the agent ends, because the service manager restarts an agent only after its end."""
     agent = make_agent_process(edge, tmp_path, BROKEN_LOOP.format(fault=fault))
     try:
         await agent.start(joined=False)
@@ -117,7 +117,7 @@ async def test_an_agent_whose_loop_failed_ends_despite_a_hanging_thread(
 
 
 async def test_pending_writes_are_completed_before_the_agent_ends(edge: FakeEdge, tmp_path: Path) -> None:
-    """Two hardware events are pending behind a slow disk."""
+    """End the agent while two hardware events wait for a slow disk."""
     gate = tmp_path / "disk-answers"
     agent = make_agent_process(edge, tmp_path, SLOW_WRITES.format(gate=str(gate)))
     try:

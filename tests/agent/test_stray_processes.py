@@ -1,4 +1,4 @@
-"""Test stray processes (GPU processes of no workload): detection, description and safe termination."""
+"""Test the detection, the description and the safe termination of stray processes."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def start() -> Iterator[StartProcess]:
         **environment: str,
     ) -> int:
         change = ["setpriv", "--reuid", str(user), "--clear-groups"] if user != os.getuid() else []
-        # A process that ignores TERM closes its error output afterwards, which ends `subprocess.run`.
-        # Otherwise the loop below waits until the process has its final name.
+        # If the process ignores TERM, it closes its error output when it is ready, which ends
+        # `subprocess.run`. Otherwise the loop below waits until the process has its final name.
         waits = (
             "trap '' TERM; exec 2>/dev/null; while :; do sleep 0.2; done"
             if ignores_term
@@ -189,7 +189,10 @@ def test_a_run_on_another_share_of_the_same_gpu_is_left_alone(start: StartProces
 async def test_a_run_that_uses_a_foreign_gpu_is_stopped_and_the_gpu_is_reused(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    """Another run of the owner has passed it an open device. Neither folders nor locks prevent this."""
+    """Use a foreign GPU, as with an open device from another run of the owner.
+
+    Neither folders nor locks prevent this.
+    """
     edge.stray_action = "end"
     await edge.want(job("sleep 300 & echo $!; wait", units=[agent.units[1]]))
     await edge.until(lambda: edge.log("run-1").endswith("\n"))
@@ -282,7 +285,7 @@ def test_a_stray_that_ignores_term_is_killed_after_the_grace_period(start: Start
 
 @requires_other_user
 def test_a_stray_cannot_protect_itself_by_its_name_environment_or_proc_files(start: StartProcess) -> None:
-    """The process has a system name, a mark in its environment, and files in /proc owned by root."""
+    """Start a process with a system name, a mark in its environment, and files in /proc that root owns."""
     program = (
         "import ctypes, time; c = ctypes.CDLL(None); c.prctl(15, b'systemd'); c.prctl(4, 0, 0, 0, 0);"
         " time.sleep(60)"

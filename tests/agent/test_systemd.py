@@ -1,4 +1,4 @@
-"""Test the unit with a real systemd, which runs as the first process of its own namespaces."""
+"""Test the service unit with a real systemd, which runs as the first process of its own namespaces."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ SYS_BOOT, SYS_TIME, MAC_OVERRIDE, MAC_ADMIN = (
     25,
     32,
     33,
-)  # capabilities, by their bits (linux/capability.h)
+)  # the bits of capabilities (linux/capability.h)
 NEWER = "0.2.0.dev1"
-# The process enters its cgroups before it creates the namespaces, because the root of a new cgroup namespace
-# is the current cgroup.
+# The process enters its cgroups before it creates the namespaces. The current cgroup becomes the root of the
+# new cgroup namespace.
 ENTER_CGROUPS = """
 set -e
 while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs"; shift; done
 shift
 exec "$@"
 """
-# Mounts for the first process, without the units of this machine.
+# The mounts of the first process. They hide the units of this machine.
 BOOT = """
 set -e
 mount --make-rprivate /
@@ -64,7 +64,8 @@ pytestmark = pytest.mark.skipif(
 class Machine:
     """A systemd in its own namespaces, with this machine's network.
 
-    It sees only its own part of the cgroups, because systemd removes every empty cgroup that it sees.
+    This systemd sees only its own part of the cgroups, because systemd removes every empty cgroup that it
+    sees.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,7 +77,7 @@ class Machine:
             "[Unit]\nDescription=nothing\nAllowIsolate=yes\nDefaultDependencies=no\n"
         )
         shutil.copy(UNIT, units)
-        # The only differences from a host: other units are not started, and the GPUs are simulated.
+        # Two things differ from a real host: other units are not started, and the GPUs are simulated.
         (units / f"{NAME}.d").mkdir()
         (units / f"{NAME}.d" / "test.conf").write_text(
             "[Unit]\nDefaultDependencies=no\n"
@@ -128,7 +129,7 @@ class Machine:
         )
 
     async def command(self, *words: str) -> str:
-        """Return the output of a command run in the machine."""
+        """Run a command in the machine and return its output."""
         inside = [
             "nsenter",
             "--target",
@@ -176,7 +177,10 @@ def hierarchies() -> list[Path]:
 
 
 def make_group(path: Path) -> Path:
-    """Create a cgroup that accepts processes. A cpuset needs processors and memory nodes first."""
+    """Create a cgroup that accepts processes.
+
+    A cgroup of the cpuset controller accepts processes only after its CPUs and memory nodes are set.
+    """
     path.mkdir()
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (path.parent / name).exists():
@@ -185,7 +189,7 @@ def make_group(path: Path) -> Path:
 
 
 def remove_group(path: Path) -> None:
-    """Remove a cgroup and all cgroups below it. Wait until their last processes have ended."""
+    """Wait until no process remains in a cgroup, then remove it with all cgroups below it."""
     for folder, _, _ in os.walk(path, topdown=False):
         for attempt in range(50):
             try:
@@ -222,7 +226,7 @@ async def test_jobs_survive_restart_upgrade_kill_and_stop_of_the_service(
         before = agent.shim("run-1")
 
         async def assert_job_continues(version: str) -> None:
-            """Check that an agent of `version` reports, that the run has the same shim, and its log grows."""
+            """Check that an agent of `version` reports, and that the run has the same shim and a growing log."""
             heard, lines = len(edge.observed), edge.log("run-1").count("\n")
             await edge.until(lambda: len(edge.observed) > heard + 1)
             assert edge.observed[-1].agent_version == version

@@ -1,4 +1,4 @@
-"""Test samples, hardware events, joins and credentials, also without a connection."""
+"""Test samples, hardware events, joins and credentials, with and without a connection."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_server_restored_from_a_backup_still_gets_pending_samples(
     newest = max(spool.glob("*.json"))
     newest.rename(
         spool / "000000005000.json"
-    )  # as after a long time: earlier batches were committed and deleted
+    )  # as after a long time, earlier batches were committed and deleted
     edge.committed, edge.commits = 0, False
     edge.batches.clear()
     await agent.start()
@@ -135,7 +135,7 @@ async def test_a_planted_xid_is_reported_once_and_again_by_the_next_agent(
     event = edge.health[0]
     assert (event.code, event.source, event.event_id) == ("xid:79", "simulated", done.stdout.strip())
     assert event.gpu == edge.observed[-1].inventory.gpus[1].uuid
-    await asyncio.sleep(3 * edge.poll_seconds)  # a later report is answered
+    await asyncio.sleep(3 * edge.poll_seconds)  # wait until the edge has answered a later report
     heard = len(edge.observed)
     for socket in list(edge.sync_sockets):
         await socket.close()
@@ -206,9 +206,9 @@ async def test_a_host_joins_if_the_edges_address_cannot_be_stored(
 
 @pytest.fixture
 async def other_server() -> AsyncIterator[str]:
-    """Run a server that is no edge and return its address.
+    """Run a server that is no edge and yield its address.
 
-    It answers every request like the portal's page for an unknown path.
+    The server answers every request like the portal's page for an unknown path.
     """
 
     async def unknown(request: web.Request) -> web.Response:
@@ -247,7 +247,7 @@ async def test_a_joined_agent_reports_a_wrong_address_once_and_retries(
     other_server: str, agent: AgentProcess, tmp_path: Path
 ) -> None:
     assert await agent.end() == 0
-    agent.more += ["--edge", other_server]  # the last --edge takes effect
+    agent.more += ["--edge", other_server]  # the last --edge option takes effect
     lines = await start_with_log(agent, tmp_path / "log", joined=False)
     await lines.until("is not a gpupool edge: it answered 404 to /agent/v1/sync", 1)
     await asyncio.sleep(3.0)
