@@ -196,7 +196,7 @@ async def _read_hardware(gpu_reader: GpuReader) -> GpuInventory:
         return await gpu_reader.hardware()
     except GpuReadError as problem:
         known = gpu_reader.last_known(str(problem))
-        # continue without NVML: workloads may run on these GPUs, and only the agent renews their leases
+        # Continue without NVML: workloads may run on these GPUs, and only the agent renews their leases.
         if known is not None:
             logging.getLogger("agent").error(
                 "the GPUs can't be read; the last known inventory is used: %s", problem

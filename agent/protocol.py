@@ -429,7 +429,7 @@ class Refused:
 
     reason: str
     retry: bool = False
-    # code of the reason; empty if the server is older, or if the agent's frame was not of this protocol
+    # Code of the reason. Empty: the server is older, or the agent's frame was not of this protocol.
     code: str = ""
     kind: str = "refused"
 

@@ -84,7 +84,7 @@ def train() -> None:
 
 
 train()
-# free the model: it references the group, and the threads of the group must end before the interpreter
+# Free the model: it references the group, and the threads of the group must end before the interpreter.
 gc.collect()
 distributed.barrier()  # no process may exit while another process still communicates with it
 distributed.destroy_process_group()

@@ -25,7 +25,7 @@ from agent.diagnostics.ptx_kernels import PTX_MODULE
 MIB, GIB = 1 << 20, 1 << 30
 
 
-# memory left free for contexts and the driver; at most an eighth of the GPU's memory
+# Memory that is left free for contexts and the driver. It is at most an eighth of the GPU's memory.
 RESERVED_BYTES = 512 * MIB
 
 
@@ -35,7 +35,8 @@ MAX_ALLOCATION_BYTES = GIB
 MIN_CHECKED_MEMORY_SHARE = 0.5  # share of all memory; if less is free, the memory check is inconclusive
 
 
-# multiplies the index of each word; a pattern that depends on the address reveals stuck address lines
+# Factor by which the index of each word is multiplied. A pattern that depends on the address reveals stuck
+# address lines.
 ADDRESS_FACTOR = 2_654_435_761
 
 

@@ -24,8 +24,8 @@ from agent.protocol import GeometrySeen, GeometryWanted, GpuSeen, parse
 log = logging.getLogger("agent.gpu.geometry_changes")
 
 RETRY_SECONDS = 2.0  # pause if the driver did not answer or the GPU's lock was held
-# longest wait for a GPU's lock; it suffices, because the server orders a change after the last holder has
-# ended
+# Longest wait for a GPU's lock. It is long enough, because the server orders a change only after the last
+# holder has ended.
 LOCK_WAIT_SECONDS = 20.0
 FINAL_STATES = ("done", "failed", "unsure")
 

@@ -29,7 +29,7 @@ class HealthEventStore:
         self._folder = folder
         folder.mkdir(exist_ok=True, mode=0o700)
         self._kept = sorted(self._read(), key=lambda event: event.ts)
-        # event id -> number of the report after which the event was sent
+        # By event id: the number of the report after which the event was sent.
         self._sent_after: dict[str, int] = {}
         self._confirmed: set[str] = set()  # ids of events that the server has
 

@@ -190,7 +190,7 @@ class NvmlGpuReader:
         if problem:
             return found + self._silence_events(problem, now)
         if found and time.monotonic() - self._conditions_at < STORM_CONDITIONS_SECONDS:
-            # report these events first, because a GPU that has just failed may not answer another question
+            # Report these events first, because a GPU that has just failed may not answer another question.
             return found
         try:
             found += await self._changed_conditions(now)
@@ -332,7 +332,7 @@ class NvmlGpuReader:
                         line = await self._answers.readline()
                     except ValueError:
                         continue  # readline has discarded a line that was longer than any answer
-                    # the output is closed, but the process may still hang in the driver during its exit
+                    # The output is closed, but the process may still hang in the driver during its exit.
                     if not line:
                         raise GpuReadError("the NVML process ended")
                     answer = _parse_answer(line)

@@ -24,7 +24,7 @@ class GpuInventory:
     devices: dict[str, list[str]] = field(default_factory=dict)
     cuda_version: str = ""  # the newest version that the driver supports
     mig_profiles: dict[str, list[MigProfileSeen]] = field(default_factory=dict)  # by model
-    # uuid of each unreadable GPU -> reason. ``gpus`` contains the last known values of these GPUs.
+    # By uuid of each unreadable GPU: the reason. ``gpus`` contains the last known values of these GPUs.
     lost: dict[str, str] = field(default_factory=dict)
     unread: str = ""  # why NVML could not be read; ``gpus`` then has the last known values
     unidentified_gpu_indices: list[int] = field(default_factory=list)  # of GPUs that could never be read

@@ -8,7 +8,7 @@ from pathlib import Path
 from agent.host import processes
 from agent.host.durable_files import StateFolderError, read_json, write_json
 
-# contains, by GPU index, the planted fault of diagnostics or geometry changes
+# File that contains, by GPU index, the planted fault of diagnostics or geometry changes.
 FAULTS_FILE = "diagnostic_faults.json"
 
 

@@ -28,7 +28,7 @@ class SimulatedModel:
     compute_capability: int
     nvlinks: int  # number of NVLinks of a GPU on NVSwitches, as on HGX; 0: PCIe only
     pcie_generation: int
-    # memory in GB of each MIG profile, in the order of MIG_PROFILES; empty: no MIG
+    # Memory in GB of each MIG profile, in the order of MIG_PROFILES. Empty: the model has no MIG.
     mig_gb: tuple[int, ...] = ()
 
 

@@ -188,7 +188,7 @@ class SimulatedGpuReader:
         power += self._noise.uniform(-0.01, 0.01) * board.idle_w
         _advance_sensors(history, power, board, now)
         active = load * 0.82 if load else 0.0
-        # only Hopper and newer GPUs report the activity of an instance
+        # Only Hopper and newer GPUs report the activity of an instance.
         has_instance_activity = board.compute_capability >= 90
         return SampleRow(
             unit=unit.uuid,

@@ -105,7 +105,7 @@ class StrayTracker:
 
     def __init__(self) -> None:
         self.seen: list[StraySeen] = []
-        # run that must stop -> the GPU that the run uses without holding it
+        # By run that must stop: the GPU that the run uses without holding it.
         self.runs_on_foreign_gpus: dict[str, str] = {}
         self.ended: list[EndedStray] = []
         self._term_sent_at: dict[ProcessKey, float] = {}

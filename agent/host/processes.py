@@ -16,7 +16,7 @@ class Process:
     pid: int
     parent: int
     name: str
-    # start time, counted from the boot; with the boot id it distinguishes two processes with the same pid
+    # Start time, counted from the boot. With the boot id it distinguishes two processes with the same pid.
     start_ticks: int
     cpu_seconds: float  # of the process and its reaped children
 

@@ -15,7 +15,7 @@ log = logging.getLogger("agent")
 
 CANCEL_WAIT_SECONDS = 2.0  # wait for cancelled tasks
 FINAL_WRITE_SECONDS = 5.0  # wait for threads to complete their writes
-# the reader of the agent's output has closed it, or there is no output
+# Errors if the reader of the agent's output has closed it, or if there is no output.
 STREAM_ERRORS = (AttributeError, OSError, ValueError)
 
 

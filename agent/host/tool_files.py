@@ -74,6 +74,6 @@ def install_tools(folder: Path) -> str:
     for new, path in written:
         os.replace(new, path)
         fsync_folder(path.parent)
-    # file of an earlier version; runs that it started have already read it
+    # This is a file of an earlier version. Runs that it started have already read it.
     (folder / "shim.py").unlink(missing_ok=True)
     return ""

@@ -74,7 +74,8 @@ class Launcher(Protocol):
     - The launcher process stays in the foreground until the workload's last process has ended, and exits
       with the workload's exit code (128 + N for signal N).
     - All processes of the workload descend from the launcher process, so that the shim can count, signal and
-      end them. If a service starts them as its own children, they are in the control groups passed to the shim.
+      end them. If a service starts them as its own children, they are in the control groups passed to the
+      shim.
     - The launcher process passes on standard output and error. The workload gets its environment and no
       other descriptor. No program outside of the sandbox gets that environment, because it may contain
       LD_PRELOAD, which would load the workload's code into that program.

@@ -30,7 +30,7 @@ DEFAULT_FIRST_UID, DEFAULT_LAST_UID = 70_000, 99_999
 MIN_UID, MAX_UID = 1_000, 2**31 - 2
 METADATA_FOLDER = ".volumes"
 TEAM_RECORD_FILE = "teams.json"
-# readable by the group of the run's user; new files get this group
+# The group of the run's user can read the inbox. New files get this group.
 INBOX_FILE_MODE, INBOX_FOLDER_MODE = 0o640, 0o2750
 HOME_UID_SEPARATOR = "~"  # not allowed in an owner's name
 

@@ -50,7 +50,7 @@ log = logging.getLogger("agent.isolation.workload_network")
 NETWORK_MODES = ("private", "internet", "host")
 IP_FORWARD_FILE = Path("/proc/sys/net/ipv4/ip_forward")
 FORWARDING_RECORD = (
-    # file in the state folder; stores the boot in which an agent found forwarding switched off
+    # File in the state folder. It stores the boot in which an agent found forwarding switched off.
     "forwarding.json"
 )
 VETH_PAIR_COUNT = 1 << 14

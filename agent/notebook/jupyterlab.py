@@ -75,7 +75,7 @@ def main(secret_file: str, socket: str, home: str) -> None:
     server.allow_remote_access = True  # the edge decides which Host headers are allowed
     server.allow_unauthenticated_access = False
     server.terminals_enabled = True
-    # the only user of the sandbox may be root on the host, but it has no capabilities
+    # The only user of the sandbox may be root on the host, but it has no capabilities.
     server.allow_root = True
     server.disable_check_xsrf = False
     server.shutdown_no_activity_timeout = 0

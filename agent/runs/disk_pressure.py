@@ -33,7 +33,7 @@ OUT_OF_DISK = "out_of_disk"
 DISK_PRESSURE_MESSAGE = "the disk of the host was nearly full"
 DISK_CHECK_SECONDS = 0.5  # between two checks of the free space
 LIMIT_CHECK_SECONDS = 10.0  # between two measurements of runs against their limit
-# between two snapshots of the usage; growth is measured over one to two windows
+# Time between two snapshots of the usage. Growth is measured over one to two windows.
 GROWTH_WINDOW_SECONDS = 300.0
 STOP_GRACE_SECONDS = 5.0  # from TERM to KILL: short, because a run that ignores TERM continues to write
 SETTLE_SECONDS = 5.0  # pause after a stopped run has ended, while its files are removed in the background

@@ -15,7 +15,7 @@ from agent.host.system_path import SYSTEM_PATH
 from agent.isolation.launchers import SandboxRequest
 from agent.protocol import RunWanted
 
-# shorter than a lease, because a run still needs its lease during its epilog
+# Shorter than a lease, because a run still needs its lease during its epilog.
 DEFAULT_HOOK_TIMEOUT_SECONDS = 20.0
 
 

@@ -340,7 +340,7 @@ class RunManager(RunOrders):
                     cwd="/",
                     env={"PATH": SYSTEM_PATH},
                 )
-            # this process ends at once, and the shim continues as its detached descendant
+            # This process ends at once, and the shim continues as its detached descendant.
             await process.wait()
         finally:
             os.close(alive)

@@ -22,7 +22,7 @@ from agent.runs.local_run import LocalRun, write_exit_file
 log = logging.getLogger("agent.runs.orphaned_runs")
 
 SHIM_START_SECONDS = 15.0
-# after the epilog's time limit; within this margin the shim should kill the epilog
+# Margin after the epilog's time limit. Within this margin the shim should kill the epilog.
 EPILOG_MARGIN_SECONDS = 2.0
 
 

@@ -46,7 +46,7 @@ log = logging.getLogger("agent.runs.run_observer")
 T = TypeVar("T")
 
 XID_WAIT_SECONDS = 2.0  # hold back the report of a failed run for this long: the driver logs XIDs late
-# before the end of a run: GPU events in this time may be the cause of its failure
+# GPU events within this time before the end of a run may be the cause of its failure.
 XID_LOOKBACK_SECONDS = 300.0
 XID_LOOKAHEAD_SECONDS = 10.0  # after the end of a run: the driver may log the cause late
 HOMES_READ_TIMEOUT_SECONDS = 0.2  # time limit of one read of the homes' file system
@@ -182,7 +182,7 @@ class RunObserver:
         try:
             self._refresh(run)
         except OSError as error:
-            # for example a full disk; the next call of ``look`` tries again
+            # This may be a full disk. The next call of ``look`` tries again.
             log.error("run %s: %s", run.id, error)
 
     # Not split: it reads each file of the run once, in the order in which the shim writes them.

@@ -42,8 +42,8 @@ log = logging.getLogger("agent.server.connection")
 
 FIRST_RETRY_SECONDS = 0.25
 MAX_RETRY_SECONDS = 8.0
-# longest pause between two connection attempts, in polls; a third of a lease, so that leases are renewed in
-# time
+# Longest pause between two connection attempts, in polls. It is a third of a lease, so that leases are
+# renewed in time.
 MAX_RETRY_POLLS = 2.0
 REJECTED_RETRY_SECONDS = 30.0
 HEARTBEAT_SECONDS = 15.0

@@ -37,7 +37,7 @@ NOTICE_SERVER_TICK_SECONDS = 0.02
 TICK_SECONDS = 1.0
 LEFTOVER_GRACE_SECONDS = 2.0  # grace period of background processes that outlive the main process
 KILL_RETRY_SECONDS = 0.1
-# after this many tries, an unkillable process is checked less often, because each check reads all of /proc
+# After this many tries, an unkillable process is checked less often, because each check reads all of /proc.
 KILL_RETRIES = 20
 ACKNOWLEDGEMENT_FILE = ".done"
 

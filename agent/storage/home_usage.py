@@ -30,15 +30,16 @@ from agent.storage.file_trees import resolved_home
 
 HOME_TIMEOUT_SECONDS = 60.0  # per home; if a home takes longer, its size is a lower bound
 ROUND_TIMEOUT_SECONDS = (
-    # for all homes; a home that is not reached keeps its last result and is measured first in the next round
+    # Time limit for all homes. A home that is not reached keeps its last result and is measured first in the
+    # next round.
     600.0
 )
 MIN_PAUSE_SECONDS = 60.0
 MAX_PAUSE_SECONDS = 7200.0
-# pause after a round, divided by the round's duration: measuring uses at most 1/20 of the time
+# The pause after a round, divided by the duration of the round. Measuring uses less than 1/20 of the time.
 PAUSE_FACTOR = 20
 MAX_DEPTH = 200  # deepest nesting of folders; each level needs a file descriptor
-# files with several names are remembered, so that each is counted once; this limits their number
+# Files with several names are remembered, so that each is counted once. This limits their number.
 MAX_REMEMBERED_HARD_LINKS = 200_000
 STAT_BLOCK_BYTES = 512  # the unit of st_blocks on every file system
 METADATA_FOLDER = ".volumes"

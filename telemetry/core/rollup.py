@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-# a sample covers at most this time before it: three readings at intervals of ten seconds
+# A sample covers at most this time before it: three readings at intervals of ten seconds.
 SAMPLE_REACH_SECONDS = 30.0
 LOW_SM_ACTIVITY_PERCENT = 20.0  # busy time below this SM activity counts as inefficient
 HOUR = 3600

@@ -50,7 +50,7 @@ def enqueue_batch(host_id: int, batch: SampleBatch, now: datetime) -> None:
 
 def committed_sequence(host_id: int) -> int:
     """Return the sequence number up to which all batches of this host are in the database; 0 for none."""
-    # plain SQL, because this query runs at every sync and the ORM takes twice as long
+    # This is plain SQL, because the query runs at every sync and the ORM takes twice as long.
     with database.cursor() as cursor:
         cursor.execute("SELECT sequence FROM telemetry_samplewatermark WHERE host_id = %s", (host_id,))
         row = cursor.fetchone()

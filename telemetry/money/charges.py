@@ -23,7 +23,7 @@ from telemetry.money.charge_rows import draft_charges, write_charges
 from telemetry.money.charging_inputs import GpuChargingInputs, last_change_in, load_charging_inputs
 from telemetry.money.settlement import settle_allocations, settle_state_changes
 
-# time is charged only after this delay, because reports of changes may arrive late
+# Time is charged only after this delay, because reports of changes may arrive late.
 REPORTING_LAG = timedelta(seconds=60)
 GPUS_PER_TRANSACTION = 200
 CATCH_UP_SPAN = timedelta(days=7)  # longest time that one run charges after a standstill

@@ -50,7 +50,7 @@ def test_only_the_lock_protects_a_unit_held_by_a_living_process(tmp_path: Path) 
         held.close()  # after this, as after the end of the agent, only the workload has the lock open
         with pytest.raises(gpu_locks.SlotsLocked):
             gpu_locks.lock_slots(tmp_path / "one", [WHOLE])
-        # locks in a separate folder exclude no other process
+        # Locks in a separate folder exclude no other process.
         gpu_locks.lock_slots(tmp_path / "two", [WHOLE]).close()
     finally:
         child.kill()
@@ -111,7 +111,7 @@ def test_leftovers_of_a_tenant_are_found_relative_to_the_baseline(tmp_path: Path
 def test_a_restarted_system_service_is_no_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unit = HandoverCheck(tmp_path / "units.json", "a boot")
     unit.record_baseline(["GPU-1"], rows(600), processes_on_gpu(5))
-    # systemd created the cgroup of process 7
+    # Systemd created the cgroup of process 7.
     monkeypatch.setattr(handover, "is_system_service", lambda pid: pid == 7)
     assert unit.describe_leftovers(["GPU-1"], rows(600), processes_on_gpu(7)) == ""
     assert unit.describe_leftovers(["GPU-1"], rows(600), processes_on_gpu(6, 7)) != ""

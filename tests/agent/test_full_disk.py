@@ -323,7 +323,7 @@ async def test_a_workload_over_the_limit_of_temporary_files_is_stopped(
         ({"a": 3, "b": 5}, 3, "b"),
         ({"a": 3, "b": 5}, -1, ""),  # the disk has free space
         ({"a": 2, "b": 2}, 5, ""),  # something else filled the disk
-        # each run took less than the shortage, but both together caused the shortage
+        # Each run took less than the shortage, but both together caused the shortage.
         ({"a": 2, "b": 2}, 3, "a"),
         ({"a": 1, "b": 1}, 1, ""),  # no run has grown enough to be the cause
         ({"a": 2, "b": UNKNOWN_USAGE}, 3, "b"),

@@ -172,7 +172,7 @@ def test_a_new_home_is_measured_at_once_and_others_at_the_next_round(tmp_path: P
     make_home(tmp_path / "bob", {"a": 10})
     measured = {home["name"]: home["measured_at"] for home in read_usage(tmp_path, NOW + 10)["homes"]}
     assert measured == {"ada": NOW, "bob": NOW + 10}
-    # the measurement of the new home did not postpone the round
+    # The measurement of the new home did not postpone the round.
     later = NOW + home_usage.MIN_PAUSE_SECONDS + 1
     assert {home["measured_at"] for home in read_usage(tmp_path, later)["homes"]} == {later}
 

@@ -464,7 +464,7 @@ def test_the_filter_closes_the_same_families_for_every_architecture(
         == (refused if architecture == 0x40000003 else allowed)
     )
     assert filter_verdict(architecture, 102, 3) == allowed  # connect
-    # the number of the PowerPC architecture, which these kernels do not accept
+    # This is the number of the PowerPC architecture, which these kernels do not accept.
     assert filter_verdict(0xC0000015, 3) == no_such_call
 
 

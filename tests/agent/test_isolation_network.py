@@ -468,7 +468,7 @@ def test_a_teams_own_address_stays_open_on_a_shared_port() -> None:
 def test_a_wildcard_listener_is_closed_to_others_but_not_their_own_port() -> None:
     everywhere = (70_002, "tcp", "::", 9)
     assert ports_to_close([70_001], [everywhere]) == {(70_001, "tcp", "::", 9), (70_001, "tcp", "0.0.0.0", 9)}
-    # the user listens on the port on IPv4, so the other socket accepts only IPv6
+    # The user listens on the port on IPv4, so the other socket accepts only IPv6.
     own = (70_001, "tcp", "127.0.0.1", 9)
     assert ports_to_close([70_001], [everywhere, own]) == {(70_001, "tcp", "::", 9)}
     of_the_host = (0, "tcp", "0.0.0.0", 9)

@@ -145,7 +145,7 @@ def test_confirmed_events_are_not_sent_again_on_the_next_connection(tmp_path: Pa
     first, second = store.note(event(1, ts=now)), store.note(event(2, ts=now + 2))
     assert first is not None and second is not None and store.due(now + 3) == [first, second]
     store.say(first, 7)
-    # report 7 was sent before the event, so the answer to report 7 does not confirm the event
+    # Report 7 was sent before the event, so the answer to report 7 does not confirm the event.
     store.confirm(7)
     assert store.due(now + 3) == [first, second]
     store.confirm(9)  # each call of due() represents a new connection; no event was sent on this connection

@@ -248,7 +248,7 @@ async def test_an_open_page_is_no_message_and_a_background_process_is_activity(
             kernel = (await answer.json())["id"]
         await execute(session, url, kernel, "print(6 * 7)")
         await edge.until(lambda: activity_value("last_message") is not None)
-        # after this time, the processes of the kernel's start no longer count as activity
+        # After this time, the processes of the kernel's start no longer count as activity.
         await asyncio.sleep(7)
         message, background, asked = (
             activity_value("last_message"),

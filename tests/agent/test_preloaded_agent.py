@@ -27,7 +27,7 @@ async def test_the_signal_that_ended_an_agent_is_reported(agent: AgentProcess) -
     assert agent.process is not None
     await agent.kill()
     assert agent.process.returncode == -signal.SIGKILL
-    # no signal is sent to an agent that has ended, because its pid may belong to another process
+    # No signal is sent to an agent that has ended, because its pid may belong to another process.
     agent.process.kill()
 
 

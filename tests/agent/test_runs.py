@@ -408,7 +408,7 @@ async def test_a_start_waits_for_the_end_of_the_units_last_holder(
     await edge.change(run, verb="stop", code="evicted_for_guarantee")
     await edge.want(job("exit 0", generation=2, units=[unit]))
     waiting = await edge.until_state("run-2", "starting")
-    # the start waits for the lock, or until NVML reports the GPU as empty
+    # The start waits for the lock, or until NVML reports the GPU as empty.
     assert waiting.step.startswith("waiting")
     ended = await edge.until_state("run-2", "ended")
     first = edge.seen(run)

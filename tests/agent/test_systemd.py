@@ -226,7 +226,7 @@ async def test_jobs_survive_restart_upgrade_kill_and_stop_of_the_service(
         before = agent.shim("run-1")
 
         async def assert_job_continues(version: str) -> None:
-            """Check that an agent of `version` reports, and that the run has the same shim and a growing log."""
+            """Check that an agent of `version` reports, that the shim is the same, and that the log grows."""
             heard, lines = len(edge.observed), edge.log("run-1").count("\n")
             await edge.until(lambda: len(edge.observed) > heard + 1)
             assert edge.observed[-1].agent_version == version
