@@ -36,7 +36,7 @@ def random_state() -> dict[str, torch.Tensor]:
 
 
 def save(step: int) -> None:
-    """Write a new file, then replace the last checkpoint. A complete checkpoint exists at any time."""
+    """Write a new file, then replace the last checkpoint. A kill never damages the last checkpoint."""
     part = checkpoint.with_suffix(".part")
     parts = {"model": model, "optimiser": optimiser, "schedule": schedule}
     torch.save(
