@@ -1,6 +1,6 @@
-"""The program on GPU hosts.
+"""Contains the program that runs on GPU hosts.
 
-It installs and runs without the server. The server imports only the module ``protocol`` of this package.
+The program installs and runs without the server. The server imports only the module ``protocol`` of this package.
 """
 
 AGENT_VERSION = "0.1.0"

@@ -153,7 +153,7 @@ def _numa_node(index: int, count: int) -> int:
 
 
 def _topology_between(first: int, second: int, models: list[str]) -> str:
-    """Return the connection of two GPUs: "NVLink" if both have the same model with NVLinks, else PCIe."""
+    """Return the connection of two GPUs: "NVLink", "one NUMA node" or "across NUMA nodes"."""
     if models[first] == models[second] and SIMULATED_MODELS[models[first]].nvlinks:
         return "NVLink"
     same_node = _numa_node(first, len(models)) == _numa_node(second, len(models))

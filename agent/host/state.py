@@ -124,8 +124,8 @@ class AgentStarts:
     """The starts of agents with this folder: the last start that the server knows, and later starts.
 
     After a folder is copied, the histories of the two folders differ. If two agents have the same identity,
-    the server therefore sees from their histories that they use two folders. The file has a fixed size and is
-    written in place, which also works on a full disk.
+    the server compares the histories and finds which folder contains the other agent's start. The file has a
+    fixed size and is written in place, which also works on a full disk.
     """
 
     def __init__(self, path: Path) -> None:

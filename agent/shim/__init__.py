@@ -1,4 +1,4 @@
-"""The shim: one small process per workload that owns its process tree, its log and its lease.
+"""Contains the shim: a small process per workload that owns its process tree, its log and its lease.
 
 The agent starts the shim as ``python -I -S FOLDER RUN_DIR`` from a copy of these modules
 (``agent/host/tool_files.py``). The shim then runs independently: the agent may die and restart, also in

@@ -1,6 +1,6 @@
-"""gpupool_contract: lets a workload save its state before it is stopped and resume later.
+"""Lets a workload save its state before it is stopped, and resume later (module gpupool_contract).
 
-No dependencies; copy it freely.
+The module has no dependencies and may be copied freely.
 
 import gpupool_contract as gpupool
 

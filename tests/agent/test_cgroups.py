@@ -208,7 +208,7 @@ async def test_a_failure_within_the_memory_limit_is_reported_as_failed(
 
 @needs_cgroups
 async def test_shared_memory_counts_towards_the_memory_limit(edge: FakeEdge, make_agent: MakeAgent) -> None:
-    """Prevent a workload from filling the memory of the host through /dev/shm."""
+    """Check that a workload cannot fill the memory of the host through /dev/shm."""
     agent = await make_agent(launcher="bubblewrap")
     wanted = job("df --output=size -m /dev/shm | tail -1; head -c 300M /dev/zero > /dev/shm/x", memory_mib=64)
     await edge.want(wanted)
@@ -220,7 +220,7 @@ async def test_shared_memory_counts_towards_the_memory_limit(edge: FakeEdge, mak
 
 @needs_cgroups
 async def test_a_detached_process_is_ended_with_its_run(edge: FakeEdge, make_agent: MakeAgent) -> None:
-    """Find the process by its cgroup. Outside a sandbox it can leave its parents and environment."""
+    """Check that the process is found by its cgroup. It can leave its parents and its environment."""
     agent = await make_agent(launcher="plain")
     await edge.want(job("env -i /usr/bin/setsid /bin/sleep 300 & echo $!; wait"))
     await edge.until(lambda: edge.log("run-1").strip().isdigit())

@@ -170,7 +170,7 @@ async def test_a_notice_is_delivered_and_withdrawn_on_a_full_disk(
 async def test_a_full_disk_stays_full_until_free_space_is_well_above_the_threshold(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
-    """Use two thresholds, because each change between full and free causes a write, a report and a plan."""
+    """Check two thresholds: each change between full and free causes a write and a report."""
     reserve = disk / "reserve"
     reserve.write_bytes(bytes(8 << 20))
     with (disk / "fill").open("ab", buffering=0) as file:
@@ -514,7 +514,7 @@ def make_disk_pressure(
 
 
 def test_only_deleted_open_files_are_read_with_stat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Avoid a stat on a file system that may hang, such as the file system of the homes."""
+    """Check that other files are not accessed. Their file system may hang, such as that of the homes."""
     asked: list[str] = []
     stat = os.stat
 
@@ -711,7 +711,7 @@ async def test_no_gpu_fails_and_no_diagnostic_is_lost_on_a_full_disk(
 
 
 def test_a_credential_received_on_a_full_disk_is_stored(disk: Path) -> None:
-    """Store the new credential, because the server then rejects the previous credential."""
+    """Check that the new credential is stored. The server then rejects the previous credential."""
     state = StateFolder(disk / "state")
     state.remember(host="h1", credential="gpa.1.first", expires_at=1.0)
     fill_disk(disk)

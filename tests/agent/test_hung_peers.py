@@ -209,7 +209,7 @@ async def test_a_start_reports_its_step_from_the_beginning(runs: RunManager) -> 
 async def test_a_failed_start_is_reported_during_its_cleanup(
     runs: RunManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keep the run in the reports; otherwise the server would consider the run lost."""
+    """Check that the run stays in the reports. Otherwise the server would consider the run lost."""
     leaving, release = threading.Event(), threading.Event()
 
     def leave(mark: str) -> None:

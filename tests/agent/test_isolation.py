@@ -250,7 +250,7 @@ async def test_the_agent_follows_no_links_in_the_workloads_folders(
 async def test_a_broken_acknowledgement_does_not_fail_the_next_start(
     edge: FakeEdge, agent: AgentProcess, left: str
 ) -> None:
-    """Avoid a failed start, because several failed starts close the host."""
+    """Check that the next run starts. Several failed starts would close the host."""
     await output(edge, f"touch $GPUPOOL_CHECKPOINT_DIR/.done.x; {left}", workload="same")
     assert await output(edge, "echo started", generation=2, workload="same") == "started\n"
     seen = edge.seen("run-2")

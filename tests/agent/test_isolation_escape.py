@@ -357,7 +357,7 @@ python3 -S $TMPDIR/sockets.py
 async def test_sockets_that_bypass_network_namespaces_cannot_be_created(
     edge: FakeEdge, make_agent: MakeAgent, user_fields: dict[str, object], launcher: str, tmp_path: Path
 ) -> None:
-    """Try vsock and other families. Vsock reaches the hypervisor from every network namespace."""
+    """Check vsock and other families. Vsock reaches the hypervisor from every network namespace."""
     await make_agent(launcher=launcher)
     assert not any("AF_VSOCK" in note for note in edge.observed[-1].inventory.notes)
     here = subprocess.run(
