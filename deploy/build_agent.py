@@ -1,7 +1,7 @@
 """Build the files that a GPU host installs: the agent's wheel, its lock files and its systemd unit.
 
-Usage: ``./run build-agent [--out DIR] [--source DIR]``. Needs only the standard library. Equal sources give
-equal files.
+Usage: ``./run build-agent [--out DIR] [--source DIR]``. The program needs only the standard library. Equal
+sources give equal files.
 """
 
 from __future__ import annotations

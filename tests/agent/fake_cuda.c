@@ -1,5 +1,5 @@
-/* A fake CUDA driver library for machines without a GPU. Its GPU memory is memory of the process. The four kernels of
- * agent/diagnostics/ptx_kernels.py run as C functions, chosen by name. The file named by FAKE_CUDA sets the faults, by words:
+/* A fake CUDA driver library for machines without a GPU. The memory of its GPU is memory of the process. The four kernels of
+ * agent/diagnostics/ptx_kernels.py run as C functions, chosen by name. The words in the file FAKE_CUDA set the faults:
  * "flip" (a bit in memory), "slow" (copies), "wrong" (a product), "unsteady" (a repeated product), "hang PLACE",
  * "fail PLACE CODE", "full" (little free memory). Signatures follow cuda.h. */
 

@@ -1,5 +1,5 @@
-/* A fake NVML library for machines without a GPU: two boards, the second split into two MIG instances on request. The file
- * named by FAKE_NVML sets the faults, by words: "init fails", "absent" (the second board), "gone N", "hang", "lost", "xid",
+/* A fake NVML library for machines without a GPU: two boards, the second split into two MIG instances on request. The words
+ * in the file FAKE_NVML set the faults: "init fails", "absent" (the second board), "gone N", "hang", "lost", "xid",
  * "events hang", "mig", "pid N", "recovery N", "ecc N", "remap pending", "remap failed", "clocks N", "link down", "crc N",
  * "no links". Faults of reshaping the second board: "reshape hangs", "reshape in use", "reshape needs a reset",
  * "reshape not permitted", "room for N". Values and layouts follow nvml.h. */
