@@ -9,10 +9,10 @@ are real agents, each with one job in its sandbox; their memory is measured.
 
 The figures are ``{"hosts", "sync_p95", "start_p95", "agent_mb", "shim_mb", "errors"}``. ``sync_p95`` is the
 server time of a sync by the edge's own metric, in the measured seconds only. ``start_p95`` is the time from
-the timestamp of a decision to the arrival of its Desired at the agent. ``agent_mb`` is the maximum resident
-memory (RSS) of an agent's process. ``shim_mb`` is the RSS of a shim while its job runs, with the private
-memory of the shim's guard. The proportional share (PSS) of both is reported too. Errors are refused and lost
-connections and frames, HTTP answers of 500 and above, and tracebacks in logs.
+the decision to start a run until its agent receives the order (the frame ``Desired``). ``agent_mb`` is the
+maximum resident memory (RSS) of an agent's process. ``shim_mb`` is the RSS of a shim while its job runs, plus
+the private memory of the shim's guard. The proportional share (PSS) of both is reported too. ``errors``
+counts refused or lost connections and frames, HTTP answers of 500 and above, and tracebacks in logs.
 """
 
 from __future__ import annotations
@@ -223,8 +223,9 @@ class FleetBenchmark:
         return "is ready" in output
 
     def _organise(self) -> dict[str, str]:
-        """Create a team that is guaranteed all GPUs, a member, and the hosts. Return join tokens by host
-        name.
+        """Create the hosts, and a team with one member and a guarantee of all GPUs.
+
+        Return the join tokens by host name.
         """
         from portal.models import Membership, Organisation, User
         from portal.services.fleet import hosts
@@ -316,7 +317,7 @@ class FleetBenchmark:
         if alive != len(self.names) + len(REAL):
             errors[f"{alive} of {len(self.names) + len(REAL)} hosts are alive at the end"] += 1
         if refused := int(_value(after, REFUSED) - _value(before, REFUSED)):
-            errors["edge: connections ended with a reason"] += refused
+            errors["edge: agents' connections refused"] += refused
         errors += self._in_logs()
         for what, times in errors.items():
             print(f"{times} x {what}", file=sys.stderr)
@@ -392,7 +393,7 @@ class FleetBenchmark:
         return Host.objects.filter(lease_state="alive").count()
 
     def shims(self) -> list[tuple[int, int]]:
-        """Return the pids of each living shim of the real agents and of its guard."""
+        """Return (pid of the shim, pid of its guard) for each shim of the real agents if both still run."""
         pids_of_shims = []
         for path in self.folder.glob("agents/*/runs/*/shim.json"):
             shim = json.loads(path.read_text())

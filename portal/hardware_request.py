@@ -41,7 +41,7 @@ def given_values(fields: Iterable[RequestField], arguments: Mapping[str, Any]) -
     """
     names = {each.argument: each for each in fields}
     if unknown := arguments.keys() - names.keys():
-        raise TypeError(f"no fields of this request: {', '.join(sorted(unknown))}")
+        raise TypeError(f"this request does not have the fields: {', '.join(sorted(unknown))}")
     given = {each.name: arguments.get(argument) for argument, each in names.items()}
     return {each.name: each.default for each in names.values()} | {
         name: value for name, value in given.items() if value is not None
@@ -112,7 +112,8 @@ def check_hardware_request(
 ) -> HardwareRequest:
     """Validate the hardware that a project requests in a pool. Notes problems in ``checks``.
 
-    ``arguments`` is the hardware by the API's field names. The engine checks the CPU and memory of hosts.
+    ``arguments`` maps the API's field names to the requested values. CPU and host memory are not compared
+    with the pool's hosts, because the engine does this.
     """
     check_project(checks, project)
     check_pool(checks, pool, project.team)
@@ -173,9 +174,9 @@ def exceeds_approval_threshold(pool: Pool, ask: HardwareRequest) -> bool:
 
 
 def network_warnings(pool: Pool, ask: HardwareRequest) -> list[str]:
-    """Return warnings about hosts that cannot reach each other and that a multi-host request could get.
+    """Return a warning if a multi-host request could get hosts that the other hosts cannot reach.
 
-    The agents of such hosts report no address. Hosts that never joined are ignored. Takes at most one query.
+    The agent of such a host reports no address. Hosts that never joined are ignored. Takes at most one query.
     """
     if ask.hosts < 2:
         return []

@@ -188,9 +188,7 @@ class JobLedger:
         self.acknowledged.clear()
         open_allocations = rows(lambda: Allocation.objects.filter(period__upper_inf=True).count())
         if open_allocations:
-            problems.setdefault(self.round, []).append(
-                f"{open_allocations} allocations are open without work"
-            )
+            problems.setdefault(self.round, []).append(f"{open_allocations} allocations are still open")
         try:
             wait_until(lambda: not processes_of_runs(self.site.folder), 5, "no process remains", every=0.2)
         except ConditionTimeout:

@@ -88,7 +88,7 @@ time_t time(time_t *at) {
     def set(self, name: str, seconds: int) -> None:
         """Set the offset in seconds of every program with this clock."""
         if not self.library.exists():
-            raise ConditionTimeout("a clock is set: needs a C compiler")
+            raise ConditionTimeout("a clock cannot be set without a C compiler")
         file = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             os.pwrite(file, seconds.to_bytes(8, sys.byteorder, signed=True), 0)

@@ -61,9 +61,7 @@ def _each(lookups: PlanLookups) -> Iterator[tuple[Refusal, QueuedWorkload, str]]
 
 
 def refusals_have_a_reason_with_numbers(lookups: PlanLookups) -> Iterator[str]:
-    """Report refusals without a code of the closed list, or without its numbers, sorted by name and valid as
-    JSON.
-    """
+    """Report refusals with an unknown code, or with numbers that are missing, unsorted or not valid JSON."""
     for refusal, queued, subject in _each(lookups):
         if refusal.code not in WAIT_CODES and refusal.code != queued.gate:
             yield f"{subject} with code {refusal.code!r}"
@@ -85,9 +83,10 @@ def gates_are_shown(lookups: PlanLookups) -> Iterator[str]:
 
 
 def an_expected_start_or_why_there_is_none(lookups: PlanLookups) -> Iterator[str]:
-    """Report expected starts that are in the past, missing, or given without reason.
+    """Report expected starts that are in the past, and check by the code whether there should be one.
 
-    An expected start is missing only if no known event would end the wait.
+    A refusal needs an expected start if the end of its wait is known. It must have none if only a change of
+    the request or a setting can end the wait.
     """
     for refusal, _, subject in _each(lookups):
         start = refusal.expected_start
@@ -133,8 +132,7 @@ def blockers_run(lookups: PlanLookups) -> Iterator[str]:
             yield f"{subject} has duplicate or unsorted blockers"
 
 
-# -- truth of the reasons
-# -------------------------------------------------------------------------------
+# -- truth of the reasons ------------------------------------------------------------------------
 
 
 def reasons_are_true(lookups: PlanLookups) -> Iterator[str]:
@@ -257,7 +255,7 @@ def _host_closed(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, obje
 def _host_full(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
     """Return True if the workload fits on no open host, but would fit if hosts with full disks were open.
 
-    The numbers must have some names of these hosts and their number.
+    ``full`` must be the number of hosts with full disks, and ``hosts`` may name only such hosts.
     """
     units = lookups.units_by_pool.get(queued.pool, ())
     full = {
@@ -345,7 +343,7 @@ REASON_CHECKS: dict[str, ReasonCheck] = {
     ReasonCode.BEHIND_OWN_TEAM: _behind_own_team,
     ReasonCode.SPARE_CAPACITY_KEPT: _spare_kept,
 }
-# Reasons whose truth is equal for equal asks of a pool.
+# Reasons that depend on the pool and the ask only, so that one check serves all workloads with the same ask.
 REASONS_OF_THE_ASK = {
     ReasonCode.NO_SUCH_HARDWARE,
     ReasonCode.TOO_BIG_FOR_ANY_HOST,

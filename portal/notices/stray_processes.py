@@ -65,7 +65,7 @@ def _end_of_digest_interval(at: datetime) -> datetime:
 
 
 def strays_of_users(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each new stray process to the portal user of the same name.
+    """Yield a notice for each new stray process, to the portal user with the user name of its owner.
 
     A pool whose policy only reports stray processes causes no such notices.
     """

@@ -4,8 +4,9 @@ The cached snapshot always equals a fresh snapshot. Tests check this. A self-che
 ``SELF_CHECK_SECONDS`` compares the cached snapshot with a fresh snapshot. If they differ, it logs the
 difference and continues with the fresh snapshot.
 
-Everything is read again if the epoch has changed (only the leader prunes the feed), after an error, if the
-clock was set back, and after more than ``MAX_INCREMENTAL_CHANGES`` changes.
+Everything is read again in four cases: after a change of the epoch, because another leader may have pruned
+changes that this process has not read; after an error; after the clock was set back; and after more than
+``MAX_INCREMENTAL_CHANGES`` changes.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class SnapshotCache:
         return units
 
     def _read_small_tables(self, changed: Collection[str], reader: snapshot_rows.SnapshotReader) -> None:
-        """Read each small table with a change as a whole."""
+        """Read all rows of each small table that has a change."""
         rows = self._loaded_rows()
         if "quota" in changed:
             rows.quotas = reader.quotas()
@@ -172,8 +173,10 @@ class SnapshotCache:
             rows.used = reader.used()
 
     def _read_workloads(self, ids: set[int], reader: snapshot_rows.SnapshotReader) -> set[int]:
-        """Read rows and open allocations of workloads. Return their units that are retired or not in the
-        cache yet.
+        """Read the rows and open allocations of workloads. Return the units that must be read too.
+
+        These are retired units that the workloads held before, because a retired unit stays in the snapshot
+        only while it is held. They are also units that the workloads hold now and the cache does not have.
         """
         rows = self._loaded_rows()
         before = {unit for pk in ids if pk in rows.held for unit in rows.held[pk].units}

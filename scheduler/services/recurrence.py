@@ -72,7 +72,7 @@ def dst_occurrences(recurrence: Recurrence, after: datetime) -> list[DstOccurren
 
 
 def _days(recurrence: Recurrence) -> Iterator[tuple[date, datetime, datetime]]:
-    """Yield every day of an occurrence, with its local start and end."""
+    """Yield the day, the local start and the local end of each occurrence."""
     zone = ZoneInfo(recurrence.time_zone)
     overnight = timedelta(days=1 if recurrence.ends_at <= recurrence.starts_at else 0)
     day = recurrence.first_day

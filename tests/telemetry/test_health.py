@@ -213,7 +213,7 @@ def test_only_the_smallest_set_of_people_that_explains_all_events_counts(world: 
             f"GPU {index}",
         )
         record_health_event(world.hosts["gamma"].pk, event, at(9, minute, 1))
-    assert apply_rules_to_events(at(10)) == 0, "one person held the GPU at each event"
+    assert apply_rules_to_events(at(10)) == 0, "the same person held the GPU at every event"
 
 
 def test_an_event_reported_late_is_attributed_to_everyone_who_held_the_gpu_since(world: World) -> None:

@@ -52,7 +52,7 @@ class QuotaShape(ResponseSerializer):
     guaranteed_gpus = serializers.SerializerMethodField()
     borrow_limit_gpus = serializers.SerializerMethodField(help_text="above the guarantee; null: no limit")
     gpu_hours = serializers.IntegerField(
-        allow_null=True, help_text="limit on the guarantee's use in a period; null: no limit"
+        allow_null=True, help_text="GPU-hours for which the guarantee holds in a period; null: no limit"
     )
     period = serializers.ChoiceField(choices=Quota.Period.values, source="hours_period")
     when_used_up = serializers.ChoiceField(choices=Quota.WhenUsedUp.choices)
@@ -84,7 +84,7 @@ class QuotaWish(StrictSerializer):
     guaranteed_gpus = count_field(0)
     borrow_limit_gpus = count_field(0, required=False, allow_null=True)
     gpu_hours = count_field(
-        1, required=False, allow_null=True, help_text="limit on the guarantee's use in a period"
+        1, required=False, allow_null=True, help_text="GPU-hours for which the guarantee holds in a period"
     )
     period = serializers.ChoiceField(choices=Quota.Period.values, required=False)
     when_used_up = serializers.ChoiceField(choices=Quota.WhenUsedUp.choices, required=False)

@@ -20,7 +20,7 @@ VOLUME_USING_STATES = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 @dataclass(frozen=True)
 class HomeVolume:
-    """One home volume. ``owner`` is None if no account has its name.
+    """One home volume. ``owner`` is None if no account has the volume's name.
 
     ``hosts`` are the names of visible hosts that have the volume. ``workloads`` is the number of visible
     workloads that use the volume now. ``teams`` are the owner's teams that the viewer may see.
@@ -44,7 +44,7 @@ class HostEnvironment:
 
 
 def visible_homes(viewer: policy.Viewer) -> QuerySet[Volume]:
-    """Return the visible homes by name."""
+    """Return the visible homes, sorted by name."""
     return policy.visible_volumes(viewer).select_related("storage").order_by("name", "pk")
 
 
@@ -102,7 +102,10 @@ def _owners(viewer: User, names: set[str]) -> dict[str, User]:
 
 
 def home_storages(viewer: User) -> list[dict[str, Any]]:
-    """Return ``storage`` and ``hosts`` (names) of each home storage of visible hosts, most hosts first."""
+    """Return the storages in which visible hosts keep homes. The storage with the most hosts comes first.
+
+    Each entry has a ``storage`` and the names of its visible ``hosts``.
+    """
     hosts = (
         policy.visible_hosts(viewer)
         .filter(storage__isnull=False)
@@ -149,7 +152,7 @@ def environments_of_hosts(rows: Iterable[Host]) -> list[HostEnvironment]:
 
 
 def shared_paths(rows: Iterable[Host]) -> list[dict[str, Any]]:
-    """Return the paths that hosts expose to workloads besides homes: ``path`` and ``hosts``."""
+    """Return the paths, other than homes, that hosts expose: ``path``, and the names of ``hosts``."""
     found: dict[str, list[str]] = defaultdict(list)
     for host in rows:
         for path in (reported_environment(host) or {}).get("exposed", []):

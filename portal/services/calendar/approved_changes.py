@@ -38,7 +38,8 @@ def change_window(reservation: Reservation, start: datetime, end: datetime, now:
 def apply_submitted_change(reservation: Reservation, payload: Mapping[str, Any], now: datetime) -> None:
     """Apply the window of an approved submission to its reservation; call it inside a transaction.
 
-    Raises Invalid, and OperationRejected, also if the window changed after the submission.
+    Raises Invalid or OperationRejected. The change is rejected, for example, if the window changed after the
+    submission.
     """
     fresh = scheduling.lock_reservation(reservation)
     change_window(reservation, *submitted_window(fresh, payload, now), now)

@@ -40,7 +40,7 @@ def pooling_saving_chart(query: UtilisationQuery) -> UtilisationChart:
     rows = [[name, grouped(value, 1)] for name, value in zip(names, values, strict=True)]
     rows.append(["GPUs saved", grouped(saving.gpus, 1)])
     if saving.per_month is not None:
-        rows.append([f"A month, {query.currency}", money(saving.per_month, query.currency)])
+        rows.append([f"Saved per month, {query.currency}", money(saving.per_month, query.currency)])
     raw = [[name, value] for name, value in zip(names, values, strict=True)]
     hint = "GPUs that suffice 95 % of the time, for each team alone and for all teams together"
     return UtilisationChart("Pooled or dedicated", hint, figure, csv_columns_of("Who", "GPUs"), rows, raw)
@@ -97,6 +97,6 @@ def _minutes(seconds: float | None) -> float | None:
 
 
 def overall_wait(rows: list[GroupWaitTimes]) -> tuple[float | None, float | None]:
-    """Return the median and the 95th percentile of waiting seconds of the most frequent request size."""
+    """Return the median and 95th percentile wait (seconds) for the request size that started most often."""
     most = max(rows, key=lambda row: row.started, default=None)
     return (most.p50, most.p95) if most and most.started else (None, None)

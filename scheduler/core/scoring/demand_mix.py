@@ -123,7 +123,7 @@ def _quasi_random(count: int) -> tuple[int, ...]:
 
 
 def nodes_with_capacity(need: NodeDemand, cpu: Ints, memory: Ints, whole: Ints, largest: Ints) -> Mask:
-    """Return the nodes of any class with enough free capacity for a demand."""
+    """Return a mask of the nodes with enough free capacity for a demand, whatever their class."""
     mask: Mask = whole >= need.whole if need.whole else largest >= (need.milli if need.gpus else 0)
     if need.cpu:
         mask &= cpu >= need.cpu

@@ -17,7 +17,8 @@ from scheduler.core.promises.reservation_windows import ReservationWindow
 
 MAX_ALTERNATIVES = 5
 MAX_CHANGES_TRIED, MIN_CHANGES_TRIED = 24, 2  # changed requests that are planned
-MAX_TURNS_EVALUATED = 1_600  # the most turns that all these plans evaluate together
+# Limits the sum over all these plans. A turn is the decision about one queued workload in one plan.
+MAX_TURNS_EVALUATED = 1_600
 
 
 class ChangedField(StrEnum):
@@ -106,7 +107,7 @@ def earlier_alternatives(
     more.
 
     The computation is bounded. A request that could not start sooner even without other teams is not planned.
-    If very many workloads come first, only the most promising requests are planned.
+    If very many workloads are ahead in the queue, only the most promising requests are planned.
     """
     queued = next((q for q in snapshot.queued if q.id == workload), None)
     return [] if queued is None else earlier_alternatives_for(snapshot, queued, now, allowed, known_refusal)
@@ -256,7 +257,7 @@ def _changed_requests(
 
 
 def _other_models(snapshot: Snapshot, queued: QueuedWorkload) -> list[tuple[str]]:
-    """Return the pool's models with the requested profile that the workload does not ask for."""
+    """Return the other models of the pool that offer the profile; empty if the request allows any model."""
     hosts = {host.id for host in snapshot.hosts if host.pool == queued.pool}
     models = {
         unit.model for unit in snapshot.units if unit.host in hosts and unit.profile == queued.ask.profile

@@ -83,7 +83,7 @@ def test_a_preview_shows_the_effect_of_each_action_on_each_workload_with_its_dea
     assert off.json()["gpus"] is None and drain.json()["gpus"] == 8
 
 
-def test_work_that_restarted_has_its_whole_longest_runtime(busy: World, client_of: Client) -> None:
+def test_restarted_work_gets_its_full_maximum_runtime_again(busy: World, client_of: Client) -> None:
     storm = Workload.objects.get(name="storm")
     begun = busy.now - timedelta(minutes=1)
     Workload.objects.filter(pk=storm.pk).update(started_at=busy.now - timedelta(hours=5), attempt=2)
@@ -249,7 +249,7 @@ def test_a_preview_makes_the_same_number_of_queries_for_any_number_of_workloads(
     def query_count() -> int:
         with CaptureQueriesContext(connection) as seen:
             assert client.post(PREVIEW, {"verb": "revoke"}).status_code == 200
-        # The use of a token and the reading of the clock are written at most once in a period.
+        # Not every request writes the token's last use and the clock reading, so their queries do not count.
         periodic = ("apitoken", "clockreading", "SAVEPOINT")
         return sum(not any(name in query["sql"] for name in periodic) for query in seen)
 

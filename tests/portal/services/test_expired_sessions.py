@@ -16,7 +16,7 @@ from tests.world import World
 pytestmark = pytest.mark.django_db
 
 
-def test_expired_sessions_and_entries_are_deleted_and_used_ones_are_kept(world: World) -> None:
+def test_expired_sessions_and_entries_are_deleted_and_valid_ones_are_kept(world: World) -> None:
     notebook = launch.launch_notebook(
         actor=world.vision.member, project=world.vision.project, pool=world.shared, now=world.now
     )

@@ -17,7 +17,7 @@ from tests.world import World
 
 HERE = Path(__file__).parent
 COMPONENTS = Path(settings.BASE_DIR) / "templates" / "components"
-# These are included by the base page or another component, or are separate pages in the browser.
+# Pages include these directly, except palette_results: the server returns it alone, for the open palette.
 NOT_IN_THE_GUIDE = {"brand", "mass_silence", "messages", "palette", "palette_results", "patterns"}
 
 
