@@ -245,8 +245,11 @@ def decide_several(request: HttpRequest) -> HttpResponseBase:
     if verb not in ("approve", "decline"):
         messages.error(request, calendar_pages.UNKNOWN_DECISION.format(verb=verb[:20]))
         return redirect("approvals")
+    ticked = request.POST.getlist("submission")[:200]
+    if not ticked:
+        messages.error(request, calendar_pages.NOTHING_TICKED)
     done = 0
-    for text in request.POST.getlist("submission")[:200]:
+    for text in ticked:
         row = reads.visible_submission(user, _parse_uuid(text))
         if row is None:
             continue

@@ -355,7 +355,7 @@ def test_an_invalid_choice_is_refused_with_the_valid_ones(today_world: World, cl
     (verb,) = messages(operator.post(PREVIEW, {"verb": ["drain"]}))
     assert verb["message"] == "verb is ['drain']; allowed: cordon, drain, return, off, revoke, maintenance."
     (field,) = messages(operator.post(f"{HOSTS}alpha/join-token/", {"why": "new"}))
-    assert field["message"] == "why is 'new': is not a field of this request; allowed: none."
+    assert field["message"] == "why is 'new': this request has no such field; allowed: none."
 
 
 def test_a_host_has_the_same_fields_as_its_page(today_world: World, client_of: Client) -> None:

@@ -358,6 +358,11 @@ def test_several_submissions_are_approved_together_and_those_that_fail_stay_wait
     assert [Submission.objects.get(pk=row.pk).state for row in rows] == ["approved", "waiting"]
 
 
+def test_deciding_without_a_ticked_submission_says_so(world: World) -> None:
+    page = signed_in(world.operator).post(reverse("submissions-decide"), {"verb": "approve"}, follow=True)
+    assert "Nothing is ticked" in page.content.decode()
+
+
 def test_approving_a_large_reservation_shows_its_effect_first(world: World) -> None:
     row = large_reservation(world)
     page = signed_in(world.operator).get(reverse("submission", args=[row.public_id])).content.decode()
