@@ -61,9 +61,15 @@ def waiting_submissions(**of: Pool | Team) -> list[Submission]:
     return list(rows.select_related("author", "team").order_by("created_at", "pk"))
 
 
-def withdraw_submissions(submissions: list[Submission]) -> None:
-    """Withdraw submissions because their pool or team is removed. Decided submissions do not change."""
-    ids = [row.pk for row in submissions]
+def withdraw_submissions(**of: Pool | Team) -> set[str]:
+    """Withdraw the waiting submissions of a pool or a team that is removed; return their authors' names.
+
+    An approval locks its submission, then the pool. So call this function before the removal, which locks
+    the pool, and again after the removal, for requests that were submitted in between.
+    """
+    rows = waiting_submissions(**of)
+    ids = [row.pk for row in rows]
     Submission.objects.filter(pk__in=ids, state=SubmissionState.WAITING).update(
         state=SubmissionState.WITHDRAWN
     )
+    return {row.author.username for row in rows}

@@ -1,7 +1,8 @@
 """Lock rows. No other module of the scheduler locks.
 
 Locks are taken in this order, sorted by id within a kind: clock reading, leader, pools, reservations,
-hosts, arrays, workloads. Submission locks only its team and its user.
+hosts, arrays, workloads. Submission locks only its team and its user, then it
+prevents the removal of its pool.
 
 Row locks are ``FOR NO KEY UPDATE``: they block other writers of the row, but not inserts of rows that refer
 to the row. So a submission never waits for the engine. Every function must run inside a transaction and
@@ -15,7 +16,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from django.contrib.auth import get_user_model
-from django.db import models
+from django.db import connection, models
 from django.db.models.expressions import RawSQL
 
 from scheduler.coordination import clock_check
@@ -41,16 +42,28 @@ def pools(ids: Iterable[int]) -> dict[int, Pool]:
     return _rows(Pool, ids)
 
 
-def pool_and_references(pk: int) -> Pool:
-    """Lock a pool, and block inserts of rows that refer to the pool, such as workloads."""
-    row = Pool._base_manager.select_for_update().get(pk=pk)
-    clock_check.check_clock_sample()
-    return row
+def pool_for_removal(pk: int) -> Pool:
+    """Lock a pool for its removal. Waits for transactions that called ``prevent_removal``."""
+    return _row_for_removal(Pool, pk)
 
 
-def team(pk: int) -> Team:
-    """Lock a team, as ``submitters`` does."""
-    return _rows(Team, [pk])[pk]
+def team_for_removal(pk: int) -> Team:
+    """Lock a team for its removal. Waits for transactions that called ``prevent_removal``."""
+    return _row_for_removal(Team, pk)
+
+
+def prevent_removal(row: Pool | Team) -> bool:
+    """Prevent the removal of a pool or a team until the transaction ends. Returns False if it is removed.
+
+    Call it in a transaction that adds a row of this pool or team. The foreign key is not enough: it is
+    checked at the commit. Other locks of the row do not block this one.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f'SELECT 1 FROM "{row._meta.db_table}" WHERE id = %s AND removed_at IS NULL FOR KEY SHARE',
+            [row.pk],
+        )
+        return cursor.fetchone() is not None
 
 
 def hosts(ids: Iterable[int]) -> dict[int, Host]:
@@ -88,6 +101,12 @@ def submitters(*, team: int, person: int) -> None:
 def reservations(ids: Iterable[int]) -> dict[int, Reservation]:
     """Lock reservations, for changes of window or state."""
     return _rows(Reservation, ids)
+
+
+def _row_for_removal(kind: type[Row], pk: int) -> Row:
+    row = kind._base_manager.select_for_update().get(pk=pk)
+    clock_check.check_clock_sample()
+    return row
 
 
 def _rows(kind: type[Row], ids: Iterable[int]) -> dict[int, Row]:

@@ -52,6 +52,11 @@ from scheduler.services.removal import (
     remove_pool,
     remove_team,
 )
+from scheduler.services.removed_rows import (
+    reject_if_pool_removed,
+    reject_if_removed,
+    reject_if_team_removed,
+)
 from scheduler.services.reservation_checks import (
     check_change,
     check_window,
@@ -122,6 +127,9 @@ __all__ = [
     "remove_team",
     "lock_reservation",
     "rebind_reservation",
+    "reject_if_pool_removed",
+    "reject_if_removed",
+    "reject_if_team_removed",
     "first_never_met",
     "impossible_start",
     "impossible_start_of",

@@ -81,19 +81,20 @@ def redeem_join_token(
     ``join_token_expired``, ``join_token_of_another_host``, or ``join_key_not_proven`` if the token was not
     signed with the private key of ``public_key``.
     """
-    row = JoinToken.objects.select_related("host").filter(token_hash=_hash(token)).first()
+    row = JoinToken.objects.filter(token_hash=_hash(token)).first()
     if row is None:
         raise OperationRejected("join_token_unknown")
-    if row.host.removed_at is not None:
-        raise OperationRejected("host_is_removed", (("host", row.host.name),))
-    if row.host.name != host_name:
+    host = locks.hosts([row.host_id])[row.host_id]
+    row.refresh_from_db()  # under the lock: the token may have been revoked, or the host removed
+    if host.removed_at is not None:
+        raise OperationRejected("host_is_removed", (("host", host.name),))
+    if host.name != host_name:
         raise OperationRejected("join_token_of_another_host", (("host", host_name),))
     if row.expires_at <= now:
         raise OperationRejected("join_token_expired", (("expired_at", row.expires_at.isoformat()),))
     if public_key and not _is_signed(public_key, signature, f"gpupool join {host_name} {token}"):
         raise OperationRejected("join_key_not_proven")
     is_first = bool(JoinToken.objects.filter(pk=row.pk, used_at__isnull=True).update(used_at=now))
-    host = locks.hosts([row.host_id])[row.host_id]
     if not is_first and not _join_answer_was_lost(host, instance, public_key):
         raise OperationRejected("join_token_spent")
     if instance != host.agent_instance:  # the new agent must not start the earlier agent's runs

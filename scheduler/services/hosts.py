@@ -25,6 +25,7 @@ from scheduler.models import (
     Workload,
 )
 from scheduler.runs import commands
+from scheduler.services.removed_rows import reject_if_pool_removed
 from scheduler.state import nudge
 from scheduler.state.states import TRANSITIONS, AdminState, RepairState, RunState, WorkloadState, change_state
 
@@ -33,8 +34,12 @@ MAX_REASON_LENGTH = 300  # characters, of a host's state_reason
 
 @transaction.atomic
 def add_host(*, pool: Pool, name: str, now: datetime, labels: Mapping[str, str] | None = None) -> Host:
-    """Add a host; it joins when its agent connects. Raises IntegrityError if the name is taken."""
+    """Add a host; it joins when its agent connects.
+
+    Raises IntegrityError if the name is taken, and OperationRejected ``pool_is_removed``.
+    """
     host = Host.objects.create(pool=pool, name=name, labels=dict(labels or {}), created_at=now)
+    reject_if_pool_removed(pool)
     record_host_change(host, "added", now)
     return host
 
@@ -168,9 +173,10 @@ def set_maintenance(
     """Announce a window. Nothing is placed that would overlap it, and the host's work is drained before its
     start.
 
-    Raises OperationRejected as ``check_maintenance``.
+    Raises OperationRejected ``host_is_removed``, and as ``check_maintenance``.
     """
-    locks.hosts([host.pk])
+    if locks.hosts([host.pk])[host.pk].removed_at is not None:
+        raise OperationRejected("host_is_removed", (("host", host.name),))
     check_maintenance(host, start=start, end=end)
     window = MaintenanceWindow.objects.create(host=host, start=start, end=end, reason=reason, created_at=now)
     nudge.engine()

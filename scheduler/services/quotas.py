@@ -12,6 +12,7 @@ from scheduler.coordination import locks
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR, SLOTS_PER_GPU
 from scheduler.models import Gpu, Pool, Quota, Team
 from scheduler.services import quota_hours
+from scheduler.services.removed_rows import reject_if_pool_removed, reject_if_team_removed
 from scheduler.state import nudge
 
 
@@ -59,9 +60,11 @@ def change_quota(
     ``gpu_hours``: GPU-hours that the guarantee covers in a ``period``; None for no limit. When they are used
     up, ``when_used_up`` decides whether the team's new work may still borrow or may not start. Returns False,
     and changes nothing, if all guarantees together would exceed the pool (``guarantee_capacity`` has the
-    numbers).
+    numbers). Raises OperationRejected ``pool_is_removed`` or ``team_is_removed``.
     """
     locks.pools([pool.pk])
+    reject_if_pool_removed(pool)
+    reject_if_team_removed(team)
     if guaranteed_slots > guarantee_capacity(pool=pool, model=model, team=team).most:
         return False
     quota, _ = Quota.objects.update_or_create(

@@ -8,6 +8,7 @@ under its locks.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 
 from django.db import transaction
@@ -17,6 +18,8 @@ from django.db.models import Q, QuerySet
 from scheduler.coordination import locks
 from scheduler.core.reasons import ReasonNumbers
 from scheduler.core.rejection import OperationRejected
+from scheduler.core.what_if import drain
+from scheduler.cycle import core_values, snapshot
 from scheduler.models import (
     Command,
     Gpu,
@@ -31,7 +34,6 @@ from scheduler.models import (
     Unit,
     Workload,
 )
-from scheduler.reads import explanations
 from scheduler.services.host_credentials import revoke_credential
 from scheduler.services.hosts import record_host_change
 from scheduler.state import nudge
@@ -89,14 +91,6 @@ def check_host_move(host: Host, pool: Pool, now: datetime) -> None:
     ``check_host_removal``. The code is ``host_is_reserved`` if a coming reservation could not be kept without
     the host.
     """
-    _check_host_move(host, pool, now)
-    broken = explanations.drain_effect(host, now).broken_reservations
-    reservations = Reservation.objects.filter(pk__in=broken).order_by("start", "pk")
-    if needed := _names("reservations", reservations):
-        raise OperationRejected("host_is_reserved", (("host", host.name), *needed))
-
-
-def _check_host_move(host: Host, pool: Pool, now: datetime) -> None:
     check_host_removal(host)
     if host.pool_id == pool.pk:
         raise OperationRejected("host_is_in_pool", (("host", host.name), ("pool", pool.name)))
@@ -107,6 +101,21 @@ def _check_host_move(host: Host, pool: Pool, now: datetime) -> None:
     gpus = {index for rows in (changing, diagnosed) for index in rows.values_list("gpu__index", flat=True)}
     if gpus:
         raise OperationRejected("host_is_in_repair", (("host", host.name), ("gpus", sorted(gpus))))
+    broken = Reservation.objects.filter(pk__in=_reservations_broken_without(host, now))
+    if needed := _names("reservations", broken.order_by("start", "pk")):
+        raise OperationRejected("host_is_reserved", (("host", host.name), *needed))
+
+
+def _reservations_broken_without(host: Host, now: datetime) -> tuple[int, ...]:
+    """Return the reservations that the host's pool can keep with the host in service, but not without it."""
+    taken = snapshot.take_snapshot([host.pool_id], now)
+    hosts = (
+        replace(row, schedulable=True, closed_code="") if row.id == host.pk else row for row in taken.hosts
+    )
+    units = {unit.id for unit in taken.units if unit.host == host.pk}
+    return drain.reservations_broken_without(
+        replace(taken, hosts=tuple(hosts)), host.pool_id, units, core_values.epoch_seconds(now)
+    )
 
 
 def check_pool_removal(pool: Pool, now: datetime) -> None:
@@ -189,12 +198,13 @@ def move_host(host: Host, pool: Pool, *, reason: str, now: datetime) -> None:
     Its GPUs get new rows in that pool, so that their earlier usage and charges stay with the earlier pool.
     Raises OperationRejected as ``check_host_move``.
     """
-    check_host_move(host, pool, now)
     locked = locks.pools([host.pool_id, pool.pk])
     fresh = locks.hosts([host.pk])[host.pk]
     if locked[pool.pk].removed_at is not None:
         raise OperationRejected("pool_is_removed", (("pool", pool.name),))
-    _check_host_move(fresh, pool, now)
+    if fresh.pool_id != host.pool_id:  # moved meanwhile to a pool that is not locked here
+        raise OperationRejected("host_is_in_pool", (("host", fresh.name), ("pool", fresh.pool.name)))
+    check_host_move(fresh, pool, now)
     Host.objects.filter(pk=fresh.pk).update(pool=pool)
     fresh.pool = host.pool = pool
     _move_gpus(fresh, now)
@@ -206,7 +216,7 @@ def move_host(host: Host, pool: Pool, *, reason: str, now: datetime) -> None:
 @transaction.atomic
 def remove_pool(pool: Pool, *, now: datetime) -> None:
     """Remove a pool; its quotas end. Raises OperationRejected as ``check_pool_removal``."""
-    fresh = locks.pool_and_references(pool.pk)
+    fresh = locks.pool_for_removal(pool.pk)
     check_pool_removal(fresh, now)
     Quota.objects.filter(pool=fresh).update(removed_at=now)
     Pool.objects.filter(pk=fresh.pk).update(removed_at=now)
@@ -219,9 +229,9 @@ def remove_team(team: Team, *, now: datetime) -> None:
     """Remove a team: its projects close and its quotas end. Raises OperationRejected as
     ``check_team_removal``.
     """
-    # Confirming a reservation locks its pool; queueing a workload locks its team.
+    # Confirming a reservation locks its pool, then the team.
     locks.pools(Pool.objects.values_list("pk", flat=True))
-    fresh = locks.team(team.pk)
+    fresh = locks.team_for_removal(team.pk)
     check_team_removal(fresh, now)
     Quota.objects.filter(team=fresh).update(removed_at=now)
     Project.objects.filter(team=fresh).update(active=False)

@@ -1,19 +1,28 @@
-"""Reject new work and reservations of a removed pool or team."""
+"""Reject new rows of a removed pool or team, such as workloads, reservations, hosts and requests.
+
+Call these functions in the transaction that adds the row: they prevent the removal until its end.
+"""
 
 from __future__ import annotations
 
-from django.db.models import Exists
-
+from scheduler.coordination import locks
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Project, Team
 
 
 def reject_if_removed(pool: Pool, project: Project) -> None:
-    """Raise OperationRejected ``pool_or_team_is_removed`` if the pool or the project's team was removed
-    meanwhile.
-
-    Call it under a lock that the removal takes, or after an insert that refers to the pool.
-    """
-    teams = Team.objects.filter(Exists(Pool.objects.filter(pk=pool.pk)), pk=project.team_id)
-    if not teams.exists():
+    """Raise OperationRejected ``pool_or_team_is_removed`` if the pool or the project's team is removed."""
+    if not (locks.prevent_removal(project.team) and locks.prevent_removal(pool)):
         raise OperationRejected("pool_or_team_is_removed", (("pool", pool.name), ("team", project.team.name)))
+
+
+def reject_if_pool_removed(pool: Pool) -> None:
+    """Raise OperationRejected ``pool_is_removed`` if the pool is removed."""
+    if not locks.prevent_removal(pool):
+        raise OperationRejected("pool_is_removed", (("pool", pool.name),))
+
+
+def reject_if_team_removed(team: Team) -> None:
+    """Raise OperationRejected ``team_is_removed`` if the team is removed."""
+    if not locks.prevent_removal(team):
+        raise OperationRejected("team_is_removed", (("team", team.name),))

@@ -9,6 +9,7 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from scheduler import services
+from scheduler.coordination import locks
 from scheduler.core.rejection import OperationRejected
 from scheduler.cycle import engine, snapshot
 from scheduler.models import (
@@ -133,6 +134,36 @@ def test_a_removed_hosts_agent_is_rejected_permanently_with_the_reason(world: Wo
     assert AGENT_REJECTIONS[refusal.code]
 
 
+def test_no_agent_joins_as_a_host_that_is_removed_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = services.issue_join_token(world.hosts["alpha"], now=world.now)
+    real = locks.hosts
+
+    def remove_then_lock(ids: list[int]) -> dict[int, Host]:
+        monkeypatch.setattr(locks, "hosts", real)
+        services.remove_host(world.hosts["alpha"], reason="scrapped", now=world.now)
+        return locks.hosts(ids)
+
+    monkeypatch.setattr(locks, "hosts", remove_then_lock)
+    refused = rejection(
+        services.redeem_join_token,
+        token=token,
+        host_name="alpha",
+        instance="new",
+        boot_id="b",
+        now=world.now,
+    )
+    assert refused.code == "host_is_removed"
+
+
+def test_a_removed_host_gets_no_maintenance_window(world: World) -> None:
+    host = Host.objects.get(name="alpha")
+    services.remove_host(world.hosts["alpha"], reason="scrapped", now=world.now)
+    window = {"start": world.now + HOUR, "end": world.now + 2 * HOUR, "reason": "fans", "now": world.now}
+    assert rejection(services.set_maintenance, host, **window).code == "host_is_removed"
+
+
 def test_the_name_of_a_removed_host_can_be_used_again_and_its_gpus_get_new_rows(world: World) -> None:
     old = world.hosts["alpha"]
     inventory = FakeAgent.of(old).inventory
@@ -255,6 +286,15 @@ def test_a_host_is_not_moved_if_a_reservation_needs_it(world: World) -> None:
     assert (refused.code, refused.numbers["reservations"]) == ("host_has_reserved_units", ["course"])
     services.move_host(world.hosts["gamma"], world.static, reason="", now=world.now + HOUR + SECOND)
     assert Host.objects.get(name="gamma").pool == world.static
+
+
+def test_a_cordoned_host_is_not_moved_if_a_reservation_needs_it_back(world: World) -> None:
+    coming = confirm(
+        world, 8, world.now + 5 * HOUR, world.now + 6 * HOUR, hosts=2, may_exceed_guarantee=True, name="exam"
+    )
+    services.cordon_host(world.hosts["alpha"], reason="fans", now=world.now)
+    refused = rejection(services.move_host, world.hosts["alpha"], world.static, reason="", now=world.now)
+    assert (refused.code, refused.numbers["reservations"]) == ("host_is_reserved", [coming.name])
 
 
 def test_used_gpu_hours_stay_with_the_pool_that_a_host_has_left(world: World) -> None:

@@ -251,3 +251,4 @@ def _add_member(submission: Submission, payload: dict[str, Any], now: datetime) 
         defaults={"role": role},
         create_defaults={"role": role, "created_at": now},
     )
+    scheduling.reject_if_team_removed(submission.team)

@@ -12,6 +12,7 @@ from portal.hardware_request import check_pool, gpu_models_of_pool
 from portal.input_checks import InputChecks
 from portal.models import Membership, Submission, User
 from portal.services import audit
+from scheduler import services as scheduling
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Quota, Team
@@ -122,13 +123,18 @@ def request_membership(
 def create_unique_submission(otherwise: OperationRejected, **columns: Any) -> Submission:
     """Create a submission if no equal submission is waiting.
 
-    Raises ``otherwise`` if the database's unique constraint rejects it.
+    Raises ``otherwise`` if the database's unique constraint rejects it, and OperationRejected if the team or
+    the pool was removed. Call it inside a transaction.
     """
     try:
         with transaction.atomic():
-            return Submission.objects.create(**columns)
+            submission = Submission.objects.create(**columns)
     except IntegrityError:
         raise otherwise from None
+    scheduling.reject_if_team_removed(submission.team)
+    if submission.pool is not None:
+        scheduling.reject_if_pool_removed(submission.pool)
+    return submission
 
 
 def check_quota_gpus(checks: InputChecks, guaranteed_gpus: Any, borrow_limit_gpus: Any) -> None:

@@ -156,6 +156,7 @@ def submit_for_approval(
             state=SubmissionState.WAITING,
             created_at=now,
         )
+        scheduling.reject_if_removed(request.pool, request.project)
         audit.record(
             actor=actor,
             via=via,

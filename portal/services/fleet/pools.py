@@ -11,6 +11,7 @@ from portal.input_checks import InputChecks, unique_slug
 from portal.models import User
 from portal.services import audit
 from portal.wording.problems import administration_problems
+from scheduler import services as scheduling
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import PoolKind
 from scheduler.core.rejection import OperationRejected
@@ -79,6 +80,8 @@ def create_pool(
                 created_at=now,
                 **clean,
             )
+            if team is not None:
+                scheduling.reject_if_team_removed(team)
             audit.record(
                 actor=actor,
                 via=via,

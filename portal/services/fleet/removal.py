@@ -114,8 +114,9 @@ def remove_pool(*, actor: User, pool: Pool, now: datetime, why: str = "", via: s
     why = checked_reason(why)
     with transaction.atomic():
         effect = preview_pool_removal(actor=actor, pool=pool, now=now)
+        authors = withdraw_submissions(pool=pool)
         scheduling.remove_pool(pool, now=now)
-        withdraw_submissions(effect.submissions)
+        authors |= withdraw_submissions(pool=pool)
         audit.record(
             actor=actor,
             via=via,
@@ -125,7 +126,7 @@ def remove_pool(*, actor: User, pool: Pool, now: datetime, why: str = "", via: s
             before={
                 **audit.audited_fields(pool, "name", "kind"),
                 "teams": sorted({quota.team.slug for quota in effect.quotas}),
-                "authors": sorted({row.author.username for row in effect.submissions}),
+                "authors": sorted(authors),
             },
             why=why,
         )

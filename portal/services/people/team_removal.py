@@ -47,9 +47,10 @@ def remove_team(*, actor: User, team: Team, now: datetime, why: str = "", via: s
     why = checked_reason(why)
     with transaction.atomic():
         effect = preview_team_removal(actor=actor, team=team, now=now)
+        authors = withdraw_submissions(team=team)
         scheduling.remove_team(team, now=now)
+        authors |= withdraw_submissions(team=team)
         Membership.objects.filter(team=team).delete()
-        withdraw_submissions(effect.submissions)
         publish_rights_changed()
         audit.record(
             actor=actor,
@@ -61,7 +62,7 @@ def remove_team(*, actor: User, team: Team, now: datetime, why: str = "", via: s
                 **audit.audited_fields(team, "name", "slug"),
                 "members": effect.members,
                 "projects": effect.projects,
-                "authors": sorted({row.author.username for row in effect.submissions}),
+                "authors": sorted(authors),
             },
             why=why,
         )

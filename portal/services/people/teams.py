@@ -11,6 +11,7 @@ from portal.input_checks import InputChecks, unique_slug
 from portal.models import Membership, User
 from portal.redis_state.access_revocation import publish_rights_changed
 from portal.services import audit
+from scheduler import services as scheduling
 from scheduler.core.model.snapshot import Priority
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Project, Team
@@ -112,6 +113,7 @@ def create_project(*, actor: User, team: Team, name: str, now: datetime, via: st
     try:
         with transaction.atomic():
             project = Project.objects.create(team=team, slug=slug, name=name, created_at=now)
+            scheduling.reject_if_team_removed(team)
             audit.record(
                 actor=actor,
                 via=via,
@@ -154,7 +156,10 @@ def set_project_active(
 def add_member(
     *, actor: User, team: Team, user: User, now: datetime, role: str = "member", via: str = "web"
 ) -> Membership:
-    """Add a person to a team, or change the role of a member. Raises Invalid, NotAllowed."""
+    """Add a person to a team, or change the role of a member.
+
+    Raises Invalid, NotAllowed, and OperationRejected if the team was removed.
+    """
     policy.require(actor, "team.change", team)
     checks = InputChecks()
     role = checks.choice("role", role, Membership.Role.values)
@@ -165,6 +170,7 @@ def add_member(
         membership, _ = Membership.objects.update_or_create(
             team=team, user=user, defaults={"role": role}, create_defaults={"role": role, "created_at": now}
         )
+        scheduling.reject_if_team_removed(team)
         audit.record(
             actor=actor,
             via=via,

@@ -18,6 +18,7 @@ from portal.services.fleet import hosts, pools, removal
 from portal.services.people import team_removal, teams
 from portal.services.work import templates
 from portal.wording import notice_texts
+from scheduler import services as scheduling
 from scheduler.models import Host, Pool, Quota, Reservation, Team, Workload
 from tests.portal.rejections import rejected
 from tests.scheduler.test_job_lifecycle import job
@@ -176,6 +177,52 @@ def test_a_removed_team_loses_members_and_projects_and_keeps_its_history(world: 
     assert "Robotics" in notice_texts.notice_sentence("team_removed", notices[0].numbers)
     with rejected("a removed team had that name"):
         teams.create_team(actor=world.operator, name="Robotics", now=world.now)
+
+
+@pytest.mark.parametrize("kind", ["project", "member", "pool", "membership", "quota request", "quota"])
+def test_nothing_is_added_to_a_team_that_was_removed_meanwhile(world: World, kind: str) -> None:
+    team, operator, now = world.robotics.team, world.operator, world.now
+    team_removal.remove_team(actor=operator, team=Team.objects.get(pk=team.pk), now=now)
+    with rejected("Robotics is removed already") as refused:
+        if kind == "project":
+            teams.create_project(actor=operator, team=team, name="late", now=now)
+        elif kind == "member":
+            teams.add_member(actor=operator, team=team, user=world.stranger, now=now)
+        elif kind == "pool":
+            pools.create_pool(actor=operator, name="Late", kind="static", team=team, now=now)
+        elif kind == "membership":
+            submissions.request_membership(actor=world.stranger, team=team, now=now)
+        elif kind == "quota request":
+            submissions.request_quota_change(
+                actor=operator, team=team, pool=world.shared, model=A100, guaranteed_gpus=1, now=now
+            )
+        else:
+            scheduling.change_quota(
+                team=team,
+                pool=world.shared,
+                model=A100,
+                guaranteed_slots=0,
+                borrow_limit_slots=None,
+                now=now,
+            )
+    assert refused.value.code == "team_is_removed"
+
+
+def test_nothing_is_added_to_a_pool_that_was_removed_meanwhile(world: World) -> None:
+    stale = Pool.objects.get(pk=world.shared.pk)
+    removal.remove_pool(actor=world.operator, pool=empty_shared_pool(world), now=world.now)
+    with rejected("Shared is removed already"):
+        hosts.add_host(actor=world.operator, pool=stale, name="late", now=world.now)
+    with rejected("Shared is removed already"):
+        scheduling.change_quota(
+            team=world.vision.team,
+            pool=stale,
+            model=A100,
+            guaranteed_slots=0,
+            borrow_limit_slots=None,
+            now=world.now,
+        )
+    assert not Host.objects.filter(name="late").exists()
 
 
 def test_a_template_is_deleted_with_a_reason(world: World) -> None:
