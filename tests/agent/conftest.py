@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -16,15 +17,19 @@ from pathlib import Path
 import pytest
 
 from agent.host import processes
+from agent.host.clock import boottime
 from agent.host.durable_files import read_json
 from agent.isolation.cgroups import Cgroups
 from agent.isolation.workload_network import NETNS_FOLDER, network_key
 from agent.protocol import RunWanted
+from agent.shim import supervisor
+from tests.agent.counted_agent import read_count
 from tests.agent.fake_edge import TOKEN, FakeEdge
 from tests.agent.preloaded_agent import PreloadedAgent, has_its_first_environment, start_preloaded_agent
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = [sys.executable, "-m", "agent"]
+COUNTED_PROGRAM = [sys.executable, "-m", "tests.agent.counted_agent"]
 
 
 @dataclass
@@ -37,6 +42,7 @@ class AgentProcess:
     more: list[str] = field(default_factory=list)
     program: list[str] = field(default_factory=lambda: list(PROGRAM))
     cwd: Path = ROOT
+    constants: dict[str, float] = field(default_factory=dict)  # intervals of the agent that the test changes
     process: asyncio.subprocess.Process | PreloadedAgent | None = None
 
     async def start(self, *, joined: bool = True) -> None:
@@ -50,8 +56,12 @@ class AgentProcess:
             *("--locks", str(self.state / "locks")),
             *("--launcher", self.launcher, "--sample-seconds", "0.3", *self.more),
         ]
-        if self.program == PROGRAM and self.cwd == ROOT and has_its_first_environment():
-            self.process = start_preloaded_agent(arguments)
+        if self.program == PROGRAM and self.cwd == ROOT:
+            if has_its_first_environment():
+                self.process = start_preloaded_agent(arguments, self.counts, self.constants)
+            else:
+                program = [*COUNTED_PROGRAM, str(self.counts), json.dumps(self.constants)]
+                self.process = await asyncio.create_subprocess_exec(*program, *arguments, cwd=ROOT)
         else:
             self.process = await asyncio.create_subprocess_exec(*self.program, *arguments, cwd=self.cwd)
         if joined:
@@ -60,6 +70,32 @@ class AgentProcess:
     def send(self, number: int) -> None:
         assert self.process is not None
         self.process.send_signal(number)
+
+    @property
+    def counts(self) -> Path:
+        """Return the folder of the counts of this agent's steps. A restarted agent continues its counts."""
+        return self.state.with_name(f"{self.state.name}-counts")
+
+    def count(self, step: str) -> int:
+        """Return how often the agent has done the step, one of `counted_agent.STEPS`."""
+        return read_count(self.counts, step)
+
+    async def after_steps(self, step: str, times: int) -> None:
+        """Wait until the agent has begun and ended the step so many times.
+
+        Proves that the agent had the opportunity to do something wrong, also on a slow machine.
+        """
+        first = self.count(step)  # the step that runs now does not count
+        await self.edge.until(lambda: self.count(step) > first + times)
+
+    async def outlive_lease(self, run: str) -> None:
+        """Wait until the present lease of the run has expired and its shim has looked at it since.
+
+        Proves that the agent renewed the lease if the run continues.
+        """
+        lease = float((self.state / "runs" / run / "lease").read_text())
+        await self.edge.until(lambda: boottime() > lease + 2 * supervisor.TICK_SECONDS)
+        await self.after_steps("shim_poll", 1)
 
     async def kill(self) -> None:
         """Send SIGKILL and wait for the exit."""
@@ -154,9 +190,13 @@ async def make_agent(edge: FakeEdge, tmp_path: Path) -> AsyncIterator[MakeAgent]
     made: list[AgentProcess] = []
 
     async def make(
-        *more: str, launcher: str = "plain", state: str = "state", joined: bool = True
+        *more: str,
+        launcher: str = "plain",
+        state: str = "state",
+        joined: bool = True,
+        constants: dict[str, float] | None = None,
     ) -> AgentProcess:
-        agent = AgentProcess(edge, tmp_path / state, launcher, list(more))
+        agent = AgentProcess(edge, tmp_path / state, launcher, list(more), constants=constants or {})
         made.append(agent)
         await agent.start(joined=joined)
         return agent

@@ -165,6 +165,11 @@ class FakeEdge:
                 raise AssertionError(f"did not happen in {seconds} s; last: {self.observed[-1:]}")
             await asyncio.sleep(0.02)
 
+    async def after_reports(self, count: int) -> None:
+        """Wait until agents have sent so many more reports and each of these was answered."""
+        heard = len(self.observed)
+        await self.until(lambda: len(self.observed) > heard + count)
+
     async def until_state(self, run: str, state: str, seconds: float = PATIENCE_SECONDS) -> RunSeen:
         """Wait until the agent reports the run in this state."""
 

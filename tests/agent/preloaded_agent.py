@@ -1,8 +1,8 @@
 """Start agents from a preloaded process, so that a start needs a fork and no imports.
 
-Run as a program, this file is the preloaded process, which has already imported the agent and imports no test
-code. ``start_preloaded_agent`` starts an agent with the arguments and the output of the caller, like
-``python -m agent``.
+Run as a program, this file is the preloaded process, which has already imported the agent and, of the tests,
+only the counters of its steps. ``start_preloaded_agent`` starts an agent with the arguments and the output of
+the caller, like ``python -m tests.agent.counted_agent``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGE_BYTES = 1 << 20
@@ -78,12 +79,23 @@ def has_its_first_environment() -> bool:
     return {name: value for name, value in os.environ.items() if name != SET_BY_PYTEST} == ENVIRONMENT
 
 
-def start_preloaded_agent(arguments: Sequence[str]) -> PreloadedAgent:
-    """Start ``python -m agent ARGUMENTS`` in the checkout, with this process's output."""
+def start_preloaded_agent(
+    arguments: Sequence[str], counts: Path | None = None, constants: Mapping[str, float] | None = None
+) -> PreloadedAgent:
+    """Start ``python -m agent ARGUMENTS`` in the checkout, with this process's output.
+
+    Count its steps in the folder `counts` if that is given, and replace `constants` of its modules.
+    """
     connection = _preloaded_process()
     pid_pipe, pid_end = os.pipe()
     status_pipe, status_end = os.pipe()
-    request = json.dumps(list(arguments)).encode()
+    request = json.dumps(
+        {
+            "arguments": list(arguments),
+            "counts": str(counts) if counts else "",
+            "constants": dict(constants or {}),
+        }
+    ).encode()
     rights = array.array("i", [0, 1, 2, pid_end, status_end])
     try:
         connection.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
@@ -117,10 +129,10 @@ def _preloaded_process() -> socket.socket:
     return ours
 
 
-def _serve(connection: socket.socket) -> list[str] | None:
+def _serve(connection: socket.socket) -> dict[str, Any] | None:
     """Fork an agent for each request.
 
-    Returns the agent's arguments in each forked process. Returns None after the test process has ended.
+    Returns the request in each forked process. Returns None after the test process has ended.
     """
     running: dict[int, int] = {}
     wake, child_ended = os.pipe()
@@ -157,30 +169,35 @@ def _report_ended(running: dict[int, int]) -> None:
             os.close(status_end)
 
 
-def _become_agent(request: bytes, standard: Sequence[int]) -> list[str]:
-    """Give this forked process the state of a new process. Return the arguments of the agent."""
+def _become_agent(request: bytes, standard: Sequence[int]) -> dict[str, Any]:
+    """Give this forked process the state of a new process. Return the request."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for target, source in enumerate(standard):
         os.dup2(source, target)
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
-    arguments: list[str] = json.loads(request)
-    return arguments
+    wanted: dict[str, Any] = json.loads(request)
+    return wanted
 
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the test process
     sys.path[0] = str(ROOT)
     import agent.cli
+    from tests.agent import counted_agent
 
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as connection:
-        arguments = _serve(connection)
-        if arguments is None:
+        request = _serve(connection)
+        if request is None:
             return 0
         connection.detach()
+    if request["counts"]:
+        counted_agent.count_steps(Path(request["counts"]))
+    counted_agent.set_constants(request["constants"])
+    arguments = request["arguments"]
     sys.argv = [str(ROOT / "agent" / "__main__.py"), *arguments]
     return agent.cli.main(arguments)
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from agent import cli_arguments
+from agent.diagnostics import runner
 from agent.diagnostics.dcgm import parse_dcgm_results
 from agent.diagnostics.ptx_kernels import PTX_MODULE
 from agent.diagnostics.runner import DiagnosticRunner
@@ -28,6 +27,7 @@ from agent.host.state import StateFolder
 from agent.protocol import DiagnosticSeen, DiagnosticWanted, GpuSeen, UnitSeen
 from tests.agent.conftest import MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
+from tests.waiting import until
 
 SOURCE = Path(__file__).with_name("fake_cuda.c")
 WHOLE = GpuSeen(0, "GPU-0", "H100-80GB", 81559, units=[UnitSeen("GPU-0", "", 0, 840, 81559)])
@@ -109,21 +109,17 @@ async def wait_for_end(
 
     `of` is needed if an earlier diagnostic may still be listed.
     """
-    until = time.monotonic() + within
-    while time.monotonic() < until:
+
+    def ended() -> list[DiagnosticSeen]:
         seen = [item for item in diagnostics.seen() if of in ("", item.diagnostic)]
-        if seen and seen[0].state in ("passed", "failed", "stopped"):
-            return seen[0]
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"the diagnostic did not end: {diagnostics.seen()}")
+        return [item for item in seen[:1] if item.state in ("passed", "failed", "stopped")]
+
+    await until(ended, within)
+    return ended()[0]
 
 
 async def wait_until_running(diagnostics: DiagnosticRunner) -> None:
-    for _ in range(200):
-        if diagnostics.seen() and diagnostics.seen()[0].state == "running":
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError("the diagnostic did not start")
+    await until(lambda: diagnostics.seen() and diagnostics.seen()[0].state == "running")
 
 
 async def test_a_healthy_gpu_passes_and_its_numbers_are_reported(
@@ -212,7 +208,10 @@ async def test_a_gpu_whose_driver_asks_for_a_reset_fails(
 
 
 async def test_a_diagnostic_holds_the_gpus_lock_and_yields_to_workloads(
-    make_runner: Callable[..., DiagnosticRunner], faults: Path, tmp_path: Path
+    make_runner: Callable[..., DiagnosticRunner],
+    faults: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     faults.write_text("hang check")  # the diagnostic takes longer than the test
     diagnostics = make_runner()
@@ -220,9 +219,11 @@ async def test_a_diagnostic_holds_the_gpus_lock_and_yields_to_workloads(
     await wait_until_running(diagnostics)
     with pytest.raises(gpu_locks.SlotsLocked):
         gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim("GPU-0", 0, 840)])
-    diagnostics.yield_gpus(["GPU-other"])
-    await asyncio.sleep(0.2)
-    assert diagnostics.seen()[0].state == "running"
+    stopped: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_send_signal", lambda pid, number: stopped.append(pid))
+        diagnostics.yield_gpus(["GPU-other"])
+        assert stopped == []
     diagnostics.yield_gpus(["GPU-0"])
     faults.unlink()  # the fault is removed, but the process has already stopped
     seen = await wait_for_end(diagnostics)
@@ -231,12 +232,23 @@ async def test_a_diagnostic_holds_the_gpus_lock_and_yields_to_workloads(
 
 
 async def test_a_diagnostic_waits_for_the_end_of_a_workload(
-    make_runner: Callable[..., DiagnosticRunner], faults: Path, tmp_path: Path
+    make_runner: Callable[..., DiagnosticRunner],
+    faults: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     held = gpu_locks.lock_slots(tmp_path / "locks", [SlotClaim("GPU-0", 0, 120)])
+    tries: list[Path] = []
+    lock_slots = gpu_locks.lock_slots
+
+    def try_to_lock(folder: Path, claims: list[SlotClaim]) -> gpu_locks.HeldLocks:
+        tries.append(folder)
+        return lock_slots(folder, claims)
+
+    monkeypatch.setattr(gpu_locks, "lock_slots", try_to_lock)
     diagnostics = make_runner()
     diagnostics.want([wanted()])
-    await asyncio.sleep(0.5)
+    await until(lambda: len(tries) >= 4)
     assert diagnostics.seen()[0].state == "wanted"
     held.close()
     assert (await wait_for_end(diagnostics)).state == "passed"

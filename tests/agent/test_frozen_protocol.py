@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import types
@@ -143,6 +142,6 @@ async def test_an_agent_ignores_a_server_of_another_version_and_keeps_its_jobs(
     for socket in list(edge.sync_sockets):
         await socket.send_str(text)
     await edge.until(lambda: not edge.sync_sockets)  # the agent disconnects and retries much later
-    await asyncio.sleep(1)
+    await agent.after_steps("shim_poll", 5)
     assert len(edge.observed) <= heard + 1
     assert json.loads((agent.state / "runs" / "run-1" / "order.json").read_text()) == {}

@@ -52,9 +52,16 @@ async def disk(tmp_path: Path) -> AsyncIterator[Path]:
     await _run("umount", "-l", str(place))
 
 
+QUICK_CHECKS = {
+    "agent.runs.disk_pressure.DISK_CHECK_SECONDS": 0.1,
+    "agent.runs.disk_pressure.SETTLE_SECONDS": 0.5,
+}
+CHECKS_PER_SETTLING = 8  # more than SETTLE_SECONDS / DISK_CHECK_SECONDS
+
+
 @pytest.fixture
 async def agent(disk: Path, make_agent: MakeAgent) -> AgentProcess:
-    return await make_agent(state="disk/state")
+    return await make_agent(state="disk/state", constants=QUICK_CHECKS)
 
 
 async def _run(*command: str) -> None:
@@ -89,7 +96,7 @@ async def start_running(edge: FakeEdge, command: str, generation: int = 1, **fie
 async def test_a_full_disk_rejects_new_work_and_ends_no_running_workload(
     edge: FakeEdge, make_agent: MakeAgent, disk: Path
 ) -> None:
-    edge.lease_seconds = 6.0
+    edge.lease_seconds = 4.0
     agent = await make_agent(state="disk/state")
     run = await start_running(edge, "echo begun; while :; do echo more; sleep 0.05; done")
     filler = fill_disk(disk)
@@ -100,7 +107,7 @@ async def test_a_full_disk_rejects_new_work_and_ends_no_running_workload(
     refused = await edge.until_state("run-2", "ended")
     assert refused.outcome == "start_failed" and "the disk of the host is full" in refused.step
     assert refused.host_full, "a full host does not use up a try of the workload"
-    await asyncio.sleep(13.0)
+    await agent.outlive_lease(run)
     assert (await edge.until_state(run, "running")).outcome == ""
     filler.unlink()
     await edge.until(lambda: not is_full(edge))
@@ -246,7 +253,7 @@ async def test_a_workload_that_fills_the_disk_is_stopped_and_others_continue(
     assert ended.outcome == "out_of_disk" and "its temporary files grew most: " in ended.step, ended
     assert ended.host_full, "the reason must be the low disk, not the limit of the run"
     await edge.until(lambda: not is_full(edge))
-    await asyncio.sleep(2.0)
+    await agent.after_steps("disk_check", 2 * CHECKS_PER_SETTLING)
     assert (await edge.until_state(neighbour, "running")).outcome == ""
     await edge.want(job("exit 0", generation=4))
     assert (await edge.until_state("run-4", "ended")).outcome == "finished"
@@ -264,7 +271,7 @@ async def test_a_workload_with_few_files_is_not_stopped_for_files_of_others(
         ):  # the run uses as many bytes as are missing, but its usage has not grown
             file.write(bytes(1 << 16))
     await edge.until(lambda: is_full(edge))
-    await asyncio.sleep(4.0)
+    await agent.after_steps("disk_check", CHECKS_PER_SETTLING)
     assert (await edge.until_state(run, "running")).outcome == ""
 
 
@@ -276,7 +283,7 @@ async def test_no_run_is_stopped_while_files_of_an_ended_run_are_removed(
     slow.write_text(f'#!/bin/sh\nuntil [ -e {tmp_path}/go ]; do sleep 0.1; done\nexec /bin/rm "$@"\n')
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
-    await make_agent(state="disk/state")
+    agent = await make_agent(state="disk/state", constants=QUICK_CHECKS)
     neighbour = await start_running(
         edge, "dd if=/dev/zero of=$TMPDIR/small bs=1M count=6; echo begun; sleep 300", generation=2
     )
@@ -284,7 +291,7 @@ async def test_no_run_is_stopped_while_files_of_an_ended_run_are_removed(
         edge, "echo begun; dd if=/dev/zero of=$TMPDIR/fill bs=1M count=12; sleep 300", generation=3
     )
     assert (await edge.until_state(run, "ended", 30.0)).outcome == "out_of_disk"
-    await asyncio.sleep(9.0)
+    await agent.after_steps("disk_check", 2 * CHECKS_PER_SETTLING)
     assert list((disk / "state" / "trash").rglob("fill")), (
         "the removed files must still exist for this test to prove anything"
     )

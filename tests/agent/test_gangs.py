@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import socket
 from typing import Any
@@ -31,9 +30,13 @@ async def test_a_member_reports_that_it_is_prepared_and_waits_for_go(
     seen = edge.seen("run-1")
     assert seen is not None and (seen.state, seen.step) == ("starting", "waiting for the other hosts")
     assert not (agent.state / "runs" / "run-1").exists(), "no part of the run is started"
-    level = len(edge.observed)
-    await asyncio.sleep(1.0)
-    assert len(edge.observed) - level < 8, "a waiting member sends no extra reports"
+    edge.poll_seconds = 3000.0  # no report is due
+    received = agent.count("desired")
+    await edge.push()
+    await edge.until(lambda: agent.count("desired") > received)
+    reports = len(edge.observed)
+    await agent.after_steps("shim_poll", 5)
+    assert len(edge.observed) <= reports + 1, "a waiting member sends no extra reports"
     await edge.change("run-1", gang=member(go=True))
     ended = await edge.until_state("run-1", "ended")
     assert ended.outcome == "finished"

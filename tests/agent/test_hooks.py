@@ -5,7 +5,6 @@ The tests cover the environment of the hooks, and the outcome of a run if a hook
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
@@ -261,11 +260,10 @@ async def test_the_epilog_runs_once_if_the_job_ends_without_an_agent(
     await agent.kill()
     agent.more = []  # options of a restarted agent do not change running jobs
     Path(f"{hook_output.path}.go").touch()
-    while not hook_output.lines:
-        await asyncio.sleep(0.05)
+    await edge.until(lambda: hook_output.lines)
     await agent.start()
     assert (await edge.until_state("run-1", "ended")).outcome == "finished"
-    await asyncio.sleep(0.5)
+    await agent.after_steps("shim_poll", 3)
     assert hook_output.lines == ["epilog run-1 finished 0"]
 
 
@@ -289,7 +287,7 @@ async def test_the_epilog_runs_once_after_a_killed_shim(
     assert hook_output.lines == ["epilog run-1 host_lost "], (
         "the epilog runs once, before the end is reported"
     )
-    await asyncio.sleep(0.7)
+    await agent.after_steps("shim_poll", 5)
     assert len(hook_output.lines) == 1
 
 
@@ -323,10 +321,10 @@ async def test_a_prolog_of_a_killed_shim_is_ended_before_the_epilog(
 async def test_a_rejected_run_runs_no_hooks(
     edge: FakeEdge, start_with_hooks: StartWithHooks, hook_output: HookOutput
 ) -> None:
-    await start_with_hooks(prolog=WRITE_OUTCOME, epilog=WRITE_OUTCOME)
+    agent = await start_with_hooks(prolog=WRITE_OUTCOME, epilog=WRITE_OUTCOME)
     await edge.want(job("true", units=["GPU-of-another-host"]))
     assert (await edge.until_state("run-1", "ended")).outcome == "start_failed"
-    await asyncio.sleep(0.3)
+    await agent.after_steps("shim_poll", 3)
     assert hook_output.lines == []
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from agent.host import processes
 from agent.host.clock import boottime
+from agent.host.durable_files import read_json
 from agent.isolation.cgroups import Cgroups
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
@@ -122,14 +123,15 @@ async def test_a_process_whose_first_thread_has_ended_is_killed_with_its_job(
 async def test_a_job_that_ignores_term_is_killed_after_the_grace_period(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    run = await start_running(edge, agent, "trap '' TERM; echo begun; while :; do sleep 1; done")
+    stubborn = "trap '' TERM; echo begun; while :; do sleep 1; done"
+    run = await start_running(edge, agent, stubborn, grace_seconds=3000.0)
     asked = time.monotonic()
     await edge.change(run, verb="stop", code="evicted_for_guarantee", grace_seconds=1.0)
     seen = await edge.until_state(run, "stopping")
     assert seen.outcome == ""
     ended = await edge.until_state(run, "ended")
     assert ended.outcome == "killed_at_grace"
-    assert 1.0 <= time.monotonic() - asked < 10
+    assert time.monotonic() - asked >= 1.0
 
 
 async def test_a_notice_is_a_signal_and_a_file_and_can_be_acknowledged(
@@ -278,7 +280,7 @@ async def test_jobs_survive_a_killed_agent_and_are_adopted(edge: FakeEdge, agent
 async def test_an_end_while_no_agent_runs_is_reported_later(edge: FakeEdge, agent: AgentProcess) -> None:
     run = await start_running(edge, agent, "echo begun; sleep 1; exit 4")
     await agent.kill()
-    await asyncio.sleep(1.5)
+    await edge.until(lambda: read_json(agent.state / "runs" / run / "exit.json"))
     await agent.start()
     ended = await edge.until_state(run, "ended")
     assert (ended.outcome, ended.exit_code) == ("failed", 4)
@@ -394,7 +396,7 @@ async def test_a_run_stopped_before_its_start_is_never_started(edge: FakeEdge, a
     await edge.want(job("touch ~/started", verb="stop", code="cancelled"))
     assert (await edge.until_state("run-1", "ended")).outcome == "cancelled"
     await edge.change("run-1", verb="start")
-    await asyncio.sleep(1.0)
+    await agent.after_steps("desired", 2)
     assert (await edge.until_state("run-1", "ended")).outcome == "cancelled"
     assert not (agent.state / "homes" / "ada" / "started").exists()
 
@@ -439,7 +441,7 @@ async def test_a_second_agent_on_the_same_machine_waits_for_the_same_gpu(
     other = await make_agent("--locks", shared, state="other")
     await edge.want(job("exit 0", generation=2, units=wanted.unit_uuids))
     assert "waiting until" in (await edge.until_state("run-2", "starting")).step
-    await asyncio.sleep(0.6)
+    await other.after_steps("shim_poll", 3)
     assert (await edge.until_state("run-2", "starting")).state == "starting"
     assert other.process is not None
     os.kill(processes.descendants(processes.scan(), agent.shim(run)["pid"])[0].pid, signal.SIGKILL)
@@ -453,7 +455,7 @@ async def test_a_run_missing_from_one_frame_continues_but_a_dropped_run_stops(
     wanted = edge.wanted.pop(run)
     await edge.push()
     await edge.want(wanted)
-    await asyncio.sleep(1.0)
+    await agent.after_steps("desired", 3)
     assert (await edge.until_state(run, "running")).state == "running"
     await edge.drop(run)
     await edge.until(lambda: edge.seen(run) is None or edge.seen(run).state == "ended")  # type: ignore[union-attr]
@@ -467,7 +469,9 @@ async def test_a_lost_connection_stops_no_run_and_the_agent_reconnects(
     run = await start_running(edge, agent, "echo begun; sleep 1; echo later; sleep 300")
     port = int(edge.url.rsplit(":", 1)[1])
     await edge.stop()
-    await asyncio.sleep(1.2)
+    log = agent.state / "runs" / run / "log"
+    await edge.until(lambda: any("later" in path.read_text() for path in log.iterdir()))
+    await agent.after_steps("session", 1)
     await edge.start(port)
     heard = len(edge.observed)
     await edge.until(lambda: len(edge.observed) > heard)

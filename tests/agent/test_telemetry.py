@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from agent.host.durable_files import read_json
-from tests.agent.conftest import ROOT, AgentProcess, MakeAgent, job
+from tests.agent.conftest import COUNTED_PROGRAM, ROOT, AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
 
@@ -98,17 +98,16 @@ async def test_a_server_restored_from_a_backup_still_gets_pending_samples(
 
 
 async def test_samples_taken_without_the_edge_are_sent_later(edge: FakeEdge, agent: AgentProcess) -> None:
+    def sent() -> int:
+        return len({row.ts for batch in edge.batches for row in batch.rows})
+
     await edge.until(lambda: edge.batches)
     port = int(edge.url.rsplit(":", 1)[1])
     await edge.stop()
-    await asyncio.sleep(5.0)
+    await agent.after_steps("sample", 12)
+    taken = agent.count("sample")
     await edge.start(port)
-    heard = len(edge.observed)
-    await edge.until(lambda: len(edge.observed) > heard + 3)
-    times = sorted({row.ts for batch in edge.batches for row in batch.rows})
-    assert max(later - earlier for earlier, later in zip(times, times[1:], strict=False)) < 4, (
-        "samples have no gap"
-    )
+    await edge.until(lambda: sent() >= taken)
     numbers = sorted({batch.sequence for batch in edge.batches})
     assert numbers == list(range(1, len(numbers) + 1))
 
@@ -135,7 +134,7 @@ async def test_a_planted_xid_is_reported_once_and_again_by_the_next_agent(
     event = edge.health[0]
     assert (event.code, event.source, event.event_id) == ("xid:79", "simulated", done.stdout.strip())
     assert event.gpu == edge.observed[-1].inventory.gpus[1].uuid
-    await asyncio.sleep(3 * edge.poll_seconds)  # wait until the edge has answered a later report
+    await edge.after_reports(3)  # the edge has answered a later report
     heard = len(edge.observed)
     for socket in list(edge.sync_sockets):
         await socket.close()
@@ -250,7 +249,7 @@ async def test_a_joined_agent_reports_a_wrong_address_once_and_retries(
     agent.more += ["--edge", other_server]  # the last --edge option takes effect
     lines = await start_with_log(agent, tmp_path / "log", joined=False)
     await lines.until("is not a gpupool edge: it answered 404 to /agent/v1/sync", 1)
-    await asyncio.sleep(3.0)
+    await agent.after_steps("session", 3)
     assert lines.count_lines("is not a gpupool edge") == 1
     assert agent.process is not None and agent.process.returncode is None
 
@@ -279,8 +278,10 @@ async def start_with_log(agent: AgentProcess, path: Path, *, joined: bool = True
     agent.program = [
         "sh",
         "-c",
-        f'exec {shlex.quote(sys.executable)} -m agent "$@" 2>{shlex.quote(str(path))}',
-        "agent",
+        f'exec "$0" "$@" 2>{shlex.quote(str(path))}',
+        *COUNTED_PROGRAM,
+        str(agent.counts),
+        json.dumps(agent.constants),
     ]
     await agent.start(joined=joined)
     return LogFile(path)
@@ -298,7 +299,7 @@ async def test_the_log_reports_start_connection_and_loss_once(
     assert lines.count_lines(up) == 1
     port = int(edge.url.rsplit(":", 1)[1])
     await edge.stop()
-    await asyncio.sleep(4.0)  # long enough for several attempts
+    await agent.after_steps("session", 4)
     assert lines.count_lines("the connection to the edge is lost") == 1
     assert lines.count_lines("agent.server.connection") == 2, lines.path.read_text()
     await edge.start(port)
@@ -309,11 +310,11 @@ async def test_the_log_reports_start_connection_and_loss_once(
 async def test_an_unreachable_edge_is_logged_once_while_joining(edge: FakeEdge, tmp_path: Path) -> None:
     port = int(edge.url.rsplit(":", 1)[1])
     await edge.stop()
-    agent = AgentProcess(edge, tmp_path / "state", "plain")
+    agent = AgentProcess(edge, tmp_path / "state", "plain", constants={"agent.daemon.MAX_RETRY_SECONDS": 0.5})
     try:
         lines = await start_with_log(agent, tmp_path / "log", joined=False)
         await lines.until(f"the edge {edge.url} does not answer", 1)
-        await asyncio.sleep(2.0)
+        await agent.after_steps("join", 3)
         assert lines.count_lines("does not answer") == 1
         await edge.start(port)
         await lines.until(f"connected to {edge.url}", 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +47,7 @@ async def test_an_agent_continues_without_new_threads(
     (group / "pids.max").write_text((group / "pids.current").read_text())
     for generation in range(2, 6):
         await edge.want(job("exit 0", generation=generation))
-    await asyncio.sleep(6.0)
+    await agent.outlive_lease("first")
     assert agent.process.returncode is None
     assert (await edge.until_state("first", "running")).outcome == "", "its lease was renewed"
     (group / "pids.max").write_text("max")
