@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shlex
 from pathlib import Path
@@ -16,7 +15,6 @@ from tests.conftest import EXAMPLES
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples"
 PYTHON = EXAMPLES / "bin" / "python"
-BEFORE_NOTICE_SECONDS = 0.4
 SLOW = "0.1"  # seconds added to each step
 # One thread, because the number of threads changes the last bits of a sum.
 ENVIRONMENT = {
@@ -84,7 +82,6 @@ async def run_preempted(
         await edge.want(wanted)
         if attempt <= times:
             await edge.until(lambda run=run: begun in edge.log(run) or _ended(edge, run), 90)  # type: ignore[misc]
-            await asyncio.sleep(BEFORE_NOTICE_SECONDS)
             await edge.change(run, verb="notice", code="evicted_for_guarantee")
         ended = await edge.until_state(run, "ended", 90)
         assert ended.outcome == ("checkpointed" if attempt <= times else "finished"), edge.log(run)

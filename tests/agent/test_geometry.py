@@ -5,7 +5,6 @@ The agent is killed at every step, the driver rejects changes, and work runs on 
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -93,6 +92,10 @@ async def test_an_existing_geometry_is_done_and_reported_until_acknowledged(
     assert list((agent.state / "geometries").iterdir()) == []
 
 
+def is_done(edge: FakeEdge, name: str) -> bool:
+    return any((seen.change, seen.state) == (name, "done") for seen in edge.observed[-1].geometries)
+
+
 async def test_a_reshape_completes_although_the_agent_is_killed_at_any_step(
     agent: AgentProcess, edge: FakeEdge
 ) -> None:
@@ -100,8 +103,13 @@ async def test_a_reshape_completes_although_the_agent_is_killed_at_any_step(
     for round_, parts in enumerate([SEVENTHS, HALVES, [], SEVENTHS]):
         name = f"round-{round_}"
         await split(edge, name, 0, parts)
-        for pause in (0.05, 0.15, 0.25):
-            await asyncio.sleep(pause)
+        for _ in range(3):
+            steps = agent.count("mig_step")
+            await edge.until(
+                lambda steps=steps, name=name: (  # type: ignore[misc]
+                    agent.count("mig_step") > steps or is_done(edge, name)
+                )
+            )
             await agent.kill()
             await agent.start()
         await wait_for_change(edge, name, "done")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pwd
 import signal
@@ -68,12 +67,16 @@ async def test_a_workload_runs_as_its_teams_user_with_no_other_group(
 
 async def wait_for_process(agent: AgentProcess, name: bytes) -> int:
     """Wait for the process of the first run with this name. Return its pid on the host."""
-    for _ in range(100):
-        for process in processes.descendants(processes.scan(), agent.shim("run-1")["pid"]):
-            if name in Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0"):
-                return process.pid
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"{name!r} did not start")
+
+    def pids() -> list[int]:
+        return [
+            process.pid
+            for process in processes.descendants(processes.scan(), agent.shim("run-1")["pid"])
+            if name in Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+        ]
+
+    await agent.edge.until(pids)
+    return pids()[0]
 
 
 async def test_home_checkpoints_and_files_of_a_run_are_owned_by_the_team(

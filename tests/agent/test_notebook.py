@@ -201,13 +201,17 @@ while not pathlib.Path("~/go").expanduser().exists():
 """
 
 
-async def test_activity_distinguishes_busy_and_idle_kernels(edge: FakeEdge, agent: AgentProcess) -> None:
+QUICK_PROBES = {"agent.monitoring.PROBE_READY_SECONDS": 0.5}
+
+
+async def test_activity_distinguishes_busy_and_idle_kernels(edge: FakeEdge, make_agent: MakeAgent) -> None:
+    agent = await make_agent(constants=QUICK_PROBES)
     seen = await start_notebook(edge, agent)
     assert seen.activity["kernels"] == 0 and seen.activity["busy"] == 0
     began = seen.activity["last_activity"]
     authenticated = {"X-Gpupool-Secret": SECRET, "Host": HOST}
     jar = aiohttp.CookieJar(unsafe=True)
-    await asyncio.sleep(4)
+    await agent.after_steps("notebook_probe", 3)
     assert edge.seen("run-1").activity["last_activity"] == began  # type: ignore[union-attr]
     async with (
         StreamForwarder(edge, "run-1") as url,
@@ -227,13 +231,23 @@ async def test_activity_distinguishes_busy_and_idle_kernels(edge: FakeEdge, agen
 
 
 async def test_an_open_page_is_no_message_and_a_background_process_is_activity(
-    edge: FakeEdge, agent: AgentProcess
+    edge: FakeEdge, make_agent: MakeAgent
 ) -> None:
+    agent = await make_agent(constants=QUICK_PROBES)
+
     def activity_value(what: str) -> float | None:
         seen = edge.seen("run-1")
         assert seen is not None
         value: float | None = seen.activity[what]
         return value
+
+    async def until_quiet() -> None:
+        """Wait until the processes of the kernel's start no longer count as activity."""
+        before = None
+        while before is None or before != activity_value("last_background"):
+            before = activity_value("last_background")
+            await agent.after_steps("sample", 5)
+            await agent.after_steps("notebook_probe", 2)
 
     await start_notebook(edge, agent)
     authenticated = {"X-Gpupool-Secret": SECRET, "Host": HOST}
@@ -248,8 +262,7 @@ async def test_an_open_page_is_no_message_and_a_background_process_is_activity(
             kernel = (await answer.json())["id"]
         await execute(session, url, kernel, "print(6 * 7)")
         await edge.until(lambda: activity_value("last_message") is not None)
-        # After this time, the processes of the kernel's start no longer count as activity.
-        await asyncio.sleep(7)
+        await until_quiet()
         message, background, asked = (
             activity_value("last_message"),
             activity_value("last_background"),
@@ -257,13 +270,13 @@ async def test_an_open_page_is_no_message_and_a_background_process_is_activity(
         )
         for _ in range(3):  # an open page sends such a request every few seconds
             async with session.get(f"{url}/api/kernels"):
-                await asyncio.sleep(2)
+                await agent.after_steps("notebook_probe", 1)
         await edge.until(lambda: activity_value("last_activity") != asked)
         assert (activity_value("last_message"), activity_value("last_background")) == (message, background)
         await execute(session, url, kernel, "import subprocess; left = subprocess.Popen(['sleep', '60'])")
         await edge.until(lambda: (activity_value("last_message") or 0) > (message or 0))
         quiet = activity_value("last_message") or 0
-        await edge.until(lambda: (activity_value("last_background") or 0) > quiet + 3)
+        await edge.until(lambda: (activity_value("last_background") or 0) > quiet + 1)
         assert activity_value("last_message") == quiet, "the kernel itself is idle in the meantime"
 
 
@@ -296,7 +309,8 @@ async def test_a_stream_to_a_job_without_a_socket_is_closed_with_a_reason(
     await edge.until(lambda: len(edge.idle_streams) >= 2)  # a used stream is replaced
 
 
-async def test_a_revoked_agent_stops_dialling_streams(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_revoked_agent_stops_dialling_streams(edge: FakeEdge, make_agent: MakeAgent) -> None:
+    agent = await make_agent(constants={"agent.server.workspace_streams.RETRY_SECONDS": 0.2})
     edge.streams_wanted = 3
     await edge.push()
     await edge.until(lambda: len(edge.idle_streams) == 3)
@@ -304,7 +318,7 @@ async def test_a_revoked_agent_stops_dialling_streams(edge: FakeEdge, agent: Age
     for socket in [*edge.idle_streams, *edge.sync_sockets]:
         await socket.close()
     await edge.until(lambda: edge.rejected_sync_connections)
-    await asyncio.sleep(1.5)  # wait for requests that were already sent
+    await agent.after_steps("shim_poll", 5)  # for requests already in flight; a poll takes 0.2 s or more
     attempts = edge.rejected_streams
-    await asyncio.sleep(2.5)
+    await agent.after_steps("shim_poll", 5)
     assert edge.rejected_streams == attempts

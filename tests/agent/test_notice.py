@@ -36,11 +36,12 @@ print("withdrawn", flush=True)
 """
 
 
-async def poll_notice(edge: FakeEdge, number: int) -> list[str]:
+async def poll_notice(edge: FakeEdge, agent: AgentProcess, number: int, network: str = "") -> list[str]:
     run = f"run-{number}"
     await edge.want(job(f"python3 -c {shlex.quote(POLL_NOTICE)}", generation=number))
     await edge.until(lambda: "elsewhere" in edge.log(run))
-    await asyncio.sleep(1.5)  # the host closes foreign ports to a workload within a second
+    if network == "host":  # the agent closes the ports of others to the workload
+        await agent.after_steps("network_rules", 1)
     await edge.change(run, verb="notice", code="evicted_for_guarantee", stop_at=2e9)
     await edge.until(lambda: "served" in edge.log(run))
     await edge.change(run, verb="start")
@@ -54,7 +55,7 @@ EXPECTED_OUTPUT = ["first 204", "elsewhere 404", "served 200 evicted_for_guarant
 
 
 async def test_a_notice_is_served_over_http(edge: FakeEdge, agent: AgentProcess) -> None:
-    assert [line.strip() for line in await poll_notice(edge, 1)] == EXPECTED_OUTPUT
+    assert [line.strip() for line in await poll_notice(edge, agent, 1)] == EXPECTED_OUTPUT
 
 
 @pytest.mark.sandbox
@@ -62,8 +63,8 @@ async def test_a_notice_is_served_over_http(edge: FakeEdge, agent: AgentProcess)
 async def test_a_notice_is_served_over_http_inside_a_sandbox(
     edge: FakeEdge, make_agent: MakeAgent, network: str
 ) -> None:
-    await make_agent("--network", network, launcher="bubblewrap")
-    first, second = await asyncio.gather(poll_notice(edge, 1), poll_notice(edge, 2))
+    agent = await make_agent("--network", network, launcher="bubblewrap")
+    first, second = await asyncio.gather(*(poll_notice(edge, agent, number, network) for number in (1, 2)))
     assert [line.strip() for line in first] == [line.strip() for line in second] == EXPECTED_OUTPUT
 
 
@@ -113,7 +114,7 @@ with line() as half:
     half.shutdown(socket.SHUT_WR)
     print("half", half.recv(100).split(b"\\r\\n")[0].decode(), flush=True)
 began = time.monotonic()
-print("slow", ask(head[:-2]), round(time.monotonic() - began) in range(4, 9), flush=True)
+print("slow", ask(head[:-2]), time.monotonic() - began > 4, flush=True)
 """
 
 

@@ -23,6 +23,7 @@ from agent.protocol import VERSION, Desired, RunWanted
 from agent.runs.local_run import LocalRun, PendingStart, persisted_fields
 from agent.runs.manager import RunManager
 from tests.agent.conftest import job
+from tests.waiting import until
 
 POLL_SECONDS = 2.0
 
@@ -127,10 +128,11 @@ def test_a_frame_received_during_a_slow_start_takes_effect_before_the_next(
 ) -> None:
     """Delay the starts, which may wait for a driver or a disk. A stop must not wait for the starts."""
     began: list[str] = []
+    may_start = asyncio.Event()
 
     async def slowly(wanted: RunWanted) -> None:
         began.append(wanted.run)
-        await asyncio.sleep(0.2)
+        await may_start.wait()
 
     monkeypatch.setattr(host.agent.reconciler, "_start", slowly)
     first, taken_back, later = (job("true", generation=number) for number in (2, 3, 4))
@@ -144,10 +146,13 @@ def test_a_frame_received_during_a_slow_start_takes_effect_before_the_next(
         hearing = asyncio.create_task(
             host.agent.on_desired(frame(host.wanted, first, taken_back, later), 1000.0)
         )
-        await asyncio.sleep(0.1)
+        await until(lambda: began)
         assert began == ["run-2"] and host.stop is None
         stopping = dataclasses.replace(host.wanted, verb="stop", code="cancelled")
-        await asyncio.gather(hearing, host.agent.on_desired(frame(stopping, first, later), 1000.0))
+        hearing_next = asyncio.create_task(host.agent.on_desired(frame(stopping, first, later), 1000.0))
+        await until(lambda: host.agent.reconciler.desired == frame(stopping, first, later))
+        may_start.set()
+        await asyncio.gather(hearing, hearing_next)
 
     asyncio.run(hear())
     assert host.stop is not None

@@ -56,3 +56,20 @@ async def test_a_changed_environment_starts_a_new_process(
     agent = await make_agent()
     assert isinstance(agent.process, asyncio.subprocess.Process)
     assert b"CHANGED_BY_THE_TEST=yes" in Path(f"/proc/{agent.process.pid}/environ").read_bytes()
+
+
+@pytest.mark.parametrize("new_process", [False, True])
+async def test_steps_are_counted_and_constants_replaced(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, new_process: bool
+) -> None:
+    if new_process:
+        monkeypatch.setenv("CHANGED_BY_THE_TEST", "yes")
+    agent = await make_agent(constants={"agent.reconciler.SHIM_POLL_SECONDS": 0.02})
+    assert isinstance(agent.process, PreloadedAgent) is not new_process
+    first = agent.count("shim_poll")
+    await agent.after_steps("shim_poll", 3)
+    assert agent.count("shim_poll") >= first + 4
+    await agent.kill()
+    before = agent.count("shim_poll")
+    await agent.start()
+    await agent.edge.until(lambda: agent.count("shim_poll") > before)

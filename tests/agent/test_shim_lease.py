@@ -19,6 +19,7 @@ from agent.host import processes
 from agent.host.clock import boottime
 from agent.host.durable_files import read_json
 from agent.host.state import StateFolder
+from tests.waiting import wait_until
 
 MakeRun = Callable[..., Path]
 
@@ -75,6 +76,17 @@ def wait_for_start(folder: Path, seconds: float = 15.0) -> None:
         time.sleep(0.02)
 
 
+def wait_for_checks(folder: Path, count: int) -> None:
+    """Wait until the shim has checked the lease so many times. It sleeps between two checks."""
+
+    def sleeps() -> int:
+        status = Path(f"/proc/{read_json(folder / 'shim.json')['pid']}/status").read_text()
+        return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+
+    first = sleeps()
+    wait_until(lambda: sleeps() > first + count)
+
+
 def wait_for_end(folder: Path, seconds: float = 15.0) -> dict[str, Any]:
     """Wait for the end of the run and return its exit record."""
     until = time.monotonic() + seconds
@@ -119,7 +131,7 @@ def test_a_restored_lease_is_used_again(make_run: MakeRun, tmp_path: Path) -> No
     folder = make_run(f"until [ -e {tmp_path}/go ]; do sleep 0.1; done", until)
     wait_for_start(folder)
     (folder / "lease").unlink()
-    time.sleep(1.5)  # wait for the next check of the lease, which the shim makes each second
+    wait_for_checks(folder, 2)
     (folder / "lease").write_text(f"{boottime() + 60:020.3f}")
     while boottime() < until + 1.0:
         time.sleep(0.1)

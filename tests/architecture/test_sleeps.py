@@ -22,6 +22,9 @@ PAUSES = {
         "samples various times of a start, which reports no steps"
     ),
     "tests/house/test_slow_senders.py:pause_of_slow_network": "the server measures the pauses of a client",
+    "tests/house/test_bench_shutdown.py:test_an_interrupt_of_the_process_group_ends_all_processes": (
+        "the time between two interrupts of an impatient user"
+    ),
     "tests/portal/edge/conftest.py:slow": "a notebook that writes for a minute",
 }
 

