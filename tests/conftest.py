@@ -20,7 +20,7 @@ from pytest_django.plugin import DjangoDbBlocker
 NOW = dt.datetime(2026, 3, 18, 10, 0, tzinfo=dt.UTC)  # a Wednesday morning, not near a clock change
 
 # No deadlines: a slow machine must not fail a property.
-for profile, examples in (("short", 25), ("full", 100)):
+for profile, examples in (("short", 15), ("full", 100)):
     hypothesis.settings.register_profile(
         profile,
         max_examples=examples,

@@ -79,14 +79,12 @@ def narrower(one: str, other: str) -> str | None:
 # Most tests of agents wait, so they run at the same time as the others and use idle processors. Tests of
 # whole sites depend on timeouts (leases, recoveries), so they do not share the machine with the other tests.
 MAIN_JOB = "tests/e2e/test_main_job.py"
-BENCHMARKS = "tests/benchmarks"
-SITES = (BENCHMARKS, "tests/e2e", "tests/house")
+SITES = ("tests/benchmarks", "tests/e2e", "tests/house")
 AGENTS = "tests/agent"
 SHORT_PARTS = (
     Part("tests", "not long and not site", excluded=(AGENTS,), processes=2),
     Part("tests of agents", "not long and not site", (AGENTS,), processes=4, database=False),
-    Part("tests of whole sites", "site and not long", SITES, (MAIN_JOB, BENCHMARKS), stage=2),
-    Part("benchmarks of whole sites", "site and not long", (BENCHMARKS,), database=False, stage=2),
+    Part("tests of whole sites", "site and not long", SITES, (MAIN_JOB,), stage=2),
     Part("main job", "site and not long", (MAIN_JOB,), database=False, stage=2),
 )
 LONG_PARTS = (

@@ -93,6 +93,7 @@ def _ended(edge: FakeEdge, run: str) -> bool:
     return seen is not None and seen.state == "ended"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["plain", pytest.param("bubblewrap", marks=pytest.mark.sandbox)])
 async def test_plain_python_ends_with_the_same_sum_after_preemption(
     edge: FakeEdge, make_agent: MakeAgent, launcher: str

@@ -12,6 +12,7 @@ import pytest
 
 
 @pytest.mark.site
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("site")
 def test_engine_edge_agent_shim_and_valkey_may_be_killed_under_load(root: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 
 @pytest.mark.site
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.xdist_group("site")
 def test_three_lightweight_hosts_report_and_run_work_without_an_error(root: Path) -> None:

@@ -76,6 +76,7 @@ def test_weekends_have_less_demand_and_most_workloads_request_one_gpu() -> None:
     assert sum(1 for piece in pieces if piece.units == 1) / len(pieces) > 0.6
 
 
+@pytest.mark.long
 def test_the_past_is_written_once_by_the_real_engine_and_marked_as_simulated(demo: None) -> None:
     past = simulated_past.simulate_past(NOW)
     with CaptureQueriesContext(connection) as asked:
