@@ -82,7 +82,7 @@ MAIN_JOB = "tests/e2e/test_main_job.py"
 SITES = ("tests/benchmarks", "tests/e2e", "tests/house")
 AGENTS = "tests/agent"
 SHORT_PARTS = (
-    Part("tests", "not long and not site", excluded=(AGENTS,), processes=2),
+    Part("tests", "not long and not site", excluded=(AGENTS,), processes=3),
     Part("tests of agents", "not long and not site", (AGENTS,), processes=4, database=False),
     Part("tests of whole sites", "site and not long", SITES, (MAIN_JOB,), stage=2),
     Part("main job", "site and not long", (MAIN_JOB,), database=False, stage=2),

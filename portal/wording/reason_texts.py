@@ -18,8 +18,8 @@ REASONS: dict[str, SentenceBuilder] = {
     # why work starts
     "free_within_guarantee": lambda f: "It starts on free GPUs within its team's guarantee.",
     "free_borrowed": lambda f: (
-        f"It starts on free GPUs{f.slots('; ', 'borrowed')}{' of them' if f.get('borrowed') else ''} beyond "
-        "its team's guarantee, so it may be preempted for a team that is guaranteed them."
+        f"It starts on free GPUs{f.slots(' and borrows ', 'borrowed')} beyond its team's guarantee. "
+        "It may be preempted for a team that is guaranteed them."
     ),
     "inside_reservation": lambda f: "It starts inside its reservation.",
     "reclaimed_guarantee": lambda f: (
