@@ -170,6 +170,14 @@ class SmallAgent:
         assert message.type is aiohttp.WSMsgType.TEXT, message
         return protocol.decode(message.data, protocol.FRAMES_DOWN)
 
+    async def receive_answer(self, sequence: int) -> protocol.Desired:
+        """Return the edge's answer to the report ``sequence``. Skips frames that the edge pushes meanwhile."""
+        while True:
+            frame = await self.receive(seconds=10)
+            assert isinstance(frame, protocol.Desired), frame
+            if frame.answers == sequence:
+                return frame
+
     async def receive_refusal(self) -> protocol.Refused:
         while True:
             frame = await self.receive()

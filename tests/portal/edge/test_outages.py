@@ -45,19 +45,7 @@ async def test_broken_database_connections_are_replaced(notebook: Notebook, agen
         notebook.edge_site.edge.access_cache.changed()
         assert (await notebook.get("/lab", cookie)).status == 200
         await agent.send(observed(number, runs=[seen]))
-        assert await answer_to(agent, number)
-
-
-async def answer_to(agent: SmallAgent, sequence: int) -> protocol.Desired:
-    """Return the edge's answer to this report, from the same connection.
-
-    Skips frames that the edge pushes meanwhile.
-    """
-    while True:
-        frame = await agent.receive(seconds=10)
-        assert isinstance(frame, protocol.Desired), frame
-        if frame.answers == sequence:
-            return frame
+        assert await agent.receive_answer(number)
 
 
 async def test_a_report_is_answered_although_its_database_connection_breaks(
@@ -79,7 +67,7 @@ async def test_a_report_is_answered_although_its_database_connection_breaks(
     monkeypatch.setattr(scheduler_api, "sync", cut_once)
     await agent.connect()
     await agent.send(observed(7))
-    assert await answer_to(agent, 7)
+    assert await agent.receive_answer(7)
     assert cut
 
 
@@ -150,8 +138,12 @@ async def test_after_a_redis_outage_every_agent_receives_its_desired_state_again
     await agent.receive()
 
     def cut() -> None:
+        # Other test processes use other databases of the same server.
         with redis.Redis.from_url(settings.REDIS_URL) as store:
-            store.client_kill_filter(_type="pubsub")
+            own = str(store.connection_pool.connection_kwargs["db"])
+            for client in store.client_list(_type="pubsub"):
+                if client["db"] == own:
+                    store.client_kill_filter(_id=client["id"])
 
     await asyncio.to_thread(cut)
     assert isinstance(await agent.receive(seconds=5), protocol.Desired)

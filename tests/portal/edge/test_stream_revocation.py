@@ -113,8 +113,7 @@ async def test_a_log_that_cannot_be_stored_does_not_disconnect_the_agent(
     await agent.send(
         observed(sequence=2, runs=[protocol.RunSeen(run, notebook.run.generation, "running", ready=True)])
     )
-    frame = await agent.receive()
-    assert isinstance(frame, protocol.Desired) and frame.answers == 2
+    await agent.receive_answer(2)
     assert await run_orm(log_loss.is_log_loss_reported)
     page = await run_orm(fleet_page, notebook.edge_site.world.operator)
     assert "Logs of workloads are being lost" in page
