@@ -1,9 +1,10 @@
-"""Calculate amounts of money: round them, and split them into parts that sum exactly to the whole.
+"""Calculate with amounts of money: round them, and split them into parts that sum exactly to the whole.
 
-Ledger amounts have six decimals (``MICRO``), statement amounts two (``CENT``). All amounts are Decimal. The
-value of an interval is the difference of two rounded values, both counted from the same time
-(``value_between``). The values of the pieces of an interval therefore always sum to the value of the
-interval.
+All amounts are Decimal. Ledger amounts are rounded to six decimals (``MICRO``), and statement amounts to
+cents (``CENT``).
+
+If an interval is cut into pieces, the values of the pieces sum exactly to the value of the interval. For this
+purpose, ``value_between`` counts all values from the same time and returns their differences.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _EXACT = Context(prec=50, rounding=ROUND_HALF_EVEN)
 
 
 def round_amount(amount: Decimal, step: Decimal = CENT) -> Decimal:
-    """Return ``amount`` rounded to the nearest ``step``, half to even.
+    """Return ``amount`` rounded to the nearest multiple of ``step``. Ties are rounded to the even multiple.
 
-    All code that rounds to the nearest step calls this function.
+    Example: 0.125 rounded to cents is 0.12. All code that rounds to the nearest step calls this function.
     """
     return amount.quantize(step, rounding=ROUND_HALF_EVEN, context=_EXACT)
 
@@ -32,9 +33,9 @@ def round_amount(amount: Decimal, step: Decimal = CENT) -> Decimal:
 def value_between(start: datetime, end: datetime, per_hour: Decimal, since: datetime) -> Decimal:
     """Return the value of ``[start, end)`` at the price ``per_hour``, rounded to six decimals.
 
-    ``since`` is the time at which the price began, at or before ``start``. The values from ``since`` to
-    ``start`` and to ``end`` are rounded, and the result is their difference. Therefore value(a, b) + value(b,
-    c) == value(a, c).
+    ``since`` is the time from which the price applies, at or before ``start``. The function rounds the value
+    of ``[since, end)`` and the value of ``[since, start)``, and returns their difference. Therefore value(a,
+    b) + value(b, c) == value(a, c) for the same ``since``.
     """
     if not since <= start <= end:
         raise ValueError(f"start: {start} is not between {since} and {end}")
@@ -50,10 +51,12 @@ def _value_of(length: timedelta, per_hour: Decimal) -> Decimal:
 def split_amount(total: Decimal, weights: Sequence[int | Decimal], step: Decimal = CENT) -> list[Decimal]:
     """Split ``total`` in proportion to ``weights`` into multiples of ``step`` that sum to ``total``.
 
-    The method is the largest remainder. ``total`` is a multiple of ``step`` and may be negative; weights are
-    not negative. Of two parts with equal remainders, the earlier part is rounded up. If all weights are zero,
-    the first part gets everything. Raises ValueError for no weights, a negative weight, or a total that is
-    not a multiple of ``step``.
+    Example: 0.10 split by the weights 1, 1 and 1 gives 0.04, 0.03 and 0.03. The method is the largest
+    remainder. Of two parts with equal remainders, the earlier part is rounded up. ``total`` may be negative.
+    If all weights are zero, the first part gets everything.
+
+    Raises ValueError for an empty list of weights, a negative weight, or a total that is not a multiple of
+    ``step``.
     """
     if not weights or any(weight < 0 for weight in weights):
         raise ValueError(
@@ -80,9 +83,9 @@ def round_parts(
 ) -> list[Decimal]:
     """Round each amount down or up to a multiple of ``step`` so that the results sum to the rounded total.
 
-    Pass ``total`` if the caller has already rounded the sum of ``amounts``, down or up to ``step``. The
-    method is the largest remainder. Amounts may have either sign. Of two amounts with equal remainders, the
-    earlier amount is rounded up. Returns [] for [].
+    The method is the largest remainder. Of two amounts with equal remainders, the earlier amount is rounded
+    up. Amounts may have either sign. By default, the sum of ``amounts`` is rounded to the nearest step. Pass
+    ``total`` if the caller has already rounded this sum, down or up to ``step``. Returns [] for [].
     """
     if not amounts:
         return []
@@ -96,11 +99,11 @@ def round_parts(
 
 
 def round_parts_to_total(amounts: Sequence[Decimal], total: Decimal, step: Decimal = CENT) -> list[Decimal]:
-    """Round ``amounts`` like ``round_parts``, then adjust the largest result so that they sum to ``total``.
+    """Round ``amounts`` like ``round_parts``, then adjust one result so that the results sum to ``total``.
 
-    ``total`` is a multiple of ``step`` close to the sum. The largest amount takes the difference, because the
-    difference is least visible there. Of equal amounts the first is adjusted. ``amounts`` has at least one
-    element.
+    ``total`` is a multiple of ``step`` close to the sum of ``amounts``. The result of the amount with the
+    largest absolute value is adjusted, because the difference is least visible there. Of equal amounts, the
+    first is adjusted. ``amounts`` must not be empty.
     """
     parts = round_parts(amounts, step)
     largest = max(range(len(amounts)), key=lambda index: (abs(amounts[index]), -index))

@@ -1,4 +1,4 @@
-"""Define the values of charging: buckets, holds and conditions of a GPU, rates, and charge pieces."""
+"""Define the value types of charging: buckets, holds and conditions of a GPU, rates, and charge pieces."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ HARDWARE_FAULT_END_CODES = frozenset(
 
 
 class ChargeBucket(StrEnum):
-    """The bucket that accounts for a second of a slot. The seven buckets partition the time of every GPU."""
+    """The category in which the time of a slot is counted. A slot is 1/840 of a GPU.
+
+    Every second of every slot is in exactly one of the seven buckets.
+    """
 
     USED = "used"
     RESERVED_UNUSED = "reserved_unused"
@@ -40,7 +43,7 @@ CHARGED_BUCKETS = frozenset({ChargeBucket.USED, ChargeBucket.RESERVED_UNUSED})
 
 
 class GpuCondition(StrEnum):
-    """The condition of a GPU, independent of its holder."""
+    """The condition of a GPU, whether or not work holds the GPU."""
 
     WELL = "well"
     UNHEALTHY = "unhealthy"  # quarantined or in repair; work that still runs on the GPU is charged
@@ -50,10 +53,11 @@ class GpuCondition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuHold:
-    """The slots ``[low, high)`` of a GPU (of 0 to 840), held over ``[start, end)``.
+    """The slots ``[low, high)`` of a GPU that one allocation holds during ``[start, end)``.
 
-    ``end`` is None while the slots are held. The time from ``lost_from`` to the end is not charged. It counts
-    in ``lost_bucket``, which is ChargeBucket.PREEMPTED or HARDWARE_LOST.
+    Slots are numbered from 0 to 839. ``end`` is None while the allocation still holds the slots. If work was
+    lost, the time from ``lost_from`` to ``end`` is not charged. This time is counted in ``lost_bucket``,
+    which is ChargeBucket.PREEMPTED or HARDWARE_LOST.
     """
 
     allocation: int
@@ -68,7 +72,10 @@ class GpuHold:
 
 @dataclass(frozen=True, slots=True)
 class ReservedSlots:
-    """Slots bound to a reservation over ``[start, end)``. ``end`` is None while the slots are bound."""
+    """The slots ``[low, high)`` of a GPU that are assigned to a reservation during ``[start, end)``.
+
+    ``end`` is None while the slots are still assigned.
+    """
 
     reservation: int
     low: int
@@ -89,7 +96,7 @@ class GpuConditionChange:
 class Rate:
     """A line of the rate card, valid from ``since`` until the next line.
 
-    Amounts are for one hour of a whole GPU.
+    ``cost`` is the owner's cost and ``price`` is the charge to teams. Both are for one hour of a whole GPU.
     """
 
     since: datetime
@@ -102,8 +109,8 @@ class Rate:
 class GpuTimeline:
     """All facts that determine the charges of one GPU. ``changes`` and ``rates`` are in order of time.
 
-    ``owned`` is True for a GPU of a static pool. The pool's team pays for such a GPU even while nobody holds
-    it.
+    ``bounds`` are the slots assigned to reservations. ``owned`` is True for a GPU of a static pool, which
+    belongs to one team. The team pays for such a GPU even while nobody holds it.
     """
 
     holds: tuple[GpuHold, ...] = ()
@@ -115,7 +122,10 @@ class GpuTimeline:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChargeKey:
-    """The subject of a charge line. Adjacent intervals with equal keys become one line."""
+    """The bucket, the allocation and the reservation of a charge line.
+
+    Adjacent intervals with equal keys become one line.
+    """
 
     bucket: str
     allocation: int = 0  # 0: none
@@ -124,9 +134,9 @@ class ChargeKey:
 
 @dataclass(frozen=True, slots=True)
 class ChargePiece:
-    """A number of ``slots`` of a GPU over ``[start, end)`` with one charge key.
+    """A number of ``slots`` of a GPU during ``[start, end)``, all with the charge key ``owner``.
 
-    ``price_pieces`` sets ``cost`` and ``charged``.
+    ``cost`` and ``charged`` are zero until ``price_pieces`` sets them.
     """
 
     start: datetime

@@ -1,8 +1,8 @@
 """Split the time of a GPU into charge pieces and price them.
 
-A GPU's time is cut at every change of its holder, reservation or condition, at midnight and at a new price.
-Within each interval every one of its 840 slots is in exactly one piece, so the pieces always sum to the whole
-GPU. Boundaries are whole seconds: every event is moved back to the beginning of its second.
+The time of a GPU is cut wherever its holder, reservation, condition or price changes, and at midnight (UTC).
+Between two cuts, each of the 840 slots of the GPU is in exactly one piece. The pieces therefore always sum to
+the whole GPU. All cuts are at whole seconds: the time of each event is rounded down to the second.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from telemetry.core.charge_model import (
 def lost_time(
     *, end_code: str, started: datetime, ended: datetime, checkpoint: datetime | None, keeps_state: bool
 ) -> tuple[datetime, ChargeBucket] | None:
-    """Return the start and the bucket of the uncharged part of an ended hold; None if it is fully charged.
+    """Return (start, bucket) of the lost part of an ended hold; None if no work was lost.
 
-    A preemption or a hardware fault loses the work since the last checkpoint, or since the start if there is
-    none. ``keeps_state`` is True for notebooks: their files survive, so nothing is lost.
+    The lost part lasts until the end of the hold and is not charged. A preemption or a hardware fault loses
+    the work since the last checkpoint. Without a checkpoint, it loses all work of the hold. ``keeps_state``
+    is True for notebooks: their files survive, so nothing is lost.
     """
     if keeps_state:
         return None
@@ -56,8 +57,8 @@ def lost_time(
 def charge_pieces(gpu: GpuTimeline, start: datetime, end: datetime) -> list[ChargePiece]:
     """Return unpriced pieces that cover every slot-second of ``[start, end)`` exactly once.
 
-    The pieces are in order of time and charge key. They are cut at midnight and at price changes, and joined
-    across changes that do not concern their charge key.
+    The pieces are sorted by start and charge key. All pieces are cut at midnights and price changes. Any
+    other change cuts only the pieces whose charge key or number of slots it affects.
     """
     start, end = floor_to_second(start), floor_to_second(end)
     if start >= end:
@@ -88,13 +89,15 @@ def charge_pieces(gpu: GpuTimeline, start: datetime, end: datetime) -> list[Char
 def price_pieces(
     parts: Sequence[ChargePiece], totals: Sequence[tuple[datetime, datetime, Decimal]] | None = None
 ) -> list[ChargePiece]:
-    """Return ``parts`` with cost and charged amount, in the same order.
+    """Return ``parts`` in the same order, with ``cost`` and ``charged`` set.
 
-    A pricing span is a day at one rate. ``parts`` must cover all slots of each pricing span. The value of the
-    whole GPU over a span is split by slot-seconds, so the costs sum exactly to the cost of the GPU.
-    ``totals`` gives the cost of spans instead of the rate, so that corrected lines keep the total cost of the
-    lines that they replace. A piece without a rate costs nothing, and the close of the month reports the
-    piece.
+    All pieces of a pricing span are priced together. A pricing span is one day at one rate, or one entry of
+    ``totals``. ``parts`` must cover all slots of each span. The cost of the whole GPU over the span is split
+    by slot-seconds, so the costs of the pieces sum exactly to the cost of the GPU.
+
+    An entry (start, end, cost) of ``totals`` sets the cost of the GPU over a span, in place of the rate. A
+    correction uses it to keep the total cost of the lines that it replaces. A piece without a rate costs
+    nothing. The checks at the close of the month report such a piece.
     """
     spans: dict[tuple[datetime, int | None], list[int]] = defaultdict(list)
     for index, piece in enumerate(parts):
@@ -113,9 +116,9 @@ def price_pieces(
 
 
 def _price_span(chosen: list[ChargePiece], rate: Rate, known_cost: Decimal | None) -> Iterator[ChargePiece]:
-    """Yield the pieces of one pricing span with cost and charged amount.
+    """Yield the pieces of one pricing span with ``cost`` and ``charged`` set.
 
-    ``known_cost``: the cost of the span; None: compute it from ``rate``.
+    ``known_cost`` is the cost of the whole GPU over the span. If it is None, ``rate`` determines the cost.
     """
     weights = [piece.slot_seconds for piece in chosen]
     low, high = min(p.start for p in chosen), max(p.end for p in chosen)
@@ -130,9 +133,9 @@ def _price_span(chosen: list[ChargePiece], rate: Rate, known_cost: Decimal | Non
 
 
 def asset_cost(rates: Sequence[Rate], start: datetime, end: datetime) -> Decimal:
-    """Return the cost of one whole GPU over ``[start, end)`` by the rate card alone.
+    """Return the cost of one whole GPU over ``[start, end)``, computed from the rate card alone.
 
-    Time without a rate costs nothing.
+    Time before the first rate costs nothing.
     """
     total = ZERO
     for index, rate in enumerate(rates):
@@ -148,10 +151,12 @@ def _pricing_span(
 ) -> int | None:
     """Return the key of the pricing span that contains the start of ``piece``.
 
-    The key is an index into ``totals``, or the number of the day without ``totals``.
+    With ``totals``, the key is the index of an entry, or None if no entry contains the start. Without
+    ``totals``, the key is the number of the day (``date.toordinal``).
     """
     if totals is None:
-        # Without totals a span is a day. The days of one rate add up exactly because of value_between.
+        # Without totals, a span is a day. Because of value_between, the costs of the days of one rate sum
+        # exactly.
         return piece.start.toordinal()
     return next((index for index, (low, high, _) in enumerate(totals) if low <= piece.start < high), None)
 

@@ -15,7 +15,7 @@ from telemetry.core.charge_pieces import charge_pieces, price_pieces
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """A ledger line that no reversal cancels."""
+    """A charge line in the ledger that is still valid, because no reversal has cancelled it."""
 
     id: int
     start: datetime
@@ -29,7 +29,7 @@ class LedgerLine:
 class ChargeCorrection:
     """The ledger lines to reverse, and the pieces that replace them over ``[start, end)``.
 
-    The pieces are priced so that the total cost is unchanged.
+    The total cost of the pieces in ``instead`` equals the total cost of the reversed lines.
     """
 
     start: datetime
@@ -43,8 +43,8 @@ def find_corrections(
 ) -> list[ChargeCorrection]:
     """Return the corrections, at most one per day, that make the ledger match the timeline of a GPU.
 
-    Returns [] if the ledger of ``[start, end)`` already matches. ``standing`` contains every unreversed line
-    that overlaps the days of ``[start, end)``.
+    ``standing`` must contain every unreversed line of the GPU on the days that ``[start, end)`` touches.
+    Returns [] if the ledger of ``[start, end)`` already matches.
     """
     found = []
     day = floor_to_second(start)
@@ -60,7 +60,10 @@ def find_corrections(
 def _find_day_correction(
     gpu: GpuTimeline, standing: Sequence[LedgerLine], start: datetime, end: datetime
 ) -> ChargeCorrection | None:
-    """Return the correction of an interval within one day; None if the ledger matches or has no lines."""
+    """Return the correction of ``[start, end)``, an interval within one day.
+
+    Returns None if the ledger already matches, or if it has no lines in the interval.
+    """
     lines = [line for line in standing if line.start < end and line.end > start]
     if not lines:
         return None
@@ -85,7 +88,11 @@ def _find_day_correction(
 def _difference_interval(
     wanted: Sequence[ChargePiece], lines: Sequence[LedgerLine], start: datetime, end: datetime
 ) -> tuple[datetime, datetime] | None:
-    """Return the smallest interval with all differences between pieces and ledger; None without any."""
+    """Return the smallest interval that contains every difference between ``wanted`` and ``lines``.
+
+    A difference is a time at which a charge key has different numbers of slots in the pieces and in the
+    ledger. Returns None if there is no difference.
+    """
     steps: dict[ChargeKey, dict[datetime, int]] = defaultdict(lambda: defaultdict(int))
     for sign, parts in ((1, wanted), (-1, lines)):
         for part in parts:
@@ -107,7 +114,7 @@ def _difference_interval(
 def _widen_to_line_edges(
     hull: tuple[datetime, datetime], lines: Sequence[LedgerLine]
 ) -> tuple[datetime, datetime]:
-    """Return ``hull`` widened until no line crosses one of its ends."""
+    """Return ``hull``, widened until each line is either completely inside or completely outside."""
     low, high = hull
     while True:
         touched = [line for line in lines if line.start < high and line.end > low]

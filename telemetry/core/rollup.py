@@ -1,7 +1,8 @@
-"""Sum the samples of one unit by time bucket and allocation. Readers derive averages from the sums.
+"""Sum the samples of one unit (a GPU or a MIG slice) by time bucket and allocation.
 
-A sample covers the time since the previous sample, at most ``SAMPLE_REACH_SECONDS``. Time that no sample
-covers is unknown: it is neither busy nor idle.
+Averages are not stored: code that reads the rollups derives them from the sums. A sample covers the time
+since the previous sample, at most ``SAMPLE_REACH_SECONDS``. Time that no sample covers is unknown: it counts
+as neither busy nor idle.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-# A sample covers at most this time before it: three readings at intervals of ten seconds.
+# A sample covers at most this time before its timestamp. With one sample every ten seconds, two lost samples
+# in a row leave no gap.
 SAMPLE_REACH_SECONDS = 30.0
 LOW_SM_ACTIVITY_PERCENT = 20.0  # busy time below this SM activity counts as inefficient
 HOUR = 3600
@@ -18,7 +20,10 @@ DAY = 86_400
 
 @dataclass(frozen=True, slots=True)
 class UsageReading:
-    """The fields of a sample that rollups need. ``ts`` is in seconds since the epoch; None means unknown."""
+    """The fields of a sample that rollups need. ``ts`` is in seconds since the epoch.
+
+    A field is None if its value is unknown.
+    """
 
     ts: float
     utilisation: float | None = None
@@ -43,7 +48,11 @@ class UnitHold:
 
 @dataclass(slots=True)
 class UsageSums:
-    """The sums of one bucket, unit and allocation. A value of None was not measured."""
+    """The usage of one unit by one allocation in one time bucket. A field is None if it was not measured.
+
+    Percentages are summed as fractions times seconds. Example: a utilisation of 50 % for 10 seconds adds 5 to
+    ``utilisation_seconds``.
+    """
 
     held_seconds: float = 0.0
     covered_seconds: float = 0.0
@@ -67,11 +76,13 @@ SUM_FIELDS = tuple(entry.name for entry in fields(UsageSums) if entry.name not i
 def roll_up_readings(
     readings: Sequence[UsageReading], held: Sequence[UnitHold], start: float, end: float
 ) -> dict[int | None, UsageSums]:
-    """Return the usage in the bucket ``[start, end)`` by allocation.
+    """Return the usage in the time bucket ``[start, end)`` by allocation id.
 
-    The key None stands for the time in which nobody held the unit. ``readings`` are in order of ts, from
-    SAMPLE_REACH_SECONDS before the bucket to SAMPLE_REACH_SECONDS after it, because a reading just after the
-    end covers the last seconds of the bucket. ``held`` is in order of time and does not overlap.
+    The key None stands for the time in which nobody held the unit. ``held`` is sorted by time and does not
+    overlap.
+
+    ``readings`` are sorted by ``ts``. They include the readings up to SAMPLE_REACH_SECONDS before and after
+    the bucket. A reading just after the end is needed, because it covers the last seconds of the bucket.
     """
     uses: dict[int | None, UsageSums] = {}
     for owner, low, high in _split_by_holder(held, start, end):
@@ -95,7 +106,10 @@ def roll_up_readings(
 
 
 def merge_usage(parts: Iterable[UsageSums]) -> UsageSums:
-    """Return the sum of several buckets of one unit and allocation, such as an hour from its minutes."""
+    """Return the usage of several time buckets of one unit and allocation as one sum.
+
+    Example: the usage of an hour from the usage of its minutes.
+    """
     total = UsageSums()
     for part in parts:
         for name in SUM_FIELDS:
@@ -107,9 +121,10 @@ def merge_usage(parts: Iterable[UsageSums]) -> UsageSums:
 
 
 def energy_between(before: int | None, after: int | None) -> int | None:
-    """Return the millijoules between two readings of the counter; None if one of them is unknown.
+    """Return the millijoules used between two readings of the energy counter; None if a reading is unknown.
 
-    The counter restarts at zero when the driver is loaded.
+    The counter restarts at zero when the driver is loaded. If ``after`` is smaller than ``before``, the
+    result is therefore ``after``.
     """
     if before is None or after is None:
         return None
@@ -119,7 +134,10 @@ def energy_between(before: int | None, after: int | None) -> int | None:
 def _split_by_holder(
     held: Sequence[UnitHold], start: float, end: float
 ) -> list[tuple[int | None, float, float]]:
-    """Split ``[start, end)`` by holder. Gaps have the holder None."""
+    """Return the intervals (allocation id, start, end) into which the holds divide ``[start, end)``.
+
+    The allocation id is None for an interval in which nobody held the unit.
+    """
     parts: list[tuple[int | None, float, float]] = []
     at = start
     for hold in held:
@@ -178,7 +196,7 @@ def _add_energy(
     used = energy_between(before.energy_mj if before else None, reading.energy_mj)
     if used is None or before is None or reading.ts - before.ts > SAMPLE_REACH_SECONDS:
         return
-    # The energy of a reading across an edge of a bucket or an allocation is split in proportion to the time.
+    # A reading may cover time of two buckets or two allocations. Split its energy in proportion to the time.
     share = seconds / (reading.ts - since) if reading.ts > since else 0.0
     use.energy_mj = (use.energy_mj or 0) + round(used * share)
 

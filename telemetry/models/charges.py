@@ -11,7 +11,10 @@ from telemetry.models.prices import Price
 
 
 class ChargeBucketChoices(models.TextChoices):
-    """The bucket that accounts for a second of a slot. The seven buckets are a partition."""
+    """The category in which the time of a slot is counted. A slot is 1/840 of a GPU.
+
+    Every second of every slot is in exactly one of the seven buckets.
+    """
 
     USED = "used", "charged: held by a workload"
     RESERVED_UNUSED = "reserved_unused", "charged: reserved but not used"
@@ -23,13 +26,15 @@ class ChargeBucketChoices(models.TextChoices):
 
 
 class Charge(models.Model):
-    """One priced ledger line: slots held or unheld over an interval within one day. Append-only.
+    """One priced line of the ledger: slots of a GPU over an interval within one day.
 
     A line is never edited. After a late fact, a reversal cancels the whole line, and new lines replace it. A
-    reversal has negative slot-seconds and amounts, and its ``corrects`` names the cancelled line. The
-    ``corrects`` of a new line names the first line that it replaces. ``month`` identifies the statement of
-    the line. It is the month of ``start``, or the current month if the month of ``start`` is closed. Names
-    are copied into the line, so renaming a team does not change earlier lines.
+    reversal has negative slot-seconds and amounts. Its ``corrects`` is the cancelled line. The ``corrects``
+    of a new line is the first line that it replaces.
+
+    ``month`` identifies the statement on which the line appears. It is the month of ``start``. If a
+    correction concerns a closed month, it is the current month instead. Names are copied into the line, so
+    renaming a team does not change earlier lines.
     """
 
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
@@ -88,7 +93,10 @@ class Charge(models.Model):
 
 
 class ChargedUntil(models.Model):
-    """The charged interval ``[since, until)`` of a GPU: every second of it is in exactly one bucket."""
+    """The charged time ``[since, until)`` of a GPU.
+
+    Charge lines put every second of this time into exactly one bucket.
+    """
 
     gpu = models.OneToOneField(Gpu, primary_key=True, on_delete=models.CASCADE, related_name="charged")
     since = models.DateTimeField()
@@ -96,14 +104,14 @@ class ChargedUntil(models.Model):
 
 
 class SettledAllocation(models.Model):
-    """An ended allocation whose charges were compared with its end."""
+    """A record that the charges of an ended allocation were compared with the facts of its end."""
 
     allocation = models.OneToOneField(Allocation, primary_key=True, on_delete=models.CASCADE)
     settled_at = models.DateTimeField()
 
 
 class SettledStateChange(models.Model):
-    """A host state change that charging has taken into account, even if it was written late."""
+    """A record that charging has taken a host state change into account, even if the change arrived late."""
 
     change = models.OneToOneField(HostStateChange, primary_key=True, on_delete=models.CASCADE)
     settled_at = models.DateTimeField()

@@ -8,7 +8,7 @@ from scheduler.models import Gpu, Host
 
 
 class HealthRule(models.Model):
-    """The action for a hardware event. Operators edit it."""
+    """The automatic action after hardware events with one code. Operators can edit the rule."""
 
     class Action(models.TextChoices):
         NOTE = "note"
@@ -54,7 +54,7 @@ class HealthRule(models.Model):
 
     @property
     def origin(self) -> str:
-        """Return whether the rule is a default, changed, or added (a value of Origin)."""
+        """Return a value of Origin: the rule is a default, a changed default, or added by an operator."""
         if not self.default_action:
             return self.Origin.ADDED
         is_default = (self.action, self.repeats, self.window_seconds, self.counts) == self.default
@@ -89,7 +89,7 @@ class HealthEvent(models.Model):
 
 
 class Stray(models.Model):
-    """A process on a GPU that belongs to no workload that holds this GPU, as reported by the host."""
+    """A process on a GPU that belongs to no workload holding this GPU. The host has reported it."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="strays")
     gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="strays")

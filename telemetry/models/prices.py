@@ -11,7 +11,7 @@ from scheduler.models import Pool, Project
 class Price(models.Model):
     """A line of the rate card: the cost and the price of one GPU-hour of a model from a date on.
 
-    The table is append-only. A slice costs its share of the slots.
+    The table is append-only. The cost and the price of a slice are in proportion to its slots.
     """
 
     pool = models.ForeignKey(

@@ -10,7 +10,8 @@ from scheduler.models import Allocation, Host, Unit
 class Rollup(models.Model):
     """The usage of one unit by one allocation (or by nobody) in one time bucket.
 
-    After a late sample the whole row is written again. Readers derive averages from the sums.
+    After a late sample, the whole row is written again. The row has no averages: code that reads it derives
+    averages from the sums.
     """
 
     class Resolution(models.IntegerChoices):
@@ -53,7 +54,11 @@ class Rollup(models.Model):
 
 
 class RollupDue(models.Model):
-    """A mark on a bucket that must be rolled up. Ingest writes the mark in the transaction of the samples."""
+    """A mark that the samples of a host in one time bucket must be rolled up, perhaps again.
+
+    A minute is marked in the transaction that stores its samples. An hour is marked in the transaction that
+    rolls up its minutes, and a day in the transaction that rolls up its hours.
+    """
 
     resolution = models.PositiveIntegerField(choices=Rollup.Resolution.choices)
     bucket = models.DateTimeField()

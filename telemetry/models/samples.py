@@ -9,7 +9,7 @@ from scheduler.models import Host, Unit
 
 
 class Batch(models.Model):
-    """A received batch of samples. Its row and its samples are inserted in one transaction, and only once."""
+    """A received batch of samples. Its row is inserted once, in the same transaction as its samples."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="batches")
     sequence = models.BigIntegerField()
@@ -22,7 +22,10 @@ class Batch(models.Model):
 
 
 class SampleWatermark(models.Model):
-    """The sequence number up to which all batches of a host are committed; its agent may delete them."""
+    """The sequence number up to which all batches of a host are stored.
+
+    The agent of the host may delete its copies of these batches.
+    """
 
     host = models.OneToOneField(Host, primary_key=True, on_delete=models.CASCADE)
     sequence = models.BigIntegerField(default=0)
@@ -31,7 +34,8 @@ class SampleWatermark(models.Model):
 class Sample(models.Model):
     """One reading of one unit, in a table partitioned by day. NULL means unknown, never zero.
 
-    Rows are written by COPY only (``telemetry/ingest/binary_copy.py``). (unit, ts) is indexed, not unique.
+    Rows are written by COPY only (``telemetry/ingest/binary_copy.py``). The index on (unit, ts) is not
+    unique.
     """
 
     pk = models.CompositePrimaryKey("unit", "ts")

@@ -39,7 +39,7 @@ class Statement(models.Model):
 
 
 class StatementLine(models.Model):
-    """A frozen line of a closed month, for one cost centre, project, workload type, model and bucket."""
+    """A frozen line of a closed month: one pool, cost centre, project, workload type, model and bucket."""
 
     statement = models.ForeignKey(Statement, on_delete=models.PROTECT, related_name="lines")
     pool_name = models.CharField(max_length=80)

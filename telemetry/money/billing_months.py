@@ -1,4 +1,4 @@
-"""Calculate the months of billing. A month is a calendar month in UTC, named by its first day."""
+"""Calculate billing months. A billing month is a calendar month in UTC, represented by its first day."""
 
 from __future__ import annotations
 

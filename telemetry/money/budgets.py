@@ -1,4 +1,7 @@
-"""Compare spending with budgets: record alerts at thresholds, and close or open the budget gates."""
+"""Compare spending with budgets: record alerts at thresholds, and close or open the budget gates.
+
+A closed budget gate refuses new work, or stops borrowing, of a team or project with an exhausted budget.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,16 @@ FORECAST_MIN_ELAPSED = timedelta(days=3)  # a forecast from a shorter time is no
 
 
 def check_budgets(now: datetime) -> int:
-    """Check every budget of this month: record alerts and set the gates. Return the number of new alerts."""
+    """Check every budget of the month that contains ``now``. Return the number of new alerts.
+
+    Records an alert for each threshold that was passed. Closes the gates of exhausted budgets, and opens all
+    other gates.
+    """
     month = month_of(now)
     alerts = 0
     required_gates: set[tuple[int | None, int | None, str]] = set()
-    # Check money budgets first. If both measures are exhausted, the gate then names the money budget.
+    # Money budgets come first: if the budgets of both measures are exhausted, the gate names the money
+    # budget.
     for budget in (
         Budget.objects.filter(month=month).select_related("team", "project").order_by("-measure", "pk")
     ):
@@ -53,7 +61,10 @@ def check_budgets(now: datetime) -> int:
 
 
 def month_spend(month: date, measure: str, *, team: int | None = None, project: int | None = None) -> Decimal:
-    """Return the charged money or the charged GPU-hours of a team or a project in a month."""
+    """Return the charged money or the charged GPU-hours of a team or a project in a month.
+
+    ``measure`` is a value of BudgetMeasure. The caller passes either ``team`` or ``project``.
+    """
     lines = Charge.objects.filter(month=month, bucket__in=CHARGED_BUCKETS)
     lines = lines.filter(team=team) if team is not None else lines.filter(project=project)
     if measure == BudgetMeasure.GPU_HOURS:
@@ -62,7 +73,10 @@ def month_spend(month: date, measure: str, *, team: int | None = None, project: 
 
 
 def forecast_month_end(spent: Decimal, now: datetime) -> Decimal | None:
-    """Return the spending at the end of the month at the current rate; None before FORECAST_MIN_ELAPSED."""
+    """Return the expected spending at the end of the month, if the mean rate of spending stays the same.
+
+    Returns None before FORECAST_MIN_ELAPSED of the month has passed.
+    """
     start, end = month_bounds(month_of(now))
     elapsed = now - start
     if elapsed < FORECAST_MIN_ELAPSED:
@@ -73,7 +87,10 @@ def forecast_month_end(spent: Decimal, now: datetime) -> Decimal | None:
 
 
 def _record_alerts(budget: Budget, spent: Decimal, now: datetime) -> int:
-    """Record the thresholds that were passed. Return the number of new alerts."""
+    """Record an alert for each threshold that was passed for the first time. Return the number of new alerts.
+
+    A forecast above the budget is also recorded, as a forecast of 100 percent.
+    """
     passed = [
         (step, False) for step in ALERT_PERCENTS if spent * 100 >= budget.amount * step and budget.amount > 0
     ]
@@ -96,7 +113,10 @@ def _record_alerts(budget: Budget, spent: Decimal, now: datetime) -> int:
 
 @transaction.atomic
 def _open_unneeded_gates(required_gates: set[tuple[int | None, int | None, str]]) -> None:
-    """Open each gate whose budget is no longer exhausted, because the budget changed or its month is over."""
+    """Open every closed gate that is not in ``required_gates``: (team id, project id, action).
+
+    The budget of such a gate is no longer exhausted, because the budget changed or its month is over.
+    """
     gates = BudgetGate.objects.values_list("team", "project", "action")
     for team, project, action in set(gates) - required_gates:
         open_budget_gate(

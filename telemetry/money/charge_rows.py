@@ -1,6 +1,6 @@
 """Write charge pieces as Charge rows.
 
-Names, cost centre, measured use and statement month are copied into each row.
+Each row contains copies of the names, the cost centre and the measured use, and the month of its statement.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from telemetry.money.statements import create_missing_statements
 
 @dataclass(frozen=True, slots=True)
 class ChargeDraft:
-    """The draft of a Charge row: a priced piece of one GPU. ``corrects``: the line that the row replaces."""
+    """A priced piece of one GPU's time, from which a Charge row is made.
+
+    ``corrects`` is the id of the ledger line that the row replaces; None if the row replaces no line.
+    """
 
     gpu: GpuChargingInputs
     piece: ChargePiece
@@ -29,7 +32,7 @@ class ChargeDraft:
 
 
 def draft_charges(gpu: GpuChargingInputs, start: datetime, end: datetime) -> Iterator[ChargeDraft]:
-    """Yield the priced pieces of a GPU over ``[start, end)``."""
+    """Yield a draft for each priced piece of a GPU's time in ``[start, end)``."""
     for piece in price_pieces(charge_pieces(gpu.time, start, end)):
         yield ChargeDraft(gpu, piece)
 
@@ -37,14 +40,16 @@ def draft_charges(gpu: GpuChargingInputs, start: datetime, end: datetime) -> Ite
 def write_charges(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
     """Insert the drafts as Charge rows and return the rows.
 
-    A line of a month that is not open is assigned to the month of ``now``.
+    A row gets the month in which its piece starts. If that month is closing or closed, the row gets the month
+    of ``now``. The database accepts such a row only if it corrects another row.
     """
     if not lines:
         return []
     names = _ChargeNames(lines)
     uses = _measured_use_by_line(lines)
     months = {month_of(line.piece.start) for line in lines} | {month_of(now)}
-    # Locks on the statement row serialise the close of a month and concurrent charges.
+    # Every statement must exist, because the insert of a charge locks the statement. The lock prevents that
+    # the month is closed at the same time.
     create_missing_statements(months)
     closed = months_not_open(months)
     rows = []
@@ -80,7 +85,7 @@ def months_not_open(months: Iterable[date]) -> set[date]:
 
 
 class _ChargeNames:
-    """The projects, owners, names and cost centres of many lines, loaded with a fixed number of queries."""
+    """The projects, owners, names and cost centres of many drafts, loaded with a fixed number of queries."""
 
     def __init__(self, lines: Sequence[ChargeDraft]) -> None:
         allocations = {line.piece.owner.allocation for line in lines} - {0}
@@ -130,7 +135,8 @@ class _ChargeNames:
             and owner.bucket == ChargeBucketChoices.RESERVED_UNUSED
             and line.gpu.team is not None
         ):
-            # The team of a static pool pays for unheld time, through the cost centre of its oldest project.
+            # A static pool belongs to one team. The team pays for the unheld time of its GPUs, through the
+            # cost centre of its oldest project.
             project = self.first_projects.get(line.gpu.team)
             row.team_id = line.gpu.team
             row.team_name = project.team.name if project else ""
@@ -152,9 +158,11 @@ class _ChargeNames:
 
 
 def _measured_use_by_line(lines: Sequence[ChargeDraft]) -> dict[int, tuple[float | None, float]]:
-    """Return (used, covered) slot-seconds by line index, for lines with an allocation.
+    """Return (used, covered) slot-seconds by index in ``lines``, for the drafts with an allocation.
 
-    The values come from the rollups of minutes if there are any, else from the rollups of hours.
+    ``covered`` is the time with samples. ``used`` is this time weighted by utilisation, or None if
+    utilisation was not measured. The values come from rollups of minutes if there are any, otherwise from
+    rollups of hours.
     """
     held = {index: line for index, line in enumerate(lines) if line.piece.owner.allocation}
     if not held:
@@ -196,9 +204,10 @@ def _measured_use_by_line(lines: Sequence[ChargeDraft]) -> dict[int, tuple[float
 def _measured_use(
     piece: ChargePiece, rows: Iterable[tuple[datetime, float, float, float | None, int]], length: int
 ) -> tuple[float | None, float]:
-    """Return (used, covered) slot-seconds of one piece.
+    """Return the (used, covered) slot-seconds of one piece.
 
-    ``length``: the length of the rollup buckets in seconds.
+    Each row is (bucket start, held seconds, covered seconds, used seconds, slots) of a rollup. ``length`` is
+    the length of the rollup buckets in seconds.
     """
     used: float | None = None
     covered = 0.0

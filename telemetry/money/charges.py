@@ -1,8 +1,11 @@
-"""Charge GPU time: write each second of each GPU, priced, to exactly one bucket. No line is ever edited.
+"""Charge GPU time: write priced lines that put each second of each GPU into exactly one bucket.
 
-``charge_all_gpus`` charges each GPU forward from its watermark. Then it corrects earlier charges that late
-facts have changed, by reversals and new lines. Concurrent runs are safe, because a span is claimed by
-compare-and-swap on ``ChargedUntil``, and a line can be reversed only once.
+``charge_all_gpus`` charges each GPU forward from its watermark, which is stored in ``ChargedUntil``. Facts
+that arrive late may change time that is already charged. Such charges are corrected by reversals and new
+lines: no line is ever edited.
+
+Concurrent runs are safe. A run claims a span of time by compare-and-swap on the watermark, and a line can be
+reversed only once.
 """
 
 from __future__ import annotations
@@ -26,10 +29,11 @@ from telemetry.money.settlement import settle_allocations, settle_state_changes
 # Time is charged only after this delay, because reports of changes may arrive late.
 REPORTING_LAG = timedelta(seconds=60)
 GPUS_PER_TRANSACTION = 200
-CATCH_UP_SPAN = timedelta(days=7)  # longest time that one run charges after a standstill
+CATCH_UP_SPAN = timedelta(days=7)  # longest time that one round charges after an outage
 CATCH_UP_ROUNDS = 6
-# Watermarks are whole seconds. The watermark of a retired GPU stays at the second of its retirement. Without
-# this condition, the watermark would limit the span of the GPUs that are charged together with it.
+# This condition excludes retired GPUs that are charged completely. Their old watermarks would otherwise limit
+# the span of all GPUs of the same transaction. A complete watermark is the second of the retirement: it is
+# less than one second before ``retired_at``.
 _NOT_FULLY_CHARGED = Q(gpu__retired_at=None) | Q(gpu__retired_at__gte=F("until") + timedelta(seconds=1))
 
 
@@ -42,9 +46,9 @@ class ChargeRunResult:
 
 
 def charge_all_gpus(now: datetime) -> ChargeRunResult:
-    """Charge every GPU up to the last full hour, or up to a later change of the GPU. Then settle late facts.
+    """Charge every GPU up to the last full hour, or up to its last change after that hour.
 
-    Charges end at ``now - REPORTING_LAG`` at the latest.
+    Also corrects earlier charges after late facts. No charge ends after ``now - REPORTING_LAG``.
     """
     done = ChargeRunResult()
     limit = floor_to_second(now - REPORTING_LAG)
@@ -64,11 +68,11 @@ def charge_all_gpus(now: datetime) -> ChargeRunResult:
 def charge_past(
     gpu_ids: Collection[int], since: datetime, now: datetime, on_day: Callable[[datetime], None] | None = None
 ) -> int:
-    """Charge the time from ``since`` to the first existing charges of each GPU. Return the number of lines.
+    """Charge the time from ``since`` to the start of each GPU's charges. Return the number of lines.
 
-    Use this function for history that was loaded after charging began. A GPU without charges starts at
-    ``since`` and is charged by the next ``charge_all_gpus``. ``on_day`` is called with each charged day,
-    newest first.
+    Use this function for history that was loaded after charging began. A GPU without charges only gets a
+    watermark at ``since``. The next ``charge_all_gpus`` charges such a GPU from there. ``on_day`` is called
+    with the start of each charged day, newest day first.
     """
     written = 0
     begins = dict(ChargedUntil.objects.filter(gpu__in=gpu_ids).values_list("gpu_id", "since"))
@@ -82,7 +86,7 @@ def charge_past(
 
 
 def _start_charging_new_gpus(limit: datetime) -> None:
-    """Create the missing watermarks, each at the creation time of its GPU."""
+    """Create a watermark for each GPU that has none, at the time at which the GPU was created."""
     new = (
         Gpu.objects.filter(charged=None, created_at__lt=limit).values_list("pk", "created_at").order_by("pk")
     )
@@ -92,7 +96,10 @@ def _start_charging_new_gpus(limit: datetime) -> None:
 
 
 def _charge_forward(ids: Sequence[int], hour: datetime, limit: datetime, now: datetime) -> int:
-    """Charge the GPUs from their watermarks, at most CATCH_UP_SPAN at once. Return the number of lines."""
+    """Charge the GPUs from their watermarks, at most CATCH_UP_SPAN at once. Return the number of lines.
+
+    ``hour`` is the last full hour. ``limit`` is the time up to which charging is allowed.
+    """
     behind = ChargedUntil.objects.filter(_NOT_FULLY_CHARGED, gpu__in=ids, until__lt=limit)
     untils = dict(behind.values_list("gpu_id", "until"))
     if not untils:
@@ -113,9 +120,11 @@ def _charge_forward(ids: Sequence[int], hour: datetime, limit: datetime, now: da
 
 
 def _charge_end(gpu: GpuChargingInputs, until: datetime, hour: datetime, limit: datetime) -> datetime:
-    """Return the time up to which to charge this GPU: the last full hour, or a later change of the GPU.
+    """Return the time up to which to charge a GPU whose watermark is ``until``.
 
-    Charging in full hours keeps the number of lines low. Charging up to a change bills ended work at once.
+    The result is the last full hour, or the last change of the GPU if that is later. Full hours keep the
+    number of lines low. A charge up to the last change bills ended work at once. A retired GPU is charged up
+    to its retirement.
     """
     if gpu.retired_at is not None and gpu.retired_at <= limit:
         return floor_to_second(gpu.retired_at)
@@ -124,9 +133,9 @@ def _charge_end(gpu: GpuChargingInputs, until: datetime, hour: datetime, limit: 
 
 
 def _claim_spans(stretches: Sequence[tuple[int, datetime, datetime]]) -> list[int]:
-    """Move the watermarks from old to new. Return the GPUs whose watermark this call has moved.
+    """Move the watermark of each (GPU id, old time, new time). Return the ids of the GPUs that were moved.
 
-    Of two concurrent runs, only one moves the watermark of a GPU.
+    A watermark is moved only if it still is at the old time. Of two concurrent runs, only one moves it.
     """
     with connection.cursor() as cursor:
         cursor.execute(
@@ -146,9 +155,9 @@ def _charge_backward(
     now: datetime,
     on_day: Callable[[datetime], None] | None,
 ) -> int:
-    """Charge ``[since, until)`` day by day, newest first, so that the charged time is always one span.
+    """Charge ``[since, until)`` day by day, newest day first. Return the number of lines.
 
-    Uses one transaction per day. Returns the number of lines.
+    Each day is one transaction. Because the newest day is first, the charged time of a GPU never has a gap.
     """
     written = 0
     end = until

@@ -1,4 +1,7 @@
-"""Load the inputs of charging as values of ``telemetry.core``, with a fixed number of queries."""
+"""Load the facts from which GPU time is charged, as value types of ``telemetry.core``.
+
+The number of queries does not depend on the number of GPUs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ HEALTHY_HOST_STATE: HostState = (LeaseState.ALIVE, AdminState.IN_SERVICE, Repair
 
 @dataclass
 class GpuChargingInputs:
-    """One GPU with its pool and its timeline."""
+    """One GPU, the ids of its pool and host, and the timeline that determines its charges."""
 
     id: int
     model: str
@@ -126,7 +129,10 @@ def _load_reserved_slots(gpus: Collection[int], period: TimestamptzRange) -> dic
 def _load_condition_changes(
     gpus: dict[int, GpuChargingInputs], start: datetime, end: datetime
 ) -> dict[int, list[GpuConditionChange]]:
-    """Return the changes of each GPU's condition, derived from the states of the GPU and its host."""
+    """Return the changes of each GPU's condition, derived from the states of the GPU and its host.
+
+    The last change up to ``start`` is included, because it determines the condition at ``start``.
+    """
     hosts = {gpu.host for gpu in gpus.values()}
     host_changes: dict[int, list[tuple[datetime, HostState]]] = defaultdict(list)
     last_before = (
@@ -186,7 +192,10 @@ def gpu_condition(host: HostState, gpu_repair: str) -> GpuCondition:
 
 
 def last_change_in(gpu: GpuChargingInputs, start: datetime, end: datetime) -> datetime | None:
-    """Return the last time in ``(start, end]`` at which a hold, reservation or condition changed, or None."""
+    """Return the last time in ``(start, end]`` at which a hold, a reservation or the condition changed.
+
+    Returns None if nothing changed.
+    """
     moments: list[datetime | None] = []
     for hold in gpu.time.holds:
         moments += [hold.start, hold.end]

@@ -16,12 +16,17 @@ from telemetry.money.reconciliation import reconcile_costs
 
 
 def close_checks(month: date) -> list[dict[str, Any]]:
-    """Return the result of every check before closing a month, each as ``{"check", "ok", "figures"}``."""
+    """Return the results of all checks that a month must pass before it is closed.
+
+    Each result has the keys ``check`` (the condition in words), ``ok`` (True or False) and ``figures`` (the
+    numbers behind the result).
+    """
     start, end = month_bounds(month)
     behind = ChargedUntil.objects.filter(until__lt=end, since__lt=end)
     behind = behind.filter(Q(gpu__retired_at=None) | Q(gpu__retired_at__gte=end))
     never = Gpu.objects.filter(charged=None, created_at__lt=end)
-    # Loaded history is charged backwards. A month stays open until its GPUs are charged from their creation.
+    # Loaded history is charged backwards in time. A month can be closed only when each of its GPUs is charged
+    # from the creation of the GPU.
     late = ChargedUntil.objects.filter(since__gt=start, gpu__created_at__lt=end).filter(
         since__gt=F("gpu__created_at")
     )
@@ -75,9 +80,10 @@ def _check_result(condition: str, ok: bool, figures: dict[str, Any]) -> dict[str
 
 
 def _gpus_with_wrong_seconds(month: date, start: datetime, end: datetime) -> list[dict[str, Any]]:
-    """Return the GPUs whose lines do not cover their time in the month exactly once.
+    """Return the GPUs whose lines do not sum to the time of the GPU that is charged in the month.
 
-    Corrections of older months do not interfere, because they sum to zero.
+    The slot-seconds of a GPU's lines must equal 840 times its charged seconds. Lines that correct older
+    months do not change the sum, because reversals and new lines cancel out.
     """
     written = dict(
         Charge.objects.filter(month=month)

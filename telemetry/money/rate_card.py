@@ -13,7 +13,7 @@ from telemetry.models import Price
 class RateCard:
     """The cost and the price of GPU models over time.
 
-    A pool's own price takes precedence over the price for all pools.
+    From the date of a pool's first own price, the pool's own prices replace the prices for all pools.
     """
 
     def __init__(self, prices: Iterable[Price]) -> None:
@@ -25,7 +25,7 @@ class RateCard:
     def rates(self, pool: int | None, model: str) -> tuple[Rate, ...]:
         """Return the rates of a model in a pool, in order of time.
 
-        ``pool`` is None for pools without own prices.
+        If ``pool`` is None, return the rates for pools without own prices.
         """
         general = self._own.get((None, model), [])
         special = self._own.get((pool, model), []) if pool is not None else []

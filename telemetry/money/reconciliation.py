@@ -1,10 +1,15 @@
 """Reconcile charges with the cost of the GPUs, per pool and month.
 
-``charged - margin + uncharged + idle + overhead == cost of the GPUs`` holds exactly, to the ledger's last
-decimal. The right side is computed from the rate card and the GPUs' times alone. ``uncharged`` is the cost of
-work that was lost to preemption or hardware. ``idle`` is the cost of time in which nobody held the GPU, and
-``overhead`` the cost of unhealthy time and maintenance. ``margin`` is the price of charged lines less their
-cost. A discount makes ``margin`` negative.
+This equation must hold exactly, to the last decimal of the ledger: ``charged - margin + uncharged + idle +
+overhead == cost``
+
+- ``charged``: the charges to teams.
+- ``margin``: the price of the charged lines less their cost. A discount makes it negative.
+- ``uncharged``: the cost of work that was lost to preemption or hardware.
+- ``idle``: the cost of time in which nobody held the GPU.
+- ``overhead``: the cost of unhealthy time and maintenance.
+- ``cost``: the cost of the GPUs, computed from the rate card and the charged time of each GPU. The charge
+  lines are not used.
 """
 
 from __future__ import annotations
@@ -32,9 +37,9 @@ OVERHEAD_BUCKETS = (ChargeBucketChoices.UNHEALTHY, ChargeBucketChoices.MAINTENAN
 
 @dataclass(frozen=True)
 class CostReconciliation:
-    """The reconciliation of one pool and month, in ledger decimals.
+    """The reconciliation of one pool and month. Amounts have the decimals of the ledger.
 
-    ``holds`` is True if both sides of the equation are equal.
+    ``holds`` is True if both sides of the module's equation are equal.
     """
 
     pool: int
@@ -48,7 +53,7 @@ class CostReconciliation:
 
     @property
     def total(self) -> Decimal:
-        """Return the left side of the equation."""
+        """Return the left side of the equation: charged - margin + uncharged + idle + overhead."""
         return self.charged - self.margin + self.uncharged + self.idle + self.overhead
 
     @property
@@ -57,10 +62,11 @@ class CostReconciliation:
 
 
 def reconciliation_in_cents(pools: Sequence[CostReconciliation]) -> list[dict[str, str]]:
-    """Return the reconciliations rounded to cents, as strings. In each line the equation holds exactly.
+    """Return one row per pool, with amounts rounded to cents, as strings.
 
-    The sums of ``charged`` and ``cost`` over the pools equal the month's totals (``statement_totals``) to the
-    cent. The other columns absorb the rounding difference.
+    If the equation holds for the exact amounts, it also holds for the rounded amounts of the row. The sums of
+    ``charged`` and ``cost`` over the pools equal the month's totals (``statement_totals``) to the cent. The
+    other columns absorb the rounding difference.
     """
     charged = round_parts([pool.charged for pool in pools])
     costs = round_parts([pool.cost for pool in pools])
@@ -68,9 +74,10 @@ def reconciliation_in_cents(pools: Sequence[CostReconciliation]) -> list[dict[st
 
 
 def _imbalance_in_cents(pool: CostReconciliation) -> Decimal:
-    """Return the difference of the two sides, rounded to cents.
+    """Return the left side of the equation minus the right side, rounded to cents.
 
-    If the sides differ, the result is at least one cent, so that rounding cannot hide the difference.
+    If the sides differ, the result is at least one cent in absolute value, so that rounding cannot hide the
+    difference.
     """
     by = pool.total - pool.cost
     return ZERO if pool.holds else max(CENT, round_amount(by)) if by > 0 else min(-CENT, round_amount(by))
@@ -127,7 +134,7 @@ def _reconcile_pool(
 def asset_cost_by_pool(month: date) -> dict[int, Decimal]:
     """Return the cost of each pool's GPUs over the charged part of the month, by pool id.
 
-    The cost is computed from the rate card alone.
+    The cost is computed from the rate card, without the charge lines.
     """
     start, end = month_bounds(month)
     gpus = list(

@@ -1,7 +1,7 @@
-"""Correct charges after late facts: host state changes and allocation ends that became known after charging.
+"""Correct charges after late facts: host state changes and allocation ends that arrive after the charge.
 
-Each fact is compared with the ledger once. Differences are corrected by reversals and new lines. No line is
-edited.
+To settle a fact means to compare it once with the ledger. Differences are corrected by reversals and new
+lines. No line is edited.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ SETTLEMENTS_PER_RUN = 500
 
 
 def settle_state_changes(now: datetime) -> int:
-    """Correct charges after new host state changes in charged time. Return the number of reversed lines."""
+    """Settle new host state changes. Return the number of reversed lines.
+
+    A change is late if it lies in time that is already charged. Only late changes need corrections.
+    """
     waiting = list(
         HostStateChange.objects.filter(settledstatechange=None).order_by("pk")[:SETTLEMENTS_PER_RUN]
     )
@@ -37,7 +40,8 @@ def settle_state_changes(now: datetime) -> int:
     late = {
         change.pk: [entry for entry in charged[change.host_id] if entry[1] > change.at] for change in waiting
     }
-    # Hundreds of changes may arrive at once, and few of them are late. Settle all others in one query.
+    # Hundreds of changes may arrive at once, and few of them are late. Mark the changes that are not late in
+    # one query.
     _mark_settled([change for change in waiting if not late[change.pk]], now)
     corrected = 0
     for change in waiting:
@@ -54,13 +58,14 @@ def _mark_settled(changes: Sequence[HostStateChange], now: datetime) -> None:
 
 
 def settle_allocations(now: datetime) -> int:
-    """Compare each ended allocation once with its charges. Return the number of reversed lines.
+    """Settle ended allocations. Return the number of reversed lines.
 
-    Lost time and late ends are corrected.
+    The charges of an ended allocation are compared with its final facts. Charges are wrong if work was lost,
+    or if the end became known after the charge.
     """
     ended = (
         Allocation.objects.filter(settledallocation=None, period__endswith__isnull=False)
-        # The end of an allocation has fractions of a second; charges end at whole seconds.
+        # An allocation may end within a second, but charges end at whole seconds. Allow for the difference.
         .filter(unit__gpu__charged__until__gt=F("period__endswith") - timedelta(seconds=1))
         .select_related("run", "workload", "unit")
         .order_by("pk")[:SETTLEMENTS_PER_RUN]
@@ -84,7 +89,10 @@ def settle_allocations(now: datetime) -> int:
 
 
 def _charged_totals(allocations: Sequence[int]) -> dict[int, tuple[int, datetime | None]]:
-    """Return (net charged slot-seconds, end of the last line) by allocation."""
+    """Return (charged slot-seconds after reversals, end of the last line) by allocation id.
+
+    The end is None for an allocation without lines.
+    """
     rows = Charge.objects.filter(allocation__in=allocations, bucket=ChargeBucketChoices.USED).values(
         "allocation"
     )
@@ -98,9 +106,9 @@ def _charged_totals(allocations: Sequence[int]) -> dict[int, tuple[int, datetime
 
 
 def _matches_final_state(allocation: Allocation, slot_seconds: int) -> bool:
-    """Return True if all time of the allocation is charged and none of it was lost.
+    """Return True if all time of the allocation is charged and no work was lost.
 
-    In this common case the lines of the allocation need not be read.
+    Such an allocation needs no correction, so its lines need not be loaded.
     """
     start, end = floor_to_second(allocation.period.lower), floor_to_second(allocation.period.upper)
     lost = lost_time(
@@ -163,14 +171,14 @@ def _write_correction(
 
 
 def _first_overlapping_line(piece: ChargePiece, originals: Sequence[Charge]) -> Charge:
-    """Return the first original line that overlaps the piece. The new line refers to it."""
+    """Return the first reversed line that overlaps ``piece``. The new line refers to it by ``corrects``."""
     return next(line for line in originals if line.start < piece.end and line.end > piece.start)
 
 
 def _reversal_of(line: Charge, closed: set[date], now: datetime) -> Charge:
     """Return an unsaved line that cancels ``line``.
 
-    If the month of ``line`` is not open, the new line has the current month.
+    If the month of ``line`` is in ``closed``, the new line gets the current month.
     """
     copied = {
         entry.attname: getattr(line, entry.attname)

@@ -31,7 +31,7 @@ CSV_COLUMNS = (
 def statement_csv(month: date, currency: str = "") -> str:
     """Return the lines of a month as CSV with a header.
 
-    For a closed month, the digest of the statement covers exactly this text.
+    For a closed month, the digest that the statement stores is the digest of exactly this text.
     """
     statement = Statement.objects.filter(month=month).first()
     if statement is not None and statement.state == StatementState.CLOSED:
@@ -68,8 +68,9 @@ def _format_share(share: float | None) -> str:
 
 
 def csv_safe_text(text: str) -> str:
-    """Return the text of a CSV cell.
+    """Return ``text`` as the safe content of a CSV cell.
 
-    An apostrophe is put before text that a spreadsheet would run as a formula (OWASP).
+    A spreadsheet would run text that begins with ``=`` or a similar character as a formula. An apostrophe is
+    put before such text, as OWASP recommends.
     """
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

@@ -1,4 +1,4 @@
-"""Build the lines of a statement: charges grouped by payer, rounded to cents, with idle cost allocated."""
+"""Build the lines of a statement: charges grouped by payer, rounded to cents, with idle cost divided."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from telemetry.money.reconciliation import IDLE_BUCKETS
 class StatementEntry:
     """One line of a statement. Amounts are rounded to cents.
 
-    Shares are parts of the line's slot-seconds; None if unknown.
+    ``covered_share`` is the part of the held time that samples cover. ``used_share`` is the mean utilisation
+    of the covered time. Shares are between 0 and 1; None means unknown.
     """
 
     pool: str
@@ -41,9 +42,9 @@ class StatementEntry:
 
 
 def statement_lines(month: date) -> list[StatementEntry]:
-    """Return the lines of a month: the frozen lines if it is closed, else lines computed now.
+    """Return the lines of a month. The amounts of the lines sum to the totals of the month.
 
-    The lines sum to the totals of the month.
+    For a closed month, the frozen lines are returned. Otherwise the lines are computed from the charges.
     """
     statement = Statement.objects.filter(month=month).first()
     if statement is not None and statement.state == StatementState.CLOSED:
@@ -116,7 +117,10 @@ def _entry_of_group(group: dict[str, Any], amount: Decimal, cost: Decimal) -> St
 def _allocate_idle_cost(
     line: StatementEntry, all_lines: Sequence[StatementEntry], idle_payer: str
 ) -> list[StatementEntry]:
-    """Split an idle line among the teams that pay for it. Return any other line unchanged."""
+    """Divide an idle line among the teams that pay for idle GPUs. Return any other line unchanged.
+
+    If the operator pays, or if no team has a weight, the idle line is returned unchanged too.
+    """
     if line.bucket not in IDLE_BUCKETS or idle_payer == IdlePayer.OPERATOR:
         return [line]
     weights = (
@@ -148,7 +152,7 @@ def _allocate_idle_cost(
 
 
 def _guarantee_weights(line: StatementEntry) -> dict[str, Decimal]:
-    """Return the guaranteed slots by team for the pool and the model of ``line``."""
+    """Return the guaranteed slots by team name, for the pool and the model of ``line``."""
     rows = Quota.with_removed.filter(pool__name=line.pool, model=line.model).values_list(
         "team__name", "guaranteed_slots"
     )
@@ -156,7 +160,7 @@ def _guarantee_weights(line: StatementEntry) -> dict[str, Decimal]:
 
 
 def _usage_weights(line: StatementEntry, all_lines: Sequence[StatementEntry]) -> dict[str, Decimal]:
-    """Return the charged GPU-hours by team for the pool and the model of ``line``."""
+    """Return the charged GPU-hours by team name, for the pool and the model of ``line``."""
     weights: dict[str, Decimal] = defaultdict(Decimal)
     for other in all_lines:
         if (

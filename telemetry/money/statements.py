@@ -51,9 +51,10 @@ def get_or_create_statement(month: date) -> Statement:
 
 
 def statement_totals(month: date) -> dict[str, Any]:
-    """Return the totals of a month.
+    """Return the totals of a month. For a closed month, these are the stored totals.
 
-    They contain charged and cost in cents, the GPU-hours by bucket, and the cost reconciliation by pool.
+    ``charged`` and ``cost`` are rounded to cents, and ``gpu_hours`` are by bucket. ``pools`` is the cost
+    reconciliation of each pool in cents, and ``exact`` is the same reconciliation without rounding.
     """
     statement = Statement.objects.filter(month=month).first()
     if statement is not None and statement.state == StatementState.CLOSED:
@@ -122,7 +123,10 @@ def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "
 
 
 def _transition(month: date, old: StatementState, new: StatementState, **also: Any) -> bool:
-    """Change the state by compare-and-swap. Return False if the state was no longer ``old``."""
+    """Change the state by compare-and-swap. Return False if the state was no longer ``old``.
+
+    ``also`` contains other columns to set in the same update.
+    """
     if new not in STATEMENT_TRANSITIONS[old]:
         raise ValueError(f"statement: {old} -> {new}")
     return Statement.objects.filter(month=month, state=old).update(state=new, **also) == 1
