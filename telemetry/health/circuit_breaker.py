@@ -1,10 +1,11 @@
 """Detect hosts on which runs of different workloads keep failing.
 
-The rule ``breaker:attempts`` closes these hosts for new work. The rule sets the number of failures, the
-window and the action. Failures count by independent source, because a fault of the workload is no evidence
-against the host:
+The health rule ``breaker:attempts`` sets the number of failures, the window and the action. By default it
+closes such a host for new work.
 
-- Failures of one workload on several hosts do not count.
+Failures are counted by independent source, because a fault of the workload is no evidence against the host:
+
+- Failures of a workload that failed on several hosts do not count.
 - Failures of one array count once.
 - Failed programs and failed starts of one owner count once, because they may share a broken environment, a
   full home or a missing file.
@@ -29,7 +30,10 @@ HOST_FAULT_OUTCOMES = (ReasonCode.START_FAILED, ReasonCode.GPU_ERROR, ReasonCode
 
 
 def record_failing_hosts(now: datetime) -> int:
-    """Record an event for each host in service with too many recent failures. Return the number of events."""
+    """Record an event for each host in service that has too many recent failures.
+
+    Returns the number of new events.
+    """
     rule = HealthRule.objects.filter(code=BREAKER_CODE).first()
     if rule is None:
         return 0
@@ -52,9 +56,9 @@ def record_failing_hosts(now: datetime) -> int:
 
 
 def _recent_failed_runs(since: datetime) -> list[Run]:
-    """Return runs that ended after ``since`` and may have failed because of the host.
+    """Return the runs that ended after ``since`` and may have failed because of the host.
 
-    Their workloads are loaded too.
+    The workloads of the runs are loaded in the same query.
     """
     rows = Run.objects.filter(
         ended_at__gt=since, outcome__in=(*HOST_FAULT_OUTCOMES, ReasonCode.FAILED), workload__simulated=False
@@ -91,8 +95,8 @@ def _failure_source(run: Run, went_well: set[int]) -> tuple[str, int]:
     """Return the source of a failure. Failures with equal sources count once.
 
     ``went_well`` contains the ids of runs whose workload later ran on another host. A program that exits with
-    an error counts by its owner. The owner decides where the program fails, and must not be able to close a
-    host alone.
+    an error counts by its owner. Owners can make their programs fail on a host of their choice, and one owner
+    alone must not be able to close a host.
     """
     if run.pk in went_well and run.outcome != ReasonCode.FAILED:
         return "workload", run.workload_id
@@ -106,9 +110,10 @@ def _failure_source(run: Run, went_well: set[int]) -> tuple[str, int]:
 
 
 def _last_return_to_service(host: Host, since: datetime) -> datetime | None:
-    """Return the time after ``since`` at which a closed host last returned to service; None if there is none.
+    """Return the time at which the host last returned to service after it had been closed.
 
-    Operators have examined the failures before this time.
+    Failures before this time do not count, because operators have examined them. Returns None if the host did
+    not return after ``since``.
     """
     changes = HostStateChange.objects.filter(host=host)
     closed = changes.exclude(admin_state=AdminState.IN_SERVICE).order_by("-at", "-pk").first()
@@ -121,7 +126,10 @@ def _last_return_to_service(host: Host, since: datetime) -> datetime | None:
 def _record_breaker_event(
     host: Host, runs: list[Run], different: int, rule: HealthRule, now: datetime
 ) -> bool:
-    """Record the event of a host, at most once for the same last failed run. Return True if it is new."""
+    """Record the event of a host, at most once for the same last failed run. Return True if it is new.
+
+    ``different`` is the number of independent sources of the failures.
+    """
     counts = Counter(run.outcome for run in runs)
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     _, created = HealthEvent.objects.get_or_create(

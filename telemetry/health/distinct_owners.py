@@ -14,8 +14,8 @@ from datetime import datetime, timedelta
 from scheduler.models import Allocation
 from telemetry.models import HealthEvent
 
-# Time before an event in which a holder may have caused it: covers clock skew and the delay of the driver's
-# log.
+# An owner who held the GPU within this time before an event may have caused the event. The tolerance covers
+# clock skew and the delay of the driver's log.
 TIMESTAMP_TOLERANCE = timedelta(minutes=2)
 MAX_EVENTS = 50  # at most this many of the newest events are examined
 MAX_EXACT_OWNERS = 3  # for more owners, the result is a lower bound
@@ -24,9 +24,9 @@ OwnerIds = frozenset[int]
 
 
 def count_distinct_causes(events: Sequence[HealthEvent], enough: int) -> int:
-    """Return the minimum number of causes of these events of one GPU or one host, at most ``enough``.
+    """Return the smallest number of causes that can explain the events, at most ``enough``.
 
-    Runs one query.
+    All events belong to one GPU, or all belong to one host. Runs one query.
     """
     examined = sorted(events, key=lambda event: (event.at, event.pk))[-max(MAX_EVENTS, enough) :]
     owner_sets = _owners_of_events(examined)
@@ -38,9 +38,9 @@ def count_distinct_causes(events: Sequence[HealthEvent], enough: int) -> int:
 
 
 def _owners_of_events(events: Sequence[HealthEvent]) -> list[OwnerIds]:
-    """Return, for each event, the owners who held the GPU (or host) around the time of the event.
+    """Return, for each event, the owners who held the GPU (or a GPU of the host) around the event.
 
-    This time lasts from TIMESTAMP_TOLERANCE before the event until the event was received.
+    The relevant time lasts from TIMESTAMP_TOLERANCE before the event until the event was received.
     """
     if not events:
         return []
@@ -69,8 +69,8 @@ def _overlaps(lower: datetime, upper: datetime | None, begin: datetime, end: dat
 def minimum_hitting_set_size(events: Iterable[OwnerIds], enough: int) -> int:
     """Return the size of the smallest set of owners that explains every event, at most ``enough``.
 
-    Each event lists its possible owners. Above MAX_EXACT_OWNERS the result is a lower bound, which limits the
-    computing time for any number of events and owners.
+    An event is given as the set of its possible owners. Above MAX_EXACT_OWNERS, the result is a lower bound:
+    this limits the computing time for any number of events and owners.
     """
     groups = _minimal_owner_sets(events)
     least = _count_disjoint(groups)

@@ -40,7 +40,10 @@ def record_missing_gpus(now: datetime) -> int:
 
 
 def missing_gpu_detail(gpu: Gpu) -> str:
-    """Return the event's detail: the GPU's uuid and, if it was not well, its earlier repair state."""
+    """Return the event's detail: the GPU's uuid.
+
+    If the GPU was not well before, its earlier repair state and the reason follow.
+    """
     before = (
         "" if gpu.repair_state == RepairState.WELL or gpu.state_reason == NOT_REPORTED else gpu.state_reason
     )

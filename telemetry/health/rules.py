@@ -30,7 +30,7 @@ GPUS_PER_QUARANTINE = 8
 
 
 def apply_rules_to_events(now: datetime) -> int:
-    """Apply the rules to unhandled events, and return the number of events that changed something.
+    """Apply the rules to unhandled events. Return the number of events whose action changed something.
 
     Each event is claimed, so concurrent runs act on it only once.
     """
@@ -68,11 +68,11 @@ def purge_old_events(now: datetime) -> int:
 
 
 def _action_by_rule(event: HealthEvent, rule: HealthRule | None) -> str:
-    """Return the rule's action if the event was repeated often enough in the window, else ``note``."""
+    """Return the rule's action if the event was repeated often enough in the window; otherwise ``note``."""
     if rule is None:
         return Action.NOTE
     if event.code == circuit_breaker.BREAKER_CODE:
-        return rule.action  # the breaker has counted the repeats already
+        return rule.action  # the circuit breaker has already counted the failures
     since = event.at - timedelta(seconds=rule.window_seconds)
     same = HealthEvent.objects.filter(
         host=event.host_id, gpu=event.gpu_id, code=event.code, at__gt=since, at__lte=event.at
@@ -114,8 +114,8 @@ def _within_closure_limit(event: HealthEvent, action: str, now: datetime) -> boo
 def public_detail(event: HealthEvent) -> str:
     """Return the part of an event's detail that everybody who sees the host may read.
 
-    The driver's log names pid and command of the process; only operators and auditors may know whose process
-    it was.
+    The driver's log names the pid and the command of the process. This part is removed, because only
+    operators and auditors may know whose process it was.
     """
     if event.code == stray_processes.STRAY_CODE:
         return "a process outside workloads uses it"
@@ -129,8 +129,8 @@ def event_title(code: str, meaning: str) -> str:
 
 def _take_action(event: HealthEvent, rule: HealthRule | None, action: str, now: datetime) -> bool:
     """Carry out ``action``. Return True if it changed something."""
-    # The reason contains no private detail, because it appears on the host's page and in notices to owners of
-    # affected work.
+    # The reason contains no private detail, because it appears on the host's page and in notices to the
+    # owners of affected work.
     title, detail = event_title(event.code, rule.meaning if rule is not None else ""), public_detail(event)
     says_no_more = event.code == stray_processes.STRAY_CODE and rule is not None
     reason = (f"{title}: {detail}" if detail and not says_no_more else title)[:300]

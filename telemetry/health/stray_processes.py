@@ -1,7 +1,7 @@
 """Store stray processes. A stray process uses a GPU and belongs to no workload that holds this GPU.
 
-Each process is recorded as one event when it is first seen. If an agent only counts stray processes, there is
-one event per unit and hour.
+Each process is recorded as one event when it is first seen. Some agents report only the number of stray
+processes. In this case, one event per unit and hour is recorded.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ COUNT_DEDUPLICATION_WINDOW = timedelta(minutes=2)
 def sync_stray_rows(host: Host, seen: Sequence[StraySeen], now: datetime) -> bool:
     """Make the host's stray rows match its report. Return True if a process is new.
 
-    Rows of unreported processes are marked as gone. Processes on GPUs that the host does not have are
-    ignored.
+    Rows of processes that are no longer reported are marked as gone. Processes on GPUs that the host does not
+    have are ignored.
     """
     locks.hosts([host.pk])
-    # A GPU may have several rows. Its present row comes last.
+    # A GPU may have several rows. The row that is not retired comes last and overwrites the others in the
+    # dict.
     rows = Gpu.objects.filter(host=host).order_by(F("retired_at").asc(nulls_last=True), "pk")
     gpus = {gpu.uuid: gpu for gpu in rows}
     known = {(row.gpu_id, row.pid, row.started): row for row in Stray.objects.filter(host=host, gone_at=None)}
@@ -91,9 +92,9 @@ def stray_event_id(stray: Stray) -> str:
 
 
 def previously_reported(events: Sequence[HealthEvent]) -> set[int]:
-    """Return the ids of events about processes that their hosts reported before.
+    """Return the ids of the events whose process had already been reported by the host before.
 
-    Such a process was reported on another GPU, for example. Runs one query.
+    Example: a process that begins to use a second GPU is reported again. Runs one query.
     """
     named = {event.event_id: event.pk for event in events}
     earlier = Stray.objects.filter(
@@ -107,7 +108,11 @@ def previously_reported(events: Sequence[HealthEvent]) -> set[int]:
 
 
 def record_stray_counts(seen: Mapping[tuple[int, int], tuple[float, int]], now: datetime) -> None:
-    """Record one event per (host, unit) and hour. ``seen`` gives the time and number of stray processes."""
+    """Record one event per (host, unit) and hour for stray processes that agents have only counted.
+
+    ``seen`` gives (time in seconds since the epoch, number of processes) by (host id, unit id). Hosts that
+    have reported the processes themselves are skipped.
+    """
     if not seen:
         return
     reported_hosts = set(

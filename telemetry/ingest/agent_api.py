@@ -1,6 +1,6 @@
-"""Accept sample batches, hardware events and stray processes from the edge.
+"""Accept sample batches, hardware events and stray processes from the edge, the server for agents.
 
-The functions return at once, and workers process the data later.
+The functions only queue or store the data. Workers process it later.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from telemetry.models import HealthEvent, HealthRule
 
 log = logging.getLogger(__name__)
 
-# The stream drops the oldest batches above this number. Agents resend them, because they were not
-# acknowledged.
+# Above this number the stream drops the oldest batches. Agents send the dropped batches again, because no
+# acknowledgement arrives.
 STREAM_MAX_BATCHES = 20_000
 MAX_CODES_PER_RUN = 50
 HEALTH_TASK = "telemetry.tasks.health"
 
 
 def enqueue_batch(host_id: int, batch: SampleBatch, now: datetime) -> None:
-    """Append a batch to the stream.
+    """Append a batch to the Redis stream. Raises redis.RedisError if Redis is unavailable.
 
-    ``committed_sequence`` acknowledges the batch once it is in the database. A periodic task drains the
-    stream every second, because waking a worker for a few batches would cost several times as much. Raises
-    redis.RedisError if Redis is unavailable. The agent keeps the batch and resends it.
+    The batch is acknowledged by ``committed_sequence`` once it is in the database. Until then, the agent
+    keeps the batch and can send it again. A periodic task drains the stream every second. It would cost
+    several times as much to wake a worker for a few batches.
     """
     redis_client().xadd(
         SAMPLE_STREAM_KEY,
@@ -49,7 +49,10 @@ def enqueue_batch(host_id: int, batch: SampleBatch, now: datetime) -> None:
 
 
 def committed_sequence(host_id: int) -> int:
-    """Return the sequence number up to which all batches of this host are in the database; 0 for none."""
+    """Return the sequence number up to which all batches of this host are in the database.
+
+    Returns 0 if the host has no batches in the database.
+    """
     # This is plain SQL, because the query runs at every sync and the ORM takes twice as long.
     with database.cursor() as cursor:
         cursor.execute("SELECT sequence FROM telemetry_samplewatermark WHERE host_id = %s", (host_id,))
@@ -60,11 +63,11 @@ def committed_sequence(host_id: int) -> int:
 def record_health_event(host_id: int, health: Health, now: datetime) -> bool:
     """Store one hardware event and wake the health worker. Return False if the event was already stored.
 
-    An event with a future timestamp gets the time of its arrival. An event of a GPU that the host does not
-    have is stored without a GPU.
+    If the timestamp of the event is in the future, the time of arrival is stored. If the host does not have
+    the event's GPU, the event is stored without a GPU.
     """
     at = min(_to_datetime(health.ts, now), now)
-    # A host that moved to another pool has older rows of its GPUs.
+    # A host that moved to another pool has several rows for one GPU. Prefer the row that is not retired.
     gpu = (
         Gpu.objects.filter(host=host_id, uuid=health.gpu)
         .order_by(F("retired_at").desc(nulls_first=True), "-pk")
@@ -88,10 +91,11 @@ def record_health_event(host_id: int, health: Health, now: datetime) -> bool:
 
 
 def gpu_fault_codes(runs: Iterable[RunSeen]) -> frozenset[str]:
-    """Return the codes of hardware faults that were reported for these runs' GPUs. At most one query.
+    """Return the codes of hardware faults among the GPU events that ``runs`` report. At most one query.
 
-    A code is a hardware fault if its health rule closes the GPU or the host, and if no program can cause the
-    event. The rule's ``repeats`` is ignored, because the first event already makes the program fail.
+    A code is a hardware fault if its health rule takes the GPU or the host out of service, and if no program
+    can cause the event. The rule's ``repeats`` is ignored, because the first event already makes the program
+    fail.
     """
     codes = {code for run in runs for code in run.gpu_events[:MAX_CODES_PER_RUN] if code.isprintable()}
     if not codes:

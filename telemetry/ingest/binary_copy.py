@@ -26,8 +26,8 @@ COPY_SAMPLES_SQL = f"COPY telemetry_sample ({', '.join(SAMPLE_COLUMNS)}) FROM ST
 _POSTGRES_EPOCH_SECONDS = 946_684_800  # 2000-01-01 in seconds since 1970
 _BINARY_FORMATS = {"int4": (">i4", 4), "int8": (">i8", 8), "float8": (">f8", 8)}
 _COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
-# 2**44 microseconds are 203 days. With this many bits, a unit's position and a time fit into one sortable
-# integer.
+# The number of bits for a time in microseconds: 2**44 microseconds are 203 days. A sortable integer has the
+# position of a unit in its high bits and a time in these low bits.
 _TIMESTAMP_BITS = 44
 
 
@@ -46,7 +46,10 @@ def copy_samples(batches: Sequence[DecodedBatch]) -> None:
 
 
 def allocations_at(units: Ints, moments: Floats) -> Ints:
-    """Return the id of the allocation that held each unit at each time; 0 for none. Runs one query."""
+    """Return, for each index i, the id of the allocation that held ``units[i]`` at ``moments[i]``.
+
+    The id is 0 if no allocation held the unit. ``moments`` are in seconds since the epoch. Runs one query.
+    """
     base = math.floor(float(moments.min()))
     low, high = (
         datetime.fromtimestamp(base, UTC),

@@ -16,9 +16,10 @@ PARTITION_DAYS_AHEAD = 3
 
 
 def maintain_partitions(now: datetime) -> tuple[int, int]:
-    """Create partitions from yesterday to PARTITION_DAYS_AHEAD, and drop expired partitions.
+    """Create partitions from yesterday to PARTITION_DAYS_AHEAD days after today, and drop expired partitions.
 
-    Returns the number of created partitions and the number of dropped partitions.
+    Also deletes expired minute rollups and old Batch rows. Returns the number of created partitions and the
+    number of dropped partitions.
     """
     retention = Retention.objects.filter(pk=1).first() or Retention()
     today = now.astimezone(UTC).date()
@@ -40,7 +41,10 @@ def maintain_partitions(now: datetime) -> tuple[int, int]:
 
 
 def _oldest_kept_day(now: datetime, days: int) -> datetime:
-    """Return the oldest time to keep. A day with buckets that must still be rolled up is always kept."""
+    """Return the time before which samples may be dropped.
+
+    Samples of buckets that must still be rolled up are always kept.
+    """
     oldest = now.astimezone(UTC) - timedelta(days=days)
     due = RollupDue.objects.order_by("bucket").values_list("bucket", flat=True).first()
     return oldest if due is None else min(oldest, due - timedelta(days=1))

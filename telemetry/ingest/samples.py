@@ -1,8 +1,11 @@
-"""Write the batches of the Redis stream as samples, each batch in one transaction with its Batch row.
+"""Write the sample batches of the Redis stream to the database.
 
-A batch that arrives twice is stored once, because Batch rows are unique. A late batch marks the buckets of
-its samples to be rolled up again. If Redis loses batches, agents resend them. An agent deletes a batch only
-after the watermark has passed it, and the watermark advances only after a commit.
+Each batch is written in one transaction with its Batch row. A batch that arrives twice is stored once,
+because Batch rows are unique. A late batch marks the buckets of its samples as due, so they are rolled up
+again.
+
+If Redis loses batches, agents send them again. An agent deletes a batch only after the host's watermark has
+passed it. The watermark passes only batches that are in the database.
 """
 
 from __future__ import annotations
@@ -46,7 +49,10 @@ MAX_SAMPLE_AGE = timedelta(days=180)  # older samples are rejected, regardless o
 
 @dataclass
 class IngestResult:
-    """The counts of one run. ``rejected`` counts rows; ``doubled`` counts batches stored earlier."""
+    """The counts of one run: stored batches, stored rows, rejected rows, and doubled batches.
+
+    A batch is doubled if it was stored earlier.
+    """
 
     batches: int = 0
     rows: int = 0
@@ -57,8 +63,8 @@ class IngestResult:
 def drain_stream(stream: redis.Redis, now: datetime, *, most: int = 3_000) -> IngestResult:
     """Write at most about ``most`` batches from the stream to the database, then delete them from the stream.
 
-    Two concurrent runs read the same batches, but each batch is stored only once. If a database error is
-    raised, the entries stay on the stream.
+    Two concurrent runs may read the same batches, but each batch is stored only once. If a database error is
+    raised, the batches stay on the stream.
     """
     done = IngestResult()
     taken = 0
@@ -107,7 +113,10 @@ def _sample_retention_days() -> int:
 
 
 def _unit_ids_by_host(hosts: Iterable[int]) -> dict[int, dict[str, int]]:
-    """Return unit ids by uuid for each host. If several units have one uuid, return the unit in service."""
+    """Return the unit ids by host id and uuid of the unit.
+
+    If several units have one uuid, the unit in service is returned.
+    """
     found: dict[int, dict[str, int]] = defaultdict(dict)
     rows = (
         Unit.objects.filter(gpu__host__in=hosts)
@@ -121,7 +130,11 @@ def _unit_ids_by_host(hosts: Iterable[int]) -> dict[int, dict[str, int]]:
 
 
 def _drop_invalid_rows(batch: DecodedBatch, unit_ids: dict[str, int], oldest: float, newest: float) -> None:
-    """Keep only rows of this host's units, between ``oldest`` and ``newest``, with readings within bounds."""
+    """Remove the invalid rows of ``batch``, and set ``batch.rejected`` to their number.
+
+    A valid row belongs to a unit of the host. Its time is between ``oldest`` and ``newest`` (seconds since
+    the epoch). Each of its readings is unknown or within the bounds of its type.
+    """
     ids = np.array([unit_ids.get(name, -1) for name in batch.names] or [-1], dtype=np.int64)
     units = ids[batch.index] if len(batch.index) else np.empty(0, np.int64)
     times, readings = batch.values[:, 0], batch.values[:, 1:]
@@ -136,7 +149,10 @@ def _drop_invalid_rows(batch: DecodedBatch, unit_ids: dict[str, int], oldest: fl
 
 
 def _minutes_to_roll_up(batches: Sequence[DecodedBatch]) -> set[tuple[int, int]]:
-    """Return (host, minute) for every minute that a sample covers in part."""
+    """Return (host id, start in seconds since the epoch) of every minute that samples may cover.
+
+    A sample also covers time before its timestamp, at most SAMPLE_REACH_SECONDS.
+    """
     due: set[tuple[int, int]] = set()
     for batch in batches:
         moments = batch.values[:, 0]
@@ -146,7 +162,10 @@ def _minutes_to_roll_up(batches: Sequence[DecodedBatch]) -> set[tuple[int, int]]
 
 
 def _stray_counts(batches: Sequence[DecodedBatch]) -> dict[tuple[int, int], tuple[float, int]]:
-    """Return the last (time, count) of stray processes by (host, unit), for units with stray processes."""
+    """Return the last (time, number of stray processes) by (host id, unit id).
+
+    Units without stray processes are left out.
+    """
     column = SAMPLE_COLUMNS.index("stray_processes") - 2
     seen: dict[tuple[int, int], tuple[float, int]] = {}
     for batch in batches:

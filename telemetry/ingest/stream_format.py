@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 SAMPLE_STREAM_KEY = "gpupool:samples"
 INT4, INT8, FLOAT8, PERCENT = "int4", "int8", "float8", "per cent"
-# The readings of a row after its ts; agent.protocol.SampleRow documents them.
+# The types of the readings that follow ts in a row. agent.protocol.SampleRow documents the readings.
 READING_KINDS = {
     "utilisation": PERCENT,
     "sm_active": PERCENT,
@@ -52,8 +52,7 @@ Ints = npt.NDArray[np.int64]
 class DecodedBatch:
     """A batch from the stream, with its readings as arrays.
 
-    ``index`` has the position of each row's unit in ``names``, and ``values`` has the ts and the readings of
-    each row. ``units`` is filled when the invalid rows are dropped.
+    ``names`` are the uuids of the batch's units. ``units`` is empty until the invalid rows are dropped.
     """
 
     host: int

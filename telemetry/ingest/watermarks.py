@@ -12,7 +12,8 @@ from telemetry.ingest.stream_format import (
 )
 from telemetry.models import Batch, SampleWatermark
 
-# A batch that is missing for this long will not arrive, because the agent's spool was full.
+# A batch that has been missing for this long will not arrive: the agent dropped it, because its spool was
+# full.
 MISSING_BATCH_TIMEOUT = timedelta(minutes=10)
 
 
@@ -45,7 +46,7 @@ def insert_new_batches(batches: Sequence[DecodedBatch]) -> list[DecodedBatch]:
 def advance_watermarks(hosts: set[int], now: datetime) -> None:
     """Advance each host's watermark to the last batch before the first missing batch.
 
-    A batch that has been missing for MISSING_BATCH_TIMEOUT is skipped.
+    A batch that has been missing for MISSING_BATCH_TIMEOUT no longer counts as missing.
     """
     ordered = sorted(hosts)
     SampleWatermark.objects.bulk_create(
@@ -80,9 +81,9 @@ def advance_watermarks(hosts: set[int], now: datetime) -> None:
 
 
 def prune_batches(now: datetime, *, days: int = 2) -> int:
-    """Delete old Batch rows below the watermark, and return the number of deleted rows.
+    """Delete old Batch rows up to the watermark, and return the number of deleted rows.
 
-    The rows are not needed, because the watermark already rejects these batches.
+    These rows are not needed to detect doubled batches, because the watermark already rejects such batches.
     """
     with connection.cursor() as cursor:
         cursor.execute(

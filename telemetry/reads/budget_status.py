@@ -16,7 +16,8 @@ from telemetry.money.budgets import forecast_month_end, month_spend
 class BudgetStatus:
     """A budget and its spending, in the budget's measure, rounded to two decimals.
 
-    ``forecast`` is None in the first three days of the month and after the month.
+    ``share`` is the spent part of the amount; None if the amount is zero. ``forecast`` is the expected
+    spending at the end of the month. It is None in the first three days of the month and after the month.
     """
 
     measure: str
@@ -58,9 +59,9 @@ def budget_status(budget: Budget, now: datetime) -> BudgetStatus:
 def forecast_spend(
     month: date, now: datetime, *, team: int | None = None, project: int | None = None
 ) -> Decimal | None:
-    """Return the forecast of the current month's charges; None in its first three days.
+    """Return the expected charges of a team or a project at the end of ``month``.
 
-    Returns None for any other month.
+    Returns None in the first three days of the month, and if ``month`` is not the current month.
     """
     if month != month_of(now):
         return None

@@ -35,8 +35,10 @@ DRILL_DOWN = ("cost_centre", "team", "project", "type", "workload")
 class ChargeGroup:
     """One row of a chargeback table. ``charged = used + idle + reserved_unused + unmeasured``, to the cent.
 
-    ``used`` is the charge of busy held time, ``idle`` the charge of the rest of the measured held time, and
-    ``unmeasured`` the charge of held time without samples.
+    - ``used``: the charge of measured held time, in proportion to its utilisation.
+    - ``idle``: the rest of the charge of measured held time.
+    - ``unmeasured``: the charge of held time without samples.
+    - ``reserved_unused``: the charge of reserved time in which no work ran.
     """
 
     key: Any
@@ -61,9 +63,9 @@ class ChargeTable:
 
 
 def charge_lines(month: date, lines: QuerySet[Charge] | None = None, **where: Any) -> QuerySet[Charge]:
-    """Return the lines on a month's statement, oldest first, filtered by the dimensions in ``where``.
+    """Return the lines on a month's statement, oldest first.
 
-    Raises ValueError for an unknown dimension.
+    ``where`` maps dimensions to the wanted keys. Raises ValueError for an unknown dimension.
     """
     unknown = sorted(set(where) - set(CHARGE_DIMENSIONS))
     if unknown:
@@ -83,10 +85,12 @@ def charges_by(
 ) -> ChargeTable:
     """Return a month's charges grouped by one dimension.
 
-    ``lines``: the lines that the viewer may see; None: all lines. ``where`` is the drill-down path, in the
-    order of its steps. The total equals, to the cent, the row that the last step selected. With
-    ``charged_only`` False, the table includes idle, unhealthy and lost time with its cost. Runs one query per
-    step of the path and one query for the table.
+    ``lines`` are the lines that the viewer may see; None means all lines. ``where`` is the drill-down path:
+    the keys that were selected in the tables above, in this order. The total equals, to the cent, the row
+    that was selected last.
+
+    If ``charged_only`` is False, the table also includes idle, unhealthy and lost time with its cost. Runs
+    one query per step of the path and one query for the table.
     """
     if dimension not in CHARGE_DIMENSIONS:
         raise ValueError(f"dimension: {dimension!r} is not one of {', '.join(CHARGE_DIMENSIONS)}")
@@ -124,9 +128,9 @@ def _filtered_lines(
 
 
 def _group_amounts(found: QuerySet[Charge], dimension: str, **more: Any) -> list[dict[str, Any]]:
-    """Return the amounts of each group and the columns in ``more``, highest charge first.
+    """Return the money sums of each group and the columns in ``more``, highest charge first.
 
-    Cents are assigned in this order.
+    The order matters for rounding: of two groups with equal remainders, the earlier group is rounded up.
     """
     key, name = CHARGE_DIMENSIONS[dimension]
     rows = found.values(group_key=F(key), group_name=F(name)).annotate(**MONEY_SUMS, **more)
@@ -138,7 +142,10 @@ def _group_amounts(found: QuerySet[Charge], dimension: str, **more: Any) -> list
 def _parent_row_amounts(
     month: date, lines: QuerySet[Charge] | None, charged_only: bool, where: Mapping[str, Any]
 ) -> RoundedAmounts | None:
-    """Return the amounts of the row that the path selected, as rounded in its table; None without a path."""
+    """Return the rounded amounts of the row that the drill-down path selected last; None without a path.
+
+    Each table on the path is computed again, because its amounts are rounded to the row above it.
+    """
     above: RoundedAmounts | None = None
     for step, dimension in enumerate(where):
         rows = _group_amounts(
@@ -163,7 +170,7 @@ def _round_columns(
 def _charge_table(rows: Sequence[dict[str, Any]], above: RoundedAmounts | None) -> ChargeTable:
     """Return the table with each column rounded by largest remainder.
 
-    Within a row, the idle part absorbs the rounding difference.
+    In each row, ``idle`` and ``unmeasured`` absorb the rounding difference.
     """
     charged, costs, reserved = _round_columns(rows, above).values()
     groups = [

@@ -12,7 +12,7 @@ from telemetry.reads.usage_rows import UsageRows
 def utilisation_heatmap(filters: UsageFilters, reads: UsageRows | None = None) -> list[list[float | None]]:
     """Return the mean utilisation of held GPUs, 0 to 1, by weekday (Monday first) and hour (UTC).
 
-    None means unknown.
+    A cell is None if nothing was measured.
     """
     used: dict[tuple[int, int], float] = defaultdict(float)
     covered: dict[tuple[int, int], float] = defaultdict(float)

@@ -25,7 +25,10 @@ LIVE_FIELDS = (
 
 @dataclass(frozen=True)
 class LiveUnitReading:
-    """The last reading of a unit. Every reading is None if it is stale or missing."""
+    """The last reading of a unit.
+
+    If the last reading is stale or missing, ``at`` and all readings are None.
+    """
 
     unit: int
     gpu: int

@@ -24,8 +24,12 @@ HOURS_PER_MONTH = Decimal(730)
 class PoolingSavings:
     """The GPUs that separate teams would need, compared with the GPUs that the shared pool needs.
 
-    The need is the 95th percentile of the hourly demand. ``per_month`` is the price of the difference, at the
-    mean price of charged GPU-hours; None if nothing was charged.
+    A need is the 95th percentile of the hourly held GPUs. ``by_team`` has the rows (team id, name, need).
+    ``dedicated`` is the sum of the teams' needs, and ``pooled`` is the need of all teams together. ``owned``
+    is the number of GPUs in the period.
+
+    ``per_month`` is the price of the saved GPUs for a month, at the mean price of charged GPU-hours. It is
+    None if nothing was charged.
     """
 
     by_team: list[tuple[int, str, float]]
@@ -41,7 +45,7 @@ class PoolingSavings:
 
 
 def pooling_savings(filters: UsageFilters, reads: UsageRows | None = None) -> PoolingSavings:
-    """Return the 95th percentile of hourly held GPUs of each team, of all teams together, and the savings."""
+    """Return the GPUs that the teams would need separately and together, and the savings."""
     teams = held_over_time(reads or UsageRows(filters), step_edges(filters, timedelta(hours=1)), "team")
     by_team = [(key, name, _percentile(held, 95)) for key, name, held in teams]
     together = [sum(values) for values in zip(*(held for _, _, held in teams), strict=True)]
@@ -70,7 +74,7 @@ def _mean_gpu_hour_price(filters: UsageFilters) -> Decimal | None:
 
 
 def _owned_gpus(filters: UsageFilters) -> float:
-    """Return the number of GPUs that match the filters' pool and model."""
+    """Return the number of GPUs in the period that match the filters' pool and model."""
     where, values = "", []
     if filters.pool is not None:
         where, values = " AND g.pool_id = %s", [filters.pool]

@@ -10,14 +10,17 @@ from telemetry.money.rate_card import RateCard, load_rate_card
 
 
 class CurrentPrices:
-    """The prices at one time, from the same rate card as charges."""
+    """The prices in force at one time. Charges use the same rate card."""
 
     def __init__(self, card: RateCard, now: datetime) -> None:
         self._card, self._now = card, now
         self._known: dict[tuple[int, str], Decimal | None] = {}
 
     def of(self, pool: int, model: str, slots: int = SLOTS_PER_GPU) -> Decimal | None:
-        """Return the price of an hour of ``slots`` of a model in a pool; None if it has no price."""
+        """Return the price of one hour of ``slots`` slots (of 840) of a model in a pool.
+
+        Returns None if the model has no price.
+        """
         if (pool, model) not in self._known:
             rate = self._card.at(pool, model, self._now)
             self._known[pool, model] = None if rate is None else rate.price
@@ -27,7 +30,7 @@ class CurrentPrices:
     def line(self, pool: int | None, model: str) -> int | None:
         """Return the id of the price in force; None before the first price.
 
-        ``pool`` is None for pools without own prices.
+        If ``pool`` is None, return the price for pools without own prices.
         """
         rate = self._card.at(pool, model, self._now)
         return None if rate is None else rate.id

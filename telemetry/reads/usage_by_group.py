@@ -22,8 +22,9 @@ from telemetry.reads.waterfall import overlap_share
 class GroupUsage:
     """The GPU-hours that one group held, and their use. None means unknown.
 
-    A group is a team, project, user, type, model, pool, host or GPU. ``used`` is weighted by utilisation;
-    ``busy`` counts time with any activity. ``guarantee`` is in GPUs, for teams only.
+    A group is a team, project, user, type, model, pool, host, GPU or workload. Fields without another unit
+    are in GPU-hours. ``used`` is weighted by utilisation, and ``busy`` counts time with any activity.
+    ``guarantee`` is a number of GPUs, for teams only.
     """
 
     key: Any
@@ -111,7 +112,7 @@ def check_dimension(dimension: str) -> None:
 
 
 def _held_slot_seconds(holds: Iterable[HeldInterval]) -> tuple[dict[Any, float], dict[Any, str]]:
-    """Return held slot-seconds by group, and the names of the groups."""
+    """Return two dicts: the held slot-seconds by group, and the names of the groups."""
     sums: dict[Any, float] = defaultdict(float)
     names: dict[Any, str] = {}
     for hold in holds:
@@ -134,7 +135,10 @@ CHARGE_COLUMNS = {
 
 
 def _charged_and_lost(dimension: str, filters: UsageFilters) -> tuple[dict[Any, Decimal], dict[Any, float]]:
-    """Return the charge, and the slot-seconds lost to preemption or hardware, by group."""
+    """Return two dicts by group: the charged money, and the lost slot-seconds.
+
+    Time is lost if a preemption or a hardware fault made its work useless.
+    """
     charged: dict[Any, Decimal] = defaultdict(Decimal)
     lost: dict[Any, float] = defaultdict(float)
     column = CHARGE_COLUMNS[dimension]
@@ -157,7 +161,7 @@ def _charged_and_lost(dimension: str, filters: UsageFilters) -> tuple[dict[Any, 
 
 
 def _guaranteed_gpus(filters: UsageFilters) -> dict[int, tuple[str, float]]:
-    """Return (name, guaranteed GPUs) by team, for the quotas that match the filters."""
+    """Return (name, guaranteed GPUs) by team id, for the quotas that match the filters."""
     quotas = Quota.objects.filter(guaranteed_slots__gt=0)
     if filters.pool is not None:
         quotas = quotas.filter(pool=filters.pool)

@@ -16,8 +16,8 @@ from telemetry.models import Charge, ChargedUntil, Rollup
 
 HELD_BUCKETS = ("used", "preempted", "hardware_lost")
 
-# dimension -> (SQL column of the group's key, column of its name);
-# aliases as in HARDWARE_JOINS_SQL and WORK_JOINS_SQL
+# dimension -> (SQL column of the group's key, SQL column of its name). HARDWARE_JOINS_SQL and WORK_JOINS_SQL
+# define the table aliases.
 USAGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "team": ("p.team_id", "t.name"),
     "project": ("p.id", "p.name"),
@@ -47,8 +47,8 @@ WORK_JOINS_SQL = (
 class UsageFilters:
     """The period ``[start, end)`` in UTC, and ids that restrict the result.
 
-    ``teams`` and ``users`` restrict the result to rows that belong to one of these teams or users, which are
-    those that the viewer may see. None means no restriction.
+    ``teams`` and ``users`` are the ids that the viewer may see. The result contains only rows that belong to
+    one of these teams or to one of these users. If both are None, the viewer may see all rows.
     """
 
     start: datetime
@@ -73,7 +73,7 @@ class UsageFilters:
     def charges(self) -> QuerySet[Charge]:
         """Return the charge lines that overlap the period and match the filters."""
         lines = Charge.objects.filter(start__lt=self.end, end__gt=self.start)
-        # No line is longer than a day, so this bound allows the index on start.
+        # No line is longer than a day. This bound lets PostgreSQL use the index on start.
         lines = lines.filter(start__gte=self.start - timedelta(days=1))
         plain = {
             "pool": self.pool,

@@ -20,7 +20,7 @@ from telemetry.reads.usage_rows import HeldInterval, UsageRows
 class UsageSeries:
     """The mean held and busy GPUs of one group, per time step.
 
-    ``busy`` is weighted by utilisation. A value is None if nothing was measured.
+    ``busy`` is weighted by utilisation. A value of ``busy`` is None if nothing was measured in the step.
     """
 
     key: Any
@@ -37,10 +37,10 @@ def usage_over_time(
     dimension: str | None = None,
     reads: UsageRows | None = None,
 ) -> list[UsageSeries]:
-    """Return mean held and busy GPUs per ``step``, by ``dimension`` or in one series.
+    """Return the mean held and busy GPUs per ``step``: one series for each group of ``dimension``.
 
-    ``step`` is a whole number of hours. None selects a step by the length of the period. Raises ValueError
-    for any other step or an unknown dimension.
+    Without a dimension, one series contains all holds. ``step`` is a whole number of hours. By default it
+    follows from the length of the period. Raises ValueError for any other step or an unknown dimension.
     """
     step = step or _default_step(filters)
     hours = step / timedelta(hours=1)
@@ -66,7 +66,8 @@ def held_over_time(
 ) -> list[tuple[Any, str, list[float]]]:
     """Return (group, name, mean held GPUs per step) in order of name.
 
-    Without a dimension, the result is one group that contains all holds.
+    ``edges`` separate the steps, in seconds since the epoch. Without a dimension, the result is one group
+    that contains all holds.
     """
     holds: dict[Any, list[HeldInterval]] = defaultdict(list)
     for hold in reads.holds(dimension or "pool"):
@@ -88,7 +89,10 @@ def _default_step(filters: UsageFilters) -> timedelta:
 
 
 def step_edges(filters: UsageFilters, step: timedelta) -> list[float]:
-    """Return the edges of whole steps since the epoch that cover the period."""
+    """Return the edges of the steps that cover the period, in seconds since the epoch.
+
+    Every edge is a multiple of the step, so the first step may begin before the period.
+    """
     length = step.total_seconds()
     low, high = filters.start.timestamp(), filters.end.timestamp()
     first, last = int(low // length), int(-(-high // length))

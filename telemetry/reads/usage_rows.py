@@ -78,7 +78,8 @@ class HeldInterval:
 class HourlyUsage:
     """The slot-seconds of one group in one hour. ``start`` is in seconds since the epoch.
 
-    A value is None if nothing was measured.
+    ``covered`` is the time with samples, and ``used`` is this time weighted by utilisation. A value is None
+    if nothing was measured.
     """
 
     group: Any
@@ -97,9 +98,9 @@ class UsageRows:
         self._holds: dict[str, list[HeldInterval]] = {}
 
     def rollups(self, dimension: str) -> list[tuple[str, Any, dict[str, Any]]]:
-        """Return (model, group, sums) rows.
+        """Return one (model, group, sums) row for each model and group.
 
-        ``sums`` maps each measure to slot-seconds. It also contains ``energy_mj`` and ``name``.
+        ``sums`` maps each measure to slot-seconds. It also contains ``energy_mj`` and the group's ``name``.
         """
         if dimension not in self._rollups:
             key, name = USAGE_DIMENSIONS[dimension]
@@ -112,11 +113,14 @@ class UsageRows:
         return self._rollups[dimension]
 
     def sums(self, dimension: str) -> dict[Any, dict[str, Any]]:
-        """Return the sums over all models, and the name, by group."""
+        """Return the sums over all models and the name of each group, by group."""
         return _sum_by_group((group, sums) for _, group, sums in self.rollups(dimension))
 
     def sums_by_model(self) -> dict[Any, dict[str, Any]]:
-        """Return the sums by model. Uses the rows of a loaded dimension, if there is one."""
+        """Return the sums by model.
+
+        Every dimension gives the same sums, so the rows of a dimension that is already loaded are used.
+        """
         known = next(iter(self._rollups), "team")
         return _sum_by_group((model, sums) for model, _, sums in self.rollups(known))
 
@@ -130,7 +134,10 @@ class UsageRows:
         return self._hours[dimension]
 
     def hours_any_dimension(self) -> list[HourlyUsage]:
-        """Return the usage of each hour. Uses the rows of a loaded dimension, if there is one."""
+        """Return the usage of each hour, grouped by any dimension, for callers that add up all groups.
+
+        The rows of a dimension that is already loaded are used.
+        """
         return self.hours(next(iter(self._hours), "team"))
 
     def holds(self, dimension: str) -> list[HeldInterval]:

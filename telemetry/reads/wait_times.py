@@ -13,9 +13,10 @@ from telemetry.reads.usage_filters import USAGE_DIMENSIONS, UsageFilters
 
 @dataclass(frozen=True)
 class GroupWaitTimes:
-    """The seconds from submission to the first GPU, for the workloads of one group.
+    """How long the workloads of one group waited, from submission to the first GPU.
 
-    Workloads that still wait are counted separately.
+    ``p50``, ``p95`` and ``longest`` are in seconds and concern the ``started`` workloads. Workloads that
+    still wait are only counted.
     """
 
     key: Any

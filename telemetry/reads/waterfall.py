@@ -1,4 +1,4 @@
-"""Divide the GPU-hours of a period into parts, from the capacity to productive use."""
+"""Divide the GPU-hours of a period into parts, such as free, lost, idle and productive time."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ class WaterfallStep:
 
 @dataclass(frozen=True)
 class UsageWaterfall:
-    """The parts of the capacity of a period. The steps sum to ``gpu_hours`` and to ``cost``.
+    """The parts of the capacity of a period. The steps sum to ``gpu_hours`` and, to the cent, to ``cost``.
 
-    The sum of the steps' costs is exact to the cent. ``coverage`` is the part of held time with samples; None
-    if nothing was held. ``charged_until`` is the end of the charged time within the period; None if nothing
-    in it is charged.
+    ``coverage`` is the part of held time with samples; None if nothing was held. ``charged_until`` is the end
+    of the charged time within the period; None if no time of the period is charged.
     """
 
     gpu_hours: float
@@ -55,11 +54,10 @@ class UsageWaterfall:
 
 
 def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> UsageWaterfall:
-    """Return the parts of the capacity of a period.
+    """Return the parts of the capacity of a period, in the order of WATERFALL_ORDER.
 
-    The parts are time out of service, free, reserved but unused, lost, empty, idle, inefficient and
-    productive time. With a filter on holders, the capacity is the time that these holders held or reserved.
-    ``reads`` are rows of the same filters, which several queries can share.
+    If the filters select teams, projects, users or types, the capacity is only the time that they held or
+    reserved. ``reads`` are loaded rows of the same filters. Several queries can share them.
     """
     sums = _bucket_sums(filters)
     use = (reads or UsageRows(filters)).sums_by_model()
@@ -113,7 +111,10 @@ PART_BY_BUCKET = {
 def _model_parts(
     sums: Mapping[tuple[str, str], tuple[float, Decimal]], model: str, row: dict[str, float | None] | None
 ) -> Iterator[tuple[str, float, Decimal]]:
-    """Yield (part, slot-seconds, cost) of one model. ``row`` has the model's measured use."""
+    """Yield (part, slot-seconds, cost) of one model.
+
+    ``row`` has the model's measured use; None if nothing was measured.
+    """
     for bucket, key in PART_BY_BUCKET.items():
         yield key, *sums.get((bucket, model), (0.0, ZERO))
     seconds, cost = sums.get(("used", model), (0.0, ZERO))
@@ -138,9 +139,9 @@ PARTS_SHOWN_IF_ANY = {"lost", "unmeasured"}
 
 
 def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dict[str, float]:
-    """Split held slot-seconds by activity.
+    """Split the slot-seconds that were charged as used by activity. The parts sum to ``seconds``.
 
-    The parts sum to ``seconds``. Time without samples is unmeasured.
+    ``row`` has the measured use. Time without samples is the part ``unmeasured``.
     """
     known = {"empty": 0.0, "idle": 0.0, "inefficient": 0.0, "productive": 0.0}
     share = 0.0
@@ -152,8 +153,8 @@ def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dic
             "inefficient": min(busy, inefficient),
             "productive": max(0.0, busy - inefficient),
         }
-        # Rollups include lost time, and whole hours at the edges of the period. Limit them to the time
-        # charged as used.
+        # The measured use includes lost time, and whole hours at the edges of the period. Scale it down to
+        # the time that is charged as used.
         total = sum(known.values())
         share = min(1.0, seconds / total) if total else 0.0
     parts = {key: value * share for key, value in known.items()}
@@ -163,7 +164,7 @@ def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dic
 def _bucket_sums(filters: UsageFilters) -> dict[tuple[str, str], tuple[float, Decimal]]:
     """Return (slot-seconds, cost) by (bucket, model).
 
-    A line across an edge of the period counts with the part inside the period.
+    Of a line that crosses an edge of the period, only the part inside the period counts.
     """
     sums: dict[tuple[str, str], tuple[float, Decimal]] = {}
     lines = filters.charges()

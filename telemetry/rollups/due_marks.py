@@ -1,4 +1,7 @@
-"""Mark rollup buckets as due, and claim the marks."""
+"""Mark rollup buckets as due, and claim the marks.
+
+A bucket is due if its samples must be rolled up, for the first time or again.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from telemetry.models import Rollup, RollupDue
 
 
 def mark_minutes_due(due: Iterable[tuple[int, int]], now: datetime) -> None:
-    """Mark minutes ``(host id, seconds since the epoch)`` as due, even if they were rolled up before."""
+    """Mark minutes as due, even if they were rolled up before.
+
+    A minute is given as (host id, start of the minute in seconds since the epoch).
+    """
     ordered = sorted(due)
     if not ordered:
         return
@@ -31,7 +37,10 @@ def mark_minutes_due(due: Iterable[tuple[int, int]], now: datetime) -> None:
 
 
 def claim_due_marks(due: Sequence[RollupDue]) -> list[tuple[datetime, int]]:
-    """Delete the marks. Return (bucket, host id) of each mark that this transaction deleted."""
+    """Delete the marks in ``due``. Return (bucket start, host id) of each mark that this call deleted.
+
+    A mark that a concurrent run has already deleted is not returned.
+    """
     with connection.cursor() as cursor:
         cursor.execute(
             "DELETE FROM telemetry_rollupdue WHERE id = ANY(%s) RETURNING bucket, host_id",
@@ -41,7 +50,10 @@ def claim_due_marks(due: Sequence[RollupDue]) -> list[tuple[datetime, int]]:
 
 
 def mark_coarser_due(resolution: int, hosts_of: dict[datetime, list[int]], now: datetime) -> None:
-    """Mark the hours that contain rolled-up minutes, or the days that contain rolled-up hours, as due."""
+    """Mark the hours that contain rolled-up minutes, or the days that contain rolled-up hours, as due.
+
+    ``hosts_of`` contains the host ids by start of the rolled-up bucket.
+    """
     if resolution == Rollup.Resolution.DAY:
         return
     above = Rollup.Resolution.HOUR if resolution == Rollup.Resolution.MINUTE else Rollup.Resolution.DAY

@@ -1,8 +1,10 @@
 """Aggregate samples into rollups of a minute, an hour and a day, by unit and allocation.
 
-Rollups hold sums, never averages. A late sample marks its bucket as due, and the whole bucket is written
-again. An hour is merged from its minutes, a day from its hours. A run claims marks by deleting them in the
-transaction that writes the rollups. Concurrent runs therefore share the work.
+Rollups hold sums, never averages. An hour is merged from its minutes, and a day from its hours. A late sample
+marks its bucket as due again, and the whole bucket is written again.
+
+A run claims marks by deleting them in the transaction that writes the rollups. Concurrent runs therefore
+share the work, and each mark is processed once.
 """
 
 from __future__ import annotations
@@ -50,14 +52,20 @@ ROLLUP_MEASURES = (
 
 @dataclass
 class RollupResult:
-    """The number of buckets that were rolled up, and the number of rows that were written."""
+    """The number of buckets that were rolled up, and the number of rows that were written.
+
+    A bucket counts once for each host.
+    """
 
     buckets: int = 0
     rows: int = 0
 
 
 def roll_up_due_buckets(now: datetime, *, max_buckets: int = 4_000) -> RollupResult:
-    """Roll up due minutes that have ended, then due hours and days, about ``max_buckets`` buckets at most."""
+    """Roll up due minutes that have ended, then due hours, then due days.
+
+    The function stops after about ``max_buckets`` buckets.
+    """
     done = RollupResult()
     for resolution in (Rollup.Resolution.MINUTE, Rollup.Resolution.HOUR, Rollup.Resolution.DAY):
         while done.buckets < max_buckets:
@@ -116,7 +124,7 @@ def _minute_rollups(bucket: datetime, hosts: Collection[int]) -> list[Rollup]:
 
 
 def _load_readings(start: datetime, end: datetime, hosts: Collection[int]) -> dict[int, list[UsageReading]]:
-    """Return the samples that cover part of ``[start, end)``, in order of time, by unit."""
+    """Return the samples that cover part of ``[start, end)`` by unit id, in order of time."""
     reach = timedelta(seconds=SAMPLE_REACH_SECONDS)
     units = Unit.objects.filter(gpu__host__in=hosts).values("pk")
     samples = Sample.objects.filter(unit__in=units, ts__gte=start - reach, ts__lt=end + reach).order_by(
@@ -141,7 +149,7 @@ def _load_readings(start: datetime, end: datetime, hosts: Collection[int]) -> di
 
 
 def _load_holds(start: datetime, end: datetime, units: Iterable[int]) -> dict[int, list[UnitHold]]:
-    """Return the allocations of the units in ``[start, end)``, in order of time, by unit."""
+    """Return the allocations in ``[start, end)`` by unit id, in order of time."""
     holds: dict[int, list[UnitHold]] = defaultdict(list)
     rows = Allocation.objects.filter(unit__in=list(units), period__overlap=TimestamptzRange(start, end))
     for unit, pk, period in rows.values_list("unit_id", "pk", "period"):
