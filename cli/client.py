@@ -21,7 +21,10 @@ Json = Any
 
 
 class ApiObject(dict[str, Any]):
-    """A JSON object of an answer. A missing key raises CliError: an older portal may not send all keys."""
+    """A JSON object of an answer.
+
+    A missing key raises CliError, because an older portal may not send all keys.
+    """
 
     def __missing__(self, name: str) -> Any:
         raise CliError(
@@ -97,7 +100,10 @@ class ApiClient:
 
 
 def _error_of_response(status: int, body: bytes) -> CliError:
-    """Return the error of a refused call, with the messages and the windows of the answer."""
+    """Return the error of a refused call.
+
+    The error contains the messages of the answer, and the windows of time in which the request would fit.
+    """
     messages, windows = _messages_and_windows(body)
     if status == 401:
         return CliError(
@@ -120,7 +126,10 @@ def _error_of_response(status: int, body: bytes) -> CliError:
 
 
 def _messages_and_windows(body: bytes) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the messages of an error answer, and the windows in which the request would fit."""
+    """Return the messages of an error answer, and the windows of time in which the request would fit.
+
+    Both are empty if the answer has another form.
+    """
     try:
         answer = json.loads(body)
         return [str(error["message"]) for error in answer["errors"]], answer.get("windows") or []

@@ -24,13 +24,16 @@ class Credentials:
 
 
 def credentials_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the path of the file. The file may not exist."""
+    """Return the path of the credentials file. The file may not exist."""
     base = environment.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "gpupool" / "login.json"
 
 
 def normalised_portal_url(text: str) -> str:
-    """Return the portal's address in normal form. Raises CliError."""
+    """Return the portal's address as ``scheme://host[:port]``, without a path.
+
+    Raises CliError for any other address.
+    """
     try:
         parts = urlsplit(text.strip())
         is_valid = (
@@ -47,7 +50,7 @@ def normalised_portal_url(text: str) -> str:
 
 
 def save_credentials(login: Credentials, path: Path) -> None:
-    """Write the file. Only its owner can read it, even while it is written."""
+    """Write the credentials file. Only its owner can read it, even while it is written."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_suffix(".new")
     temporary.unlink(missing_ok=True)

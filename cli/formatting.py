@@ -17,8 +17,9 @@ def relative_time(text: str | None, now: datetime) -> str:
 
 
 def expected_start_text(row: Mapping[str, Any], now: datetime) -> str:
-    """Return e.g. ``likely in 10 min to 40 min``, or ``in 26 min`` if no range is known; ``-`` without an
-    expected start.
+    """Return e.g. ``likely in 10 min to 40 min``, or ``in 26 min`` if no range is known.
+
+    Returns ``-`` if no start is expected.
     """
     expected, first, last = row["expected_start"], row["likely_from"], row["likely_by"]
     if not expected or not last:
@@ -42,7 +43,10 @@ def format_duration(seconds: int) -> str:
 
 
 def format_bytes(size: int | None, complete: bool = True) -> str:
-    """Return e.g. ``4.2 GB`` (powers of 1000); ``over 4.2 GB`` for a lower bound; ``unknown`` for None."""
+    """Return e.g. ``4.2 GB`` (powers of 1000); ``unknown`` for None.
+
+    If ``complete`` is False, the size is a lower bound, and the result is e.g. ``over 4.2 GB``.
+    """
     if size is None:
         return "unknown"
     units = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -64,7 +68,7 @@ def format_gpus(number: float) -> str:
 
 
 def format_gibibytes(mib: int) -> str:
-    """Return e.g. ``64 GiB``; MiB below 1 GiB."""
+    """Return a size in MiB as e.g. ``64 GiB``, or as e.g. ``512 MiB`` if it is below 1 GiB."""
     return f"{mib} MiB" if mib < 1024 else f"{round(mib / 1024, 1):,.10g} GiB"
 
 
@@ -74,7 +78,7 @@ def format_local_time(text: str | None) -> str:
 
 
 def local_zone_name() -> str:
-    """Return this machine's time zone by its name in the time zone database; UTC if it is unknown."""
+    """Return the name of this machine's time zone in the time zone database; UTC if it is unknown."""
     configured = os.environ.get("TZ", "").lstrip(":")
     if configured:
         return configured

@@ -23,7 +23,7 @@ PREVIEW_OPTION = click.option(
 
 
 class _HostGroup(click.Group):
-    """A group that explains ``return`` to users who type another scheduler's verb."""
+    """A group that suggests ``return`` to users who type another scheduler's verb, such as ``undrain``."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -41,7 +41,7 @@ def host() -> None:
 
 
 def host_path(name: str, verb: str) -> str:
-    """Return the API path of a verb on a host."""
+    """Return the API path of a verb, such as ``cordon``, on a host."""
     return f"hosts/{quote(name, safe='', errors='replace')}/{verb}/"
 
 
@@ -56,7 +56,7 @@ PREVIEW_TITLES = {
 
 
 def print_preview(session: CliSession, name: str, body: dict[str, Any]) -> None:
-    """Get the effects of a verb from the portal, and print them."""
+    """Get the effects of a verb from the portal and print them, without carrying out the verb."""
     found = session.client.post(host_path(name, "preview"), body)
     if session.json:
         return output.print_json(found)

@@ -14,9 +14,10 @@ OPEN_STATES = ("queued", "placed", "starting", "running", "notice", "stopping")
 
 
 def find_workload(session: CliSession, id_: str) -> Any:
-    """Return a notebook or job. Raises CliError.
+    """Return the notebook or job with this id, id prefix or name.
 
-    If the id belongs to an array, the error message has the command that lists the tasks.
+    Raises CliError if none or several match. If the id belongs to an array, the error message has the command
+    that lists the tasks of the array.
     """
     try:
         return find_by_id_or_name(session.client, id_, "workloads/", "notebook or job")
@@ -39,7 +40,10 @@ def _is_array(client: ApiClient, id_: str) -> bool:
 
 
 def find_by_id_or_name(client: ApiClient, id_: str, path: str, noun: str) -> Any:
-    """Return the object with this id, id prefix or name. Raises CliError if none or several match."""
+    """Return the object with this id, id prefix or name. Raises CliError if none or several match.
+
+    If some of the matching objects have not ended, the ended objects are ignored.
+    """
     try:
         return client.get(f"{path}{uuid.UUID(id_)}/")
     except ValueError:

@@ -62,15 +62,15 @@ def run(arguments: list[str] | None = None) -> int:
         _print_error(problem.format_message())
         return problem.exit_code
     except BrokenPipeError:
-        # The program that reads the output has ended, such as head. Discard the remaining output: Python
-        # would report another broken pipe at exit.
+        # The program that reads the output, such as head, has ended. Discard the remaining output, because
+        # Python would otherwise report another broken pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except UnicodeError:
         _print_error("an argument or an answer is not valid text.")
         return EXIT_USAGE
     except OSError as problem:
-        # A local file; client.py reports the errors of the network.
+        # The error concerns a local file, because client.py turns network errors into CliError.
         name = problem.filename2 or problem.filename or "this machine"
         _print_error(f"{name}: {problem.strerror}")
         return EXIT_REFUSED

@@ -11,14 +11,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-PIPE_WIDTH = 240  # columns, so that output to a pipe is not truncated
+PIPE_WIDTH = 240  # in characters; wide enough that output to a pipe is not truncated
 
-UNWRAPPED_COLUMNS = ("rule", "action", "is")  # never wrapped, because people copy their values
+UNWRAPPED_COLUMNS = ("rule", "action", "is")  # not wrapped, because people copy the values
 RIGHT_ALIGNED_COLUMNS = ("GPUs", "free", "free in slices", "held", "in all", "hours")
 
 
 def console() -> Console:
-    """Return a console for standard output; plain and wide if it is not a terminal."""
+    """Return a console for standard output.
+
+    If standard output is not a terminal, the console prints plain text, PIPE_WIDTH characters wide.
+    """
     return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
@@ -35,7 +38,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: st
         table.add_column(name, justify=justify, overflow="fold", no_wrap=name in UNWRAPPED_COLUMNS)
     count = 0
     for row in rows:
-        # rich reads markup in a plain string, such as [red] in a name, but not in a Text.
+        # rich would interpret markup in a plain string, such as [red] in a name. It does not interpret a
+        # Text.
         table.add_row(*(Text("-" if value in (None, "") else str(value)) for value in row))
         count += 1
     if count:
@@ -50,7 +54,7 @@ def print_line(line: str) -> None:
 
 
 def print_facts(pairs: Iterable[tuple[str, Any]]) -> None:
-    """Print names and values, one pair a line. Pairs with an empty value are left out."""
+    """Print names and values, one pair per line. Pairs with an empty value are left out."""
     shown = [(name, str(value)) for name, value in pairs if value not in (None, "")]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:

@@ -56,7 +56,10 @@ class CoresType(click.ParamType[int]):
 
 
 class MemoryType(click.ParamType[int]):
-    """Memory: ``64``, ``64G``, ``64GiB``, ``512M``, ``1.5T``. GiB without a unit; powers of 1024."""
+    """Memory: ``64``, ``64G``, ``64GiB``, ``512M`` or ``1.5T``.
+
+    A number without a unit is in GiB. Units are powers of 1024.
+    """
 
     name = "memory"
 
@@ -75,7 +78,7 @@ class ComputeCapabilityType(click.ParamType[int]):
     name = "capability"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return tenths: 80 for 8.0."""
+        """Return tenths, for example 80 for compute capability 8.0."""
         matched = CAPABILITY.fullmatch(str(value).strip())
         if matched is None:
             self.fail(f"{value!r}; allowed: such as 8.0 (A100), 8.9 (L40S) or 9.0 (H100)", param, ctx)
@@ -85,7 +88,7 @@ class ComputeCapabilityType(click.ParamType[int]):
 class TimestampType(click.ParamType[str]):
     """A time: ``2026-03-02T09:00``, ``2026-03-02 09:00``, ``today 18:00``, ``tomorrow 09:00`` or ``now``.
 
-    Local time unless a zone is given.
+    A time without a zone is a local time.
     """
 
     name = "time"

@@ -1,4 +1,4 @@
-"""Define the options of requests for GPUs from the schema of a request, and build request bodies."""
+"""Define the options of requests for GPUs from a JSON schema of the request, and build request bodies."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TYPES_OF_UNITS: dict[str, click.ParamType[Any]] = {
     "MiB": MEMORY_TYPE,
     "tenths": COMPUTE_CAPABILITY_TYPE,
 }
-# Generated from the server's request; installed with this package.
+# The schema is generated from the server's code and installed with this package.
 SCHEMA: dict[str, dict[str, Any]] = json.loads(
     resources.files("cli").joinpath("request_schema.json").read_text("utf-8")
 )["properties"]
 METAVARS = {("object", ""): "NAME=VALUE", ("array", "object"): "HOW:ID"}
 FOUND_IF_ONLY_ONE = ("project", "pool")
-POSITIONAL = ("command",)  # given after --
+POSITIONAL = ("command",)  # properties that are given after ``--`` instead of as options
 
 
 def request_options(kind: str) -> Callable[[CommandFunction], CommandFunction]:
@@ -45,7 +45,10 @@ def request_options(kind: str) -> Callable[[CommandFunction], CommandFunction]:
 
 
 def _option(name: str, declared: dict[str, Any]) -> Callable[[CommandFunction], CommandFunction]:
-    """Return the click option of a property of the schema. The value of an absent option is None or ()."""
+    """Return a decorator that adds the click option of one property of the schema.
+
+    If the user does not give the option, its value is None or ().
+    """
     option, text = declared.get("x-option") or f"--{name.replace('_', '-')}", declared["description"]
     if name in FOUND_IF_ONLY_ONE:
         text = f"{text} May be omitted if there is only one."
@@ -69,7 +72,8 @@ def _option(name: str, declared: dict[str, Any]) -> Callable[[CommandFunction], 
 def request_body(session: CliSession, options: dict[str, Any]) -> dict[str, Any]:
     """Return the request body that the options describe.
 
-    Without a project or a pool in the options, the user's only project and the only pool are used.
+    If the options contain no project, the user's only project is used. If they contain no pool, the only pool
+    is used.
     """
     body: dict[str, Any] = {
         name: parse_pairs(value) if SCHEMA.get(name, {}).get("type") == "object" else value

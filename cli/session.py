@@ -15,7 +15,10 @@ CommandFunction = Callable[..., Any]
 
 
 class CliSession:
-    """The state of one invocation: the API client, created on first use, and whether to print JSON."""
+    """The state of one invocation of the command line.
+
+    ``client`` is created on first use. ``json`` is True if the answer is to be printed as JSON.
+    """
 
     def __init__(self) -> None:
         self.json = False

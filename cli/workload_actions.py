@@ -37,7 +37,10 @@ def gpu_request_text(row: Any) -> str:
 
 
 def list_workloads(session: CliSession, path: str, everything: bool, **only: str) -> None:
-    """Print workloads: all visible workloads, or only the user's open workloads."""
+    """Print workloads in a table.
+
+    If ``everything`` is False, only the user's own workloads that have not ended are printed.
+    """
     query: dict[str, Any] = {**only} if everything else {"mine": True, "state": "open", **only}
     rows = list(session.client.pages(path, **query))
     if session.json:

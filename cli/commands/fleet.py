@@ -80,7 +80,8 @@ def hosts(session: CliSession, pool: str | None) -> None:
 def _unavailability_reason(row: dict[str, Any]) -> str:
     """Return the reason why the host takes no work.
 
-    If the host is revoked or silent, that reason comes first, and an operator's earlier reason follows.
+    The reason of a suspect, silent or revoked host comes first. If an operator or a repair had closed the
+    host before, that reason follows.
     """
     quiet = {"suspect": "one renewal late", "silent": "its agent is silent"}.get(row["lease_state"], "")
     if row.get("revoked_at"):
@@ -96,7 +97,10 @@ def _unavailability_reason(row: dict[str, Any]) -> str:
 @click.argument("level", required=False, type=click.Choice(["none", "sandbox", "team_users", "limits"]))
 @click.option("--reason", default="", help="Stored in the audit log.")
 def pool_isolation(session: CliSession, slug: str, level: str | None, reason: str) -> None:
-    """Show the isolation that a pool requires and each host lacks. LEVEL changes the requirement."""
+    """Show the isolation that a pool requires and the parts that each host lacks.
+
+    LEVEL changes the requirement.
+    """
     path = f"pools/{quote(slug, safe='', errors='replace')}/"
     if level is not None:
         session.client.put(f"{path}isolation/", {"isolation": level, "why": reason})

@@ -39,7 +39,8 @@ def health_rule() -> None:
 def list_rules(session: CliSession, words: tuple[str, ...], changed: bool, action: str | None) -> None:
     """Show the rules: action, threshold, source of the recommendation, and sources that differ.
 
-    "at 3 people's work" counts all events of one person's work on a GPU as one.
+    "at 3 people's work" means: after events in the work of 3 different people. Several events of one person's
+    work on a GPU count as one.
     """
     find = " ".join(_normalised_code(word) for word in words) or None
     rows = list(session.client.pages("health-rules/", find=find, changed=changed or None, action=action))

@@ -57,9 +57,9 @@ def show(session: CliSession, name: str) -> None:
     return None
 
 
-# Not split: one expression per line of output.
+# This function is not split, because it is only a list with one expression per line of output.
 def _host_facts(row: dict[str, Any], now: datetime) -> list[tuple[str, Any]]:
-    """Return (label, value) pairs. Fields that an older portal does not send are left out."""
+    """Return the (label, value) pairs to print. Fields that an older portal does not send are left out."""
     agent: dict[str, Any] = row.get("agent", {})
     counts = Counter(row["gpus"])
     sizes = [
@@ -336,7 +336,7 @@ def _post_host_verb(session: CliSession, name: str, verb: str, why: str, preview
     row = session.client.post(host_path(name, VERB_PATHS.get(verb, verb)), {"why": why})
     if session.json:
         return output.print_json(row)
-    # An older portal does not send "said".
+    # An older portal does not send "said", the result in words.
     output.print_line(
         row.get("said") or f"{row['name']} is {row['admin_state'].replace('_', ' ')}, {row['repair_state']}."
     )

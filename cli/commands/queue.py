@@ -96,7 +96,7 @@ def why(session: CliSession, id_: str, them: str | None, sooner: bool) -> None:
     if session.json:
         return output.print_json(answer)
     output.print_line(f"{found['name']} is {answer['state']}. {answer['sentence']}".strip())
-    if answer.get("reservation_problem"):  # an older portal sends none
+    if answer.get("reservation_problem"):  # an older portal does not send this key
         output.print_line(answer["reservation_problem"])
     now = datetime.now().astimezone()
     hidden = answer["hidden_blockers"]
@@ -135,7 +135,10 @@ def _print_sooner(answer: dict[str, Any], now: datetime) -> None:
 
 
 def _hidden_ahead_text(answer: dict[str, Any]) -> str:
-    """Return a text with the number of earlier workloads that are not listed; empty if all are listed."""
+    """Return a text with the number of workloads ahead in the queue that are not listed.
+
+    Returns an empty text if all workloads ahead are listed.
+    """
     count = answer["ahead_more"]
     if not count:
         return ""

@@ -84,7 +84,7 @@ def _recurring_days(
 ) -> list[str]:
     """Return the weekdays of a recurring reservation; an empty list for a single reservation.
 
-    Raises click.UsageError if the options contradict each other.
+    Raises click.UsageError if the options contradict each other or are incomplete.
     """
     days = {"day": WEEKDAY_NAMES, "weekday": WEEKDAY_NAMES[:5]}[every] if every else list(weekdays)
     if bool(days) != bool(until or weeks) or (every and weekdays) or (until and weeks):
@@ -95,7 +95,10 @@ def _recurring_days(
 
 
 def _end(start: str, end: str | None, length_seconds: int | None) -> str:
-    """Return the end that ``--end`` or ``--for`` gives. Raises click.UsageError unless one is given."""
+    """Return the end of the reservation, from ``--end`` or from ``--for``.
+
+    Raises click.UsageError unless exactly one of these options is given.
+    """
     if end is not None and length_seconds is None:
         return end
     if length_seconds is None or end is not None:
@@ -107,7 +110,7 @@ def _end(start: str, end: str | None, length_seconds: int | None) -> str:
 
 
 def _print_fit(session: CliSession, answer: dict[str, Any]) -> None:
-    """Print whether a reservation fits; if not, print the windows in which it would fit."""
+    """Print whether a reservation fits. If it does not fit, also print the windows in which it would fit."""
     if session.json:
         return output.print_json(answer)
     output.print_line("It fits." if answer["fits"] else answer["sentence"])

@@ -20,7 +20,7 @@ from cli.request_options import DURATION_TYPE, SCHEMA
 from cli.session import CliSession, cli, command
 from cli.workload_actions import cancel_workload, gpu_request_text
 
-# Requirements that `show` prints in another form, and fields that are no requirement.
+# Requirements that `show` prints in another form, and fields that are not requirements.
 DESCRIBED = frozenset(
     ("units", "hosts", "models", "profile", "min_memory_mib", "min_compute_capability", "nvlink")
     + ("labels_required", "cpu_milli", "memory_mib", "labels_preferred", "spread", "project", "pool", "name")
@@ -76,14 +76,18 @@ def _runs_of_last_attempt(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _held_gpus_text(run: dict[str, Any]) -> str:
     """Return e.g. ``GPU 0, 1 of h3``, or for slices ``GPU 3 (1g.10gb) of h3``."""
     units = run.get("units")
-    if units is None:  # an older portal
+    if units is None:  # an older portal does not send units
         return ", ".join(run["gpus"])
     names = [f"{unit['gpu']}{' (' + unit['profile'] + ')' if unit['profile'] else ''}" for unit in units]
     return f"GPU {', '.join(names)} of {run['host']}" if names else ""
 
 
 def _print_attempts(runs: list[dict[str, Any]]) -> None:
-    """Print each attempt: its host, its outcome, its checkpoint, and whether it starts from the beginning."""
+    """Print a table of all attempts.
+
+    A row has the host, the times, the outcome and the checkpoint of the attempt. A note says whether the
+    attempt starts from the beginning.
+    """
     output.print_table(
         ("attempt", "host", "placed", "ended", "how", "checkpoint", "note"),
         (
