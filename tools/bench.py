@@ -1,4 +1,4 @@
-"""Run one benchmark with the throw-away services that it needs, and end everything that it started."""
+"""Run one benchmark with the throw-away services that it needs, and end all processes that it started."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _run_with_services(command: list[str], services: tuple[str, ...]) -> int:
 
 
 def declared_services(module: Path) -> tuple[str, ...]:
-    """Return the constant SERVICES of a benchmark, read without importing it. Raises RunError."""
+    """Return the constant SERVICES of a benchmark, without importing the module. Raises RunError."""
     for node in ast.parse(module.read_text()).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         if isinstance(target, ast.Name) and target.id == "SERVICES":

@@ -1,8 +1,8 @@
 """Choose the tests that a change affects.
 
-Tests are chosen by the imports between modules. Pages, endpoints, commands and templates are used by address
-or by name, without an import. For a change of such a file, the tests of the folder with the same name are
-chosen.
+Tests are chosen by the imports between modules. But pages, endpoints, commands and templates are used by
+address or by name, without an import. For a change of any file, the tests of the folder with the same name
+are therefore chosen too. Example: for a change in telemetry/money, tests/telemetry/money is chosen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAIN_BRANCHES = ("origin/main", "main")
 ALL_TESTS = "tests"
 CHANGES_ALL_TESTS = ("pyproject.toml", "requirements")
 READS_ALL_SOURCES = "tests/architecture"
-# Folders whose tests are not in a folder of the same name.
+# The tests of folders that have no folder of the same name in tests/.
 TESTS_OF_FOLDER = {
     ".ci": "tests/house",
     "config": "tests/house",
@@ -36,7 +36,7 @@ TESTS_OF_FOLDER = {
 
 @dataclass(frozen=True)
 class Choice:
-    """A test file or folder to run, and the changed file that is the reason."""
+    """A test file or folder to run. ``reason`` is the changed file for which it was chosen."""
 
     path: str
     reason: str
@@ -93,8 +93,8 @@ def _tests_by_folder(root: Path, name: str, has_importers: bool) -> Iterator[str
         folder = "/".join(parts[:length])
         tests = TESTS_OF_FOLDER.get(folder, f"tests/{folder}")
         if (root / tests).is_dir():
-            # A whole package has many tests. They are needed if no import leads to more specific tests, or if
-            # tests run the package as a program, which no import shows.
+            # A whole package has many tests. They are needed if no test imports the changed file. They are
+            # also needed if the package is a program, because tests may run it without an import.
             if length > 1 or not has_importers or (root / parts[0] / "__main__.py").exists():
                 yield tests
             return
@@ -106,10 +106,13 @@ def _is_test(name: str) -> bool:
 
 
 def _importers(root: Path, changed: Iterable[str]) -> dict[str, set[str]]:
-    """Return, for each Python file, the files that import it; for a conftest.py, the files that use it."""
+    """Return, for each Python file, the files that import it.
+
+    A test file also counts as an importer of each conftest.py in the folders above it.
+    """
     files = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "*.py").split("\0")
     files = [name for name in files if name and (root / name).exists()]
-    # Deleted files are included, because a file that still imports one is affected.
+    # Deleted files are included, because a file that still imports a deleted file is affected.
     modules = {_module_of(name): name for name in (*files, *changed) if name.endswith(".py")}
     importers: dict[str, set[str]] = {}
     for name in files:
@@ -124,7 +127,7 @@ def _module_of(name: str) -> str:
 
 
 def _imported_files(path: Path, modules: Mapping[str, str]) -> Iterator[str]:
-    """Yield the files of the modules that ``path`` imports, and of their packages.
+    """Yield the files of the modules that ``path`` imports, and of the packages that contain them.
 
     Imports inside functions count too.
     """

@@ -19,7 +19,7 @@ class RunError(Exception):
 
 
 def say(text: str = "") -> None:
-    """Print one line and flush, so that it stays in order with the output of other programs."""
+    """Print one line and flush it, so that it stays in order with the output of other programs."""
     print(text, flush=True)
 
 

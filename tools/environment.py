@@ -34,7 +34,8 @@ def ensure_environment(with_tests: bool = False, quiet: bool = False) -> None:
             return
         with contextlib.nullcontext() if quiet else timed_step("environment made"):
             _install(missing)
-            # If the environment was made again, it has lost the packages of the other lock file.
+            # The first call may have made the whole environment again. Then the packages of the other lock
+            # file are missing too.
             _install([name for name in wanted if not _is_installed(name)])
 
 
@@ -49,7 +50,8 @@ def ensure_examples_environment() -> None:
         with timed_step("environment of the worked examples made"):
             run_quietly([str(PYTHON), "-m", "venv", "--clear", str(EXAMPLES_VENV)])
             pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            # Compiling all modules takes four times as long as installing them, and few modules are imported.
+            # Do not compile the modules: this takes four times as long as the installation, and few of them
+            # are imported.
             run_quietly([*pip, "--no-compile", "-r", str(EXAMPLES_REQUIREMENTS)])
         mark.write_text(digest)
 
@@ -113,7 +115,7 @@ def _make_with_venv() -> None:
 def _fetch_uv() -> str | None:
     """Install the pinned uv into the environment and return its path; None if the installation fails.
 
-    uv installs a lock ten times faster than pip.
+    uv installs the packages of a lock file ten times faster than pip.
     """
     uv = VENV / "bin" / "uv"
     if not uv.exists():
@@ -123,7 +125,7 @@ def _fetch_uv() -> str | None:
 
 
 def _install_lock(uv: str | None, lock: Path) -> None:
-    """Install a lock with uv, or with pip if uv is absent or fails."""
+    """Install the packages of a lock file with uv, or with pip if uv is absent or fails."""
     if uv:
         fast = [uv, "pip", "install", "--quiet", "--python", str(PYTHON), "--require-hashes", "-r", str(lock)]
         done = subprocess.run(fast, capture_output=True, env={**os.environ, **_pip_settings_for_uv()})
@@ -136,7 +138,10 @@ def _install_lock(uv: str | None, lock: Path) -> None:
 
 
 def _pip_settings_for_uv() -> dict[str, str]:
-    """Return pip's registry and certificate as variables of uv, because uv does not read pip's settings."""
+    """Return pip's package index and certificate as environment variables of uv.
+
+    uv does not read pip's settings.
+    """
     command = [sys.executable, "-m", "pip", "config", "list"]
     asked = subprocess.run(command, capture_output=True, text=True)
     settings = dict(re.findall(r"^[^=]*\.([\w-]+)='([^']*)'", asked.stdout, re.M))
@@ -145,7 +150,10 @@ def _pip_settings_for_uv() -> dict[str, str]:
 
 
 def install_system_packages(packages: list[str], why: str) -> bool:
-    """Install packages with apt, and print ``why``. Return False without root or apt, or if apt fails."""
+    """Install packages with apt, and print ``why``. Return True if they were installed.
+
+    Return False if the user is not root, if apt is absent, or if apt fails.
+    """
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         return False
     say(f"  Installing {' '.join(packages)} with apt: {why}")
@@ -164,7 +172,8 @@ def _apt_succeeds(command: list[str]) -> bool:
 def ensure_test_programs() -> None:
     """Install the system programs that tests need.
 
-    If the installation fails, print the missing packages. If also CI=true, raise RunError.
+    If the installation fails, print the missing packages. In CI (the variable CI is true), raise RunError
+    instead.
     """
     missing = [name for name, programs in TEST_PROGRAMS.items() if not any(map(shutil.which, programs))]
     if not missing or install_system_packages(missing, "the sandbox and browser tests need them"):

@@ -28,7 +28,7 @@ PRODUCTION_SETTINGS = {
 
 @dataclass(frozen=True)
 class Gate:
-    """One check of the whole code; its output is shown only if it fails."""
+    """One check of the whole code. Its output is shown only if it fails."""
 
     name: str
     command: list[str]
@@ -53,7 +53,7 @@ class GateResult:
 
 
 def gates() -> list[Gate]:
-    """Return all gates, the longest first."""
+    """Return all gates. The slowest gates come first."""
     python = str(PYTHON)
     manage = [python, "manage.py"]
     packages = [name for name in PACKAGES if (ROOT / name).exists()]
@@ -93,7 +93,10 @@ def _run_gate(gate: Gate, env: Mapping[str, str]) -> GateResult:
 
 
 def _chosen_gates(names: Sequence[str], by_name: Mapping[str, Gate]) -> list[Gate]:
-    """Return the gates with these names; all gates without names. Raises RunError for an unknown name."""
+    """Return the gates with these names, or all gates if ``names`` is empty.
+
+    Raises RunError for an unknown name.
+    """
     unknown = [name for name in names if name not in by_name]
     if unknown:
         raise RunError(f"{unknown[0]!r} is not a gate; allowed: {', '.join(by_name)}")

@@ -14,7 +14,10 @@ TCP_LISTEN = "0A"  # the state's code in /proc/net/tcp
 
 
 def port_number(text: str) -> int:
-    """Return a port given on the command line. It is below 65535, because the next port is used too."""
+    """Return a port that was given on the command line.
+
+    It is below 65535, because the next higher port is used too.
+    """
     if not text.isdigit() or not 1 <= int(text) <= 65534:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; allowed: 1 to 65534")
     return int(text)
@@ -40,7 +43,7 @@ def check_port(port: int) -> None:
 
 
 def _user_of(port: int) -> str:
-    """Return " by NAME (pid N)"; "" if the process cannot be found."""
+    """Return " by NAME (pid N)" for the process that uses the port; "" if it cannot be found."""
     addresses = f"0100007F:{port:04X}", f"00000000:{port:04X}"
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     inodes = {row[9] for row in rows if row[1] in addresses and row[3] == TCP_LISTEN}

@@ -17,22 +17,25 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.02
-INTERRUPT_SECONDS = 60.0  # for an interrupted command to end its processes
-TERMINATE_SECONDS = 30.0  # for remaining processes to end after SIGTERM
-KILL_SECONDS = 10.0  # for killed processes to disappear
+INTERRUPT_SECONDS = 60.0  # time for an interrupted command to end its processes
+TERMINATE_SECONDS = 30.0  # time for remaining processes to end after SIGTERM
+KILL_SECONDS = 10.0  # time for killed processes to disappear
 
 
 def process_start(pid: int) -> str | None:
     """Return the start time of a process in clock ticks since boot; None if it has ended.
 
-    Pids are reused. A pid together with a start time identifies one process.
+    Pids are reused, so a pid alone does not identify a process. A pid together with a start time does.
     """
     fields = _stat_fields(pid)
     return None if fields is None or fields[0] == "Z" else fields[19]
 
 
 def _stat_fields(pid: int | str) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on; None if the process does not exist."""
+    """Return the fields of /proc/PID/stat, beginning with the state of the process.
+
+    Returns None if the process does not exist.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -40,12 +43,18 @@ def _stat_fields(pid: int | str) -> list[str] | None:
 
 
 def die_with_parent() -> None:
-    """Make the kernel send SIGTERM when the parent ends, even by SIGKILL. Call it before exec."""
+    """Make the kernel send SIGTERM to this process when the parent ends, even by SIGKILL.
+
+    Call this function before exec.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def be_interrupted_with_parent() -> None:
-    """Stop ignoring SIGINT, and make the kernel send it when the parent ends. Call it before exec."""
+    """Make the kernel send SIGINT to this process when the parent ends, and stop ignoring SIGINT.
+
+    Call this function before exec.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
 
@@ -55,7 +64,7 @@ def ending_descendants() -> Iterator[None]:
     """Run the block, then end all processes that it started, including processes in other sessions.
 
     The first SIGINT, SIGTERM or SIGHUP raises SystemExit in the block. Later signals are ignored, so that
-    the block's cleanup and the end of its processes are complete.
+    they interrupt neither the cleanup of the block nor the end of its processes.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans become children of this process
     _exit_on_first_signal()
@@ -75,13 +84,15 @@ def _exit_on_first_signal() -> None:
 
 
 def _ignore_end_signals() -> None:
-    # Set a handler that does nothing: programs that the cleanup starts would inherit SIG_IGN.
+    # Set a handler that does nothing instead of SIG_IGN, because programs that the cleanup starts would
+    # inherit SIG_IGN.
     _handle_end_signals(lambda number, frame: None)
 
 
 def _handle_end_signals(handler: Callable[[int, types.FrameType | None], None]) -> None:
     for number in END_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and scripts (with &) ignore signals
+        # nohup and scripts (with &) ignore signals. Keep such a signal ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
 
 
@@ -90,11 +101,11 @@ def run_interruptible(
 ) -> int:
     """Run a command and return its exit status. If a signal ends this process, interrupt the command first.
 
-    The command gets one SIGINT and INTERRUPT_SECONDS to clean up. It runs in its own session, because a
-    terminal sends SIGINT to the whole process group: this second SIGINT would stop the cleanup.
+    The interrupted command gets one SIGINT and INTERRUPT_SECONDS to clean up. The command runs in its own
+    session. Otherwise Ctrl-C in a terminal would send it a second SIGINT, which would stop the cleanup.
 
-    Set ``reaps_orphans`` inside `ending_descendants`. There, orphans become children of this process, and the
-    command may wait for the end of orphans.
+    Set ``reaps_orphans`` inside `ending_descendants`. There, orphans become children of this process. They
+    must be reaped, because the command may wait for their end.
     """
     child = subprocess.Popen(
         command, cwd=cwd, env=env, start_new_session=True, preexec_fn=be_interrupted_with_parent
@@ -109,7 +120,10 @@ def run_interruptible(
 
 
 def interrupt(child: subprocess.Popen[bytes], reaps_orphans: bool = False) -> None:
-    """Send a child one SIGINT and wait for its end; kill it if it takes longer than INTERRUPT_SECONDS."""
+    """Send a child one SIGINT and wait for its end. Kill the child after INTERRUPT_SECONDS.
+
+    With ``reaps_orphans``, ended orphans are reaped in the meantime.
+    """
     if child.poll() is not None:
         return
     child.send_signal(signal.SIGINT)
@@ -131,7 +145,10 @@ def _reap_until_ended(child: subprocess.Popen[bytes]) -> None:
 
 
 def _reap(other_than: int = 0) -> None:
-    """Collect the exit status of ended children; stop at the child ``other_than``."""
+    """Collect the exit status of ended children.
+
+    Stop at the child ``other_than``, whose exit status the caller collects.
+    """
     with contextlib.suppress(ChildProcessError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG):
             if ended.si_pid == other_than:

@@ -15,12 +15,15 @@ PASSWORD_BYTES = {"postgres": 24, "owner": 24, "app": 24, "redis": 24, "django":
 
 
 def new_passwords() -> dict[str, str]:
-    """Return random passwords of the database roles and of Valkey, and Django's secret key."""
+    """Return new random passwords of the database roles and of Valkey, and a secret key for Django."""
     return {name: secrets.token_urlsafe(size) for name, size in PASSWORD_BYTES.items()}
 
 
 def kept_passwords(folder: Path) -> dict[str, str]:
-    """Return the passwords of an installation. They are made once, in a file that only its owner can read."""
+    """Return the passwords of the installation in ``folder``.
+
+    The first call makes them and stores them in a file that only its owner can read.
+    """
     place = folder / "secrets.json"
     if not place.exists():
         place.touch(mode=0o600)
@@ -51,7 +54,10 @@ def service_settings(
 
 
 def agent_environment() -> dict[str, str]:
-    """Return an agent's environment, without the server's secrets: every workload could read them."""
+    """Return an agent's environment variables, without the secrets of the server.
+
+    The workloads of the agent could otherwise read these secrets.
+    """
     env = {name: os.environ[name] for name in AGENT_VARIABLES if name in os.environ}
     return {**env, "PATH": path_with_environment(env.get("PATH")), "PYTHONUNBUFFERED": "1"}
 

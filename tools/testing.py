@@ -26,7 +26,7 @@ PASSED = (0, NOTHING_COLLECTED_STATUS)
 # The gates run one after another, at a lower priority than the tests.
 GATES = ("nice", "-n", "5", sys.executable, str(ROOT / "run"), "check", "--jobs", "1")
 SHOWN_CHOICES = 40
-# Address for parts without a database: a test that needs a database fails at once.
+# The database address of parts without a database. A test that does need a database fails at once.
 NO_DATABASE_URL = "postgresql://no-database.invalid/none"
 EXAMPLES_MARKERS = re.compile(r"(?P<negation>not\s+)?\b(long|torch|lightning|transformers|ray)\b")
 EXAMPLES_MARKED = re.compile(r"pytest\.mark\.(torch|lightning|transformers|ray)\b")
@@ -36,8 +36,9 @@ EXAMPLES_MARKED = re.compile(r"pytest\.mark\.(torch|lightning|transformers|ray)\
 class Part:
     """Tests for one call of pytest: the tests in ``paths`` that match the marker expression ``markers``.
 
-    Parts of the same stage run at the same time; the stages follow one another. Only one part of a stage may
-    have both a database and several processes, because databases are named after processes.
+    Parts of the same stage run at the same time. The stages run one after another. Test databases are named
+    after the worker processes of pytest. Therefore only one part of a stage may have both a database and
+    several processes.
     """
 
     name: str
@@ -50,12 +51,15 @@ class Part:
     stage: int = 1
 
     def chosen_paths(self, wanted: Sequence[str]) -> list[str]:
-        """Return the wanted files and folders of this part; all its folders if ``wanted`` is empty."""
+        """Return the files and folders of this part that are within ``wanted``.
+
+        If ``wanted`` is empty, return all folders of this part.
+        """
         found = {narrower(path, other) for path in self.paths for other in wanted or [path]}
         return sorted(path for path in found if path and not any(is_within(path, e) for e in self.excluded))
 
     def command(self, options: Sequence[str], paths: Sequence[str]) -> list[str]:
-        """Return the command that runs these files and folders, without the excluded paths."""
+        """Return the pytest command for these files and folders, without the excluded paths."""
         how = ["-n", str(self.processes), "--dist", "loadgroup", "--no-loadscope-reorder"]
         ignored = [f"--ignore={path}" for path in self.excluded]
         chosen = [*(how if self.processes > 1 else []), *ignored, "-m", self.markers, *self.options]
@@ -70,14 +74,14 @@ def is_within(path: str, folder: str) -> bool:
 
 
 def narrower(one: str, other: str) -> str | None:
-    """Return the path that is within the other path; None if neither path is within the other."""
+    """Return the path that is within the other one; None if neither path is within the other."""
     if is_within(one, other):
         return one
     return other if is_within(other, one) else None
 
 
-# Most tests of agents wait, so they run at the same time as the others and use idle processors. Tests of
-# whole sites depend on timeouts (leases, recoveries), so they do not share the machine with the other tests.
+# Tests of agents wait most of the time, so they run at the same time as the other tests of the first stage.
+# Tests of whole sites depend on timeouts, such as the end of a lease, so they run in a second stage.
 MAIN_JOB = "tests/e2e/test_main_job.py"
 SITES = ("tests/benchmarks", "tests/e2e", "tests/house")
 AGENTS = "tests/agent"
@@ -99,7 +103,10 @@ LONG_PARTS = (
 
 
 def test_verb(arguments: list[str]) -> int:
-    """Run the short part and the gates; with --long, --changed or other arguments, only their tests."""
+    """Run the short part and the gates.
+
+    With --long, --changed or other arguments, run only the tests that these select, without the gates.
+    """
     flags = {argument for argument in arguments if argument in FLAGS}
     chosen = [argument for argument in arguments if argument not in (*FLAGS, "--")]
     ensure_environment(with_tests=True)
@@ -134,7 +141,10 @@ def selects_examples(arguments: Sequence[str]) -> bool:
 
 
 def _examples_markers(expression: str) -> list[str | None]:
-    """Return "not " or None for each marker of the worked examples in a marker expression of pytest."""
+    """Find the markers of the worked examples in a marker expression of pytest.
+
+    Returns "not " for each marker after ``not``, and None for each other marker.
+    """
     return [found["negation"] for found in EXAMPLES_MARKERS.finditer(expression)]
 
 
@@ -177,9 +187,10 @@ def _run_stage(
     others: Sequence[tuple[str, Sequence[str], Mapping[str, str]]],
     env: Mapping[str, str],
 ) -> list[str]:
-    """Run the parts of a stage and the other commands at the same time. Return the names that failed.
+    """Run the parts of a stage and the other commands at the same time.
 
-    The output of the first part is shown while it runs.
+    The output of the first part is shown while it runs. Returns the names of the parts and commands that
+    failed.
     """
     first, *rest = parts
     named = [(part.name, commands[part], part.environment(env)) for part in rest]
@@ -192,7 +203,7 @@ def _run_stage(
 
 
 class _BackgroundCommand:
-    """A command that runs at the same time as the first part; ``wait`` prints its output."""
+    """A command that runs at the same time as the first part. ``wait`` prints its output."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
         self.name = name
@@ -202,7 +213,7 @@ class _BackgroundCommand:
     @classmethod
     @contextlib.contextmanager
     def run(cls, name: str, command: Sequence[str], env: Mapping[str, str]) -> Iterator[_BackgroundCommand]:
-        """Run the command during the block; if it still runs at the end of the block, interrupt it."""
+        """Run the command during the block. Interrupt it if it still runs at the end of the block."""
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
                 command,

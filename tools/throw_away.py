@@ -28,8 +28,9 @@ def throw_away_stores(
 ) -> Iterator[dict[str, str]]:
     """Run stores during the block and yield the environment that contains their addresses.
 
-    If DATABASE_URL and REDIS_URL are set, their servers are used and nothing is started. If ``names`` is
-    empty, nothing is started either: programs that only read their settings need no store.
+    If DATABASE_URL and REDIS_URL are set, the servers at these addresses are used and nothing is started. If
+    ``names`` is empty, nothing is started either, because programs that only read their settings need no
+    store.
     """
     remove_abandoned()
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
@@ -86,7 +87,7 @@ def _start(stores: Stores, names: Sequence[str], running: dict[str, subprocess.P
 
 def _stop(running: dict[str, subprocess.Popen[bytes]]) -> None:
     for name, child in reversed(running.items()):
-        # SIGQUIT: PostgreSQL ends without writing its data, which is removed anyway.
+        # On SIGQUIT, PostgreSQL ends without writing its data. The data is removed anyway.
         child.send_signal(signal.SIGQUIT if name == "postgres" else signal.SIGTERM)
     for child in running.values():
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -96,7 +97,7 @@ def _stop(running: dict[str, subprocess.Popen[bytes]]) -> None:
 
 
 def remove_abandoned() -> None:
-    """Remove the throw-away stores of owners that were killed: their processes and their files."""
+    """Remove the processes and the files of throw-away stores whose owner was killed."""
     for mark in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*/owner"):
         try:
             owner, start = mark.read_text().split()

@@ -25,7 +25,10 @@ print(count.value)
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs that NVML finds here. A separate process asks NVML, which can hang."""
+    """Return the number of GPUs that NVML finds on this machine; 0 if NVML does not answer.
+
+    A separate process calls NVML, because NVML can hang.
+    """
     command = [sys.executable, "-c", COUNT_GPUS]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=NVML_TIMEOUT_SECONDS)
@@ -35,9 +38,9 @@ def count_gpus() -> int:
 
 
 def real_gpu_models() -> list[str]:
-    """Return the models of this machine's GPUs as its agent will report them.
+    """Return the models of this machine's GPUs, as its agent will report them.
 
-    If they cannot be read, print the reason and return an empty list.
+    If the GPUs cannot be read, print the reason and return an empty list.
     """
     simulated = "all hosts of the demo are simulated"
     probe = [str(PYTHON), "-m", "agent", "probe"]
@@ -54,10 +57,11 @@ def real_gpu_models() -> list[str]:
 
 
 def agent_command(folder: Path, state: Path, edge_url: str, agent: Mapping[str, object]) -> list[str]:
-    """Return the command line of one of the demo's agents, and make its folders.
+    """Return the command line of one agent of the demo, and make its folders.
 
-    The join token is used once; later starts use the credential in `state`. All hosts of the demo are one
-    machine, so they share the locks. They also share the homes, like the hosts of a real site.
+    The join token is used only at the first start. Later starts use the credential in ``state``. All hosts of
+    the demo are one machine, so their agents share the lock files. They also share the homes, like the hosts
+    of a real site.
     """
     homes, locks = folder / "homes", folder / "locks"
     for place in (state, homes, locks):

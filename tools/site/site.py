@@ -1,4 +1,4 @@
-"""Prepare and start the parts of one installation that runs from this checkout: `demo` or `up`."""
+"""Prepare and start the parts of one site that runs from this checkout with `./run demo` or `./run up`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tools.site.supervisor import Service, Supervisor
 from tools.stores import Stores, embedded_stores
 
 STORE_START_SECONDS = 30
-STORE_STEADY_SECONDS = 2.0  # a store that ran for this time restarts without a pause after its end
-STORE_LONGEST_PAUSE = 1.0  # a store that ended on a full disk must restart soon after space is free
+STORE_STEADY_SECONDS = 2.0  # a store that ran for this long restarts at once after its end
+STORE_LONGEST_PAUSE = 1.0  # short, so that a store restarts soon after a full disk has space again
 
 
 class Site:
-    """The folders, settings, stores and services of one installation."""
+    """The folders, settings, stores and services of one site."""
 
     def __init__(self, folder: Path, port: int, demo: bool, history: bool) -> None:
         self.folder, self.port, self.demo, self.history = folder, port, demo, history
@@ -38,7 +38,7 @@ class Site:
         self.owner_url = ""
 
     def prepare(self) -> None:
-        """Make the passwords and the environment of the services; write environment.json."""
+        """Make the passwords and the environment of the services, and write environment.json."""
         self.logs.mkdir(mode=0o700, exist_ok=True)
         passwords = kept_passwords(self.folder)
         settings = service_settings("demo", self.folder, passwords, self.port, self.port + 1)
@@ -149,11 +149,15 @@ class Site:
         return digest.hexdigest()
 
     def start_programs(self) -> Service:
-        """Start web, edge, engine, worker and beat. Return web, which starts first: users wait for it."""
+        """Start web, edge, engine, worker and beat, and return web.
+
+        Web starts first, because users wait for it.
+        """
         web = self.supervisor.add(self._service("web", *self._web_command()))
         celery = (str(PYTHON), "-m", "celery", "-A", "config.celery")
         worker = ("worker", "--without-gossip", "--without-mingle")
-        # The engine skips Django's checks, so that it restarts fast. The other worker runs the checks.
+        # The engine skips Django's checks, so that it restarts fast. The service named worker runs the
+        # checks.
         engine = (*celery[:3], "--skip-checks", *celery[3:], *worker, "-n", "engine@%h", "-Q", "engine")
         queues = "telemetry,money,notices,default"
         schedule = str(self.folder / "beat-schedule")
@@ -197,10 +201,13 @@ class Site:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port + 1)) == 0
 
-    # The demo organisation. A management command makes its people and hosts once.
+    # The methods below make the demo organisation. A management command makes its people and hosts once.
 
     def make_organisation(self) -> dict[str, object]:
-        """Return the demo's sign-ins and agents. Hosts that have not joined yet get new join tokens."""
+        """Return the sign-ins and the agents of the demo organisation, and make it if necessary.
+
+        Hosts that have not joined yet get new join tokens.
+        """
         place = self.folder / "organisation.json"
         kept = json.loads(place.read_text()) if place.exists() else {}
         folders = [self._agent_folder(agent["name"]) for agent in kept.get("agents", [])]
@@ -219,14 +226,14 @@ class Site:
                 new.write_text(json.dumps(made))
             new.replace(place)
         if not kept and not self.history:
-            self._history_mark.touch()  # a demo that was made without a past never loads a past
+            self._history_mark.touch()  # a demo that was made without a past never loads one
         return dict(made)
 
     def _agent_folder(self, name: str) -> Path:
         return self.folder / "agents" / name
 
     def start_agents(self, organisation: Mapping[str, object]) -> None:
-        """Start one agent per host. If this machine has GPUs, the first host is this machine."""
+        """Start one agent per host. The first host uses this machine's GPUs, if there are any."""
         for agent in organisation["agents"]:  # type: ignore[attr-defined]
             name = str(agent["name"])
             command = agent_command(self.folder, self._agent_folder(name), self.edge_url, agent)
@@ -234,7 +241,10 @@ class Site:
             self.supervisor.add(self._service(f"agent-{name}", *command, **options))
 
     def submit_first_work(self) -> None:
-        """Submit the workloads that the first page shows, once. The command waits for the hosts' GPUs."""
+        """Submit the workloads that the first page shows, once per demo.
+
+        The management command waits until the hosts have reported their GPUs.
+        """
         done = self.folder / "first-work.done"
         if not done.exists():
             with timed_step("first jobs submitted"):
@@ -246,11 +256,11 @@ class Site:
         return self.folder / "history.done"
 
     def history_is_loading(self) -> bool:
-        """Return True until the simulated past of the demo is complete."""
+        """Return True if the demo has a simulated past that is not yet completely loaded."""
         return self.history and not self._history_mark.exists()
 
     def start_history(self) -> None:
-        """Load the simulated past in the background, once."""
+        """Load the simulated past in the background, unless it is loaded already."""
         if self.history_is_loading():
             command = ("nice", "-n", "10", str(PYTHON), "manage.py", "demo_history")
             options = {"once": True, "stop_seconds": 5, "on_success": self._history_mark.touch}

@@ -38,7 +38,7 @@ def up_verb(arguments: list[str]) -> int:
 def _site_verb(arguments: list[str], demo: bool) -> int:
     options = _parse(arguments, demo)
     folder = Path(os.path.abspath(options.state))
-    # A site in another folder may run at the same time as a site in a usual folder.
+    # A site in a folder of its own (--state) may run at the same time as a site in a usual folder.
     exit_if_running(usual_folders() if folder in usual_folders() else [folder])
     for port in (options.port, options.port + 1):
         check_port(port)
@@ -77,7 +77,10 @@ def _run(site: Site) -> int:
     starting = True
 
     def end(number: int, frame: types.FrameType | None) -> None:
-        """Interrupt the start at once. After the start, let the supervision end. Ignore later signals."""
+        """Handle a signal: interrupt the start of the site, or stop the supervision after the start.
+
+        Later signals are ignored.
+        """
         if not supervisor.stopping:
             supervisor.stopping = True
             if starting:
@@ -112,7 +115,7 @@ def _start(site: Site) -> None:
     with timed_step("PostgreSQL and Valkey up"):
         site.start_stores()
     site.migrate()
-    # The web process lists the static files only at its start, so they must be complete.
+    # The web process lists the static files only at its own start. Therefore they must be complete now.
     site.finish_collecting_static(collecting)
     web = site.start_programs()
     organisation = site.make_organisation() if site.demo else {}

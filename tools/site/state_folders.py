@@ -23,7 +23,7 @@ NOT_RUNNING_STATUS = 3
 
 
 def usual_folders() -> list[Path]:
-    """Return the state folders that are used without --state."""
+    """Return the state folders that `./run demo` and `./run up` use without --state."""
     return [STATE / "demo", STATE / "up"]
 
 
@@ -41,12 +41,15 @@ def is_running(folder: Path) -> bool:
 
 
 def running_folder() -> Path | None:
-    """Return the usual folder whose site runs; None if there is none."""
+    """Return the usual state folder with a running site; None if no site runs."""
     return next((folder for folder in usual_folders() if is_running(folder)), None)
 
 
 def exit_if_running(folders: Sequence[Path]) -> None:
-    """Exit with status 1 and the address of a site that already runs in one of the folders."""
+    """Exit with status 1 if a site runs in one of the folders.
+
+    Print the address of the site first.
+    """
     for folder in folders:
         if is_running(folder):
             pid, url = (folder / "supervisor").read_text().split()[:2]
@@ -138,7 +141,10 @@ def logs_verb(arguments: list[str]) -> int:
 
 
 def _running_folder_of(state: Path | None) -> Path | None:
-    """Return the folder of the running site: ``state`` or, without it, a usual folder. None: no site runs."""
+    """Return the state folder of the running site; None if no site runs.
+
+    If ``state`` is given, only this folder is checked. Otherwise the usual folders are checked.
+    """
     if state is None:
         return running_folder()
     folder = Path(os.path.abspath(state))

@@ -27,7 +27,10 @@ SHOWN_LOG_LINES = 15
 
 @dataclass
 class Service:
-    """A program that is restarted, after a growing pause, when it ends on its own."""
+    """A program that is restarted when it ends on its own.
+
+    If the program ends soon after each start, the pause before the next restart grows.
+    """
 
     name: str
     command: list[str]
@@ -35,7 +38,7 @@ class Service:
     log: Path
     stop_signal: int = signal.SIGTERM
     stop_seconds: float = 10
-    steady_seconds: float = 5  # after this time the start counts as successful
+    steady_seconds: float = 5  # a program that ran for this long has started successfully
     longest_pause: float = 5
     once: bool = False
     keeps_children: bool = False
@@ -72,7 +75,10 @@ class Service:
         return self.process is not None and self.process.poll() is None
 
     def check(self, now: float) -> bool:
-        """Notice the end of the program, and restart it after its pause. Return True if the state changed."""
+        """Detect the end of the program, and restart the program after its pause.
+
+        Returns True if the state of the service changed.
+        """
         if self.state == "running" and not self.alive():
             assert self.process is not None
             self._kill_children()
@@ -80,7 +86,8 @@ class Service:
                 self.state = "done"
                 self.on_success()
                 return True
-            # Restart at once after a kill. Wait longer each time if the program cannot start.
+            # A program that ran well and then ended restarts at once. A program that cannot start waits
+            # longer each time.
             if now - self.started_at > self.steady_seconds:
                 self.pause = QUICK_RESTART_SECONDS
             else:
@@ -94,9 +101,9 @@ class Service:
         return False
 
     def _kill_children(self) -> None:
-        """Kill the children of a service that has ended. The restarted service starts new children.
+        """Kill the children of a service that has ended, because the restarted service starts new children.
 
-        The children of an agent are kept: workloads outlive their agent.
+        The children of an agent are kept, because workloads outlive their agent.
         """
         if self.process is None or self.keeps_children:
             return
@@ -104,14 +111,14 @@ class Service:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """Send the stop signal; `wait_stopped` waits for the end of the program."""
+        """Send the stop signal to the program. `wait_stopped` waits for its end."""
         self.state = "stopped"
         if self.alive() and self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(self.stop_signal)
 
     def wait_stopped(self) -> None:
-        """Wait until the program has ended; kill it after `stop_seconds`."""
+        """Wait until the program has ended. Kill it after `stop_seconds`."""
         if self.process is None:
             return
         try:
@@ -131,7 +138,7 @@ class Service:
 class Supervisor:
     """A supervisor that starts, watches and stops the services of one state folder.
 
-    It records the services in services.json.
+    It records the services in the file services.json of this folder.
     """
 
     def __init__(self, folder: Path, url: str) -> None:
@@ -148,7 +155,10 @@ class Supervisor:
         return service
 
     def record(self) -> None:
-        """Write services.json. If that fails, as on a full disk, `check` writes it later."""
+        """Write services.json.
+
+        If the write fails, for example on a full disk, `check` tries again.
+        """
         entries = {service.name: service.entry() for service in self.services}
         place = self.folder / "services.json"
         new = place.with_suffix(".new")
@@ -167,7 +177,10 @@ class Supervisor:
             self.record()
 
     def wait_for(self, ready: Callable[[], bool], service: Service, seconds: float) -> None:
-        """Wait until a service answers, and check all services meanwhile. Raises RunError."""
+        """Wait until ``ready`` returns True, and check all services meanwhile.
+
+        Raises RunError if ``service`` keeps ending, or does not answer within ``seconds``.
+        """
         deadline = time.monotonic() + seconds
         while not ready():
             self.check()
@@ -185,9 +198,9 @@ class Supervisor:
             time.sleep(CHECK_SECONDS)
 
     def stop(self, order: Sequence[Sequence[str]]) -> None:
-        """Stop the services group by group, so that a service can still use later groups while it stops.
+        """Stop the services group by group, in this order. Services that are in no group are stopped first.
 
-        Services that are in no group are stopped first.
+        While a service stops, it can still use the services of later groups.
         """
         named = {name for group in order for name in group}
         others = [service.name for service in self.services if service.name not in named]
@@ -201,7 +214,10 @@ class Supervisor:
 
 
 def end_leftovers(folder: Path) -> None:
-    """End the services that a killed supervisor left, identified by pid and start time."""
+    """End the services that a killed supervisor has left running.
+
+    A service is identified by pid and start time, because pids are reused.
+    """
     place = folder / "services.json"
     if not place.exists():
         return
