@@ -1,7 +1,7 @@
 """Detect hosts on which runs of different workloads keep failing.
 
-The health rule ``breaker:attempts`` sets the number of failures, the window and the action. By default it
-closes such a host for new work.
+The health rule ``breaker:attempts`` sets the number of failures, the window and the action. The default
+action closes the host for new work.
 
 Failures are counted by independent source, because a fault of the workload is no evidence against the host:
 

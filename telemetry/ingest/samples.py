@@ -51,7 +51,7 @@ MAX_SAMPLE_AGE = timedelta(days=180)  # older samples are rejected, regardless o
 class IngestResult:
     """The counts of one run: stored batches, stored rows, rejected rows, and doubled batches.
 
-    A batch is doubled if it was stored earlier.
+    A doubled batch is a batch that had already been stored.
     """
 
     batches: int = 0

@@ -1,6 +1,6 @@
 """Define the models of usage and money.
 
-The sample table has daily partitions, which migrations create.
+Migrations create the sample table with plain SQL, because it has daily partitions.
 """
 
 from telemetry.models.budgets import Budget, BudgetAction, BudgetAlert, BudgetMeasure

@@ -48,8 +48,8 @@ def write_charges(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
     names = _ChargeNames(lines)
     uses = _measured_use_by_line(lines)
     months = {month_of(line.piece.start) for line in lines} | {month_of(now)}
-    # Every statement must exist, because the insert of a charge locks the statement. The lock prevents that
-    # the month is closed at the same time.
+    # Every statement must exist, because the insert of a charge locks the statement. The lock prevents a
+    # concurrent close of the month.
     create_missing_statements(months)
     closed = months_not_open(months)
     rows = []

@@ -13,7 +13,8 @@ from telemetry.models import Price
 class RateCard:
     """The cost and the price of GPU models over time.
 
-    From the date of a pool's first own price, the pool's own prices replace the prices for all pools.
+    If a pool has its own prices for a model, they replace the prices for all pools, from the date of the
+    pool's first own price.
     """
 
     def __init__(self, prices: Iterable[Price]) -> None:

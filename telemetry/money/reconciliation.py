@@ -1,7 +1,8 @@
 """Reconcile charges with the cost of the GPUs, per pool and month.
 
-This equation must hold exactly, to the last decimal of the ledger: ``charged - margin + uncharged + idle +
-overhead == cost``
+This equation must hold exactly, to the last decimal of the ledger:
+
+``charged - margin + uncharged + idle + overhead == cost``
 
 - ``charged``: the charges to teams.
 - ``margin``: the price of the charged lines less their cost. A discount makes it negative.

@@ -65,7 +65,8 @@ def settle_allocations(now: datetime) -> int:
     """
     ended = (
         Allocation.objects.filter(settledallocation=None, period__endswith__isnull=False)
-        # An allocation may end within a second, but charges end at whole seconds. Allow for the difference.
+        # An allocation may end at a fraction of a second, but charges end at whole seconds. Allow for the
+        # difference.
         .filter(unit__gpu__charged__until__gt=F("period__endswith") - timedelta(seconds=1))
         .select_related("run", "workload", "unit")
         .order_by("pk")[:SETTLEMENTS_PER_RUN]

@@ -86,8 +86,8 @@ def charges_by(
     """Return a month's charges grouped by one dimension.
 
     ``lines`` are the lines that the viewer may see; None means all lines. ``where`` is the drill-down path:
-    the keys that were selected in the tables above, in this order. The total equals, to the cent, the row
-    that was selected last.
+    the key that the viewer has selected in each earlier dimension, in the order of selection. The total
+    equals, to the cent, the row that was selected last.
 
     If ``charged_only`` is False, the table also includes idle, unhealthy and lost time with its cost. Runs
     one query per step of the path and one query for the table.
@@ -144,7 +144,8 @@ def _parent_row_amounts(
 ) -> RoundedAmounts | None:
     """Return the rounded amounts of the row that the drill-down path selected last; None without a path.
 
-    Each table on the path is computed again, because its amounts are rounded to the row above it.
+    Each table on the path is computed again, because its amounts are rounded so that they sum to the row
+    above.
     """
     above: RoundedAmounts | None = None
     for step, dimension in enumerate(where):
