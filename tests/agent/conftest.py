@@ -42,7 +42,8 @@ class AgentProcess:
     more: list[str] = field(default_factory=list)
     program: list[str] = field(default_factory=lambda: list(PROGRAM))
     cwd: Path = ROOT
-    constants: dict[str, float] = field(default_factory=dict)  # intervals of the agent that the test changes
+    # Constants of the agent's modules that the test replaces, mostly intervals, by dotted name.
+    constants: dict[str, float] = field(default_factory=dict)
     process: asyncio.subprocess.Process | PreloadedAgent | None = None
 
     async def start(self, *, joined: bool = True) -> None:
@@ -73,25 +74,29 @@ class AgentProcess:
 
     @property
     def counts(self) -> Path:
-        """Return the folder of the counts of this agent's steps. A restarted agent continues its counts."""
+        """Return the folder with one counter file for each step of `counted_agent.STEPS`.
+
+        A restarted agent continues the same counters.
+        """
         return self.state.with_name(f"{self.state.name}-counts")
 
     def count(self, step: str) -> int:
-        """Return how often the agent has done the step, one of `counted_agent.STEPS`."""
+        """Return how often the agent has completed `step`, a name in `counted_agent.STEPS`."""
         return read_count(self.counts, step)
 
     async def after_steps(self, step: str, times: int) -> None:
-        """Wait until the agent has begun and ended the step so many times.
+        """Wait until the agent has begun and completed `step` `times` more times.
 
-        Proves that the agent had the opportunity to do something wrong, also on a slow machine.
+        A test calls this before it asserts that the agent did not do something. A sleep would be too short on
+        a slow machine.
         """
-        first = self.count(step)  # the step that runs now does not count
+        first = self.count(step)  # one extra: a step that has already begun does not count
         await self.edge.until(lambda: self.count(step) > first + times)
 
     async def outlive_lease(self, run: str) -> None:
-        """Wait until the present lease of the run has expired and its shim has looked at it since.
+        """Wait until the run's current lease has expired and its shim has since checked the lease file.
 
-        Proves that the agent renewed the lease if the run continues.
+        If the run still continues, the agent must have renewed the lease.
         """
         lease = float((self.state / "runs" / run / "lease").read_text())
         await self.edge.until(lambda: boottime() > lease + 2 * supervisor.TICK_SECONDS)
@@ -120,9 +125,9 @@ class AgentProcess:
         return found
 
     async def printed(self, run: str) -> str:
-        """Return the whole output of a run after its end.
+        """Wait for the end of the run and return its whole output.
 
-        The end may be reported before the last log chunk.
+        The agent may report the end before it sends the last log chunk, so also wait for that chunk.
         """
         await self.edge.until_state(run, "ended", 90.0)
         kept = sum(path.stat().st_size for path in (self.state / "runs" / run / "log").iterdir())

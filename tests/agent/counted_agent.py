@@ -1,7 +1,8 @@
 """Run the agent with a counter for each step of its loops, and with intervals that a test has chosen.
 
-A test that proves that something does not happen waits until the agent has done a step a number of times. So
-the test does not depend on the speed of the machine. Run as a module, this file starts an agent:
+A step is one call of a function in ``STEPS``. To prove that something does not happen, a test waits until the
+agent has completed a step several times. The test then does not depend on the speed of the machine. Run as a
+module, this file starts an agent:
 
     python -m tests.agent.counted_agent COUNTS CONSTANTS ARGUMENT...
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 COUNT = struct.Struct("<q")
-# The steps of an agent: module, class ("" for a function of the module), function.
+# The counted functions: {step: (module, class or "" for a module-level function, function)}.
 STEPS = {
     "shim_poll": ("agent.runs.manager", "RunManager", "look"),
     "desired": ("agent.daemon", "Agent", "on_desired"),
@@ -35,7 +36,7 @@ STEPS = {
 
 
 def read_count(folder: Path, step: str) -> int:
-    """Return how often the agents of this folder have done the step."""
+    """Return how often the agents that count in this folder have completed the step."""
     try:
         return int(COUNT.unpack((folder / step).read_bytes())[0])
     except FileNotFoundError:
@@ -43,7 +44,7 @@ def read_count(folder: Path, step: str) -> int:
 
 
 def count_steps(folder: Path) -> None:
-    """Count each step of this process from now on, in one file per step."""
+    """Make this process count each step from now on, in one file per step."""
     folder.mkdir(parents=True, exist_ok=True)
     for step, (module_name, class_name, function) in STEPS.items():
         owner = importlib.import_module(module_name)
@@ -53,9 +54,9 @@ def count_steps(folder: Path) -> None:
 
 
 def _counter(folder: Path, step: str) -> Callable[[], None]:
-    """Return a function that adds 1 to the count.
+    """Return a function that adds 1 to the count of the step.
 
-    The file keeps its size, so that a count can be written to a full disk.
+    The counter file keeps its size, so that a count can be written even to a full disk.
     """
     path, lock, count = folder / step, threading.Lock(), read_count(folder, step)
     path.write_bytes(COUNT.pack(count))
@@ -72,7 +73,7 @@ def _counter(folder: Path, step: str) -> Callable[[], None]:
 
 
 def _counted(function: Callable[..., Any], add: Callable[[], None]) -> Callable[..., Any]:
-    """Return the function with a count at the end of each call."""
+    """Return the function, changed so that it calls `add` at the end of each call."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)

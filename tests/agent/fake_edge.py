@@ -66,7 +66,7 @@ class FakeEdge:
     renewals: list[RenewRequest] = field(default_factory=list)
     joins: list[JoinRequest] = field(default_factory=list)
     credentials: set[str] = field(default_factory=set)
-    keys_count: bool = True  # False: the edge has also lost the hosts' keys
+    keys_count: bool = True  # False: the edge rejects every renewal, as if it had lost the hosts' public keys
     sync_sockets: set[web.WebSocketResponse] = field(default_factory=set)
     idle_streams: list[web.WebSocketResponse] = field(default_factory=list)
     rejected_sync_connections: int = 0  # number of sync connections with an unknown credential
@@ -166,7 +166,7 @@ class FakeEdge:
             await asyncio.sleep(0.02)
 
     async def after_reports(self, count: int) -> None:
-        """Wait until agents have sent so many more reports and each of these was answered."""
+        """Wait until agents have sent `count` more reports and the edge has answered each of them."""
         heard = len(self.observed)
         await self.until(lambda: len(self.observed) > heard + count)
 

@@ -23,18 +23,19 @@ Table = dict[str, dict[str, dict[str, Any]]]
 
 
 def wire_types(protocol: Any) -> dict[str, type]:
-    """Return every wire type by the name of its stored file.
+    """Return {name of the stored file: type} for every type that is sent over the network.
 
-    The name is the kind of a frame, or the type name of a body.
+    For a frame, the name is the frame's kind, e.g. "observed". For the body of a request or response, the
+    name is the name of its class.
     """
     bodies = {name: getattr(protocol, name) for name in BODIES if hasattr(protocol, name)}
     return {**protocol.FRAMES_UP, **protocol.FRAMES_DOWN, **bodies}
 
 
 def type_name(hint: Any) -> str:
-    """Return the name of a type in the table.
+    """Return the text that stands for a type in the stored table of fields.
 
-    The name is str, int, float, bool, any, TYPE, list[...] or dict[...], or one of these with "| null".
+    Examples: "int", "any", "RunSeen", "list[str]", "dict[float]" (the type of the values), "str | null".
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -47,7 +48,10 @@ def type_name(hint: Any) -> str:
 
 
 def fields_by_type(protocol: Any) -> Table:
-    """Return the type of each field, and its default if it has one, by type name and field name."""
+    """Return {type name: {field name: {"type": name, "default": value}}} for all wire types.
+
+    A field without a default has no "default" entry.
+    """
     found: Table = {}
     waiting = list(wire_types(protocol).values())
     while waiting:
@@ -106,9 +110,9 @@ VERSION = 1
 
 
 def read_errors(kept: Table, kind: str, value: Any, where: str) -> list[str]:
-    """Return the parts of `value` that a reader with only this table cannot read.
+    """Return an error for each part of `value` that a program with the fields of `kept` cannot read.
 
-    Such a reader requires every field in the table.
+    This program requires every field in `kept` and ignores all other fields.
     """
     if kind.endswith(" | null"):
         return [] if value is None else read_errors(kept, kind.removesuffix(" | null"), value, where)
@@ -132,7 +136,7 @@ def read_errors(kept: Table, kind: str, value: Any, where: str) -> list[str]:
 
 
 def _has_shape(kind: str, value: Any) -> bool:
-    """Return True if `value` is of the plain type, the list or the object that `kind` names."""
+    """Return True if `value` has the JSON type that `kind` requires: a plain type, a list or an object."""
     if kind in PLAIN:
         fits = isinstance(value, PLAIN[kind]) or (kind == "float" and isinstance(value, int))
         return fits and (kind == "bool" or not isinstance(value, bool))
@@ -140,7 +144,7 @@ def _has_shape(kind: str, value: Any) -> bool:
 
 
 def without_defaults(kept: Table, kind: str, value: Any) -> Any:
-    """Return `value` without the fields that have a default. A peer of this version may omit these fields."""
+    """Return `value` without the fields that have a default, because a peer of this version may omit them."""
     kind = kind.removesuffix(" | null")
     if kind.startswith("list["):
         return [without_defaults(kept, kind[5:-1], each) for each in value]
@@ -154,7 +158,7 @@ def without_defaults(kept: Table, kind: str, value: Any) -> Any:
 
 
 def differences(before: Any, now: Any, where: str) -> list[str]:
-    """Return the places where `now` lacks or changes a value of `before`. `now` may contain more."""
+    """Return a line for each value of `before` that `now` lacks or changes. `now` may have more values."""
     if isinstance(before, dict) and isinstance(now, dict):
         found = [f"{where}.{name}: gone" for name in before if name not in now]
         return found + [
@@ -199,7 +203,7 @@ class FrozenProtocol:
         return found
 
     def problems(self, protocol: Any) -> list[str]:
-        """Return a text for each part of this version that `protocol` breaks."""
+        """Return an error for each difference that makes `protocol` incompatible with this stored version."""
         found = [
             f"{name}: {self.about['paths'][name]} became {getattr(protocol, name, None)}"
             for name in PATHS
@@ -226,9 +230,9 @@ class FrozenProtocol:
         return protocol.parse(getattr(protocol, name), data)
 
     def _read_problems(self, protocol: Any, name: str, kind: str) -> list[str]:
-        """Return the values that the current code reads differently from a stored text.
+        """Return the values of a stored example text that the current code reads incorrectly.
 
-        The text is read twice: complete, and without defaults.
+        The code reads the text twice: complete, and without the fields that have a default.
         """
         stored = json.loads(self.text(name))
         found = differences(stored, dataclasses.asdict(self._read(protocol, name, stored)), name)
@@ -238,7 +242,7 @@ class FrozenProtocol:
         )
 
     def _default_problems(self, protocol: Any) -> list[str]:
-        """Return a text for each field whose default has changed."""
+        """Return an error for each field whose default has changed."""
         now = fields_by_type(protocol)
         return [
             f"{kind}.{name}: {about['default']!r} became {now[kind][name].get('default', 'required')!r}"
@@ -250,9 +254,9 @@ class FrozenProtocol:
         ]
 
     def _write_problems(self, protocol: Any, name: str, kind: str) -> list[str]:
-        """Return the parts of today's texts that a reader of only this version cannot read.
+        """Return the parts of a text written by the current code that a program of this version cannot read.
 
-        Each text is checked twice: complete, and without defaults.
+        The text is checked twice: complete, and without the fields that have a default.
         """
         now = fields_by_type(protocol)
         today = wire_types(protocol)[name].__name__
@@ -272,7 +276,7 @@ class FrozenProtocol:
         return found
 
     def add(self, protocol: Any) -> None:
-        """Store new fields and types in the table and their examples in the texts."""
+        """Add new fields and types to the stored table, and example values for them to the stored texts."""
         kept = (
             self.about
             if (self.folder / "fields.json").exists()
@@ -296,10 +300,10 @@ class FrozenProtocol:
 
 
 def merge_example(before: Any, example: Any) -> Any:
-    """Return `before` with the additional entries of `example`."""
+    """Return the stored value `before`, extended by the fields that only `example` has."""
     if isinstance(before, dict) and isinstance(example, dict) and before:
         whole = {name: merge_example(value, example.get(name)) for name, value in before.items()}
-        # If the keys of a dictionary are data, it stays unchanged, because each new example has other keys.
+        # No common key: the keys are data, not field names. Every new example has other keys, so add none.
         return (
             whole
             if not set(before) & set(example)

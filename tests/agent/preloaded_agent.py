@@ -1,8 +1,8 @@
 """Start agents from a preloaded process, so that a start needs a fork and no imports.
 
-Run as a program, this file is the preloaded process, which has already imported the agent and, of the tests,
-only the counters of its steps. ``start_preloaded_agent`` starts an agent with the arguments and the output of
-the caller, like ``python -m tests.agent.counted_agent``.
+Run as a program, this file is the preloaded process. It imports the agent and ``tests.agent.counted_agent``,
+and no other test module. ``start_preloaded_agent`` starts an agent with the caller's arguments and output,
+like ``python -m tests.agent.counted_agent``.
 """
 
 from __future__ import annotations
@@ -82,9 +82,10 @@ def has_its_first_environment() -> bool:
 def start_preloaded_agent(
     arguments: Sequence[str], counts: Path | None = None, constants: Mapping[str, float] | None = None
 ) -> PreloadedAgent:
-    """Start ``python -m agent ARGUMENTS`` in the checkout, with this process's output.
+    """Start an agent like ``python -m agent ARGUMENTS`` in the checkout, with this process's output.
 
-    Count its steps in the folder `counts` if that is given, and replace `constants` of its modules.
+    If `counts` is given, the agent counts its steps in that folder. `constants` replaces constants of the
+    agent's modules: {dotted name: value}.
     """
     connection = _preloaded_process()
     pid_pipe, pid_end = os.pipe()
@@ -164,7 +165,7 @@ def _report_ended(running: dict[int, int]) -> None:
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             status_end = running.pop(ended[0])
-            with contextlib.suppress(BrokenPipeError):  # the test does not wait for this agent
+            with contextlib.suppress(BrokenPipeError):  # no test reads the exit status of this agent
                 os.write(status_end, NUMBER.pack(ended[1]))
             os.close(status_end)
 

@@ -222,7 +222,7 @@ async def test_shared_memory_counts_towards_the_memory_limit(edge: FakeEdge, mak
 
 @needs_cgroups
 async def test_a_detached_process_is_ended_with_its_run(edge: FakeEdge, make_agent: MakeAgent) -> None:
-    """Check that the process is found by its cgroup. It can leave its parents and its environment."""
+    """Detach a process from its parents and its environment. The agent still finds it by its cgroup."""
     agent = await make_agent(launcher="plain")
     await edge.want(job("env -i /usr/bin/setsid /bin/sleep 300 & echo $!; wait"))
     await edge.until(lambda: edge.log("run-1").strip().isdigit())

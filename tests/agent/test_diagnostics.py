@@ -105,9 +105,10 @@ def wanted(name: str = "d1", deadline: float = 60.0, tool: str = "own") -> Diagn
 async def wait_for_end(
     diagnostics: DiagnosticRunner, *, within: float = 60.0, of: str = ""
 ) -> DiagnosticSeen:
-    """Wait for the end of the diagnostic `of`, or of the first listed diagnostic. Return its state.
+    """Wait until a diagnostic ends and return its state.
 
-    `of` is needed if an earlier diagnostic may still be listed.
+    `of` is the id of the diagnostic. Without `of`, wait for the first diagnostic in the list, which may be an
+    earlier one.
     """
 
     def ended() -> list[DiagnosticSeen]:

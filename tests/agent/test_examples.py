@@ -1,4 +1,4 @@
-"""Test that the programs of examples/, as jobs of a real agent, have the same result after preemptions."""
+"""Test that each program in examples/, run as a job by a real agent, gives the same result if preempted."""
 
 from __future__ import annotations
 

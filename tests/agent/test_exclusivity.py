@@ -47,7 +47,7 @@ def test_only_the_lock_protects_a_unit_held_by_a_living_process(tmp_path: Path) 
     held = gpu_locks.lock_slots(tmp_path / "one", [WHOLE])
     child = subprocess.Popen(["/bin/sleep", "60"], pass_fds=held.descriptors)
     try:
-        held.close()  # after this, as after the end of the agent, only the workload has the lock open
+        held.close()  # now only the workload has the lock file open, as after the end of the agent
         with pytest.raises(gpu_locks.SlotsLocked):
             gpu_locks.lock_slots(tmp_path / "one", [WHOLE])
         # Locks in a separate folder exclude no other process.
@@ -98,7 +98,7 @@ def test_leftovers_of_a_tenant_are_found_relative_to_the_baseline(tmp_path: Path
     assert "30000 MiB of an earlier workload" in again.describe_leftovers(
         ["GPU-1"], rows(30_600), processes_on_gpu()
     )
-    with pytest.raises(GpuReadError):  # a missing value that was reported before does not count as clean
+    with pytest.raises(GpuReadError):  # the memory in use was known before: an unknown value is not "clean"
         again.describe_leftovers(["GPU-1"], rows(None), processes_on_gpu())
     with pytest.raises(GpuReadError):
         again.describe_leftovers(["GPU-2"], rows(30_600), processes_on_gpu())

@@ -1,6 +1,6 @@
 """Test the agent on a full disk.
 
-Running workloads continue. They can still be stopped, end and be adopted by the next agent.
+Running workloads continue. They can still end, be stopped, and be adopted by a restarted agent.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ async def test_a_full_disk_rejects_new_work_and_ends_no_running_workload(
     run = await start_running(edge, "echo begun; while :; do echo more; sleep 0.05; done")
     filler = fill_disk(disk)
     await edge.until(lambda: is_full(edge))
-    edge.commits = False  # a stored batch of samples could free space when it is deleted
+    edge.commits = False  # the agent deletes committed batches, which would free space
     fill_disk(disk)
     await edge.want(job("exit 0", generation=2))
     refused = await edge.until_state("run-2", "ended")
@@ -124,7 +124,7 @@ async def test_a_log_marks_where_output_was_lost_to_a_full_disk(
         " done"
     )
     run = await start_running(edge, loud)
-    edge.commits = False  # a stored batch of samples could free space when it is deleted
+    edge.commits = False  # the agent deletes committed batches, which would free space
 
     def written() -> int:
         return sum(path.stat().st_size for path in log.iterdir())
@@ -146,7 +146,7 @@ async def test_a_workload_is_stopped_and_frees_its_gpu_on_a_full_disk(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
     unit = agent.units[0]
-    edge.commits = False  # a stored batch of samples could free space when it is deleted
+    edge.commits = False  # the agent deletes committed batches, which would free space
     run = await start_running(edge, "echo begun; sleep 300", units=[unit])
     fill_disk(disk)
     await edge.until(lambda: is_full(edge))
@@ -177,7 +177,10 @@ async def test_a_notice_is_delivered_and_withdrawn_on_a_full_disk(
 async def test_a_full_disk_stays_full_until_free_space_is_well_above_the_threshold(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
-    """Check two thresholds: each change between full and free causes a write and a report."""
+    """Check that "full" begins and ends at two different thresholds.
+
+    With one threshold, the state could change often, and each change causes a write and a report.
+    """
     reserve = disk / "reserve"
     reserve.write_bytes(bytes(8 << 20))
     with (disk / "fill").open("ab", buffering=0) as file:
@@ -521,7 +524,7 @@ def make_disk_pressure(
 
 
 def test_only_deleted_open_files_are_read_with_stat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that other files are not accessed. Their file system may hang, such as that of the homes."""
+    """Check that all other files are not accessed, because their file system may hang, e.g. NFS homes."""
     asked: list[str] = []
     stat = os.stat
 
@@ -584,7 +587,7 @@ async def test_files_are_not_recounted_at_every_look_on_a_disk_that_stays_low(
         assert counted == [0.5, 0.5, 10.6], "the first look stores a snapshot"
         file.write(
             bytes(pressure_threshold(80 << 20) // disk_pressure.MIN_EVICTED_DIVISOR)
-        )  # a run could have written this amount
+        )  # enough that a run could have caused the shortage
         now = 11.5
         await watch.look(now)
         assert counted == [0.5, 0.5, 10.6, 11.5]
@@ -718,7 +721,7 @@ async def test_no_gpu_fails_and_no_diagnostic_is_lost_on_a_full_disk(
 
 
 def test_a_credential_received_on_a_full_disk_is_stored(disk: Path) -> None:
-    """Check that the new credential is stored. The server then rejects the previous credential."""
+    """Check that the new credential is stored, because the server rejects the previous one from then on."""
     state = StateFolder(disk / "state")
     state.remember(host="h1", credential="gpa.1.first", expires_at=1.0)
     fill_disk(disk)

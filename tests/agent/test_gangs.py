@@ -1,4 +1,7 @@
-"""Test one member of a gang. Its start waits for the other hosts, and it gets their addresses."""
+"""Test one member of a gang, which is a workload on several hosts.
+
+The start of a member waits until the other hosts are prepared. The member gets the addresses of these hosts.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Test changes of the geometry of a simulated GPU.
+"""Test changes of the MIG geometry of a simulated GPU.
 
-The agent is killed at every step, the driver rejects changes, and work runs on other GPUs.
+Cases: the agent is killed at any step, the driver rejects a change, and other GPUs of the host run work.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def is_done(edge: FakeEdge, name: str) -> bool:
 async def test_a_reshape_completes_although_the_agent_is_killed_at_any_step(
     agent: AgentProcess, edge: FakeEdge
 ) -> None:
-    """Remove the instances and create new instances in each round, and kill the agent during the change."""
+    """Replace the MIG instances in each round, and kill the agent during the change."""
     for round_, parts in enumerate([SEVENTHS, HALVES, [], SEVENTHS]):
         name = f"round-{round_}"
         await split(edge, name, 0, parts)
@@ -167,10 +167,10 @@ async def test_jobs_on_other_gpus_continue_during_a_reshape(agent: AgentProcess,
 
 
 class RejectingBoard(SimulatedMigGpu):
-    """A GPU that rejects a new instance when it has `most` instances.
+    """A GPU that rejects a new MIG instance when it already has `most` instances.
 
-    By default it rejects only one instance. With `for_good` it rejects every later instance, also a restored
-    instance.
+    By default it rejects only one instance. With `for_good` it also rejects every later instance, including
+    the old instances that the agent tries to restore.
     """
 
     def __init__(self, path: Path, profiles: list[str], most: int, *, for_good: bool = False) -> None:

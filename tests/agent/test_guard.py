@@ -1,7 +1,7 @@
-"""Test the guard process above a shim.
+"""Test the guard process, which is the parent of a shim and holds the GPU locks of its workload.
 
-The GPUs of a workload stay locked until its last process has ended, even if the shim was killed. No process
-of the workload has the locks.
+The shim is the process that starts and watches a workload. The GPUs stay locked until the workload's last
+process has ended, even if the shim was killed. The workload's processes do not inherit the locks.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ async def test_a_guard_ends_with_its_shim_and_a_shim_continues_without_guard(
 async def test_a_plain_run_that_locks_a_foreign_gpu_is_stopped_and_named(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    """Lock the file in the run. Nothing prevents this, because the run's own user owns the file."""
+    """Let a run lock the lock file of a foreign GPU. It can, because its own user owns the file."""
     await edge.want(job("true", generation=1, units=[agent.units[0]]))
     await edge.until_state("run-1", "ended")
     (lock,) = (agent.state / "locks").iterdir()

@@ -172,7 +172,7 @@ def test_a_new_home_is_measured_at_once_and_others_at_the_next_round(tmp_path: P
     make_home(tmp_path / "bob", {"a": 10})
     measured = {home["name"]: home["measured_at"] for home in read_usage(tmp_path, NOW + 10)["homes"]}
     assert measured == {"ada": NOW, "bob": NOW + 10}
-    # The measurement of the new home did not postpone the round.
+    # The measurement of the new home did not postpone the next measurement of all homes.
     later = NOW + home_usage.MIN_PAUSE_SECONDS + 1
     assert {home["measured_at"] for home in read_usage(tmp_path, later)["homes"]} == {later}
 
@@ -260,7 +260,7 @@ async def test_an_agent_reports_homes_and_its_environment(
     assert environment.packages["jupyterlab"] == metadata.version("jupyterlab")
     installed = {each.metadata["Name"].lower().replace("_", "-") for each in metadata.distributions()}
     assert environment.packages.keys() == installed & set(offered_environment.REPORTED_PACKAGES)
-    # The homes are reported only once, so that later frames stay small.
+    # The agent reports each measurement only once, so that later frames stay small.
     heard = len(edge.observed)
     await edge.until(lambda: len(edge.observed) >= heard + 3)
     assert sum(1 for seen in edge.observed if seen.homes) == 1

@@ -115,7 +115,7 @@ async def test_streams_are_dialled_with_the_newest_stream_key(edge: FakeEdge, ag
     await edge.until(lambda: edge.stream_keys == ["first", "first"])
     edge.stream_key = "second"
     for socket in list(edge.sync_sockets):
-        await socket.close()  # each connection has its own key
+        await socket.close()  # reconnect, because an edge issues a new key only for a new connection
     reports = len(edge.observed)
     await edge.until(lambda: len(edge.observed) > reports + 1)
     for socket in list(edge.idle_streams):

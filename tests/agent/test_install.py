@@ -218,7 +218,7 @@ def test_the_unit_keeps_workloads_alive_and_does_not_restrict_them() -> None:
     unit.read(UNIT)
     service = dict(unit["Service"])
     expected = {
-        "KillMode": "process",  # the workloads of this service continue
+        "KillMode": "process",  # systemd ends only the agent, and its workloads continue
         "Restart": "always",
         "OOMPolicy": "continue",
         "TasksMax": "infinity",
@@ -228,7 +228,7 @@ def test_the_unit_keeps_workloads_alive_and_does_not_restrict_them() -> None:
     }
     assert {name: service.get(name) for name in expected} == expected
     assert unit["Unit"]["StartLimitIntervalSec"] == "0", "the service is restarted without limit"
-    # Workloads inherit the restrictions of the service.
+    # The unit must not set these options, because workloads inherit the restrictions of the service.
     inherited = (
         "Private",
         "Protect",

@@ -1,4 +1,4 @@
-"""Test the limits of the sandbox. Each attempt would succeed for a plain process of the same user."""
+"""Test accesses that the sandbox forbids. Without a sandbox, each would succeed for the same user."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ async def test_the_agent_follows_no_links_in_the_workloads_folders(
 async def test_a_broken_acknowledgement_does_not_fail_the_next_start(
     edge: FakeEdge, agent: AgentProcess, left: str
 ) -> None:
-    """Check that the next run starts. Several failed starts would close the host."""
+    """Check that the next run starts, because several failed starts would close the host."""
     await output(edge, f"touch $GPUPOOL_CHECKPOINT_DIR/.done.x; {left}", workload="same")
     assert await output(edge, "echo started", generation=2, workload="same") == "started\n"
     seen = edge.seen("run-2")

@@ -1,7 +1,7 @@
 """Test known ways to escape from the sandbox, with real processes.
 
-Each test runs as a team's own user (if the tests run as root) and as the agent's user. The target of each
-attempt exists, because a test would otherwise prove nothing.
+Each test runs as the agent's user and, if the tests run as root, also as a team's own user. Every test first
+makes sure that the target of the attempt exists, because otherwise it would prove nothing.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ async def test_the_agents_folder_locks_and_socket_are_unreachable(
         assert lock.read_bytes() == b"", "a workload must not write to a lock file"
 
 
-# A workload sends every descriptor that it has, or can take from a visible process, to another workload of
-# its owner.
+# A workload sends file descriptors to another workload of its owner: its own descriptors, and descriptors
+# that it can take from any visible process.
 TAKE_ALL = """
 import array, ctypes, os, socket, sys, time
 libc, mine = ctypes.CDLL(None), []
@@ -409,7 +409,7 @@ async def test_old_system_call_interfaces_cannot_create_such_sockets(
     assert found in (
         ["made", *["EAFNOSUPPORT"] * 4],
         [],
-    )  # the output is empty if the kernel lacks these calls, because the kernel then ends the program
+    )  # empty output: the kernel lacks these call interfaces and has killed the program
 
 
 def filter_verdict(architecture: int, number: int, first: int = 0) -> int:

@@ -223,9 +223,9 @@ async def test_with_internet_private_networks_are_reachable_only_if_named(
 
 @contextlib.contextmanager
 def routed_machine(outside: Outside) -> Iterator[Callable[[], bool]]:
-    """Set up a machine that is connected to the outside through this machine.
+    """Create a network namespace that represents a second machine whose traffic this machine routes.
 
-    Yield a function that returns True if it reaches the outside.
+    Yield a function that returns True if the second machine reaches the outside.
     """
     name, near, far = f"routed-{os.getpid()}", f"gpb{os.getpid() % 100000}a", f"gpb{os.getpid() % 100000}b"
     ip("netns", "add", name)
@@ -463,7 +463,7 @@ def test_a_teams_own_address_stays_open_on_a_shared_port() -> None:
 def test_a_wildcard_listener_is_closed_to_others_but_not_their_own_port() -> None:
     everywhere = (70_002, "tcp", "::", 9)
     assert ports_to_close([70_001], [everywhere]) == {(70_001, "tcp", "::", 9), (70_001, "tcp", "0.0.0.0", 9)}
-    # The user listens on the port on IPv4, so the other socket accepts only IPv6.
+    # User 70001 listens on this port on IPv4 itself. Only IPv6 connections reach the other user's socket.
     own = (70_001, "tcp", "127.0.0.1", 9)
     assert ports_to_close([70_001], [everywhere, own]) == {(70_001, "tcp", "::", 9)}
     of_the_host = (0, "tcp", "0.0.0.0", 9)

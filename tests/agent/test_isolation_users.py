@@ -217,7 +217,7 @@ def test_plain_processes_of_two_teams_cannot_signal_trace_or_read_each_other(sha
             assert victim.poll() is None
             assert "hush" in run_and_read(
                 f"cat /proc/{victim.pid}/environ", BLUE, shared_folder
-            )  # a process of the same team can read the file, so the attempts could succeed
+            )  # for a process of the same team, the read succeeds, so the failures above are due to the user
         finally:
             victim.kill()
 
@@ -338,7 +338,7 @@ def test_a_home_that_is_a_link_is_followed_only_if_root_owns_the_link(tmp_path: 
     target.mkdir()
     (homes / "ada").symlink_to(target)
     found = TeamUsers(homes, UidRange())
-    assert found.home("ada", BLUE) == target  # a link of the operator
+    assert found.home("ada", BLUE) == target  # root owns the link
     os.lchown(homes / "ada", RED, RED)
     with pytest.raises(TeamUserError, match="a link that root did not create"):
         found.home("ada", BLUE)

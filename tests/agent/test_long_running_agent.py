@@ -150,7 +150,9 @@ def test_confirmed_events_are_not_sent_again_on_the_next_connection(tmp_path: Pa
     # Report 7 was sent before the event, so the answer to report 7 does not confirm the event.
     store.confirm(7)
     assert store.due(now + 3) == [first, second]
-    store.confirm(9)  # each call of due() represents a new connection; no event was sent on this connection
+    # Each call of due() stands for a new connection. On the last one, no event was sent, so this answer
+    # confirms none.
+    store.confirm(9)
     assert store.due(now + 3) == [first, second]
     store.say(first, 10)
     store.say(second, 11)

@@ -1,4 +1,4 @@
-"""Test JupyterLab with a real kernel. Requests use a stream that the agent dialled."""
+"""Test JupyterLab with a real kernel. Requests reach it over streams that the agent opened to the edge."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ async def test_an_open_page_is_no_message_and_a_background_process_is_activity(
         return value
 
     async def until_quiet() -> None:
-        """Wait until the processes of the kernel's start no longer count as activity."""
+        """Wait until the processes that the kernel starts at its own start no longer count as activity."""
         before = None
         while before is None or before != activity_value("last_background"):
             before = activity_value("last_background")
@@ -318,7 +318,7 @@ async def test_a_revoked_agent_stops_dialling_streams(edge: FakeEdge, make_agent
     for socket in [*edge.idle_streams, *edge.sync_sockets]:
         await socket.close()
     await edge.until(lambda: edge.rejected_sync_connections)
-    await agent.after_steps("shim_poll", 5)  # for requests already in flight; a poll takes 0.2 s or more
+    await agent.after_steps("shim_poll", 5)  # 1 s or more, so that requests already sent have arrived
     attempts = edge.rejected_streams
     await agent.after_steps("shim_poll", 5)
     assert edge.rejected_streams == attempts

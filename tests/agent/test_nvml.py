@@ -427,7 +427,7 @@ async def test_a_driver_that_does_not_answer_is_one_event(faults: Path, conditio
     found = await reader.events(100.0) + await reader.events(101.0)
     assert [(event.gpu, event.code) for event in found] == [("", "nvml:hung")]
     faults.unlink()
-    for _ in range(200):  # the late answer is no event
+    for _ in range(200):  # until the late answer arrives, which must not create another event
         assert await reader.events(102.0) == []
         if reader._silent_since is None:
             break

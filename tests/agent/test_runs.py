@@ -178,7 +178,7 @@ async def test_only_an_acknowledgement_after_the_notice_counts_as_saved(
     await edge.change(run, verb="notice", code="drained")
     await edge.until(lambda: (agent.state / "runs" / run / "in" / "notice").exists())
     await agent.kill()
-    await agent.start()  # the next agent must also know which acknowledgement came before the notice
+    await agent.start()  # the restarted agent must also know that this acknowledgement preceded the notice
     await edge.until(
         lambda: (seen := edge.seen(run)) is not None and (seen.checkpoint_at or 0) > time.time() + 3000
     )
@@ -320,7 +320,7 @@ async def test_old_frames_do_not_renew_a_lease(edge: FakeEdge, make_agent: MakeA
     run = await start_running(edge, agent, SLEEP)
     old = edge.desired()
     edge.silent = True
-    for _ in range(300):  # the agent receives frames, but no frame answers a new report
+    for _ in range(300):  # the agent receives frames, but none of them answers one of its newer reports
         await edge.send(old)
         await asyncio.sleep(0.1)
         seen = edge.seen(run)
@@ -410,7 +410,7 @@ async def test_a_start_waits_for_the_end_of_the_units_last_holder(
     await edge.change(run, verb="stop", code="evicted_for_guarantee")
     await edge.want(job("exit 0", generation=2, units=[unit]))
     waiting = await edge.until_state("run-2", "starting")
-    # The start waits for the lock, or until NVML reports the GPU as empty.
+    # The start waits for the GPU lock, or for NVML to report that no process uses the GPU.
     assert waiting.step.startswith("waiting")
     ended = await edge.until_state("run-2", "ended")
     first = edge.seen(run)

@@ -77,7 +77,10 @@ def wait_for_start(folder: Path, seconds: float = 15.0) -> None:
 
 
 def wait_for_checks(folder: Path, count: int) -> None:
-    """Wait until the shim has checked the lease so many times. It sleeps between two checks."""
+    """Wait until the shim has checked the lease `count` more times.
+
+    The shim sleeps between two checks, so count its voluntary context switches.
+    """
 
     def sleeps() -> int:
         status = Path(f"/proc/{read_json(folder / 'shim.json')['pid']}/status").read_text()

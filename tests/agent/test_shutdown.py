@@ -93,7 +93,7 @@ async def test_an_agent_with_a_hanging_part_ends_in_seconds(
     try:
         await agent.start()
         await edge.until(mark.exists)
-        async with asyncio.timeout(60):  # the part hangs for longer
+        async with asyncio.timeout(60):  # less than the time for which the part hangs
             assert await agent.end() == 0
     finally:
         agent.clean_up()

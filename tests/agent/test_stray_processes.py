@@ -1,4 +1,4 @@
-"""Test the detection, the description and the safe termination of stray processes."""
+"""Test stray processes, which use a GPU without holding it: detection, description, safe termination."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def start() -> Iterator[StartProcess]:
         **environment: str,
     ) -> int:
         change = ["setpriv", "--reuid", str(user), "--clear-groups"] if user != os.getuid() else []
-        # If the process ignores TERM, it closes its error output when it is ready, which ends
-        # `subprocess.run`. Otherwise the loop below waits until the process has its final name.
+        # `subprocess.run` returns when the process closes its error output. A process that ignores TERM is
+        # ready then. For other processes, the loop below waits until the process has its final name.
         waits = (
             "trap '' TERM; exec 2>/dev/null; while :; do sleep 0.2; done"
             if ignores_term
@@ -189,9 +189,10 @@ def test_a_run_on_another_share_of_the_same_gpu_is_left_alone(start: StartProces
 async def test_a_run_that_uses_a_foreign_gpu_is_stopped_and_the_gpu_is_reused(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    """Use a foreign GPU, as with an open device from another run of the owner.
+    """Report a process of a run as a user of a GPU that the run does not hold.
 
-    Neither folders nor locks prevent this.
+    This can happen if a process gets an open device file from another run of its owner. Neither folder
+    permissions nor GPU locks prevent it.
     """
     edge.stray_action = "end"
     await edge.want(job("sleep 300 & echo $!; wait", units=[agent.units[1]]))

@@ -158,7 +158,7 @@ class Machine:
         raise AssertionError((self.folder / "log").read_text()[-2000:])
 
     async def asked(self, name: str) -> str:
-        """Return a property of the agent's unit."""
+        """Return the value of a property of the agent's systemd unit."""
         return (await self.command("systemctl", "show", "--value", f"--property={name}", NAME)).strip()
 
     def end(self) -> None:

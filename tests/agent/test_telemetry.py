@@ -90,7 +90,7 @@ async def test_a_server_restored_from_a_backup_still_gets_pending_samples(
     newest = max(spool.glob("*.json"))
     newest.rename(
         spool / "000000005000.json"
-    )  # as after a long time, earlier batches were committed and deleted
+    )  # a high number, as after a long time in which earlier batches were committed and deleted
     edge.committed, edge.commits = 0, False
     edge.batches.clear()
     await agent.start()
