@@ -68,13 +68,16 @@ def _sandbox_works() -> bool:
 
 @pytest.fixture
 def refuse_to_skip_in_ci() -> None:
-    """Fail a test that would be skipped outside CI."""
+    """Fail the test that uses this fixture: in CI, a missing program must not skip a test."""
     pytest.fail("a program of the system is missing, and in CI nothing may be skipped", pytrace=False)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def tables_are_emptied_after_tests_that_commit() -> Iterator[None]:
-    """Replace Django's flush, which empties every table and recreates content types and permissions."""
+    """Empty the tables with ``empty_tables`` instead of Django's flush after each test that commits.
+
+    The flush is slow: it empties every table and recreates content types and permissions.
+    """
     from tests.database import empty_tables
 
     with pytest.MonkeyPatch.context() as patch:
@@ -86,7 +89,10 @@ def tables_are_emptied_after_tests_that_commit() -> Iterator[None]:
 def django_db_setup(
     django_test_environment: None, django_db_blocker: DjangoDbBlocker, django_db_modify_db_settings: None
 ) -> Iterator[None]:
-    """Create the database as its owner; run tests as the program's role, so that a missing right fails."""
+    """Create the database as its owner, but run the tests with the database role of the application.
+
+    A test then fails if the application's role lacks a privilege.
+    """
     from django.db import connection
 
     from tests import database

@@ -116,7 +116,7 @@ def use_database(name: str, options: str | None = None) -> None:
 def empty_tables(test_case: TransactionTestCase) -> None:
     """Remove the rows that a test committed, and restore the rows that migrations wrote.
 
-    Retry after a deadlock, because a process of the test may still read while it ends.
+    Retry after a deadlock: a process that the test started may still read rows while it ends.
     """
     for attempts_left in (4, 3, 2, 1, 0):
         try:

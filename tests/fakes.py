@@ -1,7 +1,7 @@
 """Provide an agent without processes: a test drives it, and it exchanges the frames of a real agent.
 
 ``FakeAgent`` calls ``scheduler.sync.agent_api`` directly. Like the edge, it tries ``sync_unchanged`` first.
-Frames are encoded and decoded as on the wire. The fake agent applies a real agent's rules about generations.
+Frames are encoded and decoded as on the wire. Like a real agent, it starts no run with an old generation.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def test_every_setting_is_documented() -> None:
 
 
 def test_every_setting_that_the_code_reads_is_declared() -> None:
-    """Check this because an undeclared setting could never be set, validated or documented."""
+    """Check the declarations, because an undeclared setting could never be set, validated or documented."""
     own_setting = re.compile(r"GPUPOOL_[A-Z_]+")
     declared = {
         str(getattr(target, "id", ""))

@@ -104,7 +104,7 @@ def test_no_module_has_a_catch_all_name() -> None:
 
 
 def test_no_module_uses_asyncio_wait_for() -> None:
-    """Forbid it because up to Python 3.11 it can lose a cancellation, unlike ``asyncio.timeout``."""
+    """Forbid ``wait_for``: up to Python 3.11 it can lose a cancellation. Use ``asyncio.timeout`` instead."""
     found = [f"{path}:{line}" for path, tree in modules(*PRODUCT) for line in _wait_for_lines(tree)]
     assert not found
 

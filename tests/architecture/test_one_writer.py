@@ -11,7 +11,7 @@ from tests.architecture.sources import imported_names, modules, nodes
 # The modules or folders that create rows of a model.
 WRITERS = {
     "Allocation": ("scheduler/cycle/apply.py",),
-    # The end of a gang's member is a decision that no plan makes.
+    # gangs.py records the end or restart of a gang after one member has ended. No plan makes this decision.
     "Decision": ("scheduler/cycle/apply.py", "scheduler/runs/gangs.py"),
     "Run": ("scheduler/cycle/apply.py",),
     "Recording": ("scheduler/cycle/recording.py",),
@@ -26,7 +26,7 @@ WRITERS = {
     "Approval": ("portal/services/",),
     "AuditEvent": ("portal/services/",),
 }
-# One module writes the demo's simulated past as history.
+# This module may create rows of every model: it writes the demo's simulated past directly as history.
 DEMO_HISTORY = "demo/past_rows.py"
 # Modules that build an instance for a preview and never save it.
 UNSAVED = {"Workload": ("scheduler/reads/previews.py",)}

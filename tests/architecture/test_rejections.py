@@ -1,4 +1,4 @@
-"""Test that each code of a rejection has a sentence, and gets the numbers that the sentence names."""
+"""Test that each rejection code has a sentence, and that rejections pass the numbers that it names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.architecture.sources import SERVER, modules
 
 
 def raised(exception: str) -> Iterator[tuple[str, ast.Call]]:
-    """Yield (place, call) of each construction of the exception."""
+    """Yield (place, call) for each call that constructs the exception."""
     for path, tree in modules(*SERVER):
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and _name(node.func) == exception and node.args:
@@ -37,7 +37,7 @@ def _name(function: ast.expr) -> str:
 
 
 def literal_code(code: ast.expr) -> str | None:
-    """Return the code if it is a literal; None if a variable holds it."""
+    """Return the rejection code if it is a literal, or None if it is another expression."""
     if isinstance(code, ast.Constant):
         return str(code.value)
     if isinstance(code, ast.Attribute) and isinstance(code.value, ast.Name) and code.value.id == "ReasonCode":
@@ -46,7 +46,7 @@ def literal_code(code: ast.expr) -> str | None:
 
 
 def literal_numbers(call: ast.Call) -> set[str] | None:
-    """Return the names of the numbers if all names are literals; None if a variable holds some."""
+    """Return the names of the numbers that the call passes, or None if some names are not literals."""
     if len(call.args) < 2:
         return set()
     numbers = call.args[1]

@@ -14,7 +14,7 @@ from tests.architecture.sources import modules
 # Packages whose modules contain text for people: pages, API responses, notices.
 SEARCHED = ("portal", "scheduler", "telemetry")
 MIN_WORDS = 4
-SMALLEST_SENTENCE = 2  # words of a text that ends with a full stop
+SMALLEST_SENTENCE = 2  # minimum number of words if the text ends with ".", "!" or "?"
 
 # Places that may hold sentences, with the reason.
 EXEMPT_PATHS = {
@@ -49,7 +49,7 @@ def sentence_of(node: ast.expr) -> str:
 
 
 def has_sentence(node: ast.expr) -> bool:
-    """Return True if the literal is a sentence, or if an f-string has one between its values."""
+    """Return True if the literal is a sentence, or if it is an f-string that contains a complete sentence."""
     parts = node.values if isinstance(node, ast.JoinedStr) else []
     return is_sentence(sentence_of(node)) or any(
         isinstance(part, ast.Constant) and is_sentence(str(part.value)) for part in parts
@@ -69,7 +69,7 @@ def is_sentence(text: str) -> bool:
 
 
 class SentenceFinder(ast.NodeVisitor):
-    """A collector of (line, text) of the sentences of a module that no exemption covers."""
+    """Collects (line, text) for each sentence of a module that is not exempt."""
 
     def __init__(self) -> None:
         self.found: list[tuple[int, str]] = []

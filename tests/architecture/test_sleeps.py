@@ -46,14 +46,14 @@ def enclosing(node: ast.AST, above: dict[ast.AST, ast.AST]) -> tuple[str, list[a
 
 
 def ends_on_an_event(loop: ast.AST) -> bool:
-    """Return True if the loop polls: it ends once a condition is true."""
+    """Return True if the loop ends once a condition is true, i.e. if it polls."""
     if isinstance(loop, ast.While) and not isinstance(loop.test, ast.Constant):
         return True
     return any(isinstance(node, (ast.Break, ast.Return)) for node in ast.walk(loop))
 
 
 def plain_sleeps(path: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield (place, line) of each sleep that is neither a poll nor a turn of the event loop."""
+    """Yield (place, line) of each sleep, except sleeps in polling loops and `sleep(0)`."""
     above = parents(tree)
     for node in nodes(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in SLEEPS:
@@ -65,7 +65,7 @@ def plain_sleeps(path: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def limits_on_elapsed_time(path: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield (place, line) of each assertion, outside of a poll, that not more than some time has passed."""
+    """Yield (place, line) of each assertion outside a loop that an elapsed time is below a limit."""
     above = parents(tree)
     for node in nodes(tree):
         if not isinstance(node, ast.Assert) or enclosing(node, above)[1]:

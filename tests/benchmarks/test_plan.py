@@ -1,4 +1,4 @@
-"""Test the plan benchmark on a small pool: it reports its timings, and its plans break no promise."""
+"""Test the plan benchmark on a small pool: it reports timings, and the plan verifier finds no violation."""
 
 from __future__ import annotations
 

@@ -35,15 +35,19 @@ def test_easy_backfills_only_jobs_that_end_before_the_first_job_can_start() -> N
 
 
 def test_easy_uses_limits_instead_of_runtimes() -> None:
-    """Refuse to backfill job 3: it would end in time, but its limit exceeds the remaining time of job 1."""
+    """Refuse to backfill job 3, because its time limit exceeds the remaining time of job 1.
+
+    With its actual runtime, job 3 would end in time.
+    """
     jobs = [*BLOCKED[:2], job(3, 2, 1, 4, 20, limit=99), BLOCKED[3]]
     assert simulate_starts(jobs, 2, QueueOrder.EASY, 4) == {1: 0, 2: 100, 3: 150, 4: 150}
 
 
 def test_easy_backfills_long_jobs_on_nodes_that_the_first_job_does_not_need() -> None:
-    """Start job 4 on the two free GPUs of node 1, because job 3 starts on node 0 at 100 without them.
+    """Backfill the long job 4 on the two free GPUs of node 1.
 
-    No GPU remains for job 5, which waits.
+    Job 3 is the first in the queue and does not need these GPUs: it starts on node 0 at time 100. No GPU
+    remains for job 5, so job 5 waits.
     """
     jobs = [
         job(1, 0, 1, 4, 100),
@@ -56,9 +60,10 @@ def test_easy_backfills_long_jobs_on_nodes_that_the_first_job_does_not_need() ->
 
 
 def test_easy_keeps_whole_nodes_for_a_gang() -> None:
-    """Keep both nodes for the gang. Four GPUs are free when job 1 ends, but only two on each node.
+    """Keep both nodes for job 3, a gang that needs two whole nodes.
 
-    If the order counted only GPUs, job 4 would be backfilled at 3 and would delay the gang.
+    When job 1 ends, enough GPUs are free in total, but not on each node. If the order counted only GPUs, it
+    would backfill job 4 at time 3 and delay the gang.
     """
     jobs = [
         job(1, 0, 1, 2, 100),

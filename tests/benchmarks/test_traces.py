@@ -38,7 +38,7 @@ def philly_file(folder: Path, *jobs: tuple[str, int, int, str]) -> str:
 
 
 def test_helios_plans_each_cluster_alone(tmp_path: Path) -> None:
-    """Check that in FIFO order job 3 waits for the gang, and that SJF and ours start job 3 early."""
+    """Check that job 3 waits for the gang in FIFO order. SJF and gpupool's order ("ours") start it early."""
     jobs = helios_file(
         tmp_path,
         (0, "vcvlY", 8, 1, 100),
@@ -152,7 +152,7 @@ def test_eta_compares_expected_starts_with_actual_starts(tmp_path: Path) -> None
 
 
 def test_all_workloads_of_the_kueue_benchmark_are_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run one cohort of two queues. The large workload of a queue fills the guarantee and does not wait."""
+    """Run one cohort of two queues. A large workload fills the guarantee of its queue and does not wait."""
     kinds = (
         kueue.WorkloadClass("small", 1, Priority.LOW, 100, 3, 200),
         kueue.WorkloadClass("medium", 5, Priority.NORMAL, 500, 2, 500),

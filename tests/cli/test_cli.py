@@ -42,7 +42,7 @@ def test_login_stores_the_token_readable_by_its_owner_only(
 
 
 def assert_explained(gpupool: Gpupool, short: str, world: World) -> None:
-    """Check options for an earlier start, the comparison with another workload, and the fairness table."""
+    """Check `gpupool why`: options for an earlier start, comparison with another workload, fairness table."""
     soon = gpupool("why", short, "--sooner")
     assert soon.code == 0 and ("sooner:" in soon.out or "No alternative" in soon.out)
     submitted = gpupool(
@@ -79,7 +79,7 @@ def test_a_local_file_that_cannot_be_written_ends_with_exit_code_1(
 ) -> None:
     _, token = create_token(actor=served_world.vision.member, name="cli", now=datetime.now(UTC))
     path = credentials.credentials_path()
-    path.mkdir(parents=True)  # a folder where the file belongs
+    path.mkdir(parents=True)  # a folder at the path of the credentials file
     for words in (("login", "--url", live_server.url, "--token", token), ("logout",)):
         answer = gpupool(*words)
         assert answer.code == 1 and answer.err == f"gpupool: {path}: Is a directory\n", words
@@ -399,7 +399,7 @@ def test_every_example_of_the_documentation_runs(
     assert len(lines) > 20
     for line in lines:
         if line.startswith("login "):
-            continue  # run above, with a real address
+            continue  # `sign_in` has already run it, with a real address
         if line.startswith("host cancel-maintenance "):
             MaintenanceWindow.objects.update(id=int(line.split()[-1]))
         answer = gpupool(*shlex.split(line))

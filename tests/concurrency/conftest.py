@@ -47,9 +47,9 @@ UNGUARDED = 30.0  # seconds to wait for a racer that nothing blocks; only a busy
 
 
 class Meeting:
-    """A point in the code where racers wait for each other, at most ``patience`` seconds.
+    """A point in the code where the racing threads wait for each other, at most ``patience`` seconds.
 
-    If a guard blocks one racer, the others continue alone.
+    If a guard (e.g. a lock) blocks one thread, the others continue without it.
     """
 
     def __init__(self, racers: int, patience: float) -> None:

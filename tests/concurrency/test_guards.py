@@ -1,6 +1,7 @@
 """Test each invariant with a race.
 
-Each race is run with its guard, and again without the guard to show that the invariant needs it.
+A guard is the lock, check or constraint that protects an invariant. Each race runs with its guard, and again
+without it to show that the guard is needed.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def planned(world: World, at: dt.datetime | None = None) -> tuple[Plan, Any]:
 
 
 def hold(world: World, workload: Workload, generation: int) -> Allocation:
-    """Create an allocation of alpha's first unit, bypassing every check of the program."""
+    """Insert an allocation of alpha's first unit without any check by the application."""
     unit = units_of(world.hosts["alpha"])[0]
     run = Run.objects.create(
         workload=workload, attempt=1, host=world.hosts["alpha"], generation=generation, placed_at=world.now
@@ -91,7 +92,10 @@ def test_two_workloads_cannot_hold_one_slot_and_only_the_constraint_prevents_it(
 def test_two_engines_with_the_same_epoch_start_nothing_twice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Apply one plan twice at once. The fence accepts both, but the checks under lock start work once."""
+    """Apply one plan from two engines at the same time.
+
+    Both pass the check of the leader's epoch. Each start is also checked under locks, so it happens once.
+    """
     for _ in range(6):
         job(world, units=4)
     answer, taken = planned(world)

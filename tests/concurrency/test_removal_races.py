@@ -1,4 +1,7 @@
-"""Test races of removals and moves with other operations: no lost promise, no row of a removed team."""
+"""Test removals and moves that race with other operations.
+
+Confirmed reservations keep the hosts that they need. A removed team or pool gets no new rows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Test the control plane in virtual time: invariants, reproducible seeds, detection of planted bugs."""
+"""Simulate the control plane in virtual time, from a random seed.
+
+The tests check the invariants, that a seed is reproducible, and that the simulation finds planted bugs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from scheduler.sync import desired_state
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]
 
-# Seeds to try if a test's own seed does not show the planted bug. One in two to four seeds shows it.
+# Seeds to try if a test's own seed does not show the planted bug. Every second to fourth seed shows it.
 SEEDS = range(1, 21)
 
 

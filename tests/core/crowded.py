@@ -44,7 +44,7 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
     pool = PoolInfo(1, "crowded", PoolKind.DYNAMIC, None, policy)
     rows = [_host(rng, number) for number in range(1, hosts + 1)]
     units = [unit for host in rows for unit in _units(rng, host.id)]
-    shares = random.Random(-seed)  # a generator of its own, so that the other choices of a seed stay the same
+    shares = random.Random(-seed)  # a separate generator leaves the other random choices of a seed unchanged
     rows = [replace(host, home_storage=shares.choice((None, 1, 2))) for host in rows]
     rng.shuffle(units)
     running = _running(rng, units, now)
@@ -158,7 +158,10 @@ def _running_on(rng: random.Random, number: int, units: list[UnitInfo], now: int
 def _with_earlier_attempts(
     rng: random.Random, queued: QueuedWorkload, hosts: int, now: int
 ) -> QueuedWorkload:
-    """Add results of earlier attempts at random: a host to avoid, the storage of a checkpoint."""
+    """Return the workload, at random with results of earlier attempts.
+
+    Results are hosts that the workload avoids and the storage that holds its checkpoint.
+    """
     avoids = (rng.randint(1, hosts),) if rng.random() < 0.2 else ()
     homes = rng.choice((None, None, None, 1, 2))
     return replace(queued, avoids=avoids, avoids_until=now + rng.choice((0, 600)), checkpoint_storage=homes)

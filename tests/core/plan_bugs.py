@@ -1,4 +1,9 @@
-"""Build a good plan, and bugs that each break one of its promises, for the tests of the plan verifier."""
+"""Build a good plan, and bugs for the tests of the plan verifier.
+
+A bug is a function that takes (snapshot, plan) and returns them with a change, so that the plan breaks one of
+the promises that the verifier checks. The docstring of a bug describes the change. Firm work is work that may
+not be preempted.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +78,10 @@ def units_of(host: int, pool_gpus: int = 8, **more: Any) -> tuple[UnitInfo, ...]
 
 
 def sample_pool() -> Snapshot:
-    """Return two hosts of 8 GPUs. Team 2 borrows the second; a reservation binds two units of the first."""
+    """Return a shared pool with two hosts of 8 GPUs, and another pool with one host.
+
+    Work of team 2 holds the whole second host. A reservation of two GPUs has started.
+    """
     return Snapshot(
         epoch=7,
         pools=(
@@ -109,7 +117,7 @@ Bug = Callable[[Snapshot, Plan], tuple[Snapshot, Plan]]
 
 
 def place(workload: int, **change: Any) -> Bug:
-    """Change a placement of the good plan."""
+    """Return a bug that changes the placement of a workload in the good plan."""
 
     def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
         changed = tuple(replace(p, **change) if p.workload == workload else p for p in planned.placements)
@@ -120,7 +128,10 @@ def place(workload: int, **change: Any) -> Bug:
 
 
 def extra(placement: Placement, **change: Any) -> Bug:
-    """Start a workload that the good plan refuses, after ``change`` of its row in the snapshot."""
+    """Return a bug that starts a workload that the good plan refuses.
+
+    ``change`` also replaces fields of the workload's row in the snapshot.
+    """
 
     def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
         changed, _ = (
@@ -134,7 +145,7 @@ def extra(placement: Placement, **change: Any) -> Bug:
 
 
 def row(table: str, key: int, **change: Any) -> Bug:
-    """Change a row of the snapshot after the plan was made."""
+    """Return a bug that changes a row of the snapshot but not the plan, which was made for the old row."""
 
     def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
         rows = getattr(snapshot, table)
@@ -218,7 +229,10 @@ def maintenance(start: int, end: int) -> Bug:
 
 
 def reserved_later(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    """Reserve five units of the first host in ten minutes, when the plan still uses them."""
+    """Add a reservation of five GPUs of the first host that starts in ten minutes.
+
+    The plan's work still uses these GPUs at that time.
+    """
     promise = ReservationInfo(
         11, 1, 1, 1, Ask(5, labels=frozenset({("site", "north")})), NOW + 600, NOW + HOUR
     )
@@ -226,9 +240,9 @@ def reserved_later(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
 
 
 def reserved_tomorrow(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    """Reserve both hosts for tomorrow.
+    """Reserve both hosts for tomorrow, and start firm work that lasts 48 hours on one of them.
 
-    One has a full disk today; the plan starts long firm work on the other.
+    The other host has a full disk and takes no new work today.
     """
     full = replace(snapshot.hosts[1], schedulable=False, closed_code=ReasonCode.HOST_FULL)
     tomorrow = ReservationInfo(11, 1, 1, 1, Ask(8, hosts=2), NOW + 24 * HOUR, NOW + 30 * HOUR)
@@ -258,14 +272,17 @@ def evict_for_priority(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Pla
 
 
 def delayed_hold(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    """Start low-priority work on units held for normal work of the same team, for too long."""
+    """Start low-priority work on a GPU that the plan holds for normal work of the same team.
+
+    The low-priority work ends too late: the normal work is expected to start in a minute.
+    """
     changed = replace(snapshot, queued=(*snapshot.queued, queued(7, priority=Priority.LOW)))
     held = refusal(2, held_units=(104,), expected_start=NOW + 60)(changed, planned)[1]
     return changed, replace(held, placements=(*held.placements, started(7, 104)))
 
 
 def not_bound(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    """Report missing units for a started reservation although they are free."""
+    """Bind no units to a started reservation and report missing units, although enough units are free."""
     waits = UnboundReservation(9, ReasonCode.RESERVED_UNITS_MISSING, (("need", 2),))
     return snapshot, replace(planned, bindings=(), unbound=(waits,))
 
@@ -294,7 +311,10 @@ def bound_to_guaranteed_units_of_others(snapshot: Snapshot, planned: Plan) -> tu
 def above_the_guarantee_when_the_reservation_starts(
     snapshot: Snapshot, planned: Plan
 ) -> tuple[Snapshot, Plan]:
-    """Start firm work of team 1, which is guaranteed 8 units and has reserved 8 in an hour."""
+    """Start firm work of team 1 on 8 GPUs for five hours.
+
+    Team 1 is guaranteed 8 GPUs and has reserved 8 GPUs in an hour, so it would then hold 16.
+    """
     guaranteed = (QuotaInfo(1, 1, "H100", 8 * GPU), QuotaInfo(2, 1, "H100", 8 * GPU))
     soon = (ReservationInfo(9, 1, 1, 1, Ask(8), NOW + HOUR, NOW + 2 * HOUR),)
     stays = queued(1, units=8, max_runtime_seconds=5 * HOUR)
@@ -316,7 +336,7 @@ def no_eviction_for_a_reservation(snapshot: Snapshot, planned: Plan) -> tuple[Sn
 
 
 def needless_eviction_for_a_reservation(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    """Evict work for a reservation that two free units would serve."""
+    """Evict work for a reservation of two units, although two units are free."""
     note = Eviction(50, None, 9, ReasonCode.EVICTED_FOR_RESERVATION, NOW + 30, (("reservation", 9),))
     waits = UnboundReservation(9, ReasonCode.RESERVED_UNITS_IN_USE, (("need", 2),))
     return snapshot, replace(planned, evictions=(note,), bindings=(), unbound=(waits,))
@@ -340,7 +360,11 @@ def guaranteed_work_evicted_for_a_reservation(snapshot: Snapshot, planned: Plan)
 
 
 def small_plan(*rows: QueuedWorkload, placed: Placement, waits: int, **more: Any) -> Bug:
-    """Start one workload and make another wait, on a host of 8 GPUs or with the tables in ``more``."""
+    """Return a bug that replaces snapshot and plan by a small example on one host of 8 GPUs.
+
+    The plan places ``placed``. If ``waits`` is not 0, the plan refuses the workload with this id. ``more``
+    replaces tables of the snapshot.
+    """
 
     def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
         small = Snapshot(

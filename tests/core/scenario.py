@@ -270,7 +270,7 @@ class Scenario:
     # -- the plan in the form of the file
 
     def relevant_part(self, planned: Plan) -> dict[str, Any]:
-        """Return the plan, reduced to the details that the file expects."""
+        """Return the plan in the form of the file, reduced to the details that the file specifies."""
         answers: dict[str, Any] = {
             "placed": {
                 str(p.workload): {
@@ -320,7 +320,7 @@ def _distance(time: int) -> str:
 
 
 def _only(answers: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
-    """Return every answer, reduced to the details and numbers that are expected of it."""
+    """Return every answer, reduced to the details and numbers that ``expected`` lists for it."""
     reduced = {}
     for key, answer in answers.items():
         details = expected.get(key, {})

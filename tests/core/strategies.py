@@ -113,7 +113,7 @@ def windows(draw: st.DrawFn, snapshot: Snapshot) -> WindowAsked:
 
 
 class PoolMaker:
-    """A builder of one pool. Earlier choices limit each choice, so that the rows are consistent."""
+    """Builds one pool by random choices. Each choice respects the earlier ones, so that the rows agree."""
 
     def __init__(self, choose: Chooser, pool: int) -> None:
         self.choose, self.pool = choose, pool
@@ -313,7 +313,10 @@ class PoolMaker:
         )
 
     def _stop_some(self) -> None:
-        """Stop some running work for a waiting or unknown workload, a reservation, or no beneficiary."""
+        """Mark some running work as stopping.
+
+        It stops for a waiting workload, a workload that no longer exists, a reservation, or nobody.
+        """
         choose = self.choose
         for number, running in enumerate(self.running):
             if not choose.rarely(7):
@@ -419,7 +422,7 @@ class PoolMaker:
                     continue
                 remaining -= guaranteed
                 limit = choose.one_of(None, None, None, 0, 2 * SLOTS_PER_GPU)
-                if choose.rarely(12):  # its GPU-hours of the period are used up
+                if choose.rarely(12):  # the team has used up its GPU-hours of the period
                     quotas.append(
                         QuotaInfo(team, self.pool, model, 0, choose.one_of(limit, 0), NOW + HOUR, 500)
                     )

@@ -1,4 +1,4 @@
-"""Test eviction: the cheapest victims are chosen; freed units and CPU are kept for the beneficiary."""
+"""Test eviction: the cheapest victims are evicted, and their units and CPU are kept for the waiting work."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_cpu_is_kept_together_with_the_units_that_victims_free() -> None:
     snapshot = one_team({1: [*gpus(1, 2), *slices]}, [running(50, (100,))], waiting, cpu=40_000)
     planned = plan(snapshot, NOW)
     assert [(e.workload, e.for_workload) for e in planned.evictions] == [(50, 1)]
-    assert planned.placements == ()  # a slice is free for 2, but the CPU is kept for 1
+    assert planned.placements == ()  # a slice is free for workload 2, but the CPU is kept for workload 1
     assert violations(snapshot, planned, NOW) == []
     small = replace(snapshot, queued=(waiting[0], queued(2, Ask(1, profile=SLICE, cpu_milli=8_000))))
     assert [p.workload for p in plan(small, NOW).placements] == [2]
@@ -79,7 +79,10 @@ def test_cpu_is_kept_together_with_the_units_that_victims_free() -> None:
 
 @pytest.mark.parametrize("need", range(1, 9))
 def test_the_cheapest_set_of_victims_on_one_host_is_evicted(need: int) -> None:
-    """Compare with every set of workloads. They hold 1 to 3 GPUs, and their checkpoints differ in age."""
+    """Compare the victims with every possible set of the running workloads.
+
+    The workloads hold 1 to 3 GPUs, and their checkpoints differ in age.
+    """
     work = [
         running(50, (100,), 50 * 60),
         running(51, (101, 102), 20 * 60),

@@ -57,7 +57,7 @@ def waiting(ask: Ask, *, team: int = 1, preemptible: bool = True, **more: Any) -
 
 
 def test_work_that_waits_for_other_work_or_maintenance_is_not_impossible() -> None:
-    """Check that a closed budget or a start time in the future does not make work impossible either."""
+    """Check that a closed budget, a later start time and maintenance do not make work impossible."""
     gated = waiting(Ask(8, models=("H100",)), gate=ReasonCode.BUDGET_CLOSED, not_before=NOW + HOUR)
     assert impossible_reason(full_pool(), gated, NOW) is None
 

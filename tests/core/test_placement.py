@@ -1,4 +1,4 @@
-"""Test placement policies: each against its definition, and all on a synthetic cluster."""
+"""Test placement policies: compare each policy with its definition, and run all on a synthetic cluster."""
 
 from __future__ import annotations
 

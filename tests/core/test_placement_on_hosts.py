@@ -246,7 +246,8 @@ def test_rounding_of_free_cpu_never_underestimates_the_waste(cpu_of_large: int, 
         exact = tables.waste.of(none, np.full(9, min(free, capacity)), none, tables.gpu_states.rows[counts])
         assert (rounded >= exact).all()
         equal.append(rounded.tolist() == exact.tolist())
-    assert all(equal) == (cpu_of_large == 10_000)  # all demands are multiples of one level
+    # Rounding is exact only if every demand is a multiple of one level.
+    assert all(equal) == (cpu_of_large == 10_000)
 
 
 def test_levels_of_cpu_end_at_the_capacity_of_the_largest_host() -> None:

@@ -1,4 +1,4 @@
-"""Test properties of every plan: it breaks no promise and does not depend on the order of rows."""
+"""Test that the plan verifier finds no violation in any plan, and that the order of rows is irrelevant."""
 
 from __future__ import annotations
 

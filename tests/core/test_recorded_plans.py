@@ -21,7 +21,9 @@ from scheduler.core.planner import plan
 from tests.seeds import seeds
 
 FILE = Path(__file__).resolve().parent.parent / "fixtures" / "plans_format_1.jsonl.xz"
-SHARDS = 8  # so that parallel workers share the recordings; the short part replays three of them
+SHARDS = (
+    8  # groups of recordings, for parallel test workers; the short part of the suite replays three groups
+)
 MIN_RECORDINGS = 1_000
 MAX_DIFFERENCES_SHOWN = 20
 TABLES = ("placements", "evictions", "refusals", "bindings", "unbound")
@@ -108,7 +110,7 @@ def _by_subject(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 def replay(number: int) -> str:
-    """Plan one recording again. Return the differences from its plan, or an empty text."""
+    """Plan one recorded snapshot again. Return the differences from the recorded plan, or '' without any."""
     line = lines()[number]
     recording, whole = serialization.read_recording(line), json.loads(line)
     text = serialization.plan_text(plan(recording.snapshot, recording.now))

@@ -129,7 +129,10 @@ def test_a_proposed_window_stays_available_for_a_while() -> None:
 
 
 def test_a_window_that_would_soon_be_too_short_is_not_proposed() -> None:
-    """Use a time between eviction and maintenance that is one hour now and shorter in a minute."""
+    """Leave exactly one hour between the end of an eviction that begins now and a maintenance.
+
+    If the eviction begins a minute later, less than an hour remains.
+    """
     borrower = firm(1, tuple(range(10, 18)), NOW + 99 * HOUR, preemptible=True)
     until = NOW + 60 + HOUR
     busy = pool_of(1, running=(borrower,), maintenance=(MaintenanceInfo(1, until, NOW + 5 * HOUR),))
@@ -532,7 +535,7 @@ def test_a_reservation_stays_within_the_borrow_limit_of_its_team() -> None:
 
 
 def test_a_team_may_borrow_after_its_budget_opens() -> None:
-    """Guarantee 4 GPUs to red and let it borrow without a limit, but only in three hours and later."""
+    """Guarantee 4 GPUs to red. It may borrow without a limit, but only after its budget opens in 3 hours."""
     opens = NOW + 3 * HOUR
     two = pool_of(2)
     answer = check(two, Ask(5), borrows_again_from=opens)
@@ -554,7 +557,10 @@ def test_a_team_may_borrow_after_its_budget_opens() -> None:
 
 
 def test_a_window_borrows_only_after_the_budget_opens() -> None:
-    """Use a window that exceeds the guarantee only after another reservation of the team starts."""
+    """Request a window that exceeds the guarantee only from ``opens`` on.
+
+    Another reservation of the team starts at ``opens``.
+    """
     opens = NOW + 3 * HOUR
     later = pool_of(2, reservations=(booked(1, 2, opens, opens + 2 * HOUR, team=RED),))
     assert check(later, Ask(4), NOW + HOUR, opens + HOUR, borrows_again_from=opens).fits
@@ -611,7 +617,7 @@ def test_borrowing_after_a_reset_counts_from_the_reset() -> None:
 
 
 def test_a_window_is_proposed_at_the_reset_of_the_gpu_hours() -> None:
-    """Check this although no reservation or work ends at the time of the reset."""
+    """Use a pool in which no reservation and no work ends at the time of the reset."""
     hours_of_red = replace(
         pool_of(1),
         quotas=(replace(used_up(RED, NOW + 2 * HOUR, 4), borrow_limit=0), QuotaInfo(BLUE, 1, "H100", 0)),

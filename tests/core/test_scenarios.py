@@ -58,7 +58,7 @@ def displayed_texts(planned: Plan) -> dict[str, str]:
 
 
 def write_texts(path: Path, texts: dict[str, str]) -> None:
-    """Write the texts at the end of the file, in place of the texts there."""
+    """Replace the texts at the end of the file."""
     text = path.read_text()
     head = (
         text[: text.rindex(',\n  "texts": {')]

@@ -1,4 +1,4 @@
-"""Test the simulation: its events are consistent, and no plan in it breaks a promise."""
+"""Test the simulation: its events are consistent, and the plan verifier finds no violation in its plans."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_alternatives_include_a_shorter_runtime_and_a_higher_priority() -> None:
         alternative
         for alternative in earlier_alternatives(snapshot, 1, NOW)
         if ChangedField.PRIORITY in alternative.changed
-    ]  # the change of priority is not allowed
+    ]  # without AllowedChanges, the priority may not change
 
 
 def test_fewer_alternatives_are_tried_with_a_long_queue(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_a_proposed_window_can_be_reserved() -> None:
 
 
 def test_a_proposed_window_respects_the_limits_of_the_user_and_team() -> None:
-    """Check the cap on users, and the time from which the team may borrow."""
+    """Check the limit on GPUs per user, and a team that may not borrow until a given time."""
     capped = (PoolInfo(1, "pool", PoolKind.DYNAMIC, None, PoolPolicy(max_slots_per_user=4 * GPU)),)
     mine = ReservationInfo(8, 1, 1, 1, Ask(2, models=("H100",)), NOW, NOW + 7 * HOUR, (10, 11), user=5)
     snapshot = two_models(
@@ -262,7 +262,10 @@ def test_the_criterion_that_decides_the_order_is_reported() -> None:
 
 
 def test_a_workload_behind_its_own_team_has_its_team_as_the_reason() -> None:
-    """Check a workload with an earlier position whose team has a waiting workload of higher priority."""
+    """Make a workload wait behind another team's workload, although it was submitted three hours earlier.
+
+    The reason is its own team: workload 3 of that team has a higher priority and uses the team's turn.
+    """
     ask = Ask(1, models=("H100",))
     none = (QuotaInfo(1, 1, "H100", 0), QuotaInfo(2, 1, "H100", 0))
     mate = replace(waiting(3, ask, team=2, priority=Priority.HIGH), submitted=NOW + 5)

@@ -107,7 +107,7 @@ def test_the_past_is_written_once_by_the_real_engine_and_marked_as_simulated(dem
 
 
 def assert_estimates_have_outcomes() -> None:
-    """Assert that each wait of the past has its forecast and its actual start."""
+    """Assert that each recorded wait has an expected start and an actual start."""
     rows = list(StartEstimate.objects.select_related("workload"))
     assert len(rows) > MIN_OUTCOMES and all(row.started and row.over_at for row in rows)
     for row in rows:

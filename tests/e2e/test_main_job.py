@@ -53,7 +53,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-# htmx logs these when the page is left during a refresh; failed refreshes have other messages.
+# htmx logs these errors if the page is left during a refresh. A refresh that fails logs other errors.
 ABORTED_REFRESHES = ("htmx:afterRequest,", "htmx:sendAbort,")
 REFUSED = "Failed to load resource: the server responded with a status of 400 (Bad Request)"
 SERIOUS = ("serious", "critical")
@@ -99,7 +99,7 @@ class Person:
         return self.page
 
     def assert_form_was_rejected(self) -> None:
-        """Assert that the last form was rejected and that the console names only this response."""
+        """Assert that the last form was rejected and that the console shows this error only."""
         assert [re.sub(r" \(http.*", "", error) for error in self.errors] == [REFUSED]
         self.errors.clear()
 

@@ -1,5 +1,6 @@
-"""Test that a wrong setting stops the start with one line that names the variable, its value and the allowed
-values.
+"""Test that a wrong setting prevents the start.
+
+The error is one line with the variable, its value and the allowed values.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Test that tests of one xdist group run one after another in one process: they share resources of the
-machine.
+"""Test that the tests of one xdist group run one after another in one process.
+
+These tests share resources of the machine.
 """
 
 from __future__ import annotations

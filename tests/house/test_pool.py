@@ -46,7 +46,7 @@ def test_a_forked_process_makes_its_own_pool() -> None:
         cursor.execute("SELECT 1")
     child = os.fork()
     if child == 0:
-        connection.connection = None  # as Celery does
+        connection.connection = None  # as Celery does in its child processes
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
         os._exit(0 if connection.pool.belongs_to_this_process() else 1)  # type: ignore[attr-defined]
@@ -95,7 +95,7 @@ def test_only_closed_idle_connections_are_checked_and_replaced(
     monkeypatch.setattr(FastReconnectPool, "check_connection", staticmethod(count))
     connections = [pool.getconn() for _ in range(8)]
     ended = connections[0].info.backend_pid
-    connections[1].execute("SET ROLE NONE")  # the program's own role lacks the right
+    connections[1].execute("SET ROLE NONE")  # the application's role may not terminate a backend
     connections[1].execute("SELECT pg_terminate_backend(%s, 2000)", (ended,))
     for conn in connections:
         pool.putconn(conn)  # idle from the pool's point of view
@@ -110,7 +110,7 @@ def test_only_closed_idle_connections_are_checked_and_replaced(
 def test_attempts_to_connect_have_constant_pauses(
     address: dict[str, Any],
 ) -> None:
-    """With psycopg's own pauses, the twelfth attempt would begin after half an hour."""
+    """Wait for 12 attempts. With psycopg's own growing pauses, the twelfth would begin after half an hour."""
     away = {**address, "host": "127.0.0.1", "port": 1}
     now: dict[str, Any] = dict(away)
     attempts: list[dict[str, Any]] = []

@@ -1,5 +1,6 @@
-"""Test the task queue: all processes and threads use the same broker, every scheduled task exists, and tasks
-are short.
+"""Test the task queue.
+
+All processes and threads use the same broker, every scheduled task exists, and tasks are short.
 """
 
 from __future__ import annotations

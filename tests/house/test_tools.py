@@ -66,7 +66,7 @@ def test_an_old_python_is_replaced_by_a_newer_one(root: Path, tmp_path: Path) ->
     )
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=30)
-    # The program is first tried with "-c"; that output is irrelevant.
+    # `./run` first tries the newer Python with "-c". Check only the output of the last call.
     assert done.stdout.splitlines()[-1] == f"newer {root / 'run'} status --json"
     newer.unlink()
     done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=30)
@@ -86,7 +86,7 @@ def test_pre_commit_runs_every_gate(root: Path) -> None:
 
 @pytest.mark.parametrize("parts", [SHORT_PARTS, LONG_PARTS], ids=["short", "long"])
 def test_every_test_belongs_to_exactly_one_part(root: Path, parts: Sequence[Part]) -> None:
-    """Check that each file belongs to one part for its site tests and to one for its other tests."""
+    """Check each file. Its tests with the marker ``site`` belong to one part, its other tests to one part."""
     for path in sorted(root.glob("tests/**/test_*.py")):
         file = str(path.relative_to(root))
         kinds = [part.markers for part in parts if part.chosen_paths([file])]
