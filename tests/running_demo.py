@@ -18,7 +18,7 @@ from typing import Any
 
 
 def free_pair() -> int:
-    """Return a free port whose next port is also free, below the range of ports for outgoing connections."""
+    """Return a free port P such that P + 1 is also free, below the port range of outgoing connections."""
     for _ in range(200):
         port = random.randrange(20_000, 30_000, 2)
         with socket.socket() as first, socket.socket() as second:

@@ -7,5 +7,5 @@ from _pytest.mark.structures import ParameterSet
 
 
 def seeds(*, short: int, total: int) -> list[ParameterSet]:
-    """Return the seeds 0 to ``total`` - 1. The seeds from ``short`` on belong to the long part."""
+    """Return the seeds 0 to ``total`` - 1. Only the long part of the suite runs seeds from ``short`` on."""
     return [pytest.param(seed, marks=[pytest.mark.long] if seed >= short else []) for seed in range(total)]

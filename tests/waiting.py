@@ -1,4 +1,4 @@
-"""Wait for conditions in tests. A deadline is generous: a condition that misses it never becomes true."""
+"""Wait for conditions in tests. Deadlines are so long that a condition that misses one never becomes true."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POLL_SECONDS = 0.02
 def wait_until(
     condition: Callable[[], object], seconds: float = DEADLINE_SECONDS, *, every: float = POLL_SECONDS
 ) -> None:
-    """Wait until the condition is true, and look `every` so many seconds. Fails after `seconds`."""
+    """Wait until the condition is true. Check it every `every` seconds. Fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"did not happen in {seconds:.0f} s"
@@ -29,7 +29,7 @@ async def until(condition: Callable[[], object], seconds: float = DEADLINE_SECON
 
 
 async def until_unchanged(value: Callable[[], object], looks: int = 25) -> None:
-    """Wait until `looks` successive looks at the value are equal, while the event loop runs."""
+    """Wait until `looks` successive reads of the value are equal, while the event loop runs."""
     last, equal = value(), 0
 
     def is_unchanged() -> bool:

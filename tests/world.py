@@ -43,7 +43,7 @@ TEAMS = (("vision", "VIS", 8, 2), ("language", "LNG", 4, 2), ("robotics", "ROB",
 
 @dataclass
 class TeamOfWorld:
-    """A team with its people: ``lead``, and ``members`` of which the first is the usual actor of a test."""
+    """A team with its ``lead`` and its ``members``. The first member is the usual actor in tests."""
 
     team: Team
     project: Project
@@ -92,8 +92,8 @@ class World:
 class SharedWorld:
     """One world in an open transaction, so that consecutive tests share it.
 
-    Each of these tests runs inside a savepoint that is rolled back after it. ``tests/conftest.py`` closes the
-    transaction before a test that needs the database without the world.
+    Each test that shares the world runs inside a savepoint, which is rolled back after the test.
+    ``tests/conftest.py`` closes the transaction before a test that needs the database without the world.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class SharedWorld:
         self._transaction = None
 
     def copy(self) -> World:
-        """Return new objects of the rows, so that a test may change them."""
+        """Return a World with new model objects for the same rows, so that a test may change the objects."""
         copied: World = pickle.loads(self._pickled)
         return copied
 
@@ -139,7 +139,7 @@ def is_transactional(request: pytest.FixtureRequest) -> bool:
 
 
 def uses_shared_world(request: pytest.FixtureRequest) -> bool:
-    """Return True if the test's fixture ``world`` is the one below, and not one of its own module."""
+    """Return True if the test uses the fixture ``world`` of this module, not a fixture of another module."""
     definitions = request.node._fixtureinfo.name2fixturedefs.get("world", ())
     return any(definition.func.__module__ == __name__ for definition in definitions[-1:])
 
@@ -208,7 +208,10 @@ def make_user(username: str, **flags: bool) -> User:
 
 
 def make_teams(names: Sequence[tuple[str, str, int, int]], now: dt.datetime) -> list[TeamOfWorld]:
-    """Create teams from (slug, tag, ...), each with a project, a lead and two members, e.g. vision-1."""
+    """Create a team for each row in ``names``, with a project, a lead and two members.
+
+    A row begins with (slug, tag). Its other columns are ignored. User names begin with the slug: vision-1.
+    """
     teams = Team.objects.bulk_create(
         Team(slug=slug, name=slug.title(), tag=tag, colour=colour, created_at=now)
         for colour, (slug, tag, *_) in enumerate(names, start=1)
@@ -308,7 +311,10 @@ def make_host(
 
 
 def make_gpus(host: Host, gpus: Sequence[tuple[int, str, int]], now: dt.datetime) -> list[Gpu]:
-    """Create GPUs, given as (index, model, slices), and their units: one whole or ``slices`` equal ones."""
+    """Create GPUs, given as (index, model, slices), and their units.
+
+    If ``slices`` is 0, a GPU has one whole unit. Otherwise it has ``slices`` equal MIG slices.
+    """
     made = Gpu.objects.bulk_create(
         Gpu(
             host=host,
@@ -332,7 +338,7 @@ def make_gpus(host: Host, gpus: Sequence[tuple[int, str, int]], now: dt.datetime
 
 
 def unit_rows(host: Host, gpu: Gpu, slices: int, now: dt.datetime) -> list[Unit]:
-    """Return the unsaved units of one GPU: one whole unit if ``slices`` is 0."""
+    """Return the unsaved units of one GPU: one whole unit if ``slices`` is 0, otherwise ``slices`` slices."""
     parts = slices or 1
     size = SLOTS_PER_GPU // parts
     return [

@@ -41,7 +41,7 @@ def one_order_of_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     violations: list[str] = []
 
     def note(kind: type[Any], ids: Iterable[int]) -> None:
-        outer = 1 if SHARED_WORLD.is_open else 0  # with a shared world, the test itself is a savepoint
+        outer = 1 if SHARED_WORLD.is_open else 0  # a test in the shared world already runs in a savepoint
         if kind not in LOCK_ORDER or len(connection.savepoint_ids) <= outer:
             return
         locked = held.setdefault(connection.savepoint_ids[outer], set())

@@ -163,7 +163,7 @@ def test_an_agent_with_an_outdated_copy_of_the_state_folder_is_rejected_permanen
             agent.sync(world.now + seconds * SECOND, frame("copy", "first"))
         assert not refused.value.retry
         with pytest.raises(AgentRejected, match="copy of the state folder of alpha"):
-            agent.sync(world.now + seconds * SECOND, frame(""))  # a frame without a start
+            agent.sync(world.now + seconds * SECOND, frame(""))  # a frame without the id of the agent's start
         agent.sync(world.now + seconds * SECOND, frame("second", "first"))
     shown = Host.objects.get(pk=agent.host.pk).refused_agent
     assert shown is not None and shown["code"] == "agent_copy"

@@ -1,4 +1,4 @@
-"""Test that a cancelled workload ends, also if it is stopping already and would otherwise be requeued."""
+"""Test that cancelling ends a workload, even one that is already stopping and would otherwise be requeued."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_cancel_is_honoured_while_a_member_of_a_gang_stops_by_itself(world: Wo
         for agent in agents:
             agent.sync(world.now + step * SECOND)
     stopping_run = agents[0].running[0]
-    # For example because of a slow epilog.
+    # The run of one member is still stopping, e.g. because of a slow epilog.
     agents[0].runs[stopping_run] = replace(agents[0].runs[stopping_run], state="stopping")
     agents[0].sync(world.now + 3 * SECOND)
     workload.refresh_from_db()

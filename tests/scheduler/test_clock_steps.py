@@ -223,7 +223,7 @@ def test_a_decision_based_on_a_time_before_the_correction_is_repeated(
 
     def watch(moment: ClockSample) -> None:
         times.append(moment.wall)
-        _correct_clock(moments[1].wall, 101.0)  # a correction by another process
+        _correct_clock(moments[1].wall, 101.0)  # another process corrects the stored times at this point
         silent_hosts.sweep_silent_hosts(moment.wall)
 
     clock_correction.with_steady_clock(watch, iter(moments).__next__)

@@ -1,6 +1,7 @@
 """Test the engine as a Celery worker over Valkey.
 
-Commits wake the engine, a sweep replaces lost nudges, and only one engine leads.
+A commit wakes the engine with a nudge (a message over Valkey). If the nudge is lost, the periodic sweep wakes
+it. Only one engine is the leader.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def state_of(workload: Workload) -> str:
 def test_a_submission_is_decided_without_a_periodic_cycle(
     engine_worker: subprocess.Popen[bytes], live_world: World
 ) -> None:
-    """Wake the engine by the commit only: no periodic task runs. ``./run bench wake`` measures the time."""
+    """Run no periodic task, so that only a commit wakes the engine. `./run bench wake` measures the time."""
     for _ in range(10):
         workload = queue(live_world, live_world.vision)
         wait_until(lambda w=workload: state_of(w) != "queued")  # type: ignore[misc]

@@ -1,6 +1,6 @@
-"""Test workloads on several hosts.
+"""Test gangs, which are workloads on several hosts. Each host runs one member.
 
-Members start together, get each other's addresses, and end by the owner's policy.
+The members start together and get each other's addresses. The owner's policy decides when the gang ends.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def test_the_other_members_are_stopped_if_a_member_is_reported_as_stopping_befor
         for agent in agents:
             agent.sync(world.now + step * SECOND)
     stopping_run = agents[1].running[0]
-    # For example after a short loss of its lease.
+    # The run of this member is stopping, e.g. after it lost its lease for a short time.
     agents[1].runs[stopping_run] = replace(agents[1].runs[stopping_run], state="stopping")
     agents[1].sync(world.now + 3 * SECOND)
     agents[1].end(stopping_run, world.now + 4 * SECOND, outcome="lease_lost", exit_code=143)

@@ -24,7 +24,7 @@ LATER = dt.timedelta(seconds=5)
 
 @pytest.fixture
 def agent(world: World) -> FakeAgent:
-    """Return an agent that runs a job and whose last frame was unchanged."""
+    """Return an agent that runs a job. Its last frame reported the same state as the frame before."""
     job(world, world.vision, 1, world.now)
     agent = FakeAgent.of(world.hosts["alpha"])
     agent.sync(world.now)

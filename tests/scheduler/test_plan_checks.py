@@ -96,7 +96,7 @@ def take_quota_away(world: World, workload: Workload) -> None:
 
 
 def use_up_the_hours(world: World, workload: Workload) -> None:
-    """Mark the team's GPU-hours as used up, with a quota that then allows no start."""
+    """Mark the team's GPU-hours as used up. The quota then refuses every start."""
     Quota.objects.filter(team=world.vision.team).update(
         hours_slot_seconds=1, when_used_up="refuse", hours_used_up=True, hours_until=world.now + HOUR
     )
@@ -288,7 +288,10 @@ def test_a_reservation_moved_after_planning_is_not_bound(
 
 @dataclass
 class Crowd:
-    """A full pool: robotics has borrowed all 16 H100s, and vision's claim of its 8 needs one eviction."""
+    """A full pool. Robotics has borrowed all 16 H100s, and the plan evicts one of its jobs for vision.
+
+    The waiting workload of vision claims the 8 H100s of vision's guarantee.
+    """
 
     claimant: Workload
     victim: Workload

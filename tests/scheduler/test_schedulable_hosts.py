@@ -77,7 +77,7 @@ CLOSED: dict[str, tuple[Callable[[World, Host], object], str]] = {
 
 
 def answers(world: World, host: Host) -> dict[str, bool]:
-    """Return whether the host takes new work, as each part of the program reports it, by the part's name."""
+    """Return {part of the program: True if this part considers the host open for new work}."""
     fresh = Host.objects.select_related("pool").get(pk=host.pk)
     row = next(row for row in snapshot.take_snapshot(None, world.now).hosts if row.id == host.pk)
     assert row.schedulable == (not row.closed_code)

@@ -108,7 +108,7 @@ def test_the_work_of_a_host_attested_as_powered_off_is_requeued_at_once(world: W
     assert not attest_powered_off(lost.host, reason="seen off", now=world.now + 5 * SECOND), (
         "its agent reports"
     )
-    at = world.now + 20 * SECOND  # before the end of lease 30, grace 30 and margin 10
+    at = world.now + 20 * SECOND  # before the end of lease (30 s), grace (30 s) and margin (10 s)
     for agent in others:
         agent.sync(at)
     silent_hosts.sweep_silent_hosts(at)

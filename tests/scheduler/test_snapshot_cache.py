@@ -402,7 +402,7 @@ def test_a_cycle_without_changes_takes_few_queries_and_does_not_plan(
     warm = SnapshotCache()
     for _ in range(20):
         job(world, world.now, units=8)
-    for step in range(3):  # until no reason changes
+    for step in range(3):  # in the last of these cycles, no reason of a waiting workload changes any more
         engine.run_cycle("test", world.now + step * SECOND, cache=warm)
     plans = []
     real = type(warm.standing).plan

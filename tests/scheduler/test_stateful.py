@@ -55,7 +55,7 @@ START_RESOLUTION = dt.timedelta(seconds=EXPECTED_START_RESOLUTION_SECONDS)
 IN_THE_SUITE = "GPUPOOL_WALKS" not in os.environ
 SHORT_WALKS = (2, 20)  # (walks, steps of each walk)
 LONG_WALKS = (8, 40) if IN_THE_SUITE else (int(os.environ["GPUPOOL_WALKS"]), 50)
-MOST_SILENT = 1  # with more silent hosts, the rule of mass silence would apply
+MOST_SILENT = 1  # with more silent hosts, the special rule for many silent hosts would apply
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(300 if IN_THE_SUITE else 0)]
 
@@ -101,7 +101,7 @@ class WalkRows:
 
     def __init__(self, mine: list[int]) -> None:
         self.workloads = {w.pk: w for w in Workload.objects.filter(pk__in=mine).order_by("pk")}
-        self.runs: dict[int, list[Run]] = defaultdict(list)  # of the current attempt
+        self.runs: dict[int, list[Run]] = defaultdict(list)  # runs of the current attempt, by workload
         for run in Run.objects.filter(workload__in=mine).select_related("host").order_by("pk"):
             if run.attempt == self.workloads[run.workload_id].attempt:
                 self.runs[run.workload_id].append(run)
@@ -121,7 +121,7 @@ def a_slot_is_held_once(seen: WalkRows) -> None:
 
 
 def gangs_are_whole(seen: WalkRows) -> None:
-    """Assert that work that is not being stopped holds all its units, on as many hosts as requested."""
+    """Assert that work in ``WHOLE_STATES`` has a run on each requested host and holds the units of live runs."""
     held = Counter(allocation.workload_id for allocation in seen.held)
     for workload in seen.workloads.values():
         if workload.state in WHOLE_STATES:

@@ -23,7 +23,7 @@ def rates(world: World) -> World:
 
 @pytest.fixture(autouse=True)
 def no_samples_of_earlier_tests(request: pytest.FixtureRequest) -> None:
-    """Truncate the sample partitions: Django empties only its own tables after tests that commit."""
+    """Truncate the sample partitions, which Django does not empty after a test that commits."""
     if {"db", "transactional_db"} & set(request.fixturenames):
         request.getfixturevalue("transactional_db" if "transactional_db" in request.fixturenames else "db")
         Sample.objects.all()._raw_delete(using="default")

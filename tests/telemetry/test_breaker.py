@@ -31,7 +31,7 @@ def failed_attempt(
 ) -> Any:
     """Create an attempt that began ``minute`` minutes after 9:00 and failed after 20 s. Returns its workload.
 
-    ``who`` is the index of its owner among the team's members, followed by the lead.
+    ``who`` selects the owner: an index in the list of the team's members, with the lead at the end.
     """
     work = work or workload(world, team, owner=[*team.members, team.lead][who])
     held = hold(work, units_of(world.hosts[host])[0], at(9, minute), at(9, minute, 20), end_code=outcome)
@@ -116,7 +116,7 @@ def test_failed_starts_of_one_owner_cordon_the_host_only_if_the_workloads_finish
         work = failed_attempt(world, world.vision, "start_failed", minute=minute)
         failed_attempt(
             world, world.vision, elsewhere, host="beta", minute=minute + 5, work=work
-        )  # ends after 20 s, so "failed" counts as an immediate failure
+        )  # the attempt ends after 20 s, so the outcome "failed" counts as an immediate failure
     run_breaker()
     assert closed() is (elsewhere == "finished") and not closed("beta")
 

@@ -1,6 +1,7 @@
-"""Test budgets: each threshold raises one notice, and a used-up budget closes the engine's gate.
+"""Test budgets: each threshold raises one notice, and a used-up budget closes the budget gate.
 
-The gate opens when the budget is raised or its month ends.
+While the gate is closed, the engine starts no work on this budget. It opens when the budget is raised or its
+month ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Test how GPU time is split: each slot-second belongs to exactly one piece."""
+"""Test how GPU time is split into charged pieces.
+
+A GPU has 840 slots. Each slot-second (one slot for one second) belongs to exactly one piece.
+"""
 
 from __future__ import annotations
 

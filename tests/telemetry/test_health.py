@@ -1,4 +1,4 @@
-"""Test the health rules: each event is handled once by its rule, and rules never close most of a pool."""
+"""Test the health rules: a rule handles each event once, and the rules never close most hosts of a pool."""
 
 from __future__ import annotations
 
@@ -144,9 +144,9 @@ def test_only_one_of_several_hosts_that_fail_together_is_cordoned_automatically(
 def report_context_timeout(
     world: World, team: TeamOfWorld, number: int, *, host: str = "alpha", member: int = 0, ahead: int = 0
 ) -> None:
-    """Create a workload that holds a GPU for a minute, and an event XID 109 during that time.
+    """Create a workload that holds a GPU for a minute, and an XID 109 event during that minute.
 
-    ``ahead``: minutes by which the host's clock is ahead of the server's.
+    ``ahead`` is the number of minutes by which the host's clock is ahead of the server's clock.
     """
     work = workload(world, team, owner=team.members[member])
     hold(work, units_of(world.hosts[host])[0], at(9, number), at(9, number + 1))

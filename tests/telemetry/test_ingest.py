@@ -94,8 +94,8 @@ def test_invalid_rows_are_counted_and_rejected(world: World) -> None:
     alpha, beta = units_of(world.hosts["alpha"])[0], units_of(world.hosts["beta"])[0]
     rows = [
         *batch(1, alpha, at(9, 50), 1).rows,
-        *batch(1, beta, at(9, 50), 1).rows,  # another host's GPU
-        *batch(1, alpha, at(10, 30), 1).rows,  # the future
+        *batch(1, beta, at(9, 50), 1).rows,  # invalid: a GPU of another host
+        *batch(1, alpha, at(10, 30), 1).rows,  # invalid: a time in the future
         *batch(1, alpha, at(9, 51), 1, utilisation=math.nan).rows,
         *batch(1, alpha, at(9, 51), 1, utilisation=250.0).rows,
         *batch(1, alpha, at(9, 51), 1, memory_used_mib=2**31).rows,

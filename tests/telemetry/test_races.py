@@ -1,6 +1,6 @@
-"""Test concurrent ticks, and a month close concurrent with a charge.
+"""Test periodic tasks that run at the same time, and a charge that is written while a month is closed.
 
-Each race is run with its guard, and again without it to show that the guard is needed.
+Each race runs with its guard (a lock or a check), and again without it to show that the guard is needed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def rates(committed_world: World) -> World:
 
 
 def make_racers_meet_after(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
-    """Make each of two racers wait for the other once, after its first call of the function."""
+    """Make each of two racing threads wait for the other after its first call of the function."""
     meeting, original = Meeting(2, UNGUARDED), getattr(module, name)
     seen_threads: set[int] = set()
 
@@ -145,7 +145,7 @@ def test_a_month_close_waits_for_uncommitted_charges_and_includes_them(rates: Wo
     inserted = threading.Event()
     written, closed = race([charge_written_late(inserted), close(rates, inserted)])
     assert written == "committed"
-    assert isinstance(closed, OperationRejected)  # the close found time that was charged twice
+    assert isinstance(closed, OperationRejected)  # the close read the late line, which charges time twice
     assert Statement.objects.get(month=MARCH).state == "open"
 
 

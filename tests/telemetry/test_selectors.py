@@ -39,7 +39,10 @@ MORNING = UsageFilters(at(9), at(13))
 def create_hour_of_use(
     allocation: Allocation, hour: int, *, held: float = 3600, **measures: float | None
 ) -> None:
-    """Create the hourly rollup of an allocation: fully covered and half busy unless given otherwise."""
+    """Create the hourly rollup of an allocation.
+
+    By default, samples cover the whole hour, and the GPU is busy half of it. ``measures`` override values.
+    """
     values: dict[str, Any] = {
         "covered_seconds": held,
         "utilisation_seconds": held * 0.4,
@@ -141,7 +144,8 @@ def test_an_unknown_dimension_is_rejected_by_name(world: World) -> None:
 def test_a_viewers_filter_excludes_other_teams(morning: World) -> None:
     own_team = UsageFilters(at(9), at(13), teams=[morning.vision.team.pk], users=[])
     assert [group.name for group in usage_by("team", own_team).groups] == ["Vision"]
-    assert usage_waterfall(own_team).gpu_hours == pytest.approx(4 + 16)  # 16 in the team's static pool
+    # 4 GPU-hours in the shared pool, and 4 GPUs x 4 h in the team's static pool
+    assert usage_waterfall(own_team).gpu_hours == pytest.approx(4 + 16)
     nobody = UsageFilters(at(9), at(13), teams=[], users=[])
     assert usage_by("team", nobody).groups == []
 

@@ -1,4 +1,4 @@
-"""Test stray processes, which belong to no workload: a host reports them, and each raises one event."""
+"""Test stray processes, which use a GPU but belong to no workload. Each reported one raises one event."""
 
 from __future__ import annotations
 

@@ -107,7 +107,10 @@ def test_a_preview_changes_nothing(busy: World, client_of: Client) -> None:
 
 
 def test_a_preview_shows_which_work_would_lose_its_checkpoint(busy: World, client_of: Client) -> None:
-    for name in ("alpha", "beta"):  # its homes are not shared with other hosts
+    for name in (
+        "alpha",
+        "beta",
+    ):  # each host has its own storage for homes, so no other host has the checkpoint
         homes = Storage.objects.create(key=name, listed_at=busy.now)
         Host.objects.filter(name=name).update(storage=homes)
     body = client_of(busy.operator).post(PREVIEW, {"verb": "drain"}).json()["work"][0]
@@ -249,7 +252,7 @@ def test_a_preview_makes_the_same_number_of_queries_for_any_number_of_workloads(
     def query_count() -> int:
         with CaptureQueriesContext(connection) as seen:
             assert client.post(PREVIEW, {"verb": "revoke"}).status_code == 200
-        # Not every request writes the token's last use and the clock reading, so their queries do not count.
+        # Do not count queries that only some requests make: the token's last use and the clock reading.
         periodic = ("apitoken", "clockreading", "SAVEPOINT")
         return sum(not any(name in query["sql"] for name in periodic) for query in seen)
 

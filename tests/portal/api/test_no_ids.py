@@ -29,14 +29,14 @@ OWN_LISTS = (
     "tokens/",
     "notifications/",
     "recordings/",
-)  # numbers of the user's own objects, or for operators only
+)  # these lists may show numeric ids: of the user's own objects, or to operators only
 
 
 @pytest.fixture
 def world(db: None) -> Iterator[World]:
     """Return the organisation as of now, with primary keys that are larger than every other number."""
     with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL ROLE NONE")  # the owner of the table owns its sequence
+        cursor.execute("SET LOCAL ROLE NONE")  # only the owner of a table may change its sequence
         cursor.execute("SELECT schemaname || '.' || sequencename, COALESCE(last_value, 1) FROM pg_sequences")
         before = [row for row in cursor.fetchall() if row[0].startswith("public.")]
         for place, (name, _) in enumerate(before):
@@ -62,8 +62,9 @@ def submitted(world: World, team: Any, name: str, **also: Any) -> Workload:
 
 
 def cause_every_reason(world: World) -> None:
-    """Create conflicts between teams for as many reasons as exist: borrowed work is evicted, other work
-    queues behind it.
+    """Create conflicts between teams that produce as many different reasons as possible.
+
+    For example, borrowed work is evicted, and other work waits behind the evicting work.
     """
     language, vision = world.language, world.vision
     lent = [submitted(world, language, f"borrows {n}", units=8) for n in range(2)]

@@ -65,10 +65,12 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("PUT", "pools/{slug}/isolation/"): ({"isolation": "none"}, (403, 403, 403, 404, 404, 200, 403, 403)),
     ("GET", "pools/{slug}/fairness/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("GET", "pools/{slug}/removal/"): ({}, (403, 403, 403, 404, 404, 200, 403, 403)),
-    ("POST", "pools/{slug}/remove/"): ({}, (403, 403, 403, 404, 404, 409, 403, 403)),  # it has a host
+    # 409 for the operator: the pool still has a host.
+    ("POST", "pools/{slug}/remove/"): ({}, (403, 403, 403, 404, 404, 409, 403, 403)),
     ("GET", "teams/{slug}/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("GET", "teams/{slug}/removal/"): ({}, (403, 403, 403, 404, 404, 200, 403, 403)),
-    ("POST", "teams/{slug}/remove/"): ({}, (403, 403, 403, 404, 404, 409, 403, 403)),  # it has work
+    # 409 for the operator: the team still has work.
+    ("POST", "teams/{slug}/remove/"): ({}, (403, 403, 403, 404, 404, 409, 403, 403)),
     ("GET", "templates/{slug}/removal/"): ({}, (403, 403, 403, 403, 403, 200, 403, 403)),
     ("POST", "templates/{slug}/remove/"): ({}, (403, 403, 403, 403, 403, 200, 403, 403)),
     ("GET", "hosts/"): ({}, ALL),
@@ -82,10 +84,11 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("POST", "hosts/{name}/cordon/"): ({}, (403, 403, 403, 404, 404, 200, 403, 403)),
     ("POST", "hosts/{name}/drain/"): ({}, (403, 403, 403, 404, 404, 200, 403, 403)),
     ("POST", "hosts/{name}/return/"): ({}, (403, 403, 403, 404, 404, 409, 403, 403)),
+    # 409 for the operator: the host is alive.
     ("POST", "hosts/{name}/attest-off/"): (
         {"why": "x"},
         (403, 403, 403, 404, 404, 409, 403, 403),
-    ),  # the host is alive
+    ),
     ("POST", "hosts/{name}/revoke/"): ({}, (403, 403, 403, 404, 404, 200, 403, 403)),
     ("POST", "hosts/{name}/join-token/"): ({}, (403, 403, 403, 404, 404, 201, 403, 403)),
     ("POST", "hosts/{name}/maintenance/"): ({**WINDOW, "why": "x"}, (403, 403, 403, 404, 404, 201, 403, 403)),
@@ -95,15 +98,17 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "hosts/{name}/diagnostics/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("POST", "hosts/{name}/diagnose/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 202, 403, 403)),
     ("GET", "hosts/{name}/geometry/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
-    ("POST", "hosts/{name}/geometry/"): (SPLIT, (403, 403, 403, 404, 404, 409, 403, 403)),  # it has no MIG
+    # 409 for the operator: the GPU does not support MIG.
+    ("POST", "hosts/{name}/geometry/"): (SPLIT, (403, 403, 403, 404, 404, 409, 403, 403)),
     ("POST", "hosts/{name}/geometry/preview/"): (SPLIT, (403, 403, 403, 404, 404, 409, 403, 403)),
     ("POST", "hosts/{name}/geometry/withdraw/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 409, 403, 403)),
     ("POST", "hosts/{name}/return-gpu/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 409, 403, 403)),
     ("POST", "hosts/{name}/take-out-gpu/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 200, 403, 403)),
+    # 400 for the operator: the GPU is not missing.
     ("POST", "hosts/{name}/forget-gpu/"): (
         {"gpu": "GPU-x"},
         (403, 403, 403, 404, 404, 400, 403, 403),
-    ),  # it is not missing
+    ),
     ("GET", "pools/{slug}/repair-policy/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("PUT", "pools/{slug}/repair-policy/"): (
         {"stray_action": "end"},
@@ -112,24 +117,27 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "health-rules/"): ({}, ALL),
     ("POST", "health-rules/"): ({"code": "xid:999", "meaning": "x", "action": "note"}, OPERATORS_MAKE),
     ("GET", "health-rules/{code}/"): ({}, ALL),
+    # 409 for the operator: the rule already has its original action.
     ("POST", "health-rules/{code}/reset/"): (
         {},
         (403, 403, 403, 403, 403, 409, 403, 403),
-    ),  # it has its original action
+    ),
+    # 409 for the operator: the rule is built in.
     ("POST", "health-rules/{code}/remove/"): (
         {},
         (403, 403, 403, 403, 403, 409, 403, 403),
-    ),  # it is built in
+    ),
     ("PUT", "health-rules/{code}/"): ({"action": "note", "repeats": 1, "window_seconds": 60}, OPERATORS),
     ("GET", "volumes/"): ({}, ALL),
     ("GET", "environments/"): ({}, ALL),
     ("GET", "workloads/"): ({}, ALL),
     ("GET", "workloads/{id}/"): ({}, OWN_TEAM),
     ("GET", "workloads/{id}/why/"): ({}, OWN_TEAM),
+    # 400: the workload does not wait.
     ("GET", "workloads/{id}/why/{other}/"): (
         {},
         (400, 400, 400, 404, 404, 400, 404, 400),
-    ),  # it does not wait
+    ),
     ("GET", "workloads/{id}/sooner/"): ({}, OWN_TEAM),
     ("GET", "workloads/{id}/windows/"): ({}, OWN_TEAM),
     ("GET", "workloads/{id}/logs/"): ({}, OWN_TEAM),
@@ -255,7 +263,7 @@ def ask(today_world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
         with transaction.atomic():
             Host.objects.filter(name="delta").update(
                 last_sync_at=datetime.now(UTC)
-            )  # the host stays alive during the whole table
+            )  # otherwise, the host would become silent before the last request of the table
             answer = client.generic(
                 method, f"/api/v1/{address}", data=_json(body), content_type="application/json"
             )

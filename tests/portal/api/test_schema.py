@@ -154,7 +154,7 @@ REAL = {
 
 
 def insert_real_names(case: Any, names: dict[str, str]) -> None:
-    """Replace some of the generated names by existing ones, so that requests get past the lookup."""
+    """Replace some generated names by names of existing objects, so that not every request fails with 404."""
     choice = random.Random(repr((case.path_parameters, case.body)))
     kind = case.operation.path.removeprefix("/api/v1/").partition("/")[0]
     if case.path_parameters and kind in names and choice.random() < 0.7:

@@ -188,7 +188,7 @@ async def test_a_renewed_credential_is_valid_once_the_agent_has_read_it(agent: S
     assert desired.credential not in ("", agent.credential)
     listening = asyncio.create_task(
         agent.receive(seconds=30)
-    )  # reads the frame, and therefore answers the ping after it
+    )  # the agent must read: only then does it answer the ping that the edge sends after the frame
     async with asyncio.timeout(3):
         while await run_orm(lambda: Host.objects.get(pk=agent.host.pk).credential_hash) == before:
             await asyncio.sleep(0.02)
@@ -223,7 +223,7 @@ async def test_a_second_agent_of_a_host_is_refused_while_the_first_is_connected(
     await agent.connect()
     await agent.send(observed())
     await agent.receive()
-    listening = asyncio.create_task(agent.receive(seconds=30))  # answers pings meanwhile
+    listening = asyncio.create_task(agent.receive(seconds=30))  # while it reads, the agent answers pings
     second = SmallAgent(edge_site, agent.host, agent.credential)
     await second.connect()
     refusal = (await second.receive_refusal()).reason
@@ -254,7 +254,7 @@ async def test_a_connection_without_a_report_does_not_block_the_hosts_agent(
 async def test_streams_opened_with_a_revoked_credential_are_closed(
     edge_site: EdgeSite, agent: SmallAgent
 ) -> None:
-    """Streams are opened with a copied credential; then the host's agent joins again with a new token."""
+    """Open streams with a copied credential. Then let the host's agent join again with a new token."""
     await agent.serve(streams=3)
     await run_orm(revoke, agent.host)
     joined = SmallAgent(edge_site, agent.host, await run_orm(give_credential, agent.host))

@@ -428,7 +428,7 @@ def session_key_of(browser: Client) -> str:
 async def test_signing_out_closes_two_hundred_open_sockets_without_a_periodic_check(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`./run bench` measures how long this takes."""
+    """Check only that the sockets close. `./run bench` measures how long it takes."""
     monkeypatch.setattr(access_cache, "DECISION_TTL_SECONDS", 600.0)
     notebook.edge_site.session.connector._limit = 0  # type: ignore[union-attr]
     stays = await notebook.socket(await notebook.enter())
@@ -479,7 +479,7 @@ async def test_a_workspace_opened_with_a_token_closes_when_the_token_is_revoked(
 ) -> None:
     monkeypatch.setattr(
         access_cache, "DECISION_TTL_SECONDS", 600.0
-    )  # only a hint makes the edge read the rows again
+    )  # too long to expire in the test, so only a hint over Redis makes the edge read the rows again
     token, text = await run_orm(token_of, notebook.owner)
     cookies = []
     for opens in (
@@ -564,8 +564,8 @@ async def test_a_browser_that_does_not_read_is_disconnected_as_well(
         ).encode()
     )
     await until(lambda: PIECES_WRITTEN.get("unread"))
-    await until_unchanged(lambda: PIECES_WRITTEN["unread"])  # nothing is read: every buffer is full
-    monkeypatch.setattr(access_cache, "DECISION_TTL_SECONDS", 600.0)  # only the hint can end it
+    await until_unchanged(lambda: PIECES_WRITTEN["unread"])  # the client reads nothing, so all buffers fill
+    monkeypatch.setattr(access_cache, "DECISION_TTL_SECONDS", 600.0)  # only the hint can end the access
     await run_orm(set_state, notebook.run, WorkloadState.ENDED)
     await asyncio.to_thread(publish_hint, ACCESS_CHANNEL)
     await until(lambda: not notebook.edge_site.edge.access_cache._open, seconds=60)

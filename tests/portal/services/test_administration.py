@@ -315,7 +315,7 @@ def test_an_operator_changes_a_health_rule(world: World) -> None:
 
 
 def test_each_rule_keeps_its_original_action_and_can_be_reset_to_it(world: World) -> None:
-    """The migration writes both the action and the original action."""
+    """Check the rules that the migration created, with an action and the same original action."""
     assert {rule.origin for rule in HealthRule.objects.all()} == {"default"}
     assert HealthRule.objects.get(code="xid:109").default == ("quarantine_gpu", 3, 86_400, "people")
     assert HealthRule.objects.get(code="xid:79").default == ("cordon", 1, 3600, "events")
@@ -418,7 +418,8 @@ def test_an_operator_sets_the_capacity_reserved_for_critical_work(world: World) 
     assert AuditEvent.objects.get().after == {"spare_slots": 14 * SLOTS_PER_GPU}
     with pytest.raises(Invalid, match="spare_gpus"):
         pools.change_pool(actor=world.operator, pool=world.shared, now=world.now, spare_gpus=-1)
-    for units, starts in ((10, True), (12, False)):  # of 16 H100 and 7 A100, in slices too
+    # The pool has 16 H100 and 7 A100, partly as slices. 14 GPUs are kept for critical work.
+    for units, starts in ((10, True), (12, False)):
         fields = {"units": units // 2, "hosts": 2, "models": [H100], "name": "fit", "command": "true"}
         answer = workload_preview.preview_workload(
             actor=world.vision.member,

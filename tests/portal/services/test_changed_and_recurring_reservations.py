@@ -1,7 +1,7 @@
 """Test changes of reservations, and recurring reservations.
 
-Moving, shortening and extending follow the rules of new reservations. A recurring reservation is confirmed
-as a whole or not at all.
+A reservation that is moved, shortened or extended must satisfy the rules of a new reservation. Either all
+occurrences of a recurring reservation are confirmed, or none.
 """
 
 from __future__ import annotations

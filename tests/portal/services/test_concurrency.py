@@ -75,7 +75,7 @@ def test_a_submission_is_decided_once(committed: World) -> None:
 
 
 def test_two_quotas_approved_concurrently_do_not_exceed_the_pool(committed: World) -> None:
-    # 14 of 16 are guaranteed: either team may have 2 more, but not both.
+    # 14 of 16 GPUs are guaranteed. One of the two teams can get 2 more, but not both.
     requests = [
         waiting_quota(committed, committed.vision, 10),
         waiting_quota(committed, committed.language, 6),
@@ -114,8 +114,8 @@ def test_two_concurrent_reservations_for_the_last_gpus_are_not_both_confirmed(co
 
     assert isinstance(reserve(committed.vision, 4)(), Reservation)
     assert isinstance(reserve(committed.vision, 4)(), Reservation)
-    # Vision holds 8 and the other teams are guaranteed 6 of the other 8: only one request for two units
-    # beyond the guarantee fits.
+    # Vision has reserved its guaranteed 8 of 16 GPUs, and the other teams are guaranteed 6. Two GPUs are left
+    # for requests beyond the guarantee, so only one of the two requests fits.
     raised = run_concurrently(reserve(committed.vision, 2), reserve(committed.vision, 2))
     assert sum(problem is None for problem in raised) == 1
     assert Reservation.objects.count() == 3

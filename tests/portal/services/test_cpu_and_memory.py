@@ -1,6 +1,6 @@
 """Test requests for CPU, memory and NVLink.
 
-They are stored, used by the planner and sent to the agent. A refusal has the available amounts.
+These amounts are stored, used by the planner and sent to the agent. A refusal states the available amounts.
 """
 
 from __future__ import annotations

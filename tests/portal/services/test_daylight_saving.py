@@ -1,6 +1,6 @@
 """Test that recurring reservations keep their local hours over a clock change.
 
-Pages and answers name each difference.
+Pages and API responses name each occurrence that the clock change affects.
 """
 
 from __future__ import annotations

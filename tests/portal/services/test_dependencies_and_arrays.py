@@ -440,6 +440,6 @@ def test_requeued_work_is_not_refused(world: World) -> None:
     job(world, "waits", units=8, hosts=2)
     running.refresh_from_db()
     assert running.state == "placed"
-    Workload.objects.filter(pk=running.pk).update(state="queued")  # an eviction ends in the same state
+    Workload.objects.filter(pk=running.pk).update(state="queued")  # as after an eviction
     with rejected("has 2 notebooks and jobs waiting"):
         job(world, "new")

@@ -1,4 +1,4 @@
-"""Test that a request for a reservation expires if nobody decides it before its start."""
+"""Test that a request for a reservation expires if nobody approves or declines it before its start."""
 
 from __future__ import annotations
 

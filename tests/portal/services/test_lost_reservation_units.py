@@ -1,4 +1,4 @@
-"""Test that an owner is notified if the reservation loses GPUs while work runs on the others."""
+"""Test that an owner is notified if a reservation loses some of its GPUs while work runs on the rest."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_the_owner_is_notified_of_an_eviction_with_its_reason(world: World) -> N
     )
     delivery.write_notices(world.now + MINUTE)
     assert kinds(world.vision.member) == ["preemption_notice"]
-    # A team may know with whom it shares the pool, but not which work they run.
+    # A user may know which teams share the pool, but not which work these teams run.
     other = job(world, actor=world.language.member, project=world.language.project)
     sentence = reason_texts.reason_sentence(
         "evicted_for_guarantee", numbers | {"workload": other.pk}, workload.owner
@@ -273,7 +273,10 @@ def test_the_operator_who_attested_a_host_off_is_named_to_operators_only(world: 
 
 @pytest.mark.django_db
 def test_a_hardware_event_is_notified_to_operators_and_to_owners_of_moved_work(world: World) -> None:
-    """XID 79 cordons the host but leaves its repair state "well". A warning only creates a notification."""
+    """Report XID 79, which cordons the host, and a warning, which only creates a notification.
+
+    The repair state of the cordoned host stays "well".
+    """
     alpha, workload = world.hosts["alpha"], job(world, preemptible=True)
     meaning = HealthRule.objects.get(code="xid:79").meaning
     run_of(workload, world, running_at=world.now)

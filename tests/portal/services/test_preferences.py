@@ -1,4 +1,4 @@
-"""Test preferences of workloads: labels, spreading, order of models and wanted completion time."""
+"""Test preferences of workloads: labels, spreading over hosts, order of models, wanted completion time."""
 
 from __future__ import annotations
 

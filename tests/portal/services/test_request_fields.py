@@ -1,4 +1,7 @@
-"""Test that a field of a request is declared once: forms, API, command line, checks and rows follow."""
+"""Test that each field of a request is declared once.
+
+Forms, API, command line, input checks and rows are all derived from this declaration.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Test reservations and quotas: confirmed at once or after approval, and checked again on approval.
+"""Test requests for reservations and quotas, which are confirmed at once or after an approval.
 
-A refusal lists the next window that fits.
+An approval checks the request again. A refusal names the next window that fits.
 """
 
 from __future__ import annotations
@@ -283,7 +283,8 @@ def test_a_stranger_requests_membership_and_the_lead_decides(world: World) -> No
 
 
 def test_a_request_beyond_the_guarantee_is_refused_unless_it_asks_an_operator(world: World) -> None:
-    # Vision is guaranteed 8 of the 16 H100, the other teams 6: a request for 12 would use a part of those 6.
+    # Vision is guaranteed 8 of the 16 H100, and the other teams are guaranteed 6. A reservation of 12 H100
+    # would leave only 4 for the other teams.
     with rejected() as refused:
         reserve(world, units=6, hosts=2)
     assert refused.value.code == "window_eats_guarantees"

@@ -17,8 +17,9 @@ NEW = "another long enough one"
 
 @pytest.fixture
 def client(world: World) -> Client:
-    """Return a browser in which the member has just entered the password, which changes of the second factor
-    require.
+    """Return a browser in which the member has just entered the password.
+
+    A change of the second factor requires a recently entered password.
     """
     browser = Client()
     browser.post(reverse("account_login"), {"login": world.vision.member.username, "password": PASSWORD})

@@ -26,8 +26,9 @@ HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 
 def waiting(world: World, **also: Any) -> Workload:
-    """Submit a job of four GPUs that waits behind work of its own team, which cannot be evicted for eight
-    hours.
+    """Submit a job of four GPUs that waits behind other work of its own team.
+
+    The other work runs for up to eight hours and cannot be evicted.
     """
     job(world, world.vision, 8, world.now, name="runs", preemptible=False)
     engine.run_cycle("test", world.now)
@@ -109,7 +110,7 @@ def test_no_windows_are_offered_if_none_can_be_reserved(world: World) -> None:
 
 
 def test_offered_windows_respect_the_cap_per_user(world: World) -> None:
-    """The cap applies to the viewer: a team mate without reservations is offered earlier windows."""
+    """Apply the limit of the viewer: a team mate without reservations is offered earlier windows."""
     mine, now = waiting(world), world.now + 2 * MINUTE
     Pool.objects.update(most_gpus_per_user=4)
     world.shared.refresh_from_db()
@@ -140,8 +141,9 @@ def test_offered_windows_respect_the_cap_per_user(world: World) -> None:
 
 
 def test_offered_windows_respect_a_budget_that_stops_borrowing(world: World) -> None:
-    """Five of the eight GPUs that vision is guaranteed are reserved: one of four would be borrowed, which the
-    budget forbids for now.
+    """Reserve five of the eight GPUs that vision is guaranteed.
+
+    A window of four GPUs would then borrow one GPU, and the closed budget does not allow that yet.
     """
     mine, now, opens = waiting(world), world.now + 2 * MINUTE, world.now + 20 * HOUR
     Pool.objects.update(approval_above_gpus=8)

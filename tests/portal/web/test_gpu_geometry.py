@@ -183,8 +183,9 @@ def test_an_invalid_geometry_is_refused(text: object) -> None:
 
 
 def test_the_preview_names_reservations_that_could_not_be_kept(world: World, alpha: FakeAgent) -> None:
-    """Both hosts with such GPUs are reserved as a whole for tomorrow; without this GPU only one reservation
-    can be kept.
+    """Reserve all GPUs of both H100 hosts for tomorrow.
+
+    Without this GPU, only one of the two reservations can be served.
     """
     reserve(world, world.vision, "one of them", hours=24, length=2, units=8)
     reserve(world, world.vision, "all of them", hours=24, length=2, units=8)

@@ -161,7 +161,10 @@ def test_a_fleet_counts_split_gpus_separately(world: World) -> None:
 
 
 def test_an_old_attestation_names_its_author_to_operators_only(world: World) -> None:
-    """The audit event is older than the events that the page reads; the name comes from the state change."""
+    """Use an attestation without an audit event among those that the page reads.
+
+    The name then comes from the text of the state change.
+    """
     HostStateChange.objects.create(
         host=world.hosts["alpha"],
         lease_state="silent",

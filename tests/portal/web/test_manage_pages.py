@@ -207,7 +207,7 @@ def test_rejoining_a_simulated_host_shows_how_it_was_simulated(world: World) -> 
         page = join_page(name)
         assert f"<code>--simulate {gpus}</code>" in page and "Without a GPU" not in page
         models, _, split = gpus.partition(" --simulate-mig ")
-        parse_mig(split, parse_models(models))  # the agent accepts this value
+        parse_mig(split, parse_models(models))  # raises an error if the agent would reject the option
     Host.objects.filter(name="alpha").update(simulated=False)
     assert "Without a GPU, add <code>--simulate 8xH100-80GB</code>" in join_page("alpha")
 

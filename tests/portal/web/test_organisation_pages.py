@@ -105,7 +105,7 @@ def test_a_token_is_shown_once_and_works_until_revoked(world: World) -> None:
     token = ApiToken.objects.get(user=world.vision.member)
     assert token.prefix in page.content.decode() and "gpp_" in page.content.decode()
     assert token.token_hash not in page.content.decode()
-    assert client.get(reverse("tokens")).content.decode().count("gpp_") == 1  # only its prefix
+    assert client.get(reverse("tokens")).content.decode().count("gpp_") == 1  # only the prefix of the token
     client.post(reverse("tokens"), {"verb": "revoke", "token": token.pk})
     token.refresh_from_db()
     assert token.revoked_at is not None

@@ -71,7 +71,7 @@ def test_every_ordering_rule_has_its_sentence() -> None:
     )
     assert set(ComparisonBasis) - {ComparisonBasis.ORDER} < set(queue_order_texts.QUEUE_ORDER_RULES)
     for rule in queue_order_texts.QUEUE_ORDER_RULES:
-        assert queue_order_texts.queue_order_sentence(rule, {}).endswith(".")  # with any numbers missing
+        assert queue_order_texts.queue_order_sentence(rule, {}).endswith(".")  # also without its numbers
 
 
 def test_running_work_was_placed_first(world: World) -> None:

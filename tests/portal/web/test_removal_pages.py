@@ -1,4 +1,4 @@
-"""Test the pages that remove and move, and the pages of removed rows."""
+"""Test the pages that remove or move hosts, pools and teams, and the pages that show removed rows."""
 
 from __future__ import annotations
 

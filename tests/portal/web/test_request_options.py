@@ -208,8 +208,9 @@ def test_a_team_sees_its_used_gpu_hours(world: World) -> None:
 
 
 def test_work_on_borrowed_gpus_is_marked_on_every_page_that_shows_it(world: World) -> None:
-    """The card, the list and the page of the work show the mark, and only while the team holds more than its
-    guarantee.
+    """Check the mark on the card, in the list and on the page of the work.
+
+    The mark is shown only while the team holds more GPUs than its guarantee.
     """
     client = signed_in(world.robotics.member)
     job = run_job(world, world.robotics, "sweep", host="alpha", gpus=[0, 1])

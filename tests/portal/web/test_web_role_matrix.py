@@ -41,7 +41,7 @@ OWN_TEAM = (
     404,
     200,
 )  # work of a team: visible to the team, operators and auditors
-OWNERS = (302, 403, 302, 404, 404, 302, 404, 403)  # an action on it
+OWNERS = (302, 403, 302, 404, 404, 302, 404, 403)  # an action on work of a team
 NOTEBOOK_OWNER = (302, 403, 403, 404, 404, 403, 404, 403)
 TO_THE_FORM = (
     302,
@@ -52,7 +52,7 @@ TO_THE_FORM = (
     302,
     404,
     302,
-)  # the form is prefilled; submitting it has its own check
+)  # leads to a prefilled form; the form is checked again when it is submitted
 OPERATORS = (403, 403, 403, 403, 403, 200, 403, 403)
 OPERATORS_DO = (403, 403, 403, 403, 403, 302, 403, 403)
 SEE_ALL = (403, 403, 403, 403, 403, 200, 403, 200)

@@ -429,7 +429,7 @@ def test_a_reservation_of_another_team_is_not_found(world: World) -> None:
 
 
 def test_the_owner_of_work_evicted_by_a_failed_gpu_reads_which_gpu_and_why(world: World) -> None:
-    """The health rules close the whole host, so work on its other GPUs is evicted as well."""
+    """Check the owner of work on another GPU of the host: the health rules close the whole host."""
     on_it = run_job(world, world.vision, "on it", host="alpha", gpus=[0, 1], preemptible=True)
     beside = run_job(world, world.vision, "beside", host="alpha", gpus=[3], preemptible=True)
     desk = run_job(world, world.vision, "desk", host="alpha", gpus=[5], kind="notebook")
@@ -492,7 +492,7 @@ def test_an_ended_notebook_shows_its_gpus_and_that_it_was_stopped(world: World) 
 
 
 def test_run_time_counts_attempts_and_not_the_time_between_them(world: World) -> None:
-    """Two attempts of thirty and twenty minutes, with four hours of waiting between them."""
+    """Use two attempts of thirty and twenty minutes, with four hours of waiting between them."""
     job = run_job(world, world.vision, "two of them", host="alpha", gpus=[0])
     first = job.runs.get()
     began = first.running_at - dt.timedelta(hours=4)
@@ -632,7 +632,7 @@ def test_a_utilisation_chart_needs_two_samples_and_slices_are_marked_as_not_meas
 
 
 def test_only_work_that_has_run_waits_to_resume(world: World) -> None:
-    """Work whose start failed on every host is shown as queued."""
+    """Check that work whose start failed on every host is shown as queued."""
     ran = run_job(world, world.vision, "ran", host="alpha", gpus=[0])
     never = queue_job(world, world.vision, "never ran", attempt=1, reason_code="prolog_failed")
     Workload.objects.filter(pk=ran.pk).update(state="queued", reason_code="preempted")
@@ -791,7 +791,7 @@ def test_a_refused_reservation_keeps_the_chart_and_offers_the_first_window_that_
         page = client.post(reverse("ask"), ask_data(world, start=begin)).content.decode()
         assert '<svg class="chart"' in page, begin
         assert "First window that fits" in page, begin
-        assert page.count('name="use_start"') == 2, begin  # in the note and in the list
+        assert page.count('name="use_start"') == 2, begin  # one button in the note and one in the list
     for zone, begin in (("Europe/Berlin", "0001-01-01T00:00"), ("America/New_York", "9999-12-31T23:59")):
         client.cookies["tz"] = zone
         for address in ("ask", "ask-preview"):
@@ -1016,14 +1016,14 @@ def test_finance_sees_the_cost_of_the_month_by_team_first_and_no_work(world: Wor
 
 
 def test_the_form_can_ask_an_operator_for_a_request_beyond_the_guarantee(world: World) -> None:
-    client = signed_in(world.language.member)  # guaranteed 4 of the 16
+    client = signed_in(world.language.member)  # team language is guaranteed 4 of the 16 GPUs
     fields = ask_data(world, count="8", project=str(world.language.project.pk))
     refused = client.post(reverse("ask"), fields)
     assert refused.status_code == 400
     assert "Ask an operator for permission to use guarantees of other teams" in refused.content.decode()
     answer = client.post(reverse("ask"), fields | {"may_exceed_guarantee": "on"})
     assert answer.status_code == 302, re.findall(r'class="error".*?</p>', answer.content.decode(), re.S)
-    assert Submission.objects.get().payload["units"] == 8  # only an approval permits it, so it waits
+    assert Submission.objects.get().payload["units"] == 8  # the request waits, because it needs an approval
     assert not Reservation.objects.exists()
 
 

@@ -1,6 +1,6 @@
-"""Test that each page makes a fixed number of queries, however much it shows.
+"""Test that each page makes a fixed number of queries, whatever number of objects it shows.
 
-``query_counts.json`` records the number of each page, and any difference fails.
+``query_counts.json`` records the number for each page. Any difference fails the test.
 To write new numbers for review, set `RECORD_QUERY_COUNTS=1`.
 """
 
