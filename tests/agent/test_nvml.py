@@ -359,7 +359,7 @@ async def test_an_xid_is_reported_if_the_gpu_hangs_after_it(
 
 @pytest.fixture
 def conditions_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the reader read the conditions at each read of events."""
+    """Make the reader check the GPUs for lasting conditions, e.g. throttling, at each read of events."""
     monkeypatch.setattr(nvml_reader, "CONDITIONS_SECONDS", 0.0)
 
 

@@ -134,7 +134,7 @@ async def test_a_planted_xid_is_reported_once_and_again_by_the_next_agent(
     event = edge.health[0]
     assert (event.code, event.source, event.event_id) == ("xid:79", "simulated", done.stdout.strip())
     assert event.gpu == edge.observed[-1].inventory.gpus[1].uuid
-    await edge.after_reports(3)  # the edge has answered a later report
+    await edge.after_reports(3)  # the answer to a later report confirms the event
     heard = len(edge.observed)
     for socket in list(edge.sync_sockets):
         await socket.close()

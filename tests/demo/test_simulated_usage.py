@@ -1,4 +1,4 @@
-"""Test the simulated past: the real code charges it, its costs reconcile, and its rows are marked."""
+"""Test the demo's simulated past: the product's code charges it, its costs reconcile, its rows are marked."""
 
 from __future__ import annotations
 

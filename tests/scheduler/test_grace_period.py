@@ -20,7 +20,10 @@ SECOND = dt.timedelta(seconds=1)
 
 
 def started(world: World, grace: int) -> tuple[Workload, FakeAgent]:
-    """Return a job started with ``grace`` seconds, and its agent. Then sets the pool's grace to 10 s."""
+    """Start a job while the pool's grace period is ``grace`` seconds, then change the pool's to 10 s.
+
+    Return the job and the agent of its host.
+    """
     agents = agents_of(world, "alpha", "beta")
     Pool.objects.filter(pk=world.shared.pk).update(grace_seconds=grace)
     workload = job(world, world.vision, 8, world.now)

@@ -121,7 +121,10 @@ def a_slot_is_held_once(seen: WalkRows) -> None:
 
 
 def gangs_are_whole(seen: WalkRows) -> None:
-    """Assert that work in ``WHOLE_STATES`` has a run on each requested host and holds the units of live runs."""
+    """Assert that work in ``WHOLE_STATES`` has a run on each of its hosts, and holds the units of live runs.
+
+    Runs that have ended must have finished successfully.
+    """
     held = Counter(allocation.workload_id for allocation in seen.held)
     for workload in seen.workloads.values():
         if workload.state in WHOLE_STATES:

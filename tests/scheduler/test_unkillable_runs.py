@@ -1,4 +1,7 @@
-"""Test that a run that stops on its own and cannot be killed quarantines its GPU."""
+"""Test a run that stops without an order of the server, e.g. at its time limit, but cannot be killed.
+
+Its GPUs are quarantined.
+"""
 
 from __future__ import annotations
 

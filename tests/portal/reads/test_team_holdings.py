@@ -1,4 +1,4 @@
-"""Test that the units of a team are counted once, by the same rule everywhere."""
+"""Test that all parts of the portal count the units of a team by one rule, and each unit once."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ SAID = "The hosts of Shared that could run it do not let a job&#x27;s hosts reac
 
 
 def report(world: World, **addresses: str | None) -> None:
-    """Mark these hosts as joined with a report. A value of None means a report without an address."""
+    """Store a report of each given host, with its network address. None stores no address."""
     for name, address in addresses.items():
         reported = {"gpus": [], "network": "private"} | ({} if address is None else {"address": address})
         Host.objects.filter(name=name).update(hardware={"reported": reported})
