@@ -171,7 +171,7 @@ class SmallAgent:
         return protocol.decode(message.data, protocol.FRAMES_DOWN)
 
     async def receive_answer(self, sequence: int) -> protocol.Desired:
-        """Return the edge's answer to the report ``sequence``. Skips frames that the edge pushes meanwhile."""
+        """Return the edge's answer to the report ``sequence``. Skips other frames."""
         while True:
             frame = await self.receive(seconds=10)
             assert isinstance(frame, protocol.Desired), frame

@@ -140,9 +140,9 @@ async def test_after_a_redis_outage_every_agent_receives_its_desired_state_again
     def cut() -> None:
         # Other test processes use other databases of the same server.
         with redis.Redis.from_url(settings.REDIS_URL) as store:
-            own = str(store.connection_pool.connection_kwargs["db"])
+            own = store.client_info()["db"]
             for client in store.client_list(_type="pubsub"):
-                if client["db"] == own:
+                if client["db"] == str(own):
                     store.client_kill_filter(_id=client["id"])
 
     await asyncio.to_thread(cut)
