@@ -1,4 +1,5 @@
 """Read the data of pages, the API and services.
 
-Every query starts from ``portal.policy``. The number of queries does not depend on the number of rows.
+``portal.policy`` limits the rows to those that the viewer may see. The number of queries that a function
+takes does not depend on the number of rows.
 """

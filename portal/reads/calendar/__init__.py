@@ -1,1 +1,1 @@
-"""Read reservations over time, and submissions with their approvals."""
+"""Read the bookings that the calendar shows, and submissions with their approvals."""

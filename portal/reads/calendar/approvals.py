@@ -1,4 +1,4 @@
-"""Read submissions that wait for a decision, and decided submissions."""
+"""Read submissions (requests that need an approval), both waiting and decided."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ DECIDED_WINDOW_DAYS = 30
 
 
 def waiting_submissions(viewer: User) -> QuerySet[Submission]:
-    """Return the visible submissions that wait, oldest first."""
+    """Return the visible submissions that wait for a decision, oldest first."""
     rows = policy.visible_submissions(viewer).filter(state=SubmissionState.WAITING)
     return rows.select_related("team", "pool", "author").order_by("created_at", "pk")
 
 
 def decided_submissions(viewer: User, now: datetime) -> QuerySet[Submission]:
-    """Return the visible submissions of the last month that no longer wait, newest first."""
+    """Return the visible submissions that no longer wait for a decision, newest first.
+
+    Only submissions that were created in the last DECIDED_WINDOW_DAYS days are returned.
+    """
     rows = policy.visible_submissions(viewer).exclude(state=SubmissionState.WAITING)
     rows = rows.filter(created_at__gte=now - timedelta(days=DECIDED_WINDOW_DAYS))
     return rows.select_related("team", "pool", "author", "approval__decided_by", "reservation").order_by(
@@ -35,7 +38,10 @@ def decided_submissions(viewer: User, now: datetime) -> QuerySet[Submission]:
 
 
 def visible_submission(viewer: User, public_id: Any) -> Submission | None:
-    """Return one visible submission with everything that its page shows."""
+    """Return the submission with this id and the related rows that its page shows.
+
+    Return None if the viewer may not see the submission.
+    """
     rows = policy.visible_submissions(viewer).select_related(
         "team", "pool", "author", "approval__decided_by", "reservation"
     )
@@ -44,7 +50,12 @@ def visible_submission(viewer: User, public_id: Any) -> Submission | None:
 
 @dataclass(frozen=True)
 class GuaranteeLine:
-    """A team's guarantee of one model in one pool, in GPUs, and its possible maximum."""
+    """A team's guarantee of one GPU model in one pool. All numbers are numbers of GPUs.
+
+    ``own`` is the team's current guarantee, and ``most`` the largest guarantee that the team could have.
+    ``capacity`` is the number of GPUs of the model in the pool. ``others`` is the sum of the guarantees of
+    other teams. ``borrow_limit`` is None if the team has no limit.
+    """
 
     pool: Pool
     model: str
@@ -56,7 +67,10 @@ class GuaranteeLine:
 
 
 def guarantee_lines(team: Team, pools: Iterable[Pool]) -> list[GuaranteeLine]:
-    """Return a line for every model of these pools, by pool and model."""
+    """Return one line for each GPU model in each of these pools, sorted by pool and model.
+
+    A model without a quota of the team has a line with a guarantee of 0.
+    """
     by_id = {pool.pk: pool for pool in pools}
     own = {(quota.pool_id, quota.model): quota for quota in Quota.objects.filter(team=team)}
     there = Gpu.objects.filter(host__pool__in=by_id, retired_at=None).order_by("host__pool__name", "model")
@@ -81,11 +95,11 @@ def _guarantee_line(team: Team, pool: Pool, model: str, quota: Quota | None) -> 
 
 
 def submission_title(submission: Submission) -> str:
-    """Return a short title of the request; the first letter is a capital."""
+    """Return a short title of the request, with a capital first letter."""
     words = request_texts.submission_summary(submission.kind, submission.payload)
     return words[:1].upper() + words[1:]
 
 
 def project_of_submission(submission: Submission) -> Project | None:
-    """Return the project of a submitted reservation."""
+    """Return the project for which a reservation is requested; None if the submission names no project."""
     return Project.objects.filter(pk=submission.payload.get("project")).first()

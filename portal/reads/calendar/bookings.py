@@ -1,6 +1,6 @@
 """Read bookings of GPUs in a window: allocations, reservations, pending submissions, maintenance.
 
-Bookings of other teams show only the team, without details: see ``CalendarBooking.named``.
+A booking of another team shows the team's name without details: see ``CalendarBooking.named``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ MAX_BOOKINGS = 3000
 class CalendarBooking:
     """A booking of GPUs over a period.
 
-    ``state`` is past, running, reserved or pending. ``host`` is None for a promise that has no units yet.
-    ``named`` is False if the viewer may only know that the GPUs are taken; then name and id are empty.
+    ``state`` is past, running, reserved or pending. ``host`` is None for a reservation or submission that has
+    no particular GPUs yet. ``named`` is False if the viewer may see the team but no details: ``name`` and
+    ``public_id`` are then empty.
     """
 
     kind: str
@@ -45,7 +46,7 @@ class CalendarBooking:
     public_id: str = ""
     open_end: bool = False
     profile: str = WHOLE_GPU_PROFILE
-    units: int = 0  # slices; ``gpus`` counts whole GPUs
+    units: int = 0  # number of GPUs or slices; ``gpus`` converts slices to fractions of a GPU
 
 
 @dataclass
@@ -58,7 +59,7 @@ class CalendarHostRow:
 
 @dataclass
 class CalendarModelGroup:
-    """One GPU model of one pool."""
+    """The hosts and bookings of one GPU model in one pool. ``promises`` are the bookings without a host."""
 
     pool: Pool
     model: str
@@ -78,9 +79,10 @@ class CalendarModelGroup:
 def calendar_window(
     user: User, pools: Iterable[Pool], start: datetime, end: datetime, now: datetime, team: str = ""
 ) -> tuple[list[CalendarModelGroup], bool]:
-    """Return the bookings in ``[start, end)`` by pool and model, and True if old bookings were omitted.
+    """Return (groups, cut off): the bookings in ``[start, end)`` by pool and model.
 
-    The number of queries is fixed. ``team`` (a slug) selects one team.
+    ``cut off`` is True if old bookings were omitted, because there are more than MAX_BOOKINGS. ``team`` is
+    the slug of the only team to show; "" shows all teams. The number of queries is fixed.
     """
     reader = _CalendarReader(user, list(pools), start, end, now, team)
     reader.read()
@@ -135,9 +137,9 @@ class _CalendarReader:
             self.rows[host, model].gpus += 1
 
     def _held(self) -> None:
-        """Add allocations outside reservations, one booking per run, host and model.
+        """Add allocations that belong to no reservation, as one booking per run, host and model.
 
-        Add only the newest MAX_BOOKINGS.
+        Only the newest MAX_BOOKINGS bookings are added.
         """
         inside = DateTimeTZRange(self.start, self.end)
         rows = Allocation.objects.filter(
@@ -212,7 +214,7 @@ class _CalendarReader:
         )
 
     def _bound(self) -> None:
-        """Add the units that reservations hold or held."""
+        """Add the units that reservations hold or held, as one booking per reservation, host and model."""
         inside = DateTimeTZRange(self.start, self.end)
         rows = BoundUnit.objects.filter(period__overlap=inside, unit__gpu__host__pool__in=self.pools)
         rows = self._of_team(rows, "reservation__project__team__slug")
@@ -320,9 +322,10 @@ class _CalendarReader:
                 row.bookings.append(booking)
 
     def _group_for(self, pool: int | None, models: list[str]) -> CalendarModelGroup | None:
-        """Return the group that shows a promise: the group of its first model that the pool has, or None.
+        """Return the group in which the calendar shows a booking that has no host yet.
 
-        If the promise accepts any model, return the largest group of the pool.
+        It is the group of the first model in ``models`` that the pool has, or None if the pool has none of
+        them. An empty list accepts any model: return the pool's group with the most GPUs.
         """
         of_pool = [group for (key, _), group in self.by_key.items() if key == pool]
         named = [group for model in models for group in of_pool if group.model == model]
@@ -341,7 +344,10 @@ class _CalendarReader:
 
 
 def calendar_feed(user: User, now: datetime) -> list[Reservation]:
-    """Return the events of a person's calendar feed: reservations of own teams, from one month ago."""
+    """Return the reservations for a person's calendar feed, at most 1000, the earliest start first.
+
+    They are the reservations of the person's teams, without those that ended more than 31 days ago.
+    """
     mine = Reservation.objects.filter(
         project__team__in=policy.my_team_ids(user), end__gt=now - timedelta(days=31)
     )
@@ -349,5 +355,5 @@ def calendar_feed(user: User, now: datetime) -> list[Reservation]:
 
 
 def filterable_teams(user: User) -> list[Team]:
-    """Return the teams to filter by. Everybody may see the names of teams, but not their workloads."""
+    """Return the choices of the calendar's team filter. Every signed-in person may see the names of teams."""
     return list(Team.objects.order_by("name")) if user.is_authenticated else []

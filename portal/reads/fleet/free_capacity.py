@@ -18,7 +18,11 @@ from scheduler.reads import capacity as engine
 
 @dataclass(frozen=True)
 class FreeCapacity:
-    """Free units of one model or MIG profile in one pool. ``price`` is for one unit and hour."""
+    """Free units of one model or MIG profile in one pool.
+
+    ``price`` is the price of one unit for one hour; None if it is unknown. ``slots`` is the size of one unit:
+    a whole GPU has 840 slots.
+    """
 
     pool: Pool
     model: str
@@ -32,9 +36,9 @@ class FreeCapacity:
 
 
 def free_capacity(user: User, now: datetime, card: cost_totals.Prices | None = None) -> list[FreeCapacity]:
-    """Return every model and profile of the pools that the person may use, even without free units.
+    """Return one line for each model and MIG profile in the pools that the person may use.
 
-    Takes two queries, or three with prices.
+    A model without free units has a line, too. Takes two queries, and one more for prices without ``card``.
     """
     pools = {pool.pk: pool for pool in policy.visible_pools(user).order_by("name")}
     rows = (
@@ -73,7 +77,10 @@ def free_capacity(user: User, now: datetime, card: cost_totals.Prices | None = N
 
 
 def free_slots_by_model(pool: Pool, now: datetime) -> dict[str, int]:
-    """Return, by model, the slots of free MIG slices and shares. Takes one query."""
+    """Return the number of free slots of each model, counting only MIG slices and shares of GPUs.
+
+    Free whole GPUs do not count. Takes one query.
+    """
     sums: dict[str, int] = {}
     for model, slots in engine.free_units(pool, now).values_list("gpu__model", "slots"):
         width = slots.upper - slots.lower
@@ -83,9 +90,9 @@ def free_slots_by_model(pool: Pool, now: datetime) -> dict[str, int]:
 
 
 def _sort_key(line: FreeCapacity) -> tuple[bool, str, bool, Decimal, str, str]:
-    """Return a sort key.
+    """Return a sort key: shared pools come first.
 
-    Shared pools come first. In a pool, whole GPUs come before slices, and expensive models before others.
+    In a pool, whole GPUs come before slices. Expensive models come before cheap models.
     """
     return (
         line.pool.team_id is not None,

@@ -24,7 +24,10 @@ MAX_EVENTS_SHOWN = 20
 
 @dataclass(frozen=True)
 class GpuHealth:
-    """One GPU of a host. ``last`` is its newest diagnostic, ``facts`` the reported topology."""
+    """The health of one GPU of a host.
+
+    ``last`` is its newest diagnostic. ``facts`` is its topology (links, PCIe lanes) as the agent reports it.
+    """
 
     gpu: Gpu
     last: Diagnostic | None
@@ -42,7 +45,7 @@ class GpuHealth:
 
 
 def gpu_health_of_host(host: Host) -> list[GpuHealth]:
-    """Return the health of each GPU, by index. Takes three queries if ``host.pool`` is loaded."""
+    """Return the health of each GPU, sorted by index. Takes three queries if ``host.pool`` is loaded."""
     split = mig_geometry.host_geometries(host)
     rows = [each.gpu for each in split]
     newest = Diagnostic.objects.filter(gpu__in=rows).order_by("gpu", "-created_at", "-pk").distinct("gpu")
@@ -53,9 +56,9 @@ def gpu_health_of_host(host: Host) -> list[GpuHealth]:
 
 
 def missing_gpus(host: Host) -> list[Gpu]:
-    """Return GPUs that the host stopped reporting, until they are reported again or removed by an operator.
+    """Return the GPUs that the host no longer reports.
 
-    Takes one query.
+    A GPU leaves this list when the host reports it again or an operator removes it. Takes one query.
     """
     return list(host.gpus.filter(missing_since__isnull=False).order_by("index", "pk"))
 
@@ -93,10 +96,13 @@ def visible_hardware_events(viewer: User, rows: Iterable[HealthEvent]) -> list[d
 
 
 def diagnostic_tools(pool: Pool) -> list[tuple[str, str]]:
-    """Return (value, label) of the tools that a pool may select: built-in tools and tools of its hosts."""
+    """Return (value, label) of each diagnostic tool that a pool may select.
+
+    These are the built-in tools and the tools that operators installed on the pool's hosts.
+    """
     hosts, named = pool.hosts.count(), gpu_diagnostics.operator_diagnostics(pool)
     if pool.diagnostic_tool not in (*DiagnosticTool.values, *named):
-        named[pool.diagnostic_tool] = 0  # selected, but no host has it any more
+        named[pool.diagnostic_tool] = 0  # the selected tool is listed even if no host has it any more
     own = [(name, f"{name}, on {count} of {hosts} hosts") for name, count in named.items()]
     return [*((str(value), str(words)) for value, words in DiagnosticTool.choices), *own]
 
@@ -107,7 +113,10 @@ def diagnostic_tool(pool: Pool) -> str:
 
 
 def interconnects(health: list[GpuHealth]) -> list[tuple[str, str]]:
-    """Return (way, pairs) of the GPUs' interconnects: ("NVLink", "0–1, 2–3") or ("NVLink", "all")."""
+    """Return (type of link, pairs of GPUs) for each type of link between the GPUs of a host.
+
+    Examples: ("NVLink", "0–1, 2–3"), or ("NVLink", "all") if every pair has the link.
+    """
     index = {each.gpu.uuid: each.gpu.index for each in health}
     pairs: dict[str, list[tuple[int, int]]] = {}
     for each in health:
@@ -122,9 +131,10 @@ def interconnects(health: list[GpuHealth]) -> list[tuple[str, str]]:
 
 
 def topology_rows(health: list[GpuHealth]) -> list[tuple[str, str]]:
-    """Return (GPUs, text) rows about links, PCIe lanes and NUMA nodes.
+    """Return rows (GPUs, text) about links, PCIe lanes and NUMA nodes.
 
-    The first row has the facts common to all GPUs and names no GPU. GPUs with equal facts share one row.
+    Facts that all GPUs have in common are in the first row, which names no GPU. GPUs with equal other facts
+    share one row. Example: [("", "18 NVLinks up"), ("0 to 3", "NUMA node 0"), ("4 to 7", "NUMA node 1")].
     """
     facts = [_parts_of(each) for each in health]
     alike = (
@@ -150,7 +160,7 @@ def _parts_of(each: GpuHealth) -> tuple[str, str, str]:
 
 
 def _ranges(gpus: list[int]) -> str:
-    """Return indices as text, with ranges: "0 to 3, 6"."""
+    """Return GPU indices as text with ranges, such as "0 to 3, 6"."""
     runs: list[list[int]] = []
     for index in sorted(gpus):
         if runs and runs[-1][-1] == index - 1:
@@ -165,7 +175,7 @@ def _ranges(gpus: list[int]) -> str:
 class StrayProcesses:
     """Processes on a host's GPUs that belong to no workload.
 
-    Only operators and auditors get ``rows``; other viewers get the number.
+    ``rows`` is empty for viewers other than operators and auditors; these viewers get only ``count``.
     """
 
     count: int
@@ -173,9 +183,9 @@ class StrayProcesses:
 
 
 def stray_processes(viewer: User, host: Host) -> StrayProcesses:
-    """Return the present stray processes.
+    """Return the stray processes that are present on the host.
 
-    A row can name a user of the host who has no access to the pool, so only some viewers get the rows.
+    Only operators and auditors get the rows, because a row can name a user who has no access to the pool.
     """
     rows = list(
         Stray.objects.filter(host=host, gone_at=None).select_related("gpu").order_by("gpu__index", "pid")
@@ -184,5 +194,5 @@ def stray_processes(viewer: User, host: Host) -> StrayProcesses:
 
 
 def maintenance_windows(host: Host, now: datetime) -> list[Any]:
-    """Return announced maintenance that is not over."""
+    """Return the host's announced maintenance windows that are not over, the next window first."""
     return list(host.maintenance_windows.filter(end__gt=now).order_by("start", "pk"))

@@ -23,15 +23,16 @@ from scheduler.state.states import LeaseState, RepairState
 from telemetry.health.rules import event_title
 from telemetry.models import HealthEvent, HealthRule, Sample
 
-IDLE_BELOW_PERCENT = 1.0  # a held GPU with less utilisation is idle
+IDLE_BELOW_PERCENT = 1.0  # a held GPU with a lower utilisation counts as idle
 ATTENTION_WINDOW = timedelta(hours=24)
 
 
 @dataclass
 class GpuCell:
-    """One GPU.
+    """One GPU on the fleet page.
 
-    ``utilisation`` (percent) and ``temperature`` (degrees Celsius) are None without a recent reading.
+    ``utilisation`` (percent) and ``temperature`` (degrees Celsius) are the highest values of its units. They
+    are None without a reading in the last minute.
     """
 
     gpu: Gpu
@@ -41,7 +42,7 @@ class GpuCell:
     reserved: bool = False
     utilisation: float | None = None
     temperature: float | None = None
-    seen: bool = False  # has a reading of the last minute
+    seen: bool = False  # it has a reading of the last minute
     away: bool = False  # its host accepts no workloads
     unwell: bool = False
 
@@ -99,7 +100,7 @@ class FleetModelGroup:
 
     @property
     def free_split(self) -> int:
-        """Return the number of free GPUs that are split: they serve only requests for their slices."""
+        """Return the number of free GPUs that are split. They serve only requests for slices."""
         return self.free - self.free_whole
 
     @property
@@ -188,7 +189,11 @@ def _larger(one: float | None, other: float | None) -> float | None:
 
 
 def fleet_totals(groups: list[FleetModelGroup]) -> dict[str, int]:
-    """Return the totals: GPUs held, free, held and idle, unavailable, unhealthy, without a reading."""
+    """Return the number of GPUs in each condition.
+
+    The keys are ``gpus`` (all), ``held``, ``free``, ``idle`` (held, but hardly used), ``away`` (healthy, but
+    the host accepts no workloads), ``unwell``, and ``unseen`` (no reading in the last minute).
+    """
     cells = [cell for group in groups for cell in group.cells]
     return {
         "gpus": len(cells),
@@ -202,7 +207,10 @@ def fleet_totals(groups: list[FleetModelGroup]) -> dict[str, int]:
 
 
 def largest_requests(groups: list[FleetModelGroup]) -> list[dict[str, Any]]:
-    """Return, by model, the number of free whole GPUs, the most on one host, and the rest elsewhere."""
+    """Return one entry per model: ``free`` whole GPUs, of which ``on_one_host`` and ``elsewhere``.
+
+    ``on_one_host`` is the largest number of free GPUs on a single host. ``elsewhere`` is the rest.
+    """
     asks = []
     for group in groups:
         free, most = group.free_whole, group.free_on_one_host
@@ -211,7 +219,11 @@ def largest_requests(groups: list[FleetModelGroup]) -> list[dict[str, Any]]:
 
 
 def attention_list(viewer: User, groups: list[FleetModelGroup], now: datetime) -> list[dict[str, Any]]:
-    """Return problems of hosts, worst first: ``host``, ``kind`` (bad, warn or info), ``words``, ``at``."""
+    """Return the problems of hosts, worst first.
+
+    Each entry has a ``host`` name, a ``kind`` (bad, warn or info), and ``words`` that describe the problem.
+    Some entries have a time ``at``.
+    """
     hosts = {row.host.pk: row for group in groups for row in group.hosts}
     found = [*_hardware_events(hosts, now), *_planned_maintenance(hosts, now)]
     for row in hosts.values():
@@ -223,7 +235,7 @@ def attention_list(viewer: User, groups: list[FleetModelGroup], now: datetime) -
 
 
 def _hardware_events(hosts: Mapping[int, FleetHostRow], now: datetime) -> list[dict[str, Any]]:
-    """Return the recent hardware events of the hosts, one entry for each host and code."""
+    """Return the hardware events of the last 24 hours, as one entry for each host and event code."""
     recent = HealthEvent.objects.filter(host__in=hosts, at__gt=now - ATTENTION_WINDOW, at__lte=now)
     meanings = dict(HealthRule.objects.filter(code__in=recent.values("code")).values_list("code", "meaning"))
     counted = recent.values_list("host__name", "code").annotate(Count("pk")).order_by("host__name", "code")
@@ -256,7 +268,7 @@ def _host_problems(row: FleetHostRow) -> list[dict[str, Any]]:
 
 
 def _planned_maintenance(hosts: Mapping[int, FleetHostRow], now: datetime) -> list[dict[str, Any]]:
-    """Return the maintenance windows that are open or begin soon."""
+    """Return the maintenance windows that are open or begin within 24 hours."""
     windows = MaintenanceWindow.objects.filter(start__lte=now + ATTENTION_WINDOW, end__gt=now, host__in=hosts)
     return [
         {

@@ -17,11 +17,11 @@ IS_DEFAULT = Q(
 def health_rules(
     *, find: str = "", action: str = "", changed: bool = False, also: str = ""
 ) -> list[HealthRule]:
-    """Return rules by kind and number.
+    """Return the rules that match the filters, sorted by kind (such as ``xid``) and number.
 
     A rule matches if its code or meaning contains every word of ``find`` and its action is ``action``.
-    ``changed`` selects rules that operators changed or added. Empty arguments select all rules. The rule with
-    the code ``also`` is always included.
+    ``changed`` selects only rules that operators changed or added. An empty argument does not filter. The
+    rule with the code ``also`` is always included.
     """
     wanted = Q()
     for word in find.split():
@@ -39,6 +39,6 @@ def _is_changed() -> QuerySet[HealthRule]:
 
 
 def _sort_key(rule: HealthRule) -> tuple[str, int, str]:
-    """Return a sort key that compares numbers as numbers: xid:8 before xid:13 before xid:100."""
+    """Return a sort key that compares the numbers in codes by value: xid:8, then xid:13, then xid:100."""
     kind, _, which = rule.code.partition(":")
     return kind, int(which) if which.isdecimal() else 0, which

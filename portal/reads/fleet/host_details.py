@@ -27,20 +27,24 @@ RECENT_SAMPLE_WINDOW = timedelta(seconds=60)  # older readings are not current
 
 
 def visible_host(viewer: User, name: str) -> Host | None:
-    """Return a visible host with its pool."""
+    """Return the host of this name with its pool; None if the viewer may not see it."""
     return policy.visible_hosts(viewer).select_related("pool__team").filter(name=name).first()
 
 
 def visible_or_removed_host(viewer: User, name: str) -> Host | None:
-    """Return a visible host with its pool; if there is none, the last removed host of that name."""
+    """Return the visible host of this name with its pool.
+
+    If only removed hosts have the name, return the host that was removed last. Return None without any.
+    """
     rows = policy.visible_hosts_with_removed(viewer).select_related("pool__team").filter(name=name)
     return rows.order_by(F("removed_at").desc(nulls_first=True), "-pk").first()
 
 
 def host_state(host: Host) -> str:
-    """Return the most important of the host's three states: repair, then lease, then admin state.
+    """Return the one state that pages show for a host.
 
-    Return "removed" for a removed host and "ready" for a host without problems.
+    A host has a repair state, a lease state and an administrative state. Return the first of the three, in
+    this order, that is not normal; return "ready" if all are normal. A removed host is "removed".
     """
     if host.removed_at is not None:
         return "removed"
@@ -52,11 +56,11 @@ def host_state(host: Host) -> str:
 
 
 def host_units(viewer: User, host: Host, now: datetime) -> list[dict[str, Any]]:
-    """Return a dict for every unit of a host, by GPU and slots. The caller has loaded ``host.pool``.
+    """Return a dict for every unit of a host, sorted by GPU and slots. The caller has loaded ``host.pool``.
 
-    ``held`` is True if a workload holds the unit. ``holder`` is this workload; None if the viewer may not see
-    it. ``team`` is the team that holds or reserved the unit. ``reading`` is the last reading of the past
-    minute, or None. ``takes_work`` is True if the GPU is healthy and the host accepts new workloads.
+    ``held`` is True if a workload holds the unit. ``holder`` is that workload, or None if the viewer may not
+    see it. ``team`` is the team that holds or reserved the unit. ``reading`` is the last reading; None if it
+    is older than a minute. ``takes_work`` is True if the GPU is healthy and the host accepts new workloads.
     """
     rows = list(
         Unit.objects.filter(gpu__host=host, retired_at=None, gpu__retired_at=None)
@@ -98,7 +102,7 @@ def _unit(
 
 
 def latest_samples(unit_ids: list[int], now: datetime) -> dict[int, Sample]:
-    """Return the last reading of each unit within the last minute."""
+    """Return the last reading of each unit, by unit id. Readings older than a minute are ignored."""
     rows = (
         Sample.objects.filter(unit__in=unit_ids, ts__gt=now - RECENT_SAMPLE_WINDOW, ts__lte=now)
         .order_by("unit", "-ts")
@@ -108,9 +112,10 @@ def latest_samples(unit_ids: list[int], now: datetime) -> dict[int, Sample]:
 
 
 def last_rejected_agent(host: Host) -> dict[str, Any] | None:
-    """Return the last agent that was rejected under the name of this host since the host joined.
+    """Return the last agent that used this host's name and was rejected; None if there was none.
 
-    The result has the keys ``reason`` and ``at``; if known, also ``instance`` and ``boot_id``.
+    Rejections before the host joined do not count. The keys are ``reason`` and ``at`` (time) and, if known,
+    ``instance`` and ``boot_id``.
     """
     kept = host.refused_agent
     return kept and {**kept, "at": datetime.fromisoformat(kept["at"])}
@@ -124,7 +129,7 @@ ISOLATION_REQUIREMENTS = {
 
 
 def missing_isolation(host: Host) -> list[str]:
-    """Return the isolation that the pool requires and the host lacks, as text; [] if it lacks none.
+    """Return a text for each isolation level that the pool requires and the host lacks.
 
     The caller has loaded ``host.pool``.
     """
@@ -135,20 +140,20 @@ def missing_isolation(host: Host) -> list[str]:
 
 
 def is_closed_to_new_work(host: Host) -> bool:
-    """Return True if the host accepts no new workloads, because of a person or a fault."""
+    """Return True if the host accepts no new workloads because of an operator's action or a fault."""
     return host.admin_state != AdminState.IN_SERVICE or host.repair_state != RepairState.WELL
 
 
-# Start of the attempt that holds the unit: every attempt may use the full runtime limit.
+# Start of a workload's present attempt. The runtime limit counts from here: each attempt may use all of it.
 ATTEMPT_STARTED_AT = Min(Coalesce("runs__running_at", "runs__placed_at"), filter=Q(runs__ended_at=None))
 
 
 @dataclass(frozen=True)
 class RemainingWorkload:
-    """A workload with a part on a host.
+    """A workload that still runs on a host.
 
-    ``leaves`` is True if the workload is being evicted, False if it runs to its end. ``by`` is its latest
-    end.
+    ``leaves`` is True if the workload is being stopped, False if it runs to its end. ``by`` is the latest
+    time at which it ends.
     """
 
     workload: Workload
@@ -172,7 +177,10 @@ def remaining_workloads(host: Host, now: datetime) -> list[RemainingWorkload]:
 
 
 def simulation_options(host: Host) -> str:
-    """Return the agent's options that simulate this host's GPUs; empty for measured GPUs or no GPUs."""
+    """Return the command-line options with which an agent simulates this host's GPUs.
+
+    Return "" if the host has real GPUs or no GPUs.
+    """
     gpus = list(host.gpus.filter(retired_at=None).order_by("index")) if host.simulated else []
     if not gpus:
         return ""
@@ -190,9 +198,10 @@ def simulation_options(host: Host) -> str:
 
 
 def host_sizes_by_pool(pools: Collection[int]) -> dict[int, tuple[int, int, int, int]]:
-    """Return the sizes of the hosts that reported one, by pool.
+    """Return the smallest and the largest CPU and memory of each pool's hosts, by pool id.
 
-    A size is (minimum CPU, maximum CPU, minimum memory, maximum memory), in millicores and MiB.
+    The values are (minimum CPU, maximum CPU, minimum memory, maximum memory), in millicores and MiB. Hosts
+    that have not reported their size are ignored.
     """
     known = Host.objects.filter(pool__in=pools, cpu_milli__gt=0, memory_mib__gt=0).order_by().values("pool")
     rows = known.annotate(a=Min("cpu_milli"), b=Max("cpu_milli"), c=Min("memory_mib"), d=Max("memory_mib"))
@@ -200,7 +209,7 @@ def host_sizes_by_pool(pools: Collection[int]) -> dict[int, tuple[int, int, int,
 
 
 def gpu_models_of_host(host: Host) -> list[tuple[str, int]]:
-    """Return (model, number) of the host's GPUs."""
+    """Return (model, number of GPUs) for each model of the host, sorted by model."""
     counts: dict[str, int] = defaultdict(int)
     for gpu in host.gpus.filter(retired_at=None):
         counts[gpu.model] += 1

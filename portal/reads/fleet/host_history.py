@@ -17,14 +17,17 @@ from telemetry.models import HealthEvent, HealthRule
 
 MAX_ENTRIES = 20
 HOST_STATE_FIELDS = (("In service", "admin_state"), ("Lease", "lease_state"), ("Repair", "repair_state"))
-HOST_ADDED_REASON = "added"  # reason of the host's first row
+HOST_ADDED_REASON = "added"  # reason in the row that records the registration of the host
 STATE_CHANGING_VERBS = ("cordon_host", "drain_host", "return_host", "return_gpu", "take_out_gpu", "add_host")
 ANONYMOUS_OPERATOR = "an operator"
 
 
 @dataclass(frozen=True)
 class StateChange:
-    """A change of one state. ``name`` is the state of a host, or "" for a GPU. ``old`` is "" if unknown."""
+    """A change of one state of a host or GPU from ``old`` ("" if unknown) to ``new``.
+
+    ``name`` says which state of a host changed, such as "Lease". It is "" for a GPU, which has only one.
+    """
 
     name: str
     old: str
@@ -33,11 +36,13 @@ class StateChange:
 
 @dataclass(frozen=True)
 class HostHistoryEntry:
-    """One line of the history. ``about`` is hardware, host, gpu or deed (an action of a person).
+    """One line of the history.
 
-    ``who`` is the person, "an operator" if the viewer may not know the name, or empty for automatic changes.
-    ``verb`` and ``numbers`` belong to a person's action; ``event``, ``meaning``, ``told`` and ``done`` belong
-    to a hardware event: ``told`` is its detail, ``done`` the action taken.
+    ``about`` is "hardware" (an event), "host" or "gpu" (a change of state), or "deed" (a person's action).
+    ``who`` is the person, or "an operator" if the viewer may not know the name. It is the health rules for a
+    change that they made, and empty for other automatic changes. ``verb`` and ``numbers`` are set for a
+    person's action. ``event``, ``meaning``, ``told`` (its detail) and ``done`` (the action taken) are set for
+    a hardware event.
     """
 
     at: datetime
@@ -55,7 +60,7 @@ class HostHistoryEntry:
 
     @property
     def is_bad(self) -> bool:
-        """Return True if a hardware event led to an action."""
+        """Return True if a hardware event led to an action other than a note."""
         return self.event is not None and self.event.action_taken not in ("", HealthRule.Action.NOTE)
 
 
@@ -88,15 +93,15 @@ def host_history(viewer: User, host: Host) -> list[HostHistoryEntry]:
 
 
 def credential_revocation(host: Host) -> AuditEvent | None:
-    """Return the audit event that revoked the agent's credential; None if the host has a credential.
+    """Return the audit event that revoked the credential of the host's agent.
 
-    Return None, too, if no credential was revoked. Takes no query while the host has a credential.
+    Return None if the host has a credential now (without a query), or if its credential was never revoked.
     """
     return None if host.credential_hash else _operator_actions(host).filter(verb="revoke_host").first()
 
 
 def credential_revocations() -> dict[int, AuditEvent]:
-    """Return the revocations of all hosts, by the host's id. Takes two queries."""
+    """Return the last revocation of each host that has no credential now, by host id. Takes two queries."""
     without = Host.objects.filter(credential_hash="").values_list("pk", flat=True)
     names = {f"host:{pk}": pk for pk in without}
     deeds = AuditEvent.objects.filter(target__in=names, verb="revoke_host").order_by("at", "pk")
@@ -123,7 +128,10 @@ def _action_numbers(deed: AuditEvent) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _ActorNames:
-    """The names of actors by time of change: an audit record and its changed rows have one timestamp."""
+    """A lookup of the person who made a change, by the time of the change.
+
+    It works because an audit record and the rows that were changed with it have the same timestamp.
+    """
 
     are_known: bool
     by_moment: dict[datetime, AuditEvent]
@@ -140,11 +148,12 @@ class _ActorNames:
         return "the health rules" if moment in self.handled else ""
 
     def reason(self, moment: datetime, kept: str) -> str:
-        """Return the person's own reason, otherwise the reason stored with the change."""
+        """Return the reason in the person's audit record, otherwise ``kept``: the reason of the change."""
         deed = self.by_moment.get(moment)
         if deed is not None and deed.why:
             return deed.why
-        off = parse_powered_off(kept)  # the audit record of an old change was not read
+        # Without an audit record, the stored reason may name an operator whom the viewer may not know.
+        off = parse_powered_off(kept)
         return (
             kept if off is None or self.are_known else f"seen powered off by {ANONYMOUS_OPERATOR}: {off[1]}"
         )
@@ -169,7 +178,7 @@ def _host_state_entries(host: Host, names: _ActorNames) -> Iterable[HostHistoryE
     rows = list(HostStateChange.objects.filter(host=host).order_by("-at", "-pk")[: MAX_ENTRIES + 1])
     for row, before in zip(rows, [*rows[1:], None], strict=True):
         if before is None and len(rows) > MAX_ENTRIES:
-            continue  # the row with the former state was not read
+            continue  # the older row, which has the former state, was not read
         changes = [
             StateChange(name, getattr(before, of), getattr(row, of))
             for name, of in HOST_STATE_FIELDS
@@ -178,7 +187,7 @@ def _host_state_entries(host: Host, names: _ActorNames) -> Iterable[HostHistoryE
         if before is None and row.reason != HOST_ADDED_REASON:
             changes = [StateChange("Lease", "", row.lease_state)]
         if not changes and row.reason != HOST_ADDED_REASON and (not row.reason or row.at in names.by_moment):
-            continue  # no reason, or the person's action already states the reason
+            continue  # there is no reason, or the entry of the person's action states it
         yield HostHistoryEntry(row.at, "host", changes, names.at(row.at), names.reason(row.at, row.reason))
 
 
@@ -195,7 +204,7 @@ def _gpu_state_entries(host: Host, names: _ActorNames) -> Iterable[HostHistoryEn
             "gpu",
             [StateChange("", before, row.repair_state)]
             if before != row.repair_state
-            else [],  # otherwise the GPU went missing, or returned
+            else [],  # the state is unchanged: the row records that the GPU went missing or returned
             names.at(row.at),
             names.reason(row.at, row.reason),
             gpu=row.gpu.index,

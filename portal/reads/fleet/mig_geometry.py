@@ -13,10 +13,11 @@ from scheduler.sync import geometry_changes
 
 @dataclass(frozen=True)
 class GpuGeometry:
-    """The geometry of one GPU.
+    """The MIG geometry of one GPU: how it is split into instances.
 
-    ``present`` is "" for a whole GPU, and None for a GPU that is split without instances. ``offers`` are the
-    possible MIG profiles by name. ``last`` is the newest change.
+    ``present`` is the geometry as text. It is "" for a whole GPU, and None for a GPU in MIG mode that has no
+    instances. ``offers`` are the possible MIG profiles by name. ``last`` is the newest change of geometry.
+    ``static`` is True in a pool of one team.
     """
 
     gpu: Gpu
@@ -27,7 +28,7 @@ class GpuGeometry:
 
     @property
     def can_be_split(self) -> bool:
-        """Return True if the geometry of this GPU can be changed at all."""
+        """Return True if the GPU has MIG profiles and its pool allows changes of geometry."""
         return bool(self.offers) and not self.static
 
     @property
@@ -47,7 +48,7 @@ class GpuGeometry:
 
 
 def host_geometries(host: Host) -> list[GpuGeometry]:
-    """Return the geometry of each GPU, by index. Takes two queries if ``host.pool`` is loaded."""
+    """Return the geometry of each GPU, sorted by index. Takes two queries if ``host.pool`` is loaded."""
     rows = list(host.gpus.filter(retired_at=None).order_by("index"))
     newest = GeometryChange.objects.filter(gpu__in=rows).order_by("gpu", "-created_at", "-pk").distinct("gpu")
     last = {row.gpu_id: row for row in newest}

@@ -1,4 +1,4 @@
-"""Read rows for the utilisation page that ``telemetry.reads`` does not provide."""
+"""Read data of the utilisation page that is not in ``telemetry.reads``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def visible_gpu_models(viewer: User) -> list[str]:
 
 
 def has_simulated_use(filters: UsageFilters) -> bool:
-    """Return True if a part of the period is simulated history."""
+    """Return True if a part of the filtered use is simulated history."""
     rows = Rollup.objects.filter(
         resolution=Rollup.Resolution.HOUR, bucket__gte=filters.start, bucket__lt=filters.end
     )

@@ -1,4 +1,4 @@
-"""Read homes with their sizes, shared data, and the environments that hosts offer."""
+"""Read home folders with their sizes, shared data, and the software environments of hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from portal.models import Membership, User
 from scheduler.models import Host, Run, Storage, Team, Volume
 from scheduler.state.states import RunState
 
-# States in which a run's processes may have the home open.
+# States of a run in which its processes may have files of the home open.
 VOLUME_USING_STATES = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 
@@ -130,16 +130,19 @@ def joined_hosts(viewer: policy.Viewer) -> QuerySet[Host]:
 
 
 def reported_environment(host: Host) -> dict[str, Any] | None:
-    """Return the environment that the host's agent reports; None without a report.
+    """Return the software environment that the host's agent reports; None without a report.
 
-    Its keys are ``{"python", "packages": {name: version}, "exposed": [path]}``.
+    Its keys are ``python`` (version), ``packages`` (versions by name) and ``exposed`` (paths).
     """
     found = (host.hardware.get("reported") or {}).get("environment")
     return dict(found) if found else None
 
 
 def environments_of_hosts(rows: Iterable[Host]) -> list[HostEnvironment]:
-    """Return each environment with its hosts: most hosts first, hosts without a report last."""
+    """Return the software environments with their hosts. The environment of the most hosts comes first.
+
+    Hosts without a report come last; their ``python`` is empty.
+    """
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for host in rows:
         environment = reported_environment(host)
@@ -152,7 +155,10 @@ def environments_of_hosts(rows: Iterable[Host]) -> list[HostEnvironment]:
 
 
 def shared_paths(rows: Iterable[Host]) -> list[dict[str, Any]]:
-    """Return the paths, other than homes, that hosts expose: ``path``, and the names of ``hosts``."""
+    """Return the paths outside homes that agents expose to workloads.
+
+    Each entry has a ``path`` and the names of the ``hosts`` that expose it.
+    """
     found: dict[str, list[str]] = defaultdict(list)
     for host in rows:
         for path in (reported_environment(host) or {}).get("exposed", []):

@@ -1,4 +1,4 @@
-"""Read rows for the chargeback pages that ``telemetry.reads`` does not provide."""
+"""Read data of the chargeback pages that is not in ``telemetry.reads``."""
 
 from __future__ import annotations
 
@@ -45,9 +45,11 @@ def is_simulated(month: date) -> bool:
 
 
 def conservation_equation(month: date) -> dict[str, Any]:
-    """Return the conservation equation of all pools and of each pool, rounded to cents, with its difference.
+    """Return the check that a month's charges and losses add up to the cost of the GPUs.
 
-    ``not_sold`` of the total is the sum of idle and uncharged capacity.
+    The equation is: charged - margin + uncharged + idle + overhead = cost. ``pools`` has its amounts for each
+    pool, ``total`` the sums over all pools. ``difference`` is the left side minus the right side of the
+    totals. ``not_sold`` in the totals is idle plus uncharged.
     """
     pools = statements.statement_totals(month)["pools"]
     names = ("charged", "margin", "uncharged", "idle", "overhead", "cost")
@@ -59,7 +61,7 @@ def conservation_equation(month: date) -> dict[str, Any]:
 
 
 def budget_rows(viewer: User, month: date, now: datetime) -> list[dict[str, Any]]:
-    """Return the visible budgets of a month with their status, by name."""
+    """Return the visible budgets of a month with their status, sorted by the team's or project's name."""
     rows = policy.visible_budgets(viewer).filter(month=month).select_related("team", "project")
     found = []
     for budget in rows:
@@ -74,7 +76,11 @@ def _payer(budget: Budget) -> str:
 
 
 def _budget_bar(view: BudgetStatus) -> dict[str, Any]:
-    """Return the segments of the bar: spent up to the budget, forecast, and excess over the budget."""
+    """Return the segments of a budget's bar.
+
+    ``used`` is the amount spent, up to the budget. ``forecast`` is expected spending up to the budget.
+    ``over`` is the part of both that exceeds the budget.
+    """
     spent, limit = float(view.spent), float(view.amount)
     expected = float(view.forecast) if view.forecast is not None else spent
     scale = max(limit, expected, spent) * 1.05 or 1.0
@@ -89,7 +95,10 @@ def _budget_bar(view: BudgetStatus) -> dict[str, Any]:
 
 
 def dimension_name(dimension: str, key: Any, month: date, lines: QuerySet[Charge]) -> str:
-    """Return the name of a dimension's key as stored on the month's charge lines in ``lines``."""
+    """Return the name that the month's charge lines store for a key, such as the name of a team for its id.
+
+    A dimension without stored names, such as the model, uses the key itself as the name.
+    """
     if dimension not in DIMENSION_NAME_FIELDS:
         return str(key or "none")
     column = "pk" if key is None else f"{dimension}_id"
@@ -101,22 +110,25 @@ def dimension_name(dimension: str, key: Any, month: date, lines: QuerySet[Charge
 
 
 def charged_workload(viewer: User, pk: int | None) -> Workload | None:
-    """Return the workload of a charge line if the viewer may see its page."""
+    """Return the workload of a charge line; None if the viewer may not see its page."""
     return policy.visible_workloads(viewer).filter(pk=pk).first() if pk is not None else None
 
 
 def pools() -> QuerySet[Pool]:
-    """Return every pool by name."""
+    """Return every pool, sorted by name."""
     return Pool.objects.order_by("name")
 
 
 def models() -> list[str]:
-    """Return every model that any host has."""
+    """Return every GPU model that at least one host has, sorted."""
     return sorted(set(Gpu.objects.filter(retired_at=None).values_list("model", flat=True)))
 
 
 def rate_card(now: datetime) -> list[dict[str, Any]]:
-    """Return the rate card with each price's state (in force, over, to come), newest first in each pool."""
+    """Return all prices by model and pool, the newest price of each first.
+
+    ``state`` is "in force", "over" or "to come". ``margin`` is the price minus the cost of a GPU-hour.
+    """
     rows = list(Price.objects.select_related("pool").order_by("model", "pool__name", "-valid_from"))
     now_charged = load_current_prices(now)
     return [

@@ -22,7 +22,7 @@ prices = load_current_prices
 
 
 def rounded_sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
-    """Return the rounded sum; None if a part is unknown."""
+    """Return the rounded sum; None if one of the amounts is None (unknown)."""
     total = Decimal(0)
     for amount in amounts:
         if amount is None:
@@ -34,10 +34,10 @@ def rounded_sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
 def workload_costs(
     ids: Collection[int], now: datetime, card: Prices, *, of: str = "workload"
 ) -> dict[int, Decimal]:
-    """Return the cost of each workload so far. Time that is not charged yet is priced at the current rate.
+    """Return the cost of each workload so far, by id. Time that is not charged yet has the current price.
 
-    ``ids`` are ids of workloads, or of arrays with ``of="workload__array"``. A workload that held units
-    without a price is absent, because its cost is unknown.
+    With ``of="workload__array"``, the ids are ids of arrays instead of workloads. A workload that held units
+    without a price is absent from the result, because its cost is unknown.
     """
     these = {f"{of}__in": ids}
     lines = Charge.objects.filter(**these).values_list(f"{of}_id")
@@ -69,7 +69,7 @@ def workload_costs(
 
 
 def team_spending(teams: Iterable[Team], month: date) -> dict[int, Decimal]:
-    """Return the charges of each team in a month so far."""
+    """Return the sum of the charges of each team in a month so far, by team id."""
     rows = (
         Charge.objects.filter(team__in=teams, month=month).values_list("team_id").annotate(sum=Sum("charged"))
     )
@@ -77,7 +77,10 @@ def team_spending(teams: Iterable[Team], month: date) -> dict[int, Decimal]:
 
 
 def charge_lines_of(workload: int) -> list[dict[str, Any]]:
-    """Return a workload's charge lines by day and bucket."""
+    """Return a workload's charges, summed by day, model and bucket.
+
+    A bucket says how the time was used. Reversed charges have sums of their own.
+    """
     rows = (
         Charge.objects.filter(workload=workload)
         .annotate(day=Trunc("start", "day"))

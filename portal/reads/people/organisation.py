@@ -1,4 +1,4 @@
-"""Read teams, people, notices and audit records. Every query starts from rows visible to the viewer."""
+"""Read teams, people, notices and audit records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from scheduler.state.states import WorkloadState
 
 
 def teams(viewer: policy.Viewer) -> list[dict[str, Any]]:
-    """Return the visible teams by name: team, people, projects, guaranteed and running GPUs."""
+    """Return the visible teams, sorted by name.
+
+    Each entry has the ``team``, its numbers of ``people`` and active ``projects``, and its ``guaranteed``
+    GPUs.
+    """
     rows = policy.visible_teams(viewer).annotate(
         people=Count("memberships", distinct=True),
         active_projects=Count("projects", filter=Q(projects__active=True), distinct=True),
@@ -34,7 +38,10 @@ def teams(viewer: policy.Viewer) -> list[dict[str, Any]]:
 
 
 def queue_leaders(pool: Pool) -> list[dict[str, Any]]:
-    """Return each team's number of waiting workloads, and the person with most of them. Takes one query."""
+    """Return one entry per team that waits in the pool. Takes one query.
+
+    ``waiting`` is the team's number of waiting workloads. ``person`` has the most of them: ``most_of_one``.
+    """
     rows = Workload.objects.filter(pool=pool, state=WorkloadState.QUEUED)
     by_person = rows.values_list("project__team__name", "owner__username").annotate(waiting=Count("pk"))
     lines: dict[str, dict[str, Any]] = {}
@@ -45,9 +52,9 @@ def queue_leaders(pool: Pool) -> list[dict[str, Any]]:
 
 
 def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:
-    """Return the data of the page of a visible team, which may be removed; None if there is no such team.
+    """Return a team's people, its projects with their last cost centre, and its quotas.
 
-    The data are the team's people, its projects (with the last cost centre) and its quotas.
+    A removed team is found, too. Return None if the viewer may not see a team with this slug.
     """
     team = policy.visible_teams_with_removed(viewer).filter(slug=slug).first()
     if team is None:
@@ -97,7 +104,7 @@ def people(viewer: policy.Viewer) -> QuerySet[User]:
 
 
 def own_notices(viewer: policy.Viewer) -> QuerySet[Notification]:
-    """Return own notices, newest first."""
+    """Return the viewer's own notices, newest first."""
     return (
         policy.visible_notifications(viewer)
         .select_related("workload__array", "reservation", "submission")
@@ -106,7 +113,7 @@ def own_notices(viewer: policy.Viewer) -> QuerySet[Notification]:
 
 
 def own_tokens(viewer: policy.Viewer) -> QuerySet[ApiToken]:
-    """Return own tokens, first the unrevoked tokens; newest first."""
+    """Return the viewer's own API tokens, newest first, with revoked tokens at the end."""
     return policy.visible_tokens(viewer).order_by(F("revoked_at").asc(nulls_first=True), "-created_at")
 
 
@@ -115,7 +122,8 @@ def audit_events(
 ) -> QuerySet[AuditEvent]:
     """Return visible audit records, newest first.
 
-    The target, its name or the reason contains ``words``; ``verb`` and ``actor`` match exactly.
+    ``words`` must occur in the target, in its name or in the reason. ``verb`` and ``actor`` must match
+    exactly. An empty argument does not filter.
     """
     rows = policy.visible_audit(viewer).select_related("team")
     if words:
@@ -140,5 +148,5 @@ def pools(viewer: policy.Viewer) -> QuerySet[Pool]:
 
 
 def all_teams() -> QuerySet[Team]:
-    """Return every team, for forms of operators."""
+    """Return every team, for forms that only operators use."""
     return Team.objects.order_by("name")

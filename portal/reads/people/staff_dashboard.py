@@ -34,7 +34,7 @@ class OperationsDashboard:
     troubled: list[Host]
     waiting: list[Workload]
     waiting_count: int
-    unserved: list[Reservation]  # started without GPUs
+    unserved: list[Reservation]  # without all of their GPUs, or likely not to get them
     mass_silence: MassSilence | None
 
 
@@ -94,7 +94,10 @@ class MoneyDashboard:
 
 
 def money_dashboard(user: User, now: datetime) -> MoneyDashboard | None:
-    """Return this month by team, the most expensive first, for finance and auditors; None for others."""
+    """Return this month's charges by team, the most expensive team first.
+
+    Return None if the user may not see the charges of all teams.
+    """
     if not policy.sees_all_charges(user):
         return None
     month = month_of(now)

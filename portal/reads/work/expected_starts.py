@@ -1,4 +1,4 @@
-"""Read expected starts as ranges, and the accuracy of former ranges of a pool."""
+"""Read the likely range of a workload's start, based on the accuracy of past forecasts in its pool."""
 
 from __future__ import annotations
 
@@ -16,31 +16,35 @@ StartRange = tuple[datetime, datetime]
 
 @dataclass(frozen=True)
 class StartRecords:
-    """The accuracy of expected starts of some pools at the time ``now``."""
+    """The accuracy of past start forecasts in some pools, by pool id, at the time ``now``."""
 
     records: dict[int, EstimateAccuracy]
     now: datetime
 
     def likely(self, workload: Workload) -> StartRange | None:
-        """Return the likely range of a start; None without an expected start or without enough records."""
+        """Return the range (earliest, latest) in which a waiting workload is likely to start.
+
+        Return None for other workloads, without an expected start, or with too few past forecasts.
+        """
         if workload.state != WorkloadState.QUEUED:
             return None
         return start_estimates.likely_range(self.past(workload.pool_id), workload.expected_start, self.now)
 
     def past(self, pool: int) -> EstimateAccuracy:
-        """Return the accuracy of expected starts in a pool."""
+        """Return the accuracy of past start forecasts in a pool."""
         return self.records.get(pool, EstimateAccuracy())
 
 
 def start_records_for(workloads: Iterable[Workload], now: datetime) -> StartRecords:
-    """Return the records of the pools in which these workloads expect a start.
+    """Return the accuracy of forecasts in the pools of these workloads.
 
-    Takes one query, or none if no start is expected.
+    Pools without a waiting workload that has an expected start are left out. Takes one query, or none if no
+    pool remains.
     """
     pools = {w.pool_id for w in workloads if w.state == WorkloadState.QUEUED and w.expected_start is not None}
     return StartRecords(start_estimates.past_starts_by_pool(pools, now), now)
 
 
 def start_records_of_pools(pools: Iterable[int], now: datetime) -> StartRecords:
-    """Return the records of these pools."""
+    """Return the accuracy of forecasts in these pools."""
     return StartRecords(start_estimates.past_starts_by_pool(set(pools), now), now)

@@ -17,10 +17,11 @@ HOST_REMOVING_ACTIONS = (HealthRule.Action.CORDON, HealthRule.Action.DRAIN, Heal
 
 @dataclass(frozen=True)
 class ForcedMove:
-    """An eviction of a run from its host. ``numbers`` are for the sentence of ``code`` and contain ``host``.
+    """An eviction of a run because its host or GPU was taken out of service.
 
-    After a hardware event they also contain ``event``, ``meaning`` and ``gpu`` (index of the failed GPU),
-    otherwise ``words``, the operator's reason.
+    ``code`` is the reason code, and ``numbers`` are the values in its sentence: always ``host``. After a
+    hardware event, they include ``event``, ``meaning`` and ``gpu`` (index of the failed GPU, if known).
+    Otherwise they include ``words``, the operator's reason, if there is one.
     """
 
     code: str
@@ -28,7 +29,7 @@ class ForcedMove:
 
 
 def forced_moves_of_runs(runs: Iterable[int]) -> dict[int, ForcedMove]:
-    """Return the evictions by run. Takes one query if there are none, otherwise at most five."""
+    """Return the forced moves by run id. Takes one query if there are none, otherwise at most five."""
     commands = list(
         Command.objects.filter(
             run__in=list(runs), code__in=FORCED_MOVE_CODES, verb__in=(Command.Verb.NOTICE, Command.Verb.STOP)
@@ -41,7 +42,10 @@ def forced_moves_of_runs(runs: Iterable[int]) -> dict[int, ForcedMove]:
 
 @dataclass(frozen=True)
 class WorkloadHistoryEntry:
-    """One line of a workload's history: a decision of the engine (``kind`` of a Decision), or ``moved``."""
+    """One line of a workload's history.
+
+    ``kind`` is the kind of the engine's Decision, or "moved" for a forced move.
+    """
 
     at: datetime
     kind: str
@@ -72,10 +76,10 @@ def workload_history(workload: Workload, most: int) -> list[WorkloadHistoryEntry
 
 
 def forced_moves_of_commands(commands: Iterable[Command]) -> dict[int, ForcedMove]:
-    """Return the forced move of each run, from the first of its commands; these have their hosts loaded.
+    """Return the forced move of each run, by run id. The caller has loaded the hosts of the commands.
 
-    The cause is the health event, or the state change of the host or of a GPU, whose host and timestamp equal
-    those of the command.
+    The first command of a run counts. Its cause is the health event with the same host and timestamp. If
+    there is none, it is the change of the state of the host or of a GPU with this host and timestamp.
     """
     first: dict[int, Command] = {}
     for command in commands:
@@ -103,7 +107,7 @@ def forced_moves_of_commands(commands: Iterable[Command]) -> dict[int, ForcedMov
 
 
 def _event_meanings(codes: set[str]) -> dict[str, str]:
-    """Return the meaning of each code that has a rule."""
+    """Return the meanings of hardware events by code. A code without a health rule is absent."""
     if not codes:
         return {}
     return dict(HealthRule.objects.filter(code__in=codes).values_list("code", "meaning"))

@@ -53,7 +53,10 @@ def own_open_arrays(user: User) -> QuerySet[JobArray]:
 
 
 def first_open_task_only(rows: QuerySet[Workload]) -> QuerySet[Workload]:
-    """Keep the first open task of each array, or its first task if all have ended; keep other workloads."""
+    """Keep one task of each array, and every workload that belongs to no array.
+
+    The task is the first that has not ended. If all tasks have ended, it is the first task.
+    """
     left = Min("pk", filter=~Q(state=WorkloadState.ENDED))
     firsts = (
         rows.filter(array__isnull=False)
@@ -66,7 +69,10 @@ def first_open_task_only(rows: QuerySet[Workload]) -> QuerySet[Workload]:
 
 
 def first_ended_task_only(rows: QuerySet[Workload]) -> QuerySet[Workload]:
-    """Keep the first task of each array whose tasks have all ended; keep workloads without an array."""
+    """Keep the first task of each array that has ended, and every workload that belongs to no array.
+
+    Arrays with a task that has not ended are left out.
+    """
     left = Workload.objects.filter(array=OuterRef("array")).exclude(state=WorkloadState.ENDED)
     return first_open_task_only(rows.filter(~Exists(left)))
 
@@ -75,9 +81,9 @@ def first_ended_task_only(rows: QuerySet[Workload]) -> QuerySet[Workload]:
 class JobArrayTotals:
     """The totals of an array. None means unknown.
 
-    ``row`` is the array with its task counts. ``held`` lists (model, profile, number of units) that the tasks
-    hold now. ``use`` is the mean of the last utilisation of the tasks (0 to 1). ``cost`` is the cost of all
-    tasks so far.
+    ``row`` is the array with its task counts. ``held`` lists the units that the tasks hold now, as (model,
+    profile, number of units). ``use`` is the mean of the tasks' last utilisation (0 to 1). ``cost`` is the
+    cost of all tasks so far.
     """
 
     row: Any
@@ -88,7 +94,11 @@ class JobArrayTotals:
 
     @property
     def state(self) -> str:
-        """Return one workload state for the array: running, else waiting, else the worst outcome."""
+        """Return one state for the whole array.
+
+        It is running if any task runs, otherwise waiting if any task waits. After the end, it is "failed" if
+        any task failed, otherwise "ended" if any task finished, otherwise "cancelled".
+        """
         row = self.row
         if row.running or row.waiting:
             return WorkloadState.RUNNING if row.running else WorkloadState.QUEUED
@@ -96,9 +106,9 @@ class JobArrayTotals:
 
 
 def array_totals(workloads: Iterable[Workload], now: datetime) -> dict[int, JobArrayTotals]:
-    """Return the arrays of these workloads with their totals.
+    """Return the totals of the arrays to which these workloads belong, by array id.
 
-    The number of queries is fixed. It is zero if there is no array.
+    The number of queries is fixed. It is zero if no workload belongs to an array.
     """
     ids = {workload.array_id for workload in workloads if workload.array_id is not None}
     if not ids:
@@ -120,7 +130,7 @@ def array_totals(workloads: Iterable[Workload], now: datetime) -> dict[int, JobA
 
 
 def _latest_usage(ids: Collection[int], now: datetime) -> dict[int, float]:
-    """Return the mean of the last readings of the units that each array's tasks hold."""
+    """Return the last utilisation (0 to 1) of each array, by id: the mean over tasks that have a reading."""
     places = Allocation.objects.filter(workload__array__in=ids, period__upper_inf=True).values_list(
         "workload_id", "workload__array_id", "unit__gpu__host_id"
     )
@@ -135,7 +145,10 @@ def _latest_usage(ids: Collection[int], now: datetime) -> dict[int, float]:
 
 
 def arrays_started_between(since: datetime, until: datetime) -> list[tuple[Any, Run]]:
-    """Return the arrays whose first task started after ``since``, with the run of this task."""
+    """Return (array, run) for each array whose first task started after ``since`` and up to ``until``.
+
+    ``run`` is the run of that task.
+    """
     runs = Run.objects.filter(rank=0, workload__array__isnull=False, workload__simulated=False)
     earlier = runs.filter(workload__array=OuterRef("workload__array"), running_at__lte=since)
     fresh = runs.filter(~Exists(earlier), running_at__gt=since, running_at__lte=until)
@@ -147,9 +160,10 @@ def arrays_started_between(since: datetime, until: datetime) -> list[tuple[Any, 
 
 
 def arrays_ended_between(since: datetime, until: datetime) -> list[tuple[Any, Workload]]:
-    """Return the arrays whose tasks ended in this period, with counts and the last ended task.
+    """Return (array, task) for each array of which at least one task ended in this period.
 
-    A failed task takes precedence over a task that ended later.
+    The array has its task counts. ``task`` is the last task that failed in the period. If none failed, it is
+    the last task that ended.
     """
     tasks = Workload.objects.filter(
         array__isnull=False,
@@ -169,7 +183,7 @@ def arrays_ended_between(since: datetime, until: datetime) -> list[tuple[Any, Wo
 
 
 def array_summary(array: Any) -> str:
-    """Return ``10 tasks: 4 running, 5 waiting, 1 finished`` for an array with its counts."""
+    """Return a text such as ``10 tasks: 4 running, 5 waiting, 1 finished`` for an array with task counts."""
     parts = (
         (array.running, "running"),
         (array.waiting, "waiting"),

@@ -25,7 +25,7 @@ def is_manual_stop(workload: Workload) -> bool:
 
 
 def manual_stops_of(workloads: Iterable[Workload]) -> dict[int, ManualStop]:
-    """Return the manual stops by workload. Takes one query, or none without manual stops."""
+    """Return the manual stops by workload id. Takes one query, or none without manual stops."""
     by_target = {
         f"workload:{workload.public_id}": workload.pk for workload in workloads if is_manual_stop(workload)
     }

@@ -1,4 +1,4 @@
-"""Read recordings of the engine's input, one per planning cycle."""
+"""Read recordings. A recording is the input of the engine in one planning cycle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from scheduler.models import Decision, Recording, Workload
 
 
 def latest_recordings(about: Workload | None = None) -> QuerySet[Recording]:
-    """Return recordings, newest first; with ``about``, only of cycles that decided about this workload."""
+    """Return recordings, newest first.
+
+    With ``about``, return only the recordings of cycles that decided about this workload.
+    """
     rows = Recording.objects.order_by("-pk")
     if about is None:
         return rows
@@ -19,9 +22,9 @@ def latest_recordings(about: Workload | None = None) -> QuerySet[Recording]:
 
 
 def as_download(pk: int) -> HttpResponse:
-    """Return one recording as the file that ``manage.py replay_snapshot`` reads.
+    """Return one recording as a file that ``manage.py replay_snapshot`` can read.
 
-    Raises Http404 if it was deleted.
+    Raises Http404 if the recording was deleted.
     """
     try:
         text = recording.recording_file_text(pk)

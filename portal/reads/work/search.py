@@ -25,7 +25,7 @@ class SearchResults:
 
 
 def search(user: User, words: str) -> SearchResults:
-    """Return visible rows whose name contains the words; a few of each kind, running workloads first."""
+    """Return a few visible rows of each kind whose name contains ``words``. Running workloads come first."""
     if len(words) < MIN_QUERY_LENGTH:
         return SearchResults([], [], [], [])
     workloads = filter_by_text(policy.visible_workloads(user), words).select_related("project__team", "pool")

@@ -24,7 +24,7 @@ from telemetry.reads.budget_status import BudgetStatus, budget_status
 
 @dataclass(frozen=True)
 class QuotaUsage:
-    """A team's guarantee of one model in one pool and its present use, in GPUs."""
+    """A team's guarantee of one model in one pool and its present use. All numbers are numbers of GPUs."""
 
     pool: str
     model: str
@@ -48,7 +48,7 @@ class TeamSummary:
 
 
 def team_summaries(user: User, now: datetime) -> list[TeamSummary]:
-    """Return each team of the person with its guarantees, its use, and the budgets of this month."""
+    """Return one summary for each team of the user: guarantees, present use, and budgets of this month."""
     teams = list(Team.objects.filter(pk__in=policy.my_team_ids(user)).order_by("name"))
     if not teams:
         return []
@@ -80,7 +80,7 @@ def team_summaries(user: User, now: datetime) -> list[TeamSummary]:
 
 
 def quota_usages(uses: Iterable[engine.QuotaUse], pool: Pool) -> list[QuotaUsage]:
-    """Return a team's guarantees in one pool and their use, in GPUs."""
+    """Convert a team's guarantees in one pool, and their use, from slots to GPUs."""
     return [
         QuotaUsage(
             pool=pool.name,
@@ -104,7 +104,7 @@ def quota_usage_of(quota: Quota, held: dict[tuple[int, int, str], int]) -> Quota
 
 
 def upcoming_reservations(user: User, now: datetime, most: int = 6) -> list[Reservation]:
-    """Return reservations of the person's teams that are not over, the next first."""
+    """Return the reservations of the user's teams that are not over, the earliest start first."""
     mine = policy.visible_reservations(user).filter(project__team__in=policy.my_team_ids(user))
     return list(
         mine.filter(state__in=OPEN_RESERVATION_STATES, end__gt=now)
@@ -114,19 +114,19 @@ def upcoming_reservations(user: User, now: datetime, most: int = 6) -> list[Rese
 
 
 def own_submissions(user: User, most: int = 6) -> list[Submission]:
-    """Return the person's submissions that wait for a decision."""
+    """Return the user's own submissions that wait for a decision, oldest first."""
     mine = policy.visible_submissions(user).filter(author=user, state=SubmissionState.WAITING)
     return list(mine.select_related("team", "pool").order_by("created_at", "pk")[:most])
 
 
 def upcoming_maintenance(user: User, now: datetime, most: int = 4) -> list[MaintenanceWindow]:
-    """Return visible maintenance of hosts, the next first."""
+    """Return the maintenance windows of visible hosts that are not over, the earliest start first."""
     windows = MaintenanceWindow.objects.filter(host__in=policy.visible_hosts(user), end__gt=now)
     return list(windows.select_related("host").order_by("start", "pk")[:most])
 
 
 def open_reservations(user: User, now: datetime) -> QuerySet[Reservation]:
-    """Return reservations of the person's teams in which workloads can be launched."""
+    """Return the open reservations in which the user may launch workloads, the earliest start first."""
     mine = policy.visible_reservations(user).filter(project__in=policy.launchable_projects(user))
     return (
         mine.filter(state__in=OPEN_RESERVATION_STATES, end__gt=now)

@@ -1,4 +1,4 @@
-"""Read the GPU utilisation of workloads, for many workloads with one query. Unknown is None, never zero."""
+"""Read the GPU utilisation of many workloads at once. An unknown value is None, never zero."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ UTILISATION_STEP = timedelta(minutes=2)
 
 @dataclass(frozen=True)
 class WorkloadUtilisation:
-    """Utilisation (0 to 1) at equal steps over the last two hours, and the last reading. None is unknown."""
+    """The utilisation of one workload, from 0 to 1. None means unknown.
+
+    ``values`` has one mean for every two minutes of the last two hours. ``latest`` and ``sm_active`` are the
+    last readings.
+    """
 
     values: list[float | None] = field(default_factory=list)
     latest: float | None = None
@@ -58,7 +62,10 @@ def utilisation_of(
 def latest_utilisation(
     workloads: Collection[int], hosts: Collection[int], now: datetime
 ) -> dict[int, tuple[float | None, float | None]]:
-    """Return (utilisation, SM activity) of each workload: means of its units' last readings, 0 to 1."""
+    """Return (utilisation, SM activity) of each workload, by id.
+
+    Both are means of the last readings of the workload's units, from 0 to 1.
+    """
     by_workload: dict[int, list[LiveUnitReading]] = {}
     for unit in live_unit_readings(now, hosts=hosts):
         if unit.workload in workloads and unit.workload is not None:
@@ -87,16 +94,16 @@ def _values(readings: Sequence[tuple[datetime, float | None, float]], since: dat
             used[step] += used_seconds
             covered[step] += covered_seconds
     values = [min(1.0, u / c) if c else None for u, c in zip(used, covered, strict=True)]
-    # The newest step is often not rolled up yet; that is no gap in the telemetry.
+    # The newest readings are often not summed up yet. Without this, the curve would end in a false gap.
     while values and values[-1] is None and len(values) > steps - 2:
         values.pop()
     return values
 
 
 def utilisation_history(workload: int, now: datetime) -> list[tuple[datetime, float | None, float | None]]:
-    """Return (time, utilisation, maximum memory in MiB) over a workload's life, for its chart.
+    """Return the points (time, utilisation, maximum memory in MiB) of a workload's chart, oldest first.
 
-    Steps are minutes if the workload began less than six hours ago, otherwise hours.
+    There is one point per minute if the workload began less than six hours ago, otherwise one per hour.
     """
     first = Allocation.objects.filter(workload=workload).aggregate(first=Min("period__startswith"))["first"]
     resolution = (

@@ -37,7 +37,10 @@ MAX_FORM_MODELS = 3
 
 @dataclass(frozen=True)
 class Blocker:
-    """A workload whose end another workload waits for. ``workload`` is None if the viewer may not see it."""
+    """A workload that must end before the explained workload can start.
+
+    ``workload`` is None if the viewer may not see the blocking workload.
+    """
 
     workload: Workload | None
     team: Team
@@ -48,10 +51,11 @@ class Blocker:
 
 @dataclass(frozen=True)
 class WorkloadAhead:
-    """A waiting workload that precedes another one.
+    """A waiting workload that is ahead of the explained workload in the queue.
 
-    ``part`` is the deciding ``scheduler.core.queue.turn.TurnCriterion``. ``earlier`` is True if it
-    was submitted earlier, ``shorter`` if its expected runtime is shorter.
+    ``part`` is the criterion that decides their order: a ``scheduler.core.queue.turn.TurnCriterion``.
+    ``earlier`` is True if this workload was submitted earlier than the explained workload. ``shorter`` is
+    True if its expected runtime is shorter.
     """
 
     workload: Workload
@@ -62,9 +66,10 @@ class WorkloadAhead:
 
 @dataclass(frozen=True)
 class AlternativeWindow:
-    """A window in which a reservation of the workload's hardware fits now.
+    """A time window in which the workload's hardware can be reserved.
 
-    ``in_form`` is True if the request form can express the window.
+    ``in_form`` is True if the request form can express the request: the form takes at most MAX_FORM_MODELS
+    models.
     """
 
     workload: Workload
@@ -76,11 +81,11 @@ class AlternativeWindow:
 
 @dataclass(frozen=True)
 class WaitExplanation:
-    """The explanation of a wait.
+    """The explanation why a workload waits.
 
-    ``ahead`` are visible workloads ahead, at most ``MAX_WORKLOADS_AHEAD``. ``ahead_more`` is the number of
-    other workloads ahead. ``never`` is the reason why the workload could not start even if all other work
-    ended.
+    ``sooner`` are changed requests that would start earlier, ``fairness`` the use of each team. ``ahead`` are
+    the visible workloads ahead in the queue, at most MAX_WORKLOADS_AHEAD. ``ahead_more`` is the number of
+    all other workloads ahead. ``never`` is set if the workload could not start even if all other work ended.
     """
 
     blockers: list[Blocker]
@@ -94,10 +99,7 @@ class WaitExplanation:
 
 
 def explain_wait(workload: Workload, user: User, now: datetime) -> WaitExplanation:
-    """Return the explanation of a waiting workload.
-
-    The explanation has blockers, queue order, faster requests, and shares of the pool's teams.
-    """
+    """Return the explanation of a waiting workload: what blocks it, and what would start it sooner."""
     with metered_planning(user, now), request_snapshot_cache.share_snapshots():
         first, more = workloads_ahead(workload, user, now)
         return WaitExplanation(
@@ -119,7 +121,10 @@ def _never_starts(workload: Workload, now: datetime) -> ImpossibleStart | None:
 
 
 def workloads_ahead(workload: Workload, user: User, now: datetime) -> tuple[list[WorkloadAhead], int]:
-    """Return the visible workloads ahead of a waiting workload, and the number of others ahead."""
+    """Return (workloads, more): the workloads ahead of a waiting workload in the queue.
+
+    ``workloads`` are at most MAX_WORKLOADS_AHEAD that the user may see. ``more`` is the number of all others.
+    """
     if workload.state != WorkloadState.QUEUED:
         return [], 0
     before = cached_answer(("first", workload.pk), now, lambda: _planned_ahead(workload, now))
@@ -127,7 +132,7 @@ def workloads_ahead(workload: Workload, user: User, now: datetime) -> tuple[list
         policy.visible_workloads(user).filter(pk__in=[first[0] for first in before]).select_related(*RELATED)
     )
     seen = {row.pk: row for row in rows}
-    # The nearest workloads explain the position best.
+    # Keep the workloads directly ahead: they explain the position best.
     shown = [
         WorkloadAhead(seen[pk], part, earlier, shorter) for pk, part, earlier, shorter in before if pk in seen
     ][-MAX_WORKLOADS_AHEAD:]
@@ -149,10 +154,11 @@ def _planned_ahead(workload: Workload, now: datetime) -> list[tuple[int, str, bo
 
 @dataclass(frozen=True)
 class QueueComparison:
-    """The rule by which ``theirs`` precedes ``mine``.
+    """The rule that decides the order of two workloads, and the effect of ``theirs`` on ``mine``.
 
-    ``rule`` is a key of ``queue_order_texts.QUEUE_ORDER_RULES``, with its numbers. The ``without_`` fields
-    describe the plan for ``mine`` without ``theirs``: whether it starts, and the reason with its numbers.
+    ``rule`` is a key of ``queue_order_texts.QUEUE_ORDER_RULES``, and ``numbers`` are the values in its
+    sentence. ``without_starts`` is True if ``mine`` would start now in a plan without ``theirs``.
+    ``without_code`` and ``without_numbers`` are the reason that this plan gives for ``mine``.
     """
 
     mine: Workload
@@ -165,9 +171,10 @@ class QueueComparison:
 
 
 def compare_in_queue(mine: Workload, theirs: Workload, now: datetime) -> QueueComparison | None:
-    """Compare a waiting workload with a running or waiting workload of its pool; both are visible.
+    """Compare a waiting workload with a running or waiting workload of its pool.
 
-    Returns None if they cannot be compared (any more).
+    The caller has checked that the viewer may see both. Return None if they cannot be compared, such as after
+    ``mine`` has started.
     """
     if mine.pool_id != theirs.pool_id or mine.state != WorkloadState.QUEUED or mine.pk == theirs.pk:
         return None
@@ -195,9 +202,10 @@ def compare_in_queue(mine: Workload, theirs: Workload, now: datetime) -> QueueCo
 def _comparison_facts(
     workload: Workload, turn: QueueTurn | None, taken: Snapshot, now: datetime
 ) -> dict[str, Any]:
-    """Return the facts of one workload that the rules compare.
+    """Return the facts of one workload that the rules of the queue order compare.
 
-    Times are in seconds since the epoch, shares in GPU-hours by weight.
+    Times are in seconds since the epoch, durations in seconds. ``share`` is the team's past use in GPU-hours,
+    divided by its weight; 0 for work that does not borrow.
     """
     running = next((row for row in taken.running if row.id == workload.pk), None)
     quotas = capacity.quota_use(team=workload.project.team_id, pool=workload.pool_id, now=now)
@@ -224,7 +232,7 @@ def _comparison_facts(
 
 
 def blockers(workload: Workload, user: User) -> list[Blocker]:
-    """Return the blockers that the engine named, with the details that the viewer may see."""
+    """Return the blocking workloads that the engine found, with the details that the user may see."""
     rows = {row.pk: row for row in Workload.objects.filter(pk__in=workload.blockers).select_related(*RELATED)}
     seen = set(policy.visible_workloads(user).filter(pk__in=rows).values_list("pk", flat=True))
     held: dict[int, list[HeldUnit]] = {}
@@ -243,7 +251,10 @@ def blockers(workload: Workload, user: User) -> list[Blocker]:
 
 
 def faster_requests(workload: Workload, now: datetime) -> list[Alternative]:
-    """Return requests that would start earlier. Each needs a plan, so the answer is cached."""
+    """Return changed requests that would start earlier than the workload.
+
+    Each changed request needs a plan of its own, so the result is cached for FASTER_REQUESTS_TTL_SECONDS.
+    """
     if workload.state != WorkloadState.QUEUED:
         return []
     known = cached_faster_requests(workload)
@@ -254,7 +265,7 @@ def faster_requests(workload: Workload, now: datetime) -> list[Alternative]:
 
 
 def cached_faster_requests(workload: Workload) -> list[Alternative] | None:
-    """Return the cached answer of ``faster_requests``; None if there is none."""
+    """Return the cached result of ``faster_requests``; None if nothing is cached."""
     known: list[Alternative] | None = cache_get(_faster_requests_key(workload))
     return known
 
@@ -266,8 +277,8 @@ def _faster_requests_key(workload: Workload) -> str:
 def alternative_windows(workload: Workload, user: User, now: datetime) -> list[AlternativeWindow]:
     """Return the first windows in which a waiting workload's hardware can be reserved for its runtime limit.
 
-    The result is empty if the user may not request a reservation. The windows start late enough to fill in
-    the form.
+    The result is empty if the user may not request a reservation. Each window starts so late that the user
+    can fill in the form before.
     """
     pool, project = workload.pool, workload.project
     length = max(timedelta(seconds=workload.max_runtime_seconds), MIN_RESERVATION_WINDOW)
@@ -288,10 +299,11 @@ def alternative_windows(workload: Workload, user: User, now: datetime) -> list[A
 
 
 def fair_share_rows(pool: Pool, mine: Collection[int] | int, now: datetime) -> list[dict[str, Any]]:
-    """Return one row per team of the pool, in GPUs and GPU-hours, the least use first.
+    """Return one row per team of the pool, with its use in GPUs and GPU-hours.
 
-    ``mine`` is the id of the viewer's team, or the ids of several teams. Users of a pool may see the sums of
-    its teams.
+    The team with the least use relative to its fair share comes first. ``mine`` is the id of the viewer's
+    team, or the ids of several teams. Rows of other teams are included, because every user of a pool may see
+    the sums of its teams.
     """
     rows: list[FairnessRow] = cached_answer(
         ("fairness", pool.pk), now, lambda: explanations.fairness_rows(pool, now)

@@ -54,7 +54,8 @@ class HeldUnit:
 class WorkloadDetails:
     """A workload with its details.
 
-    ``run`` is the first run of its present attempt. ``waiting`` is the length of its pool's queue.
+    ``run`` is the first run of its present attempt. ``waiting`` is the number of waiting workloads in its
+    pool.
     """
 
     workload: Workload
@@ -69,9 +70,9 @@ class WorkloadDetails:
     # The last preemption, if the workload is being evicted or waits again because of it.
     eviction: Decision | None = None
     stop: ManualStop | None = None  # the manual stop, if any
-    # Accuracy of expected starts in its pool, while it waits.
+    # Accuracy of past start forecasts in its pool, for workloads that wait.
     past: EstimateAccuracy = field(default_factory=EstimateAccuracy)
-    likely: StartRange | None = None  # range of the likely start, while it waits
+    likely: StartRange | None = None  # range in which it is likely to start, while it waits
     move: ForcedMove | None = None  # why the workload had to leave its host in its present or last attempt
     borrows: QuotaUsage | None = None  # its team's quota, if the team borrows and the workload may be evicted
 
@@ -82,7 +83,10 @@ class WorkloadDetails:
 
     @property
     def ends_at(self) -> datetime | None:
-        """Return the end of the runtime limit or of the reservation; None before the workload is placed."""
+        """Return the latest end: the end of the runtime limit or of the reservation, whichever is earlier.
+
+        Return None while the workload holds no units.
+        """
         since = min((unit.since for unit in self.held), default=None)
         if since is None:
             return None
@@ -109,7 +113,7 @@ def workload_details(
 
 
 def _add_runs_and_units(found: dict[int, WorkloadDetails]) -> None:
-    """Add the present run, its units and the runtime so far."""
+    """Add the present run and its units. For an ended workload, add its last units and its runtime."""
     runs = Run.objects.filter(workload__in=found, attempt=F("workload__attempt"), rank=0)
     for run in runs.select_related("host"):
         found[run.workload_id].run = run
@@ -121,7 +125,7 @@ def _add_runs_and_units(found: dict[int, WorkloadDetails]) -> None:
 
 
 def _add_endings(found: dict[int, WorkloadDetails]) -> None:
-    """Add the reason of a stop: a preemption, a person, or a host that was taken out of service."""
+    """Add the cause of a stop: a preemption, a person, or a host that was taken out of service."""
     evicted = [pk for pk, piece in found.items() if _was_preempted(piece.workload)]
     evictions = Decision.objects.filter(workload__in=evicted, kind=Decision.Kind.EVICTED)
     for decision in evictions.order_by("workload_id", "-at", "-pk").distinct("workload_id"):
@@ -167,9 +171,9 @@ def _may_borrow(piece: WorkloadDetails) -> bool:
 
 
 def _note_borrowing(pieces: list[WorkloadDetails], now: datetime) -> None:
-    """Set ``borrows`` if the workload's team borrows.
+    """Set ``borrows`` for workloads whose team holds more GPUs of the model than its guarantee.
 
-    Any preemptible workload of such a team may be evicted for a guarantee.
+    The engine may evict any preemptible workload of such a team when another team needs its guarantee.
     """
     if not pieces:
         return
@@ -197,10 +201,10 @@ def _is_being_evicted(workload: Workload) -> bool:
 
 
 def _run_seconds(pieces: Iterable[WorkloadDetails]) -> dict[int, timedelta]:
-    """Return the runtime of ended workloads.
+    """Return the runtime of ended workloads, by workload id: the sum over their attempts.
 
-    An attempt runs from its first start to its last end on any host; gaps do not count. Workloads with
-    several attempts or hosts need one more query.
+    An attempt lasts from its first start to its last end on any host. The time between attempts does not
+    count. Workloads with several attempts or hosts need one more query.
     """
     ended = [piece for piece in pieces if piece.workload.ended_at is not None]
     ran = {
@@ -221,7 +225,10 @@ def _run_seconds(pieces: Iterable[WorkloadDetails]) -> dict[int, timedelta]:
 
 
 def _held_or_had(workloads: Iterable[int]) -> QuerySet[Allocation]:
-    """Return open allocations and allocations of the last attempt of ended workloads, by host and GPU."""
+    """Return open allocations and, for ended workloads, the allocations of their last attempt.
+
+    They are sorted by host and GPU.
+    """
     last = Q(workload__state=WorkloadState.ENDED, run__attempt=F("workload__attempt"))
     return _by_host_and_gpu(
         Allocation.objects.filter(Q(period__upper_inf=True) | last, workload__in=list(workloads))
@@ -235,7 +242,7 @@ def _by_host_and_gpu(allocations: QuerySet[Allocation]) -> QuerySet[Allocation]:
 
 
 def held_by(workloads: Iterable[int]) -> QuerySet[Allocation]:
-    """Return open allocations of these workloads, by host and GPU."""
+    """Return the open allocations of these workloads, sorted by host and GPU."""
     return _by_host_and_gpu(Allocation.objects.filter(workload__in=list(workloads), period__upper_inf=True))
 
 
@@ -250,13 +257,16 @@ def queue_lengths(pools: Iterable[int]) -> dict[int, int]:
 
 
 def own_open_workloads(user: User) -> QuerySet[Workload]:
-    """Return a person's open workloads: first those without a queue position, then the queue."""
+    """Return a person's workloads that have not ended.
+
+    Workloads without a queue position, such as running ones, come first. The others are in queue order.
+    """
     mine = policy.visible_workloads(user).filter(owner=user).exclude(state=WorkloadState.ENDED)
     return mine.select_related(*RELATED).order_by(F("position").asc(nulls_first=True), "submitted_at", "pk")
 
 
 def own_ended_workloads(user: User, since: datetime) -> QuerySet[Workload]:
-    """Return a person's workloads that ended after a time, latest first."""
+    """Return a person's workloads that ended after ``since``, latest first."""
     mine = policy.visible_workloads(user).filter(
         owner=user, state=WorkloadState.ENDED, ended_at__gte=since, simulated=False
     )
@@ -264,7 +274,7 @@ def own_ended_workloads(user: User, since: datetime) -> QuerySet[Workload]:
 
 
 def visible_of_kind(user: User, kind: str) -> QuerySet[Workload]:
-    """Return every visible notebook or job."""
+    """Return the visible workloads of one kind: notebooks or jobs."""
     return policy.visible_workloads(user).filter(kind=kind).select_related(*RELATED)
 
 
@@ -293,7 +303,10 @@ def attempts_of(workload: Workload) -> list[dict[str, object]]:
 
 
 def attempts_without_checkpoint(runs: Iterable[Run]) -> set[int]:
-    """Return the attempts on a host whose storage lacks the last checkpoint of an earlier attempt."""
+    """Return the numbers of the attempts that could not resume from a checkpoint.
+
+    The last checkpoint of an earlier attempt is in a storage that the attempt's host does not use.
+    """
     found, saved = set(), None
     for run in sorted(runs, key=lambda run: (run.attempt, run.rank)):
         if (
@@ -313,7 +326,7 @@ def is_notebook(workload: Workload) -> bool:
 
 
 def held_unit(allocation: Allocation) -> HeldUnit:
-    """Return the unit of one allocation; its unit, GPU and host are loaded."""
+    """Return the unit of one allocation. The caller has loaded the allocation's unit, GPU and host."""
     gpu = allocation.unit.gpu
     return HeldUnit(
         host=gpu.host.name,
@@ -329,9 +342,10 @@ def held_unit(allocation: Allocation) -> HeldUnit:
 
 
 def _price_per_hour(piece: WorkloadDetails, prices: cost_totals.Prices) -> Decimal | None:
-    """Return the price per hour of the held units, or of the request of a waiting workload.
+    """Return the price per hour of the held units, or of the request if the workload holds none.
 
-    A request has a price only if it is for whole GPUs of named models; the most expensive model counts.
+    A request has a price only if it names its models and asks for whole GPUs; otherwise return None. If it
+    names several models, the most expensive counts.
     """
     workload = piece.workload
     if piece.held:
