@@ -14,7 +14,7 @@ from scheduler.requests import WorkloadRequest, request_fields
 
 Arguments = Mapping[str, Any]
 DECLARED = {each.argument: each for each in request_fields(WorkloadRequest)}
-# Argument that is not a field of a request -> option.
+# Arguments that are not fields of a request, each with its command-line option.
 OTHER_OPTIONS = {"weekdays": "on"}
 
 # verb -> (CLI command, HTTP method, API path)
@@ -31,8 +31,10 @@ CLI_AND_API_OF_VERB: dict[str, tuple[str, str, str]] = {
 
 
 def cli_command(verb: str, arguments: Arguments, *, target: str = "") -> str:
-    """Return the CLI command equivalent to a form. Options keep their order; ``command`` follows ``--``;
-    empty values are omitted.
+    """Return the CLI command that is equivalent to a form.
+
+    The options are in the order of ``arguments``; empty values are omitted. The value of the argument
+    ``command`` comes last, after ``--``.
     """
     parts = ["gpupool", *CLI_AND_API_OF_VERB[verb][0].split(), *([target] if target else [])]
     for name, value in arguments.items():
@@ -42,13 +44,12 @@ def cli_command(verb: str, arguments: Arguments, *, target: str = "") -> str:
     line = " ".join(shlex.quote(part) for part in parts)
     if not command:
         return line
-    # Quote the command as one word if a shell would interpret it: `job run` takes one word as a whole
-    # command.
+    # `job run` accepts the whole command as one word. Quote it if the shell would interpret a character.
     plain = re.fullmatch(r"[\w@%+=:,./ -]+", command)
     return f"{line} -- {command if plain else shlex.quote(command)}"
 
 
-# Not split: one rule per type of value; the first that matches decides.
+# Not split: one rule per type of value; the first rule that matches decides.
 def _option_words(name: str, value: Any) -> list[str]:
     """Return an argument as command-line words; [] if it is empty."""
     option, _, negative = cli_option(name).partition("/")
@@ -82,7 +83,10 @@ def curl_command(verb: str, arguments: Arguments, *, target: str = "", base: str
 
 
 def cli_option(argument: str) -> str:
-    """Return the option of an argument. If it can be negated, ``/`` and the negation follow."""
+    """Return the command-line option of an argument, such as ``--gpus``.
+
+    A flag with a negative form has both, separated by ``/``.
+    """
     declared = DECLARED.get(argument)
     if declared is not None and declared.option:
         return declared.option
@@ -90,7 +94,10 @@ def cli_option(argument: str) -> str:
 
 
 def quantity_text(unit: str, value: int) -> str:
-    """Return an API number as in forms and the CLI: ``4h``, ``90m``, ``2.5`` (cores, GiB) or ``8.0``."""
+    """Convert a number of the API to the text that forms and the CLI use.
+
+    Examples: ``4h``, ``90m``, ``2.5`` (CPU cores or GiB) or ``8.0`` (compute capability).
+    """
     if unit == "seconds":
         for size, suffix in ((3600, "h"), (60, "m")):
             if value % size == 0:

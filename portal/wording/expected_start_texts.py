@@ -16,8 +16,10 @@ from scheduler.models import Workload
 def expected_start_text(
     expected: datetime | None, likely: tuple[datetime, datetime] | None, now: datetime, *, short: bool = False
 ) -> str:
-    """Return ``likely between 14:20 and 15:05`` (``short``: ``14:20 – 15:05``), ``about 14:20`` without a
-    range, or ``not known``.
+    """Return when a workload is expected to start, such as ``likely between 14:20 and 15:05``.
+
+    With ``short``, the text is ``14:20 – 15:05``. Without a range, it is ``about 14:20``. Without an expected
+    start, it is ``not known``.
     """
     if expected is None:
         return "not known"
@@ -35,7 +37,7 @@ def expected_start_text(
 
 
 def placement_score_terms(numbers: Numbers) -> list[tuple[str, str]]:
-    """Return (name, value in GPUs) of the terms of the placement score; empty if the numbers have none."""
+    """Return (name, value in GPUs) for each term of the placement score; [] if the score was not recorded."""
     terms = [numbers.get(name) for name in ("waste_before", "waste_after", "model_price", "slot_price")]
     if not all(isinstance(term, int) for term in terms):
         return []
@@ -53,7 +55,7 @@ def placement_score_terms(numbers: Numbers) -> list[tuple[str, str]]:
 
 
 def alternative_request_text(other: Alternative) -> str:
-    """Return the alternative request: ``2 × A100 40GB``, ``2 hosts × 8 H100 80GB, at most 4 h``."""
+    """Return the text of a changed request: ``2 × A100 40GB``, ``2 hosts × 8 H100 80GB, at most 4 h``."""
     ask = other.ask
     models = " or ".join(map(model_name, ask.models)) or "any GPU"
     unit = f"{ask.profile} of {models}" if ask.profile else models
@@ -67,16 +69,19 @@ def alternative_request_text(other: Alternative) -> str:
 
 
 def alternative_window_text(workload: Workload, start: datetime, end: datetime, needs_approval: bool) -> str:
-    """Return when the workload's request could be reserved, and whether that needs an approval."""
+    """Return the text for a window in which a workload's request can be reserved.
+
+    It names the request and the window, and says whether the reservation needs an operator's approval.
+    """
     asked = alternative_request_text(Alternative(core_values.ask_from_row(workload), False, None))
     needs = "needs an operator's approval" if needs_approval else "is confirmed at once"
     return f"{asked}, {window(start, end)}: {needs}"
 
 
 def forecast_accuracy_text(past: EstimateAccuracy) -> str:
-    """Return sentences about a pool's past expected starts.
+    """Return sentences about the accuracy of a pool's past start forecasts.
 
-    They state the accuracy, whether ranges can be derived, and how many of the waits were simulated.
+    They also say whether a range can be derived, and how many of the waits were simulated.
     """
     if past.simulated:
         whose = "All" if past.simulated == past.started_count else f"{past.simulated} of {past.started_count}"

@@ -46,17 +46,18 @@ def date_and_time(value: datetime | float | int | None) -> str:
 
 
 def local_time_text(at: datetime) -> str:
-    """Return ``2026-03-02 09:00 CET``: a time in the current time zone with the zone's name.
+    """Return a time in the current time zone with the zone's name, such as ``2026-03-02 09:00 CET``.
 
-    The API uses UTC.
+    In responses of the API, the current time zone is UTC.
     """
     return f"{timezone.localtime(at):%Y-%m-%d %H:%M %Z}"
 
 
 def window(start: datetime | None, end: datetime | None) -> str:
-    """Return ``Sat 21 Nov 09:00 to 17:00``.
+    """Return a time window as ``Sat 21 Nov 09:00 to 17:00``.
 
-    The end has its day or year only if they differ from the day or year of the start.
+    The end shows its day or year only if they differ from those of the start. Example: ``Sat 21 Nov 09:00 to
+    Sun 22 Nov 17:00``. Return ``an unknown time`` without a start or an end.
     """
     if start is None or end is None:
         return "an unknown time"
@@ -68,7 +69,7 @@ def window(start: datetime | None, end: datetime | None) -> str:
 
 
 def gpus(slots: float | int | None) -> str:
-    """Return slots as GPUs: ``2 GPUs``, ``1 GPU``, ``0.14 GPU``."""
+    """Convert slots to a text in GPUs (840 slots each): ``2 GPUs``, ``1 GPU``, ``0.14 GPU``."""
     if slots is None:
         return "an unknown number of GPUs"
     count = round(slots / SLOTS_PER_GPU, 2)
@@ -76,7 +77,7 @@ def gpus(slots: float | int | None) -> str:
 
 
 def time_of_day(at: datetime, now: datetime) -> str:
-    """Return ``14:20``, with the day if it differs from the day of ``now``."""
+    """Return ``14:20``, or ``Sat 21 Nov 14:20`` if the day differs from the day of ``now``."""
     local = timezone.localtime(at)
     return (
         f"{local:%H:%M}"
@@ -89,7 +90,7 @@ PRIORITY_WORDS = {int(priority): priority.name.lower() for priority in Priority}
 
 
 def joined_with_and(words: Sequence[str]) -> str:
-    """Return ``a``, ``a and b`` or ``a, b and c``."""
+    """Join words as in ``a``, ``a and b`` or ``a, b and c``."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
@@ -123,12 +124,12 @@ def cores(milli: int) -> str:
 
 
 def gibibytes(mib: int) -> str:
-    """Return ``64 GiB of memory`` with at most one decimal; ``512 MiB of memory`` below one GiB."""
+    """Return ``64 GiB of memory`` with at most one decimal, or ``512 MiB of memory`` below one GiB."""
     return f"{mib} MiB of memory" if mib < 1024 else f"{round(mib / 1024, 1):,.10g} GiB of memory"
 
 
 def host_size_range(least_cpu: int, most_cpu: int, least_memory: int, most_memory: int) -> str:
-    """Return ``64 CPU cores and 512 GiB of memory``, or a range: ``32 to 64 CPU cores``."""
+    """Return ``64 CPU cores and 512 GiB of memory``; different sizes give a range: ``32 to 64 CPU cores``."""
     cpu = cores(most_cpu) if least_cpu == most_cpu else f"{least_cpu / 1000:,.10g} to {cores(most_cpu)}"
     least, most = round(least_memory / 1024), round(most_memory / 1024)
     return (

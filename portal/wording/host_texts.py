@@ -1,6 +1,4 @@
-"""Describe actions on hosts and GPUs, the work that remains on a closed host, and why an action is
-refused.
-"""
+"""Describe actions on hosts and GPUs, their effect on workloads, and the work left on a closed host."""
 
 from __future__ import annotations
 
@@ -14,8 +12,10 @@ from portal.wording.reason_numbers import ReasonNumbers
 
 @dataclass(frozen=True)
 class HostVerb:
-    """The texts of an action on a host: ``text`` states its effect and is shown before the action; ``done``
-    confirms it and takes the host's name.
+    """The texts of an action on a host.
+
+    ``text`` states the effect and is shown before the action. ``done`` confirms the action; its ``{}`` is the
+    host's name.
     """
 
     text: str
@@ -55,7 +55,7 @@ HOST_VERBS = {
         "The maintenance of {} is announced: no work is scheduled into the window.",
     ),
 }
-# Effect of a verb on work on a host -> text.
+# Effects that an action on a host has on its workloads, each with its text.
 WORKLOAD_EFFECTS = {
     "runs_on": "runs on",
     "leaves": "leaves",
@@ -70,7 +70,10 @@ WORKLOAD_EFFECTS = {
 
 
 def workload_effect_text(happens: str, begins_anew: bool = False) -> str:
-    """Return the text of a key of WORKLOAD_EFFECTS. ``begins_anew``: the checkpoint is unreachable."""
+    """Return the text of ``happens``, a key of WORKLOAD_EFFECTS.
+
+    ``begins_anew`` adds that the workload starts from the beginning, because its checkpoint is unreachable.
+    """
     anew = (
         " – in another home folder: it does not find the checkpoint and starts from the beginning"
         if begins_anew
@@ -79,7 +82,7 @@ def workload_effect_text(happens: str, begins_anew: bool = False) -> str:
     return f"{WORKLOAD_EFFECTS[happens]}{anew}"
 
 
-# Audit verb -> text, for actions that change no state of the host.
+# Verbs of audit records, each with its text, for actions that change no state of the host.
 HOST_ACTIONS: dict[str, Callable[[ReasonNumbers], str]] = {
     "add_host": lambda f: "Added",
     "remove_host": lambda f: "Removed",
@@ -104,13 +107,16 @@ HOST_ACTIONS: dict[str, Callable[[ReasonNumbers], str]] = {
 
 
 def host_action_text(verb: str, numbers: Numbers) -> str:
-    """Return the action of a person on a host, without the person's name and reason."""
+    """Return the text of a person's action on a host, without the person's name and reason."""
     words = HOST_ACTIONS.get(verb)
     return words(ReasonNumbers(numbers, None)) if words else verb.replace("_", " ").capitalize()
 
 
 def maintenance_windows_text(host: str, windows: Sequence[tuple[str, datetime, datetime]]) -> str:
-    """Return the end of the message about an unknown window: the announced windows, by number."""
+    """Return the end of the message about an unknown maintenance window.
+
+    It lists the host's announced windows with their numbers.
+    """
     listed = ", ".join(f"{number} ({window(start, end)})" for number, start, end in windows)
     return f"announced for {host}: {listed}." if listed else f"{host} has no maintenance window announced."
 
@@ -118,10 +124,10 @@ def maintenance_windows_text(host: str, windows: Sequence[tuple[str, datetime, d
 def remaining_work_sentence(
     leaving: Sequence[tuple[str, datetime]], staying: Sequence[tuple[str, datetime]]
 ) -> str:
-    """Return the work that remains on a closed host.
+    """Return sentences about the work that remains on a closed host.
 
-    ``leaving`` is work that was asked to stop, ``staying`` is work that runs to its end. Both are lists of
-    (name, latest end), soonest first.
+    ``leaving`` are workloads that were asked to stop. ``staying`` are workloads that run to their end. Both
+    lists contain (name, latest end), sorted by latest end.
     """
     if not leaving and not staying:
         return "Nothing runs on it any more."
@@ -135,7 +141,7 @@ def remaining_work_sentence(
 
 
 def _named(rows: Sequence[tuple[str, datetime]], most: int = 4) -> str:
-    """Return names joined by commas; beyond ``most`` names, the number of the rest."""
+    """Return at most ``most`` names as a list in words, and the number of the others: ``a, b and 3 more``."""
     names = [name for name, _ in rows[:most]]
     if len(rows) > most:
         return f"{', '.join(names)} and {len(rows) - most} more"

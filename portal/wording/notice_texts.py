@@ -1,4 +1,4 @@
-"""Build the sentences of notifications, one per kind."""
+"""Build the sentences of notifications: one sentence for each kind of notification."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from portal.wording.formatting import Numbers, joined_with_and
 from portal.wording.reason_numbers import ReasonNumbers
 from portal.wording.reason_texts import reason_sentence
 
-# Action that a health rule took (telemetry.health.rules) -> sentence.
+# Actions of health rules (see telemetry.health.rules), each with its sentence.
 HARDWARE_ACTIONS = {
     "warn": "No action was taken: check the host.",
     "cordon": "The host was cordoned, and work that can move leaves it.",
@@ -23,7 +23,7 @@ HARDWARE_ACTIONS = {
 
 OTHER_HOME_FOLDER = ": another home folder, so it does not find its checkpoint and starts from the beginning"
 
-# Outcomes of array tasks: (name of the number, text).
+# Outcomes of array tasks: (name of the count in the notice's numbers, text).
 ARRAY_ENDS = (("finished", "finished"), ("failed", "failed"), ("cancelled", "cancelled"))
 
 NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
@@ -192,7 +192,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
 
 
 def _event_text(f: ReasonNumbers) -> str:
-    """Return the code of a hardware event, in brackets if its meaning precedes it in the sentence."""
+    """Return the code of a hardware event. It is in brackets if the sentence names its meaning before."""
     before, after = (" (", ")") if f.get("meaning") else ("", "")
     return f.plain(before, "event", after=after) or "a hardware event"
 
@@ -206,7 +206,7 @@ def _last_failed_task(f: ReasonNumbers) -> str:
 
 
 def notice_sentence(kind: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
-    """Return the sentence of a Notification."""
+    """Return the sentence of a notification of this kind with these numbers."""
     sentence = NOTICE_SENTENCES.get(kind)
     return (
         sentence(ReasonNumbers(numbers, viewer)).strip() if sentence else kind.replace("_", " ").capitalize()

@@ -11,9 +11,9 @@ from scheduler.state.states import TERMINATING_STATES, WorkloadState
 
 
 class StoppedBy(Protocol):
-    """A stop that a person requested: ``why`` may be empty.
+    """The person who stopped a workload, and the reason ``why``, which may be empty.
 
-    ``portal.reads.work.manual_stops`` reads it from the audit record.
+    ``portal.reads.work.manual_stops`` reads these values from the audit record.
     """
 
     @property
@@ -27,7 +27,11 @@ class StoppedBy(Protocol):
 def cancelled_numbers(
     workload: Workload, stop: StoppedBy | None, viewer: policy.Viewer | None
 ) -> dict[str, Any]:
-    """Return the numbers of the reason ``cancelled``."""
+    """Return the values in the sentence of the reason ``cancelled``.
+
+    ``ran`` is True if the workload ran. If a person stopped it, ``by`` is the name ("You" if this is the
+    viewer), and ``why`` the reason.
+    """
     ran = {"ran": workload.attempt > 0}
     if stop is None:
         return ran
@@ -36,7 +40,7 @@ def cancelled_numbers(
 
 
 def outcome_sentence(workload: Workload, stop: StoppedBy | None, viewer: policy.Viewer | None) -> str:
-    """Return the sentence of the outcome; "" while the workload has not ended."""
+    """Return a sentence that says how the workload ended; "" if it has not ended."""
     return (
         reason_texts.reason_sentence(workload.outcome, current_reason_numbers(workload, stop, viewer), viewer)
         if _has_ended(workload)
@@ -45,7 +49,11 @@ def outcome_sentence(workload: Workload, stop: StoppedBy | None, viewer: policy.
 
 
 def current_reason_code(workload: Workload) -> str:
-    """Return the code of the current reason: an outcome, a stop in progress, or a wait or a start."""
+    """Return the reason code for the workload's state.
+
+    It is the outcome of an ended workload, or the reason of a stop in progress. Otherwise it is the engine's
+    reason why the workload waits or has started.
+    """
     if _has_ended(workload):
         return workload.outcome
     return (
@@ -58,7 +66,10 @@ def current_reason_code(workload: Workload) -> str:
 def current_reason_numbers(
     workload: Workload, stop: StoppedBy | None, viewer: policy.Viewer | None
 ) -> dict[str, Any]:
-    """Return the numbers of the current reason. Only a wait for a dependency costs a query."""
+    """Return the values in the sentence of the current reason.
+
+    Takes a query only if the workload waits for a dependency.
+    """
     if not _has_ended(workload) and current_reason_code(workload) == workload.reason_code:
         return reason_texts.waiting_numbers(workload)
     numbers = dict(workload.outcome_numbers) if _has_ended(workload) else {}
@@ -68,8 +79,9 @@ def current_reason_numbers(
 
 
 def current_reason_sentence(workload: Workload, stop: StoppedBy | None, viewer: policy.Viewer | None) -> str:
-    """Return the sentence of the current reason: how the workload ended, why it is being stopped, why it
-    started, or why it waits.
+    """Return a sentence about the workload's state.
+
+    It says how the workload ended, why it is being stopped, why it started, or why it waits.
     """
     return reason_texts.reason_sentence(
         current_reason_code(workload), current_reason_numbers(workload, stop, viewer), viewer

@@ -1,4 +1,4 @@
-"""Build sentences that compare two workloads of a queue: which one comes first, and by which rule."""
+"""Build sentences that say which of two workloads comes first in the queue, and by which rule."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def not_comparable(mine: Workload, theirs: Workload) -> str:
     )
 
 
-# Short form for lists, by the criterion that decides (scheduler.core.queue.turn.TurnCriterion).
+# Why a workload comes first, in a few words, by criterion (see scheduler.core.queue.turn.TurnCriterion).
 EARLIER_BECAUSE: dict[str, str] = {
     "reservation": "runs inside a reservation",
     "room_is_made": "GPUs are already being freed for it",
@@ -60,15 +60,16 @@ EARLIER_BECAUSE: dict[str, str] = {
     "priority": "has a higher priority in your team",
     "aged": "has waited longer than the limit",
     "submitted": "has waited longer",
-    "place": "was submitted earlier, or is shorter",  # ``earlier_because`` says which of the two
+    "place": "was submitted earlier, or is shorter",  # ``earlier_because`` decides which
     "number": "was submitted first",
 }
 
 
 def earlier_because(part: str, earlier: bool, shorter: bool) -> str:
-    """Return the criterion that puts a workload ahead, in a few words.
+    """Return in a few words why a workload comes first. ``part`` is the criterion that decides.
 
-    ``earlier`` is True if it was submitted first, ``shorter`` if its expected run time is shorter.
+    ``earlier`` is True if the workload was submitted first. ``shorter`` is True if its expected run time is
+    shorter.
     """
     if part != "place" or not (earlier or shorter):
         return EARLIER_BECAUSE[part]
@@ -77,7 +78,8 @@ def earlier_because(part: str, earlier: bool, shorter: bool) -> str:
     return "is shorter, though submitted later"
 
 
-# The names of the numbers begin with ``mine_`` or ``theirs_`` (see compare_in_queue).
+# The rules of queue order, each with its sentence. Values of the two workloads have names that begin with
+# ``mine_`` or ``theirs_`` (see portal.reads.work.wait_explanation.compare_in_queue).
 QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
     "there_first": lambda f: (
         f"It has had its GPUs since {_time_text(f, 'theirs_started')}; yours was submitted at "
@@ -142,26 +144,32 @@ QUEUE_ORDER_RULES: dict[str, Callable[[ReasonNumbers], str]] = {
 
 
 def queue_order_sentence(rule: str, numbers: Numbers) -> str:
-    """Return the rule that decides the order of two workloads; ``rule`` is a key of ``QUEUE_ORDER_RULES``."""
+    """Return the sentence of ``rule``, a key of QUEUE_ORDER_RULES that decides the order of two workloads."""
     return QUEUE_ORDER_RULES[rule](ReasonNumbers(numbers, None))
 
 
 def start_without_other(mine: str, theirs: str, why_not: str) -> str:
-    """Return whether ``mine`` would start without ``theirs``; ``why_not`` is "" if it would."""
+    """Return a sentence that says whether ``mine`` would start now without ``theirs``.
+
+    ``why_not`` is the reason why it would not start; "" if it would.
+    """
     if not why_not:
         return f"Without {theirs}, {mine} would start now."
     return f"Even without {theirs}, {mine} would not start now. {why_not}"
 
 
 def _request_text(f: ReasonNumbers, whose: str) -> str:
-    """Return ``2 GPUs``, ``8 GPUs on each of 2 hosts`` or ``1 × 1g.10gb``."""
+    """Return the request of ``whose`` (mine or theirs): ``8 GPUs on each of 2 hosts``, ``1 × 1g.10gb``."""
     units, profile = int(f.get(f"{whose}_units") or 0), f.get(f"{whose}_profile")
     asked = f"{units} × {profile}" if profile else with_count(units, "GPU")
     return f"{asked} on each of {f.get(f'{whose}_hosts')} hosts" if f.is_plural(f"{whose}_hosts") else asked
 
 
 def _quota_text(f: ReasonNumbers, whose: str) -> str:
-    """Return a team's guarantee and holdings by model, in brackets."""
+    """Return the guarantee and the held GPUs of a workload's team by model, in brackets.
+
+    ``whose`` is "mine" or "theirs".
+    """
     lines = [
         f"{model_name(name)}: {gpus(guaranteed)} guaranteed, holds {gpus(held)}"
         for name, guaranteed, held in f.get(f"{whose}_quota") or ()
@@ -170,7 +178,7 @@ def _quota_text(f: ReasonNumbers, whose: str) -> str:
 
 
 def _time_text(f: ReasonNumbers, name: str) -> str:
-    """Return ``14:20``, with the day if it differs from the day of ``now`` in the numbers."""
+    """Return the time that is stored under ``name`` as ``14:20``, with the day if it is not today."""
     at, now = f.get(name), f.get("now")
     if at is None or now is None:
         return "an unknown time"

@@ -1,6 +1,4 @@
-"""Format the numbers of a reason or notice. Missing numbers give "", and names appear only if the viewer may
-see them.
-"""
+"""Format the numbers of a reason or a notice: the values that its sentence contains."""
 
 from __future__ import annotations
 
@@ -12,7 +10,10 @@ from portal.wording.formatting import Numbers, date_and_time, gpus, model_name
 
 
 class ReasonNumbers:
-    """The numbers of a reason, for one viewer, with methods that format them. A missing number gives ""."""
+    """The numbers of a reason, with methods that format them for one viewer.
+
+    A missing number gives "". The name of a team or a workload appears only if the viewer may see it.
+    """
 
     def __init__(self, numbers: Numbers, viewer: policy.Viewer | None) -> None:
         self.numbers = numbers
@@ -57,7 +58,7 @@ class ReasonNumbers:
         return isinstance(value, int) and value > 1
 
     def team(self, otherwise: str = "another team") -> str:
-        """Return the name of the team if the viewer may know it."""
+        """Return the name of the team if the viewer may know it, otherwise ``otherwise``."""
         value = self.get("team", "for_team")
         if not isinstance(value, int):
             return otherwise
@@ -67,7 +68,7 @@ class ReasonNumbers:
         return team.name if team else otherwise
 
     def workload(self, otherwise: str = "another workload") -> str:
-        """Return the name of the workload if the viewer may see it."""
+        """Return the name of the workload if the viewer may see it, otherwise ``otherwise``."""
         value = self.get("workload", "for_workload")
         if not isinstance(value, int) or self.viewer is None:
             return otherwise
@@ -75,7 +76,10 @@ class ReasonNumbers:
         return workload.name if workload else otherwise
 
     def dependency_name(self) -> str:
-        """Return the workload or the array that must end first, by name only if the viewer may see it."""
+        """Return a text for the workload or the array that must end first.
+
+        It contains a name only if the viewer may see the workload or the array.
+        """
         value = self.get("array")
         if not isinstance(value, int):
             return self.workload("another workload")

@@ -1,18 +1,19 @@
-"""Build the parts of the sentences in ``reason_texts`` that depend on several numbers."""
+"""Build parts of the sentences in ``reason_texts``. Each part depends on several numbers of a reason."""
 
 from __future__ import annotations
 
 from portal.wording.formatting import cores, gibibytes, model_name, with_count
 from portal.wording.reason_numbers import ReasonNumbers
 
-# How a dependency must end.
+# Verb for the condition of a dependency: how the other workload must end.
 DEPENDENCY_CONDITIONS = {"ok": "finish", "any": "end", "not_ok": "end without finishing"}
 
 
 def requested_gpus(f: ReasonNumbers) -> str:
-    """Return ``4 H100 80GB``, ``8 GPUs of any model on each of 2 hosts`` or ``2 × 1g.10gb of A100 80GB``.
+    """Return the request as text, such as ``4 H100 80GB`` or ``8 GPUs of any model on each of 2 hosts``.
 
-    If the numbers lack the request, use the engine's model: the first model that fits the request.
+    A request for slices gives ``2 × 1g.10gb of A100 80GB``. If the numbers have no requested models
+    (``wanted``), the text names the model in the engine's reason.
     """
     hosts = f.get("hosts") if f.is_plural("hosts") else None
     count, where = f.get("units" if hosts else "need"), f" on each of {hosts} hosts" if hosts else ""
@@ -26,7 +27,10 @@ def requested_gpus(f: ReasonNumbers) -> str:
 
 
 def free_gpus(f: ReasonNumbers) -> str:
-    """Return how many GPUs are free; for a request of several models, how many of them the team may use."""
+    """Return a text such as ``; 3 are free now``.
+
+    If the request accepts several models or any model, the text is ``; 3 that it may use are free now``.
+    """
     free, wanted = f.get("free"), f.get("wanted")
     if not isinstance(free, int):
         return ""
@@ -35,7 +39,7 @@ def free_gpus(f: ReasonNumbers) -> str:
 
 
 def preempted_for_it(f: ReasonNumbers) -> str:
-    """Return which work is being preempted for the workload."""
+    """Return a sentence that says which work is being preempted to free GPUs for the workload."""
     number = int(f.get("workloads") or 0)
     work = with_count(number, "workload") if number else "borrowed work"
     verb = "are" if number > 1 else "is"
@@ -48,7 +52,10 @@ def preempted_for_it(f: ReasonNumbers) -> str:
 
 
 def min_runtime_note(f: ReasonNumbers) -> str:
-    """Return when running work reaches the pool's minimum runtime and may be preempted."""
+    """Return a sentence about running workloads that are too young to be preempted; "" if there are none.
+
+    It says when they reach the pool's minimum runtime.
+    """
     young = f.get("young")
     if not young:
         return ""
@@ -60,14 +67,14 @@ def min_runtime_note(f: ReasonNumbers) -> str:
 
 
 def cpu_and_memory_shortage(f: ReasonNumbers) -> str:
-    """Return the CPU and memory that must be free on the host of the GPUs."""
+    """Return a sentence about the CPU and memory that must also be free on the host; "" if none is needed."""
     cpu, memory = f.get("cpu_milli"), f.get("memory_mib")
     words = " and ".join(filter(None, [cores(cpu) if cpu else "", gibibytes(memory) if memory else ""]))
     return f" It also needs {words} free on the same host." if words else ""
 
 
 def exceeds(f: ReasonNumbers, name: str) -> bool:
-    """Return True if the request exceeds the number ``name``, so that waiting cannot help."""
+    """Return True if the request needs more than the number ``name``, so that waiting cannot help."""
     need, most = f.get("need"), f.get(name)
     return isinstance(need, int) and isinstance(most, int) and need > most
 
@@ -82,7 +89,7 @@ def never_within_quota(f: ReasonNumbers) -> str:
 
 
 def window_over_quota(f: ReasonNumbers) -> str:
-    """Return the sentence for a reservation that exceeds its team's quota at a later time."""
+    """Return the sentence for a reservation that would exceed its team's quota at some time in its window."""
     return (
         f"Its team would have {f.slots('', 'held') or 'none'}{f.of_model_text()} promised or in "
         f"use{f.time(' at ', 'at')}, and may hold {f.slots('', 'limit') or 'none'}; "
@@ -100,7 +107,7 @@ def dependency_condition(f: ReasonNumbers) -> str:
 
 
 def failed_gpu(f: ReasonNumbers) -> str:
-    """Return ``GPU 3 of h3 failed (XID 79, GPU has fallen off the bus)``."""
+    """Return a text such as ``GPU 3 of h3 failed (XID 79, GPU has fallen off the bus)``."""
     kind, _, number = str(f.get("event")).partition(":")
     said = f"{kind.upper()} {number}" if kind in ("xid", "ecc") and number else str(f.get("event"))
     return (
@@ -120,7 +127,10 @@ def reservation_blockers(f: ReasonNumbers) -> str:
 
 
 def promised_to(f: ReasonNumbers) -> str:
-    """Return who needs the GPUs next. Other teams' reservations are counted, not named."""
+    """Return who needs the GPUs next, such as ``2 reservations need them and maintenance needs them``.
+
+    The reservations are counted, not named, because they can belong to other teams.
+    """
     promised, serviced = int(f.get("reservations") or 0), bool(f.get("maintenance"))
     words = [
         f"{with_count(promised, 'reservation')} {'needs' if promised == 1 else 'need'} them"
@@ -139,24 +149,33 @@ def full_disks(hosts: list[str], full: int) -> str:
 
 
 def of_hosts(hosts: object) -> str:
-    """Return the verb after a number of hosts: `` of them is``, or `` are`` if there is no number."""
+    """Return the words that follow a number of hosts: `` of them is`` or `` of them are``.
+
+    Without a number, return `` are``.
+    """
     return " are" if not hosts else " of them is" if hosts == 1 else " of them are"
 
 
 def closed_gpus(f: ReasonNumbers, state: str) -> str:
-    """Return how many of the GPUs are closed, or "" if none is."""
+    """Return a text about GPUs that accept no work: ``, 2 are out of service``. Return "" without any."""
     return f.plain(", ", "closed", after=f" are {state}") if f.get("closed") else ""
 
 
 def other_dependencies(f: ReasonNumbers) -> str:
-    """Return how many other workloads the work waits for besides the named one, or "" if there are none."""
+    """Return the number of dependencies that the sentence does not name: ``, and for 2 others``.
+
+    Return "" if there are no others.
+    """
     if not f.is_plural("workloads"):
         return ""
     return f", and for {with_count(int(f.get('workloads')) - 1, 'other')}"
 
 
 def dependency_outcome(f: ReasonNumbers) -> str:
-    """Return how the dependency (a workload, or one task of an array) ended, or "" if this is unknown."""
+    """Return how the dependency ended, such as ``, it ended as failed``; "" if the outcome is unknown.
+
+    For an array, the text is about one of its tasks.
+    """
     if not f.get("outcome"):
         return ""
     return f", {'one' if f.get('array') else 'it'} ended as {str(f.get('outcome')).replace('_', ' ')}"
@@ -164,8 +183,9 @@ def dependency_outcome(f: ReasonNumbers) -> str:
 
 # Not split: a decision table; the first match counts.
 def too_big_for_any_host(f: ReasonNumbers) -> str:
-    """Return the sentence for a request larger than any host, or for GPUs without the requested CPU, memory
-    or NVLink.
+    """Return the sentence for a request that no host of the pool can ever fit.
+
+    No host has the requested labels, enough GPUs, or the GPUs with the requested CPU, memory or NVLink.
     """
     units, largest = f.get("units"), f.get("largest")
     if f.get("hosts_with_labels") == 0:
@@ -196,7 +216,10 @@ def too_big_for_any_host(f: ReasonNumbers) -> str:
 
 
 def insufficient_cpu_or_memory(f: ReasonNumbers, units: int) -> str:
-    """Return the sentence for a lack of CPU or memory, with the most that hosts have; "" if both suffice."""
+    """Return the sentence for a request with more CPU or memory than the hosts have; "" if both suffice.
+
+    The sentence names the largest CPU or memory that hosts with these GPUs have.
+    """
     words = {"cpu_milli": cores, "memory_mib": gibibytes}
     asked = [
         (name, f.get(name), f.get(f"most_{name}")) for name in words if isinstance(f.get(f"most_{name}"), int)
@@ -223,7 +246,7 @@ def insufficient_cpu_or_memory(f: ReasonNumbers, units: int) -> str:
 
 
 def requested_properties(f: ReasonNumbers) -> str:
-    """Return the requested properties in brackets."""
+    """Return the requested properties in brackets: `` (at least 40,960 MiB)``. Return "" without any."""
     words = [
         f.model() if f.get("models") else "",
         f.plain("", "profile"),

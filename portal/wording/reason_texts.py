@@ -279,7 +279,10 @@ def reason_sentence(code: str, numbers: Numbers | None = None, viewer: policy.Vi
 
 
 def reservation_problem(reservation: Reservation, viewer: policy.Viewer | None = None) -> str:
-    """Return why a reservation has no units, or can get none until its end; "" if there is no problem."""
+    """Return the sentence about a reservation's problem; "" if there is none.
+
+    The problem is that the reservation has no units, or that it may not get its units.
+    """
     if reservation.reason_code:
         return reason_sentence(reservation.reason_code, reservation.reason_numbers, viewer)
     if reservation.at_risk_since is not None:
@@ -288,7 +291,10 @@ def reservation_problem(reservation: Reservation, viewer: policy.Viewer | None =
 
 
 def problem_of_its_reservation(workload: Workload, viewer: policy.Viewer | None = None) -> str:
-    """Return why the reservation of a waiting workload can't be served; "" if there is no problem."""
+    """Return the sentence about a problem of the reservation in which a workload waits.
+
+    Return "" if there is no problem, or if the workload does not wait in a reservation.
+    """
     if workload.state != WorkloadState.QUEUED or workload.reservation is None:
         return ""
     problem = reservation_problem(workload.reservation, viewer)
@@ -296,14 +302,14 @@ def problem_of_its_reservation(workload: Workload, viewer: policy.Viewer | None 
 
 
 def waiting_sentence(workload: Workload, viewer: policy.Viewer | None = None) -> str:
-    """Return why a workload waits; "" before the engine has planned it."""
+    """Return a sentence that says why a workload waits; "" before the engine has planned it."""
     return reason_sentence(workload.reason_code, waiting_numbers(workload), viewer)
 
 
 def waiting_numbers(workload: Workload) -> dict[str, Any]:
-    """Return the numbers of a workload's reason to wait and of its request.
+    """Return the values in the sentence about a wait: those of the engine's reason and of the request.
 
-    A dependency adds its condition (one query).
+    If the workload waits for a dependency, add the condition of the dependency. This takes one query.
     """
     numbers = {**workload.reason_numbers, **requested_hardware(workload.reason_code, workload)}
     if workload.reason_code == "dependency":
@@ -313,7 +319,7 @@ def waiting_numbers(workload: Workload) -> dict[str, Any]:
 
 
 class RequestedHardware(Protocol):
-    """The part of a request that appears in sentences."""
+    """The fields of a request that appear in sentences."""
 
     @property
     def models_wanted(self) -> Sequence[str]: ...
@@ -326,7 +332,10 @@ class RequestedHardware(Protocol):
 
 
 def requested_hardware(code: str, ask: RequestedHardware) -> dict[str, Any]:
-    """Return the request's models, profile, CPU and memory for a code that names GPUs; {} for other codes."""
+    """Return the request's models, profile, CPU and memory for the code ``waits_for_units``.
+
+    Return {} for other codes, because their sentences do not name the request.
+    """
     if code != "waits_for_units":
         return {}
     sizes = {name: getattr(ask, name) for name in ("cpu_milli", "memory_mib") if getattr(ask, name)}
@@ -334,7 +343,7 @@ def requested_hardware(code: str, ask: RequestedHardware) -> dict[str, Any]:
 
 
 def never_starts_sentence(code: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
-    """Return why a workload could never start, even if all other work ended."""
+    """Return the sentence for a workload that could never start, even if all other work ended."""
     if code != "spare_capacity_kept":
         return reason_sentence(code, numbers, viewer)
     free, spare = numbers.get("free") or 0, numbers.get("spare") or 0
@@ -345,7 +354,10 @@ def never_starts_sentence(code: str, numbers: Numbers, viewer: policy.Viewer | N
 
 
 def decision_sentence(kind: str, code: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:
-    """Return the sentence of a decision: its reason, and for a gang the member that ended first."""
+    """Return the sentence of the engine's decision: its reason.
+
+    If a gang ended or restarts, the sentence begins with the member that ended first.
+    """
     if kind not in ("restarted", "ended"):
         return reason_sentence(code, numbers, viewer)
     return (

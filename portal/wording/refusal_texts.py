@@ -1,7 +1,8 @@
-"""Build sentences for requests that the current state does not allow, by the code of ``OperationRejected``.
+"""Build sentences for requests that the current state does not allow.
 
-Codes of the engine have their sentence in ``reason_texts``. A text names numbers in braces. A function builds
-a sentence whose form depends on the numbers.
+The sentences are looked up by the code of ``OperationRejected``. The engine's reason codes have their
+sentences in ``reason_texts``. An entry is a text with the names of numbers in braces, or a function if the
+form of the sentence depends on the numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from scheduler.services import OperationRejected
 
 Sentence = str | Callable[[Mapping[str, Any]], str]
 
-# Code of a refused MIG geometry -> sentence.
+# Codes of refused MIG geometries, each with its sentence.
 GEOMETRY_MISFITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "unknown": lambda n: (
         f"{n['profile']} is not a MIG profile of this GPU; allowed: {', '.join(n['offered'])}."
@@ -178,7 +179,7 @@ REFUSALS: dict[str, Sentence] = {
     "organisation_is_missing": "There is no organisation in this database: restore the backup first.",
 }
 
-# Operation -> beginning of its sentence; the reason follows.
+# Operations, each with the beginning of its sentence. The reason follows the beginning.
 REJECTED_OPERATIONS: dict[str, Callable[[Mapping[str, Any], str], str]] = {
     "extend_workload": lambda n, code: (
         f"{n['name']} "
@@ -196,7 +197,7 @@ REJECTED_OPERATIONS: dict[str, Callable[[Mapping[str, Any], str], str]] = {
 
 
 def refusal_sentence(refusal: ServiceError | OperationRejected) -> str:
-    """Return the sentence of a refused request, for its page or API response."""
+    """Return the sentence that a page or an API response shows for a refused request."""
     if isinstance(refusal, ServiceError):
         return refusal.message
     return rejection_sentence(refusal.code, refusal.numbers, refusal.first_windows, refusal.operation)
@@ -205,7 +206,7 @@ def refusal_sentence(refusal: ServiceError | OperationRejected) -> str:
 def rejection_sentence(
     code: str, numbers: Numbers, first_windows: Sequence[ReservationWindow] = (), operation: str = ""
 ) -> str:
-    """Return why an operation is rejected, and the first window that would fit instead."""
+    """Return why an operation is rejected. If ``first_windows`` is given, add the first window that fits."""
     begin = REJECTED_OPERATIONS[operation](numbers, code) if operation else ""
     return f"{begin}{_reason(code, numbers)}{_alternative(numbers, first_windows, operation)}"
 
@@ -229,7 +230,7 @@ def _alternative(numbers: Numbers, windows: Sequence[ReservationWindow], operati
 
 
 def _named(numbers: Mapping[str, Any], what: str) -> str:
-    """Return the names in ``numbers[what]``, and how many more there are."""
+    """Return the names in ``numbers[what]`` and the number of names left out: ``a, b and 3 more``."""
     names = numbers[what]
     more = numbers["count"] - len(names)
     return f"{', '.join(names)} and {more} more" if more > 0 else ", ".join(names)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RemovalVerb:
-    """A removal or a move: the question of its page, its effect, its button, and the confirmation.
+    """The texts of a removal or a move.
 
-    ``title`` and ``done`` take the name; for a move ``done`` takes the pool as well.
+    ``title`` is the question of its page, ``text`` its effect, ``label`` its button, and ``done`` the
+    confirmation. The first ``{}`` in ``title`` and ``done`` is the name of the object. In ``done`` of a
+    move, a second ``{}`` is the pool.
     """
 
     title: str

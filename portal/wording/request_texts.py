@@ -1,5 +1,6 @@
-"""Describe requests and their effects: submissions, guarantees, borrowing, placement, changes of daylight
-saving time.
+"""Describe requests and their effects.
+
+The topics are submissions, guarantees, borrowing, placement, and changes of daylight saving time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from scheduler.requests import HardwareRequest, RequestField, request_fields
 from scheduler.services.recurrence import DstOccurrence
 
 MAX_HOSTS_NAMED = 5
-# Fields that ``placement_rows`` or the size of a request shows under other labels.
+# Fields without a row of their own in ``placement_rows``: other rows or the request's size show them.
 DESCRIBED_HARDWARE = frozenset(
     ("units", "hosts", "models_wanted", "profile", "min_memory_mib", "min_compute_capability", "nvlink")
     + ("labels_required", "labels_preferred", "spread", "cpu_milli", "memory_mib")
@@ -33,7 +34,7 @@ DESCRIBED_HARDWARE = frozenset(
 
 
 def clock_change(change: DstOccurrence, time_zone: str) -> str:
-    """Return how an occurrence differs on a day on which the clock changes."""
+    """Return how an occurrence of a recurring reservation differs on a day on which the clock changes."""
     day = f"{change.day:%a %-d %b %Y}"
     if change.window is None:
         return (
@@ -60,10 +61,11 @@ def _goes_back(change: DstOccurrence) -> bool:
 def guarantee_effect(
     *, team: str, pool: str, model: str, asked: float, most: float, capacity: float, others: float, own: float
 ) -> str:
-    """Return how many GPUs a guarantee of ``asked`` GPUs would leave unguaranteed, or why it is too large.
+    """Return a sentence about the effect of a guarantee of ``asked`` GPUs, or why it is too large.
 
-    ``most`` is the largest guarantee possible for the team, ``others`` the sum of other teams' guarantees,
-    ``own`` the team's current guarantee, and ``capacity`` the size of the pool. All are numbers of GPUs.
+    The effect is the number of GPUs that stay without a guarantee. ``most`` is the largest guarantee that the
+    team could have. ``capacity`` is the size of the pool, ``others`` the sum of other teams' guarantees, and
+    ``own`` the team's current guarantee. All are numbers of GPUs of the model.
     """
     name = model_name(model)
     if asked <= most:
@@ -76,7 +78,7 @@ def guarantee_effect(
 
 
 def borrowing_notice(team: str, model: str, held: float, guaranteed: float) -> str:
-    """Return a note for preemptible work of a team that holds more GPUs of a model than it is guaranteed."""
+    """Return a note for preemptible work of a team that holds more GPUs of a model than its guarantee."""
     return (
         f"{team} holds {held:g} × {model_name(model)}, {held - guaranteed:g} of them borrowed: "
         f"it is guaranteed {guaranteed:g}. The teams that are guaranteed them may "
@@ -95,8 +97,9 @@ def late_warning(wanted_by: datetime | None, done: datetime | None) -> str:
 
 
 def unreachable_hosts_warning(pool: str, hosts: Sequence[str], of: int) -> str:
-    """Return a warning about hosts whose workloads other hosts cannot reach; ``of`` is the number of eligible
-    hosts.
+    """Return a warning about hosts on which a job's hosts cannot reach each other over the network.
+
+    ``hosts`` are the names of these hosts. ``of`` is the number of hosts that could run the job.
     """
     what = "let a job's hosts reach each other over the network (docs/gangs.md)"
     then = "members that communicate, as with torchrun or MPI, can't connect"
@@ -115,9 +118,7 @@ def unreachable_hosts_warning(pool: str, hosts: Sequence[str], of: int) -> str:
 
 
 def placement_rows(row: Workload | Reservation) -> list[tuple[str, str]]:
-    """Return (label, text) of a request's placement constraints for a page; unset constraints are
-    left out.
-    """
+    """Return (label, text) for each placement constraint of a request that is set."""
     words = _cpu_and_memory(row.cpu_milli, row.memory_mib)
     capability = (
         f"compute capability {row.min_compute_capability / 10:.1f} or higher"
@@ -142,7 +143,7 @@ def placement_rows(row: Workload | Reservation) -> list[tuple[str, str]]:
 
 
 def _value_text(declared: RequestField, value: Any) -> str:
-    """Return a value with its unit; "" for the default."""
+    """Return the value of a field with its unit; "" if the value is the field's default."""
     if value == declared.default:
         return ""
     text = "yes" if value is True else f"{value:,}" if isinstance(value, int) else str(value)
@@ -160,7 +161,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def expired_submission_sentence(expires_at: datetime) -> str:
-    """Return why a request for a reservation can't be decided any more."""
+    """Return why an expired request for a reservation can't be approved any more."""
     return (
         f"It has expired: nobody decided it before its start, {date_and_time(expires_at)}. "
         "Request another window."
@@ -175,7 +176,10 @@ def too_late_to_approve(start: datetime) -> str:
 
 
 def submission_summary(kind: str, payload: Numbers) -> str:
-    """Return a submission as a noun phrase, for lists, notices and the approvals page."""
+    """Return a short text for a submission: ``a guarantee of 8 × H100 80GB, borrowing any number more``.
+
+    Lists, notices and the approvals page use it inside their sentences.
+    """
     if kind == "quota_change":
         return _quota_change_summary(payload)
     if kind not in ("reservation", "series", "window_change"):

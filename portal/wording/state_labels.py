@@ -8,7 +8,8 @@ from typing import Any
 from portal.wording.reason_texts import waiting_sentence
 from scheduler.models import Run, Workload
 
-# State -> (shape in icons.svg, label, tone). Shape and label carry the meaning; the tone only supports it.
+# States, each with (shape in icons.svg, label, tone). The shape and the label identify the state without the
+# tone, which is a colour.
 WORKLOAD_STATES: dict[str, tuple[str, str, str]] = {
     "queued": ("queued", "Queued", "queued"),
     "placed": ("starting", "Placed", "starting"),
@@ -43,15 +44,17 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
 
 
 def is_waiting_to_resume(workload: Workload) -> bool:
-    """Return True if the workload ran before and is queued again. Work that was placed but never ran counts
-    as queued.
+    """Return True if the workload ran before and is queued again.
+
+    Return False for a workload that was placed before but never ran.
     """
     return workload.state == "queued" and workload.started_at is not None
 
 
 def workload_state_label(workload: Workload, by: str = "") -> tuple[str, str, str]:
-    """Return (shape, label, tone) of a workload's state or, once it has ended, of its outcome; ``by`` names
-    who stopped it.
+    """Return (shape, label, tone) of a workload's state, or of its outcome if it has ended.
+
+    ``by`` is the name of the person who stopped it, or "".
     """
     if is_waiting_to_resume(workload):
         return ("preempted", "Waits to resume", "queued")
@@ -64,7 +67,7 @@ def workload_state_label(workload: Workload, by: str = "") -> tuple[str, str, st
 
 
 def array_state_label(array: Any) -> str:
-    """Return the label of a whole array that was loaded with its counts."""
+    """Return the label of a whole array. The array was loaded with its task counts."""
     if array.running or array.waiting:
         return "Running" if array.running else "Waiting"
     if array.failed:
@@ -75,8 +78,9 @@ def array_state_label(array: Any) -> str:
 def start_steps(workload: Workload, run: Run | None) -> list[dict[str, Any]]:
     """Return the steps of a start, in order.
 
-    Each has ``word``, ``at`` (datetime or None), ``state`` (done, now or ahead) and ``detail`` (text, may be
-    empty). ``run`` is the first run of the current attempt, None while the workload waits.
+    Each step has a label ``word``, the time ``at`` (None if it has not happened), a ``state`` (done, now or
+    ahead) and a text ``detail``, which may be empty. ``run`` is the first run of the current attempt; it is
+    None while the workload waits.
     """
     notebook = workload.kind == "notebook"
     where = f"on {run.host.name}" if run else ""
@@ -102,7 +106,11 @@ def start_steps(workload: Workload, run: Run | None) -> list[dict[str, Any]]:
 
 
 def _step_state(step: int, last: int, *, complete: bool) -> str:
-    """Return the state of a step; ``last`` is the last step with a time."""
+    """Return the state of a step: done, now or ahead.
+
+    ``step`` is its number. ``last`` is the number of the last step that has a time. ``complete`` is True if
+    this is the final step.
+    """
     if step == last:
         return "done" if complete else "now"
     return "done" if step < last else "ahead"

@@ -60,7 +60,7 @@ LIMIT_LABELS = {
     "most_waiting_per_team": ("Most waiting per team", "The same for all people of a team together."),
 }
 
-# The action taken for a hardware event, as text.
+# Actions that health rules took after a hardware event, each with its text.
 HARDWARE_ACTION_SENTENCES = {
     "": "",
     "note": "Noted.",
@@ -79,15 +79,18 @@ LEASE_STATE_NOTES = {"suspect": "one renewal late", "silent": "silent"}
 
 
 def event_count(title: str, count: int) -> str:
-    """Return a hardware event and how often it happened within a day."""
+    """Return the title of a hardware event, and how often the event happened in the last 24 hours."""
     return f"{title} {count} times in 24 h" if count > 1 else f"{title} in the last 24 h"
 
 
 def idle_gpus(count: int) -> str:
-    """Return the number of GPUs that are held and idle."""
+    """Return a text such as ``3 GPUs held and idle``."""
     return f"{count} GPU{'s' if count > 1 else ''} held and idle"
 
 
 def host_state_note(state: str, reason: str) -> str:
-    """Return a host's state with its reason. The reason is omitted if it belongs to an earlier state."""
+    """Return a host's state with its reason.
+
+    The reason is omitted for a late or silent agent, because it belongs to an earlier change of state.
+    """
     return LEASE_STATE_NOTES.get(state) or (f"{state}: {reason}" if reason else state)

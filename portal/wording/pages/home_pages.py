@@ -18,6 +18,9 @@ WAITS_FOR_HOST = "Waits for the host"
 
 
 def array_note(summary: str, held: str, cost: str) -> str:
-    """Return the note of a job array from its summary, the units held (or "") and the cost (or "")."""
+    """Return the note on the card of a job array.
+
+    ``summary`` counts its tasks by state. ``held`` and ``cost`` are texts; "" if there is none.
+    """
     holding = f" They hold {held}{f' and cost {cost} so far' if cost else ''}." if held else ""
     return f"Array of {summary}.{holding} Below: its first task that has not ended."

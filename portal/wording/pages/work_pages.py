@@ -20,7 +20,7 @@ NOT_PLANNED_YET = "Not planned yet."
 NOTHING_WAITS = "Nothing waits; {running} run."
 QUEUE_TOTALS = "{waiting} {verb} for {units} units{whose}; {running} run."
 
-# Reason code: short label in the filter. The rows show full sentences.
+# Short labels of reason codes in the queue's filter. The rows of the queue show full sentences.
 REASON_LABELS = {
     "waits_for_units": "Waits for GPUs",
     "waits_for_eviction": "Preemption under way",

@@ -1,4 +1,4 @@
-"""Define pages and messages that the edge returns for a notebook's address."""
+"""Define texts of the pages and messages that the edge returns under a notebook's address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNREACHABLE_TITLE = "The notebook does not answer"
 TOO_SLOW_TITLE = "This arrived too slowly"
 UPLOAD_STOPPED = "The upload was stopped. Try again."
 
-# Reason of ``portal.edge.workspaces.access.AccessRefusal``: title and the next step.
+# Reasons of ``portal.edge.workspaces.access.AccessRefusal``, each with its title and what the user can do.
 ACCESS_REFUSALS: dict[str, tuple[str, str]] = {
     "enter": (
         "Open this notebook from the portal",

@@ -1,4 +1,4 @@
-"""Define messages about requests about pools, hosts, money, people and approvals."""
+"""Define messages for invalid requests that concern pools, hosts, money, people and approvals."""
 
 from __future__ import annotations
 

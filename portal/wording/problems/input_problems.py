@@ -1,4 +1,4 @@
-"""Define messages about single values, for problems found by ``portal.input_checks``."""
+"""Define messages about single invalid values, which ``portal.input_checks`` finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define messages about requests for GPUs, for the checks of services, the API and the form."""
+"""Define messages about invalid requests for GPUs. The services, the API and the form use them."""
 
 from __future__ import annotations
 
