@@ -16,7 +16,7 @@ from portal.web.work.workload_text import gpu_count_text
 def agenda_rows(
     groups: list[CalendarModelGroup], window: drawing.TimelineWindow, now: datetime
 ) -> dict[str, Any]:
-    """Return the rows of one day: of today if the window contains ``now``, else of the window's first day."""
+    """Return the bookings of one day: today if the window contains ``now``, otherwise its first day."""
     at = now if window.start <= now < window.end else window.start
     local = timezone.localtime(at).replace(hour=0, minute=0, second=0, microsecond=0)
     end = local + timedelta(days=1)
@@ -51,7 +51,7 @@ def _gpus_in_use(bookings: list[CalendarBooking], now: datetime) -> str:
 
 
 def booking_url(booking: CalendarBooking) -> str:
-    """Return the URL of a booking's page; empty if the viewer may not see it."""
+    """Return the URL of a booking's page; "" if the viewer may not see the booking's details."""
     if not booking.named:
         return ""
     return reverse(booking.kind, args=[booking.public_id])

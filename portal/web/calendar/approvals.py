@@ -1,4 +1,4 @@
-"""Render the pages of approvals: the waiting submissions, their effect on others, and the decision."""
+"""Render the pages of approvals: waiting submissions, the effect of an approval, and the decision."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ KIND_CHOICES = (
 
 
 class DecisionForm(ServiceForm):
-    """A form for the reason of a decision and the approved values. The fields are named like arguments of the
-    service.
+    """A form for the reason of a decision and the approved values.
+
+    The fields have the names of the service's arguments.
     """
 
     comment = forms.CharField(
@@ -71,7 +72,7 @@ class DecisionForm(ServiceForm):
             )
 
     def changes(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Return the values that the operator changed."""
+        """Return the values that differ from the requested values in ``payload``."""
         given = {name: value for name, value in self.cleaned_data.items() if name != "comment"}
         absent: dict[str, Any] = {"may_exceed_guarantee": False, "period": "month", "when_used_up": "borrow"}
         return {
@@ -162,7 +163,10 @@ def _approvals_context(
 
 
 def _effect(chosen: Submission, user: User, now: datetime) -> dict[str, Any]:
-    """Return the effect of an approval, without workloads and reservations that the viewer may not see."""
+    """Return the effect of approving a submission.
+
+    Workloads and reservations that the user may not see are left out.
+    """
     effect = effects.approval_effect(chosen, now)
     for name, visible in (
         ("evicted", policy.visible_workloads),
@@ -187,7 +191,7 @@ def _submission_rows(rows: Any, now: datetime) -> list[dict[str, Any]]:
 @require_POST
 @sign_in_required
 def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpResponseBase:
-    """Approve (as requested or changed), decline or withdraw one submission."""
+    """Approve, decline or withdraw one submission. An approval can change the requested values."""
     user, now = current_user(request), timezone.now()
     row = reads.visible_submission(user, public_id)
     if row is None:
@@ -239,7 +243,7 @@ def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpRespons
 @require_POST
 @sign_in_required
 def decide_several(request: HttpRequest) -> HttpResponseBase:
-    """Approve or decline the ticked submissions, each on its own. A submission that fails remains waiting."""
+    """Approve or decline the ticked submissions one by one. If a decision fails, the submission stays open."""
     user, now = current_user(request), timezone.now()
     verb = request.POST.get("verb", "")
     if verb not in ("approve", "decline"):

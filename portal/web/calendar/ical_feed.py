@@ -40,14 +40,14 @@ def ical_feed(request: HttpRequest, token: str) -> HttpResponse:
 
 
 def ical_feed_token(user: User) -> str:
-    """Return the secret of a user's feed. A new password invalidates old URLs."""
+    """Return the secret token for the URL of a user's feed. A new password makes old URLs invalid."""
     return signing.dumps(
         {"user": user.pk, "key": _password_fingerprint(user)}, salt=ICAL_FEED_SALT, compress=False
     )
 
 
 def _user_of_token(token: str) -> User | None:
-    """Return the active user of a valid token, else None."""
+    """Return the user of a token; None if the token is invalid or the user is not active."""
     try:
         claims = signing.loads(token, salt=ICAL_FEED_SALT)
     except signing.BadSignature:

@@ -23,7 +23,10 @@ from scheduler.models import Pool, Quota, Team
 
 
 def gpu_hours_fields(given: dict[str, Any]) -> dict[str, forms.Field]:
-    """Return the fields for a guarantee's GPU-hours, their period and the action when they are used up."""
+    """Return form fields for the GPU-hours that a guarantee covers.
+
+    The fields are their number, their period, and the effect after they are used up.
+    """
     return {
         "gpu_hours": forms.IntegerField(
             label="GPU-hours",
@@ -78,7 +81,7 @@ class QuotaRequestForm(ServiceForm):
 
 @sign_in_required
 def request_quota(request: HttpRequest, slug: str) -> HttpResponseBase:
-    """Show or submit a lead's request for another guarantee; an operator decides it."""
+    """Show or submit a team lead's request for another guarantee. An operator decides about the request."""
     user = current_user(request)
     team = get_object_or_404(policy.visible_teams(user), slug=slug)
     policy.require(user, "quota.request", team)
@@ -109,7 +112,7 @@ def request_quota(request: HttpRequest, slug: str) -> HttpResponseBase:
 def _over_capacity_sentence(
     team: Team, lines: list[reads.GuaranteeLine], pool: Pool, given: dict[str, Any]
 ) -> str:
-    """Explain why no operator can approve the request; empty if an operator can."""
+    """Return the reason why no operator can approve the request; "" if an operator can."""
     line = next((line for line in lines if (line.pool, line.model) == (pool, given["model"])), None)
     asked = given["guaranteed_gpus"]
     if line is None or asked <= line.most:

@@ -1,4 +1,4 @@
-"""Render the page of a reservation: facts, its workloads, and forms to change or cancel it."""
+"""Render the page of a reservation: its facts, its workloads, and forms that change or cancel it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _datetime_field(label: str) -> forms.DateTimeField:
 
 
 class ReservationChangeForm(ServiceForm):
-    """A form that changes the end of a reservation and, before the reservation begins, its start."""
+    """A form that changes the end of a reservation. Before the reservation begins, it has a start, too."""
 
     start = _datetime_field("Start")
     end = _datetime_field("End")
@@ -59,7 +59,10 @@ class ReservationChangeForm(ServiceForm):
         self.row = row
 
     def changed_window(self) -> dict[str, datetime]:
-        """Return the changed times. The comparison ignores seconds, because the fields show none."""
+        """Return the times that differ from the present window.
+
+        The comparison ignores seconds, because the fields show only hours and minutes.
+        """
         shown = {"start": self.row.start, "end": self.row.end}
         given = {name: self.cleaned_data.get(name) for name in shown}
         return {
@@ -71,7 +74,7 @@ class ReservationChangeForm(ServiceForm):
 
 @sign_in_required
 def reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
-    """Show the reservation; a POST changes its window or submits the change for approval."""
+    """Show the reservation. A POST changes its window, or submits the change if it needs an approval."""
     user, now = current_user(request), timezone.now()
     row = _get_reservation_or_404(user, public_id)
     form = ReservationChangeForm(request.POST or None, row=row)
@@ -136,7 +139,10 @@ def cancel_reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpRespon
 @sign_in_required
 @require_POST
 def cancel_series(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
-    """Cancel all occurrences that are not over. Without JavaScript, show a confirmation page first."""
+    """Cancel all occurrences of a recurring reservation that are not over.
+
+    Without JavaScript, show a confirmation page first.
+    """
     user = current_user(request)
     row = get_visible_or_404(
         policy.visible_series(user).select_related("project__team"),
@@ -203,7 +209,10 @@ def _reservation_context(request: HttpRequest, row: Reservation, user: User, now
 
 
 def _series_context(row: Reservation, now: datetime) -> dict[str, Any]:
-    """Return a summary of the recurring reservation, with its occurrences that are not over."""
+    """Return a summary of the recurring reservation to which ``row`` belongs; {} if it does not recur.
+
+    The summary includes the other occurrences that are not over.
+    """
     whole = row.series
     if whole is None:
         return {}
@@ -223,7 +232,7 @@ def _series_context(row: Reservation, now: datetime) -> dict[str, Any]:
 
 
 def _waiting_change(row: Reservation) -> Submission | None:
-    """Return the change of the window that waits for approval, or None."""
+    """Return the submitted change of the window that waits for approval; None if there is none."""
     waiting = row.submissions.filter(kind=Submission.Kind.WINDOW_CHANGE, state=SubmissionState.WAITING)
     change: Submission | None = waiting.first()
     return change

@@ -1,4 +1,7 @@
-"""Draw the calendar as rectangles without scripts; positions in per cent of the window, heights in pixels."""
+"""Draw the calendar as SVG rectangles, without scripts.
+
+Horizontal positions are in per cent of the window, heights in pixels.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ PIXELS_PER_PROMISED_GPU = 4
 # (maximum number of hosts, row height in pixels). The rows of few hosts are high enough for the label of a
 # booking of one GPU. Each height has a CSS class.
 HOST_HEIGHTS = ((8, 80), (24, 48), (10_000, 32))
-MAX_HOST_ROWS = 12  # rows of one model; the other hosts are folded into one row
-MIN_LABEL_WIDTH = 0.035  # share of the width; narrower bookings get no label
+MAX_HOST_ROWS = 12  # number of host rows of one model; other hosts share one folded row
+MIN_LABEL_WIDTH = 0.035  # share of the width; a narrower booking gets no label
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class TimelineZoom:
     days: int
     hours: int  # length of the window if days is 0
     step: timedelta  # length of the period that one bar in a folded row shows
-    snap_minutes: int  # windows drawn with the pointer begin and end at multiples of this
+    snap_minutes: int  # a window drawn with the pointer is rounded to multiples of this
 
 
 ZOOMS = {
@@ -43,7 +46,7 @@ ZOOMS = {
 
 @dataclass
 class TimelineWindow:
-    """A period at a zoom level. It converts times to shares of the width."""
+    """The period that the calendar shows at a zoom level. It converts times to horizontal positions."""
 
     zoom: TimelineZoom
     start: datetime
@@ -66,10 +69,11 @@ class TimelineWindow:
 
 
 def timeline_window(zoom: TimelineZoom, at: datetime, now: datetime) -> TimelineWindow:
-    """Return the window that contains ``at``.
+    """Return the window of a zoom level that contains ``at``.
 
-    At the zoom level "hour", the window starts one hour before the hour of ``at``. At the other levels it
-    starts at midnight: of the same day (day), of the previous day (week) or of the last Monday (month).
+    At the zoom level "hour", the window starts one hour before the hour of ``at``. At the other levels, it
+    starts at midnight. "day" starts on the day of ``at``, "week" on the day before, and "month" on the Monday
+    of the same week.
     """
     local = timezone.localtime(at)
     if zoom.name == "hour":
@@ -84,7 +88,7 @@ def timeline_window(zoom: TimelineZoom, at: datetime, now: datetime) -> Timeline
 
 
 def _midnight(moment: datetime) -> datetime:
-    """Return local midnight of the time's day, also if the clock changes on that day."""
+    """Return local midnight of the day of ``moment``. It is right even if the clock changes on that day."""
     return moment.replace(
         hour=0, minute=0, second=0, microsecond=0, tzinfo=timezone.get_current_timezone(), fold=0
     )
@@ -106,7 +110,7 @@ def _grid_lines(window: TimelineWindow) -> list[datetime]:
 
 
 def time_axis(window: TimelineWindow) -> list[dict[str, Any]]:
-    """Return the labels above the columns: days above hours."""
+    """Return the labels above the columns, in two lines: days above hours."""
     words: list[dict[str, Any]] = []
     today = timezone.localtime(window.now).date()
     if window.zoom.name in ("hour", "day"):
@@ -168,9 +172,10 @@ def time_axis(window: TimelineWindow) -> list[dict[str, Any]]:
 def timeline_rows(
     groups: list[CalendarModelGroup], window: TimelineWindow, opened: set[str], address: Any
 ) -> list[dict[str, Any]]:
-    """Return all rows to draw. ``opened`` holds the keys of unfolded models.
+    """Return all rows of the calendar, from top to bottom.
 
-    ``address(key)`` returns the URL that folds or unfolds a model.
+    ``opened`` contains the keys of unfolded models. ``address(key)`` returns the URL that folds or unfolds a
+    model.
     """
     drawn: list[dict[str, Any]] = []
     pools = {group.pool.pk for group in groups}
@@ -231,7 +236,10 @@ def _folded_row(hosts: list[CalendarHostRow], window: TimelineWindow, url: str) 
 def _usage_bars(
     bookings: list[CalendarBooking], gpus: int, window: TimelineWindow, base: int, top: int
 ) -> list[dict[str, Any]]:
-    """Return up to two bars per step: the mean number of held GPUs and the mean number of promised GPUs."""
+    """Return the bars that show the GPUs in use over time, at most two for each step of the zoom level.
+
+    One bar is the mean number of held GPUs in the step, the other the mean number of reserved GPUs.
+    """
     steps = max(1, round(window.span / window.zoom.step))
     held, promised = [0.0] * steps, [0.0] * steps
     for booking in bookings:
@@ -265,7 +273,10 @@ def _usage_bars(
 
 
 def _reservation_rows(group: CalendarModelGroup, window: TimelineWindow) -> list[dict[str, Any]]:
-    """Return rows of the reservations without bound GPUs; the reservations of a row do not overlap."""
+    """Return the rows of bookings that have no particular GPUs yet.
+
+    Bookings in the same row do not overlap in time.
+    """
     if not group.promises:
         return []
     lanes: list[tuple[list[CalendarBooking], int]] = []
@@ -297,7 +308,10 @@ def _reservation_rows(group: CalendarModelGroup, window: TimelineWindow) -> list
 def _host_row(
     group: CalendarModelGroup, host: CalendarHostRow, window: TimelineWindow, height: int
 ) -> dict[str, Any]:
-    """Return a host's row with stacked bookings; the height of a booking is proportional to its GPUs."""
+    """Return the row of a host.
+
+    Bookings at the same time are stacked. The height of a booking is proportional to its number of GPUs.
+    """
     per_gpu = height / max(1, host.gpus)
     placed: list[tuple[CalendarBooking, float]] = []
     for booking in host.bookings:
@@ -355,7 +369,7 @@ def _booking_rectangle(
 
 
 def booking_size(booking: CalendarBooking, model: str = "") -> str:
-    """Return the size of a booking as text: ``2``, ``1 × 1g.10gb``; with a model ``2 × A100 80GB``."""
+    """Return the size of a booking as text: ``2`` or ``1 × 1g.10gb``. With ``model``: ``2 × A100 80GB``."""
     if booking.profile == WHOLE_GPU_PROFILE:
         return f"{booking.gpus:g}" + (f" × {gpu_model(model)}" if model else "")
     return f"{booking.units} × {booking.profile}" + (f" of {gpu_model(model)}" if model else "")

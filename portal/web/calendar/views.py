@@ -22,7 +22,7 @@ from portal.web.page.access import current_user, sign_in_required
 from portal.wording.pages import calendar_pages
 from scheduler.models import Pool, Team
 
-MAX_UNFOLDED_HOSTS = 24  # up to this number of hosts, all models are unfolded
+MAX_UNFOLDED_HOSTS = 24  # with more hosts, models are folded until the user unfolds them
 
 
 class CalendarFilterForm(forms.Form):
@@ -40,7 +40,10 @@ class CalendarFilterForm(forms.Form):
 
 @sign_in_required
 def calendar(request: HttpRequest) -> HttpResponse:
-    """Render the calendar of ``?zoom=``, ``?at=``, ``?pool=`` and ``?team=``; ``?open=`` unfolds a model."""
+    """Render the calendar.
+
+    ``?zoom=`` and ``?at=`` choose the window, ``?pool=`` and ``?team=`` filter. ``?open=`` unfolds a model.
+    """
     user, now = current_user(request), timezone.now()
     zoom = drawing.ZOOMS.get(request.GET.get("zoom", ""), drawing.ZOOMS["week"])
     window = drawing.timeline_window(zoom, _requested_time(request, now), now)
@@ -91,7 +94,10 @@ def calendar(request: HttpRequest) -> HttpResponse:
 
 
 def _requested_time(request: HttpRequest, now: datetime) -> datetime:
-    """Return the time of ``?at=`` in the viewer's time zone; ``now`` if it is invalid or out of range."""
+    """Return the time of ``?at=``, or ``now`` if it is invalid or out of range.
+
+    A time without a UTC offset is in the viewer's time zone.
+    """
     try:
         at = datetime.fromisoformat(request.GET.get("at", ""))
     except ValueError:
@@ -102,7 +108,7 @@ def _requested_time(request: HttpRequest, now: datetime) -> datetime:
 
 
 def _adjacent_window(window: drawing.TimelineWindow, by: int) -> datetime:
-    """Return a time in the previous or the next window."""
+    """Return a time in the previous window (``by`` is -1) or in the next window (``by`` is 1)."""
     if window.zoom.name == "hour":
         return timezone.localtime(
             window.start + timedelta(hours=1) + by * timedelta(hours=window.zoom.hours - 1)
@@ -167,7 +173,7 @@ def _summary_text(window: drawing.TimelineWindow, groups: list[CalendarModelGrou
 def _request_links(
     groups: list[CalendarModelGroup], window: drawing.TimelineWindow, now: datetime
 ) -> list[dict[str, str]]:
-    """Return one link per model to the request form, for people who cannot draw with the pointer."""
+    """Return one link per model to the request form, for people who cannot draw a window with the pointer."""
     start = max(window.start, (now + timedelta(hours=1)).replace(minute=0, second=0, microsecond=0))
     local = timezone.localtime(start)
     return [

@@ -10,12 +10,12 @@ from django.utils.safestring import SafeString, mark_safe
 
 
 def use_step(share: float | None) -> str:
-    """Return the colour class of a utilisation: ``use-0`` to ``use-6``, or ``gpu-unknown`` for None."""
+    """Return the CSS class that colours a utilisation: ``use-0`` to ``use-6``; ``gpu-unknown`` for None."""
     return "gpu-unknown" if share is None else f"use-{min(6, max(0, int(share * 7)))}"
 
 
 def _polyline_parts(values: Sequence[float | None], top: float) -> Iterable[list[tuple[float, float]]]:
-    """Yield the points of each run of known values, in a box 200 wide and 36 high."""
+    """Yield one list of points for each part of the curve without gaps, in a box 200 wide and 36 high."""
     step = 200 / max(1, len(values) - 1)
     part: list[tuple[float, float]] = []
     for index, value in enumerate(values):
@@ -30,9 +30,9 @@ def _polyline_parts(values: Sequence[float | None], top: float) -> Iterable[list
 
 
 def spark(values: Sequence[float | None], label: str, top: float = 1.0) -> SafeString:
-    """Draw a curve of evenly spaced values from 0 to ``top``; None leaves a gap.
+    """Draw a small curve of evenly spaced values from 0 to ``top``. None leaves a gap in the curve.
 
-    ``label`` is the text alternative.
+    ``label`` is the text for screen readers.
     """
     lines: list[SafeString] = []
     for part in _polyline_parts(values, top):
@@ -61,10 +61,12 @@ def bar(
     label: str = "",
     size: str = "small",
 ) -> SafeString:
-    """Draw one bar from 0 to ``scale``: used, borrowed (hatched), forecast (grey hatch), over (red).
+    """Draw one bar with a scale from 0 to ``scale``.
 
-    ``mark`` draws a tick for the guarantee or the budget. Sizes are small (8 px), medium (12 px) and large
-    (16 px). Without a label the bar is hidden from screen readers, because the text next to it says the same.
+    Its parts follow each other: used, borrowed (hatched), forecast (grey hatch) and over (red). ``mark`` is
+    the position of a tick, such as a guarantee or a budget. ``size`` is small (8 px high), medium (12 px) or
+    large (16 px). Without a label, the bar is hidden from screen readers, because the text next to it
+    contains the same numbers.
     """
     height = {"small": 8, "medium": 12, "large": 16}[size]
     whole = float(scale) or 1.0

@@ -34,10 +34,14 @@ def steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def button(label: str, **options: Any) -> dict[str, Any]:
     """Render a button, or a link that looks like a button.
 
-    Options: ``url``; ``post`` (submit a form to the URL instead of following it); ``fields`` (hidden fields
-    as a dict); ``kind`` (primary, quiet, danger, or several); ``icon``; ``small``; ``disabled`` (a sentence
-    that gives the reason); ``confirm`` (a sentence that says what is lost); ``confirm_label``; ``key`` (a
-    shortcut letter); ``name``, ``value``.
+    The options are ``url``, ``icon``, ``small``, ``name``, ``value``, and:
+
+    - ``post``: submit a form to the URL instead of following a link.
+    - ``fields``: the hidden fields of this form, as a dict.
+    - ``kind``: primary, quiet or danger; several are separated by spaces.
+    - ``disabled``: the reason why the button is disabled, as a sentence.
+    - ``confirm``: a sentence about the loss that the user confirms first; ``confirm_label`` is its button.
+    - ``key``: the letter of a keyboard shortcut.
     """
     return {"label": label, **options}
 
@@ -48,7 +52,10 @@ def buttons(actions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def note(content: str, kind: str = "info", action: str = "", action_url: str = "") -> SafeString:
-    """Render a note: ``info``, ``ok``, ``warn`` (prevents nothing) or ``block`` (its link fixes it)."""
+    """Render a note with a symbol and, with ``action``, a link.
+
+    ``kind`` is ``info``, ``ok``, ``warn`` (the user can go on) or ``block`` (the user must fix a problem).
+    """
     if kind not in NOTE_KINDS:
         raise template.TemplateSyntaxError(f"note: kind {kind!r}; allowed are {', '.join(NOTE_KINDS)}")
     link = format_html('<a class="button small" href="{}">{}</a>', action_url, action) if action else ""
@@ -66,7 +73,7 @@ def note(content: str, kind: str = "info", action: str = "", action_url: str = "
 def panel(
     context: Context, content: str, title: str, hint: str = "", csv: str = "", name: str = ""
 ) -> SafeString:
-    """Render a panel with a title and, at the right, a hint or a CSV link. ``name`` becomes its HTML id."""
+    """Render a panel with a title. A hint or a CSV link is at the right. ``name`` becomes the HTML id."""
     id_attribute = format_html(' id="{}"', name) if name else ""
     side = format_html("<p>{}</p>", hint) if hint else ""
     if csv:
@@ -88,7 +95,11 @@ def empty_state(content: str, icon: str, title: str, action: str = "", url: str 
 
 
 def sort_header(context: Context, label: str, field: str, numeric: bool = False) -> SafeString:
-    """Render a table header that sorts by ``?sort=field`` (``-field``: descending); other parameters stay."""
+    """Render a table header with a link that sorts the table.
+
+    The link sets ``?sort=field``, or ``?sort=-field`` for descending order. It keeps the other parameters
+    except ``page``.
+    """
     query = context["request"].GET.copy()
     current = query.get("sort", "")
     query["sort"] = f"-{field}" if current == field else field

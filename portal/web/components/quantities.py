@@ -10,7 +10,10 @@ CURRENCY_SIGNS = {"EUR": "€", "USD": "$", "GBP": "£"}
 
 
 def short_duration(value: timedelta | int | float | Decimal | None) -> str:
-    """Format a timedelta or seconds: ``40 s``, ``26 min``, ``3 h 14 min``, ``2 d 4 h``. None is "unknown"."""
+    """Format a timedelta or a number of seconds: ``40 s``, ``26 min``, ``3 h 14 min`` or ``2 d 4 h``.
+
+    None gives "unknown".
+    """
     if value is None:
         return UNKNOWN_TEXT
     seconds = int(value.total_seconds() if isinstance(value, timedelta) else value)
@@ -30,7 +33,7 @@ def short_duration(value: timedelta | int | float | Decimal | None) -> str:
 def money(amount: Decimal | int | None, currency: str = "") -> str:
     """Format an exact amount with its currency: ``€1,204.80``, ``CHF 12.00``.
 
-    Shows at least two decimals and never rounds: the caller rounds with ``round_amount``.
+    The text has at least two decimals. This function never rounds: the caller rounds with ``round_amount``.
     """
     if amount is None:
         return UNKNOWN_TEXT
@@ -54,17 +57,17 @@ def measured(amount: Decimal | None, measure: str) -> str:
 
 
 def percent(share: float | Decimal | None, decimals: int = 0) -> str:
-    """Format a share of 1 as ``71 %``. None is "unknown"."""
+    """Format a share as ``71 %`` (1 is 100 %). None gives "unknown"."""
     return UNKNOWN_TEXT if share is None else f"{float(share) * 100:.{decimals}f} %"
 
 
 def grouped(number: float | Decimal | None, decimals: int = 0) -> str:
-    """Format a number with thousands separators: ``380,928``. None is "unknown"."""
+    """Format a number with thousands separators: ``380,928``. None gives "unknown"."""
     return UNKNOWN_TEXT if number is None else f"{number:,.{decimals}f}"
 
 
 def data_size(size: float | None) -> str:
-    """Format bytes as ``4.2 GB`` (powers of 1000). None is "unknown"."""
+    """Format a number of bytes as ``4.2 GB``. A GB is 1000 MB. None gives "unknown"."""
     if size is None:
         return UNKNOWN_TEXT
     units = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -81,7 +84,7 @@ def gpu_model(model: str) -> str:
 
 
 def gpus(count: int | None, model: str = "") -> str:
-    """Format a GPU count: ``2 × H100 80GB``, or ``2 GPUs`` without a model. None is "unknown"."""
+    """Format a GPU count: ``2 × H100 80GB``, or ``2 GPUs`` without a model. None gives "unknown"."""
     if count is None:
         return UNKNOWN_TEXT
     if model:

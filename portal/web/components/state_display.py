@@ -11,7 +11,8 @@ from django.utils.safestring import SafeString
 
 from portal.wording.pages import home_pages
 
-# State: (word, shape in icons.svg, colour class). Shape and word identify the state without the colour.
+# States, each with (word, shape in icons.svg, colour class). The shape and the word identify the state
+# without the colour.
 STATE_DISPLAY: dict[str, tuple[str, str, str]] = {
     # workloads
     "queued": ("Queued", "queued", "queued"),
@@ -95,7 +96,10 @@ def state(name: str, label: str = "", detail: str = "") -> SafeString:
 
 
 def team_mark(team: Any, url: str = "", short: bool = False) -> SafeString:
-    """Render a team's colour mark and name or tag. ``team`` has ``name``, ``tag``, ``colour`` (1 to 8)."""
+    """Render a team's colour mark and its name, or its tag if ``short``.
+
+    ``team`` has a ``name``, a ``tag`` and a ``colour`` (1 to 8).
+    """
     colour = (int(_attribute(team, "colour") or 1) - 1) % 8 + 1
     name = _attribute(team, "tag") if short else _attribute(team, "name")
     swatch = format_html(

@@ -1,4 +1,4 @@
-"""Render points in time in the viewer's time zone, and their age."""
+"""Render times in the viewer's time zone, and the age of data."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def _time_element(moment: datetime, text: str, *, style: str = "", relative: boo
 
 
 def when(moment: datetime | None, now: datetime | None = None, style: str = "auto") -> str:
-    """Render a time in the viewer's time zone, with UTC as a tooltip. None is "unknown".
+    """Render a time in the viewer's time zone, with UTC as a tooltip. None gives "unknown".
 
-    Styles: ``auto`` (the clock if it is today; needs ``now``), ``clock``, ``seconds``, ``day`` (``tomorrow
-    09:00`` or ``Mon 24 Nov 09:00``), ``date`` and ``full``.
+    The styles are ``auto``, ``clock``, ``seconds``, ``day`` (``tomorrow 09:00`` or ``Mon 24 Nov 09:00``),
+    ``date`` and ``full``. ``auto`` shows only the clock if the time is today; it needs ``now``.
     """
     if moment is None:
         return UNKNOWN_TEXT
@@ -92,7 +92,7 @@ def _relative_time_text(moment: datetime, now: datetime) -> str:
 
 
 def ago(moment: datetime | None, now: datetime) -> str:
-    """Render ``4 s ago`` or ``in 3 h 14 min``, updated by the browser. None is "unknown"."""
+    """Render ``4 s ago`` or ``in 3 h 14 min``. The browser updates the text. None gives "unknown"."""
     return (
         UNKNOWN_TEXT
         if moment is None

@@ -1,4 +1,7 @@
-"""Render the page on which an operator splits a GPU into other MIG instances, after seeing the effect."""
+"""Render the page on which an operator changes the MIG geometry of a GPU, after seeing the effect.
+
+The geometry says into which MIG instances a GPU is split. "whole" is a GPU that is not split.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class GeometryForm(ServiceForm):
 
 @sign_in_required
 def gpu_geometry(request: HttpRequest, name: str, index: int) -> HttpResponseBase:
-    """Choose a geometry, show which workloads leave and when, and request the change."""
+    """Let an operator choose a geometry, show which workloads must leave and when, and request the change."""
     user, now = current_user(request), timezone.now()
     policy.require(user, "host.change")
     host = host_reads.visible_host(user, name)
@@ -78,7 +81,10 @@ def gpu_geometry(request: HttpRequest, name: str, index: int) -> HttpResponseBas
 
 
 def _chosen_geometry(request: HttpRequest, row: reads.GpuGeometry) -> str:
-    """Return the chosen geometry, given as text or as one count per profile."""
+    """Return the geometry that the query string chooses; "" if it chooses none.
+
+    The query string contains the geometry as text, or one count per profile.
+    """
     if "geometry" in request.GET:
         return str(request.GET["geometry"])[:300]
     if "choose" not in request.GET:
@@ -89,7 +95,7 @@ def _chosen_geometry(request: HttpRequest, row: reads.GpuGeometry) -> str:
 
 
 def _profile_counts(row: reads.GpuGeometry, asked: str) -> list[dict[str, Any]]:
-    """Return one field per profile with its count in the requested geometry."""
+    """Return one form field per MIG profile, filled with its count in the requested geometry."""
     try:
         there = verbs.parse_geometry(asked) if asked else []
     except SERVICE_REFUSALS:
@@ -100,6 +106,9 @@ def _profile_counts(row: reads.GpuGeometry, asked: str) -> list[dict[str, Any]]:
 
 
 def _common_geometries(row: reads.GpuGeometry) -> list[str]:
-    """Return a whole GPU and the maximum count of each profile as text. Leaves out the present geometry."""
+    """Return common geometries as text: a whole GPU, and the maximum count of each profile.
+
+    The present geometry is left out.
+    """
     full = [f"{offer.profile.most}x{name}" for name, offer in row.offers.items() if offer.profile.most > 1]
     return [text for text in [verbs.WHOLE_GPU_TEXT, *full] if text != (row.present or verbs.WHOLE_GPU_TEXT)]

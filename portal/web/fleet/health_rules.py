@@ -1,4 +1,4 @@
-"""Render the page of the rules that say how hosts and GPUs react to hardware events."""
+"""Render the page of health rules. A rule says which action follows a hardware event."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ class HealthRuleFilterForm(forms.Form):
     )
 
     def apply(self, also: str) -> list[HealthRule]:
-        """Return the rules that match the filters, and the rule of the code ``also``.
+        """Return the rules that match the filters, and the rule with the code ``also``.
 
-        Invalid filters show an error.
+        An invalid filter shows an error on the page and does not filter.
         """
         self.is_valid()
         given = self.cleaned_data
@@ -93,7 +93,7 @@ class HealthRuleFilterForm(forms.Form):
         return {name: value for name, value in self.cleaned_data.items() if value}
 
 
-# Posted verb: its form and its service.
+# Posted verbs, each with its form and its service.
 HEALTH_RULE_ACTIONS: dict[str, tuple[type[ServiceForm], Any]] = {
     "set": (HealthRuleForm, health_verbs.set_health_rule),
     "reset": (HealthRuleCodeForm, health_verbs.reset_health_rule),
@@ -105,7 +105,7 @@ HEALTH_RULE_ACTIONS: dict[str, tuple[type[ServiceForm], Any]] = {
 # Not split: one request with four actions that share the form and the errors.
 @sign_in_required
 def health_rules(request: HttpRequest) -> HttpResponse:
-    """Show and change the rules. A rejected change is shown at its row with the typed values."""
+    """Show and change the rules. A rejected change appears in the row of its rule, with the typed values."""
     refused: dict[str, Any] = {}
     filters = HealthRuleFilterForm(request.GET)
     touched = request.POST.get("code", "") if request.method == "POST" else request.GET.get("saved", "")
@@ -153,7 +153,7 @@ def health_rules(request: HttpRequest) -> HttpResponse:
 
 
 def _rule_as_posted(rule: HealthRule, given: QueryDict) -> tuple[HealthRule, str]:
-    """Set the typed values on the rule without saving it, and return it with the typed window."""
+    """Set the typed values on the rule without saving it. Return the rule and the typed time window."""
     for name in ("action", "repeats", "counts"):
         setattr(rule, name, given.get(name, ""))
     return rule, given.get("window_seconds", "")[:60]

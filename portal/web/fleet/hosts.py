@@ -1,4 +1,7 @@
-"""Render the pages of a host: details, registration, and changes of its state after showing the effect."""
+"""Render the pages of a host: its details, its registration, and changes of its state.
+
+A page that changes the state first shows the effect of the change.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from portal.wording.pages import fleet_pages
 from scheduler.models import Host, Pool
 from scheduler.state.states import AdminState, LeaseState
 
-DRIVER_MEMORY_MIB = 512  # maximum memory that the driver uses in a slice without processes
+DRIVER_MEMORY_MIB = 512  # a slice without processes uses less memory than this, for the driver
 HOST_CHANGES: dict[str, dict[str, Any]] = {
     "cordon": {
         "verb": verbs.cordon_host,
@@ -156,12 +159,12 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
 
 
 def _idle_gpus(units: list[dict[str, Any]]) -> set[int]:
-    """Return the primary keys of the GPUs without any allocation. Only these GPUs can be diagnosed."""
+    """Return the primary keys of the GPUs that no workload holds. Only these GPUs can be diagnosed."""
     return {row["gpu"].pk for row in units} - {row["gpu"].pk for row in units if row["held"]}
 
 
 def _folded_slices(units: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Fold idle slices of one GPU and profile into one row with their ``count``."""
+    """Return one row per unit, but fold equal idle slices of a GPU into one row with their ``count``."""
     rows: list[dict[str, Any]] = []
     for unit in units:
         last = rows[-1] if rows else None
@@ -188,7 +191,7 @@ def _is_idle_slice(row: dict[str, Any]) -> bool:
 
 
 def _event_row(entry: host_history.HostHistoryEntry) -> dict[str, Any]:
-    """Return an event. An action of a person and the registration of the host get a description."""
+    """Return a row of the history. ``words`` describes a person's action or the registration of the host."""
     if entry.about == "deed":
         return {"row": entry, "words": host_texts.host_action_text(entry.verb, entry.numbers)}
     return {
@@ -207,7 +210,7 @@ def _get_host_or_404(
 
 
 def _success_message(host_row: Host, verb: str, now: datetime) -> str:
-    """Return the success message. For cordon and drain, the message names the remaining workloads."""
+    """Return the message after a change. For cordon and drain, it names the workloads that remain."""
     message = host_texts.HOST_VERBS[verb].done.format(host_row.name)
     if verb not in ("cordon", "drain"):
         return message
@@ -218,7 +221,7 @@ def _success_message(host_row: Host, verb: str, now: datetime) -> str:
 
 
 def _closing_reasons(verb: str, row: Host) -> str:
-    """Return the reason why the host was closed if ``verb`` returns it to service; otherwise empty."""
+    """Return why the host was closed, for the page that returns it to service; "" for other changes."""
     return (
         fleet_pages.CLOSED_FOR.format(reason=row.state_reason)
         if verb == "return" and row.state_reason
@@ -227,7 +230,7 @@ def _closing_reasons(verb: str, row: Host) -> str:
 
 
 def _applies(change: dict[str, Any], row: Host) -> bool:
-    """Return True if the change is possible in the host's present state."""
+    """Return True if the host's page offers the change in the host's present state."""
     if row.lease_state in change.get("leases", ()):
         return True
     return row.admin_state in change["from"] or (
@@ -237,7 +240,10 @@ def _applies(change: dict[str, Any], row: Host) -> bool:
 
 @sign_in_required
 def host_change(request: HttpRequest, name: str, verb: str) -> HttpResponseBase:
-    """Confirm and carry out cordon, drain, return, off or revoke, after showing the effect."""
+    """Show the effect of a change; on POST, carry it out.
+
+    ``verb`` is cordon, drain, return, off (declare the host powered off) or revoke (its credential).
+    """
     user, now = current_user(request), timezone.now()
     policy.require(user, "host.change")
     row, change = _get_host_or_404(user, name), HOST_CHANGES[verb]
@@ -269,7 +275,7 @@ def _alive_warning(row: Host) -> str:
 
 @sign_in_required
 def host_maintenance(request: HttpRequest, name: str) -> HttpResponseBase:
-    """Announce a maintenance window; no work is scheduled in it."""
+    """Announce a maintenance window of a host. The engine schedules no work in the window."""
     user, now = current_user(request), timezone.now()
     policy.require(user, "host.change")
     row = _get_host_or_404(user, name)
@@ -304,9 +310,10 @@ def host_maintenance(request: HttpRequest, name: str) -> HttpResponseBase:
 def _maintenance_effect(
     form: MaintenanceForm, user: User, row: Host, now: datetime
 ) -> tuple[host_effects.HostEffect | None, str]:
-    """Return the effect of the window in the form, and the value that confirms this window.
+    """Return (effect, confirmation) of the maintenance window in the form.
 
-    The effect is None if the window is refused; the form then has the reason.
+    The effect is None if the window is refused; the form then contains the reason. The confirmation is a text
+    that identifies the window: the user confirms exactly this window by posting it.
     """
     window = {name: form.cleaned_data[name] for name in ("start", "end")}
     effect = form.carry_out(
@@ -316,7 +323,11 @@ def _maintenance_effect(
 
 
 def _is_confirmed(request: HttpRequest, effect: host_effects.HostEffect, confirmation: str) -> bool:
-    """Return True if the window may be set: no preview is requested, and affected reservations were shown."""
+    """Return True if the maintenance window may be set now.
+
+    Return False if the user only requested a preview. If the window affects reservations, return True only
+    after the user has seen and confirmed this effect.
+    """
     if request.POST.get("preview"):
         return False
     affects_reservations = bool(effect.unkept or effect.moved)

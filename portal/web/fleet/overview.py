@@ -19,13 +19,16 @@ COLOURS = (("use", "Utilisation"), ("temperature", "Temperature"), ("owner", "Ow
 LAYOUTS = (("cells", "Cells"), ("table", "Table"))
 CELL_PITCH_PIXELS = 16  # a cell is 14 px wide and 2 px apart
 TEMPERATURE_SCALE_MIN, TEMPERATURE_SCALE_MAX = 30.0, 90.0  # degrees at the ends of the temperature scale
-# With more hosts of one model, only hosts that need attention are shown, and a link shows all.
+# A model with more hosts is folded: only hosts that need attention or have free GPUs are shown.
 FOLD_ABOVE_HOSTS = 160
 
 
 @sign_in_required
 def fleet(request: HttpRequest) -> HttpResponseBase:
-    """Render the fleet; ``colour``, ``show`` and ``pool`` choose the view, ``all=MODEL`` unfolds a model."""
+    """Render the fleet page.
+
+    The query parameters ``colour``, ``show`` and ``pool`` choose the view. ``all=MODEL`` unfolds a model.
+    """
     user, now = current_user(request), timezone.now()
     colour = _valid_choice(request.GET.get("colour"), COLOURS)
     shape = _valid_choice(request.GET.get("show"), LAYOUTS)
@@ -108,7 +111,7 @@ def _host_row(row: reads.FleetHostRow, colour: str) -> dict[str, Any]:
 
 
 def _cells_description(row: reads.FleetHostRow) -> str:
-    """Return the text alternative of a host's cells."""
+    """Return the text that describes a host's cells to screen readers."""
     parts = [f"{row.held} of {len(row.cells)} held", f"{row.free} free"]
     idle = sum(1 for cell in row.cells if cell.idle)
     unwell = sum(1 for cell in row.cells if cell.unwell)
@@ -122,7 +125,11 @@ def _cells_description(row: reads.FleetHostRow) -> str:
 
 
 def _cell_drawing(cell: reads.GpuCell, index: int, colour: str) -> dict[str, Any]:
-    """Return a cell's position, its CSS class ``look``, and ``mark``, a sign visible without colour."""
+    """Return the drawing of a cell.
+
+    ``look`` is its CSS class. ``mark`` is a sign that is visible without colour: "cross", "dot", "slices" or
+    "".
+    """
     x = index * CELL_PITCH_PIXELS
     look, mark = _cell_style(cell, colour)
     slices = []

@@ -16,7 +16,7 @@ RECORDINGS_PER_PAGE = 50
 
 @sign_in_required
 def recordings(request: HttpRequest) -> HttpResponse:
-    """List the recorded cycles, latest first. Their decisions can be replayed."""
+    """List the recordings of planning cycles, latest first. A recording can be replayed."""
     policy.require(request.user, "recording.see")
     page = Paginator(reads.latest_recordings(), RECORDINGS_PER_PAGE).get_page(request.GET.get("page"))
     return render(request, "organisation/recordings.html", {"page": page, "now": timezone.now()})

@@ -1,4 +1,4 @@
-"""Render the pages that remove hosts and pools, and move hosts between pools, after showing the effect."""
+"""Render the pages that remove hosts and pools, and move hosts between pools. Each first shows the effect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MoveTargetForm(forms.Form):
 
 @sign_in_required
 def host_remove(request: HttpRequest, name: str) -> HttpResponseBase:
-    """Confirm and carry out the removal of a host."""
+    """Show the effect of removing a host; on POST, remove it."""
     policy.require(request.user, "host.change")
     host = _host_or_404(request, name)
     effect = removal.preview_host_removal(actor=current_user(request), host=host, now=timezone.now())
@@ -42,7 +42,7 @@ def host_remove(request: HttpRequest, name: str) -> HttpResponseBase:
 
 @sign_in_required
 def host_move(request: HttpRequest, name: str) -> HttpResponseBase:
-    """Choose a pool, then confirm and carry out the move of a host."""
+    """Let the operator choose a pool, and show the effect of moving the host there; on POST, move it."""
     policy.require(request.user, "host.change")
     host = _host_or_404(request, name)
     target = MoveTargetForm(request.GET or None)
@@ -60,7 +60,7 @@ def host_move(request: HttpRequest, name: str) -> HttpResponseBase:
 
 @sign_in_required
 def pool_remove(request: HttpRequest, slug: str) -> HttpResponseBase:
-    """Confirm and carry out the removal of a pool."""
+    """Show the effect of removing a pool; on POST, remove it."""
     policy.require(request.user, "pool.change")
     pool = get_object_or_404(policy.visible_pools(request.user), slug=slug)
     effect = removal.preview_pool_removal(actor=current_user(request), pool=pool, now=timezone.now())

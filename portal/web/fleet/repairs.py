@@ -27,7 +27,7 @@ from portal.wording.refusal_texts import refusal_sentence
 from scheduler.models import Pool, StrayAction
 
 SuccessMessage = Callable[[Any], str]
-# Posted verb: the service, its argument besides the host, and the success message.
+# Posted verbs, each with (service, argument besides the host or "", function that makes the success message).
 REPAIR_ACTIONS: dict[str, tuple[Callable[..., Any], str, SuccessMessage]] = {
     "diagnose": (
         verbs.diagnose_gpu,
@@ -95,7 +95,7 @@ class RepairPolicyForm(ServiceForm):
 @sign_in_required
 @require_POST
 def host_repair(request: HttpRequest, name: str) -> HttpResponseBase:
-    """Carry out the posted ``verb`` on the posted ``gpu`` or ``window``."""
+    """Carry out the posted ``verb`` on the host's GPU or maintenance window that the form names."""
     user = current_user(request)
     policy.require(user, "host.change")
     row = hosts_reads.visible_host(user, name)

@@ -1,4 +1,4 @@
-"""Render the page of data volumes: home folders and their sizes, shared data, and the hosts' environments."""
+"""Render the page of data volumes: home folders, shared data, and software environments of hosts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from portal.web.page.csv_export import MAX_CSV_ROWS, csv_response
 from portal.web.page.pagination import paginate
 from scheduler.models import Storage, Volume
 
-MAX_NAMED_HOSTS = 3  # further hosts are counted, and a tooltip names them
+MAX_NAMED_HOSTS = 3  # the page names these hosts and counts the others; a tooltip names all
 LOW_FREE_SHARE = 0.1  # a storage with a smaller free share shows a warning
 ISOLATION_LABELS = {"bubblewrap": "sandbox", "plain": "no sandbox"}
-# Value of `?sort=`: the column.
+# Values of `?sort=`, each with its column.
 HOME_SORT_COLUMNS = {
     "name": "name",
     "size": "size_bytes",
@@ -48,7 +48,10 @@ class HomeFilterForm(forms.Form):
 
 @sign_in_required
 def volumes(request: HttpRequest) -> HttpResponseBase:
-    """Render homes (``?find=``, ``?sort=``), shared data and environments; ``format=csv`` downloads homes."""
+    """Render homes, shared data and environments.
+
+    ``?find=`` and ``?sort=`` apply to the homes. ``?format=csv`` downloads the homes as CSV.
+    """
     user, now = current_user(request), timezone.now()
     visible = reads.visible_homes(user)
     filters = HomeFilterForm(request.GET)
@@ -81,7 +84,10 @@ def volumes(request: HttpRequest) -> HttpResponseBase:
 
 
 def _sort_homes(rows: QuerySet[Volume], sort: str) -> QuerySet[Volume]:
-    """Sort by a key of HOME_SORT_COLUMNS (``-``: descending), unknown values last; otherwise by name."""
+    """Sort homes by ``sort``, a key of HOME_SORT_COLUMNS. A ``-`` before the key gives descending order.
+
+    Unknown values come last. Without a valid key, the order does not change.
+    """
     down, column = sort.startswith("-"), HOME_SORT_COLUMNS.get(sort.removeprefix("-"))
     if column is None:
         return rows
@@ -111,7 +117,7 @@ def _lower_bound_text(volume: Volume, text: str) -> str:
 
 
 def _host_names(names: Sequence[str]) -> dict[str, Any]:
-    """Return the first hosts by name, the number of other hosts, and all names."""
+    """Return a text with the first hosts (``names``), the number of others (``more``), and ``all`` names."""
     few = names if len(names) <= MAX_NAMED_HOSTS + 1 else names[:MAX_NAMED_HOSTS]
     return {"names": ", ".join(few), "more": len(names) - len(few), "all": ", ".join(names)}
 
