@@ -307,9 +307,10 @@ def waiting_sentence(workload: Workload, viewer: policy.Viewer | None = None) ->
 
 
 def waiting_numbers(workload: Workload) -> dict[str, Any]:
-    """Return the values in the sentence about a wait: those of the engine's reason and of the request.
+    """Return the values in the sentence that says why a workload waits.
 
-    If the workload waits for a dependency, add the condition of the dependency. This takes one query.
+    They come from the engine's reason and from the request. If the workload waits for a dependency, the
+    dependency's condition is added, which takes one query.
     """
     numbers = {**workload.reason_numbers, **requested_hardware(workload.reason_code, workload)}
     if workload.reason_code == "dependency":

@@ -114,7 +114,7 @@ def submission(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
     return render(request, "manage/approvals.html", _approvals_context(request, user, rows, rows, row, now))
 
 
-# Not split: one dict of the page; parts of it would need the same eight arguments.
+# Not split: it builds one dict for the page; a function for a part would need the same eight arguments.
 def _approvals_context(
     request: HttpRequest,
     user: User,
@@ -243,7 +243,7 @@ def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpRespons
 @require_POST
 @sign_in_required
 def decide_several(request: HttpRequest) -> HttpResponseBase:
-    """Approve or decline the ticked submissions one by one. If a decision fails, the submission stays open."""
+    """Approve or decline the ticked submissions one by one. A submission that fails keeps waiting."""
     user, now = current_user(request), timezone.now()
     verb = request.POST.get("verb", "")
     if verb not in ("approve", "decline"):

@@ -13,8 +13,8 @@ from portal.wording import equivalent_commands as same_request
 from scheduler.models import JobArray
 from scheduler.requests import WorkloadRequest, request_fields
 
-# Values that the API assumes for absent arguments. For a job, the API assumes that `preemptible` is True,
-# unlike the declared default.
+# Values that the API uses for absent arguments; the commands leave these values out. `preemptible` is not one
+# of them: for a job, the API's value is True, unlike the declared default.
 DEFAULTS: dict[str, Any] = {
     each.argument: each.default
     for each in request_fields(WorkloadRequest)
@@ -61,7 +61,7 @@ def equivalent_commands(form: GpuRequestForm) -> EquivalentCommands:
 
 
 def _references(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the reservation and the dependencies of a workload by their public ids."""
+    """Return the arguments ``reservation`` and ``after`` (dependencies) with public ids instead of rows."""
     reservation = arguments["reservation"]
     return {
         "reservation": str(reservation.public_id) if reservation else "",

@@ -1,4 +1,4 @@
-"""Define the choices of the request form's fields, and convert durations, sizes and workloads to values."""
+"""Define the choices of the request form's fields, and convert durations and workloads to field values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GPU_COUNT_CHOICES = [("1", "1"), ("2", "2"), ("4", "4"), ("8", "8"), ("other", "
 LENGTH_UNIT_CHOICES = [("hours", "hours"), ("minutes", "minutes"), ("days", "days")]
 SECONDS_PER_LENGTH_UNIT = {"minutes": 60, "hours": 3600, "days": 86_400}
 MAX_LENGTH_IN_UNITS = 100_000
-# Service argument: the field that shows its errors.
+# Arguments of services, each with the field that shows its errors.
 FIELD_FOR_ARGUMENT = {
     "models": "target",
     "pool": "target",
@@ -56,9 +56,9 @@ def default_values(now: datetime, lines: list[FreeCapacity]) -> dict[str, Any]:
 
 
 def values_of_workload(workload: Workload, user: User) -> dict[str, Any]:
-    """Return the field values of an earlier notebook or job, to launch it again with changes.
+    """Return the field values with which a notebook or job can be launched again.
 
-    Values of environment variables may be secrets: users other than the owner get only the names.
+    Values of environment variables may be secrets. Users other than the owner get only their names.
     """
     models = [*workload.models_wanted, "", "", ""]
     model = models[0] or ANY_MODEL
@@ -90,7 +90,7 @@ def values_of_workload(workload: Workload, user: User) -> dict[str, Any]:
 
 
 def count_values(units: int) -> dict[str, Any]:
-    """Return the values of the two fields that hold a number of GPUs."""
+    """Return the values of the fields ``count`` and ``units_other``, which together hold a number of GPUs."""
     return (
         {"count": str(units), "units_other": None}
         if str(units) in dict(GPU_COUNT_CHOICES)
@@ -99,7 +99,7 @@ def count_values(units: int) -> dict[str, Any]:
 
 
 def length_values(length: timedelta) -> dict[str, Any]:
-    """Return the values of the two fields that hold a duration."""
+    """Return the values of the fields ``length`` and ``length_unit``, which together hold a duration."""
     minutes = int(length.total_seconds() // 60)
     if minutes % 60:
         return {"length": minutes, "length_unit": "minutes"}
@@ -107,7 +107,10 @@ def length_values(length: timedelta) -> dict[str, Any]:
 
 
 def end_or_latest(start: datetime, length: timedelta) -> datetime:
-    """Return ``start + length``. On overflow, return a time in the year 9999, which the service rejects."""
+    """Return ``start + length``.
+
+    If the sum overflows, return a time in the year 9999; the service then rejects the request.
+    """
     try:
         return start + length
     except OverflowError:

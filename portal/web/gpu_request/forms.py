@@ -1,4 +1,7 @@
-"""Define the form that requests a notebook, job or reservation. It checks syntax; services check rules."""
+"""Define the form that requests a notebook, job or reservation.
+
+The form checks only the syntax of values. The services check all rules.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ from scheduler.requests import PLACED_KINDS
 
 
 class GpuRequestForm(ServiceForm):
-    """One form for all three kinds. Fields of the other kinds are ignored."""
+    """One form for notebooks, jobs and reservations. The fields of the kinds not chosen are ignored."""
 
     argument_fields = FIELD_FOR_ARGUMENT
 
@@ -172,12 +175,12 @@ class GpuRequestForm(ServiceForm):
     # -- syntax checks --
 
     def clean_target(self) -> tuple[Pool, str, str]:
-        """Return (pool, model or empty for any, profile)."""
+        """Return (pool, model, profile). An empty model means any model."""
         pool, model, profile = self.cleaned_data["target"].split("|")
         return self.pools[pool], model, profile
 
     def clean_start(self) -> datetime | None:
-        """Return the start. Reject years that overflow in a time zone."""
+        """Return the start. Reject the years 1 and 9999, which overflow when the time zone is converted."""
         start: datetime | None = self.cleaned_data["start"]
         if start is not None and not 1 < start.year < 9999:
             raise forms.ValidationError(request_problems.START_OUT_OF_RANGE.format(start=start))
@@ -214,7 +217,7 @@ class GpuRequestForm(ServiceForm):
         return int(length * SECONDS_PER_LENGTH_UNIT[unit])
 
     def _models(self) -> list[str]:
-        """Return the accepted models in order of preference; empty: any model."""
+        """Return the accepted models in order of preference. An empty list means any model."""
         _, first, _ = self.cleaned_data["target"]
         models = [first, self.cleaned_data.get("second") or "", self.cleaned_data.get("third") or ""]
         return list(dict.fromkeys(filter(None, models))) if first else []
@@ -247,7 +250,7 @@ class GpuRequestForm(ServiceForm):
         return project
 
     def common(self) -> dict[str, Any]:
-        """Return the arguments of every service: project, pool, name, units, models, profile."""
+        """Return the arguments that all services take: project, pool, name, units, models, profile."""
         pool, _, profile = self.cleaned_data["target"]
         return {
             "project": self.selected_project,
@@ -268,7 +271,7 @@ class GpuRequestForm(ServiceForm):
     def for_reservation(self) -> dict[str, Any]:
         """Return the arguments of ``request_reservation``."""
         start = self.cleaned_data["start"]
-        # Add in UTC, so that the length counts real hours if the clock changes.
+        # Add the length in UTC, so that it is right if the clock changes between start and end.
         end = end_or_latest(start.astimezone(UTC), timedelta(seconds=self.cleaned_data["seconds"]))
         return {
             **self.common(),
@@ -279,7 +282,7 @@ class GpuRequestForm(ServiceForm):
         }
 
     def window_search_arguments(self) -> dict[str, Any]:
-        """Return the arguments of a search for free windows. The start in the form may be invalid."""
+        """Return the arguments of a search for free windows. They do not contain the form's start."""
         pool, _, profile = self.cleaned_data["target"]
         return {
             "project": self.selected_project,
@@ -292,7 +295,7 @@ class GpuRequestForm(ServiceForm):
         }
 
     def generated(self) -> dict[str, Any]:
-        """Return the arguments of the chosen kind's generated fields, and the number of hosts."""
+        """Return the arguments that the chosen kind takes from generated fields, and the number of hosts."""
         data, kind = self.cleaned_data, self.selected_kind
         hosts = {"hosts": 1 if data.get("hosts") is None else data["hosts"]} if kind in PLACED_KINDS else {}
         return hosts | {
@@ -303,18 +306,18 @@ class GpuRequestForm(ServiceForm):
 
     @property
     def sections(self) -> dict[str, list[forms.BoundField]]:
-        """Return the generated fields by section."""
+        """Return the generated fields by section of the form."""
         names = {declared.form_section for declared in GENERATED_FIELDS.values()}
         return {name: [self[field] for field in fields_of_section(name)] for name in names}
 
     @property
     def more_is_used(self) -> bool:
-        """Return True if a field in the section "more" has a value or an error; the page then opens it."""
+        """Return True if the page must show the section "more", because a field has a value or an error."""
         return self._are_used("after", "array", "wanted_by")
 
     @property
     def place_is_used(self) -> bool:
-        """Return True if a field in the section about hosts has a value or an error."""
+        """Return True if a field in the sections about hosts and placement has a value or an error."""
         sections = ("host", "gpu", "place", "several_hosts")
         return self._are_used(*(name for section in sections for name in fields_of_section(section)))
 
@@ -322,7 +325,11 @@ class GpuRequestForm(ServiceForm):
         return any(self[name].value() or self[name].errors for name in names)
 
     def field_for_argument(self, argument: str) -> str | None:
-        """Return the field that shows an error. For ``units``, return the field that gave the number."""
+        """Return the field that shows an error of a service's argument.
+
+        Errors of ``units`` appear at the field in which the user chose the number: ``count`` or
+        ``units_other``.
+        """
         chosen = argument == "units" and self.cleaned_data.get("count") != "other"
         return "count" if chosen else super().field_for_argument(argument)
 
@@ -332,14 +339,14 @@ class GpuRequestForm(ServiceForm):
         return self.selected_kind == "reservation" and bool(self.cleaned_data.get("repeat"))
 
     def for_series(self) -> dict[str, Any]:
-        """Return the arguments of ``request_series``. The hours are local times of the user."""
+        """Return the arguments of ``request_series``. The start and the end are local times of the user."""
         local = timezone.localtime(self.cleaned_data["start"])
         start_day = WEEKDAYS[local.weekday()]
         days = {"weekdays": list(WEEKDAYS[:5]), "daily": list(WEEKDAYS), "weekly": [start_day]}[
             self.cleaned_data["repeat"]
         ]
         zone = timezone.get_current_timezone_name()
-        # Add in local time, so that every occurrence ends at the same local hour.
+        # Add the length in local time, so that every occurrence ends at the same local hour.
         end = end_or_latest(local, timedelta(seconds=self.cleaned_data["seconds"]))
         return {
             **self.for_reservation(),

@@ -22,9 +22,10 @@ CHART_HEIGHT, CHART_TOP, CHART_BASE = 148, 24, 128
 def free_units_chart(
     pool: Pool, model: str, profile: str, asked: int, start: datetime, end: datetime, now: datetime
 ) -> dict[str, Any] | None:
-    """Return the chart of the units that can still be promised around the window; None without a model.
+    """Return the chart of free units before, during and after the requested window.
 
-    Horizontal positions are in per cent, vertical positions in pixels.
+    A unit is free if it can still be promised to a reservation. Horizontal positions are in per cent,
+    vertical positions in pixels. Return None if the request names no model.
     """
     if not model:
         return None
@@ -77,9 +78,10 @@ def _overlaps(at: int, step: timedelta, start: datetime, end: datetime) -> bool:
 def _bars(
     free: list[tuple[int, int]], asked: int, start: datetime, end: datetime, step: timedelta, scale: float
 ) -> list[dict[str, Any]]:
-    """Return one rectangle per period with an equal number of free units.
+    """Return the rectangles of the chart.
 
-    A period is split where the requested window begins or ends.
+    Consecutive steps with the same number of free units share one rectangle. A rectangle ends where the
+    requested window begins or ends.
     """
     bars: list[dict[str, Any]] = []
     for place, (at, count) in enumerate(free):
@@ -106,7 +108,7 @@ def _bars(
 
 
 def _bar_label(bar: dict[str, Any]) -> dict[str, Any]:
-    """Return the number above a bar."""
+    """Return the label above a bar: the number of free units."""
     middle = (bar["place"] + bar["steps"] / 2) * 100 / CHART_STEPS
     return {
         "x": f"{middle:.3f}",

@@ -1,4 +1,4 @@
-"""Generate form fields from the declarations of a request, and convert their values."""
+"""Generate form fields from the declared fields of a request, and convert their values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from portal.wording.problems import request_problems
 from scheduler.requests import PLACED_KINDS, Labels, RequestField, WorkloadRequest, request_fields
 
 GENERATED_FIELDS = {each.form_field: each for each in request_fields(WorkloadRequest) if each.form_field}
-# Unit of the API: (factor from the form's unit to the API's, unit of the form, example in the form's unit).
+# Units of the API, each with (factor, unit in the form, example in the form). The API's number is the form's
+# number times the factor.
 FORM_UNITS = {
     "thousandths of a core": (1000, "", "64"),
     "MiB": (1024, "GiB", "512"),
@@ -33,7 +34,7 @@ def is_shown(declared: RequestField, kind: str) -> bool:
 
 
 def generated_form_fields() -> dict[str, forms.Field]:
-    """Return the form fields of all declarations that have ``form_field``."""
+    """Return the generated form fields: one for each declaration that has a ``form_field``."""
     return {name: _form_field(declared) for name, declared in GENERATED_FIELDS.items()}
 
 
@@ -73,7 +74,10 @@ def form_value(declared: RequestField, value: Any) -> Any:
 
 
 def request_value(form: forms.Form, name: str, data: Mapping[str, Any]) -> Any:
-    """Convert the cleaned value of a form field to the value of a request. Adds errors to the form."""
+    """Convert the cleaned value of a form field to the value of a request.
+
+    If the value is invalid, add an error to the form.
+    """
     declared, value = GENERATED_FIELDS[name], data.get(name)
     if declared.type == Labels:
         return _labels(form, name, value or "")
@@ -91,7 +95,10 @@ def request_value(form: forms.Form, name: str, data: Mapping[str, Any]) -> Any:
 
 
 def _labels(form: forms.Form, name: str, text: str) -> dict[str, str]:
-    """Return the labels in a text such as ``site=north, rack=2``."""
+    """Parse host labels from a text such as ``site=north, rack=2``.
+
+    If a label is invalid, add an error to the form.
+    """
     pairs = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         label, equals, value = part.partition("=")

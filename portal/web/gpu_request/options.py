@@ -25,7 +25,7 @@ MAX_DEPENDENCY_CHOICES = 50
 
 @dataclass(frozen=True)
 class GpuRequestOptions:
-    """The choices of a form, read once per page even if the page builds the form several times."""
+    """The choices of a request form. They are read once per page, although the page builds several forms."""
 
     lines: list[FreeCapacity]
     projects: dict[str, Project]
@@ -74,7 +74,10 @@ def _host_capacity_text(pools: Mapping[int, Pool]) -> str:
 
 
 def target_choices(lines: list[FreeCapacity], currency: str) -> list[tuple[str, SafeString]]:
-    """Return the choices of ``target``: each model and slice profile, and any whole GPU of a pool."""
+    """Return the choices of the field ``target``: the hardware that a user can request.
+
+    There is one choice for each model and for each slice profile, and one per pool for any whole GPU.
+    """
     several = len({line.pool.pk for line in lines}) > 1
     choices = []
     for line in lines:

@@ -54,11 +54,15 @@ def initial_kind(request: HttpRequest) -> str:
 def initial_values(
     request: HttpRequest, user: User, now: datetime, kind: str, options: GpuRequestOptions
 ) -> dict[str, Any]:
-    """Return the initial values. The last request overrides the defaults; the query string overrides both."""
+    """Return the initial values of the form.
+
+    Later sources override earlier ones: defaults, last request, earlier workload (``?from=``), template,
+    query string.
+    """
     initial = default_values(now, options.lines)
     remembered = dict(request.session.get(LAST_REQUEST_SESSION_KEY, {}))
     if remembered:
-        # Browsers do not send unchecked boxes.
+        # Browsers do not send unchecked boxes: a box without a value was unchecked.
         boxes = [name for name, declared in GENERATED_FIELDS.items() if declared.type is bool]
         remembered |= {name: bool(remembered.get(name)) for name in boxes}
     initial |= remembered
@@ -85,7 +89,10 @@ def _values_from_workload(request: HttpRequest, user: User) -> dict[str, Any]:
 
 
 def _values_from_template(request: HttpRequest, target: str) -> dict[str, Any]:
-    """Return a job template's values. Its profile replaces the profile in ``target`` (POOL|MODEL|PROFILE)."""
+    """Return the values of the job template that ``?template=`` names; {} without one.
+
+    ``target`` has the form POOL|MODEL|PROFILE. The template's profile replaces its last part.
+    """
     slug = request.GET.get("template", "")
     template = (
         Template.objects.filter(slug=slug, kind=WorkloadKind.JOB).first()
@@ -107,12 +114,12 @@ def _values_from_template(request: HttpRequest, target: str) -> dict[str, Any]:
     }
 
 
-# Not split: each parameter is checked on its own, one after the other.
+# Not split: it checks the parameters one after the other, and no check depends on another.
 def _values_from_query(query: QueryDict) -> dict[str, Any]:
-    """Return values of the query string.
+    """Return the field values in the query string.
 
-    The calendar's links have target, units, start and end (ISO 8601). Links to alternative requests may also
-    have hosts, seconds, priority and preemptible=1.
+    Links of the calendar contain target, units, start and end (ISO 8601). Links to alternative requests can
+    also contain hosts, seconds, priority and preemptible=1. Invalid values are ignored.
     """
     values: dict[str, Any] = {}
     if query.get("target"):
@@ -148,7 +155,7 @@ def _parse_datetime(text: str) -> datetime | None:
 
 
 def apply_suggestion(posted: QueryDict) -> QueryDict:
-    """Return the posted form with the values of the suggestion that the person chose."""
+    """Return the posted form, changed to the suggestion of the preview that the user chose."""
     changed = posted.copy()
     start, units = posted.get("use_start", ""), posted.get("use_units", "")
     if start:
@@ -162,7 +169,7 @@ def apply_suggestion(posted: QueryDict) -> QueryDict:
 
 
 def initial_as_posted(form: GpuRequestForm) -> QueryDict:
-    """Return the initial values as if they had been posted, so that the page can show a preview at once."""
+    """Return the initial values as posted data, so that the page can show a preview before the first POST."""
     data = QueryDict(mutable=True)
     for name in form.fields:
         value = form.get_initial_for_field(form.fields[name], name)

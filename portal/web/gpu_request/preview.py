@@ -1,4 +1,7 @@
-"""Preview a request before it is submitted: free GPUs, problems with fixes, price, quota, commands."""
+"""Preview a request before it is submitted.
+
+The preview shows free GPUs, problems and how to fix them, the price, the quota, and equivalent commands.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,10 @@ def _preview(form: GpuRequestForm, user: User, now: datetime) -> dict[str, Any]:
 def _blocked_preview(
     form: GpuRequestForm, user: User, now: datetime, problems: list[str], fields: set[str]
 ) -> dict[str, Any]:
-    """Return the problems and the model's free GPUs. If the start is wrong, offer the first window."""
+    """Return the preview of a request with problems: the problems and the model's free GPUs.
+
+    ``fields`` are the fields with problems. If the start is one of them, offer the first window that fits.
+    """
     windows = _windows_from_now(form, user, now) if "start" in fields else []
     blocks: list[dict[str, Any]] = [{"text": text} for text in problems]
     if blocks and windows:
@@ -91,7 +97,10 @@ def _blocked_preview(
 
 
 def _windows_from_now(form: GpuRequestForm, user: User, now: datetime) -> list[dict[str, Any]]:
-    """Return the first windows that fit the request. Empty if a field other than the start is wrong."""
+    """Return the first windows from now on that fit the request.
+
+    Return [] if the search is not possible, because a field other than the start is invalid.
+    """
     data = form.cleaned_data
     if form.selected_kind != "reservation" or None in map(
         data.get, ("target", "project", "units", "seconds")
@@ -107,7 +116,7 @@ def _windows_from_now(form: GpuRequestForm, user: User, now: datetime) -> list[d
 
 
 def _free_now_note(form: GpuRequestForm, start: datetime | None, now: datetime) -> str:
-    """Return a note that fewer GPUs are free now than the form requests; empty if enough GPUs are free."""
+    """Return a note about the free GPUs if fewer are free now than the form requests; "" otherwise."""
     pool, model, profile = form.cleaned_data["target"]
     asked = form.cleaned_data.get("units") or 0
     line = next(
@@ -157,7 +166,10 @@ def _reservation_preview(form: GpuRequestForm, user: User, now: datetime) -> dic
 
 
 def _series_preview(form: GpuRequestForm, user: User, now: datetime) -> dict[str, Any]:
-    """Return the preview of all occurrences. A block names the first occurrence that does not fit."""
+    """Return the preview of a recurring reservation.
+
+    If an occurrence does not fit, ``blocks`` contains the reason for the first of them.
+    """
     arguments = form.for_series()
     arguments.pop("why")
     arguments["name"] = arguments["name"] or "preview"
@@ -257,7 +269,11 @@ def _form_errors(form: GpuRequestForm) -> list[str]:
 
 
 def _chart_range(form: GpuRequestForm, now: datetime) -> tuple[datetime, datetime]:
-    """Return the window that the chart marks. Incomplete forms use one hour, starting now."""
+    """Return (start, end) of the window that the chart marks.
+
+    A form without a duration gets one hour. Only a reservation has a start of its own; other windows start
+    now.
+    """
     length = timedelta(seconds=min(form.cleaned_data.get("seconds") or 3600, 60 * 86_400))
     start = form.cleaned_data.get("start")
     if form.selected_kind == "reservation" and start is not None:

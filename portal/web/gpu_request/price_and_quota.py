@@ -24,7 +24,11 @@ def price_lines(
     length: timedelta,
     now: datetime,
 ) -> dict[str, Any]:
-    """Return the cost of a request, and the amounts that it leaves in the team's budgets of this month."""
+    """Return the cost of a request, and what remains of the team's budgets of this month after it.
+
+    ``total`` is the cost, None if unknown. ``how`` explains the cost. ``length`` is the time for which the
+    GPUs are held.
+    """
     known = answer["price_per_hour"] is not None
     gpus = gpu_count_text(answer["gpus"])
     month, team = month_of(now), form.selected_project.team_id
@@ -44,10 +48,11 @@ def price_lines(
 
 
 def quota_bar(form: GpuRequestForm, lines: list[QuotaUsage], gpus: float) -> dict[str, Any] | None:
-    """Return the bar of the team's guarantee for this model, with the request on top of the GPUs held now.
+    """Return a bar that compares the request with the team's guarantee for this model.
 
-    The bar of a reservation omits the GPUs held now, because a reservation starts later. Returns None without
-    a matching quota, such as in the team's own pool.
+    The bar adds the request to the GPUs that the team holds now. The bar of a reservation leaves out the held
+    GPUs, because a reservation starts later. Return None without a matching quota, such as in the team's own
+    pool.
     """
     _, model, _ = form.cleaned_data["target"]
     team = form.selected_project.team

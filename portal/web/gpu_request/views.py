@@ -1,4 +1,4 @@
-"""Request GPUs: one form for notebooks, jobs and reservations, with a preview that changes nothing."""
+"""Render the form that requests notebooks, jobs and reservations, and its preview, which changes nothing."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from scheduler.models import JobArray, Reservation, Series, Workload
 
 @sign_in_required
 def request_gpus(request: HttpRequest) -> HttpResponse:
-    """Show the form, filled in from the last request or the query string, or submit it."""
+    """Show the form, or submit it on POST. It is filled in from the last request or from the query string."""
     return handle_request_form(request, initial_kind(request))
 
 
 @sign_in_required
 def submit_job(request: HttpRequest) -> HttpResponse:
-    """Show the form with the kind set to job; ``?from=`` fills it in from an earlier job."""
+    """Show or submit the form for a job. ``?from=`` fills it in from an earlier job."""
     return handle_request_form(request, "job")
 
 
@@ -58,7 +58,10 @@ def preview(request: HttpRequest) -> HttpResponse:
 
 
 def handle_request_form(request: HttpRequest, kind: str) -> HttpResponse:
-    """Return the page for one kind, or a redirect after a successful request."""
+    """Return the page of the form, or a redirect after a successful request.
+
+    ``kind`` is the initial kind of the form: notebook, job or reservation.
+    """
     user, now = current_user(request), timezone.now()
     options = _form_options(request, user, now)
     if request.method != "POST":
@@ -128,7 +131,7 @@ def _redirect_after(
 
 
 def _calendar_query(made: Submission) -> str:
-    """Return the query string of the calendar in the submission's pool and week."""
+    """Return the query string with which the calendar shows the submission's pool and window."""
     start = timezone.localtime(datetime.fromisoformat(made.payload["start"]))
     return urlencode({"at": f"{start:%Y-%m-%dT%H:%M}"} | ({"pool": made.pool.slug} if made.pool else {}))
 
@@ -148,7 +151,8 @@ def _render_form(
     now: datetime,
     status: int = 200,
 ) -> HttpResponse:
-    # The form may contain service errors, which would hide windows that fit. The preview checks a fresh copy.
+    # The preview checks a fresh copy of the form, because service errors in ``form`` would hide windows that
+    # fit.
     checked = GpuRequestForm(form.data if form.is_bound else initial_as_posted(form), options=options)
     can_ask = bool(options.projects and options.lines)
     context = {

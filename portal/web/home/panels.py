@@ -20,7 +20,7 @@ from portal.wording.pages import home_pages
 from scheduler.models import MaintenanceWindow, Reservation
 from telemetry.core.amounts import round_amount
 
-FormatAmount = Callable[[Decimal], str]  # formats an amount with its measure
+FormatAmount = Callable[[Decimal], str]  # a function that returns an amount as text
 KINDS_WITH_WINDOW = (Submission.Kind.RESERVATION, Submission.Kind.SERIES, Submission.Kind.WINDOW_CHANGE)
 
 
@@ -31,8 +31,8 @@ def team_panel(summary: TeamSummary, currency: str, now: datetime) -> dict[str, 
     for line in summary.lines:
         label = gpu_model(line.model) + (f", {line.pool}" if len(pools) > 1 else "")
         borrowed = f", {workload_text.gpu_count_text(line.borrowed)} borrowed" if line.borrowed else ""
-        # Without a borrow limit, the bar ends at twice the guarantee. The mark of the guarantee is then in
-        # the middle of the bar.
+        # Without a borrow limit, the bar ends at twice the guarantee, so that the mark of the guarantee is in
+        # its middle.
         most = line.guaranteed + (line.borrow_limit if line.borrow_limit is not None else line.guaranteed)
         quotas.append(
             {
@@ -57,7 +57,7 @@ def team_panel(summary: TeamSummary, currency: str, now: datetime) -> dict[str, 
 
 
 def _budgets(panel: TeamSummary, currency: str, now: datetime) -> list[dict[str, Any]]:
-    """Return the bars of a team's budgets for this month: money, GPU-hours, both or none."""
+    """Return one bar for each of the team's budgets of this month: money and GPU-hours."""
 
     def bar(
         label: str, spent: Decimal, budget: Decimal, forecast: Decimal | None, written: FormatAmount
@@ -87,7 +87,7 @@ def _budgets(panel: TeamSummary, currency: str, now: datetime) -> list[dict[str,
 def _budget_bar(
     label: str, spent: Decimal, budget: Decimal | None, forecast: Decimal | None, written: FormatAmount
 ) -> dict[str, Any]:
-    """Return a bar of the amount spent against the budget, with the forecast for the month's end."""
+    """Return a bar with the amount spent, the forecast for the month's end, and the budget as a mark."""
     expected = forecast or Decimal(0)
     if budget is None:
         return {
@@ -114,7 +114,10 @@ def _budget_bar(
 
 
 def operations_panel(user: User, now: datetime) -> dict[str, Any] | None:
-    """Return the operator's panel (submissions, hosts, longest waits), or None for other users."""
+    """Return the panel of submissions, hosts with problems and longest waits.
+
+    Return None for users other than operators and auditors.
+    """
     dashboard = staff_dashboard.operations_dashboard(user, now)
     if dashboard is None:
         return None
@@ -149,7 +152,7 @@ def operations_panel(user: User, now: datetime) -> dict[str, Any] | None:
 
 
 def spending_panel(user: User, currency: str, now: datetime) -> dict[str, Any] | None:
-    """Return this month's charges by team for finance viewers, or None for other users."""
+    """Return the panel of this month's charges by team; None for users who may not see all charges."""
     dashboard = staff_dashboard.money_dashboard(user, now)
     if dashboard is None:
         return None
@@ -166,12 +169,12 @@ def spending_panel(user: User, currency: str, now: datetime) -> dict[str, Any] |
 
 
 def _whole_currency_units(currency: str) -> FormatAmount:
-    """Return a formatter for whole currency units: a bar's label has no space for cents."""
+    """Return a function that formats money without cents, because a bar's label has no space for them."""
     return lambda amount: money(round_amount(amount, Decimal(1)), currency).removesuffix(".00")
 
 
 def _gpu_hours_text(amount: Decimal) -> str:
-    """Format GPU-hours without the unit, which the label already names."""
+    """Format GPU-hours without a unit: the bar's label names it."""
     return grouped(amount)
 
 

@@ -18,7 +18,10 @@ MAX_QUERY_LENGTH = 80
 
 @sign_in_required
 def search(request: HttpRequest) -> HttpResponse:
-    """Render rows whose name contains ``?q=``: a part of the dialog, or a page without JavaScript."""
+    """Render the rows whose name contains ``?q=``.
+
+    The search dialog gets a part of a page. Without JavaScript, the user gets a whole page.
+    """
     query = request.GET.get("q", "").strip()[:MAX_QUERY_LENGTH]
     context = {"groups": _result_groups(reads.search(current_user(request), query)), "words": query}
     template = "components/palette_results.html" if request.headers.get("HX-Request") else "work/search.html"

@@ -32,7 +32,7 @@ MAX_ENDED_ROWS = 8
 
 @login_not_required
 def home(request: HttpRequest) -> HttpResponseBase:
-    """Render the home page or its live part; without an organisation, redirect to the first-run wizard."""
+    """Render the home page or its live part. Before an organisation exists, redirect to the setup wizard."""
     return redirect("first-run") if current_organisation(request) is None else _home(request)
 
 
@@ -98,7 +98,7 @@ def _home_context(user: User, currency: str, now: datetime) -> dict[str, Any]:
 def _array_card(
     details: WorkloadDetails, wholes: dict[int, job_arrays.JobArrayTotals], currency: str
 ) -> dict[str, Any]:
-    """Return the card fields of the whole array if the workload is an array task, else nothing."""
+    """Return the card fields that describe the whole array of an array task; {} for other workloads."""
     whole = wholes.get(details.workload.array_id or 0)
     if whole is None:
         return {}
@@ -116,7 +116,7 @@ def _array_card(
 
 
 def _ended_array_row(whole: job_arrays.JobArrayTotals | None, currency: str) -> dict[str, Any]:
-    """Return the row fields of an array whose tasks have all ended, else nothing."""
+    """Return the row fields that describe an array whose tasks have all ended; {} without an array."""
     if whole is None:
         return {}
     row = whole.row
@@ -133,7 +133,10 @@ def _ended_array_row(whole: job_arrays.JobArrayTotals | None, currency: str) -> 
 
 
 def _card_order(details: WorkloadDetails) -> tuple[int, int, datetime]:
-    """Return the sort key of a card: workloads with notice, then running, starting and waiting workloads."""
+    """Return the sort key of a card: first workloads that were asked to stop, then running workloads.
+
+    Stopping, starting and waiting workloads follow.
+    """
     workload = details.workload
     rank = {
         WorkloadState.NOTICE: 0,
@@ -160,7 +163,10 @@ def _counts_sentence(all_details: list[WorkloadDetails], more: bool) -> str:
 
 
 def _alternatives_of_card(details: WorkloadDetails, now: datetime) -> dict[str, Any]:
-    """Return faster alternatives if they are cached, else the URL that computes them after the page load."""
+    """Return the faster alternatives of a waiting workload if they are cached.
+
+    Otherwise return the URL from which the page loads them later, because they take time to compute.
+    """
     workload = details.workload
     if workload.state != WorkloadState.QUEUED or not workload.reason_code:
         return {}

@@ -1,4 +1,7 @@
-"""Drill down into the charges of a month: cost centre, team, project, type, workload, charge lines."""
+"""Drill down into the charges of a month.
+
+The levels are cost centre, team, project, type and workload; the last level is the charge lines.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ GROUP_CHOICES = (
     ("model", "Model"),
 )
 DIMENSION_LABELS = {**dict(GROUP_CHOICES), "workload": "Workload", "bucket": "Bucket", "pool": "Pool"}
-NUMERIC_DIMENSIONS = {"team", "project", "workload", "user", "pool"}  # dimensions whose keys are primary keys
+NUMERIC_DIMENSIONS = {"team", "project", "workload", "user", "pool"}  # their keys are primary keys
 LINES_PER_PAGE = 50
 
 
@@ -58,7 +61,7 @@ def workload_charge_lines(
 
 
 def drill_down_filters(request: HttpRequest) -> dict[str, Any]:
-    """Return the filters of the query string by dimension."""
+    """Return the filters in the query string, by dimension: the keys of the groups that were opened."""
     filters: dict[str, Any] = {}
     for name in DRILL_DOWN:
         value = request.GET.get(name)
@@ -79,7 +82,10 @@ def _filter_value(name: str, value: str) -> Any:
 
 
 def grouping_dimension(request: HttpRequest, where: dict[str, Any]) -> str | None:
-    """Return the dimension that groups this level, or None below the last level."""
+    """Return the dimension that groups the charges at this level.
+
+    Return None if the filters reach the last level, which shows charge lines without groups.
+    """
     given = request.GET.get("by")
     if not where:
         return given if given in dict(GROUP_CHOICES) and given is not None else DRILL_DOWN[0]
@@ -88,7 +94,7 @@ def grouping_dimension(request: HttpRequest, where: dict[str, Any]) -> str | Non
 
 
 def group_row(request: HttpRequest, group: Any, dimension: str) -> dict[str, Any]:
-    """Return the row of a group with the URL of the next level."""
+    """Return the row of a group, with the URL of the next level; "" if there is no next level."""
     query = request.GET.copy()
     for name in ("by", "page", "format"):
         query.pop(name, None)
@@ -111,7 +117,7 @@ def group_choices(request: HttpRequest, current: str) -> list[dict[str, Any]]:
 def breadcrumbs(
     request: HttpRequest, month: date, lines: QuerySet[Charge], where: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the path to this level, each step with its URL."""
+    """Return the steps from the month to this level, each with its label and URL."""
     steps: list[dict[str, Any]] = []
     query = request.GET.copy()
     for name in (*DRILL_DOWN, "page", "format", "by"):

@@ -27,10 +27,13 @@ from telemetry.money.close_checks import close_checks
 from telemetry.reads.chargeback import charges_by
 
 
-# Not split: one dict of the page; its values share the month and the filters.
+# Not split: it builds one dict for the page; the values share the month and the filters.
 @sign_in_required
 def chargeback(request: HttpRequest) -> HttpResponseBase:
-    """Render the charges of ``month``, grouped by ``by`` or by the level below the filters."""
+    """Render the charges of ``?month=``.
+
+    They are grouped by ``?by=``. With filters, the group is the level that follows the last filter.
+    """
     user, now = current_user(request), timezone.now()
     month = month_or_404(request.GET.get("month"), now)
     lines = policy.visible_charges(user)

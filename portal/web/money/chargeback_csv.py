@@ -26,7 +26,7 @@ def csv_file_response(text: str, name: str) -> HttpResponse:
 
 
 def charge_groups_csv(table: ChargeTable, dimension: str, month: date, with_cost: bool) -> HttpResponse:
-    """Return the grouped charges as CSV. ``with_cost`` adds the owner's cost of the GPUs."""
+    """Return the grouped charges as CSV. ``with_cost`` adds the cost that the GPUs have for their owner."""
     response = csv_file_response("", f"charges-{month:%Y-%m}-by-{dimension}.csv")
     writer = csv.writer(response)
     cost = ["cost"] if with_cost else []
@@ -53,7 +53,7 @@ def charge_groups_csv(table: ChargeTable, dimension: str, month: date, with_cost
 
 
 def charge_lines_csv(rows: Iterable[Charge], month: date, with_cost: bool) -> HttpResponse:
-    """Return charge lines as CSV. ``with_cost`` adds the owner's cost of the GPUs."""
+    """Return charge lines as CSV. ``with_cost`` adds the cost that the GPUs have for their owner."""
     response = csv_file_response("", f"charge-lines-{month:%Y-%m}.csv")
     writer = csv.writer(response)
     cost = ["cost"] if with_cost else []

@@ -12,7 +12,7 @@ MEDIAN_WAIT_LABEL, P95_WAIT_LABEL = money_pages.HALF_WAIT_LABEL, "19 of 20 wait 
 
 @dataclass
 class UtilisationChart:
-    """A Plotly figure, the table with the same numbers, and the raw rows of its CSV."""
+    """A Plotly figure, a table with the same numbers, and the unformatted numbers for CSV."""
 
     title: str
     hint: str

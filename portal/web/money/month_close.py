@@ -26,7 +26,7 @@ class CloseMonthForm(ServiceForm):
 
 @sign_in_required
 def month_close(request: HttpRequest, month: str) -> HttpResponseBase:
-    """Show the checks of a month; a POST closes the month and freezes its charges."""
+    """Show the checks of a month. A POST closes the month; its charges then never change."""
     user, now = current_user(request), timezone.now()
     policy.require(user, "statement.close")
     first_day = month_or_404(month, now)

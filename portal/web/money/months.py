@@ -11,7 +11,10 @@ from telemetry.money.billing_months import month_of
 
 
 def month_or_404(text: str | None, now: datetime) -> date:
-    """Return the first day of a month such as ``2026-03`` (default: the current month), or raise Http404."""
+    """Return the first day of a month such as ``2026-03``; of the current month if ``text`` is empty.
+
+    Raises Http404 if the text is no month.
+    """
     if not text:
         return month_of(now)
     try:
@@ -25,6 +28,6 @@ def month_or_404(text: str | None, now: datetime) -> date:
 
 
 def offset_month(month: date, by: int) -> date:
-    """Return the month ``by`` months later."""
+    """Return the first day of the month that is ``by`` months later; earlier if ``by`` is negative."""
     index = month.year * 12 + month.month - 1 + by
     return date(index // 12, index % 12 + 1, 1)

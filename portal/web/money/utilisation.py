@@ -35,7 +35,11 @@ MAX_PERIOD_DAYS = 400
 
 @sign_in_required
 def utilisation(request: HttpRequest) -> HttpResponseBase:
-    """Render the charts of ``period`` (or ``start``, ``end``), filtered by ``pool``, ``team``, ``model``."""
+    """Render the charts.
+
+    The query string chooses the ``period`` (or ``start`` and ``end``), and filters by ``pool``, ``team`` and
+    ``model``.
+    """
     user, now = current_user(request), timezone.now()
     usage_query = _utilisation_query(request, user, now)
     charts = {
@@ -89,7 +93,7 @@ def utilisation(request: HttpRequest) -> HttpResponseBase:
 
 @sign_in_required
 def utilisation_csv(request: HttpRequest, chart: str) -> HttpResponseBase:
-    """Return the numbers of one chart as CSV."""
+    """Return the data of one chart as a CSV download."""
     if chart not in utilisation_charts.CHART_ORDER:
         raise Http404(
             money_pages.CHART_UNKNOWN.format(
@@ -144,7 +148,10 @@ def _utilisation_query(request: HttpRequest, user: User, now: datetime) -> utili
 
 
 def _period(request: HttpRequest, now: datetime) -> tuple[datetime, datetime]:
-    """Return the period in whole UTC hours. Raises Http404, which names the allowed values."""
+    """Return (start, end) of the chosen period, in whole hours of UTC.
+
+    Raises Http404 for an invalid period; the message names the allowed values.
+    """
     hour = now.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
     if request.GET.get("start") or request.GET.get("end"):
         return _custom_period(request.GET.get("start", ""), request.GET.get("end", ""))

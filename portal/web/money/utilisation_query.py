@@ -1,4 +1,4 @@
-"""Define the query of the utilisation page and its shared results."""
+"""Define the query of the utilisation page, and results that several charts share."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ DIMENSIONS = (
     ("host", "Host"),
     ("gpu", "GPU"),
 )
-# Sums by these dimensions are visible to everybody who shares the pool.
+# Everybody who may use a pool may see sums by these dimensions, because they name no person or workload.
 ANONYMOUS_DIMENSIONS = {"model", "host", "gpu", "type", "team"}
 
 
 @dataclass
 class UtilisationQuery:
-    """The filters of the page. ``mine``: keys of teams whose names the viewer may see; None: all teams."""
+    """The filters of the utilisation page, and the results that its charts share.
+
+    ``mine`` contains the ids of the teams whose names the viewer may see. None means all teams.
+    """
 
     filters: UsageFilters
     mine: list[int] | None
@@ -48,7 +51,10 @@ class UtilisationQuery:
         return UsageRows(self.filters)
 
     def filters_for_names(self, dimension: str) -> UsageFilters:
-        """Return the filters of a chart with names: only the viewer's teams, unless names are public."""
+        """Return the filters of a chart whose groups have names, such as names of people.
+
+        They select only the viewer's teams, unless everybody may see the sums by this dimension.
+        """
         if self.mine is None or dimension in ANONYMOUS_DIMENSIONS:
             return self.filters
         return dataclasses.replace(self.filters, teams=self.mine)

@@ -10,7 +10,7 @@ from telemetry.reads.wait_times import GroupWaitTimes
 
 
 def pooling_saving_chart(query: UtilisationQuery) -> UtilisationChart:
-    """Chart the GPUs that teams would need alone against the GPUs they need together."""
+    """Return a chart of the GPUs that teams would need alone and the GPUs that they need together."""
     saving = query.saving
     names = [
         *(name for _, name, _ in saving.by_team),
@@ -47,7 +47,7 @@ def pooling_saving_chart(query: UtilisationQuery) -> UtilisationChart:
 
 
 def waiting_time_chart(query: UtilisationQuery) -> UtilisationChart:
-    """Chart the waiting times by the number of requested GPUs."""
+    """Return a chart of the waiting times by the number of requested GPUs."""
     rows = query.waits_by_size
     figure = {
         "data": [
@@ -97,6 +97,9 @@ def _minutes(seconds: float | None) -> float | None:
 
 
 def overall_wait(rows: list[GroupWaitTimes]) -> tuple[float | None, float | None]:
-    """Return the median and 95th percentile wait (seconds) for the request size that started most often."""
+    """Return (median, 95th percentile) of the wait in seconds, for the request size with the most starts.
+
+    Both are None if no workload started.
+    """
     most = max(rows, key=lambda row: row.started, default=None)
     return (most.p50, most.p95) if most and most.started else (None, None)

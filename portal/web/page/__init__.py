@@ -1,1 +1,1 @@
-"""Share code between all pages: access checks, the page frame, live refresh, service forms, CSV downloads."""
+"""Provide code for all pages: access checks, the page frame, live refresh, service forms, CSV downloads."""

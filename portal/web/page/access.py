@@ -26,7 +26,10 @@ ViewFunction = Callable[..., HttpResponseBase]
 
 
 def sign_in_required(view: ViewFunction) -> ViewFunction:
-    """Redirect anonymous users to the sign-in page. A live part gets a response that reloads the page."""
+    """Decorate a view so that anonymous users are redirected to the sign-in page.
+
+    A request for a live part gets a response that makes the browser reload the whole page.
+    """
 
     @functools.wraps(view)
     def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -45,7 +48,10 @@ def sign_in_required(view: ViewFunction) -> ViewFunction:
 
 
 def too_many_requests(request: HttpRequest, refusal: PlannerBudgetExceeded) -> HttpResponse:
-    """Return a 429 page that says when to retry. A live part gets 204 and stays unchanged."""
+    """Return a page with status 429 that says when to retry.
+
+    A request for a live part gets status 204, so that the part stays as it is.
+    """
     headers = {"Retry-After": str(refusal.wait)}
     if request.headers.get("HX-Request"):
         return HttpResponse(status=204, headers=headers)
@@ -60,13 +66,16 @@ def current_user(request: HttpRequest) -> User:
 
 
 def posted_key(request: HttpRequest, field: str) -> str:
-    """Return the posted key ``field``; empty if the text contains NUL, which no row can store."""
+    """Return the posted value of ``field``, the key of a row.
+
+    Return "" if it contains a NUL character: no row has such a key, and PostgreSQL rejects the character.
+    """
     text = str(request.POST.get(field, ""))
     return text if "\0" not in text else ""
 
 
 def get_visible_or_404(rows: QuerySet[Row], what: str, **keys: Any) -> Row:
-    """Return the visible row with these keys, or raise Http404. ``what`` names the kind of row."""
+    """Return the row with these keys, or raise Http404. ``what`` names the kind of row in the message."""
     row = rows.filter(**keys).first()
     if row is None:
         raise Http404(home_pages.OBJECT_NOT_FOUND.format(what=what))
@@ -76,7 +85,10 @@ def get_visible_or_404(rows: QuerySet[Row], what: str, **keys: Any) -> Row:
 def run_and_redirect(
     request: HttpRequest, verb: Callable[[], Any], *, done: str, to: str
 ) -> HttpResponseBase:
-    """Call a service, then redirect to the form's page (or to ``to``) with a success or error message."""
+    """Call a service, then redirect to the page that sent the form, with a success or error message.
+
+    ``to`` is the URL if the page that sent the form is unknown.
+    """
     try:
         verb()
     except (Invalid, OperationRejected) as refusal:
@@ -87,7 +99,7 @@ def run_and_redirect(
 
 
 def return_url(request: HttpRequest, otherwise: str) -> str:
-    """Return the URL of the page that sent the form if it is on this site, else ``otherwise``."""
+    """Return the URL of the page that sent the form; ``otherwise`` if it is unknown or on another site."""
     referrer = request.POST.get("next") or request.headers.get("Referer", "")
     if referrer and url_has_allowed_host_and_scheme(
         referrer, {request.get_host()}, require_https=request.is_secure()

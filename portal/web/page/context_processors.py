@@ -17,7 +17,8 @@ from portal.wording.pages import home_pages
 from scheduler.models import WorkloadKind
 from scheduler.state.states import WorkloadState
 
-# (section title, entries). Entry: (label, URL name, icon). `_hidden_entries` removes entries by permission.
+# Sections of the navigation: (title, entries). An entry is (label, URL name, icon). `_hidden_entries` removes
+# entries that the user may not see.
 NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
         "Mine",
@@ -55,11 +56,11 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
 
 
 def page_frame(request: HttpRequest) -> dict[str, Any]:
-    """Return the frame's context for every page; empty for anonymous users."""
+    """Return the template context of the frame around a page; {} for anonymous users."""
     user = getattr(request, "user", None)
     if not isinstance(user, User):
         return {}
-    # A page with a live part is rendered twice (see live_refresh.py); the frame is built once per request.
+    # A page with a live part renders two templates (see live_refresh.py). Build the frame once per request.
     if not hasattr(request, "_frame"):
         request._frame = _build_page_frame(request, user)  # type: ignore[attr-defined]
     return request._frame  # type: ignore[attr-defined, no-any-return]
@@ -142,7 +143,7 @@ def _viewer_line(user: User, memberships: list[Membership]) -> str:
 
 
 def _simulation_notice(user: User, organisation: Organisation | None) -> str:
-    """Return sentences that say which hosts and which part of the history are simulated."""
+    """Return sentences about simulated hosts and simulated history; "" if nothing is simulated."""
     parts = []
     there = policy.visible_hosts(user).exclude(last_sync_at=None)
     hosts = there.aggregate(all=Count("pk"), simulated=Count("pk", filter=Q(simulated=True)))

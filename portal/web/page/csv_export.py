@@ -17,7 +17,10 @@ MAX_CSV_ROWS = 50_000
 def csv_response(
     name: str, head: Sequence[str], rows: Iterable[Sequence[Any]], now: datetime
 ) -> StreamingHttpResponse:
-    """Return ``rows`` as a streamed CSV file. Cells that spreadsheets would read as formulas are escaped."""
+    """Return ``rows`` as a streamed CSV file with the header ``head``.
+
+    Cells that a spreadsheet would execute as formulas are escaped.
+    """
     writer = csv.writer(_PassThroughFile())
 
     def lines() -> Iterator[str]:

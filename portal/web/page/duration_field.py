@@ -1,4 +1,4 @@
-"""Parse and format durations in forms, such as 90 s, 15 min, 2 h or 1 d 12 h. Services count in seconds."""
+"""Parse and format durations in forms, such as 90 s, 15 min, 2 h or 1 d 12 h. Services take seconds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def format_seconds(seconds: int) -> str:
 
 
 class DurationInSecondsField(forms.CharField):
-    """A form field for a duration. Its cleaned value is whole seconds between ``least`` and ``most``."""
+    """A form field for a duration. Its cleaned value is a number of whole seconds, or None if it is empty.
+
+    With ``most``, the value must be between ``least`` and ``most``. Without it, there are no bounds.
+    """
 
     def __init__(self, *, least: int = 0, most: int | None = None, **kwargs: Any) -> None:
         super().__init__(max_length=60, **kwargs)
@@ -70,7 +73,7 @@ class DurationInSecondsField(forms.CharField):
         return seconds
 
     def run_validators(self, value: Any) -> None:
-        """Do nothing: the inherited validators check text, but the value is a number here."""
+        """Do nothing. The inherited validators check text, but the cleaned value is a number."""
 
     def prepare_value(self, value: Any) -> Any:
         """Format seconds with units. Text that the user typed stays as it is."""

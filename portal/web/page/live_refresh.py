@@ -1,7 +1,8 @@
-"""Render the live part of a page. The part refreshes on each event of the edge, and every ten seconds.
+"""Render the live part of a page: the part that refreshes itself.
 
-The same template renders the whole page and its refresh. If the content has not changed, the response
-replaces only the freshness line, so that nothing moves while the user reads.
+The browser requests the part again on each event of the edge, and every ten seconds. If the content has not
+changed, the response replaces only the line with the age of the data, so that nothing moves while the user
+reads.
 """
 
 from __future__ import annotations
@@ -37,9 +38,12 @@ def render_live_page(
 ) -> HttpResponse:
     """Return the page ``template`` with its live ``part``, or only the part for ``?part=live``.
 
-    The page includes ``work/live.html`` where the part belongs. ``topics`` are event topics of the edge. The
-    context also gets ``now``. If ``stage`` differs from the browser's stage, the response triggers the event
-    ``next-stage``. The browser then reloads the parts that depend on the stage.
+    The page includes ``work/live.html`` at the place of the part. ``topics`` are the event topics of the edge
+    that refresh the part. ``now`` is added to the context.
+
+    ``stage`` names the state of the page's object, such as "running". If it differs from the stage that the
+    browser shows, the response triggers the browser event ``next-stage``. The browser then also reloads the
+    other parts that depend on the stage.
     """
     full_context = {**context, "now": now}
     body = render_to_string(part, full_context, request)

@@ -21,8 +21,8 @@ THEMES = ("light", "dark")
 def viewer_settings_middleware(get_response: GetResponse) -> GetResponse:
     """Return middleware that activates the viewer's time zone and stored theme.
 
-    The time zone is the user's own, else the browser's (cookie ``tz``), else the organisation's. The stored
-    theme applies until this browser chooses another.
+    The time zone is the first that is known: the user's setting, the browser's (cookie ``tz``), or the
+    organisation's. The user's stored theme applies until the user chooses another theme in this browser.
     """
 
     def respond(request: HttpRequest) -> HttpResponseBase:

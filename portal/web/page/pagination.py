@@ -16,5 +16,5 @@ Row = TypeVar("Row", bound=Model)
 def paginate(
     request: HttpRequest, rows: QuerySet[Row] | Sequence[Any], per_page: int = ROWS_PER_PAGE
 ) -> Page[Any]:
-    """Return the page that ``?page=`` names. An invalid number is moved into the valid range."""
+    """Return the page that ``?page=`` names. An invalid number gives the first or the last page."""
     return Paginator(rows, per_page).get_page(request.GET.get("page"))

@@ -31,9 +31,10 @@ def confirm_removal(
     to: str,
     **row: Any,
 ) -> HttpResponseBase:
-    """Show the effect; on POST call ``operation`` with the row and the reason, and redirect to ``to``.
+    """Show the effect of a removal or move. On POST, call ``operation`` and redirect to ``to``.
 
-    ``back`` is the URL of the row's page. A link leads back there without a confirmation.
+    ``operation`` gets the keyword arguments ``row`` and the user's reason. ``back`` is the URL of the link
+    that leaves the page without a change.
     """
     verb, now = REMOVAL_VERBS[effect.verb], timezone.now()
     form = RemovalReasonForm(request.POST or None)

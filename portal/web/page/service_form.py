@@ -15,9 +15,9 @@ Result = TypeVar("Result")
 
 
 class ServiceForm(forms.Form):
-    """A form that knows only its fields and widgets. A service checks the rules."""
+    """A form that defines only fields and widgets. A service checks the rules for their values."""
 
-    # Service argument: the field that shows its errors.
+    # Arguments of the service, each with the field that shows its errors.
     argument_fields: ClassVar[Mapping[str, str]] = {}
 
     def field_for_argument(self, argument: str) -> str | None:
@@ -26,9 +26,10 @@ class ServiceForm(forms.Form):
         return field if field in self.fields else None
 
     def carry_out(self, verb: Callable[..., Result], **arguments: Any) -> Result | None:
-        """Call ``verb`` with ``arguments``; return its result, or None after adding its errors to the form.
+        """Call the service ``verb`` with ``arguments`` and return its result.
 
-        NotAllowed is not caught: the user then gets the 403 page.
+        If the service rejects the arguments, add its errors to the form and return None. A missing permission
+        (NotAllowed) is not caught: the user then gets the page for status 403.
         """
         try:
             return verb(**arguments)

@@ -41,7 +41,7 @@ class RolesForm(ServiceForm):
 
 @sign_in_required
 def people(request: HttpRequest) -> HttpResponse:
-    """List the people that the viewer may see; operators add people and change roles."""
+    """List the people whom the viewer may see. Operators can add people and change their roles."""
     verb = request.POST.get("verb", "")
     form = PersonForm(request.POST if verb == "create" else None)
     if request.method == "POST":

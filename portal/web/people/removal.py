@@ -1,4 +1,4 @@
-"""Render the pages that remove teams and templates after showing the effect."""
+"""Render the pages that remove teams and templates. Each page first shows the effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from portal.web.page.removal_page import confirm_removal
 
 @sign_in_required
 def team_remove(request: HttpRequest, slug: str) -> HttpResponseBase:
-    """Confirm and carry out the removal of a team."""
+    """Show the effect of removing a team; on POST, remove it."""
     team = get_object_or_404(policy.visible_teams(request.user), slug=slug)
     effect = team_removal.preview_team_removal(actor=current_user(request), team=team, now=timezone.now())
     return confirm_removal(
@@ -32,7 +32,7 @@ def team_remove(request: HttpRequest, slug: str) -> HttpResponseBase:
 
 @sign_in_required
 def template_remove(request: HttpRequest, slug: str) -> HttpResponseBase:
-    """Confirm and carry out the deletion of a template."""
+    """Show the effect of deleting a template; on POST, delete it."""
     policy.require(request.user, "template.change")
     template = get_object_or_404(Template, slug=slug)
     effect = templates.preview_template_deletion(actor=current_user(request), template=template)

@@ -46,7 +46,7 @@ class MemberForm(ServiceForm):
 
 @sign_in_required
 def teams(request: HttpRequest) -> HttpResponse:
-    """List the teams that the viewer may see; operators create one."""
+    """List the teams that the viewer may see. Operators can create a team."""
     form = TeamForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         made = form.carry_out(
@@ -87,7 +87,10 @@ def team(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def _team_page_or_404(request: HttpRequest, slug: str) -> dict[str, Any]:
-    """Return the page of a team. A removed team cannot be changed."""
+    """Return the data of a team's page, or raise Http404.
+
+    A removed team can be shown, but a POST to its page raises Http404, too.
+    """
     page = reads.team_page(request.user, slug)
     if page is None or (page["team"].removed_at is not None and request.method == "POST"):
         raise Http404
@@ -95,7 +98,10 @@ def _team_page_or_404(request: HttpRequest, slug: str) -> dict[str, Any]:
 
 
 def _change_team(request: HttpRequest, team: Team, verb: str, shown: dict[str, Any]) -> bool:
-    """Carry out one action of the team page; return True if it is done."""
+    """Carry out one action of the team page.
+
+    Return False if the page must be shown again with the errors of a form.
+    """
     given: dict[str, Any] = {"actor": request.user, "now": timezone.now()}
     if verb == "add_member":
         form = shown["member_form"]

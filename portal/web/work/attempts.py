@@ -18,7 +18,7 @@ from scheduler.runs.attempts import attempt_outcomes
 
 
 def attempt_rows(details: WorkloadDetails, user: User) -> list[dict[str, Any]]:
-    """Return one row per attempt, latest first: GPUs, times, outcome and the reason of a stop."""
+    """Return one row per attempt, latest first, with its GPUs, times, outcome, and why it was stopped."""
     attempts: list[dict[str, Any]] = workload_details.attempts_of(details.workload)
     ended_runs = {
         attempt["number"]: [run for run in attempt["runs"] if run.outcome and run.ended_at is not None]
@@ -30,8 +30,9 @@ def attempt_rows(details: WorkloadDetails, user: User) -> list[dict[str, Any]]:
 
 
 def decision_rows(workload: Workload, user: User) -> list[dict[str, Any]]:
-    """Return the decisions about a workload, newest first. Only users who see all teams get the placement
-    score, in ``place``.
+    """Return the decisions about a workload, newest first.
+
+    ``place`` contains the terms of the placement score. It is empty for users who may not see all teams.
     """
     words = {
         "placed": "Placed",
@@ -55,11 +56,14 @@ def decision_rows(workload: Workload, user: User) -> list[dict[str, Any]]:
     ]
 
 
-# Not split: one dict of the row; its values share the runs and the outcome.
+# Not split: it builds one dict for the row; the values share the runs and the outcome.
 def _attempt_row(
     attempt: dict[str, Any], ending: tuple[Run, str] | None, details: WorkloadDetails, user: User
 ) -> dict[str, Any]:
-    """Return the row of one attempt. ``ending`` is the ended run and its outcome, or None before the end."""
+    """Return the row of one attempt.
+
+    ``ending`` is the run that decided the end of the attempt, and the outcome; None before the end.
+    """
     runs: list[Run] = attempt["runs"]
     first = runs[0]
     ended_run, outcome = ending or (None, "")

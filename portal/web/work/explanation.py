@@ -35,7 +35,11 @@ MAX_ALTERNATIVES_ON_CARD = 3  # the explanation page shows all alternatives
 
 @sign_in_required
 def explain_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
-    """Render the explanation of a workload: blockers and alternatives if it waits, else its history."""
+    """Render the explanation of a workload.
+
+    A waiting workload shows its blockers and alternative requests. A workload that has been placed or has
+    ended shows its history.
+    """
     user, now = current_user(request), timezone.now()
     workload = get_workload_or_404(request, public_id)
     waits = workload.state == WorkloadState.QUEUED
@@ -102,7 +106,10 @@ def _history(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
 
 
 def _waiting_time(workload: Workload, tried: list[dict[str, Any]]) -> str:
-    """Return the time from submission to the first placement, or to the end of work that was never placed."""
+    """Return the time from the submission to the first placement.
+
+    For a workload that was never placed, return the time until its end; "" if it has not ended.
+    """
     until = tried[-1]["placed_at"] if tried else workload.ended_at
     return short_duration(until - workload.submitted_at) if until else ""
 
@@ -129,7 +136,10 @@ def _expected_start_text(
 
 @sign_in_required
 def faster_alternatives(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
-    """Render a card's line of faster alternatives. The page loads it later, because planning takes time."""
+    """Render the line of a card that lists faster alternatives.
+
+    The page loads this line after everything else, because planning takes time.
+    """
     now = timezone.now()
     workload = get_workload_or_404(request, public_id)
     with metered_planning(current_user(request), now):
@@ -139,7 +149,7 @@ def faster_alternatives(request: HttpRequest, public_id: uuid.UUID) -> HttpRespo
 
 @sign_in_required
 def compare_turns(request: HttpRequest, public_id: uuid.UUID, other: uuid.UUID) -> HttpResponse:
-    """Render the rule of the queue order that puts another workload before or after this workload."""
+    """Render the rule of the queue order that decides between this workload and another workload."""
     user, now = current_user(request), timezone.now()
     workload, other_workload = get_workload_or_404(request, public_id), get_workload_or_404(request, other)
     with metered_planning(user, now):
@@ -170,7 +180,7 @@ def compare_turns(request: HttpRequest, public_id: uuid.UUID, other: uuid.UUID) 
 
 @sign_in_required
 def fair_share_page(request: HttpRequest, slug: str) -> HttpResponse:
-    """Render every team's guarantee, use, share and borrowed GPUs in a pool."""
+    """Render each team's guarantee, use, share and borrowed GPUs in a pool."""
     user, now = current_user(request), timezone.now()
     pool = found_row(policy.visible_pools(user), "pool", slug=slug)
     mine = set(policy.my_team_ids(user).values_list("team_id", flat=True))
@@ -189,7 +199,7 @@ def fair_share_page(request: HttpRequest, slug: str) -> HttpResponse:
 def explanation_columns(
     workload: Workload, explanation: wait_explanation.WaitExplanation, user: User, now: datetime
 ) -> dict[str, Any]:
-    """Return the columns below a queue row: blockers, earlier workloads, alternatives, fair share."""
+    """Return the columns of an explanation: blockers, workloads ahead, alternatives, and fair share."""
     return {
         "blockers": [_blocker_row(workload, blocker, user, now) for blocker in explanation.blockers],
         "ahead": [
@@ -206,7 +216,7 @@ def explanation_columns(
         "sooner": alternative_rows(workload, explanation.sooner, now),
         "windows": [_window_row(other) for other in explanation.windows],
         "window_needs": _reservation_note(explanation.windows),
-        # Fair share does not explain a workload that can never start.
+        # A workload that can never start does not wait because of fair share.
         "fairness": []
         if explanation.never and not explanation.never.may_be_granted
         else fair_share_rows(explanation.fairness),
@@ -234,7 +244,10 @@ def fair_share_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _compared_workload(whose: str, workload: Workload, now: datetime) -> dict[str, Any]:
-    """Return the facts of one workload of a comparison, for the rules of the queue order."""
+    """Return the facts about one of two compared workloads that matter for the queue order.
+
+    ``whose`` is the heading of its column.
+    """
     waits = workload.state == WorkloadState.QUEUED
     return {
         "whose": whose,
@@ -255,7 +268,7 @@ def _compared_workload(whose: str, workload: Workload, now: datetime) -> dict[st
 def alternative_rows(
     workload: Workload, alternatives: list[Alternative], now: datetime
 ) -> list[dict[str, Any]]:
-    """Return requests that would start sooner, each with the URL of the filled-in form."""
+    """Return the rows of requests that would start sooner, each with the URL of the filled-in form."""
     return [_alternative_row(workload, other, now) for other in alternatives]
 
 
@@ -314,7 +327,10 @@ def _alternative_row(workload: Workload, other: Alternative, now: datetime) -> d
 
 
 def _window_row(other: wait_explanation.AlternativeWindow) -> dict[str, Any]:
-    """Return a free window and, if the form can express the request, the URL of the filled-in form."""
+    """Return the row of a free window, with the URL of the filled-in form.
+
+    The URL is "" if the form cannot express the request.
+    """
     start, end = timezone.localtime(other.start), timezone.localtime(other.end)
     given = {
         "kind": "reservation",
@@ -327,7 +343,7 @@ def _window_row(other: wait_explanation.AlternativeWindow) -> dict[str, Any]:
 
 
 def _reservation_note(windows: list[wait_explanation.AlternativeWindow]) -> str:
-    """Explain the effect of a reservation in one of these windows. Says whether it needs approval."""
+    """Return the effect of a reservation in one of these windows, and whether it needs an approval."""
     if not windows:
         return ""
     workload = windows[0].workload
@@ -337,7 +353,7 @@ def _reservation_note(windows: list[wait_explanation.AlternativeWindow]) -> str:
 
 
 def request_form_query(other: Alternative, pool: str) -> str:
-    """Return an alternative request as the query string of the request form."""
+    """Return the query string that fills in the request form with an alternative request."""
     ask = other.ask
     given = {"units": str(ask.units), "target": f"{pool}|{ask.models[0] if ask.models else ''}|{ask.profile}"}
     values = {

@@ -1,4 +1,4 @@
-"""Render the pages of notebooks: the list, launching from a template, the start, and opening JupyterLab."""
+"""Render the pages of notebooks: the list, the launch form, one notebook, and the way to JupyterLab."""
 
 from __future__ import annotations
 
@@ -159,7 +159,10 @@ class NotebookLaunchForm(ServiceForm):
 
 @sign_in_required
 def launch_notebook(request: HttpRequest) -> HttpResponse:
-    """Show or submit the launch form, filled in from the last launch or from a notebook (``?from=``)."""
+    """Show or submit the launch form.
+
+    It is filled in from the last launch, or from the notebook that ``?from=`` names.
+    """
     user, now = current_user(request), timezone.now()
     currency = current_currency(request)
     made: dict[str, Any] = {
@@ -208,7 +211,7 @@ def _initial_values(request: HttpRequest, user: User) -> dict[str, Any]:
 
 
 def _values_of_earlier(user: User, source: str) -> dict[str, Any]:
-    """Return the field values of an earlier notebook."""
+    """Return the field values of the notebook with the id ``source``; {} if the user may not see it."""
     try:
         public_id = uuid.UUID(source)
     except ValueError:
@@ -255,7 +258,7 @@ def _template_label(template: Template, lines: list[free_capacity.FreeCapacity],
 
 @sign_in_required
 def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
-    """Render a notebook: its start, then its use. ``?open=1`` opens JupyterLab once it responds."""
+    """Render the page of a notebook. ``?open=1`` opens JupyterLab as soon as it responds."""
     user, now = current_user(request), timezone.now()
     workload = get_workload_or_404(request, public_id)
     if workload.kind != WorkloadKind.NOTEBOOK:
@@ -264,7 +267,7 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     details = workload_details.workload_details([workload], now)[0]
     ready = _answers(details, user)
     card = workload_card.build_page_card(details, user, currency, now)
-    if ready:  # the page shows its own button to open the notebook
+    if ready:  # the page itself has a button that opens the notebook
         card["actions"] = [action for action in card["actions"] if action["label"] != "Open"]
     context = {
         "workload": workload,
@@ -288,9 +291,9 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
 @sign_in_required
 @require_POST
 def open_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
-    """Redirect to the workspace's origin with a code that is valid for one minute.
+    """Redirect to the notebook on its own origin, with a code that is valid for one minute.
 
-    The workspace ends with this browser session.
+    The access ends together with this browser session of the portal.
     """
     workload = get_workload_or_404(request, public_id)
     try:

@@ -67,7 +67,10 @@ class QueueFilterForm(forms.Form):
 
 @sign_in_required
 def queue(request: HttpRequest) -> HttpResponseBase:
-    """Render waiting workloads; ``?show=running`` renders running workloads, ``?open=`` unfolds a row."""
+    """Render the waiting workloads, or with ``?show=running`` the running workloads.
+
+    ``?open=`` unfolds the explanation below a row.
+    """
     user, now = current_user(request), timezone.now()
     shows_running = request.GET.get("show") == "running"
     filters = QueueFilterForm(request.GET, user=user)
@@ -152,7 +155,10 @@ def _queue_row(
 
 
 def _unfolded_row(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
-    """Return the explanation below a row, or the message that the planning budget is used up."""
+    """Return the explanation below a row.
+
+    If the user's budget of planning time is used up, return the message about this instead.
+    """
     try:
         return explanation_columns(workload, wait_explanation.explain_wait(workload, user, now), user, now)
     except PlannerBudgetExceeded as refusal:
@@ -160,9 +166,9 @@ def _unfolded_row(workload: Workload, user: User, now: datetime) -> dict[str, An
 
 
 def _totals_text(totals: reads.QueueTotals, seen: int | None) -> str:
-    """Return the totals of all teams and the number of waiting workloads that the user may see.
+    """Return a sentence with the totals of all teams.
 
-    ``seen`` is the number that the user may see, or None if the user sees all teams.
+    ``seen`` is the number of waiting workloads that the user may see; None if the user sees all teams.
     """
     if not totals.waiting:
         return work_pages.NOTHING_WAITS.format(running=totals.running)

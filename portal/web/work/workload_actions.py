@@ -1,4 +1,4 @@
-"""Carry out the buttons of a workload: stop, extend, keep, launch again."""
+"""Carry out the actions behind a workload's buttons: stop, extend, keep, launch again."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ MAX_EXTENSION_HOURS = 24 * 366
 
 
 def add_start_warning(request: HttpRequest, workload: Workload, now: datetime) -> None:
-    """Warn the user if the workload needs a larger quota to start, or if its hosts could not communicate."""
+    """Show a warning if the workload needs a larger quota to start, or if its hosts can't communicate."""
     warning = impossible_starts.submission_warning(workload, current_user(request), now)
     if warning:
         messages.warning(request, warning)
 
 
 def get_workload_or_404(request: HttpRequest, public_id: uuid.UUID) -> Workload:
-    """Return the workload if the viewer may see it, else raise Http404."""
+    """Return the workload with this id, or raise Http404 if the user may not see it."""
     return get_visible_or_404(
         policy.visible_workloads(current_user(request)).select_related(*RELATED),
         "notebook or job",
@@ -71,7 +71,7 @@ def cancel_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseB
 @sign_in_required
 @require_POST
 def extend_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
-    """Extend the longest runtime by some hours."""
+    """Extend the runtime limit of a workload by the posted number of hours."""
     workload = get_workload_or_404(request, public_id)
     hours = _posted_hours(request)
     if hours is None:
@@ -89,7 +89,7 @@ def extend_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseB
 @sign_in_required
 @require_POST
 def keep_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
-    """Keep an idle notebook running for some hours."""
+    """Keep an idle notebook running for the posted number of hours."""
     workload = get_workload_or_404(request, public_id)
     hours = _posted_hours(request)
     if hours is None:
@@ -107,7 +107,7 @@ def keep_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBas
 @sign_in_required
 @require_http_methods(["GET", "POST"])
 def relaunch_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
-    """Redirect to the form, filled in from this workload."""
+    """Redirect to the form that launches a workload, filled in from this workload."""
     workload = get_workload_or_404(request, public_id)
     page = "notebook-launch" if is_notebook(workload) else "job-submit"
     return redirect(f"{reverse(page)}?from={workload.public_id}")

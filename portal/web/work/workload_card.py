@@ -40,7 +40,7 @@ STARTING_STATES = (WorkloadState.PLACED, WorkloadState.STARTING)
 
 
 def build_card(details: WorkloadDetails, user: User, currency: str, now: datetime) -> dict[str, Any]:
-    """Return the card of a workload. Its parts depend on the workload's state."""
+    """Return the values of a workload's card. The parts of a card depend on the workload's state."""
     workload = details.workload
     made: dict[str, Any] = {
         "id": f"card-{workload.public_id}",
@@ -68,7 +68,10 @@ def build_card(details: WorkloadDetails, user: User, currency: str, now: datetim
 
 
 def build_page_card(details: WorkloadDetails, user: User, currency: str, now: datetime) -> dict[str, Any]:
-    """Return the card for the workload's own page, with the accuracy of past start forecasts."""
+    """Return the card for the workload's own page.
+
+    For a waiting workload, the card includes the accuracy of past start forecasts.
+    """
     made = build_card(details, user, currency, now)
     if details.workload.state == WorkloadState.QUEUED and details.workload.expected_start is not None:
         made["record"] = expected_start_texts.forecast_accuracy_text(details.past)
@@ -76,7 +79,7 @@ def build_page_card(details: WorkloadDetails, user: User, currency: str, now: da
 
 
 def summary_line(details: WorkloadDetails, currency: str) -> str:
-    """Return the line below a card's title."""
+    """Return the line below a card's title: kind, GPUs, and the location or the limits."""
     workload = details.workload
     kind = "Notebook" if is_notebook(workload) else "Job"
     if details.held:
@@ -90,7 +93,7 @@ def summary_line(details: WorkloadDetails, currency: str) -> str:
 
 
 def startup_steps(details: WorkloadDetails) -> list[dict[str, Any]]:
-    """Return the steps of the current attempt, for the steps component."""
+    """Return the steps of the current attempt, as ``components.elements.steps`` takes them."""
     steps = state_labels.start_steps(details.workload, details.run)
     line = []
     for step in steps:
@@ -112,7 +115,7 @@ def startup_steps(details: WorkloadDetails) -> list[dict[str, Any]]:
 
 
 def workload_buttons(details: WorkloadDetails, user: User, *, small: bool = False) -> list[dict[str, Any]]:
-    """Return the buttons for the workload's state; none for workloads of other users."""
+    """Return the buttons that fit the workload's state; [] if the user may not act on it."""
     workload = details.workload
     if workload.state == WorkloadState.ENDED:
         return [{"label": "Launch again", "url": _action_url(workload, "relaunch"), "small": small}]
@@ -201,7 +204,7 @@ def _running_fields(details: WorkloadDetails, currency: str, now: datetime) -> d
 
 
 def _final_readings(details: WorkloadDetails, currency: str) -> list[dict[str, str]]:
-    """Return the readings of an ended workload."""
+    """Return the run time and the cost of an ended workload."""
     return [
         {"label": "Ran", "value": run_time_text(details)},
         {"label": "Cost", "value": final_cost_text(details, currency)},
@@ -238,7 +241,10 @@ def _cost(details: WorkloadDetails, currency: str) -> dict[str, str]:
 
 # Not split: a decision table; the first match counts.
 def _notice_line(details: WorkloadDetails, user: User, now: datetime) -> dict[str, Any] | None:
-    """Return the notice at the foot of the card. An idle warning has a button that keeps the notebook."""
+    """Return the notice at the foot of the card; None if there is none.
+
+    A warning that a notebook is idle has a button that keeps it running.
+    """
     workload = details.workload
     if workload.state == WorkloadState.ENDED:
         return None
@@ -304,7 +310,7 @@ def _notice_line(details: WorkloadDetails, user: User, now: datetime) -> dict[st
 
 
 def _silent_host_notice(details: WorkloadDetails, now: datetime) -> str:
-    """Return the notice that the first host has not reported for too long; empty while the host reports."""
+    """Return the notice that the workload's first host is late with its report; "" if it is not late."""
     host = details.run.host if details.run is not None else None
     if host is None or host.lease_state == LeaseState.ALIVE or host.last_sync_at is None:
         return ""

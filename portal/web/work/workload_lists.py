@@ -17,7 +17,7 @@ from portal.wording import state_labels
 from scheduler.models import Workload
 from scheduler.state.states import WorkloadState
 
-# Value of `?sort=`: the columns. The primary key makes each order unique.
+# Values of `?sort=`, each with its columns. The primary key is added, so that each order is unique.
 SORT_COLUMNS: dict[str, tuple[str, ...]] = {
     "name": ("name",),
     "team": ("project__team__name", "project__name"),
@@ -87,7 +87,10 @@ class WorkloadFilterForm(forms.Form):
 
 
 def sort_workloads(rows: QuerySet[Workload], sort: str) -> QuerySet[Workload]:
-    """Sort by a key of SORT_COLUMNS (``-`` before it: descending); otherwise newest first."""
+    """Sort workloads by ``sort``, a key of SORT_COLUMNS. A ``-`` before the key gives descending order.
+
+    Without a valid key, the newest workload comes first.
+    """
     down, word = sort.startswith("-"), sort.removeprefix("-")
     columns = SORT_COLUMNS.get(word)
     if columns is None:
@@ -97,7 +100,7 @@ def sort_workloads(rows: QuerySet[Workload], sort: str) -> QuerySet[Workload]:
 
 
 def workloads_csv(name: str, rows: QuerySet[Workload], now: datetime) -> StreamingHttpResponse:
-    """Return the list as CSV, at most 50,000 rows."""
+    """Return the list as a CSV download with at most 50,000 rows."""
     cells = (
         [read(w) for read in CSV_COLUMNS.values()] for w in rows[:MAX_CSV_ROWS].iterator(chunk_size=1000)
     )

@@ -22,12 +22,15 @@ from scheduler.runs import logs
 
 LOG_TAIL_BYTES = 64 * 1024
 LOG_CHUNK_BYTES = 128 * 1024
-LOG_DRAIN_PERIOD = timedelta(seconds=30)  # after a run's end, its log may still grow
+LOG_DRAIN_PERIOD = timedelta(seconds=30)  # a log can still grow for this time after the run's end
 
 
 @sign_in_required
 def log(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
-    """Render the log of ``?run=`` from byte ``?offset=`` on; ``?download=1`` returns the whole log."""
+    """Render the log of the run that ``?run=`` names, from byte ``?offset=`` on.
+
+    ``?download=1`` returns the whole log as a file.
+    """
     workload = get_workload_or_404(request, public_id)
     policy.require(current_user(request), "workload.logs", workload)
     run = requested_run(request, workload)
@@ -37,7 +40,7 @@ def log(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
         return _download_log(workload, run)
     offset = _parse_offset(request.GET.get("offset"))
     text, end = logs.read_log(run.public_id, offset, LOG_CHUNK_BYTES)
-    # The log was truncated: reload the whole page.
+    # The log is shorter than before, so it was truncated: reload the whole page.
     if end < offset:
         return HttpResponse(status=204, headers={"HX-Refresh": "true"})
     return render(request, "work/log_more.html", {"text": text, "log": log_state(workload, run, end)})
@@ -54,7 +57,10 @@ def _download_log(workload: Workload, run: Run) -> HttpResponseBase:
 
 
 def requested_run(request: HttpRequest, workload: Workload) -> Run | None:
-    """Return the run that ``?run=`` names, else the first run of the last attempt."""
+    """Return the run that ``?run=`` names; without it, the first run of the last attempt.
+
+    Return None if there is no such run.
+    """
     runs = workload.runs.select_related("host").order_by("-attempt", "rank")
     given = request.GET.get("run")
     if not given:
@@ -66,7 +72,10 @@ def requested_run(request: HttpRequest, workload: Workload) -> Run | None:
 
 
 def log_state(workload: Workload, run: Run, end: int) -> dict[str, Any]:
-    """Return the URLs and the event stream of a run's log up to byte ``end``."""
+    """Return the URLs and the event stream of a run's log, of which the page has the bytes up to ``end``.
+
+    ``goes_on`` is True while the log can grow.
+    """
     base = reverse("job-log", args=[workload.public_id])
     return {
         "more_url": f"{base}?run={run.public_id}&offset={end}",

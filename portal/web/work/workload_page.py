@@ -33,7 +33,7 @@ def render_workload_page(
     workload: Workload,
     now: datetime,
 ) -> HttpResponse:
-    """Return the page, or for ``?part=`` only its live part, tabs or side column."""
+    """Return the page of a workload, or with ``?part=`` only its live part, its tabs or its side column."""
     part_template = PART_TEMPLATES.get(request.GET.get("part", ""))
     if part_template is not None:
         return render(request, part_template, {**context, "now": now})
@@ -48,7 +48,7 @@ def render_workload_page(
 
 
 def workload_facts(details: WorkloadDetails, user: User, now: datetime) -> list[dict[str, Any]]:
-    """Return the labels and values in the side column of a workload's page."""
+    """Return the facts in the side column of a workload's page, each with its label and value."""
     workload = details.workload
     facts: list[tuple[str, Any, str]] = [
         ("Owner", workload.owner.get_full_name() or workload.owner.get_username(), ""),
@@ -88,7 +88,10 @@ def workload_facts(details: WorkloadDetails, user: User, now: datetime) -> list[
 
 
 def _dependency_facts(workload: Workload, user: User) -> list[tuple[str, Any, str]]:
-    """Return the workload's dependencies and its dependents, if the viewer may see them."""
+    """Return (label, text, URL) for each dependency of a workload, and for each job that depends on it.
+
+    Workloads and arrays that the user may not see are left out.
+    """
     seen = policy.visible_workloads(user)
     dependencies = workload.dependencies.filter(Q(on__in=seen) | Q(on_array__in=policy.visible_arrays(user)))
     dependencies = dependencies.select_related("on", "on_array").order_by("on_id", "on_array_id")

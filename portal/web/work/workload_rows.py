@@ -20,7 +20,7 @@ from scheduler.state.states import WorkloadState
 def list_rows(
     all_details: list[WorkloadDetails], user: User, currency: str, now: datetime, *, in_one_line: bool = False
 ) -> list[dict[str, Any]]:
-    """Return list rows. With ``in_one_line``, the row of an array task shows the whole array."""
+    """Return the rows of a list. With ``in_one_line``, the row of an array task shows the whole array."""
     wholes = (
         job_arrays.array_totals((details.workload for details in all_details), now) if in_one_line else {}
     )
@@ -36,7 +36,7 @@ def list_rows(
 
 
 def borrowing_notes(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the explanations of the "borrowed" tags in these rows, each once."""
+    """Return the explanations of the "borrowed" tags in these rows, without duplicates."""
     return list(dict.fromkeys(row["borrowed"] for row in rows if row["borrowed"]))
 
 
@@ -65,7 +65,7 @@ def _workload_row(details: WorkloadDetails, user: User, currency: str, now: date
 def _array_row(
     whole: job_arrays.JobArrayTotals, details: WorkloadDetails, currency: str, now: datetime
 ) -> dict[str, Any]:
-    """Return the row of an array: GPUs, time and cost of all its tasks together."""
+    """Return the row of an array, with the GPUs, the time and the cost of all its tasks together."""
     row = whole.row
     held = workload_text.units_text(whole.held)
     return {
@@ -86,7 +86,11 @@ def _array_row(
 
 
 def _array_time(row: Any, now: datetime) -> str:
-    """Return the time from the first start to the last end, or the expected start."""
+    """Return a text about the time of an array.
+
+    After the end, it is the time from the first start to the last end. Before, it is the time since the first
+    start, the expected start, or the time in the queue, whichever is known first.
+    """
     if row.waiting + row.running == 0:
         return "did not run" if row.began is None else f"took {short_duration(row.over - row.began)}"
     if row.began is not None:
@@ -97,7 +101,10 @@ def _array_time(row: Any, now: datetime) -> str:
 
 
 def _offers_buttons(workload: Workload, user: User) -> bool:
-    """Return True if the row has buttons. The rule is approximate and needs no query; the service decides."""
+    """Return True if the row has buttons.
+
+    The rule is approximate, so that it needs no query. The service checks the permission.
+    """
     return workload.owner_id == user.pk and not user.auditor
 
 

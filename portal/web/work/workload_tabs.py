@@ -57,7 +57,10 @@ def workload_tab_context(
     currency: str,
     now: datetime,
 ) -> dict[str, Any]:
-    """Return the context of the chosen tab; nothing for a refresh of the live part."""
+    """Return the context of the chosen tab.
+
+    A refresh of the live part or the side column needs only the name of the tab.
+    """
     tab = _current_tab(request)
     context: dict[str, Any] = {"tab": tab}
     if request.GET.get("part") in ("live", "side"):
@@ -76,9 +79,11 @@ def workload_tab_context(
 
 
 def _tab_refresh(workload: Workload, context: dict[str, Any]) -> dict[str, Any]:
-    """Return ``follows_stage`` (True: reload on the next stage) and ``refresh_every`` (seconds; 0: never).
+    """Return when the browser reloads the tab.
 
-    A log adds new text itself. A chart is not reloaded, so that people can read it.
+    ``follows_stage`` is True if it reloads when the workload's state changes. ``refresh_every`` is a number
+    of seconds; 0 means never. A log appends new text itself. A chart is never reloaded, so that people can
+    read it.
     """
     is_chart, is_log = bool(context.get("is_chart")), bool(context.get("log") or context.get("log_refused"))
     never = workload.state == WorkloadState.ENDED or is_chart or is_log
@@ -198,7 +203,7 @@ def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> di
 def _price_readings(workload: Workload, details: WorkloadDetails, currency: str) -> list[dict[str, str]]:
     """Return the price per hour and the maximum cost of an attempt.
 
-    Empty if the workload has ended, or if its price is unknown because it waits for a slice.
+    Return [] if the workload has ended, or if its price is unknown, such as while it waits for a slice.
     """
     if workload.state == WorkloadState.ENDED or details.price_per_hour is None:
         return []
@@ -213,6 +218,9 @@ def _price_readings(workload: Workload, details: WorkloadDetails, currency: str)
 
 
 def _gpu_hours_figure(slot_seconds: int) -> str:
-    """Format GPU-hours with four decimals below one hour, so that a minute of a slice is visible."""
+    """Convert slot-seconds to GPU-hours as text.
+
+    Below one GPU-hour, the text has four decimals, so that a minute of a slice is not shown as 0.
+    """
     hours = slot_seconds / SLOT_SECONDS_PER_GPU_HOUR
     return f"{hours:,.2f}" if abs(hours) >= 1 else f"{hours:.4f}"

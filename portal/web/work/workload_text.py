@@ -26,7 +26,10 @@ def workload_url(workload: Workload) -> str:
 
 
 def displayed_state(workload: Workload) -> str:
-    """Return the state that pages show: warned notebooks are idle, preempted work waits to resume."""
+    """Return the state that pages show.
+
+    A notebook with an idle warning is "idle". A preempted workload in the queue is "waits_to_resume".
+    """
     if workload.state == WorkloadState.RUNNING and workload.idle_warned_at is not None:
         return "idle"
     if state_labels.is_waiting_to_resume(workload):
@@ -39,7 +42,7 @@ def displayed_state(workload: Workload) -> str:
 def run_time_text(details: WorkloadDetails) -> str:
     """Return the run time of an ended workload over all attempts, or "did not run".
 
-    A workload that ended before a report showed it running has no known run time: "briefly".
+    Return "briefly" if it ran, but ended before the agent reported it as running: its time is then unknown.
     """
     if details.ran is not None:
         return short_duration(details.ran)
@@ -51,14 +54,20 @@ def run_time_text(details: WorkloadDetails) -> str:
 
 
 def final_cost_text(details: WorkloadDetails, currency: str) -> str:
-    """Return the cost of an ended workload; a dash if it was placed and nothing was charged."""
+    """Return the cost of an ended workload.
+
+    Return a dash if the cost is unknown although the workload was placed.
+    """
     nothing = Decimal("0.00") if not details.workload.attempt else None
     cost = nothing if details.cost is None else details.cost
     return "–" if cost is None else money(cost, currency)
 
 
 def ended_state(outcome: str, *, ran: bool) -> str:
-    """Return the displayed state of an ended workload. Cancelled work that ran is "stopped"."""
+    """Return the state that pages show for an ended workload: "ended", "failed", "cancelled" or "stopped".
+
+    A cancelled workload that had run is "stopped".
+    """
     if outcome in ("cancelled", "drained", "dependency_never_met"):
         return "stopped" if ran else "cancelled"
     if outcome in ("finished", "time_limit", "idle", "checkpointed", ""):
@@ -67,7 +76,7 @@ def ended_state(outcome: str, *, ran: bool) -> str:
 
 
 def requested_units_text(workload: Workload | Reservation) -> str:
-    """Return the request: ``8 × H100 80GB on one host``, ``1 × 1g.10gb of A100 80GB``."""
+    """Return a request as text: ``8 × H100 80GB on one host`` or ``1 × 1g.10gb of A100 80GB``."""
     models = " or ".join(gpu_model(model) for model in workload.models_wanted) or "any GPU"
     unit = models if workload.profile == WHOLE_GPU_PROFILE else f"{workload.profile} of {models}"
     if workload.hosts > 1:
@@ -76,12 +85,12 @@ def requested_units_text(workload: Workload | Reservation) -> str:
 
 
 def held_units_text(held: Iterable[HeldUnit]) -> str:
-    """Return the held units: ``2 × A100 80GB``; different kinds joined by ``and``."""
+    """Return held units as text: ``2 × A100 80GB and 1 × H100 80GB``."""
     return units_text((unit.model, unit.profile, 1) for unit in held)
 
 
 def units_text(units: Iterable[tuple[str, str, int]]) -> str:
-    """Return units given as (model, profile, count) as text."""
+    """Return units as text, such as ``2 × A100 80GB``. Each unit is given as (model, profile, count)."""
     counts: dict[str, int] = {}
     for model, profile, count in units:
         name = gpu_model(model) if profile == WHOLE_GPU_PROFILE else f"{profile} of {gpu_model(model)}"
@@ -90,12 +99,12 @@ def units_text(units: Iterable[tuple[str, str, int]]) -> str:
 
 
 def gpu_count_text(gpus: float) -> str:
-    """Return a number of GPUs that may include slices: ``10.14``."""
+    """Return a number of GPUs with at most two decimals. Slices count as fractions: ``10.14``."""
     return f"{round(gpus, 2):g}"
 
 
 def location_text(held: Iterable[HeldUnit]) -> str:
-    """Return hosts and GPUs: ``h19, GPU 4–5; h20, GPU 0``."""
+    """Return the hosts and GPUs of held units as text: ``h19, GPU 4–5; h20, GPU 0``."""
     by_host: dict[str, list[int]] = {}
     for unit in held:
         numbers = by_host.setdefault(unit.host, [])
@@ -105,7 +114,7 @@ def location_text(held: Iterable[HeldUnit]) -> str:
 
 
 def lateness_warning(workload: Workload) -> str:
-    """Return a warning if the workload is expected to end after the time that its owner wants; else empty."""
+    """Return a warning if the workload is expected to end after its deadline; otherwise ""."""
     if workload.expected_start is None:
         return ""
     done = workload.expected_start + timedelta(seconds=workload.predicted_seconds)
@@ -113,18 +122,18 @@ def lateness_warning(workload: Workload) -> str:
 
 
 def state_label(details: WorkloadDetails, user: User) -> str:
-    """Return the label of the state. It names the person who stopped the workload."""
+    """Return the label of a workload's state. It names the person who stopped the workload, if any."""
     by = "" if details.stop is None else "you" if details.stop.user_id == user.pk else details.stop.name
     return state_labels.workload_state_label(details.workload, by)[1]
 
 
 def stop_numbers(details: WorkloadDetails, user: User) -> dict[str, Any]:
-    """Return the numbers of the reason ``cancelled``."""
+    """Return the values in the sentence of the reason ``cancelled``, such as who stopped it and why."""
     return outcome_texts.cancelled_numbers(details.workload, details.stop, user)
 
 
 def outcome_sentence(details: WorkloadDetails, user: User) -> str:
-    """Return a sentence about the outcome; empty while the workload has not ended."""
+    """Return a sentence that says how the workload ended; "" if it has not ended."""
     workload = details.workload
     if workload.state != WorkloadState.ENDED:
         return ""
@@ -136,7 +145,7 @@ def outcome_sentence(details: WorkloadDetails, user: User) -> str:
 
 
 def borrowing_notice(details: WorkloadDetails) -> str:
-    """Return the notice that the team borrows, so that the workload may be preempted; else empty."""
+    """Return the notice that the workload may be preempted because its team borrows; otherwise ""."""
     line = details.borrows
     if line is None:
         return ""
@@ -146,7 +155,10 @@ def borrowing_notice(details: WorkloadDetails) -> str:
 
 
 def stop_reason(details: WorkloadDetails, user: User) -> str:
-    """Return the reason of the stop. It names the preempting workload if the viewer may see that workload."""
+    """Return a sentence that says why a workload is being stopped or was preempted.
+
+    The sentence names the workload that needs the GPUs if the user may see it.
+    """
     if details.move is not None and details.workload.stop_requested in ("", details.move.code):
         return reason_texts.reason_sentence(details.move.code, details.move.numbers, user)
     if details.eviction is not None:
