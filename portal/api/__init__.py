@@ -1,1 +1,4 @@
-"""Implement version 1 of the HTTP API. Views call services and reads; serializers check and describe JSON."""
+"""Implement version 1 of the HTTP API.
+
+Views call ``portal.services`` and ``portal.reads``. Serializers check and describe JSON.
+"""

@@ -1,1 +1,1 @@
-"""Share code between all endpoints: authentication, throttling, errors, pagination, look-up of rows."""
+"""Provide the code that all endpoints use: authentication, throttling, errors, pagination, row look-ups."""

@@ -15,12 +15,12 @@ from portal.wording.pages import api_answers
 
 
 class TokenAuthentication(BaseAuthentication):
-    """An authentication by the header ``Authorization: Bearer gpp_…``."""
+    """Authenticate requests by the header ``Authorization: Bearer gpp_…``."""
 
     keyword = "Bearer"
 
     def authenticate(self, request: Request) -> tuple[User, ApiToken] | None:
-        """Return the token's user and the token; None without a bearer token.
+        """Return the token's user and the token. Return None if the request has no bearer token.
 
         Raises AuthenticationFailed for an invalid token.
         """
@@ -38,18 +38,18 @@ class TokenAuthentication(BaseAuthentication):
         return token.user, token
 
     def authenticate_header(self, request: Request) -> str:
-        """Return the WWW-Authenticate header of a 401."""
+        """Return the ``WWW-Authenticate`` header of a response with status 401."""
         return f'{self.keyword} realm="gpupool"'
 
 
 class TokenAuthenticationScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """The description of API tokens in the OpenAPI schema."""
+    """Describe API tokens in the OpenAPI schema."""
 
     target_class = "portal.api.base.authentication.TokenAuthentication"
     name = "token"
 
     def get_security_definition(self, auto_schema: AutoSchema) -> dict[str, str]:
-        """Return an HTTP bearer scheme."""
+        """Return the OpenAPI definition of HTTP bearer authentication."""
         return {
             "type": "http",
             "scheme": "bearer",

@@ -1,4 +1,4 @@
-"""Render every refusal in one JSON shape."""
+"""Render every error response of the API in one JSON format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from portal.wording.pages import api_answers
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler.core.rejection import OperationRejected
 
-ALLOWED_PREFIX = "allowed: "  # start of messages to which the handler adds the field and the value
+# If a field's message starts with this prefix, the handler puts "FIELD is VALUE; " in front of it.
+ALLOWED_PREFIX = "allowed: "
 
 
 class ErrorSerializer(serializers.Serializer[Any]):
@@ -35,7 +36,7 @@ class WindowSerializer(serializers.Serializer[Any]):
 
 
 class ErrorsSerializer(serializers.Serializer[Any]):
-    """The body of every refusal."""
+    """The body of every error response."""
 
     errors = ErrorSerializer(many=True)  # type: ignore[assignment]
     code = serializers.CharField(
@@ -48,7 +49,7 @@ class ErrorsSerializer(serializers.Serializer[Any]):
 
 
 def error_entry(message: str, field: str = "", value: Any = None) -> JsonObject:
-    """Return one entry of ``errors``; characters that cannot be encoded are escaped."""
+    """Return one entry of ``errors``. Characters that UTF-8 cannot encode are escaped."""
     value = _encodable(value) if isinstance(value, str) else value
     return {"field": _encodable(field), "value": value, "message": _encodable(message)}
 
@@ -58,7 +59,10 @@ def _encodable(text: str) -> str:
 
 
 def api_exception_handler(problem: Exception, context: Mapping[str, Any]) -> Response | None:
-    """Return the response for a refusal; None (a 500) for any other exception."""
+    """Return the error response for an exception that refuses a request.
+
+    Return None for any other exception; Django then answers with status 500.
+    """
     if isinstance(problem, ServiceError):
         again = {"Retry-After": str(problem.wait)} if isinstance(problem, PlannerBudgetExceeded) else None
         return Response(_service_error_body(problem), status=problem.status, headers=again)
@@ -140,7 +144,10 @@ def _flatten_errors(detail: Any, given: Any, name: str = "") -> Iterable[JsonObj
 
 
 class BodyTooLargeError(APIException):
-    """The body is too long. The web process usually rejects it earlier (config/http/body_limit.py)."""
+    """The request body is too long.
+
+    The web process usually rejects such a body earlier (config/http/body_limit.py).
+    """
 
     status_code = status.HTTP_413_REQUEST_ENTITY_TOO_LARGE
     default_code = "too_large"

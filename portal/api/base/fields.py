@@ -1,4 +1,4 @@
-"""Define the serializer fields that several subjects share."""
+"""Define the serializer fields that several folders of the API use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ ResponseSerializer = serializers.Serializer[Any]
 
 
 def count_field(low: int = 0, **more: Any) -> serializers.IntegerField:
-    """Return a field for a whole number. The service checks the pool's own limit."""
+    """Return a field for a whole number from ``low`` on.
+
+    The field has no smaller upper limit than the database, because the service checks the pool's limit.
+    """
     return serializers.IntegerField(min_value=low, max_value=MAX_INT, **more)
 
 
@@ -29,7 +32,7 @@ def slug_field(**more: Any) -> serializers.CharField:
 
 
 def numbers_field() -> NumbersField:
-    """Return a field for a reason's numbers: names and JSON values."""
+    """Return a field for the numbers of an engine's reason, as a dict of names and JSON values."""
     return NumbersField(child=serializers.JSONField(allow_null=True))
 
 
@@ -38,7 +41,7 @@ def gpus_of_slots(slots: int | None) -> float | None:
     return None if slots is None else round(slots / SLOTS_PER_GPU, 4)
 
 
-# Names of numbers whose values are database row ids.
+# Keys in the numbers of a reason whose values are database row ids.
 ROW_REFERENCES = frozenset(
     {
         "team",
@@ -67,8 +70,8 @@ ROW_REFERENCES = frozenset(
 def public_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return a reason's numbers without database row ids.
 
-    Clients cannot use row ids, and the rows may belong to others. The reason's sentence names the rows that
-    the reader may see.
+    Clients cannot use row ids, and the user may not be allowed to see these rows. The reason's sentence names
+    the rows that the user may see.
     """
     return {
         name: value
@@ -84,16 +87,16 @@ def _is_row_reference(value: Any) -> bool:
 
 
 class NumbersField(serializers.DictField):
-    """A reason's numbers: names and JSON values."""
+    """The numbers of an engine's reason, as a dict of names and JSON values."""
 
     def to_representation(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the public numbers."""
+        """Return the numbers without database row ids."""
         shown: dict[str, Any] = super().to_representation(public_numbers(value))
         return shown
 
 
 class RecordField(NumbersField):
-    """A submitted or changed record: names and JSON values, without database row ids."""
+    """The values of a submitted or changed row, as a dict of names and JSON values without row ids."""
 
 
 JsonObject = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Find the rows that a request names, if its user may see them."""
+"""Find the rows that a request names. A row that the user may not see is treated as missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def visible_pool(user: User, slug: str) -> Pool:
 
 
 def visible_host(user: User, name: str, rows: QuerySet[Host] | None = None) -> Host:
-    """Return the host with this name. Raises ObjectNotFound, which lists visible hosts."""
+    """Return the host with this name. ``rows`` replaces the hosts to search (default: visible hosts).
+
+    Raises ObjectNotFound. Its message lists the hosts that the user may see.
+    """
     visible = policy.visible_hosts(user) if rows is None else rows
     host = visible.filter(name=name).first()
     if host is None:
@@ -49,7 +52,10 @@ def visible_team(user: User, slug: str) -> Team:
 
 
 def visible_project(user: User, path: str) -> Project:
-    """Return the project named team/project. A unique slug is enough. Raises Invalid."""
+    """Return the project with the path ``team/project``. Raises Invalid.
+
+    The slug of the project alone is enough if only one visible project has this slug.
+    """
     team, slash, slug = path.partition("/")
     rows = policy.visible_projects(user).select_related("team")
     found = list(rows.filter(team__slug=team, slug=slug)[:2] if slash else rows.filter(slug=path)[:2])
@@ -74,7 +80,10 @@ def visible_reservation(user: User, public_id: UUID | None) -> Reservation | Non
 
 
 def dependencies_of(user: User, given: list[dict[str, Any]]) -> list[tuple[str, Workload | JobArray]]:
-    """Return a job's dependencies as pairs of a condition and a workload or array. Raises Invalid."""
+    """Return a job's dependencies. Each is a pair: the required outcome, and the workload or array.
+
+    Raises Invalid.
+    """
     return [(each["condition"], _dependency(user, each)) for each in given]
 
 
@@ -98,7 +107,10 @@ def template_by_slug(slug: str | None) -> Template | None:
 
 
 def workload_arguments(user: User, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a launch, with rows in place of names. Raises Invalid."""
+    """Return the arguments of a launch request. Names and ids are replaced by the rows that they name.
+
+    Raises Invalid.
+    """
     found = dict(given)
     found["project"] = visible_project(user, given["project"])
     found["pool"] = visible_pool(user, given["pool"])
@@ -115,7 +127,10 @@ Row = TypeVar("Row", bound=Model)
 
 
 def get_visible_or_404(rows: QuerySet[Row], **by: Any) -> Row:
-    """Return the matching row. Raises Http404 if no row matches or the user may not see the row."""
+    """Return the first of ``rows`` that matches ``by``. Raises Http404 if no row matches.
+
+    ``rows`` contains only rows that the user may see.
+    """
     row = rows.filter(**by).first()
     if row is None:
         raise Http404
@@ -123,7 +138,10 @@ def get_visible_or_404(rows: QuerySet[Row], **by: Any) -> Row:
 
 
 def get_named_row(rows: QuerySet[Row], field: str, value: str, noun: str, **by: Any) -> Row:
-    """Return the row that a field of the body names. Raises Invalid."""
+    """Return the first of ``rows`` that matches ``by``. Raises Invalid if no row matches.
+
+    ``field`` and ``value`` are the field of the request and its value, for the error message.
+    """
     row = rows.filter(**by).first()
     if row is None:
         raise Invalid(

@@ -15,7 +15,7 @@ from portal.wording.pages import api_answers
 
 
 class LimitedJsonParser(JSONParser):
-    """A parser of JSON up to the size limit of a form. It rejects JSON that is nested too deeply."""
+    """A JSON parser that rejects bodies above the size limit of forms, and too deeply nested values."""
 
     def parse(
         self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None

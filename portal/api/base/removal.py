@@ -1,4 +1,7 @@
-"""Define the serializers of removals and moves: the reason in the request, and the effect in the response."""
+"""Define the serializers of removals and moves.
+
+A request contains the reason; a preview's response contains the effect.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class RemovalQuotaShape(ResponseSerializer):
     guaranteed_gpus = serializers.SerializerMethodField()
 
     def get_guaranteed_gpus(self, quota: Quota) -> float:
-        """Return the guarantee in GPUs."""
+        """Return the guarantee of the quota, in GPUs."""
         return quota.guaranteed_slots / SLOTS_PER_GPU
 
 

@@ -13,7 +13,7 @@ from portal.api.base.errors import ErrorsSerializer
 
 
 class ApiSchema(AutoSchema):
-    """A generator of an endpoint's schema that adds the error responses."""
+    """Generate the OpenAPI schema of an endpoint, with its error responses."""
 
     def _get_response_bodies(self, direction: str = "response") -> dict[str, Any]:
         bodies: dict[str, Any] = super()._get_response_bodies(direction=direction)  # type: ignore[no-untyped-call]
@@ -27,7 +27,7 @@ class ApiSchema(AutoSchema):
 
 @functools.cache
 def page_schema(shape: type[serializers.Serializer[Any]]) -> serializers.Serializer[Any]:
-    """Return the schema of a page: ``count``, ``page``, ``page_size`` and ``results``."""
+    """Return the schema of one page of a list: ``count``, ``page``, ``page_size`` and ``results``."""
     page: serializers.Serializer[Any] = inline_serializer(
         name=f"{shape.__name__}Page",
         fields={

@@ -17,7 +17,10 @@ MAX_PAGE_NUMBER = 100_000
 
 
 class StrictSerializer(serializers.Serializer[Any]):
-    """A serializer that rejects unknown fields. The errors of choice fields list the choices."""
+    """A serializer that rejects unknown fields.
+
+    If the value of a choice field is invalid, the error lists the allowed values.
+    """
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
         """Return the fields, with the API's own message for invalid choices."""
@@ -49,7 +52,8 @@ class StrictSerializer(serializers.Serializer[Any]):
                 for name, field in self.fields.items()
                 if isinstance(field, serializers.CharField) and isinstance(data.get(name), int | float)
             ]
-            if numbers:  # DRF would accept 0 as the text "0"
+            # A CharField of DRF accepts the number 0 and turns it into the text "0".
+            if numbers:
                 raise ValidationError(dict.fromkeys(numbers, api_answers.NUMBER_FOR_TEXT))
         return super().to_internal_value(data)
 

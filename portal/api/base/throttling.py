@@ -10,12 +10,18 @@ from rest_framework.views import APIView
 
 class _UserThrottle(SimpleRateThrottle):
     def get_cache_key(self, request: Request, view: APIView) -> str | None:
-        """Return the cache key of the request counter of the user or, before sign-in, of the address."""
+        """Return the cache key of the request counter.
+
+        Requests are counted per user, or per IP address before the user has signed in.
+        """
         ident = str(request.user.pk) if request.user.is_authenticated else self.get_ident(request)
         return self.cache_format % {"scope": self.scope, "ident": ident}
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        """Count the request. Without Redis every request is allowed: throttling only protects performance."""
+        """Count the request, and return True if it is within the limit.
+
+        Without Redis every request is allowed, because the limit protects only performance.
+        """
         try:
             return super().allow_request(request, view)
         except RedisError:
@@ -23,20 +29,20 @@ class _UserThrottle(SimpleRateThrottle):
 
 
 class ReadThrottle(_UserThrottle):
-    """A limit on reads. The limit is high, so that scripts may poll."""
+    """A limit on read requests. It is high, so that scripts may poll."""
 
     scope, rate = "api-read", "3000/min"
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        """Count reads only."""
+        """Return True for a write request; count a read request and check the limit."""
         return request.method not in ("GET", "HEAD", "OPTIONS") or super().allow_request(request, view)
 
 
 class WriteThrottle(_UserThrottle):
-    """A limit on writes."""
+    """A limit on write requests."""
 
     scope, rate = "api-write", "600/min"
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        """Count writes only."""
+        """Return True for a read request; count a write request and check the limit."""
         return request.method in ("GET", "HEAD", "OPTIONS") or super().allow_request(request, view)

@@ -1,4 +1,4 @@
-"""Define the base class of the endpoints: it validates requests, and builds responses of rows and lists."""
+"""Define the base class of all endpoints. It validates requests and builds responses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from portal.models import User
 
 
 class ApiView(APIView):
-    """A view of the API: authenticated by session or token, throttled, with one shape of errors."""
+    """An endpoint of the API.
+
+    A session or an API token authenticates the user. Requests are throttled. All errors have one format.
+    """
 
     authentication_classes = [TokenAuthentication, SessionAuthentication]
     parser_classes = [LimitedJsonParser]
@@ -34,7 +37,7 @@ class ApiView(APIView):
     schema = ApiSchema()
 
     def get_exception_handler(self) -> Any:
-        """Return the handler that gives all errors one shape."""
+        """Return the handler that gives all errors one format."""
         return api_exception_handler
 
     @property
@@ -44,9 +47,9 @@ class ApiView(APIView):
 
     @property
     def service_context(self) -> JsonObject:
-        """Return ``actor``, ``via`` and ``now`` for a service.
+        """Return the arguments ``actor``, ``via`` and ``now`` that each service takes.
 
-        ``via`` is "cli" if the User-Agent is the CLI's, else "api".
+        ``via`` is "cli" if the User-Agent header names gpupool's CLI, otherwise "api".
         """
         via = "cli" if self.request.headers.get("User-Agent", "").startswith("gpupool-cli/") else "api"
         return {"actor": self.actor, "via": via, "now": timezone.now()}
@@ -77,7 +80,7 @@ class ApiView(APIView):
     ) -> Response:
         """Return one page of a list: ``count``, ``page``, ``page_size``, ``results``.
 
-        ``describe`` turns the page's rows into the objects that the serializer takes.
+        ``describe`` turns the rows of the page into objects for ``serializer``.
         """
         number, size = query.get("page", 1), query.get("page_size", 50)
         start = (number - 1) * size
@@ -89,7 +92,7 @@ class ApiView(APIView):
     def object_response(
         self, row: Any, serializer: type[serializers.Serializer[Any]], code: int = status.HTTP_200_OK
     ) -> Response:
-        """Return one object."""
+        """Return a response with one serialized object."""
         return Response(serializer(row, context={"user": self.actor, "now": self.now}).data, status=code)
 
 

@@ -54,7 +54,7 @@ class SubmissionDetailView(ApiView):
 class ApprovalEffectView(ApiView):
     @extend_schema(operation_id="approvals_effect", responses=approval_serializers.EffectShape)
     def get(self, request: Request, id: UUID) -> Response:
-        """Return how an approval would affect others. For operators and auditors."""
+        """Return how the approval of a submission would affect other work. For operators and auditors."""
         policy.require(self.actor, "approval.see")
         submission = get_visible_or_404(_visible_submissions(self), public_id=id)
         return self.object_response(

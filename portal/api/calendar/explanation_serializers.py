@@ -24,7 +24,7 @@ class AheadShape(ResponseSerializer):
     because = serializers.SerializerMethodField()
 
     def get_because(self, row: WorkloadAhead) -> str:
-        """Return the rule in a few words."""
+        """Return, in a few words, why this workload is earlier in the queue."""
         return queue_order_texts.earlier_because(row.part, row.earlier, row.shorter)
 
 
@@ -43,7 +43,7 @@ class WhyThemShape(ResponseSerializer):
 
 
 class FairnessShape(ResponseSerializer):
-    """One team of a pool."""
+    """The use and the fair share of one team in a pool."""
 
     team = serializers.CharField(source="team.slug")
     guaranteed_gpus = serializers.FloatField(source="guaranteed")
@@ -68,7 +68,7 @@ class DecisionShape(ResponseSerializer):
     sentence = serializers.SerializerMethodField()
 
     def get_sentence(self, row: Any) -> str:
-        """Return the sentence of the decision."""
+        """Return a sentence that describes the decision."""
         return reason_texts.decision_sentence(row.kind, row.code, row.numbers, self.context.get("user"))
 
 
@@ -106,7 +106,7 @@ class AnotherTimeShape(WindowShape):
 
 
 def reservation_window_body(other: AlternativeWindow) -> dict[str, Any]:
-    """Return the object that ``AnotherTimeShape`` renders."""
+    """Return an alternative window as a dict for ``AnotherTimeShape``."""
     workload = other.workload
     request = {
         "project": f"{workload.project.team.slug}/{workload.project.slug}",

@@ -48,11 +48,11 @@ class ReservationShape(HardwareShape):
     created_at = serializers.DateTimeField()
 
     def get_project(self, reservation: Reservation) -> str:
-        """Return team/project."""
+        """Return the path of the project: ``team/project``."""
         return f"{reservation.project.team.slug}/{reservation.project.slug}"
 
     def get_reason(self, reservation: Reservation) -> str:
-        """Return the sentence of the reason; empty without a reason."""
+        """Return the reason as a sentence. The text is empty if there is no reason."""
         return (
             reason_texts.reason_sentence(reservation.reason_code, reservation.reason_numbers)
             if reservation.reason_code
@@ -60,7 +60,10 @@ class ReservationShape(HardwareShape):
         )
 
     def get_at_risk(self, reservation: Reservation) -> str:
-        """Return the sentence that names the risk; empty if the reservation is not at risk."""
+        """Return a sentence that explains why the reservation is at risk.
+
+        The text is empty if the reservation is not at risk.
+        """
         numbers = reservation.at_risk_numbers
         return reason_texts.reason_sentence("reservation_at_risk", numbers) if numbers else ""
 
@@ -109,7 +112,7 @@ class ReservationPreview(ResponseSerializer):
 
     @extend_schema_field(WindowShape(many=True))
     def get_windows(self, answer: Any) -> Any:
-        """Return the windows as objects."""
+        """Return the alternative windows as objects with ``start`` and ``end``."""
         return WindowShape([{"start": start, "end": end} for start, end in answer["windows"]], many=True).data
 
 
@@ -118,7 +121,10 @@ class EndWish(StrictSerializer):
 
 
 class ChangeWish(StrictSerializer):
-    """The new window of a reservation. ``start`` alone keeps the length; ``end`` alone changes the length."""
+    """The new window of a reservation.
+
+    If only ``start`` is given, the length stays the same. If only ``end`` is given, ``start`` stays the same.
+    """
 
     start = serializers.DateTimeField(required=False)
     end = serializers.DateTimeField(required=False)
@@ -138,7 +144,7 @@ class SeriesWish(ReservationWish, _RecurrenceFields):
 
 
 class SeriesTry(WindowWish, _RecurrenceFields):
-    """A series without a name, for previews."""
+    """A recurring reservation to preview; it needs no name."""
 
 
 class SeriesShape(ResponseSerializer):
@@ -162,29 +168,29 @@ class SeriesShape(ResponseSerializer):
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_clock_changes(self, series: Series) -> list[str]:
-        """Return one sentence per clock change, in order of time."""
+        """Return a sentence for each occurrence whose hours a daylight-saving change affects, by time."""
         return clock_changes_of(series)
 
     def get_project(self, series: Series) -> str:
-        """Return team/project."""
+        """Return the path of the project: ``team/project``."""
         return f"{series.project.team.slug}/{series.project.slug}"
 
     def get_starts_at(self, series: Series) -> str:
-        """Return hours and minutes."""
+        """Return the time of day at which each occurrence starts, as HH:MM."""
         return f"{series.starts_at:%H:%M}"
 
     def get_ends_at(self, series: Series) -> str:
-        """Return hours and minutes."""
+        """Return the time of day at which each occurrence ends, as HH:MM."""
         return f"{series.ends_at:%H:%M}"
 
     @extend_schema_field(serializers.ListField(child=serializers.ChoiceField(choices=list(WEEKDAYS))))
     def get_weekdays(self, series: Series) -> list[str]:
-        """Return the short names of the days."""
+        """Return the short names of the weekdays, such as ``mon``."""
         return [WEEKDAYS[day] for day in series.weekdays]
 
     @extend_schema_field(ReservationShape(many=True))
     def get_occurrences(self, series: Series) -> Any:
-        """Return the occurrences in order."""
+        """Return the reservations of the series, ordered by start."""
         rows = series.occurrences.select_related("pool", "project__team", "owner", "series").order_by(
             "start", "pk"
         )
@@ -209,7 +215,7 @@ class SeriesPreview(ResponseSerializer):
 
     @extend_schema_field(WindowShape(many=True))
     def get_windows(self, answer: Any) -> Any:
-        """Return the windows as objects."""
+        """Return the alternative windows as objects with ``start`` and ``end``."""
         return WindowShape([{"start": start, "end": end} for start, end in answer["windows"]], many=True).data
 
 
@@ -236,14 +242,14 @@ class SubmissionShape(ResponseSerializer):
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_expires_at(self, row: Submission) -> str | None:
-        """Return the time at which the submission expires without a decision."""
+        """Return the time at which the undecided submission expires; None if it never expires."""
         expires_at = expiry_of(row)
         return None if expires_at is None else expires_at.isoformat()
 
     @extend_schema_field(RecordField(child=serializers.JSONField(allow_null=True)))
     def get_payload(self, row: Submission) -> dict[str, Any]:
-        """Return the submitted values, with the project as team/project."""
-        context = cast(dict[str, Any], self.context)  # this response's own context
+        """Return the submitted values. The project is given by its path, ``team/project``."""
+        context = cast(dict[str, Any], self.context)  # a new dict for each response, so it may cache rows
         if "projects" not in context:
             found = Project.objects.values_list("pk", "team__slug", "slug")
             context["projects"] = {pk: f"{team}/{slug}" for pk, team, slug in found}
@@ -251,7 +257,7 @@ class SubmissionShape(ResponseSerializer):
         return public_numbers(row.payload) | ({"project": project} if project else {})
 
     def get_what(self, row: Submission) -> str:
-        """Return the title of the submission."""
+        """Return a short description of the request."""
         return request_texts.submission_summary(row.kind, row.payload)
 
     @extend_schema_field(
@@ -268,7 +274,7 @@ class SubmissionShape(ResponseSerializer):
         }
     )
     def get_decision(self, row: Submission) -> dict[str, Any] | None:
-        """Return the decision, its author and comment; None before the decision."""
+        """Return the decision with its author, comment and time. Return None before the decision."""
         approval = getattr(row, "approval", None)
         if approval is None:
             return None
@@ -281,14 +287,20 @@ class SubmissionShape(ResponseSerializer):
 
 
 class ReservationAnswer(ResponseSerializer):
-    """A reservation, or a submission that waits for approval. The other field is null."""
+    """The result of a request: a reservation, or a submission that waits for approval.
+
+    The field without a value is null.
+    """
 
     reservation = ReservationShape(allow_null=True)
     submission = SubmissionShape(allow_null=True)
 
 
 class SeriesAnswer(ResponseSerializer):
-    """A series, or a submission that waits for approval. The other field is null."""
+    """The result of a request: a series, or a submission that waits for approval.
+
+    The field without a value is null.
+    """
 
     series = SeriesShape(allow_null=True)
     submission = SubmissionShape(allow_null=True)

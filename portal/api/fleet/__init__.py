@@ -1,1 +1,4 @@
-"""Implement the endpoints of pools, hosts, GPUs, volumes, hardware events and recordings."""
+"""Implement the endpoints of the hardware.
+
+The objects are pools, hosts, GPUs, volumes, hardware events and recordings of planning cycles.
+"""

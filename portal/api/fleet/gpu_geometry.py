@@ -35,7 +35,7 @@ class GeometryChangeShape(serializers.Serializer[GeometryChange]):
     ended_at = serializers.DateTimeField(allow_null=True)
 
     def get_before(self, row: GeometryChange) -> str:
-        """Return the former geometry."""
+        """Return the geometry before the change."""
         return verbs.format_geometry(row.before)
 
     def get_after(self, row: GeometryChange) -> str:
@@ -59,11 +59,14 @@ class GpuGeometryShape(serializers.Serializer[Any]):
     last_change = GeometryChangeShape(source="last", allow_null=True)
 
     def get_geometry(self, row: reads.GpuGeometry) -> str | None:
-        """Return the present geometry."""
+        """Return the present geometry. Return None if the GPU is split but has no instances."""
         return None if row.present is None else row.present or verbs.WHOLE_GPU_TEXT
 
     def get_profiles(self, row: reads.GpuGeometry) -> list[dict[str, Any]]:
-        """Return the possible profiles, sorted by name; none if the GPU can't be split."""
+        """Return the MIG profiles that fit on the GPU, sorted by name.
+
+        The list is empty if the GPU cannot be split.
+        """
         offers = [row.offers[name] for name in sorted(row.offers)] if row.can_be_split else []
         return [dict(each) for each in ProfileShape(offers, many=True).data]
 
@@ -132,7 +135,7 @@ class HostGeometryView(ApiView):
 class GeometryPreviewView(ApiView):
     @extend_schema(operation_id="hosts_geometry_preview", request=GeometryTry, responses=GeometryEffectShape)
     def post(self, request: Request, name: str) -> Response:
-        """List the workloads that would be evicted, and when. For operators."""
+        """List the workloads that the change would evict, and when. For operators."""
         host, given = _visible_host(self, name), self.validated_body(GeometryTry)
         return self.object_response(
             verbs.preview_geometry_change(actor=self.actor, host=host, now=self.now, **given),

@@ -1,6 +1,7 @@
 """Implement the endpoints of recordings.
 
-A recording is the input of one planning cycle. A replay of it produces the same plan, byte for byte.
+A recording is the input of one planning cycle. When it is replayed, the planner produces the same plan, byte
+for byte.
 """
 
 from __future__ import annotations

@@ -94,28 +94,32 @@ class HostShape(ResponseSerializer):
 
     @extend_schema_field(serializers.ChoiceField(choices=HOST_STATES))
     def get_state(self, host: Host) -> str:
-        """Return the state that pages show."""
+        """Return the state of the host as the portal's pages name it."""
         return "revoked" if self._revoked(host) and not host.removed_at else host_state(host)
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_revoked_at(self, host: Host) -> datetime | None:
-        """Return the time of the credential's revocation; None if the agent has joined since."""
+        """Return the time at which the credential was revoked.
+
+        Return None if no revocation is in force, for example because the agent has joined again.
+        """
         deed = self._revoked(host)
         return deed.at if deed else None
 
     def get_revoked_why(self, host: Host) -> str:
-        """Return the reason that the person who revoked the credential gave."""
+        """Return the reason for the revocation of the credential. The text is empty without a revocation."""
         deed = self._revoked(host)
         return deed.why if deed else ""
 
     def _revoked(self, host: Host) -> AuditEvent | None:
-        """Return the revocation of the host's credential; None if the host has a credential.
+        """Return the audit record of the revocation of the host's credential.
 
-        One query per response reads all revocations. No query is made if every host has a credential.
+        Return None if the host has a credential. One query reads the revocations of all hosts, once per
+        response. The query is skipped if every host has a credential.
         """
         if host.credential_hash:
             return None
-        context = cast(dict[str, Any], self.context)  # this response's own context
+        context = cast(dict[str, Any], self.context)  # a new dict for each response, so it may cache rows
         if "revoked" not in context:
             context["revoked"] = host_history.credential_revocations()
         found: dict[int, AuditEvent] = context["revoked"]
@@ -123,12 +127,12 @@ class HostShape(ResponseSerializer):
 
     @extend_schema_field(serializers.ListField(child=serializers.ChoiceField(choices=ISOLATION_LEVELS)))
     def get_isolation_lacking(self, host: Host) -> list[str]:
-        """Return the missing levels of isolation, lowest first."""
+        """Return the isolation levels that the pool requires and the host lacks, lowest first."""
         return missing_levels(host.hardware.get("reported") or {}, host.pool.isolation)
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_gpus(self, host: Host) -> list[str]:
-        """Return the models of the host's GPUs, in the order of their indexes."""
+        """Return the model of each GPU of the host, in order of the GPU index."""
         return [
             gpu.model for gpu in sorted(host.gpus.all(), key=lambda gpu: gpu.index) if gpu.retired_at is None
         ]
@@ -143,7 +147,10 @@ class RefusedAgentShape(ResponseSerializer):
     )
 
     def get_quarantined(self, kept: dict[str, Any]) -> bool:
-        """Return True if the host is quarantined: it gets no workloads and no commands."""
+        """Return True if the host is quarantined because two agents use its credential.
+
+        A quarantined host gets no workloads and no commands.
+        """
         return bool(kept.get("code"))
 
 
@@ -191,7 +198,7 @@ class HostDetail(HostShape):
 
     @extend_schema_field(AgentShape)
     def get_agent(self, host: Host) -> Any:
-        """Return the agent's last report."""
+        """Return the state of the host that its agent last reported."""
         reported = dict(host.hardware.get("reported") or {})
         if host.simulated:
             reported |= {"driver_version": "", "cuda_version": ""}
@@ -209,7 +216,10 @@ class HostDetail(HostShape):
 
     @extend_schema_field(RefusedAgentShape(allow_null=True))
     def get_refused_agent(self, host: Host) -> Any:
-        """Return the time, the reason and the boot id of the last rejected agent."""
+        """Return the time, the reason and the boot id of the last rejected agent.
+
+        Return None if no agent was rejected since the host joined.
+        """
         kept = last_rejected_agent(host)
         return RefusedAgentShape({"boot_id": "", **kept}).data if kept else None
 
@@ -220,14 +230,17 @@ class HostDetail(HostShape):
 
     @extend_schema_field(OfGpusShape(many=True))
     def get_of_gpus(self, host: Host) -> Any:
-        """Return facts about the topology of the GPUs. Facts that apply to all GPUs come first."""
+        """Return the links, PCIe lanes and NUMA nodes of the GPUs as text.
+
+        Rows that apply to all GPUs come first.
+        """
         return [
             {"gpus": gpus, "words": words} for gpus, words in gpu_health.topology_rows(self._health(host))
         ]
 
     def _health(self, host: Host) -> list[gpu_health.GpuHealth]:
-        """Return the health of the host's GPUs, computed once per response."""
-        context = cast(dict[str, Any], self.context)  # this response's own context
+        """Return the health of the host's GPUs. It is computed once per response."""
+        context = cast(dict[str, Any], self.context)  # a new dict for each response, so it may cache rows
         if "health" not in context:
             context["health"] = gpu_health.gpu_health_of_host(host)
         found: list[gpu_health.GpuHealth] = context["health"]
@@ -385,7 +398,7 @@ class HealthRuleShape(ResponseSerializer):
 
     @extend_schema_field(RuleDoesShape(allow_null=True))
     def get_default(self, rule: HealthRule) -> dict[str, object] | None:
-        """Return the default of the rule; None for an added rule."""
+        """Return the default values of the rule. Return None for a rule that an operator added."""
         if rule.origin == HealthRule.Origin.ADDED:
             return None
         return dict(zip(("action", "repeats", "window_seconds", "counts"), rule.default, strict=True))

@@ -29,7 +29,7 @@ from scheduler.services import JOIN_TOKEN_TTL
 
 
 def _pool_with_counts(pool: Pool, view: ApiView) -> Pool:
-    """Return the pool with the present use of its GPUs, by model."""
+    """Return the pool with an attribute ``model_counts``: total, held and free GPUs of each model."""
     parts = free_slots_by_model(pool, view.now)
     pool.model_counts = [  # type: ignore[attr-defined]
         {
@@ -113,7 +113,10 @@ class HostDetailView(ApiView):
 class HostChangePreviewView(ApiView):
     @extend_schema(operation_id="hosts_preview", request=shapes.HostVerbTry, responses=shapes.HostEffectShape)
     def post(self, request: Request, name: str) -> Response:
-        """Preview a verb: affected workloads, reservations, GPUs. Same errors as the verb. For operators."""
+        """Preview a verb such as drain: affected workloads, reservations, GPUs. For operators.
+
+        The preview is refused with the same errors as the verb.
+        """
         given = self.validated_body(shapes.HostVerbTry)
         found = host_effects.preview_host_verb(
             actor=self.actor, host=_visible_host(self, name), now=self.now, **given
@@ -197,7 +200,10 @@ def _visible_host(view: ApiView, name: str) -> Host:
 
 
 def _change_response(view: ApiView, name: str, verb: str, deed: Callable[..., Host]) -> Response:
-    """Return the changed host, with a sentence and the workloads still on it."""
+    """Change the host with ``deed``, one of the services for hosts.
+
+    Return the changed host, a sentence about the change, and the workloads that still run on the host.
+    """
     by = view.service_context
     host = deed(**by, host=_visible_host(view, name), **view.validated_body(shapes.ReasonWish))
     host.said = host_texts.HOST_VERBS[verb].done.format(host.name)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Implement the endpoints of homes with their size, and of the environments that hosts offer."""
+"""Implement the endpoints of homes and their sizes, and of the software environments on hosts."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class EnvironmentShape(serializers.Serializer[Any]):
     exposed = serializers.SerializerMethodField(help_text="further paths that its workloads may read")
 
     def get_python(self, host: Host) -> str:
-        """Return the version of the interpreter."""
+        """Return the version of the Python interpreter; empty if the agent does not report it."""
         return str((reads.reported_environment(host) or {}).get("python", ""))
 
     def get_packages(self, host: Host) -> dict[str, str]:
-        """Return the packages that the agent reports."""
+        """Return the versions of the packages that the agent reports, by name."""
         return dict((reads.reported_environment(host) or {}).get("packages", {}))
 
     def get_exposed(self, host: Host) -> list[str]:
-        """Return the paths that the agent reports."""
+        """Return the additional paths that workloads on the host may read."""
         return list((reads.reported_environment(host) or {}).get("exposed", []))
 
 

@@ -65,7 +65,7 @@ class ChargeShape(ResponseSerializer):
     simulated = serializers.BooleanField()
 
     def get_gpu_hours(self, charge: Charge) -> float:
-        """Return GPU-hours."""
+        """Return the charged use in GPU-hours."""
         return round(charge.slot_seconds / SLOT_SECONDS_PER_GPU_HOUR, 6)
 
 
@@ -92,12 +92,15 @@ class PriceShape(ResponseSerializer):
     )
 
     def get_note(self, price: Price) -> str:
-        """Return the note for users who may see the cost; otherwise empty."""
+        """Return the note on the cost. The text is empty if the user may not see the cost."""
         return price.note if policy.sees_owner_cost(self.context["user"]) else ""
 
     @extend_schema_field(serializers.DecimalField(max_digits=12, decimal_places=6, allow_null=True))
     def get_cost(self, price: Price) -> str | None:
-        """Return the cost for users who may see it (finance, operators and auditors); otherwise None."""
+        """Return the owner's cost of a GPU-hour.
+
+        Return None unless the user is in finance, an operator or an auditor.
+        """
         return f"{price.cost_per_gpu_hour:.6f}" if policy.sees_owner_cost(self.context["user"]) else None
 
 

@@ -29,7 +29,7 @@ MAX_USAGE_PERIOD = timedelta(days=400)
 
 
 def month_or_404(text: str) -> date:
-    """Return the first day of a month in a URL. Raises Http404 if it is invalid."""
+    """Return the first day of a month such as ``2026-03``. Raises Http404 for any other text."""
     year, _, number = text.partition("-")
     if len(text) != 7 or not (year.isascii() and year.isdigit() and number.isascii() and number.isdigit()):
         raise Http404
@@ -102,7 +102,7 @@ class StatementListView(ApiView):
         operation_id="statements_list", parameters=[PageQuery], responses=page_schema(shapes.StatementShape)
     )
     def get(self, request: Request) -> Response:
-        """List months, newest first. For finance and auditors."""
+        """List the statements of all months, newest first. For finance and auditors."""
         policy.require(self.actor, "charges.see_all")
         return self.list_response(
             _visible_statements(self).order_by("-month"),
@@ -114,7 +114,7 @@ class StatementListView(ApiView):
 class StatementDetailView(ApiView):
     @extend_schema(operation_id="statements_read", responses=shapes.StatementShape)
     def get(self, request: Request, month: str) -> Response:
-        """Return one month."""
+        """Return the statement of one month."""
         return self.object_response(
             get_visible_or_404(_visible_statements(self), month=month_or_404(month)), shapes.StatementShape
         )
@@ -123,7 +123,7 @@ class StatementDetailView(ApiView):
 class CloseStatementView(ApiView):
     @extend_schema(operation_id="statements_close", request=Why, responses=shapes.StatementShape)
     def post(self, request: Request, month: str) -> Response:
-        """Close a past month, after its checks. Its charges never change afterwards."""
+        """Check a past month and close it. Its charges never change afterwards."""
         given = self.validated_body(Why)
         return self.object_response(
             months.close_month(**self.service_context, month=month_or_404(month), **given),

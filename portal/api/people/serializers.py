@@ -48,7 +48,7 @@ class ProjectShape(ResponseSerializer):
     active = serializers.BooleanField()
 
     def get_path(self, project: Project) -> str:
-        """Return the path that requests use."""
+        """Return the path of the project, ``team/project``. Requests name projects by this path."""
         return f"{project.team.slug}/{project.slug}"
 
 
@@ -80,7 +80,7 @@ class NotificationShape(ResponseSerializer):
     read_at = serializers.DateTimeField(allow_null=True)
 
     def get_sentence(self, row: Notification) -> str:
-        """Return the sentence of the notification."""
+        """Return the text of the notification."""
         return notice_texts.notice_sentence(row.kind, row.numbers, self.context.get("user"))
 
 

@@ -26,7 +26,7 @@ class ArrayShape(ResponseSerializer):
     failed = serializers.IntegerField(help_text="ended, but neither finished nor cancelled")
 
     def get_project(self, array: JobArray) -> str:
-        """Return team/project."""
+        """Return the path of the project: ``team/project``."""
         return f"{array.project.team.slug}/{array.project.slug}"
 
 
@@ -36,7 +36,11 @@ class SubmittedArray(ArrayShape):
     )
 
     def get_warning(self, array: JobArray) -> str:
-        """Return the warning that the array cannot start; empty without a warning."""
+        """Return the warning that the tasks may never start or that their hosts cannot communicate.
+
+        The text is empty if there is no warning. All tasks have the same warning, so only the first is
+        checked.
+        """
         first = array.tasks.select_related("pool", "project__team", "owner", "reservation").order_by("pk")[0]
         return impossible_starts.submission_warning(first, self.context["user"], self.context["now"])
 

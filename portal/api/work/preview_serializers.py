@@ -16,7 +16,7 @@ from scheduler.requests import PRIORITY_NAMES
 
 
 class AnotherWay(ResponseSerializer):
-    """Another request for nearly the same hardware, found by the planner."""
+    """Another request for nearly the same hardware, which the planner found."""
 
     words = serializers.CharField()
     starts_now = serializers.BooleanField()
@@ -32,7 +32,7 @@ class AnotherWay(ResponseSerializer):
 
 
 def alternative_body(other: Alternative) -> dict[str, Any]:
-    """Return the object that ``AnotherWay`` renders."""
+    """Return an alternative request as a dict for ``AnotherWay``."""
     start = other.expected_start
     return {
         "words": expected_start_texts.alternative_request_text(other),
@@ -52,7 +52,7 @@ def alternative_body(other: Alternative) -> dict[str, Any]:
 
 
 class PastStartsShape(ResponseSerializer):
-    """The accuracy of expected starts in a pool."""
+    """How accurate the expected starts of workloads in a pool were."""
 
     counted = serializers.IntegerField(
         source="started_count", help_text="number of started workloads among the latest that waited"
@@ -66,7 +66,7 @@ class PastStartsShape(ResponseSerializer):
     sentence = serializers.SerializerMethodField()
 
     def get_sentence(self, past: EstimateAccuracy) -> str:
-        """Return the sentence about the accuracy."""
+        """Return a sentence about the accuracy."""
         return expected_start_texts.forecast_accuracy_text(past)
 
 
@@ -94,12 +94,18 @@ class PreviewShape(ResponseSerializer):
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_from(self, answer: dict[str, Any]) -> datetime | None:
-        """Return the earliest likely start; None if no range is known."""
+        """Return the start of the range in which the workload likely starts.
+
+        Return None if too few past starts are known for a range.
+        """
         return answer["likely"][0] if answer["likely"] else None
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_by(self, answer: dict[str, Any]) -> datetime | None:
-        """Return the latest likely start; None if no range is known."""
+        """Return the end of the range in which the workload likely starts.
+
+        Return None if too few past starts are known for a range.
+        """
         return answer["likely"][1] if answer["likely"] else None
 
     def get_never_starts(self, answer: dict[str, Any]) -> bool:
@@ -107,10 +113,13 @@ class PreviewShape(ResponseSerializer):
         return answer["never"] is not None
 
     def get_may_be_granted(self, answer: dict[str, Any]) -> bool:
-        """Return True if the workload could start with a larger quota. It may then be queued."""
+        """Return True if the workload could start only after its team gets a larger quota.
+
+        Such a workload may be queued nevertheless.
+        """
         return answer["never"] is not None and answer["never"].may_be_granted
 
     @extend_schema_field(AnotherWay(many=True))
     def get_sooner(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the planner's alternatives."""
+        """Return the requests that would start sooner, as the planner found them."""
         return list(AnotherWay([alternative_body(other) for other in answer["sooner"]], many=True).data)

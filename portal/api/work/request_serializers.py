@@ -44,7 +44,7 @@ class JobQuery(KindQuery):
 
 
 def _request_field(declared: RequestField, required: bool) -> serializers.Field[Any, Any, Any, Any]:
-    """Return the serializer field of a declared request field."""
+    """Return the serializer field for a field of ``scheduler.requests``."""
     unit = f" Unit: {declared.unit}." if declared.unit else ""
     more: dict[str, Any] = {"required": required, "help_text": f"{declared.help_text}{unit}"}
     if declared.choices:
@@ -66,10 +66,10 @@ def _request_field(declared: RequestField, required: bool) -> serializers.Field[
 
 
 class _GeneratedFields(serializers.Serializer[Any]):
-    """A serializer with the generated fields of a request of ``kind``. A subclass may add or replace fields.
+    """A serializer whose fields are generated from ``scheduler.requests`` for a request of ``kind``.
 
-    If ``optional`` is not empty, only the fields in it are generated, and no field is required. Fields in
-    ``without`` are left out.
+    A subclass may add or replace fields. If ``optional`` is not empty, it lists all generated fields, and
+    none of them is required. Fields in ``without`` are not generated.
     """
 
     kind: ClassVar[str] = ""
@@ -77,7 +77,7 @@ class _GeneratedFields(serializers.Serializer[Any]):
     without: ClassVar[tuple[str, ...]] = ()
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
-        """Return the generated and the declared fields."""
+        """Return the generated fields and the fields that the class declares."""
         generated = {
             each.argument: _request_field(each, self.kind in each.required_in and not self.optional)
             for each in request_fields(WorkloadRequest, self.kind)
@@ -94,7 +94,7 @@ class HardwareShape(ResponseSerializer):
     """The hardware that a workload or reservation asked for."""
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
-        """Return the declared fields and the hardware fields."""
+        """Return the fields that the class declares and the fields of a hardware request."""
         fields = super().get_fields()
         for each in request_fields(HardwareRequest):
             given = _request_field(each, required=True)
@@ -143,7 +143,7 @@ class JobWish(RequestSerializer):
 
 
 class ArrayWish(JobWish):
-    """A job for each index, with GPUPOOL_ARRAY_INDEX in its environment."""
+    """A job that runs once for each index. GPUPOOL_ARRAY_INDEX in its environment is the index."""
 
     array = serializers.CharField(
         max_length=200, help_text="such as 0-9, 1,3,5-9:2 or 0-99%4 (at most 4 at once)"

@@ -57,7 +57,7 @@ def _filtered_workloads(view: ApiView, query: dict[str, Any]) -> QuerySet[Worklo
 
 
 class WorkloadListView(ApiView):
-    """Notebooks and jobs together."""
+    """List notebooks and jobs together."""
 
     @extend_schema(
         operation_id="workloads_list",
@@ -105,7 +105,7 @@ class JobListView(ApiView):
         responses=page_schema(workload_serializers.WorkloadShape),
     )
     def get(self, request: Request) -> Response:
-        """List the jobs that you may see, newest first; tasks of an array by index."""
+        """List the jobs that you may see, newest first. Tasks of an array are sorted by index."""
         query = self.validated_query(request_serializers.JobQuery)
         return self.list_response(
             _filtered_workloads(self, {**query, "kind": WorkloadKind.JOB}),
@@ -143,7 +143,7 @@ class ArrayListView(ApiView):
         responses={201: array_serializers.SubmittedArray},
     )
     def post(self, request: Request) -> Response:
-        """Submit a job for each index, in one request."""
+        """Submit a job array: one job for each index, in one request."""
         made = launch.submit_array(
             **self.service_context,
             **lookups.workload_arguments(self.actor, self.validated_body(request_serializers.ArrayWish)),

@@ -59,7 +59,7 @@ class WorkloadShape(HardwareShape):
     simulated = serializers.BooleanField(help_text="part of the simulated history, never ran")
 
     def get_project(self, workload: Workload) -> str:
-        """Return team/project."""
+        """Return the path of the project: ``team/project``."""
         return f"{workload.project.team.slug}/{workload.project.slug}"
 
     @extend_schema_field(serializers.ChoiceField(choices=list(PRIORITY_NAMES)))
@@ -68,8 +68,8 @@ class WorkloadShape(HardwareShape):
         return next(name for name, number in PRIORITY_NAMES.items() if int(number) == workload.priority)
 
     def get_reason(self, workload: Workload) -> str:
-        """Return the sentence of the present reason."""
-        context = cast(dict[str, Any], self.context)  # this response's own context
+        """Return a sentence that explains the present state of the workload."""
+        context = cast(dict[str, Any], self.context)  # a new dict for each response, so it may cache rows
         if "stops" not in context:
             rows = self.instance if self.parent is None else self.parent.instance
             context["stops"] = manual_stops.manual_stops_of(
@@ -81,20 +81,27 @@ class WorkloadShape(HardwareShape):
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_from(self, workload: Workload) -> datetime | None:
-        """Return the earliest likely start; None if no range is known."""
+        """Return the start of the range in which the workload likely starts.
+
+        Return None if the workload does not wait, or if too few past starts are known for a range.
+        """
         likely = self._likely(workload)
         return likely[0] if likely else None
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def get_likely_by(self, workload: Workload) -> datetime | None:
-        """Return the latest likely start; None if no range is known."""
+        """Return the end of the range in which the workload likely starts.
+
+        Return None if the workload does not wait, or if too few past starts are known for a range.
+        """
         likely = self._likely(workload)
         return likely[1] if likely else None
 
     def _likely(self, workload: Workload) -> StartRange | None:
-        """Return the range of the likely start; None if the workload does not wait.
+        """Return the range in which the workload likely starts. Return None if the workload does not wait.
 
-        One query per response reads the records of all pools. No query is made if no workload waits.
+        One query reads the past starts in all pools, once per response. The query is skipped if no workload
+        waits.
         """
         if (
             workload.state != WorkloadState.QUEUED
@@ -102,7 +109,7 @@ class WorkloadShape(HardwareShape):
             or "now" not in self.context
         ):
             return None
-        context = cast(dict[str, Any], self.context)  # this response's own context
+        context = cast(dict[str, Any], self.context)  # a new dict for each response, so it may cache rows
         if "starts" not in context:
             context["starts"] = expected_starts.start_records_of_pools(
                 Pool.objects.values_list("pk", flat=True), context["now"]
@@ -111,7 +118,7 @@ class WorkloadShape(HardwareShape):
         return records.likely(workload)
 
     def get_borrowed_gpus(self, workload: Workload) -> float:
-        """Return the number of GPUs held above the guarantee; 0 for ended work."""
+        """Return the number of GPUs held above the team's guarantee; 0 for an ended workload."""
         return gpus_of_slots(0 if workload.state == WorkloadState.ENDED else workload.borrowed_slots) or 0.0
 
 
@@ -145,7 +152,7 @@ class RunShape(ResponseSerializer):
     units = serializers.SerializerMethodField(help_text="the units that it holds or held, by host and index")
 
     def get_begins_anew(self, run: Any) -> bool:
-        """Return True if the whole attempt starts from scratch."""
+        """Return True if the attempt of this run started without the workload's last checkpoint."""
         return run.attempt in self.context["begun_anew"]
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
@@ -155,7 +162,7 @@ class RunShape(ResponseSerializer):
 
     @extend_schema_field(HeldShape(many=True))
     def get_units(self, run: Any) -> list[dict[str, Any]]:
-        """Return the run's units in the order of their GPUs' indexes."""
+        """Return the units that the run holds or held, in order of the GPU index."""
         held = sorted(
             (each.unit for each in run.allocations.all()), key=lambda unit: (unit.gpu.index, unit.uuid)
         )
@@ -183,7 +190,7 @@ class WorkloadDetail(WorkloadShape):
 
     @extend_schema_field(AfterShape(many=True))
     def get_after(self, workload: Workload) -> Any:
-        """Return the dependencies in the order of submission."""
+        """Return the dependencies that the user may see: first workloads, then arrays, oldest first."""
         seen = policy.visible_workloads(self.context["user"])
         arrays = policy.visible_arrays(self.context["user"])
         rows = workload.dependencies.filter(Q(on__in=seen) | Q(on_array__in=arrays)).select_related(
@@ -194,7 +201,7 @@ class WorkloadDetail(WorkloadShape):
 
     @extend_schema_field(RunShape(many=True))
     def get_runs(self, workload: Workload) -> Any:
-        """Return the runs of every attempt, newest first."""
+        """Return the runs of every attempt, newest attempt first, at most 100."""
         rows = (
             workload.runs.select_related("host")
             .prefetch_related("allocations__unit__gpu")
@@ -211,7 +218,10 @@ class Submitted(WorkloadShape):
     )
 
     def get_warning(self, workload: Workload) -> str:
-        """Return the warning that the workload cannot start; empty without a warning."""
+        """Return the warning that the workload may never start or that its hosts cannot communicate.
+
+        The text is empty if there is no warning.
+        """
         return impossible_starts.submission_warning(workload, self.context["user"], self.context["now"])
 
 
