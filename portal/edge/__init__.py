@@ -1,1 +1,1 @@
-"""Run the edge process: connections of agents, traffic of workspaces, live page events."""
+"""Run the edge process, which serves the connections of agents, workspace traffic and live page events."""

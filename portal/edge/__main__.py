@@ -47,14 +47,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def port_number(text: str) -> int:
-    """Return a TCP port number. Raises ArgumentTypeError."""
+    """Parse a TCP port number. Raises ArgumentTypeError."""
     if not text.isdigit() or not 1 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; allowed: 1 to 65535")
     return int(text)
 
 
 async def serve(host: str, port: int, metrics_port: int) -> None:
-    """Serve until a signal arrives."""
+    """Serve until the process receives SIGTERM or SIGINT."""
     from portal.edge.server import running_server
 
     stop = asyncio.Event()

@@ -1,8 +1,8 @@
-"""Send live events to the portal's pages. An event says only which topic may have changed.
+"""Send live events to the portal's pages. An event says only that something about a topic may have changed.
 
-``GET /events?topics=queue,workload:<public id>`` answers with server-sent events. Each changed topic causes
-one event: its name is the topic's kind (``queue``, ``workload``), its data is the topic. The page then
-fetches its content again.
+A page subscribes by ``GET /events?topics=queue,workload:<public id>`` and receives server-sent events. Each
+change of a topic causes one event. The event's name is the kind of the topic (``queue``, ``workload``), and
+its data is the topic. The page then fetches its content again.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from portal.wording.pages import api_answers
 from scheduler.models import Run, Workload
 
 MAX_TOPICS = 30
-MAX_PAGES_PER_USER = 40  # pages open at the same time
-SHARED_TOPIC_PATTERN = re.compile(
-    r"^[a-z][a-z_]{0,30}$"
-)  # topics that reveal nothing about a person: queue, hosts, calendar, ...
+MAX_PAGES_PER_USER = 40  # pages that one user may have open at the same time
+# Topics that every user may follow, because they name no object: queue, hosts, calendar.
+SHARED_TOPIC_PATTERN = re.compile(r"^[a-z][a-z_]{0,30}$")
 HEARTBEAT_INTERVAL_SECONDS = 15.0
 EVENT_DEBOUNCE_SECONDS = 0.1
-MAX_CONNECTION_SECONDS = 300.0  # then the browser reconnects, and its rights are checked again
+# After this time the stream ends. The browser connects again, and its user's rights are checked again.
+MAX_CONNECTION_SECONDS = 300.0
 SEND_TIMEOUT_SECONDS = 10.0
 RECONNECT_AFTER_MS = 2000
 
 
 class SubscriptionRefused(Exception):
-    """The request has no session, or its user may not subscribe to a topic."""
+    """The request has no valid session, or its user may not subscribe to one of the topics."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -55,7 +55,7 @@ class SubscriptionRefused(Exception):
 @dataclass(eq=False)
 class PageListener:
     user: int
-    session: str  # hash of the portal session
+    session: str  # hash of the key of the portal session
     topics: frozenset[str]
     changed: set[str] = field(default_factory=set)
     wakeup: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,17 +63,17 @@ class PageListener:
 
     @property
     def has_object_topics(self) -> bool:
-        """Return True if a topic concerns one object, which only some users may see."""
+        """Return True if one of the topics names an object that only some users may see."""
         return any(":" in topic and not topic.startswith("user:") for topic in self.topics)
 
     def queue_topic(self, topic: str) -> None:
-        """Queue one change. Equal changes that are not sent yet become one event."""
+        """Queue an event for a topic. Several changes before the next send become one event."""
         self.changed.add(topic)
         self.wakeup.set()
 
 
 class PageEvents:
-    """All pages that are connected to this process."""
+    """The live pages that are connected to this process."""
 
     def __init__(self, threads: DatabaseThreads, bus: RedisBus) -> None:
         self._threads = threads
@@ -163,20 +163,24 @@ class PageEvents:
             listener.queue_topic(topic)
 
     def _on_reconnect_gap(self) -> None:
-        """Publish every topic and check every right again: messages may have been lost."""
+        """Send an event for every topic, and make the browsers prove their rights again.
+
+        Messages about changes may have been lost while Redis was not connected.
+        """
         for topic in list(self._by_topic):
             self._changed(topic)
         self._access_lost("")
 
     def _access_lost(self, session: str) -> None:
-        """End the streams of an ended session. Browsers reconnect, and their rights are checked again.
+        """End the streams of a session that has ended. ``session`` is its hash.
 
-        An empty hash means that rights have changed. In this case, end all streams about single objects.
+        An empty hash means that some user's rights have changed. In this case, end all streams about single
+        objects. The browsers connect again, and the rights of their users are checked again.
         """
         self._end(lambda listener: listener.session == session if session else listener.has_object_topics)
 
     def close(self) -> None:
-        """End every stream; browsers reconnect."""
+        """End every stream. The browsers connect again."""
         self._end(lambda _: True)
 
     def _end(self, should_end: Callable[[PageListener], bool]) -> None:
@@ -187,7 +191,7 @@ class PageEvents:
 
 
 async def _send(response: web.StreamResponse, text: str) -> None:
-    # A page that does not take an event in time is disconnected; it reconnects and fetches its content again.
+    # If a page does not take an event in time, it is disconnected. It connects again and fetches its content.
     async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
         await response.write(text.encode())
 
@@ -199,9 +203,9 @@ def _discard(table: dict[Any, set[PageListener]], key: Any, listener: PageListen
 
 
 def parse_topics(texts: list[str]) -> list[str]:
-    """Return the topics in the values of a query; a value may list several, separated by commas.
+    """Return the topics in the values of the query parameter ``topics``, without duplicates.
 
-    Raises SubscriptionRefused.
+    One value may contain several topics, separated by commas. Raises SubscriptionRefused.
     """
     topics = list(
         dict.fromkeys(topic.strip() for text in texts for topic in text.split(",") if topic.strip())
@@ -214,7 +218,7 @@ def parse_topics(texts: list[str]) -> list[str]:
 
 
 def authorise_listener(session_key: str, topics: list[str]) -> tuple[int, frozenset[str]]:
-    """Return the id of the signed-in user, who may see all the topics, and the topics.
+    """Return the id of the signed-in user, and the topics if the user may follow all of them.
 
     Raises SubscriptionRefused.
     """
@@ -228,7 +232,7 @@ def authorise_listener(session_key: str, topics: list[str]) -> tuple[int, frozen
 
 
 def user_of_session(session_key: str) -> User | None:
-    """Return the user of a portal session, or None if the session or the account is not active."""
+    """Return the user of a portal session. Return None if the session has ended or the account is closed."""
     if not (session_key.isascii() and session_key.isalnum() and len(session_key) <= 100):
         return None
     request = HttpRequest()
@@ -238,7 +242,10 @@ def user_of_session(session_key: str) -> User | None:
 
 
 def may_subscribe(user: User, topic: str) -> bool:
-    """Return True if the user may see the topic's object; topics without an object are open to all."""
+    """Return True if the user may follow the topic.
+
+    A topic that names an object requires that the user may see the object. All users may follow other topics.
+    """
     kind, colon, name = topic.partition(":")
     if not colon:
         return SHARED_TOPIC_PATTERN.match(topic) is not None

@@ -1,4 +1,7 @@
-"""Serve agents, workspaces and live events in one edge process. The Host header selects the routes."""
+"""Serve agents, workspaces and live events in one edge process.
+
+The Host header of a request selects the routes.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,12 @@ from portal.edge.workspaces.proxy import WorkspaceProxy
 
 log = structlog.get_logger(__name__)
 
-AGENT_THREAD_COUNT = 6  # with BROWSER_THREAD_COUNT, fewer threads than connections in the process's pool
+# The sum of both thread counts is smaller than the number of connections in the process's database pool.
+AGENT_THREAD_COUNT = 6
 BROWSER_THREAD_COUNT = 4
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-# Timeout for a request's head and for an idle connection. It exceeds the timeouts of proxies (nginx 60 s,
-# Caddy 120 s), so that the proxy closes first.
+# Timeout for the head of a request and for an idle connection. It is longer than the timeouts of proxies
+# (nginx 60 s, Caddy 120 s), so that the proxy closes the connection first.
 KEEPALIVE_SECONDS = 150.0
 WORKSPACE_LABEL_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,39}$")
 
@@ -73,7 +77,7 @@ class EdgeServer:
     async def healthz(self, request: web.Request) -> web.Response:
         """Return the health of this process.
 
-        The status is 200, or 503 without the database. Redis is not required.
+        The status is 200 if the database answers, otherwise 503. A missing Redis does not change the status.
         """
         try:
             async with asyncio.timeout(5):
@@ -90,7 +94,7 @@ class EdgeServer:
 def _stop_if_it_failed(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.error("a task of the edge failed; the process ends", error=repr(task.exception()))
-        # The supervisor restarts the process; an edge without one of its tasks would look healthy.
+        # Without this task the process would still look healthy. So end it; the supervisor restarts it.
         raise SystemExit(1)
 
 
@@ -100,13 +104,13 @@ def _ask_database() -> None:
 
 
 def application(edge: EdgeServer, port: int) -> web.Application:
-    """Return the application. The Host header selects the routes of the edge, or one workspace."""
+    """Return the web application. The Host header selects the edge's own routes or a workspace."""
     own = edge_host_names(port)
     domain = "." + settings.GPUPOOL_NOTEBOOK_DOMAIN
 
     @web.middleware
     async def by_host(request: web.Request, handler: Handler) -> web.StreamResponse:
-        name = request.headers.get(hdrs.HOST, "").lower()  # the parser rejects two Host headers
+        name = request.headers.get(hdrs.HOST, "").lower()  # aiohttp rejects a request with two
         if name in own:
             return await handler(request)
         label = name.removesuffix(domain)
@@ -121,9 +125,10 @@ def application(edge: EdgeServer, port: int) -> web.Application:
 
 
 def edge_host_names(port: int) -> frozenset[str]:
-    """Return the host names of the edge.
+    """Return the host names under which the edge serves its own routes.
 
-    These are its public name, the portal's name (one proxy may serve both) and loopback.
+    These are its public name, the loopback addresses, and the portal's name, because one proxy may serve
+    both.
     """
     public = (urlsplit(url).netloc for url in (settings.GPUPOOL_EDGE_URL, settings.GPUPOOL_PORTAL_URL))
     return frozenset((*public, f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"))
@@ -131,7 +136,7 @@ def edge_host_names(port: int) -> frozenset[str]:
 
 @contextlib.asynccontextmanager
 async def running_server(host: str, port: int, metrics_port: int = 0) -> AsyncIterator[EdgeServer]:
-    """Run an edge on this address. Serve no metrics if ``metrics_port`` is 0."""
+    """Run an edge on this address while the context is active. ``metrics_port`` 0 serves no metrics."""
     edge = EdgeServer()
     runner = web.AppRunner(
         application(edge, port),

@@ -14,9 +14,9 @@ ResponseSerializer = serializers.Serializer[Any]
 
 
 def count_field(low: int = 0, **more: Any) -> serializers.IntegerField:
-    """Return a field for a whole number from ``low`` on.
+    """Return a field for a whole number of at least ``low``.
 
-    The field has no smaller upper limit than the database, because the service checks the pool's limit.
+    It accepts every number that an integer column can store. The service checks the limit of the pool.
     """
     return serializers.IntegerField(min_value=low, max_value=MAX_INT, **more)
 

@@ -1,1 +1,5 @@
-"""Serve connections of agents: join, sync, samples, logs, and streams that carry workspace traffic."""
+"""Serve the connections of agents.
+
+An agent joins, syncs its state, and sends samples and logs. It also opens streams, which carry workspace
+traffic.
+"""

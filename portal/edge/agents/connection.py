@@ -1,4 +1,4 @@
-"""Hold the state of one agent's sync connection, limit its frame rate, and close it."""
+"""Hold the state of one agent's sync connection. Limit the rate of its frames, and close it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ log = structlog.get_logger(__name__)
 
 FRAMES_PER_SECOND = 100.0
 FRAME_BURST = 300.0
-PROBE_TIMEOUT_SECONDS = 3.0  # time in which a host's earlier connection must answer a ping
+# When an agent connects again, its earlier connection counts as dead after this time without a pong.
+PROBE_TIMEOUT_SECONDS = 3.0
 CLOSE_TIMEOUT_SECONDS = 2.0
-CLOSE_REFUSED = 4403  # application-defined WebSocket close code
+CLOSE_REFUSED = 4403  # WebSocket close code, from the range for applications
 
 
 @dataclass(eq=False)
@@ -29,27 +30,34 @@ class AgentConnection:
     """One agent's sync connection."""
 
     host: AuthenticatedHost
-    credentials: list[str]  # the current one, then any renewed one that the agent may not have read
+    # The current credential. A renewed credential follows until the agent has confirmed its receipt.
+    credentials: list[str]
     socket: web.WebSocketResponse
     transport: asyncio.Transport | None
     last_received_at: float = field(default_factory=time.monotonic)
-    wakeup: asyncio.Event = field(default_factory=asyncio.Event)  # set when a frame must be sent
-    desired: Desired | None = None  # computed and not yet sent
+    wakeup: asyncio.Event = field(default_factory=asyncio.Event)  # set when a frame is to be sent
+    desired: Desired | None = None  # the newest desired state, if it is not sent yet
     frame_allowance: float = FRAME_BURST
     allowance_at: float = field(default_factory=time.monotonic)
     run_states: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    # An accepted report proves that this is the host's agent, and not another holder of the credential.
+    # True after the first accepted report. The report proves that the sender is the host's agent: another
+    # process could have copied the credential, but its report would be rejected.
     reported: bool = False
-    # A stream request with this key comes from the same process as this connection.
+    # The edge sends this key to the agent over this connection. A stream request with the key therefore
+    # comes from the same process.
     stream_key: str = field(default_factory=lambda: secrets.token_hex(16))
-    binds_streams: bool = False  # True if the agent sends the stream key
-    # Sequence number of the last handled Observed frame. The lease starts when the agent sends that frame.
+    binds_streams: bool = False  # True if the agent sends the stream key in its stream requests
+    # Sequence number of the last handled Observed frame. The host's lease runs from the time at which the
+    # agent sent this frame.
     handled_sequence: int = 0
 
     async def refuse(
         self, reason: str, *, retry: bool, code: int = CLOSE_REFUSED, reason_code: str = ""
     ) -> None:
-        """Send the reason of the refusal, then close with the WebSocket code ``code``."""
+        """Send a frame with the reason of the refusal, then close the connection.
+
+        ``retry`` is True if the agent may connect again. ``code`` is the WebSocket close code.
+        """
         metrics.REFUSED.inc()
         log.warning("agent refused", host=self.host.name, reason=reason, code=reason_code)
         with contextlib.suppress(ConnectionError):
@@ -57,7 +65,7 @@ class AgentConnection:
             await self.socket.close(code=code, message=reason.encode()[:120])
 
     async def end(self, code: int = WSCloseCode.GOING_AWAY) -> None:
-        """Close the connection; abort it if the agent does not take the close frame in time."""
+        """Close the connection. Then abort it, in case the agent has not answered the close frame in time."""
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
                 await self.socket.close(code=code)
@@ -65,7 +73,10 @@ class AgentConnection:
             self.transport.abort()
 
     async def throttle(self) -> None:
-        """Delay the reader if frames exceed FRAMES_PER_SECOND; TCP then slows the agent."""
+        """Delay the reader while the agent sends more than FRAMES_PER_SECOND.
+
+        The unread frames fill the buffers of TCP, and this slows the agent.
+        """
         clock = time.monotonic()
         self.frame_allowance = min(
             FRAME_BURST, self.frame_allowance + (clock - self.allowance_at) * FRAMES_PER_SECOND
@@ -78,7 +89,7 @@ class AgentConnection:
 
 
 async def answers_ping(connection: AgentConnection) -> bool:
-    """Return True if the other end answers a ping."""
+    """Return True if the agent answers a ping within PROBE_TIMEOUT_SECONDS."""
     asked_at = time.monotonic()
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):

@@ -1,8 +1,9 @@
-"""Serve connections of agents: join, renew, sync of desired and observed state, and streams for workspaces.
+"""Serve the connections of agents: join, renewal of credentials, sync of state, and streams for workspaces.
 
-The credential alone identifies the host. Each connection has one reader and one sender. The reader handles a
-frame before it reads the next, so TCP slows an agent that sends too fast. The sender always sends the newest
-desired state, so a slow agent gets fewer frames but no stale frames, and delays no other agent.
+The credential alone identifies the host. Each sync connection has one reader and one sender. The reader
+handles a frame before it reads the next one, so TCP slows an agent that sends too fast. The sender always
+sends the newest desired state. So a slow agent gets fewer frames but no outdated frames, and it delays no
+other agent.
 """
 
 from __future__ import annotations
@@ -55,17 +56,17 @@ log = structlog.get_logger(__name__)
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 PING_INTERVAL_SECONDS = 10.0
 MAX_SILENCE_SECONDS = 30.0  # a connection without a frame for this long is closed
-LOG_LOSS_REPORT_INTERVAL_SECONDS = 60.0  # minimum time between two reports about lost logs
+LOG_LOSS_REPORT_INTERVAL_SECONDS = 60.0  # at most one report about lost logs in this time
 SEND_TIMEOUT_SECONDS = 15.0  # an agent that does not take a frame for this long is disconnected
 
-# ping sent after a new credential: the pong proves that the agent has read the credential
+# Payload of the ping that follows a new credential. The pong proves that the agent has read the credential.
 CREDENTIAL_PING = b"renewed"
 DATABASE_UNAVAILABLE = "the server's database is unavailable; try again"
 CLOSE_BAD_FRAME = 4400
 
 
 class AgentConnections:
-    """All agents that are connected to this process."""
+    """The connections of all agents that are connected to this process."""
 
     def __init__(self, threads: DatabaseThreads, bus: RedisBus, runs_changed: Callable[[], None]) -> None:
         self._threads = threads
@@ -73,7 +74,8 @@ class AgentConnections:
         self._runs_changed = runs_changed
         self._connections: dict[int, AgentConnection] = {}
         self._takeover_locks: dict[int, asyncio.Lock] = {}
-        self._instances: dict[int, str] = {}  # by host: instance of the agent whose report was accepted last
+        # For each host id, the instance id of the agent whose report was accepted last.
+        self._instances: dict[int, str] = {}
         self._revocation_checks: set[asyncio.Task[None]] = set()
         self._log_loss_reported_at = -LOG_LOSS_REPORT_INTERVAL_SECONDS
         self.streams = AgentStreamPool(self._on_host_changed)
@@ -81,7 +83,7 @@ class AgentConnections:
         bus.on_reconnect(self._on_reconnect)
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes for agents."""
+        """Return the HTTP routes that agents use."""
         return [
             web.post("/agent/v1/join", self.join),
             web.post("/agent/v1/renew", self.renew),
@@ -94,7 +96,7 @@ class AgentConnections:
         return host in self._connections
 
     async def close(self) -> None:
-        """Close every connection; agents reconnect."""
+        """Close every connection. The agents connect again."""
         await asyncio.gather(*(connection.end() for connection in self._connections.values()))
 
     async def join(self, request: web.Request) -> web.Response:
@@ -102,7 +104,7 @@ class AgentConnections:
         try:
             body = parse(JoinRequest, await read_json_body(request))
             answer = await self._threads.run(database_calls.join, body, timezone.now())
-        except (ValueError, RecursionError, DataError) as error:  # ProtocolError is a ValueError
+        except (ValueError, RecursionError, DataError) as error:  # ValueError includes ProtocolError
             return refusal_response(400, f"join: {first_line(error)}")
         except AgentRejected as error:
             return refusal_response(403, error.reason, reason_code=error.code)
@@ -111,7 +113,10 @@ class AgentConnections:
         return web.json_response(dataclasses.asdict(answer))
 
     async def renew(self, request: web.Request) -> web.Response:
-        """Exchange a signature for a new credential, after the old one has expired."""
+        """Give a new credential to an agent whose credential has expired.
+
+        The agent proves its identity by a signature.
+        """
         credential = bearer_token(request)
         if credential is None:
             return refusal_response(
@@ -133,7 +138,7 @@ class AgentConnections:
         return await self._authenticated_socket(request, MAX_FRAME_BYTES, False, self._run_connection)
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """Serve one of the connections that carry workspace traffic."""
+        """Serve one stream, a connection that carries workspace traffic."""
 
         async def serve(connection: AgentConnection) -> None:
             if self._is_current_agent(connection.host.id, request.headers.get(STREAM_KEY_HEADER, "")):
@@ -144,7 +149,10 @@ class AgentConnections:
         return await self._authenticated_socket(request, 1024 * 1024, True, serve)
 
     def _is_current_agent(self, host: int, key: str) -> bool:
-        """Return True if the connected agent opened the stream, not another holder of its credential."""
+        """Return True if the connected agent opened the stream.
+
+        Another process could have copied the host's credential. ``key`` is the stream key of the request.
+        """
         agent = self._connections.get(host)
         if agent is None or not agent.reported:
             return False
@@ -224,9 +232,9 @@ class AgentConnections:
             log.warning("rejected agent not recorded", host=host.name, error=str(error))
 
     async def _become_current(self, connection: AgentConnection) -> bool:
-        """Make this the host's current connection, and return True.
+        """Make this the current connection of the host, and return True.
 
-        Change nothing and return False if an earlier connection has sent a report and still answers a ping.
+        If an earlier connection has sent a report and still answers a ping, change nothing and return False.
         """
         host = connection.host.id
         async with self._takeover_locks.setdefault(host, asyncio.Lock()):
@@ -234,7 +242,7 @@ class AgentConnections:
             if earlier is not None and earlier.reported and await answers_ping(earlier):
                 return False
             self._connections[host] = connection
-        # The idle streams may belong to another holder of the credential, who was revoked in the meantime.
+        # The idle streams may belong to a process that has copied the credential and was revoked since.
         self.streams.drop_idle(host)
         if earlier is not None:
             log.info("dead connection replaced", host=connection.host.name)
@@ -261,11 +269,13 @@ class AgentConnections:
             log.info("agent's connection ended", host=connection.host.name, error=str(error))
 
     async def _credential_arrived(self, connection: AgentConnection) -> None:
-        """Keep only the new credential: the agent has read the frame that carried it."""
+        """Drop the earlier credential, because the agent has read the frame with the new credential.
+
+        The authentication with the new credential makes the earlier one invalid.
+        """
         connection.credentials = connection.credentials[-1:]
-        with contextlib.suppress(
-            AgentRejected, DatabaseError
-        ):  # then the next sync refuses the agent, or repeats this call
+        # After an error, the next sync authenticates the agent again.
+        with contextlib.suppress(AgentRejected, DatabaseError):
             await self._threads.run_repeatable(
                 database_calls.authenticate, connection.credentials[0], timezone.now()
             )
@@ -277,9 +287,8 @@ class AgentConnections:
             metrics.FRAMES.labels(frame.kind).inc()
             await self._accept(connection, frame)
         except ProtocolError as error:
-            if isinstance(
-                error, UnsupportedVersionError
-            ):  # the report cannot be decoded, so only this record informs the operator
+            # The report cannot be decoded, so operators learn of the agent only from this record.
+            if isinstance(error, UnsupportedVersionError):
                 with contextlib.suppress(DatabaseError):
                     await self._threads.run_repeatable(
                         database_calls.record_unreadable_agent, connection.host, str(error), timezone.now()
@@ -303,14 +312,17 @@ class AgentConnections:
                 error=str(error),
             )
         except (DatabaseError, OSError) as error:
-            # The agent keeps its state and sends it again: level-triggered frames lose nothing.
+            # Nothing is lost: each report contains the agent's whole state, and the agent reports again.
             log.warning("database or disk unavailable", host=connection.host.name, error=str(error))
             await connection.refuse(DATABASE_UNAVAILABLE, retry=True)
             return False
         return True
 
     async def _reject_frame(self, connection: AgentConnection, error: AgentRejected) -> None:
-        """Refuse the connection. Cut the streams of an agent that has reported and may not retry."""
+        """Refuse the connection, because a frame was rejected.
+
+        If the agent has reported before and may not connect again, also cut its streams.
+        """
         if connection.reported and not error.retry:
             self.streams.cut(connection.host.id)
         await connection.refuse(error.reason, retry=error.retry, reason_code=error.code)
@@ -324,13 +336,13 @@ class AgentConnections:
                 )
             if self._instances.setdefault(host.id, frame.instance) != frame.instance:
                 self._instances[host.id] = frame.instance
-                self.streams.cut(host.id)  # another agent has joined as this host
+                self.streams.cut(host.id)  # they belong to the host's earlier agent
             connection.reported, connection.handled_sequence = True, frame.sequence
             connection.binds_streams = frame.binds_streams
             self._on_run_states(connection, frame)
             self._queue_desired(connection, desired)
         elif not connection.reported:
-            # A copied agent has the same credential, so only an accepted report identifies the agent.
+            # A copied agent has the same credential. Only an accepted report identifies the host's agent.
             raise ProtocolError(f"kind: {frame.kind} comes before the first report; allowed: observed")
         elif isinstance(frame, Proof):
             self._queue_desired(
@@ -348,7 +360,10 @@ class AgentConnections:
             await self._bus.publish_to_pages(HOSTS)
 
     async def _store_log(self, host: AuthenticatedHost, chunk: LogChunk) -> None:
-        """Store a part of a log. A log that cannot be stored gets a gap; the agent stays connected."""
+        """Store a part of a run's log.
+
+        If it cannot be stored, the log gets a gap, and the agent stays connected.
+        """
         try:
             await self._threads.run_repeatable(database_calls.store_log, host, chunk)
         except LogStoreError as error:
@@ -364,7 +379,7 @@ class AgentConnections:
         await self._bus.publish_to_pages(f"log:{chunk.run}")
 
     def _on_run_states(self, connection: AgentConnection, seen: Observed) -> None:
-        """Check open workspaces again if the agent reports that a run has changed its state."""
+        """Check open workspaces again if the state of a run differs from the agent's previous report."""
         states = {run.run: (run.state, run.ready) for run in seen.runs}
         if states != connection.run_states:
             connection.run_states = states
@@ -395,16 +410,18 @@ class AgentConnections:
 
     async def _send_newest(self, connection: AgentConnection) -> None:
         desired, connection.desired = connection.desired, None
-        if desired is None:  # woken by a change of the host, not by a report
+        # Without a queued state, a change of the host and not a report has woken the sender.
+        if desired is None:
             try:
                 desired = await self._threads.run_repeatable(
                     database_calls.desired_state, connection.host, connection.credentials
                 )
             except (DatabaseError, OSError) as error:
                 log.warning("desired state not read", host=connection.host.name, error=str(error))
-                return  # the next sync sends the desired state
+                return  # the answer to the agent's next report contains the desired state
+            # The agent takes answers=0 for a frame of an older server, and would renew its leases.
             if not connection.handled_sequence:
-                return  # answers=0 would renew the agent's leases, as from an older server
+                return
             self._runs_changed()
         renewed = desired.credential not in ("", *connection.credentials)
         if renewed:
@@ -431,9 +448,10 @@ class AgentConnections:
             check.add_done_callback(self._revocation_checks.discard)
 
     async def _cut_if_revoked(self, host: int) -> None:
-        """Cut the streams of a host whose agent was revoked.
+        """Cut the streams of a host if its agent was revoked.
 
-        On a host without a sync connection, nothing else reveals the revocation.
+        This check is necessary on a host without a sync connection, because only a sync would show the
+        revocation.
         """
         try:
             if not await self._threads.run_repeatable(database_calls.has_joined_agent, host):

@@ -1,6 +1,6 @@
-"""Read and write the rows of an agent's connection, through the scheduler and telemetry.
+"""Read and write the database rows of an agent's connection, through the scheduler and telemetry.
 
-The functions run in threads. The caller passes ``now``.
+These functions run in threads. The caller passes the time as ``now``.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class AuthenticatedHost:
 
 
 class LogStoreError(Exception):
-    """The disk for logs is full, broken or missing."""
+    """A log cannot be stored, because the disk for logs is full, broken or missing."""
 
 
 def join(request: JoinRequest, now: dt.datetime) -> JoinAnswer:
-    """Exchange a join token for a credential. Raises AgentRejected."""
+    """Exchange a single-use join token for a credential. Raises AgentRejected."""
     return scheduler_api.join(request, now)
 
 
@@ -93,7 +93,7 @@ def _desired_state(host: AuthenticatedHost, credentials: Sequence[str], now: dt.
 def accept_proof(
     host: AuthenticatedHost, credentials: Sequence[str], proof: Proof, now: dt.datetime
 ) -> Desired:
-    """Check a signed challenge; return the desired state with a new credential.
+    """Check the agent's signature of a challenge, and return the desired state with a new credential.
 
     Raises AgentRejected.
     """
@@ -104,7 +104,10 @@ def accept_proof(
 
 
 def renew(credential: str, request: RenewRequest, now: dt.datetime) -> RenewAnswer:
-    """Return a challenge, or a new credential if the request signs one. Raises AgentRejected."""
+    """Answer an agent whose credential has expired: first with a challenge, then with a new credential.
+
+    The new credential is returned if the request contains the signed challenge. Raises AgentRejected.
+    """
     return scheduler_api.renew(credential, request, now)
 
 
@@ -118,7 +121,10 @@ def _with_clock_check(
 
 
 def accept_samples(host: AuthenticatedHost, batch: SampleBatch, now: dt.datetime) -> None:
-    """Queue samples for ingestion; ``committed_sequence`` acknowledges them later."""
+    """Queue samples, which another process stores.
+
+    A later desired state acknowledges them by its ``committed_sequence``.
+    """
     telemetry_api.enqueue_batch(host.id, batch, now)
 
 
@@ -130,7 +136,7 @@ def accept_health(host: AuthenticatedHost, event: Health, now: dt.datetime) -> N
 def store_log(host: AuthenticatedHost, chunk: LogChunk) -> None:
     """Store a part of a run's log.
 
-    Raises AgentRejected for a run of another host, and LogStoreError.
+    Raises AgentRejected if the run is on another host. Raises LogStoreError if the disk fails.
     """
     try:
         scheduler_api.store_log(host.id, chunk)
@@ -139,25 +145,28 @@ def store_log(host: AuthenticatedHost, chunk: LogChunk) -> None:
 
 
 def record_rejected_agent(host: AuthenticatedHost, reason: str, now: dt.datetime) -> None:
-    """Record for the host's page that a second agent of this host was rejected."""
+    """Record that a second agent of this host was rejected. The host's page shows the record."""
     scheduler_api.record_rejected(host.id, reason, now, code="agent_second")
 
 
 def record_unreadable_agent(host: AuthenticatedHost, reason: str, now: dt.datetime) -> None:
-    """Record for the host's page that the agent was rejected because its frames cannot be decoded."""
+    """Record that the agent was rejected because its frames cannot be decoded.
+
+    The host's page shows the record.
+    """
     scheduler_api.record_rejected(host.id, reason, now)
 
 
 def has_joined_agent(host_id: int) -> bool:
-    """Return True if an agent has joined as this host and was not revoked since."""
+    """Return True if an agent has joined as this host and its credential was not revoked since."""
     return Host.objects.filter(pk=host_id).exclude(credential_hash="").exists()
 
 
 def _check_credential(host: AuthenticatedHost, credentials: Sequence[str], now: dt.datetime) -> None:
-    """Check the connection's first credential, then those sent to the agent later. Raises AgentRejected.
+    """Raise AgentRejected if none of the connection's credentials is valid for the host.
 
-    The order matters: a check of a newer credential invalidates the earlier one, which the agent may still
-    use.
+    The oldest credential is checked first, because a successful check of a newer one makes the older ones
+    invalid. The agent may still use an older one.
     """
     for credential in credentials:
         if scheduler_api.authenticate(credential, now) == host.id:
@@ -166,5 +175,8 @@ def _check_credential(host: AuthenticatedHost, credentials: Sequence[str], now: 
 
 
 def _with_sample_watermark(host: AuthenticatedHost, wanted: Desired) -> Desired:
-    """Add the acknowledged sample sequence, which the scheduler does not know."""
+    """Add the sequence number of the last stored samples to the desired state.
+
+    Only telemetry knows this number; the scheduler does not.
+    """
     return dataclasses.replace(wanted, committed_sequence=telemetry_api.committed_sequence(host.id))

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from agent.protocol import Refused
 
-BODY_TIMEOUT_SECONDS = 20.0  # limit for the whole body of a join or renew request
+BODY_TIMEOUT_SECONDS = 20.0  # the whole body of a join or renew request must arrive in this time
 
 
 async def read_json_body(request: web.Request) -> Any:

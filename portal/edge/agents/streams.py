@@ -1,7 +1,7 @@
-"""Carry workspace traffic over connections that agents opened.
+"""Carry workspace traffic over streams. A stream is a connection that an agent has opened to the edge.
 
-This module keeps the idle connections of each host. It wraps a connection as an asyncio transport, so that an
-ordinary HTTP client can use it.
+This module keeps the idle streams of each host. It makes each stream look like an asyncio transport, so that
+an ordinary HTTP client can use it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from aiohttp.connector import BaseConnector
 from agent.protocol import Refused, StreamOpen, encode
 
 MAX_IDLE_STREAMS_PER_HOST = 64
-MAX_CHUNK_BYTES = 64 * 1024  # bytes in one frame
-WRITE_HIGH_WATER_BYTES = 256 * 1024  # unsent bytes at which the writer is paused
-READY_STREAMS_PER_HOST = 6  # a browser opens six connections at the same time
+MAX_CHUNK_BYTES = 64 * 1024  # maximum size of one frame
+WRITE_HIGH_WATER_BYTES = 256 * 1024  # the writer is paused while more bytes are unsent
+READY_STREAMS_PER_HOST = 6  # enough for one browser, which opens up to six connections
 OPEN_TIMEOUT_SECONDS = 10.0
 
 
@@ -31,16 +31,17 @@ class StreamUnavailable(Exception):
 
 
 class AgentStream(asyncio.Transport):
-    """A connection to a run's socket, carried by a WebSocket that an agent opened. A new stream is idle.
+    """A connection to the socket of a run, carried by a WebSocket that an agent opened.
 
-    Written bytes are buffered until the agent takes them. Above WRITE_HIGH_WATER_BYTES the writer is paused.
-    A paused reader stops reading frames, so a slow reader slows only its own connection.
+    A new stream is idle: it is not connected to a run yet. Written bytes are buffered until the agent takes
+    them. If more than WRITE_HIGH_WATER_BYTES are buffered, the writer is paused. While the reader is paused,
+    no frames are read, so a slow reader slows only its own stream.
     """
 
     def __init__(self, socket: web.WebSocketResponse, transport: asyncio.Transport | None = None) -> None:
         super().__init__()
         self._socket = socket
-        self._transport = transport  # the transport of the WebSocket
+        self._transport = transport  # the TCP transport below the WebSocket
         self._protocol: asyncio.BaseProtocol | None = None
         self._unsent = bytearray()
         self._writer_paused = False
@@ -55,9 +56,9 @@ class AgentStream(asyncio.Transport):
         return self._protocol is None and not self._closing
 
     async def forward(self) -> None:
-        """Forward bytes until either side closes.
+        """Forward bytes in both directions until one side closes.
 
-        The handler of the agent's connection awaits this method.
+        The request handler of the agent's WebSocket awaits this method.
         """
         sender = asyncio.create_task(self._send())
         try:
@@ -67,11 +68,11 @@ class AgentStream(asyncio.Transport):
             self._lost()
 
     async def open(self, run: str) -> None:
-        """Request that the agent connect this stream to the socket of ``run``."""
+        """Ask the agent to connect this stream to the socket of ``run``."""
         await self._socket.send_str(encode(StreamOpen(run=run)))
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
-        """Connect ``protocol`` to this stream."""
+        """Pass the received bytes to ``protocol`` from now on."""
         self._protocol = protocol
         protocol.connection_made(self)
         if self._closing:
@@ -114,7 +115,7 @@ class AgentStream(asyncio.Transport):
             self._connection_lost_called = True
             self._protocol.connection_lost(None)
 
-    # Methods of an asyncio transport
+    # The following methods implement asyncio.Transport.
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         if self._closing or not data:
@@ -144,7 +145,7 @@ class AgentStream(asyncio.Transport):
         self.close()
 
     def cut(self) -> None:
-        """Abort at once: send nothing more in either direction."""
+        """Abort at once. No more bytes are sent in either direction."""
         self._unsent.clear()
         self._lost()
         if self._transport is not None:
@@ -171,7 +172,7 @@ class AgentStream(asyncio.Transport):
 
 
 class AgentStreamPool:
-    """The streams of each host, idle or in use, and the requests that wait for a stream."""
+    """The streams of each host, and the requests that wait for a stream."""
 
     def __init__(self, request_streams: Callable[[int], None]) -> None:
         self._all: dict[int, set[AgentStream]] = defaultdict(set)
@@ -180,7 +181,10 @@ class AgentStreamPool:
         self._request_streams = request_streams
 
     def desired_idle_count(self, host: int, notebooks: int) -> int:
-        """Return how many idle streams the agent of ``host`` should keep for its notebooks."""
+        """Return the number of idle streams that the agent of ``host`` should keep open.
+
+        ``notebooks`` is the number of notebooks on the host. Each request that waits for a stream adds one.
+        """
         ready = READY_STREAMS_PER_HOST if notebooks else 0
         return min(MAX_IDLE_STREAMS_PER_HOST, ready + len(self._waiting[host]))
 
@@ -188,16 +192,19 @@ class AgentStreamPool:
         return len(self._idle[host])
 
     def drop_idle(self, host: int) -> None:
-        """Close idle streams; the agent replaces them."""
+        """Close the idle streams of a host. The agent opens new ones."""
         for stream in self._idle.pop(host, ()):
             stream.close()
 
     def hosts(self) -> list[int]:
-        """Return the hosts with a stream, idle or in use."""
+        """Return the ids of the hosts that have a stream, idle or in use."""
         return [host for host, streams in self._all.items() if streams]
 
     def cut(self, host: int) -> None:
-        """Cut all streams of a host, idle or in use: their process is no longer the host's agent."""
+        """Cut all streams of a host, idle or in use.
+
+        Call it when the process that opened them is no longer the host's agent.
+        """
         self._idle.pop(host, None)
         for stream in list(self._all.get(host, ())):
             stream.cut()
@@ -205,7 +212,10 @@ class AgentStreamPool:
     async def serve(
         self, host: int, socket: web.WebSocketResponse, transport: asyncio.Transport | None = None
     ) -> None:
-        """Keep one stream of an agent until it ends. ``transport`` carries ``socket``."""
+        """Add a new stream of an agent to the pool, and forward its bytes until it ends.
+
+        ``transport`` is the TCP transport below ``socket``.
+        """
         if len(self._idle[host]) >= MAX_IDLE_STREAMS_PER_HOST:
             await socket.send_str(
                 encode(
@@ -237,7 +247,10 @@ class AgentStreamPool:
         self._idle[host].append(stream)
 
     async def take(self, host: int, run: str) -> AgentStream:
-        """Return an opened stream to ``run`` on ``host``. Raises StreamUnavailable."""
+        """Return a stream to ``run`` on ``host``: an idle stream if there is one, otherwise a new one.
+
+        Raises StreamUnavailable if the agent opens no stream in time.
+        """
         stream = self._pop_idle(host) or await self._wait_for_stream(host)
         try:
             await stream.open(run)
@@ -273,14 +286,14 @@ class AgentStreamPool:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self._offer(host, future.result())  # the stream arrived after the request had timed out
+                self._offer(host, future.result())  # a stream arrived too late for this request
             raise
 
 
 class AgentConnector(BaseConnector):
-    """A connector that connects an aiohttp client to runs.
+    """A connector with which an aiohttp client sends its requests to runs.
 
-    The address ``http://<run>.<host pk>/...`` becomes a stream to that run.
+    It opens a stream to the run for each address ``http://<run>.<host id>/...``.
     """
 
     def __init__(self, pool: AgentStreamPool) -> None:

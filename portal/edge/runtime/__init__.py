@@ -1,1 +1,4 @@
-"""Provide shared parts of the edge: database threads, Redis subscription, metrics, slow body guard."""
+"""Provide the parts that the whole edge process uses.
+
+They are database threads, the subscription to Redis, metrics, and the guard against slow request bodies.
+"""

@@ -1,4 +1,7 @@
-"""Run database calls in a few threads, so that no waiting task holds a thread or a database connection."""
+"""Run database calls in a few threads.
+
+Only a running call holds a thread and a database connection. A task that waits for the network holds none.
+"""
 
 from __future__ import annotations
 
@@ -18,30 +21,31 @@ T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
-# PostgreSQL's codes for a connection that the server ends; a connection that breaks has no code.
+# PostgreSQL's error codes for connections that the server has closed. A broken connection has no code.
 SERVER_CLOSED_SQLSTATES = {"57P01", "57P02", "25P03"}
 
 
 class DatabaseThreads:
-    """A bounded thread pool for ORM calls.
+    """A thread pool of limited size for calls that use Django's database connection.
 
-    Calls wait for a free thread without holding a database connection.
+    A call that waits for a free thread holds no database connection.
     """
 
     def __init__(self, size: int, name: str) -> None:
         self._executor = ThreadPoolExecutor(max_workers=size, thread_name_prefix=name)
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the call's result, computed in a thread.
+        """Run the call in a thread and return its result.
 
-        Afterwards the thread returns its database connection to the pool.
+        Afterwards the thread returns its database connection to the connection pool.
         """
         return await self._in_thread(functools.partial(_close_connections_after, call, *args, **kwargs))
 
     async def run_repeatable(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the call's result; repeat the call once on a new connection if its connection breaks.
+        """Run the call in a thread and return its result. Run it again if the database connection breaks.
 
-        Use it only for calls that may run twice, because the first call may have been committed.
+        The call is repeated at most once, on a new connection. Use this method only for calls that may run
+        twice. The first run may have been committed before the connection broke.
         """
         return await self._in_thread(functools.partial(_retry_once, call, *args, **kwargs))
 
@@ -49,7 +53,7 @@ class DatabaseThreads:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def close(self) -> None:
-        """Finish running calls and accept no others."""
+        """Wait for the running calls. Cancel waiting calls and accept no new ones."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
@@ -71,9 +75,9 @@ def _retry_once(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def _is_lost_connection(error: Exception) -> bool:
-    """Return True if an established connection ended.
+    """Return True if an established database connection has ended.
 
-    Errors of locks, of limits and of new connections do not count.
+    Return False for a lock timeout, for an exceeded limit, and if a new connection cannot be opened.
     """
     cause = error.__cause__
     if not isinstance(cause, psycopg.Error) or isinstance(cause, PoolTimeout):

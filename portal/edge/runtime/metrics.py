@@ -1,10 +1,13 @@
-"""Define the edge's metrics, served on loopback at ``/metrics`` with ``--metrics-port`` (docs/edge.md)."""
+"""Define the metrics of the edge.
+
+With ``--metrics-port`` the edge serves them at ``/metrics`` on the loopback address (docs/edge.md).
+"""
 
 from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-# Narrow buckets around 0.2 s, the objective of a sync.
+# Histogram buckets. They are narrow around 200 ms, the target duration of a sync.
 MILLISECONDS = (
     1,
     2,

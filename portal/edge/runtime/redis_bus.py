@@ -1,14 +1,13 @@
-"""Subscribe to Redis, once per process. Messages are hints: a lost message only causes a delay.
+"""Subscribe to Redis, once per process. Messages are hints: the loss of a message only causes a delay.
 
-Channels:
+The channels and their messages are:
 
-``gpupool:<db>:host:<Host.pk>``: this host's desired state may have changed (scheduler/state/nudge.py).
-
-``gpupool:<db>:page``, JSON ``{"topic": ...}``: pages of this topic may have changed
-(scheduler/state/nudge.py, and the edge).
-
-``gpupool:<db>:access``, the hash of a portal session that has ended; empty after a change of rights
-(portal/redis_state/access_revocation.py).
+- ``gpupool:<db>:host:<Host.pk>``: the desired state of this host may have changed. Published by
+  scheduler/state/nudge.py.
+- ``gpupool:<db>:page``: pages of a topic may have changed. The message is JSON ``{"topic": ...}``. Published
+  by scheduler/state/nudge.py and by the edge.
+- ``gpupool:<db>:access``: a portal session has ended. The message is the hash of the session. It is empty if
+  a user's rights have changed. Published by portal/redis_state/access_revocation.py.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MAX_RECONNECT_PAUSE_SECONDS = 5.0
 
 
 class RedisBus:
-    """The Redis subscription of one process, which passes each message to its callbacks.
+    """The subscription of one process to Redis. It passes each message to the registered callbacks.
 
     After a reconnect it calls the callbacks of ``on_reconnect``, because messages may have been lost.
     """
@@ -44,27 +43,30 @@ class RedisBus:
         self.connected = False
 
     def on_host(self, callback: Callable[[int], None]) -> None:
-        """Register ``callback`` for the Host.pk of each host whose desired state may have changed."""
+        """Call ``callback`` with the id of each host whose desired state may have changed."""
         self._on_host.append(callback)
 
     def on_page(self, callback: Callable[[str], None]) -> None:
-        """Register ``callback`` for each topic that may have changed."""
+        """Call ``callback`` with each topic whose pages may have changed."""
         self._on_page.append(callback)
 
     def on_access(self, callback: Callable[[str], None]) -> None:
-        """Register ``callback`` for the hash of each portal session that ends; "" if rights have changed."""
+        """Call ``callback`` with the hash of each portal session that ends.
+
+        The hash is empty if a user's rights have changed.
+        """
         self._on_access.append(callback)
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Register ``callback``, which is called whenever the subscription is restored."""
+        """Call ``callback`` whenever the subscription is established, also for the first time."""
         self._on_reconnect_callbacks.append(callback)
 
     async def publish_to_pages(self, topic: str) -> None:
-        """Notify the pages of this topic, at every edge, that their content may have changed."""
+        """Publish to all edge processes that the pages of this topic may have changed."""
         await self._ignore_redis_errors(self._redis.publish(PAGE_CHANNEL, json.dumps({"topic": topic})))
 
     async def keep(self, key: str, value: str, seconds: int) -> None:
-        """Store ``value`` under ``key`` for ``seconds``."""
+        """Store ``value`` under ``key`` in Redis for ``seconds``. Errors of Redis are only logged."""
         await self._ignore_redis_errors(self._redis.set(key, value, ex=seconds))
 
     async def _ignore_redis_errors(self, sending: object) -> None:
@@ -74,7 +76,7 @@ class RedisBus:
             log.warning("hint not sent", error=str(error))
 
     async def run(self) -> None:
-        """Listen until cancelled; reconnect when the connection is lost."""
+        """Receive messages until the task is cancelled. Connect again when the connection is lost."""
         pause = 0.1
         while True:
             try:
@@ -108,7 +110,7 @@ class RedisBus:
                 on_host(int(host))
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to Redis."""
         await self._redis.aclose()
 
 

@@ -1,8 +1,8 @@
-"""Limit the time that the server waits for a request's body: a fixed time, and more for each received byte.
+"""Limit the time for which the server waits for a request body.
 
-Otherwise a client that sends one byte a second could hold a connection, memory and a stream forever.
-Only the time in which the server waits for the sender counts, so a run that reads slowly does not cause a
-timeout.
+The limit is a fixed time plus a time for each received byte. Without a limit, a client that sends one byte a
+second could hold a connection, memory and a stream forever. Only the time in which the server waits for the
+client counts. So a run that reads the body slowly causes no timeout.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 MAX_BODY_WAIT_SECONDS = 30.0
-MIN_BODY_BYTES_PER_SECOND = 2048  # on average; a pause of MAX_BODY_WAIT_SECONDS is always too long
+# The minimum average rate. A pause of MAX_BODY_WAIT_SECONDS is too long at any rate.
+MIN_BODY_BYTES_PER_SECOND = 2048
 
 T = TypeVar("T")
 
@@ -23,14 +24,17 @@ class BodyTooSlow(Exception):
 
 
 class SlowBodyGuard:
-    """The limit of the waiting time for one body."""
+    """Measure the time for which the server waits for one request body."""
 
     def __init__(self, max_wait_seconds: float) -> None:
         self.max_wait = self.remaining = max_wait_seconds
         self.timed_out = False
 
     async def next(self, piece: Awaitable[T]) -> T:
-        """Return the next part of the body. Raises BodyTooSlow."""
+        """Await the next part of the body and return it.
+
+        Raises BodyTooSlow if the permitted waiting time is used up.
+        """
         began = time.monotonic()
         try:
             async with asyncio.timeout(self.remaining):
@@ -42,5 +46,5 @@ class SlowBodyGuard:
             self.remaining = max(0.0, self.remaining - (time.monotonic() - began))
 
     def add_received(self, count: int) -> None:
-        """Count received bytes, which extend the permitted time."""
+        """Extend the permitted waiting time for ``count`` received bytes."""
         self.remaining = min(self.max_wait, self.remaining + count / MIN_BODY_BYTES_PER_SECOND)

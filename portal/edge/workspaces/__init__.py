@@ -1,1 +1,4 @@
-"""Serve workspace traffic: access, proxy, activity and error pages."""
+"""Serve the traffic of workspaces.
+
+A workspace is the web interface of a running notebook or job, on a host name of its own.
+"""

@@ -1,4 +1,7 @@
-"""Decide who may reach which workspace. The functions run in threads; the caller passes ``now``."""
+"""Decide which browser may reach which workspace.
+
+The functions run in threads. The caller passes the time as ``now``.
+"""
 
 from __future__ import annotations
 
@@ -19,30 +22,33 @@ from scheduler.sync import agent_api
 
 
 class AccessRefusal(StrEnum):
-    """The reasons why a workspace is refused."""
+    """The reasons why access to a workspace is refused."""
 
-    ENTER = "enter"  # this browser has redeemed no entry code, or its session is over
-    CODE = "code"  # the link was used, is too old, or belongs to another notebook
-    NOT_ALLOWED = "not_allowed"  # signed in, but the notebook belongs to another person
+    ENTER = "enter"  # the browser has no workspace session, or the session has ended
+    CODE = "code"  # the entry code was used before, has expired, or belongs to another workspace
+    NOT_ALLOWED = "not_allowed"  # the signed-in user may not open this workload
     STARTING = "starting"
     ENDED = "ended"
 
 
 @dataclass(frozen=True)
 class WorkspaceGrant:
-    """Access of a browser to a run: the run's location, and the secret that the run requires."""
+    """The access of a browser to a run.
+
+    It contains the location of the run, and the secret that the run requires from the edge.
+    """
 
     label: str
     workload: str
     run: str
     host: int
     secret: str
-    first_page: str = "/"  # page to open first
+    first_page: str = "/"  # path of the page to open first
 
 
 @dataclass(frozen=True)
 class WorkspaceEntry:
-    """A redeemed entry code: the token of the new workspace session, and the first page."""
+    """The result of a redeemed entry code: the token of the new session, and the path of the first page."""
 
     token: str
     first_page: str
@@ -51,13 +57,14 @@ class WorkspaceEntry:
 @dataclass(frozen=True)
 class AccessDenied:
     why: AccessRefusal
-    workload: str = ""  # public id; empty if this browser may not know it
+    workload: str = ""  # public id; empty if the browser may not learn it
 
 
 def redeem_entry_code(label: str, code: str, now: dt.datetime) -> WorkspaceEntry | AccessDenied:
-    """Redeem an entry code; return the new workspace session, or the refusal.
+    """Redeem an entry code, and return the new workspace session or the refusal.
 
-    The code is redeemed by compare-and-swap, so only one of two concurrent browsers succeeds.
+    A conditional UPDATE marks the code as used. So if two browsers redeem it at the same time, only one
+    succeeds.
     """
     with transaction.atomic():
         found = (
@@ -91,16 +98,16 @@ def redeem_entry_code(label: str, code: str, now: dt.datetime) -> WorkspaceEntry
 
 
 def landing_path(workload: Workload) -> str:
-    """Return JupyterLab's path for a notebook, and the root for a job."""
+    """Return the path of the first page: JupyterLab for a notebook, ``/`` for a job."""
     return "/lab" if workload.kind == WorkloadKind.NOTEBOOK else "/"
 
 
 def grants_by_token_hash(
     token_hashes: Iterable[str], now: dt.datetime
 ) -> dict[str, WorkspaceGrant | AccessDenied]:
-    """Return the access or the refusal of each workspace cookie, by the hash of its token.
+    """Return the access or the refusal for each workspace cookie. Keys are the hashes of the cookies' tokens.
 
-    The number of queries is fixed, except for the queries of ``policy.may``.
+    The number of queries does not depend on the number of cookies, except for the queries of ``policy.may``.
     """
     wanted = set(token_hashes)
     oldest = now - dt.timedelta(seconds=settings.SESSION_COOKIE_AGE)
@@ -155,7 +162,10 @@ def _newest_runs(workloads: set[int]) -> dict[int, Run]:
 
 
 def _portal_sessions_alive(key_hashes: set[str], now: dt.datetime) -> set[str]:
-    """Return the hashes whose portal session still exists: workspaces end with their portal session."""
+    """Return those of the hashes whose portal session still exists.
+
+    A workspace session ends together with its portal session.
+    """
     if not key_hashes:
         return set()
     with connection.cursor() as cursor:

@@ -1,8 +1,7 @@
-"""Cache decisions about workspaces, and watch the open WebSockets that depend on them.
+"""Cache the access of browsers to workspaces, and cut open WebSockets whose access has ended.
 
-A browser's requests read the rows at most once in DECISION_TTL_SECONDS. Open sockets are checked after each
-change, and at least every DECISION_TTL_SECONDS. One check covers all open sockets. Sockets without access
-are cut.
+For one browser, the database is read at most once in DECISION_TTL_SECONDS. The access of all open WebSockets
+is checked together: after each change, and at least every DECISION_TTL_SECONDS.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ DECISION_TTL_SECONDS = 2.0
 RECHECK_DEBOUNCE_SECONDS = 0.02
 MAX_CACHED_DECISIONS = 20_000
 MAX_DECISION_ATTEMPTS = 3
-MAX_UNVERIFIED_SECONDS = 30.0  # an open socket is cut if its access could not be checked for this long
+MAX_UNVERIFIED_SECONDS = 30.0  # open sockets are cut if no check has succeeded for this long
 
 CutSocket = Callable[[], None]
 
@@ -43,7 +42,7 @@ class CachedDecision:
 
 
 class WorkspaceAccessCache:
-    """Decisions about browsers, and the callbacks that end their connections."""
+    """The cached decisions by browser, and for each open connection a callback that cuts it."""
 
     def __init__(self, threads: DatabaseThreads, bus: RedisBus) -> None:
         self._threads = threads
@@ -57,7 +56,7 @@ class WorkspaceAccessCache:
         bus.on_reconnect(self.changed)
 
     def changed(self) -> None:
-        """Discard all decisions and check every open socket now: the rows may have changed."""
+        """Discard all cached decisions and check every open socket now, because rights may have changed."""
         self._changes += 1
         self._decisions.clear()
         self._recheck_due.set()
@@ -67,7 +66,7 @@ class WorkspaceAccessCache:
             self.changed()
 
     async def decide(self, token: str) -> WorkspaceGrant | AccessDenied:
-        """Return the access of a browser with this cookie, or the refusal."""
+        """Return the access or the refusal for a browser with this cookie."""
         token_hash = hash_workspace_secret(token)
         cached = self._decisions.get(token_hash)
         if cached is not None and time.monotonic() - cached.at < DECISION_TTL_SECONDS:
@@ -90,12 +89,12 @@ class WorkspaceAccessCache:
                     self._decisions.clear()
                 self._decisions[token_hash] = CachedDecision(grants[token_hash], time.monotonic())
                 break
-            # A change arrived while the rows were read: read again, and do not cache the outdated decision.
+            # A change arrived while the rows were read. The decision may be outdated, so read the rows again.
         return grants[token_hash]
 
     @contextmanager
     def watched(self, token: str, cut: CutSocket) -> Iterator[None]:
-        """Call ``cut`` if this browser loses its access while the context is active."""
+        """While the context is active, call ``cut`` if the browser with this cookie loses its access."""
         token_hash = hash_workspace_secret(token)
         self._open[token_hash].add(cut)
         try:
@@ -107,10 +106,10 @@ class WorkspaceAccessCache:
                 del self._open[token_hash]
 
     async def watch(self) -> None:
-        """Check open sockets for the life of the process."""
+        """Check the access of open sockets until the task is cancelled."""
         checked_at = time.monotonic()
         while True:
-            with suppress(TimeoutError):  # the timeout starts the next check
+            with suppress(TimeoutError):  # after the timeout, check even without a change
                 async with asyncio.timeout(DECISION_TTL_SECONDS):
                     await self._recheck_due.wait()
                     await asyncio.sleep(RECHECK_DEBOUNCE_SECONDS)
@@ -124,7 +123,7 @@ class WorkspaceAccessCache:
                     self._cut(list(self._open))
 
     def close(self) -> None:
-        """Cut every socket; browsers reconnect."""
+        """Cut every open connection. The browsers connect again."""
         self._cut(list(self._open))
 
     async def _recheck_open(self) -> None:

@@ -1,15 +1,20 @@
-"""Count the use of each workspace in Redis, for the idle stop (portal.tasks.idle_cull).
+"""Record the use of each workspace in Redis. The sweep that stops idle notebooks reads the record.
 
-``gpupool:workspace:<Run.public_id>`` is JSON ``{"sockets", "last_request", "last_input"}``: open WebSockets,
-the last request, and the last input of a person (seconds since the epoch, null for never). An open page polls
-its kernels every few seconds, so ``last_request`` only shows that a page is open. ``last_input`` shows that a
-person works in the notebook: a message from the browser over a WebSocket, a request that changes something,
-or an opened page. While sockets are open, ``last_input`` is never null: this process does not
-know earlier input, so the opening of the first socket counts as input.
+The key ``gpupool:workspace:<Run.public_id>`` holds JSON with three fields:
+
+- ``sockets``: the number of open WebSockets.
+- ``last_request``: the time of the last request, in seconds since the epoch; null if there was none. It shows
+  only that a page is open, because an open page polls its kernels every few seconds.
+- ``last_input``: the time of the last input of a person, in seconds since the epoch; null if there was none.
+  An input is a message from the browser over a WebSocket, a request that changes something, or an opened
+  page.
+
+While sockets are open, ``last_input`` is never null. This process does not know earlier input, so the opening
+of the first socket counts as input.
 
 The keys are written every WRITE_INTERVAL_SECONDS while sockets are open or requests arrive. While sockets are
-open, the keys expire after OPEN_TTL_SECONDS, so that the keys of a dead edge do not keep a notebook running.
-Otherwise the keys expire after CLOSED_TTL_SECONDS.
+open, a key expires after OPEN_TTL_SECONDS. So the key of a crashed edge does not keep a notebook running.
+Without open sockets, a key expires after CLOSED_TTL_SECONDS.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ class WorkspaceUse:
 
 
 class WorkspaceActivity:
-    """Use of workspaces, counted in memory and written to Redis periodically."""
+    """The use of workspaces. It is counted in memory and written to Redis at regular intervals."""
 
     def __init__(self, bus: RedisBus) -> None:
         self._bus = bus
@@ -46,16 +51,16 @@ class WorkspaceActivity:
         self._changed: set[str] = set()
 
     def request(self, run: str) -> None:
-        """Count a request of a browser."""
+        """Record a request of a browser to this run."""
         self._of(run).last_request = time.time()
 
     def input(self, run: str) -> None:
-        """Count an input of a person."""
+        """Record an input of a person to this run."""
         self._of(run).last_input = time.time()
 
     @contextmanager
     def socket(self, run: str) -> Iterator[None]:
-        """Count an open WebSocket while the context is active."""
+        """Count an open WebSocket to this run while the context is active."""
         use = self._of(run)
         use.sockets += 1
         use.last_input = use.last_input or time.time()
@@ -71,13 +76,16 @@ class WorkspaceActivity:
         return self._uses.setdefault(run, WorkspaceUse())
 
     async def write(self) -> None:
-        """Write periodically for the life of the process."""
+        """Write the records at regular intervals until the task is cancelled."""
         while True:
             await asyncio.sleep(WRITE_INTERVAL_SECONDS)
             await self.write_once()
 
     async def write_once(self) -> None:
-        """Write runs that changed or have open sockets; forget runs unused for CLOSED_TTL_SECONDS."""
+        """Write the record of each run that changed or has open sockets.
+
+        Forget each run that was not used for CLOSED_TTL_SECONDS.
+        """
         changed, self._changed = self._changed, set()
         for run, use in list(self._uses.items()):
             if run in changed or use.sockets:

@@ -1,4 +1,7 @@
-"""Build the edge's own pages for refusals and errors. Every value is escaped; programs get JSON."""
+"""Build the edge's own pages for refusals and errors.
+
+Every value in a page is escaped. Programs get JSON instead of a page.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-NOTEBOOK_PAGE_PATH = "/notebooks/{}/"  # a copy, so that the edge need not load the portal's pages
+# A copy of the portal's URL pattern, so that the edge need not import the portal's pages.
+NOTEBOOK_PAGE_PATH = "/notebooks/{}/"
 
 ACCESS_REFUSAL_STATUS: dict[AccessRefusal, int] = {
     AccessRefusal.ENTER: 403,
@@ -41,7 +45,7 @@ main {{ max-width: 34rem }} h1 {{ font-size: 1.25rem; margin: 0 0 8px }} p {{ ma
 
 
 def refusal_response(request: web.Request, no: AccessRefusal, workload: str = "") -> web.Response:
-    """Return the page that explains why a workspace is refused."""
+    """Return the page that explains why access to a workspace is refused."""
     title, sentence = workspace_pages.ACCESS_REFUSALS[no]
     return error_response(request, ACCESS_REFUSAL_STATUS[no], title, sentence, workload)
 
@@ -49,7 +53,7 @@ def refusal_response(request: web.Request, no: AccessRefusal, workload: str = ""
 def error_response(
     request: web.Request, status: int, title: str, sentence: str, workload: str = ""
 ) -> web.Response:
-    """Return an error page for a person, or JSON for a program."""
+    """Return an error page if the client accepts HTML, otherwise JSON."""
     headers = {**SECURITY_HEADERS, **({"Retry-After": "2"} if status == 503 else {})}
     if "text/html" not in request.headers.get("Accept", ""):
         return web.json_response({"title": title, "message": sentence}, status=status, headers=headers)

@@ -1,7 +1,7 @@
-"""Check the requests of browsers, and build the requests and the responses that the edge forwards.
+"""Check the requests of browsers to workspaces, and build the requests and responses that the edge forwards.
 
-The edge builds all forwarded headers anew. Cookies of the portal, headers that only the edge may set, and
-headers of one connection never reach the run.
+The edge builds all forwarded headers anew. A run never receives the portal's cookies, headers that only the
+edge may set, or headers that apply to one connection only.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from portal.edge.workspaces.access import WorkspaceGrant
 from portal.wording.pages import workspace_pages
 
 WORKSPACE_COOKIE = "__Host-gpupool"
-# prefixes of cookie names that a run never receives and never sets
+# Prefixes of cookie names. A run never receives these cookies and cannot set them.
 RESERVED_COOKIES = ("__host-gpupool", "gpupool")
 SECRET_HEADER = "X-Gpupool-Secret"
 RESERVED_HEADER_PREFIX = "x-gpupool-"
 MAX_TARGET_LENGTH = 16_000
 
 
-# Headers of one connection (RFC 9110, section 7.6.1), and headers that only a proxy may set.
+# Headers that apply to one connection only (RFC 9110, section 7.6.1), and headers for proxies.
 HOP_BY_HOP_HEADERS = frozenset(
     (
         "connection",
@@ -59,17 +59,17 @@ DROPPED_RESPONSE_HEADERS = HOP_BY_HOP_HEADERS | frozenset(
 
 
 class AmbiguousTarget(ValueError):
-    """An address that the run could interpret differently from the edge."""
+    """The path of a request could mean one page to the edge and another page to the run."""
 
 
 @dataclass(frozen=True)
 class ProxiedRequest:
-    """A request to a workspace, with the label and the origin of the workspace."""
+    """A browser's request to a workspace, with the label and the origin of the workspace."""
 
     request: web.Request
     label: str
     origin: str
-    target: str  # path and query as sent, checked
+    target: str  # path and query as the browser sent them, after the checks of checked_target
 
     @property
     def is_socket(self) -> bool:
@@ -86,15 +86,15 @@ def origin_of(label: str) -> str:
 
 
 def stream_address(visit: ProxiedRequest, to: WorkspaceGrant) -> URL:
-    """Return the address that AgentConnector resolves to the run."""
+    """Return the address under which ``AgentConnector`` finds the run."""
     return URL(f"http://{to.run}.{to.host}{visit.target}", encoded=True)
 
 
 def checked_target(request: web.Request) -> str:
-    """Return the request's path and query exactly as sent. Raises AmbiguousTarget.
+    """Return the path and the query of the request exactly as the browser sent them. Raises AmbiguousTarget.
 
-    Browsers resolve dot segments themselves. So a request with a dot segment tries to make the
-    edge and the run interpret the path differently.
+    A path with a dot segment (``.`` or ``..``) is rejected. Browsers resolve dot segments before they send a
+    request. So such a request may try to make the edge and the run interpret the path differently.
     """
     target = request.raw_path
     if not target.startswith("/") or target.startswith("//"):
@@ -112,11 +112,11 @@ def checked_target(request: web.Request) -> str:
 
 
 def is_same_origin(visit: ProxiedRequest) -> bool:
-    """Return True if the workspace's own pages, or a person, sent this request.
+    """Return True if a page of the workspace itself, or a person, caused this request.
 
-    Cookies are no proof, because all workspaces are one site. A WebSocket must send its origin. A request
-    that changes something may not send another origin. Pages of other origins may link to the workspace, but
-    not embed it.
+    Cookies do not prove this, because browsers treat all workspaces as one site. A WebSocket request must
+    name the workspace's origin. A request that changes something may not name another origin. Pages of other
+    origins may link to the workspace, but may not embed it.
     """
     headers = visit.request.headers
     origins = headers.getall(hdrs.ORIGIN, [])
@@ -130,16 +130,16 @@ def is_same_origin(visit: ProxiedRequest) -> bool:
 
 
 def is_user_action(visit: ProxiedRequest) -> bool:
-    """Return True if a person caused the request: the request changes something or opens a page.
+    """Return True if a person caused the request. Such a request changes something or opens a page.
 
-    Polling by open pages does not count.
+    Return False for the polling of an open page.
     """
     navigates = visit.request.headers.get("Sec-Fetch-Mode") == "navigate"
     return not visit.is_socket and (navigates or visit.request.method not in ("GET", "HEAD", "OPTIONS"))
 
 
 def forwarded_request_headers(visit: ProxiedRequest, to: WorkspaceGrant) -> CIMultiDict[str]:
-    """Return the headers for the run."""
+    """Return the headers of the request that the edge sends to the run."""
     sent = visit.request.headers
     dropped = DROPPED_REQUEST_HEADERS | _named_by_connection(sent)
     headers: CIMultiDict[str] = CIMultiDict()
@@ -162,13 +162,13 @@ def forwarded_request_headers(visit: ProxiedRequest, to: WorkspaceGrant) -> CIMu
 
 
 def forwarded_cookies(sent: CIMultiDictProxy[str]) -> str:
-    """Return the run's own cookies as the browser sent them, without the portal's cookies."""
+    """Return the browser's cookies for the run, without the portal's cookies."""
     pairs = [pair.strip() for line in sent.getall(hdrs.COOKIE, []) for pair in line.split(";")]
     return "; ".join(pair for pair in pairs if pair and not pair.lower().startswith(RESERVED_COOKIES))
 
 
 def forwarded_response(request: web.Request, upstream: ClientResponse) -> web.StreamResponse:
-    """Return the run's response without the headers of its connection."""
+    """Return the run's response to the browser, without headers that apply to one connection only."""
     dropped = DROPPED_RESPONSE_HEADERS | _named_by_connection(upstream.headers)
     headers: CIMultiDict[str] = CIMultiDict()
     for name, value in upstream.headers.items():
@@ -188,7 +188,11 @@ def forwarded_response(request: web.Request, upstream: ClientResponse) -> web.St
 
 
 def forwarded_set_cookie(cookie: str) -> str | None:
-    """Return a run's cookie restricted to its own host, or None if its name is reserved."""
+    """Return the Set-Cookie header of a run without its ``Domain`` attribute.
+
+    Without this attribute the cookie is valid for the workspace's own host only. Return None if the name of
+    the cookie is reserved.
+    """
     pair, *attributes = cookie.split(";")
     if pair.strip().lower().startswith(RESERVED_COOKIES):
         return None

@@ -1,6 +1,7 @@
-"""Serve workspaces: redeem entry codes, and forward HTTP and WebSockets to the run on its host.
+"""Serve workspaces: redeem entry codes, and forward HTTP requests and WebSockets to the run on its host.
 
-Every workspace has its own origin. A secret header authenticates the edge to the run.
+Every workspace has its own origin. A header with a secret proves to the run that a request comes from the
+edge.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ log = structlog.get_logger(__name__)
 
 ENTER_PATH = "/.gpupool/enter"
 RESERVED_PATH_PREFIX = "/.gpupool"
-# limit of one WebSocket message, such as an output cell with a large picture
+# The largest WebSocket message. An output cell with a picture can be large.
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 CUT_TIMEOUT_SECONDS = 0.1
-CLOSE_SIGNED_OUT = 4401  # application-defined WebSocket close code
+CLOSE_SIGNED_OUT = 4401  # WebSocket close code, from the range for applications
 
 
 class WorkspaceProxy:
-    """A proxy that forwards requests of browsers to runs."""
+    """A proxy that forwards the requests of browsers to runs."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class WorkspaceProxy:
         await self._client.close()
 
     async def handle(self, request: web.Request, label: str) -> web.StreamResponse:
-        """Serve a request under a workspace's host name."""
+        """Answer a request to the host name of a workspace."""
         try:
             visit = ProxiedRequest(request, label, origin_of(label), checked_target(request))
         except AmbiguousTarget as error:
@@ -117,7 +118,7 @@ class WorkspaceProxy:
             await self._access.decide(visit.token) if visit.token else AccessDenied(AccessRefusal.ENTER)
         )
         if isinstance(decision, WorkspaceGrant) and decision.label != visit.label:
-            decision = AccessDenied(AccessRefusal.ENTER)  # a cookie of another workspace grants nothing here
+            decision = AccessDenied(AccessRefusal.ENTER)  # the cookie is for another workspace
         if isinstance(decision, AccessDenied):
             metrics.REQUESTS.labels(decision.why).inc()
             return error_pages.refusal_response(request, decision.why, decision.workload)
@@ -228,7 +229,7 @@ class WorkspaceProxy:
         over = asyncio.create_task(cut.wait())
         with self._access.watched(visit.token, cut.set):
             try:
-                # Access may have ended while the run was being connected, before this socket was watched.
+                # The access may have ended while the edge connected to the run. Until now nothing watched it.
                 if not isinstance(await self._access.decide(visit.token), WorkspaceGrant):
                     cut.set()
                 await asyncio.wait((up, down, over), return_when=asyncio.FIRST_COMPLETED)
@@ -263,7 +264,7 @@ async def _forward_messages_to_browser(
 
 
 async def _close_both(socket: web.WebSocketResponse, upstream: ClientWebSocketResponse) -> None:
-    """Close each side with the code of the other side."""
+    """Close each of both connections with the close code that the other side sent."""
     given_by_run, given_by_browser = upstream.close_code, socket.close_code
     with contextlib.suppress(ConnectionError):
         await upstream.close(code=_sendable_close_code(given_by_browser))
@@ -272,7 +273,7 @@ async def _close_both(socket: web.WebSocketResponse, upstream: ClientWebSocketRe
 
 
 async def _close_or_abort(request: web.Request, socket: web.WebSocketResponse) -> None:
-    """Send a close frame; abort the connection if the browser does not take it at once."""
+    """Send a close frame to the browser. Then abort the connection, even if the browser does not answer."""
     with contextlib.suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(CUT_TIMEOUT_SECONDS):
             await socket.close(code=CLOSE_SIGNED_OUT, message=b"the notebook or your session has ended")
@@ -280,7 +281,10 @@ async def _close_or_abort(request: web.Request, socket: web.WebSocketResponse) -
 
 
 def _sendable_close_code(code: int | None) -> int:
-    """Return ``code``, or GOING_AWAY if a close frame may not contain it (RFC 6455, section 7.4)."""
+    """Return ``code`` if a close frame may contain it, otherwise GOING_AWAY.
+
+    RFC 6455, section 7.4, defines the codes that a close frame may contain.
+    """
     if code is None or code in (1004, 1005, 1006, 1015) or not 1000 <= code < 5000:
         return WSCloseCode.GOING_AWAY
     return code
@@ -294,18 +298,21 @@ def _abort(request: web.Request) -> None:
 def _upstream_failed(
     request: web.Request, response: web.StreamResponse | None, to: WorkspaceGrant, error: Exception
 ) -> web.StreamResponse:
-    """Return the error response after a failure of the run, its host or the stream."""
+    """Return the error response for a failure of the run, its host or the stream.
+
+    If a part of the run's response was sent before, abort the connection instead.
+    """
     metrics.REQUESTS.labels("broken").inc()
     log.info("run not reachable", run=to.run, error=str(error))
     if response is not None and response.prepared:
-        _abort(request)  # the browser must see that the response is incomplete
+        _abort(request)  # so the browser sees that the response is incomplete
         return response
     sentence = workspace_pages.HOST_UNREACHABLE
     return error_pages.error_response(request, 502, workspace_pages.UNREACHABLE_TITLE, sentence, to.workload)
 
 
 async def _guarded_body(request: web.Request, guard: SlowBodyGuard) -> AsyncIterator[bytes]:
-    """Yield the request's body as it arrives. Raises BodyTooSlow if the sender is too slow."""
+    """Yield the parts of the request body as they arrive. Raises BodyTooSlow if they arrive too slowly."""
     while piece := await guard.next(request.content.readany()):
         guard.add_received(len(piece))
         yield piece
