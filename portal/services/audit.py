@@ -1,6 +1,7 @@
 """Write audit records.
 
-No other module writes audit records. A trigger refuses UPDATE and DELETE on the table (see the migrations).
+No other module writes audit records. A database trigger refuses UPDATE and DELETE on their table (see the
+migrations).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def record(
 ) -> AuditEvent:
     """Write one audit record. Call this function inside the transaction of the change.
 
-    ``actor`` is None if the program acted on its own.
+    ``actor`` is None if no person caused the change.
     """
     return AuditEvent.objects.create(
         at=now,
@@ -55,7 +56,7 @@ def record(
 def _target_name(target: models.Model) -> str:
     """Return the name that people use for the row.
 
-    For a row without a name, return the name of its kind, never its key.
+    If the row has no name, return the name of its kind. The primary key is never returned.
     """
     own = getattr(target, "name", "") or getattr(target, "username", "")
     has_text = type(target).__str__ is not models.Model.__str__

@@ -1,4 +1,4 @@
-"""Describe the effect of a removal or of the move of a host, for its preview."""
+"""Describe the effect of a removal, or of the move of a host, for a preview."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from scheduler.models import Pool, Quota, Reservation, Team
 
 @dataclass(frozen=True)
 class RemovalEffect:
-    """The effect of a removal or a move.
+    """The effect of a removal, or of the move of a host.
 
-    ``refused`` is the reason why the operation would be refused now; empty if it would succeed. ``gpus`` is
-    the number of GPUs that leave the pool. ``reservations`` are active on the host and get other units.
-    ``unkept`` are reservations that the pool cannot keep without the host. A removal ends ``quotas``; a move
-    keeps the quotas and lists them for both pools. ``submissions`` wait for approval and are withdrawn.
+    - ``refused``: why the operation would be refused now; empty if it would succeed.
+    - ``gpus``: the number of GPUs that leave the pool.
+    - ``reservations``: active reservations on the host, which get other units.
+    - ``unkept``: reservations that the pool cannot serve without the host.
+    - ``quotas``: after a removal they end. A move keeps the quotas, and this list shows the quotas of both
+      pools.
+    - ``submissions``: they wait for approval and are withdrawn.
     """
 
     verb: str
@@ -43,7 +46,11 @@ class RemovalEffect:
 
 
 def refusal_of(check: Callable[[], None]) -> dict[str, Any]:
-    """Run the operation's check and return its refusal: ``code``, ``refused``, ``numbers``; {} if none."""
+    """Call ``check``, which raises OperationRejected if the operation would be refused.
+
+    Return ``code``, ``refused`` (the reason as a sentence) and ``numbers`` of the refusal. Return an empty
+    dict if the operation would succeed.
+    """
     try:
         check()
     except OperationRejected as rejected:
@@ -56,16 +63,17 @@ def refusal_of(check: Callable[[], None]) -> dict[str, Any]:
 
 
 def waiting_submissions(**of: Pool | Team) -> list[Submission]:
-    """Return the submissions of a pool or a team that wait for approval."""
+    """Return the submissions of a pool or a team that wait for approval, oldest first."""
     rows = Submission.objects.filter(state=SubmissionState.WAITING, **of)
     return list(rows.select_related("author", "team").order_by("created_at", "pk"))
 
 
 def withdraw_submissions(**of: Pool | Team) -> set[str]:
-    """Withdraw the waiting submissions of a pool or a team that is removed; return their authors' names.
+    """Withdraw the waiting submissions of a pool or a team. Return the user names of their authors.
 
-    An approval locks its submission, then the pool. So call this function before the removal, which locks
-    the pool, and again after the removal, for requests that were submitted in between.
+    Call this function before and after the removal of the pool or team. The first call avoids a deadlock: an
+    approval locks first the submission and then the pool, and the removal locks the pool. The second call
+    withdraws submissions that were created between the first call and the removal.
     """
     rows = waiting_submissions(**of)
     ids = [row.pk for row in rows]

@@ -56,9 +56,9 @@ def approve_submission(
 ) -> Submission:
     """Check a submission again, approve it and carry it out, in one transaction.
 
-    ``changes`` replace values of its payload. Raises OperationRejected if the submission is decided or has
-    expired. Also raises OperationRejected if the request no longer fits; then the submission keeps waiting.
-    Raises Invalid, NotAllowed.
+    ``changes`` replaces values of the submission's payload. Raises OperationRejected if the submission is
+    decided or has expired. Also raises OperationRejected if the request no longer fits. In this case the
+    submission still waits for a decision. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "submission.decide", submission)
     checks = InputChecks()
@@ -103,9 +103,9 @@ def approve_submission(
 def decline_submission(
     *, actor: User, submission: Submission, comment: str, now: datetime, via: str = "web"
 ) -> Submission:
-    """Decline a submission; ``comment`` is required.
+    """Decline a submission. ``comment`` is required.
 
-    Raises OperationRejected if another person decided first; Invalid, NotAllowed.
+    Raises OperationRejected if another person has decided before. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "submission.decide", submission)
     checks = InputChecks()
@@ -131,7 +131,7 @@ def decline_submission(
 def withdraw_submission(
     *, actor: User, submission: Submission, now: datetime, via: str = "web"
 ) -> Submission:
-    """Withdraw a waiting submission. Raises NotAllowed, and OperationRejected if it is decided."""
+    """Withdraw a waiting submission. Raises NotAllowed. Raises OperationRejected if it is decided."""
     policy.require(actor, "submission.withdraw", submission)
     with transaction.atomic():
         _decide(submission, SubmissionState.WITHDRAWN)
@@ -148,7 +148,10 @@ def withdraw_submission(
 
 @transaction.atomic
 def expire_submission(submission: Submission, *, now: datetime) -> bool:
-    """Expire a submission that nobody decided in time. Returns False if it is decided or not yet due."""
+    """Expire a submission that nobody has decided in time, and return True.
+
+    Return False, and change nothing, if it is decided or not yet due.
+    """
     expires_at = expiry_of(submission)
     if expires_at is None or now < expires_at or not _change_waiting(submission, SubmissionState.EXPIRED):
         return False
@@ -165,7 +168,10 @@ def expire_submission(submission: Submission, *, now: datetime) -> bool:
 
 
 def _change_waiting(submission: Submission, new: SubmissionState) -> bool:
-    """Set the new state by compare-and-swap. Returns False if the submission does not wait any more."""
+    """Set the new state if the submission is still waiting, in one conditional UPDATE.
+
+    Return False if it is no longer waiting.
+    """
     if new not in SUBMISSION_TRANSITIONS[SubmissionState.WAITING]:
         raise ValueError(new)
     if not Submission.objects.filter(pk=submission.pk, state=SubmissionState.WAITING).update(state=new):

@@ -1,4 +1,4 @@
-"""Return the effect of approving a submission on other teams and workloads."""
+"""Compute how the approval of a submission would affect other teams and workloads."""
 
 from __future__ import annotations
 
@@ -34,19 +34,32 @@ from scheduler.state.states import OPEN_RESERVATION_STATES
 def approval_effect(
     submission: Submission, now: datetime, changes: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the effect of approving a submission, with ``changes``, on other work. Changes nothing.
+    """Return how the approval of a submission would affect other work. Changes nothing.
 
-    Every kind: ``fits`` (bool), ``code`` and ``numbers`` (the engine's reason, if any), ``sentence`` (for
-    people).
+    ``changes`` replaces values of the submission's payload. The result of every kind of submission has:
 
-    Quota change: ``capacity_gpus``, ``guaranteed_before_gpus`` and ``guaranteed_after_gpus`` (sum of all
-    teams), ``free_before_gpus`` and ``free_after_gpus`` (guaranteed to no team), ``team_before_gpus``,
-    ``team_after_gpus``.
+    - ``fits``: True if the approval would succeed.
+    - ``code`` and ``numbers``: the engine's reason; the code is empty if there is no reason.
+    - ``sentence``: the result as text.
 
-    Reservation: ``windows`` (the first windows that fit, as (start, end) datetimes), ``gpus``,
-    ``capacity_gpus``, ``evicted`` (workloads that would be evicted if the reservation started now),
-    ``overlapping`` (reservations of the pool in that window). A series and a window change have the same
-    keys; their ``evicted`` is empty.
+    The result of a quota change also has these numbers of GPUs:
+
+    - ``capacity_gpus``: the GPUs of the model in the pool.
+    - ``guaranteed_before_gpus`` and ``guaranteed_after_gpus``: guaranteed to all teams together.
+    - ``free_before_gpus`` and ``free_after_gpus``: guaranteed to no team.
+    - ``team_before_gpus`` and ``team_after_gpus``: guaranteed to the submission's team.
+    - ``others_gpus``: guaranteed to all other teams. ``most_gpus``: the largest possible guarantee of the
+      team.
+
+    The result of a reservation also has:
+
+    - ``windows``: the first windows that fit, as pairs of start and end.
+    - ``gpus``: the requested GPUs. ``capacity_gpus``: the GPUs of the requested models in the pool.
+    - ``evicted``: the workloads that would be evicted if the reservation started now.
+    - ``overlapping``: the other reservations of the pool in the requested window.
+
+    A series and a change of a window have the same keys as a reservation, but ``evicted`` is always empty.
+    If the request is no longer valid, ``gpus`` and ``capacity_gpus`` are missing.
     """
     with share_snapshots():
         return _approval_effect(submission, {**submission.payload, **(changes or {})}, now)

@@ -1,4 +1,4 @@
-"""Build requests from the payloads of submissions."""
+"""Build requests from the payloads of submissions. A payload is the request as JSON values."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def pool_of_submission(submission: Submission) -> Pool:
 
 
 def expiry_of(submission: Submission) -> datetime | None:
-    """Return the expiry time of an undecided submission; None if it never expires.
+    """Return the time at which an undecided submission expires. Return None if it never expires.
 
-    A reservation or a series expires at its start. A window change with a new start expires at the earlier
-    of the two starts, because the start of a started reservation cannot change. A change of only the end
-    expires at the present end.
+    A reservation or a series expires at its start. A window change that moves the start expires at the
+    earlier of the old and the new start, because a reservation that has started cannot move. A window change
+    that keeps the start expires at the old end.
     """
     payload = submission.payload
     if submission.kind in (Submission.Kind.RESERVATION, Submission.Kind.SERIES):

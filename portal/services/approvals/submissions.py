@@ -36,12 +36,12 @@ def request_quota_change(
     why: str = "",
     via: str = "web",
 ) -> Submission:
-    """Request a guarantee of GPUs of one model for a team, and a limit of borrowing (None means no limit).
+    """Request a guarantee of GPUs of one model for a team, and a limit on borrowing.
 
-    ``gpu_hours`` limits the use of the guarantee in each ``period`` (day, week, month); None means no limit.
-    When the hours are used up, ``when_used_up`` applies until the period ends: the team only borrows (borrow)
-    or starts no new workload (refuse). Raises Invalid, NotAllowed, and OperationRejected if an equal request
-    is waiting.
+    A borrowing limit of None means no limit. ``gpu_hours`` limits the GPU-hours that the guarantee covers in
+    each ``period`` (day, week or month); None means no limit. ``when_used_up`` says what happens when these
+    hours are used up, until the period ends: "borrow" (the team may only borrow) or "refuse" (the team starts
+    no new workload). Raises Invalid, NotAllowed. Raises OperationRejected if an equal request is waiting.
     """
     policy.require(actor, "quota.request", team)
     checks = InputChecks()
@@ -89,7 +89,8 @@ def request_membership(
 ) -> Submission:
     """Request membership in a team.
 
-    Raises Invalid, NotAllowed, and OperationRejected if the person is a member or has requested membership.
+    Raises Invalid, NotAllowed. Raises OperationRejected if the person is a member or has requested membership
+    before.
     """
     policy.require(actor, "team.join", team)
     checks = InputChecks()
@@ -121,10 +122,10 @@ def request_membership(
 
 
 def create_unique_submission(otherwise: OperationRejected, **columns: Any) -> Submission:
-    """Create a submission if no equal submission is waiting.
+    """Create a submission if no equal submission is waiting. Call it inside a transaction.
 
-    Raises ``otherwise`` if the database's unique constraint rejects it, and OperationRejected if the team or
-    the pool was removed. Call it inside a transaction.
+    Raises ``otherwise`` if the database's unique constraint finds an equal submission. Raises
+    OperationRejected if the team or the pool was removed.
     """
     try:
         with transaction.atomic():
@@ -138,7 +139,7 @@ def create_unique_submission(otherwise: OperationRejected, **columns: Any) -> Su
 
 
 def check_quota_gpus(checks: InputChecks, guaranteed_gpus: Any, borrow_limit_gpus: Any) -> None:
-    """Note GPU numbers that are out of range."""
+    """Add a problem to ``checks`` for each number of GPUs that is out of range."""
     checks.count("guaranteed_gpus", guaranteed_gpus, 0, MAX_QUOTA_GPUS, "GPUs")
     if borrow_limit_gpus is not None:
         checks.count("borrow_limit_gpus", borrow_limit_gpus, 0, MAX_QUOTA_GPUS, "GPUs")

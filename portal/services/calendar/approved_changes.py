@@ -1,4 +1,4 @@
-"""Carry out requests and changes of reservations, directly or after approval."""
+"""Carry out requests and changes of reservations, either directly or after an approval."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ from scheduler.requests import HardwareRequest
 
 
 def change_window(reservation: Reservation, start: datetime, end: datetime, now: datetime) -> None:
-    """Change the window under the pool's lock; call it inside a transaction.
+    """Change the window of a reservation under the pool's lock. Call it inside a transaction.
 
-    Raises OperationRejected with the reason and the windows that fit.
+    Raises OperationRejected with the reason and the first windows that fit.
     """
     refuse_unless_window_fits(scheduling.change_reservation(reservation, start=start, end=end, now=now))
     reservation.refresh_from_db()
-    # The engine may have started the reservation meanwhile; then its start is fixed.
+    # The engine may have started the reservation since the check. A started reservation keeps its start.
     if (reservation.start, reservation.end) != (start, end):
         numbers = {"name": reservation.name, "start": reservation.start.isoformat()}
         raise OperationRejected("reservation_has_started", numbers, field="start")
 
 
 def apply_submitted_change(reservation: Reservation, payload: Mapping[str, Any], now: datetime) -> None:
-    """Apply the window of an approved submission to its reservation; call it inside a transaction.
+    """Set the reservation's window to the window of an approved submission. Call it inside a transaction.
 
-    Raises Invalid or OperationRejected. The change is rejected, for example, if the window changed after the
-    submission.
+    Raises Invalid or OperationRejected, for example if the window has changed since the submission.
     """
     fresh = scheduling.lock_reservation(reservation)
     change_window(reservation, *submitted_window(fresh, payload, now), now)
@@ -48,9 +47,9 @@ def apply_submitted_change(reservation: Reservation, payload: Mapping[str, Any],
 def submitted_window(
     reservation: Reservation, payload: Mapping[str, Any], now: datetime
 ) -> tuple[datetime, datetime]:
-    """Return the submitted window after a second check, because time has passed since the submission.
+    """Check the submitted window again, because time has passed, and return its start and end.
 
-    Raises Invalid, and OperationRejected if the reservation is over or its window changed after the
+    Raises Invalid. Raises OperationRejected if the reservation is over or if its window has changed since the
     submission.
     """
     start, end = (datetime.fromisoformat(payload[name]) for name in ("start", "end"))
@@ -68,7 +67,11 @@ def refuse_if_window_moved(reservation: Reservation, start: datetime, end: datet
 
 
 def change_needs_approval(reservation: Reservation, start: datetime, end: datetime) -> bool:
-    """Return True if the change adds time and a new reservation of this size would need approval."""
+    """Return True if an operator must approve the change of the window.
+
+    A window inside the present window never needs approval. Any other window needs it if the reservation is
+    larger than the pool's threshold or may use the guarantees of other teams.
+    """
     within = reservation.start <= start and end <= reservation.end
     hardware = HardwareRequest.from_row(reservation)
     large = exceeds_approval_threshold(reservation.pool, hardware)
@@ -90,7 +93,10 @@ def confirm_reservation(owner: User, request: ReservationRequest, now: datetime)
 def submit_window_change(
     actor: User, reservation: Reservation, start: datetime, end: datetime, why: str, now: datetime, via: str
 ) -> Submission:
-    """Submit a window change for approval; call it inside a transaction, under the reservation's lock."""
+    """Submit a change of a reservation's window for approval.
+
+    Call it inside a transaction that has locked the reservation.
+    """
     waiting = Submission.objects.filter(
         kind=Submission.Kind.WINDOW_CHANGE, state=SubmissionState.WAITING, reservation=reservation
     )
@@ -144,7 +150,7 @@ def submit_for_approval(
     now: datetime,
     via: str,
 ) -> Submission:
-    """Create a submission of ``payload``. ``request`` gives its project and its pool."""
+    """Create a submission with this payload, for the project and the pool of ``request``."""
     with transaction.atomic():
         submission = Submission.objects.create(
             kind=kind,

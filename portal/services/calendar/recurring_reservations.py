@@ -1,4 +1,7 @@
-"""Request, preview and cancel recurring reservations: all windows of a request are confirmed, or none."""
+"""Request, preview and cancel recurring reservations.
+
+A recurring reservation is a series of occurrences. All occurrences are confirmed, or none.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +45,9 @@ AUDITED_FIELDS = ("name", "weekdays", "starts_at", "ends_at", "time_zone", "firs
 
 @dataclass(frozen=True)
 class SeriesRequest:
-    """A checked recurring reservation.
+    """A request for a recurring reservation whose arguments are checked.
 
-    ``first`` describes the first occurrence, ``windows`` lists all of them.
+    ``first`` describes the first occurrence. ``windows`` contains the start and end of every occurrence.
     """
 
     first: ReservationRequest
@@ -54,7 +57,7 @@ class SeriesRequest:
 
     @property
     def payload(self) -> dict[str, Any]:
-        """Return the request as JSON, for a Submission."""
+        """Return the request as JSON values, for a submission."""
         return {
             **self.first.payload,
             "weekdays": [WEEKDAYS[day] for day in sorted(self.recurrence.weekdays)],
@@ -65,7 +68,7 @@ class SeriesRequest:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Return the keyword arguments of ``check_windows``."""
+        """Return the keyword arguments for ``check_windows``."""
         columns = {name: value for name, value in self.first.columns.items() if name not in ("start", "end")}
         return {**columns, "windows": self.windows}
 
@@ -87,12 +90,14 @@ def request_series(
     via: str = "web",
     **hardware: Any,
 ) -> Submission | Series:
-    """Reserve the same hours on ``weekdays`` (mon to sun) from the day of ``start`` to ``until``.
+    """Reserve the same hours on ``weekdays`` (mon to sun), from the day of ``start`` until the day ``until``.
 
-    ``start`` and ``end`` give the hours in ``time_zone``; an occurrence is at most one day long. All
-    occurrences are confirmed, or none. Returns a Submission if one occurrence alone would need approval.
-    Raises Invalid, NotAllowed, and OperationRejected (with the first occurrence that does not fit, and the
-    first windows that fit).
+    The times of day of ``start`` and ``end`` in ``time_zone`` are the reserved hours. An occurrence is at
+    most one day long. All occurrences are confirmed, or none. If an occurrence alone would need approval,
+    return a Submission, which reserves nothing yet.
+
+    Raises Invalid, NotAllowed. Raises OperationRejected if an occurrence does not fit. The error names the
+    first such occurrence and the first windows that fit.
     """
     policy.require(actor, "reservation.request", project)
     request = checked_series_request(
@@ -148,10 +153,16 @@ def preview_series(
 ) -> dict[str, Any]:
     """Check every occurrence without reserving anything. Raises Invalid, NotAllowed.
 
-    Returns ``occurrences`` (int), ``fits``, ``sentence`` (about the occurrence that does not fit),
-    ``windows`` (the first windows that fit instead), ``clock_changes`` (sentences about occurrences whose
-    hours differ because the clock changes), ``needs_approval``, ``gpus`` (of one occurrence), ``price`` (of
-    all occurrences; None: no price), ``price_per_hour`` and ``currency``.
+    The result has these keys:
+
+    - ``occurrences``: the number of occurrences. ``fits``: True if all of them fit.
+    - ``sentence``: a text about the first occurrence that does not fit; empty if all fit.
+    - ``windows``: the first windows that fit instead of this occurrence.
+    - ``clock_changes``: a sentence for each occurrence whose hours a daylight-saving change affects.
+    - ``needs_approval``: True if an operator must approve the series.
+    - ``gpus``: the GPUs of one occurrence.
+    - ``price``: the price of all occurrences, ``price_per_hour``, and ``currency``. Prices are None if a
+      model has no price.
     """
     policy.require(actor, "reservation.request", project)
     request = checked_series_request(
@@ -194,9 +205,9 @@ def preview_series(
 
 
 def cancel_series(*, actor: User, series: Series, now: datetime, why: str = "", via: str = "web") -> int:
-    """Cancel every occurrence that is not over; return their number.
+    """Cancel every occurrence that is not over, and return the number of cancelled occurrences.
 
-    Raises Invalid, NotAllowed, and OperationRejected if all are over.
+    Raises Invalid, NotAllowed. Raises OperationRejected if all occurrences are over.
     """
     policy.require(actor, "reservation.change", series)
     checks = InputChecks()
@@ -219,7 +230,7 @@ def cancel_series(*, actor: User, series: Series, now: datetime, why: str = "", 
 
 
 def clock_changes_of(series: Series) -> list[str]:
-    """Return sentences about the occurrences of a series whose hours differ because the clock changes."""
+    """Return a sentence for each occurrence whose hours a daylight-saving change affects."""
     recurrence = Recurrence(
         frozenset(series.weekdays),
         series.starts_at,
@@ -246,7 +257,7 @@ def checked_series_request(
     may_exceed_guarantee: Any = False,
     **hardware: Any,
 ) -> SeriesRequest:
-    """Return the checked request. Raises Invalid with all the problems."""
+    """Check the arguments and return the request. Raises Invalid with all problems."""
     first = checked_reservation_request(
         project,
         pool,
@@ -264,7 +275,7 @@ def checked_series_request(
         checks.note("weekdays", "", reservation_problems.WEEKDAYS_EMPTY.format(allowed=", ".join(WEEKDAYS)))
     zone = checks.time_zone("time_zone", time_zone)
     local, local_end = (at.astimezone(ZoneInfo(zone)) for at in (first.start, first.end))
-    # The limit applies to the hours that people enter, so a clock change must not count.
+    # The limit applies to the times of day that people enter. A daylight-saving change must not count.
     if local_end.replace(tzinfo=None) - local.replace(tzinfo=None) > MAX_OCCURRENCE_LENGTH:
         checks.note(
             "end",
@@ -304,7 +315,7 @@ def checked_series_request(
 
 
 def confirm_series(owner: User, request: SeriesRequest, now: datetime) -> Series:
-    """Confirm all occurrences through scheduler.services, or none. Raises OperationRejected."""
+    """Confirm all occurrences of the series, or none. Raises OperationRejected if one does not fit."""
     columns = {**request.columns, "recurrence": request.recurrence}
     series, answers = scheduling.confirm_series(owner=owner, now=now, **columns)
     refuse_unless_all_fit(answers, request)
@@ -314,28 +325,35 @@ def confirm_series(owner: User, request: SeriesRequest, now: datetime) -> Series
 
 
 def first_unavailable_occurrence(answers: list[WindowCheckResult]) -> int | None:
-    """Return the index of the first occurrence that does not fit."""
+    """Return the index of the first occurrence that does not fit; None if all fit.
+
+    ``answers`` contains one result for each occurrence.
+    """
     return next((place for place, answer in enumerate(answers) if not answer.fits), None)
 
 
 def unavailable_occurrences_sentence(request: SeriesRequest, answers: list[WindowCheckResult]) -> str:
-    """Return a sentence about occurrences that do not fit; empty if all fit.
+    """Return a sentence about the occurrences that do not fit. The text is empty if all fit.
 
-    The sentence states the first such occurrence, the reason, the number of others, and an alternative.
+    The sentence names the first such occurrence, the reason, the number of further such occurrences, and a
+    window that fits.
     """
     rejection = series_rejection(request, answers)
     return "" if rejection is None else refusal_sentence(rejection)
 
 
 def refuse_unless_all_fit(answers: list[WindowCheckResult], request: SeriesRequest) -> None:
-    """Raise OperationRejected with the first occurrence that does not fit."""
+    """Raise OperationRejected if an occurrence does not fit. The error names the first such occurrence."""
     rejection = series_rejection(request, answers)
     if rejection is not None:
         raise rejection
 
 
 def series_rejection(request: SeriesRequest, answers: list[WindowCheckResult]) -> OperationRejected | None:
-    """Return the rejection of a series for its first occurrence that does not fit; None if all fit."""
+    """Return the error for the first occurrence of a series that does not fit.
+
+    Return None if all occurrences fit.
+    """
     place = first_unavailable_occurrence(answers)
     if place is None:
         return None

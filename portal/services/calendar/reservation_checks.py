@@ -1,4 +1,4 @@
-"""Check the arguments of reservations, and reject windows that do not fit."""
+"""Check the arguments of reservations. Reject windows that do not fit."""
 
 from __future__ import annotations
 
@@ -24,34 +24,38 @@ from scheduler.models import Pool, Project, Reservation
 from scheduler.requests import HardwareRequest
 from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState
 
-# A payload contains these keys even if their values are empty.
+# A payload always contains these keys. It contains other hardware arguments only if they have a value.
 PAYLOAD_NAMES = ("units", "hosts", "models", "profile")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReservationRequest(HardwareRequest):
-    """The checked arguments of one reservation. Times are UTC, in whole seconds."""
+    """A request for one reservation whose arguments are checked. Times are UTC, in whole seconds."""
 
     project: Project
     pool: Pool
     name: str
     start: datetime
     end: datetime
-    may_exceed_guarantee: bool = False  # request to use the guarantees of other teams; an operator decides
+    # True requests the use of other teams' guarantees. An operator decides about such a request.
+    may_exceed_guarantee: bool = False
 
     @property
     def gpus(self) -> float:
-        """Return the requested hardware in whole GPUs."""
+        """Return the size of the requested hardware in whole GPUs."""
         return whole_gpus_of(self.pool, self)
 
     @property
     def needs_approval(self) -> bool:
-        """Return True if the request is above the pool's threshold or may use guarantees of other teams."""
+        """Return True if an operator must approve the request.
+
+        This is the case if it is larger than the pool's threshold or may use the guarantees of other teams.
+        """
         return self.may_exceed_guarantee or exceeds_approval_threshold(self.pool, self)
 
     @property
     def payload(self) -> dict[str, Any]:
-        """Return the request as JSON, for a Submission."""
+        """Return the request as JSON values, for a submission."""
         hardware = self.hardware_arguments()
         return {
             "project": self.project.pk,
@@ -67,7 +71,7 @@ class ReservationRequest(HardwareRequest):
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Return the keyword arguments of the functions in scheduler.services."""
+        """Return the keyword arguments for the functions in ``scheduler.services``."""
         return {
             "project": self.project,
             "pool": self.pool,
@@ -80,7 +84,10 @@ class ReservationRequest(HardwareRequest):
 
 
 def refuse_unless_window_fits(answer: WindowCheckResult) -> None:
-    """Raise OperationRejected with the engine's reason and the first windows that fit."""
+    """Raise OperationRejected if the window does not fit.
+
+    The error has the engine's reason and the first windows that fit.
+    """
     if not answer.fits:
         raise_window_conflict(answer)
 
@@ -96,7 +103,7 @@ def checked_reservation_request(
     may_exceed_guarantee: Any = False,
     **hardware: Any,
 ) -> ReservationRequest:
-    """Return the checked request. Raises Invalid with all the problems."""
+    """Check the arguments and return the request. Raises Invalid with all problems."""
     checks = InputChecks()
     asked = check_hardware_request(checks, project, pool, hardware)
     name = checks.text("name", name)
@@ -118,7 +125,10 @@ def checked_reservation_request(
 
 
 def check_time_for_approval(request: ReservationRequest, now: datetime) -> None:
-    """Raise Invalid if the request needs approval but starts now: its submission would expire at once."""
+    """Raise Invalid if the request needs approval but starts now.
+
+    A submission expires at the start of its reservation, so it would expire at once.
+    """
     if request.needs_approval and request.start <= now:
         checks = InputChecks()
         checks.note("start", request.start.isoformat(), request_texts.too_late_to_approve(request.start))
@@ -128,9 +138,10 @@ def check_time_for_approval(request: ReservationRequest, now: datetime) -> None:
 def checked_window_change(
     reservation: Reservation, start: datetime | None, end: datetime | None, why: str, now: datetime
 ) -> tuple[datetime, datetime]:
-    """Return the new window of a reservation after the checks of a new reservation.
+    """Check the new window of a reservation like the window of a new reservation. Return its start and end.
 
-    Raises Invalid, and OperationRejected if the reservation is over.
+    If only ``start`` is given, the length stays the same. If only ``end`` is given, the start stays the same.
+    Raises Invalid. Raises OperationRejected if the reservation is over.
     """
     checks = InputChecks()
     checks.text("why", why, least=0, most=1000, lines=True)
@@ -174,7 +185,7 @@ def raise_window_conflict(answer: WindowCheckResult) -> NoReturn:
 
 
 def alternative_windows_of(answer: WindowCheckResult) -> list[tuple[datetime, datetime]]:
-    """Return the windows that would fit, as datetimes."""
+    """Return the first windows that fit, as pairs of start and end."""
     return [
         (datetime.fromtimestamp(w.start, UTC), datetime.fromtimestamp(w.end, UTC))
         for w in answer.first_windows
@@ -182,7 +193,10 @@ def alternative_windows_of(answer: WindowCheckResult) -> list[tuple[datetime, da
 
 
 def reservation_warnings(request: ReservationRequest) -> list[str]:
-    """Return sentences about unusual windows and slow networks. These warnings block nothing."""
+    """Return warnings about an unusual window or unreachable hosts, as sentences.
+
+    The request is accepted in spite of the warnings.
+    """
     warnings = []
     if request.start.weekday() >= 5:
         warnings.append(reservation_problems.STARTS_ON_WEEKEND)

@@ -37,9 +37,15 @@ def preview_reservation(
 ) -> dict[str, Any]:
     """Check a window without reserving it. Raises Invalid, NotAllowed.
 
-    Returns ``fits`` (bool), ``code`` and ``numbers``, ``windows`` (the first windows that fit, as (start,
-    end) datetimes), ``needs_approval`` (bool), ``gpus`` (float), ``price`` (Decimal for the whole window, or
-    None), ``price_per_hour``, ``currency``, and ``warnings`` (sentences that block nothing).
+    The result has these keys:
+
+    - ``fits``: True if the window fits. ``code`` and ``numbers``: the engine's reason.
+    - ``windows``: the first windows that fit, as pairs of start and end.
+    - ``needs_approval``: True if an operator must approve the reservation.
+    - ``gpus``: the size in whole GPUs.
+    - ``price``: the price of the whole window, ``price_per_hour``, and ``currency``. Prices are None if a
+      model has no price.
+    - ``warnings``: sentences about circumstances that do not prevent the reservation.
     """
     policy.require(actor, "reservation.request", project)
     request = checked_reservation_request(
@@ -77,9 +83,9 @@ def first_fitting_windows(
     may_exceed_guarantee: bool = False,
     **hardware: Any,
 ) -> list[tuple[datetime, datetime]]:
-    """Return the first windows of a length that fit, for a person who gave no start.
+    """Return the first windows of the given length that fit, for a person who has entered no start.
 
-    Raises Invalid, NotAllowed.
+    Each window is a pair of start and end. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "reservation.request", project)
     request = checked_reservation_request(

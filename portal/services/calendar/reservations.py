@@ -1,4 +1,4 @@
-"""Request, change, shorten and cancel reservations. A reservation promises GPUs for a window."""
+"""Request, change, shorten and cancel reservations. A reservation promises GPUs for a time window."""
 
 from __future__ import annotations
 
@@ -57,13 +57,14 @@ def request_reservation(
     via: str = "web",
     **hardware: Any,
 ) -> Submission | Reservation:
-    """Reserve ``units`` on each of ``hosts`` hosts.
+    """Reserve ``units`` on each of ``hosts`` hosts, and return the confirmed Reservation.
 
-    ``hardware`` has the fields of a ``HardwareRequest`` by the names of the API.
+    ``hardware`` contains the arguments of a ``HardwareRequest``, under the field names of the API.
 
-    Returns a confirmed Reservation. Returns a Submission, which reserves nothing yet, if the size is above
-    the pool's threshold or if ``may_exceed_guarantee`` requests the guarantees of other teams. The window is
-    checked in both cases. Raises OperationRejected (with the first windows that fit), Invalid, NotAllowed.
+    If an operator must approve the request, return a Submission, which reserves nothing yet. This is the case
+    if the size is above the pool's threshold, or if ``may_exceed_guarantee`` requests the guarantees of other
+    teams. The window is checked in both cases. Raises Invalid, NotAllowed. Raises OperationRejected, with the
+    first windows that fit, if the window does not fit.
     """
     policy.require(actor, "reservation.request", project)
     request = checked_reservation_request(
@@ -95,7 +96,7 @@ def cancel_reservation(
 ) -> Reservation:
     """Cancel a reservation and evict its workloads.
 
-    Raises Invalid, NotAllowed, and OperationRejected if the reservation is over.
+    Raises Invalid, NotAllowed. Raises OperationRejected if the reservation is over.
     """
     policy.require(actor, "reservation.change", reservation)
     checks = InputChecks()
@@ -124,7 +125,7 @@ def cancel_reservation(
 def shorten_reservation(
     *, actor: User, reservation: Reservation, end: datetime, now: datetime, via: str = "web"
 ) -> Reservation:
-    """Set an earlier end. Raises Invalid, OperationRejected, NotAllowed."""
+    """Set an earlier end of a reservation. Raises Invalid, OperationRejected, NotAllowed."""
     policy.require(actor, "reservation.change", reservation)
     checks = InputChecks()
     end = checks.aware_datetime("end", end)
@@ -167,14 +168,15 @@ def change_reservation(
     why: str = "",
     via: str = "web",
 ) -> Submission | Reservation:
-    """Move, shorten or extend a reservation.
+    """Move, shorten or extend a reservation, and return it.
 
     If only ``start`` is given, the length stays the same. If only ``end`` is given, the start stays the same.
-    The new window is checked like that of a new reservation; its own units count as free. After the start
-    only the end can change, and the GPUs stay the same. A change that adds time needs approval if a new
-    reservation of this size would need approval. In this case the function returns a Submission, and the
-    window does not change yet. Raises OperationRejected (with the first windows that fit), Invalid,
-    NotAllowed.
+    The new window is checked like the window of a new reservation, but the units of this reservation count as
+    free. After the reservation has started, only its end can change, and its GPUs stay the same.
+
+    A change that adds time needs approval if a new reservation of this size would need approval. In this case
+    return a Submission; the window does not change yet. Raises Invalid, NotAllowed. Raises OperationRejected,
+    with the first windows that fit, if the new window does not fit.
     """
     policy.require(actor, "reservation.change", reservation)
     with transaction.atomic():

@@ -1,1 +1,4 @@
-"""Change hosts, GPUs, MIG geometry, pools and health rules; recover after a restore of the database."""
+"""Change hosts, GPUs, MIG geometry, pools and health rules.
+
+Also reconcile the hosts with the database after the restore of a backup.
+"""

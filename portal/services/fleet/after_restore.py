@@ -1,4 +1,4 @@
-"""Reconcile hosts and database after a restore of the database."""
+"""Reconcile the hosts with the database after the restore of a backup."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from scheduler.core.rejection import OperationRejected
 def after_restore(*, now: datetime, via: str = "program") -> scheduling.RestoreResult:
     """Reconcile the hosts with a restored database, and write an audit record.
 
-    Checks no permission: only people who may run commands on the server can call it. Raises OperationRejected
-    if there is no organisation, because then the database was not restored.
+    No permission is checked, because only people who may run commands on the server can call this function.
+    Raises OperationRejected if the database has no organisation, because then no backup was restored.
     """
     with transaction.atomic():
         organisation = Organisation.objects.filter(pk=1).first()

@@ -1,4 +1,4 @@
-"""Diagnose GPUs, return them to service, take them out, and set the repair policy of a pool."""
+"""Run diagnostics on GPUs, return GPUs to service or take them out, and set the repair policy of a pool."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def gpu_by_index(host: Host, index: Any) -> Gpu:
 def diagnose_gpu(
     *, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web"
 ) -> Diagnostic:
-    """Run a diagnostic on one idle GPU of a host. A GPU in service stays in service.
+    """Run a diagnostic on one idle GPU of a host. A GPU that is in service stays in service.
 
     Raises Invalid, NotAllowed, OperationRejected.
     """
@@ -62,7 +62,7 @@ def diagnose_host(
 ) -> list[Diagnostic]:
     """Run a diagnostic on every idle GPU of a host.
 
-    Raises Invalid, NotAllowed, and OperationRejected if no GPU is idle.
+    Raises Invalid, NotAllowed. Raises OperationRejected if no GPU is idle.
     """
     policy.require(actor, "host.change")
     why = checked_reason(why)
@@ -74,7 +74,7 @@ def diagnose_host(
 
 
 def return_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
-    """Return a GPU to service regardless of its diagnostic: the operator has checked it.
+    """Return a GPU to service, because the operator has checked it. Its last diagnostic does not matter.
 
     Raises Invalid, NotAllowed, OperationRejected.
     """
@@ -86,7 +86,7 @@ def return_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "
 
 
 def take_out_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
-    """Take a GPU out of service until an operator returns it; its workloads are requeued.
+    """Take a GPU out of service until an operator returns it. Its workloads are requeued.
 
     Raises Invalid, NotAllowed, OperationRejected.
     """
@@ -94,10 +94,10 @@ def take_out_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str =
 
 
 def forget_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
-    """Remove a missing GPU from the list; a later report adds the GPU again with its former state.
+    """Remove a missing GPU from the host's list. If the host reports it again, it gets its former state.
 
-    ``gpu`` is the GPU's UUID. Raises Invalid, NotAllowed, and OperationRejected while a workload holds the
-    GPU.
+    ``gpu`` is the UUID of the GPU. Raises Invalid, NotAllowed. Raises OperationRejected while a workload
+    holds the GPU.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()
@@ -114,9 +114,10 @@ def forget_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "
 
 
 def change_repair_policy(*, actor: User, pool: Pool, now: datetime, via: str = "web", **given: Any) -> Pool:
-    """Change a pool's actions against stray processes and suspect GPUs. Raises Invalid, NotAllowed.
+    """Change the actions that a pool takes against stray processes and suspect GPUs.
 
-    ``given`` are fields of REPAIR_POLICY_FIELDS; absent fields keep their values.
+    ``given`` contains fields of REPAIR_POLICY_FIELDS. Absent fields keep their values. Raises Invalid,
+    NotAllowed.
     """
     policy.require(actor, "pool.change")
     checks = InputChecks()
@@ -126,8 +127,8 @@ def change_repair_policy(*, actor: User, pool: Pool, now: datetime, via: str = "
             clean[field] = checks.choice(field, value, StrayAction.values)
         elif field == "diagnostic_tool":
             names = [*DiagnosticTool.values, *gpu_diagnostics.operator_diagnostics(pool)]
-            # A tool that no host has any more may stay selected. Hosts without the tool report its
-            # absence and run no other tool.
+            # The selected tool may stay selected even if no host has it any more. A host without the tool
+            # reports this and runs no other tool.
             clean[field] = value if value == pool.diagnostic_tool else checks.choice(field, value, names)
         elif field == "diagnostic_seconds":
             clean[field] = checks.count(

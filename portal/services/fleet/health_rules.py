@@ -1,4 +1,7 @@
-"""Change, reset, add and remove rules for hardware events."""
+"""Change, reset, add and remove health rules.
+
+A health rule defines the action that follows hardware events with one code.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from telemetry.models import HealthRule
 MAX_REPEATS = 1000
 MAX_WINDOW_SECONDS = 30 * 86_400
 DEFAULT_WINDOW_SECONDS = 3600
-EVENT_KINDS = ("xid", "ecc", "remap", "throttle", "nvlink", "recovery", "nvml")  # reported by agents
+EVENT_KINDS = ("xid", "ecc", "remap", "throttle", "nvlink", "recovery", "nvml")  # as agents report them
 EVENT_CODE_PATTERN = re.compile(
     rf"^(xid:(0|[1-9][0-9]{{0,3}})|({'|'.join(EVENT_KINDS[1:])}):[a-z0-9_]{{1,30}})$"
 )
@@ -48,10 +51,11 @@ def set_health_rule(
     why: str = "",
     via: str = "web",
 ) -> HealthRule:
-    """Change the rule of an event code: ``action`` is taken after ``repeats`` events within the window.
+    """Change the rule of an event code.
 
-    ``counts`` selects whether every event counts, or all events of one person's workloads count as one.
-    Absent or empty arguments keep their values. Raises Invalid, NotAllowed.
+    ``action`` is taken after ``repeats`` events within ``window_seconds``. ``counts`` selects how events
+    count: each event counts, or all events of one person's workloads count as one event. Absent or empty
+    arguments keep their values. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "health_rule.change")
     checks = InputChecks()
@@ -73,10 +77,10 @@ def set_health_rule(
 def reset_health_rule(
     *, actor: User, code: str, now: datetime, why: str = "", via: str = "web"
 ) -> HealthRule:
-    """Reset a rule to its default.
+    """Reset a rule to its default values.
 
-    Raises Invalid, NotAllowed, and OperationRejected if the rule has its default values or was added
-    by an operator.
+    Raises Invalid, NotAllowed. Raises OperationRejected if the rule has its default values, or if an operator
+    added it.
     """
     policy.require(actor, "health_rule.change")
     why = checked_reason(why)
@@ -111,10 +115,10 @@ def add_health_rule(
     why: str = "",
     via: str = "web",
 ) -> HealthRule:
-    """Add a rule for an event code. Events of a code without a rule are only recorded.
+    """Add a rule for an event code. Without a rule, events of this code are only recorded.
 
-    Raises Invalid, NotAllowed, OperationRejected. ``source`` is who recommends the rule. If it
-    is empty, the source is this organisation.
+    ``source`` names who recommends the rule; empty means this organisation. Raises Invalid, NotAllowed,
+    OperationRejected.
     """
     policy.require(actor, "health_rule.change")
     checks = InputChecks()
@@ -146,9 +150,9 @@ def add_health_rule(
 def remove_health_rule(
     *, actor: User, code: str, now: datetime, why: str = "", via: str = "web"
 ) -> HealthRule:
-    """Remove a rule that an operator added; from then on, events of its code are only recorded.
+    """Remove a rule that an operator added. Later events of its code are only recorded.
 
-    Raises Invalid, NotAllowed, and OperationRejected for a built-in rule.
+    Raises Invalid, NotAllowed. Raises OperationRejected for a built-in rule.
     """
     policy.require(actor, "health_rule.change")
     why = checked_reason(why)
@@ -165,7 +169,7 @@ def remove_health_rule(
 
 
 def _checked_rule_fields(checks: InputChecks, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the given fields of a rule, checked."""
+    """Check the given fields of a rule and return their values."""
     clean: dict[str, Any] = {}
     for name, value in given.items():
         if name == "action":

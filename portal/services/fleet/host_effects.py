@@ -1,6 +1,6 @@
-"""Preview a verb on a host: the affected workloads with their end times, and the affected reservations.
+"""Preview an operator's verb on a host, such as cordon or drain. The preview changes nothing.
 
-The preview changes nothing.
+It lists the affected workloads with their end times, and the affected reservations.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from scheduler.models import Host, Reservation, Workload
 from scheduler.reads import explanations
 from scheduler.state.states import ReservationState
 
-# These verbs exclude the host from planning, so reservations may lose their units.
+# These verbs exclude the host from planning, so reservations may lose units on it.
 PLANNED_VERBS = ("cordon", "drain", "revoke")
 
 
 @dataclass(frozen=True)
 class AffectedWorkload:
-    """A workload on a host.
+    """A workload on the host, and how the verb affects it.
 
-    ``happens`` is a key of ``host_texts.WORKLOAD_EFFECTS``. ``by`` is the latest end; None means at once.
+    ``happens`` is a key of ``host_texts.WORKLOAD_EFFECTS``. ``by`` is the latest time at which the workload
+    leaves the host; None means at once.
     """
 
     workload: Workload
@@ -51,11 +52,15 @@ class AffectedWorkload:
 class HostEffect:
     """The effect of a verb on a host.
 
-    ``gpus`` is the number of GPUs that leave the pool or, for "return", come back; None if none does either.
-    ``reservations`` are active and bound to GPUs of the host. ``moved`` are active and future reservations
-    that would get other GPUs than planned now. ``unkept`` are reservations that could no longer be served.
-    ``moved`` and ``unkept`` are None if the verb affects no reservation. ``last_end`` is the latest end
-    of the present workloads; None if no workload runs or the verb ends all of them.
+    - ``gpus``: the number of GPUs that leave the pool, or that come back if the verb is "return". None if no
+      GPU leaves or comes back.
+    - ``reservations``: active reservations that are bound to GPUs of the host.
+    - ``moved``: active and future reservations that would get other GPUs than now planned.
+    - ``unkept``: reservations that could no longer be served.
+    - ``last_end``: the latest time at which a present workload ends. None if no workload runs, or if the verb
+      ends all workloads.
+
+    ``moved`` and ``unkept`` are None if the verb affects no reservation.
     """
 
     verb: str
@@ -87,9 +92,9 @@ def preview_host_verb(
     start: datetime | None = None,
     end: datetime | None = None,
 ) -> HostEffect:
-    """Return the effect of a verb. ``start`` and ``end`` give a maintenance window.
+    """Return the effect of a verb on a host. ``start`` and ``end`` are the window of the verb "maintenance".
 
-    Raises Invalid, NotAllowed and OperationRejected in the same cases as the verb.
+    Raises Invalid, NotAllowed and OperationRejected in the same cases as the verb itself.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()
@@ -107,9 +112,9 @@ def preview_host_verb(
 def host_verb_effect(
     host: Host, verb: str, now: datetime, start: datetime | None = None, end: datetime | None = None
 ) -> HostEffect:
-    """Return the effect of a verb (one of ``host_texts.HOST_VERBS``), even if the verb would be refused.
+    """Return the effect of a verb on a host, even if the verb would be refused.
 
-    The caller has loaded ``host.pool``.
+    ``verb`` is a key of ``host_texts.HOST_VERBS``. The caller has loaded ``host.pool``.
     """
     gpus = None if verb == "off" else host.gpus.filter(retired_at=None).count()
     if verb == "maintenance" and start is not None and end is not None:
@@ -141,9 +146,9 @@ def host_verb_effect(
 def affected_workloads(
     host: Host, verb: str, now: datetime, moved: Mapping[int, DrainedWorkload] | None = None
 ) -> list[AffectedWorkload]:
-    """Return the workloads on a host with the verb's effect on each, the earliest end first.
+    """Return the workloads on the host and how the verb affects each of them, the earliest end first.
 
-    For a drain, ``moved`` is the planner's result by workload.
+    For a drain, ``moved`` contains the planner's result for each workload, by workload id.
     """
     rows = reads.remaining_workloads(host, now)
     if verb == "drain":
@@ -179,9 +184,10 @@ def _effect_of_drain(
 
 
 def _effect_of_maintenance(host: Host, start: datetime, now: datetime) -> list[AffectedWorkload]:
-    """Return the effect of maintenance on each workload.
+    """Return how a maintenance window affects each workload on the host.
 
-    A workload that could run into the window gets its notice early enough to stop before the window starts.
+    A workload that could still run at the start of the window is stopped before. It gets its notice early
+    enough.
     """
     return _soonest_first(
         [

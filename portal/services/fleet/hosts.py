@@ -35,9 +35,10 @@ def add_host(
     labels: dict[str, str] | None = None,
     via: str = "web",
 ) -> tuple[Host, str]:
-    """Add a host and return its single-use join token, valid for 15 minutes. Only the token's hash is stored.
+    """Add a host. Return it with its single-use join token, which is valid for 15 minutes.
 
-    Raises Invalid, NotAllowed, and OperationRejected if the name is taken.
+    Only the hash of the token is stored. Raises Invalid, NotAllowed. Raises OperationRejected if the name is
+    taken.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()
@@ -65,7 +66,10 @@ def add_host(
 
 @dataclass(frozen=True)
 class JoinCommands:
-    """The commands to paste on the machine, for an installed service and for a checkout of gpupool."""
+    """The commands with which an agent joins, to be run on the machine.
+
+    ``installed`` is for an installed service, ``checkout`` for a checkout of gpupool's repository.
+    """
 
     installed: str
     checkout: str
@@ -74,7 +78,7 @@ class JoinCommands:
 def join_commands(host: Host, token: str) -> JoinCommands:
     """Return the commands with which an agent joins as this host."""
     whom = f"--edge {settings.GPUPOOL_EDGE_URL} --host {host.name} --join-token {token}"
-    # The host's former agent may still run and use its state folder.
+    # An earlier agent of the host may still run and use the state folder.
     stop = "sudo systemctl stop gpupool-agent && " if host.agent_version else ""
     return JoinCommands(
         f"{stop}sudo /opt/gpupool-agent/current/bin/gpupool-agent join {whom} "
@@ -84,7 +88,7 @@ def join_commands(host: Host, token: str) -> JoinCommands:
 
 
 def new_join_token(*, actor: User, host: Host, now: datetime, via: str = "web") -> str:
-    """Return a new join token, and invalidate the earlier unused tokens. Raises NotAllowed."""
+    """Return a new join token. Earlier unused tokens of the host become invalid. Raises NotAllowed."""
     policy.require(actor, "host.change")
     with transaction.atomic():
         text = scheduling.issue_join_token(host, now=now)
@@ -93,7 +97,10 @@ def new_join_token(*, actor: User, host: Host, now: datetime, via: str = "web") 
 
 
 def revoke_host(*, actor: User, host: Host, now: datetime, why: str = "", via: str = "web") -> Host:
-    """Revoke the agent's credential; the agent must join with a new token. Raises Invalid, NotAllowed."""
+    """Revoke the credential of the host's agent. The agent must join again with a new token.
+
+    Raises Invalid, NotAllowed.
+    """
     policy.require(actor, "host.change")
     why = checked_reason(why)
     with transaction.atomic():
@@ -103,7 +110,10 @@ def revoke_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
 
 
 def host_change_refusal(host: Host, verb: str, now: datetime) -> OperationRejected | None:
-    """Return the rejection that cordon, drain, return or off would raise now, or None."""
+    """Return the error with which cordon, drain, return or off would be refused now.
+
+    Return None if the verb would succeed.
+    """
     if verb in ADMIN_STATES:
         new, old = ADMIN_STATES[verb], AdminState(host.admin_state)
         is_ill = verb == "return" and host.repair_state != RepairState.WELL
@@ -118,7 +128,7 @@ def host_change_refusal(host: Host, verb: str, now: datetime) -> OperationReject
 
 
 def cordon_host(*, actor: User, host: Host, why: str, now: datetime, via: str = "web") -> Host:
-    """Start no new workloads on a host; running workloads continue.
+    """Stop starting workloads on a host. Running workloads continue.
 
     Raises Invalid, OperationRejected, NotAllowed.
     """
@@ -126,7 +136,7 @@ def cordon_host(*, actor: User, host: Host, why: str, now: datetime, via: str = 
 
 
 def drain_host(*, actor: User, host: Host, why: str, now: datetime, via: str = "web") -> Host:
-    """Start no new workloads on a host, and evict its preemptible workloads with notice.
+    """Stop starting workloads on a host, and evict its preemptible workloads with notice.
 
     Raises Invalid, OperationRejected, NotAllowed.
     """
@@ -136,14 +146,14 @@ def drain_host(*, actor: User, host: Host, why: str, now: datetime, via: str = "
 def return_host(*, actor: User, host: Host, now: datetime, why: str = "", via: str = "web") -> Host:
     """Return a host to service.
 
-    For a quarantined host the operator attests that no former process runs on it. Raises Invalid,
-    OperationRejected, NotAllowed.
+    If the host is quarantined, the operator confirms by this call that no earlier process runs on it. Raises
+    Invalid, OperationRejected, NotAllowed.
     """
     return _change_admin_state(actor, host, AdminState.IN_SERVICE, why, now, via, "return_host")
 
 
 def attest_off(*, actor: User, host: Host, why: str, now: datetime, via: str = "web") -> Host:
-    """Record that the actor has seen the machine powered off: its workloads may restart elsewhere at once.
+    """Record that the operator has seen the machine powered off. Its workloads may restart elsewhere at once.
 
     Raises Invalid, OperationRejected, NotAllowed.
     """
@@ -172,9 +182,9 @@ def attest_off(*, actor: User, host: Host, why: str, now: datetime, via: str = "
 def set_maintenance(
     *, actor: User, host: Host, start: datetime, end: datetime, why: str, now: datetime, via: str = "web"
 ) -> MaintenanceWindow:
-    """Announce a maintenance window; the planner places nothing into it.
+    """Announce a maintenance window. The planner places no workload that would run into it.
 
-    Raises Invalid, NotAllowed, and OperationRejected if it overlaps another window of the host.
+    Raises Invalid, NotAllowed. Raises OperationRejected if the window overlaps another window of the host.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()
@@ -198,9 +208,9 @@ def set_maintenance(
 def checked_maintenance_window(
     start: Any, end: Any, now: datetime, checks: InputChecks | None = None
 ) -> tuple[datetime, datetime]:
-    """Return the checked start and end of a maintenance window.
+    """Check a maintenance window, and return its start and end.
 
-    Raises Invalid with these and the earlier problems in ``checks``.
+    Raises Invalid with the problems of the window and the problems that ``checks`` contained before.
     """
     checks = checks or InputChecks()
     first, last = checks.aware_datetime("start", start), checks.aware_datetime("end", end)
@@ -268,7 +278,7 @@ def cancel_maintenance(
 ) -> MaintenanceWindow:
     """Cancel an announced maintenance window.
 
-    Raises Invalid, NotAllowed, and OperationRejected if the window was cancelled before.
+    Raises Invalid, NotAllowed. Raises OperationRejected if the window was cancelled before.
     """
     policy.require(actor, "host.change")
     checks = InputChecks()

@@ -1,4 +1,7 @@
-"""Preview and change the MIG geometry of GPUs, and withdraw changes."""
+"""Preview and change the MIG geometry of GPUs, and withdraw changes.
+
+The geometry is the list of MIG instances into which a GPU is split.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ GEOMETRY_PART_PATTERN = re.compile(r"([1-9]\d?)x([0-9A-Za-z._-]{1,30})", re.ASCI
 
 
 def parse_geometry(value: Any) -> list[str]:
-    """Return the profile of each instance in "2x3g.40gb+1x1g.10gb"; [] for "whole". Raises Invalid."""
+    """Return the MIG profile of each instance in a text such as "2x3g.40gb+1x1g.10gb". Raises Invalid.
+
+    This text returns ["3g.40gb", "3g.40gb", "1g.10gb"]. The text "whole" returns an empty list.
+    """
     checks = InputChecks()
     found: list[tuple[int, str]] = []
     allowed = (
@@ -38,7 +44,7 @@ def parse_geometry(value: Any) -> list[str]:
     )
     text = value.strip() if isinstance(value, str) else ""
     for piece in text.split("+") if text and text != WHOLE_GPU_TEXT else []:
-        # A profile name may end in "+me". So a piece without a leading count belongs to the previous piece.
+        # The name of a profile may end in "+me". So a piece without a count belongs to the previous piece.
         match = GEOMETRY_PART_PATTERN.fullmatch(piece)
         if match:
             found.append((int(match[1]), match[2]))
@@ -59,9 +65,10 @@ def parse_geometry(value: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class GpuOccupant:
-    """A workload on a GPU.
+    """A workload that holds a part of the GPU.
 
-    ``leaves`` is True if the workload gets notice, False if it runs to its end. ``by`` is its latest end.
+    ``leaves`` is True if the workload gets a notice and is stopped, and False if it runs to its end. ``by``
+    is the latest time at which it ends.
     """
 
     workload: Workload
@@ -73,9 +80,8 @@ class GpuOccupant:
 class GeometryChangeEffect:
     """The effect of a new geometry on a GPU.
 
-    ``reservations`` are bound to the GPU. ``unkept`` are future reservations that fit now and would not fit
-    without the GPU. ``free_by`` is the latest time at which the GPU is free; None if it is free
-    now.
+    ``reservations`` are bound to the GPU now. ``unkept`` are future reservations that could not be served
+    without the GPU. ``free_by`` is the latest time at which the GPU becomes free; None if it is free now.
     """
 
     gpu: Gpu
@@ -96,7 +102,7 @@ class GeometryChangeEffect:
 def preview_geometry_change(
     *, actor: User, host: Host, gpu: Any, geometry: Any, now: datetime
 ) -> GeometryChangeEffect:
-    """Return the effect of a new geometry, with the time at which the host may apply it.
+    """Return the effect of a new geometry, and the time at which the GPU is free for the change.
 
     Changes nothing. Raises Invalid, NotAllowed, OperationRejected.
     """
@@ -139,7 +145,7 @@ def change_geometry(
 ) -> GeometryChange:
     """Change the MIG geometry of a GPU.
 
-    The GPU accepts no new workloads and drains; then its host applies the change. Raises Invalid, NotAllowed,
+    The GPU accepts no new workloads and drains. Then its host applies the change. Raises Invalid, NotAllowed,
     OperationRejected.
     """
     policy.require(actor, "host.change")
@@ -179,5 +185,5 @@ def withdraw_geometry(
 
 
 def format_geometry(profiles: Sequence[str]) -> str:
-    """Return the text that ``parse_geometry`` parses."""
+    """Return the text of a geometry, such as "2x3g.40gb". ``parse_geometry`` parses this text."""
     return layout_text(profiles) or WHOLE_GPU_TEXT

@@ -23,7 +23,7 @@ SECONDS_PER_DAY = 86_400
 MAX_POOL_GPUS = 100_000
 MAX_WAITING_LIMIT = 1_000_000
 
-# Field of a pool: (minimum, maximum, unit). NULLABLE_LIMITS names the limits that may be empty.
+# For each limit of a pool: (minimum, maximum, unit). NULLABLE_LIMITS lists the limits that may be empty.
 POOL_LIMITS: dict[str, tuple[int, int, str]] = {
     "notice_seconds": (0, SECONDS_PER_DAY, "seconds"),
     "grace_seconds": (1, 3600, "seconds"),
@@ -42,7 +42,8 @@ POOL_LIMITS: dict[str, tuple[int, int, str]] = {
     "most_waiting_per_team": (1, MAX_WAITING_LIMIT, "notebooks and jobs"),
 }
 NULLABLE_LIMITS = ("most_gpus_per_user", "most_gpus_per_workload", "spare_gpus")
-LIMITS_STORED_IN_SLOTS = {"spare_gpus": "spare_slots"}  # given in GPUs, stored in slots
+# Limits that people enter in GPUs. The column, named by the value, stores them in slots.
+LIMITS_STORED_IN_SLOTS = {"spare_gpus": "spare_slots"}
 
 
 def create_pool(
@@ -55,10 +56,11 @@ def create_pool(
     via: str = "web",
     **limits: int | None,
 ) -> Pool:
-    """Create a pool. Every team with a quota shares a dynamic pool; a static pool belongs to one team.
+    """Create a pool. ``kind`` is "dynamic" or "static".
 
-    ``limits`` are fields of POOL_LIMITS; absent limits keep their defaults. Raises Invalid,
-    OperationRejected, NotAllowed.
+    A dynamic pool is shared by all teams with a quota in it. A static pool belongs to one team. ``limits``
+    contains fields of POOL_LIMITS. Absent limits keep their defaults. Raises Invalid, OperationRejected,
+    NotAllowed.
     """
     policy.require(actor, "pool.change")
     checks = InputChecks()
@@ -96,7 +98,10 @@ def create_pool(
 
 
 def change_pool(*, actor: User, pool: Pool, now: datetime, via: str = "web", **limits: int | None) -> Pool:
-    """Change the limits of a pool; the engine uses them from its next cycle. Raises Invalid, NotAllowed."""
+    """Change the limits of a pool. The engine uses them from its next cycle on.
+
+    Raises Invalid, NotAllowed.
+    """
     policy.require(actor, "pool.change")
     checks = InputChecks()
     clean = _checked_limits(checks, limits)
@@ -117,9 +122,10 @@ def change_pool(*, actor: User, pool: Pool, now: datetime, via: str = "web", **l
 def demand_isolation(
     *, actor: User, pool: Pool, isolation: str, now: datetime, why: str = "", via: str = "web"
 ) -> Pool:
-    """Set the isolation level that hosts of this pool must provide. Raises Invalid, NotAllowed.
+    """Set the isolation level that the hosts of a pool must provide. Raises Invalid, NotAllowed.
 
-    From the next cycle on, hosts with less isolation start no new workloads; running workloads continue.
+    From the next planning cycle on, hosts with a lower level start no new workloads. Running workloads
+    continue.
     """
     policy.require(actor, "pool.change")
     checks = InputChecks()
@@ -148,7 +154,7 @@ def demand_isolation(
 
 
 def _checked_limits(checks: InputChecks, limits: dict[str, int | None]) -> dict[str, int | None]:
-    """Return the checked columns of a pool for these limits."""
+    """Check the limits, and return the values of the pool's columns."""
     clean: dict[str, int | None] = {}
     for field, value in limits.items():
         if field not in POOL_LIMITS:
@@ -173,7 +179,7 @@ def _checked_limits(checks: InputChecks, limits: dict[str, int | None]) -> dict[
 
 
 def _name_rejection(name: str) -> OperationRejected:
-    """Return the rejection of a pool name that is taken. A removed pool keeps its name."""
+    """Return the error for a pool name that is taken. The name of a removed pool stays taken."""
     if Pool.objects.filter(name=name).exists():
         return OperationRejected("pool_name_is_taken", {"name": name}, field="name")
     return OperationRejected("pool_name_was_used", {"name": name}, field="name")

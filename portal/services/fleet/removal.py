@@ -1,4 +1,4 @@
-"""Remove hosts and pools, and move hosts between pools. The previews make the same checks."""
+"""Remove hosts and pools, and move hosts between pools. The previews make the same checks as the actions."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def preview_host_removal(*, actor: User, host: Host, now: datetime) -> RemovalEf
 
 
 def remove_host(*, actor: User, host: Host, now: datetime, why: str = "", via: str = "web") -> Host:
-    """Remove a host; its history stays and its name may be used again.
+    """Remove a host. Its history stays, and its name may be used again.
 
-    Raises Invalid, NotAllowed, and OperationRejected while work runs on it.
+    Raises Invalid, NotAllowed. Raises OperationRejected while work runs on the host.
     """
     policy.require(actor, "host.change")
     why = checked_reason(why)
@@ -53,7 +53,10 @@ def remove_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
 
 
 def preview_host_move(*, actor: User, host: Host, pool: Pool, now: datetime) -> RemovalEffect:
-    """Return the effect of moving a host to ``pool``, with the quotas of both pools. Raises NotAllowed."""
+    """Return the effect of moving a host to ``pool``. It includes the quotas of both pools.
+
+    Raises NotAllowed.
+    """
     policy.require(actor, "host.change")
     found = explanations.drain_effect(host, now)
     models = host.gpus.filter(retired_at=None).values("model")
@@ -70,9 +73,9 @@ def preview_host_move(*, actor: User, host: Host, pool: Pool, now: datetime) -> 
 
 
 def move_host(*, actor: User, host: Host, pool: Pool, now: datetime, why: str = "", via: str = "web") -> Host:
-    """Move a host to another pool; its use and charges until now stay with its earlier pool.
+    """Move a host to another pool. Its use and charges until now stay with its earlier pool.
 
-    Raises Invalid, NotAllowed, and OperationRejected while the host has work or a reservation needs it.
+    Raises Invalid, NotAllowed. Raises OperationRejected while the host has work or a reservation needs it.
     """
     policy.require(actor, "host.change")
     why = checked_reason(why)
@@ -106,9 +109,9 @@ def preview_pool_removal(*, actor: User, pool: Pool, now: datetime) -> RemovalEf
 
 
 def remove_pool(*, actor: User, pool: Pool, now: datetime, why: str = "", via: str = "web") -> Pool:
-    """Remove a pool; its quotas end and its history stays.
+    """Remove a pool. Its quotas end, and its history stays.
 
-    Raises Invalid, NotAllowed, and OperationRejected while the pool has hosts, work or reservations.
+    Raises Invalid, NotAllowed. Raises OperationRejected while the pool has hosts, work or reservations.
     """
     policy.require(actor, "pool.change")
     why = checked_reason(why)

@@ -1,1 +1,1 @@
-"""Change prices, budgets and cost centres; close months."""
+"""Change prices, budgets and cost centres. Close the months of the statements."""

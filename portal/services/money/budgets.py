@@ -34,9 +34,9 @@ def set_budget(
     action: str = "notify",
     via: str = "web",
 ) -> Budget:
-    """Set the limit of a team's or a project's charges in a month, and the action at the limit.
+    """Limit the charges of a team or a project in a month, and set the action when the limit is reached.
 
-    The limit is in money or GPU-hours. Raises Invalid, NotAllowed.
+    ``measure`` selects the unit of ``amount``: money or GPU-hours. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "budget.change")
     checks = InputChecks()
@@ -77,7 +77,8 @@ def set_cost_centre(
 ) -> CostCentre:
     """Set the cost centre of a project from ``valid_from`` on.
 
-    Raises Invalid, NotAllowed, and OperationRejected if the project has a row with this ``valid_from``.
+    Raises Invalid, NotAllowed. Raises OperationRejected if the project has another cost centre from the same
+    time on.
     """
     policy.require(actor, "cost_centre.change")
     checks = InputChecks()

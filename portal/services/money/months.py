@@ -1,4 +1,4 @@
-"""Close billing months, and choose the payer of idle time."""
+"""Close billing months, and choose who pays for idle time."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ IDLE_PAYERS = ("operator", "guarantee", "use")
 
 
 def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: str = "web") -> Statement:
-    """Close a past month: run its checks and write its statement, which never changes afterwards.
+    """Close a past month: run its checks and write its statement. The statement never changes afterwards.
 
-    Raises Invalid, NotAllowed, and OperationRejected if the month is closed or a check fails (the message
-    names the check).
+    Raises Invalid, NotAllowed. Raises OperationRejected if the month is closed, or if a check fails. The
+    error names the failed check.
     """
     policy.require(actor, "statement.close")
     checks = InputChecks()
@@ -49,11 +49,10 @@ def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: 
 
 
 def set_idle_payer(*, actor: User, month: date, payer: str, now: datetime, via: str = "web") -> Statement:
-    """Set who pays for idle capacity of a month: operator, guarantee or use.
+    """Set who pays for the idle capacity of a month.
 
-    With guarantee, teams pay by their guarantees; with use, by their use.
-
-    Raises Invalid, OperationRejected, NotAllowed.
+    ``payer`` is "operator" (no team pays), "guarantee" (teams pay in proportion to their guarantees) or "use"
+    (teams pay in proportion to their use). Raises Invalid, OperationRejected, NotAllowed.
     """
     policy.require(actor, "statement.close")
     checks = InputChecks()

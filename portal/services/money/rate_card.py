@@ -1,4 +1,4 @@
-"""Set prices of GPU-hours, and read the price and the currency in force."""
+"""Set prices of GPU-hours. Read the present price and the currency."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def set_price(
 ) -> Price:
     """Add a row to the rate card: the cost and the price of a GPU-hour from ``valid_from`` on.
 
-    Past prices never change. Raises Invalid, NotAllowed, and OperationRejected if the rate card has a row
-    with this ``valid_from``.
+    Past prices never change. Raises Invalid, NotAllowed. Raises OperationRejected if the rate card has a row
+    with the same ``valid_from``.
     """
     policy.require(actor, "price.change")
     checks = InputChecks()
@@ -78,9 +78,10 @@ def set_price(
 
 
 def gpu_hour_price(*, pool: Pool, models: Sequence[str], now: datetime) -> Decimal | None:
-    """Return the highest present price of a GPU-hour among ``models``, because each may be allocated.
+    """Return the present price of a GPU-hour of the most expensive of ``models``.
 
-    Returns None if one of the models has no price.
+    The workload may get any of these models. Return None if one of them has no price, or if the list is
+    empty.
     """
     card = load_current_prices(now)
     prices = [card.of(pool.pk, model) for model in models]
@@ -88,5 +89,5 @@ def gpu_hour_price(*, pool: Pool, models: Sequence[str], now: datetime) -> Decim
 
 
 def organisation_currency() -> str:
-    """Return the organisation's currency, three letters."""
+    """Return the organisation's currency as a code of three letters."""
     return Organisation.objects.values_list("currency", flat=True).first() or Organisation().currency

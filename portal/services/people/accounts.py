@@ -39,9 +39,9 @@ def create_user(
     auditor: bool = False,
     via: str = "web",
 ) -> User:
-    """Create an account.
+    """Create an account. An auditor cannot be an operator or in finance.
 
-    An auditor has no other role of the organisation. Raises Invalid, OperationRejected, NotAllowed.
+    Raises Invalid, OperationRejected, NotAllowed.
     """
     policy.require(actor, "user.change")
     checks = InputChecks()
@@ -70,10 +70,10 @@ def change_user(
     active: bool | None = None,
     via: str = "web",
 ) -> User:
-    """Change the roles of an account, or close or open the account. An argument of None keeps its value.
+    """Change the roles of an account, or close or open the account.
 
-    Closing an account revokes its tokens and ends its workspaces. Raises Invalid, NotAllowed, and
-    OperationRejected if no operator would remain.
+    An argument of None keeps the present value. If the account is closed, its tokens are revoked and its
+    workspaces end. Raises Invalid, NotAllowed. Raises OperationRejected if no operator would remain.
     """
     policy.require(actor, "user.change")
     checks = InputChecks()
@@ -85,7 +85,7 @@ def change_user(
     checks.done()
     others = User.objects.filter(operator=True, is_active=True, auditor=False).exclude(pk=user.pk)
     with transaction.atomic():
-        # Two operators may step down at once: the second must see that the first is gone.
+        # Two operators may give up their role at once. With the lock, the second sees the first change.
         locks.lock_organisation()
         if not (flags["operator"] and open_) and not others.exists():
             raise OperationRejected("last_operator", {"name": user.username}, field="operator")
@@ -109,9 +109,10 @@ def change_user(
 
 
 def set_password(*, user: User, password: str, now: datetime, via: str = "web") -> None:
-    """Set a person's own password and end the sessions of the old password.
+    """Set a person's own password, and end all sessions of the old password.
 
-    The form has validated the password. The audit record shows the change, but never the password.
+    The form has validated the password. The audit record shows that the password changed, but not the
+    password.
     """
     with transaction.atomic():
         user.set_password(password)
@@ -150,7 +151,7 @@ def first_run(
     ):
         checks.note("currency", currency, administration_problems.CURRENCY_INVALID.format(given=currency))
     with transaction.atomic():
-        # The row serves as a lock: of two concurrent first runs, the second sees the account of the first.
+        # The row serves as a lock. If two people do this at the same time, the second sees the first account.
         Organisation.objects.get_or_create(pk=1, defaults={"name": organisation or "gpupool"})
         row = locks.lock_organisation()
         if row is None or User.objects.exists():
@@ -176,10 +177,10 @@ def first_run(
 def set_preferences(
     *, actor: User, now: datetime, time_zone: str | None = None, theme: str | None = None, via: str = "web"
 ) -> User:
-    """Set the time zone and the theme. Raises Invalid, NotAllowed.
+    """Set the time zone and the theme of the actor. Raises Invalid, NotAllowed.
 
-    An argument of None keeps its value. An empty time zone selects the browser's, or else the
-    organisation's.
+    An argument of None keeps the present value. If the time zone is empty, pages use the browser's time zone.
+    If the browser's time zone is unknown, they use the organisation's.
     """
     policy.require(actor, "own.change")
     checks = InputChecks()
@@ -207,9 +208,9 @@ def set_preferences(
 
 
 def read_notifications(*, actor: User, now: datetime, ids: list[int] | None = None, via: str = "web") -> int:
-    """Mark the actor's notifications as read (``ids`` None: all) and return how many were unread.
+    """Mark notifications of the actor as read, and return how many of them were unread.
 
-    Writes no audit record.
+    If ``ids`` is None, all notifications are marked. No audit record is written.
     """
     policy.require(actor, "own.change")
     unread = Notification.objects.filter(user=actor, read_at=None)

@@ -23,7 +23,7 @@ TOKEN_PREFIX = "gpp_"
 def create_token(
     *, actor: User, name: str, now: datetime, expires_at: datetime | None = None, via: str = "web"
 ) -> tuple[ApiToken, str]:
-    """Create a token for the API and the CLI; return it with its text.
+    """Create a token for the API and the CLI. Return the row and the text of the token.
 
     Only the hash of the text is stored. Raises Invalid, NotAllowed.
     """
@@ -66,7 +66,7 @@ def create_token(
 def revoke_token(*, actor: User, token: ApiToken, now: datetime, via: str = "web") -> ApiToken:
     """Revoke a token at once, and end the workspaces that were opened with it.
 
-    Raises NotAllowed, and OperationRejected if the token is revoked already.
+    Raises NotAllowed. Raises OperationRejected if the token was revoked before.
     """
     policy.require(actor, "token.revoke", token)
     with transaction.atomic():
@@ -79,9 +79,9 @@ def revoke_token(*, actor: User, token: ApiToken, now: datetime, via: str = "web
 
 
 def token_in_force(text: str, now: datetime) -> ApiToken | None:
-    """Return the valid token with this text, or None. The user is loaded.
+    """Return the valid token with this text, with its user loaded. Return None if there is none.
 
-    Stores the token's last use at most once a minute.
+    The time of the token's last use is stored, at most once a minute.
     """
     token = ApiToken.objects.select_related("user").filter(token_hash=hash_token(text)).first()
     if token is None or not token.is_in_force(now):

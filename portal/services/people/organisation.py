@@ -16,7 +16,10 @@ from portal.wording.problems import administration_problems
 def change_organisation(
     *, actor: User, name: str, time_zone: str, currency: str, now: datetime, via: str = "web"
 ) -> Organisation:
-    """Set the name, time zone and currency. Amounts are never converted. Raises Invalid, NotAllowed."""
+    """Set the name, the time zone and the currency of the organisation. Raises Invalid, NotAllowed.
+
+    A new currency converts no existing amounts.
+    """
     policy.require(actor, "pool.change")
     checks = InputChecks()
     name = checks.text("name", name)

@@ -1,4 +1,4 @@
-"""Remove a team, and preview the removal with the same checks."""
+"""Remove a team. The preview of the removal makes the same checks."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ def preview_team_removal(*, actor: User, team: Team, now: datetime) -> RemovalEf
 
 
 def remove_team(*, actor: User, team: Team, now: datetime, why: str = "", via: str = "web") -> Team:
-    """Remove a team: members lose their membership, projects close, quotas end; the team's history stays.
+    """Remove a team. Its memberships and quotas end, and its projects close. Its history stays.
 
-    Raises Invalid, NotAllowed, and OperationRejected while the team owns a pool or has work or reservations.
+    Raises Invalid, NotAllowed. Raises OperationRejected while the team owns a pool or has work or
+    reservations.
     """
     policy.require(actor, "team.remove", team)
     why = checked_reason(why)

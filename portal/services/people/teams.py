@@ -31,7 +31,7 @@ def create_team(
     highest_priority: int = int(Priority.HIGH),
     via: str = "web",
 ) -> Team:
-    """Create a team. A missing colour or tag (up to three letters) gets a default.
+    """Create a team. A missing colour gets a default, and so does a missing tag (up to three letters).
 
     Raises Invalid, OperationRejected, NotAllowed.
     """
@@ -74,9 +74,9 @@ def create_team(
 
 
 def rename_team(*, actor: User, team: Team, name: str, now: datetime, via: str = "web") -> Team:
-    """Rename a team.
+    """Rename a team. Its slug stays the same, and past charges keep the old name.
 
-    Its slug and the names on past charges stay. Raises Invalid, OperationRejected, NotAllowed.
+    Raises Invalid, OperationRejected, NotAllowed.
     """
     policy.require(actor, "team.change", team)
     checks = InputChecks()
@@ -132,7 +132,10 @@ def create_project(*, actor: User, team: Team, name: str, now: datetime, via: st
 def set_project_active(
     *, actor: User, project: Project, active: bool, now: datetime, via: str = "web"
 ) -> Project:
-    """Archive a project (it accepts no new workloads) or activate it again. Raises Invalid, NotAllowed."""
+    """Archive a project, or activate it again. An archived project accepts no new workloads.
+
+    Raises Invalid, NotAllowed.
+    """
     policy.require(actor, "team.change", project.team)
     checks = InputChecks()
     active = checks.flag("active", active)
@@ -158,7 +161,7 @@ def add_member(
 ) -> Membership:
     """Add a person to a team, or change the role of a member.
 
-    Raises Invalid, NotAllowed, and OperationRejected if the team was removed.
+    Raises Invalid, NotAllowed. Raises OperationRejected if the team was removed.
     """
     policy.require(actor, "team.change", team)
     checks = InputChecks()
@@ -184,9 +187,9 @@ def add_member(
 
 
 def remove_member(*, actor: User, team: Team, user: User, now: datetime, via: str = "web") -> None:
-    """Remove a person from a team; the workloads stay with the team.
+    """Remove a person from a team. The person's workloads stay with the team.
 
-    Raises NotAllowed, and OperationRejected if the person is not a member.
+    Raises NotAllowed. Raises OperationRejected if the person is not a member.
     """
     policy.require(actor, "team.change", team)
     with transaction.atomic():
@@ -202,7 +205,7 @@ def remove_member(*, actor: User, team: Team, user: User, now: datetime, via: st
 
 
 def _name_rejection(name: str) -> OperationRejected:
-    """Return the rejection of a team name that is taken. A removed team keeps its name."""
+    """Return the error for a team name that is taken. The name of a removed team stays taken."""
     if Team.objects.filter(name=name).exists():
         return OperationRejected("team_name_is_taken", {"name": name}, field="name")
     return OperationRejected("team_name_was_used", {"name": name}, field="name")

@@ -1,4 +1,7 @@
-"""Refuse requests that could never start, and warn about requests that need a larger quota to start."""
+"""Refuse requests that could never start.
+
+Accept requests that could start with a larger quota, and warn about them.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ from scheduler.requests import WorkloadRequest
 
 
 def refuse_if_never_starts(actor: User, request: WorkloadRequest, now: datetime) -> None:
-    """Raise Invalid if the request could never start, even after a quota change.
+    """Raise Invalid if the request could never start, even with a larger quota.
 
-    A request that could start after a quota change is accepted, and ``submission_warning`` warns about it.
+    A request that could start with a larger quota is accepted. ``submission_warning`` returns a warning about
+    it.
     """
     never = _cached_never_starts(request, actor, now)
     if never is not None and not never.may_be_granted:
@@ -34,10 +38,10 @@ def refuse_if_never_starts(actor: User, request: WorkloadRequest, now: datetime)
 
 
 def submission_warning(workload: Workload, viewer: User, now: datetime) -> str:
-    """Return warnings for a workload that was just submitted, or an empty text.
+    """Return warnings about a workload that was just submitted. The text is empty if there are none.
 
-    Warns if the workload cannot start before its team gets a larger quota, or if its hosts could not
-    communicate.
+    There is a warning if the workload cannot start before its team gets a larger quota. There is another
+    warning if its hosts could not communicate.
     """
     request = WorkloadRequest.from_row(workload)
     never = _cached_never_starts(request, workload.owner, now)
@@ -50,9 +54,9 @@ def submission_warning(workload: Workload, viewer: User, now: datetime) -> str:
 def _cached_never_starts(
     request: WorkloadRequest, owner: AbstractBaseUser, now: datetime
 ) -> scheduling.ImpossibleStart | None:
-    """Return why the request could never start, or None.
+    """Return why the request could never start. Return None if it could start.
 
-    Caches the result, so that equal submissions are planned once.
+    The result is cached, so that the planner runs only once for equal submissions.
     """
     rows = [getattr(row, "pk", None) for row in (request.pool, request.project, owner, request.reservation)]
     facts = [

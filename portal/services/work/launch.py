@@ -50,8 +50,9 @@ def launch_notebook(
 ) -> Workload:
     """Queue a notebook. Notebooks are not preemptible and may not borrow.
 
-    ``arguments``: fields of a ``WorkloadRequest`` by the names of the API. The template gives the fields that
-    are absent or None. Raises Invalid, NotAllowed, and OperationRejected if too many workloads are waiting.
+    ``arguments`` contains fields of a ``WorkloadRequest``, under the field names of the API. If a field is
+    absent or None, the template's value is used. Raises Invalid, NotAllowed. Raises OperationRejected if too
+    many workloads are waiting.
     """
     policy.require(actor, "workload.launch", project)
     request = checked_notebook_request(actor, project, pool, now, template, **arguments)
@@ -61,13 +62,14 @@ def launch_notebook(
 def submit_job(
     *, actor: User, project: Project, pool: Pool, now: datetime, via: str = "web", **arguments: Any
 ) -> Workload:
-    """Queue a job: ``units`` on each of ``hosts`` hosts, running ``command`` in a shell.
+    """Queue a job. It gets ``units`` on each of ``hosts`` hosts and runs ``command`` in a shell.
 
-    ``arguments``: fields of a ``WorkloadRequest`` by the names of the API. ``priority`` is a name or a
-    number. ``after``: workloads or arrays that must end first, each with the required outcome (ok, any,
-    not_ok). ``wanted_by``, ``labels_preferred`` and ``spread`` are preferences: they never delay the start.
+    ``arguments`` contains fields of a ``WorkloadRequest``, under the field names of the API. ``priority`` is
+    a name or a number. ``after`` lists the workloads or arrays that must end first, each with the required
+    outcome (ok, any, not_ok). ``wanted_by``, ``labels_preferred`` and ``spread`` are preferences, which never
+    delay the start.
 
-    Raises Invalid, NotAllowed, and OperationRejected if too many workloads are waiting.
+    Raises Invalid, NotAllowed. Raises OperationRejected if too many workloads are waiting.
     """
     policy.require(actor, "workload.launch", project)
     request = checked_job_request(project, pool, now, **arguments)
@@ -84,11 +86,11 @@ def submit_array(
     via: str = "web",
     **arguments: Any,
 ) -> JobArray:
-    """Queue one job for each index of ``array`` (see ``parse_array_indices``).
+    """Queue one job for each index of ``array``, such as ``0-9`` (see ``parse_array_indices``).
 
-    Each job has GPUPOOL_ARRAY_INDEX in its environment. ``arguments``: see ``submit_job``. Raises Invalid,
-    NotAllowed, and OperationRejected if the array would exceed the limit on waiting workloads; then no task
-    is queued.
+    GPUPOOL_ARRAY_INDEX in the environment of each job is its index. ``arguments`` are those of
+    ``submit_job``. Raises Invalid, NotAllowed. If the array would exceed the limit on waiting workloads,
+    raises OperationRejected and queues no job.
     """
     policy.require(actor, "workload.launch", project)
     checks = InputChecks()
@@ -116,9 +118,9 @@ def submit_array(
 def relaunch_workload(
     *, actor: User, workload: Workload, now: datetime, via: str = "web", **changes: Any
 ) -> Workload:
-    """Queue a copy of a workload; ``changes`` replace its arguments.
+    """Queue a copy of a workload. ``changes`` replaces arguments of the original.
 
-    Values of the environment may be secrets: only a copy by the owner keeps the values, and other people must
+    Values of the environment may be secrets. So only the owner's copy keeps these values; other people must
     give their own values. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "workload.relaunch", workload)
@@ -132,7 +134,7 @@ def relaunch_workload(
     arguments: dict[str, Any] = request.arguments() | {
         "max_runtime_seconds": min(workload.max_runtime_seconds, workload.pool.longest_runtime_seconds),
     }
-    # The copy is independent of the reservation, the dependencies and the deadline of the original.
+    # The copy does not keep the reservation, the dependencies and the wanted end of the original.
     arguments |= dict.fromkeys({"reservation", "after", "wanted_by"} & arguments.keys())
     verb = launch_notebook if workload.kind == WorkloadKind.NOTEBOOK else submit_job
     return verb(actor=actor, now=now, via=via, **(arguments | changes))

@@ -1,4 +1,4 @@
-"""Check the arguments of notebooks, jobs and arrays, and turn them into a ``WorkloadRequest``."""
+"""Check the arguments of notebooks, jobs and arrays, and build a ``WorkloadRequest`` from them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ INDEX_RANGE_REGEX = r"[0-9]{1,7}(-[0-9]{1,7}(:[0-9]{1,7})?)?"
 ARRAY_PATTERN = re.compile(
     rf"(?P<parts>{INDEX_RANGE_REGEX}(,{INDEX_RANGE_REGEX})*)(%(?P<at_once>[0-9]{{1,4}}))?"
 )
-MAX_NOTEBOOK_SECONDS = 8 * 3600  # default, not a limit
+MAX_NOTEBOOK_SECONDS = 8 * 3600  # the default runtime limit; a request may exceed it
 JOB_DEFAULTS: dict[str, Any] = {
     "name": "",
     "command": "",
@@ -56,9 +56,9 @@ def checked_notebook_request(
     template: Template | None = None,
     **arguments: Any,
 ) -> WorkloadRequest:
-    """Return the request of a notebook; the template gives arguments that are absent or None.
+    """Check the arguments of a notebook and return its request.
 
-    Raises Invalid with all the problems.
+    If an argument is absent or None, the template's value is used. Raises Invalid with all problems.
     """
     checks = InputChecks()
     if template is not None and template.kind != WorkloadKind.NOTEBOOK:
@@ -84,7 +84,7 @@ def checked_notebook_request(
 
 
 def checked_job_request(project: Project, pool: Pool, now: datetime, **arguments: Any) -> WorkloadRequest:
-    """Return the request of a job. Raises Invalid with all the problems."""
+    """Check the arguments of a job and return its request. Raises Invalid with all problems."""
     given = JOB_DEFAULTS | arguments
     return _checked_request(InputChecks(), WorkloadKind.JOB, project, pool, now, given)
 
@@ -97,9 +97,10 @@ def _checked_request(
     now: datetime,
     arguments: Mapping[str, Any],
 ) -> WorkloadRequest:
-    """Return the request if each argument is valid for its declaration, the project, the pool and ``now``.
+    """Check every argument and return the request.
 
-    Raises Invalid with all the problems.
+    Each argument must be valid for its declared field, for the project and the pool, and at the time ``now``.
+    Raises Invalid with all problems.
     """
     hardware_arguments = hardware_arguments_in(arguments)
     hardware = check_hardware_request(checks, project, pool, hardware_arguments)
@@ -119,7 +120,10 @@ def _checked_request(
 def _checked_field(
     checks: InputChecks, declared: RequestField, value: Any, project: Project, pool: Pool, now: datetime
 ) -> Any:
-    """Return the value of one field, checked against its declaration, the project, the pool and ``now``."""
+    """Check the value of one field and return it.
+
+    The value must be valid for its declared field, for the project and the pool, and at the time ``now``.
+    """
     match declared.name:
         case "command":
             return checks.text("command", value, most=declared.max_length, lines=True)
@@ -159,7 +163,7 @@ def _checked_dependencies(
 ) -> tuple[tuple[str, Workload | JobArray], ...]:
     """Return the dependencies without duplicates.
 
-    Adds a problem for a dependency that can no longer end as required.
+    Add a problem to ``checks`` for each dependency that can no longer end with the required outcome.
     """
     dependencies = {(type(on), on.pk): (condition, on) for condition, on in after}
     if len(dependencies) > MAX_DEPENDENCIES:
@@ -183,7 +187,7 @@ def _checked_dependencies(
 
 
 def _checked_wanted_by(checks: InputChecks, wanted_by: Any, now: datetime) -> datetime | None:
-    """Return the time by which the workload should end, or None. It is a preference, not a limit."""
+    """Return the time by which the workload should end, or None. This time is a preference, not a limit."""
     if wanted_by is None:
         return None
     at = checks.aware_datetime("wanted_by", wanted_by)
@@ -194,9 +198,10 @@ def _checked_wanted_by(checks: InputChecks, wanted_by: Any, now: datetime) -> da
 
 
 def parse_array_indices(checks: InputChecks, text: Any) -> tuple[list[int], int | None]:
-    """Return the task indices of an array and its limit of concurrent tasks (None: no limit).
+    """Return the indices of an array's tasks, and the number of tasks that may run at the same time.
 
-    Accepts ``0-9``, ``1,3,5-9:2``, ``0-99%4``.
+    The number is None if there is no limit. Examples of the text are ``0-9``, ``1,3,5-9:2`` (every second
+    index from 5 to 9) and ``0-99%4`` (at most 4 tasks at the same time).
     """
     allowed = request_problems.ARRAY_ALLOWED.format(tasks=MAX_ARRAY_TASKS, highest=MAX_ARRAY_INDEX)
     matched = ARRAY_PATTERN.fullmatch(text.strip()) if isinstance(text, str) and len(text) <= 200 else None
@@ -222,7 +227,10 @@ def parse_array_indices(checks: InputChecks, text: Any) -> tuple[list[int], int 
 
 
 def _indices_of_part(part: str) -> range | None:
-    """Return the indices of a part such as 5-9:2; None if they are out of bounds."""
+    """Return the indices of a part such as ``5-9:2``, which means 5, 7 and 9.
+
+    Return None if an index or the number of indices is out of bounds.
+    """
     span, _, step_text = part.partition(":")
     first, _, last = span.partition("-")
     low, high, step = int(first), int(last or first), int(step_text or 1)

@@ -31,9 +31,9 @@ def save_template(
     hosts: int = 1,
     via: str = "web",
 ) -> Template:
-    """Create a template, or change ``template``. Raises Invalid, NotAllowed.
+    """Create a template, or change ``template`` if it is given. Raises Invalid, NotAllowed.
 
-    A template for jobs requires a command. A template for notebooks has no command and one host.
+    A template for jobs requires a command. A template for notebooks has no command, and exactly one host.
     """
     policy.require(actor, "template.change")
     checks = InputChecks()
@@ -74,7 +74,7 @@ def save_template(
 
 
 def preview_template_deletion(*, actor: User, template: Template) -> RemovalEffect:
-    """Return the effect of deleting a template, which affects no existing workload. Raises NotAllowed."""
+    """Return the effect of deleting a template. Existing workloads are not affected. Raises NotAllowed."""
     policy.require(actor, "template.change")
     return RemovalEffect("delete_template", template.name)
 
@@ -82,7 +82,7 @@ def preview_template_deletion(*, actor: User, template: Template) -> RemovalEffe
 def delete_template(
     *, actor: User, template: Template, now: datetime, why: str = "", via: str = "web"
 ) -> Template:
-    """Delete a template; workloads launched from it stay. Raises Invalid, NotAllowed."""
+    """Delete a template. Workloads that were launched from it stay. Raises Invalid, NotAllowed."""
     policy.require(actor, "template.change")
     why = checked_reason(why)
     with transaction.atomic():

@@ -1,4 +1,4 @@
-"""Cancel, extend and keep workloads."""
+"""Cancel workloads, extend their runtime, and protect notebooks from the idle stop."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MAX_KEEP_SECONDS = 24 * 3600
 
 
 def cancel_array(*, actor: User, array: JobArray, now: datetime, why: str = "", via: str = "web") -> int:
-    """Cancel every task that has not ended; return their number.
+    """Cancel every task of an array that has not ended. Return the number of cancelled tasks.
 
-    Raises Invalid, NotAllowed, and OperationRejected if all tasks have ended.
+    Raises Invalid, NotAllowed. Raises OperationRejected if all tasks have ended.
     """
     policy.require(actor, "workload.change", array)
     checks = InputChecks()
@@ -46,9 +46,9 @@ def cancel_array(*, actor: User, array: JobArray, now: datetime, why: str = "", 
 def cancel_workload(
     *, actor: User, workload: Workload, now: datetime, why: str = "", via: str = "web"
 ) -> Workload:
-    """Stop a workload or remove it from the queue.
+    """Stop a running workload, or remove a waiting one from the queue.
 
-    Raises Invalid, NotAllowed, and OperationRejected if the workload has ended.
+    Raises Invalid, NotAllowed. Raises OperationRejected if the workload has ended.
     """
     policy.require(actor, "workload.change", workload)
     checks = InputChecks()
@@ -75,7 +75,7 @@ def cancel_workload(
 def extend_workload(
     *, actor: User, workload: Workload, seconds: int, now: datetime, via: str = "web"
 ) -> Workload:
-    """Extend the runtime by ``seconds``, up to the pool's limit.
+    """Extend the runtime limit of a workload by ``seconds``. The pool's limit still applies.
 
     Raises Invalid, OperationRejected, NotAllowed.
     """
@@ -93,7 +93,7 @@ def extend_workload(
         try:
             extended = scheduling.extend_workload(workload, seconds=seconds, now=now)
         except OperationRejected as refused:
-            # Another request extended the workload meanwhile, or a reservation needs its GPUs.
+            # Another request has just extended the workload, or a reservation needs its GPUs.
             numbers = {**refused.numbers, "name": workload.name}
             raise OperationRejected(
                 refused.code, numbers, field="seconds", operation="extend_workload"
@@ -116,7 +116,7 @@ def extend_workload(
 def keep_workload(
     *, actor: User, workload: Workload, seconds: int, now: datetime, via: str = "web"
 ) -> Workload:
-    """Protect a notebook from the idle stop for ``seconds``.
+    """Protect a notebook from the idle stop for ``seconds`` from now.
 
     Raises Invalid, OperationRejected, NotAllowed.
     """

@@ -32,12 +32,21 @@ def preview_workload(
 ) -> dict[str, Any]:
     """Return the effect of submitting a workload now, without queueing it. Raises Invalid, NotAllowed.
 
-    ``arguments``: see ``submit_job`` or, if ``kind`` is notebook, ``launch_notebook``. The result has
-    ``starts_now`` (bool), ``code`` and ``numbers`` (the engine's reason), ``expected_start`` (datetime or
-    None), ``never`` (``scheduler.services.ImpossibleStart``: why it could never start, or None),
-    ``borrowed_slots``, ``quota_effect`` (list of the engine's quota usages), ``gpus`` (float, in whole GPUs),
-    ``price_per_hour`` and ``longest_cost`` (Decimal, or None without a price), ``currency``, ``wish`` (a
-    warning about ``wanted_by``, or empty) and ``warnings`` (sentences that block nothing).
+    ``arguments`` are those of ``launch_notebook`` if ``kind`` is "notebook", otherwise those of
+    ``submit_job``. The result has these keys:
+
+    - ``starts_now``: True if the workload would start at once. ``code`` and ``numbers``: the engine's reason.
+    - ``expected_start``: the expected time of the start, or None.
+    - ``never``: a ``scheduler.services.ImpossibleStart`` with the reason why the workload could never start,
+      or None.
+    - ``borrowed_slots``: the slots above the team's guarantee (840 slots are one GPU).
+    - ``quota_effect``: the engine's list of quota usages.
+    - ``gpus``: the size in whole GPUs.
+    - ``price_per_hour`` and ``longest_cost`` (the price of the whole runtime limit): None if a model has no
+      price.
+    - ``currency``: the currency of the prices.
+    - ``wish``: a warning if the workload would end after ``wanted_by``; otherwise empty.
+    - ``warnings``: sentences about circumstances that do not prevent the submission.
     """
     policy.require(actor, "workload.launch", project)
     request = (
@@ -76,13 +85,16 @@ def _preview_of(actor: User, request: WorkloadRequest, now: datetime) -> dict[st
 
 
 def _condition_of_dependency(request: WorkloadRequest, numbers: dict[str, Any]) -> str:
-    """Return the outcome that the dependency in the reason's ``numbers`` requires, or an empty text."""
+    """Return the outcome that the request requires of the dependency in the reason's ``numbers``.
+
+    The text is empty if the request does not have this dependency.
+    """
     sort, pk = (JobArray, numbers["array"]) if "array" in numbers else (Workload, numbers.get("workload"))
     return next((condition for condition, on in request.after if isinstance(on, sort) and on.pk == pk), "")
 
 
 def _late_warning(request: WorkloadRequest, answer: dict[str, Any], now: datetime) -> str:
-    """Return a warning if the workload would end after ``wanted_by``, otherwise an empty text."""
+    """Return a warning if the workload would end after ``wanted_by``. Otherwise return an empty text."""
     start = answer["expected_start"]
     if request.wanted_by is None or start is None:
         return ""

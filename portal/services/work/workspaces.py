@@ -29,11 +29,12 @@ def open_workspace(
     token: ApiToken | None = None,
     via: str = "web",
 ) -> str:
-    """Return the URL that opens a running workload, with a one-time code that is valid for one minute.
+    """Return the URL that opens a running workload. It contains a one-time code that is valid for one minute.
 
-    The URL has an origin of its own. ``session_key`` is the key of the portal session: signing out of the
-    portal also ends the workspace. ``session_key`` is empty for a caller with a ``token``; then revoking the
-    token ends the workspace. Raises NotAllowed, and OperationRejected if the workload does not run.
+    The URL has an origin of its own. ``session_key`` is the key of the portal session; when the person signs
+    out of the portal, the workspace ends. A caller with an API ``token`` has no portal session, and
+    ``session_key`` is empty; when the token is revoked, the workspace ends. Raises NotAllowed. Raises
+    OperationRejected if the workload does not run.
     """
     policy.require(actor, "workload.open", workload)
     if workload.state not in (WorkloadState.RUNNING, WorkloadState.NOTICE):
@@ -58,11 +59,11 @@ def open_workspace(
 
 
 def _serves_http(workload: Workload) -> bool:
-    """Return True if the workload's first host serves HTTP in the current attempt."""
+    """Return True if the current attempt of the workload serves HTTP on its first host."""
     return workload.runs.filter(attempt=workload.attempt, rank=0, ready_at__isnull=False).exists()
 
 
 def workspace_origin(workload: Workload, now: datetime) -> WorkspaceOrigin:
-    """Return the random host name of this workload's workspace; the first call creates the name."""
+    """Return the origin of the workload's workspace. The first call creates it with a random host name."""
     defaults = {"label": f"w{secrets.token_hex(12)}", "created_at": now}
     return WorkspaceOrigin.objects.get_or_create(workload=workload, defaults=defaults)[0]
