@@ -1,4 +1,7 @@
-"""Cache answers of the planner for a few seconds. If the cache is unavailable, compute every answer."""
+"""Cache answers of the planner for a few seconds.
+
+While the cache is unavailable, every answer is computed.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ ANSWER_CACHE_SECONDS = 5
 
 
 def cached_answer(question: tuple[Hashable, ...], now: datetime, answer: Callable[[], Answer]) -> Answer:
-    """Return the cached answer to a question, or compute and cache it for ANSWER_CACHE_SECONDS.
+    """Return the cached answer to a question. If there is none, compute it and cache it.
 
-    Use it only for answers that are equal for all users, or include the user in ``question``.
+    All users share the cache, and an answer stays in it for at most ANSWER_CACHE_SECONDS. If the answer
+    depends on the user, include the user in ``question``.
     """
     key = "answer:" + ":".join(map(str, (*question, int(now.timestamp()) // ANSWER_CACHE_SECONDS)))
     known: tuple[Answer] | None = cache_get(key)
@@ -28,7 +32,7 @@ def cached_answer(question: tuple[Hashable, ...], now: datetime, answer: Callabl
 
 
 def cache_get(key: str) -> Any:
-    """Return the value of a key; None if the key is missing or the cache is unavailable."""
+    """Return the value of a key. Return None if the key is missing or the cache is unavailable."""
     try:
         return cache.get(key)
     except RedisError:

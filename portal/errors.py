@@ -1,6 +1,7 @@
-"""Define the errors of services. Pages show them next to their fields; the API maps each to a 4xx response.
+"""Define the errors of services. Pages show them next to their fields; the API maps them to 4xx responses.
 
-A request that the present state does not allow raises ``scheduler.core.rejection.OperationRejected``.
+Another error, ``scheduler.core.rejection.OperationRejected``, means that the present state does not allow the
+request.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from scheduler.core.rejection import OperationRejected
 
 
 class ServiceError(Exception):
-    """Base class of service errors. ``status`` is the equivalent HTTP status."""
+    """Base class of service errors. ``status`` is the HTTP status of the API's response."""
 
     status = 400
 
@@ -23,7 +24,10 @@ class ServiceError(Exception):
 
 
 class Invalid(ServiceError):
-    """Invalid arguments: one message per field, with the value and the allowed values."""
+    """Invalid arguments of a service.
+
+    ``fields`` contains one message for each invalid argument, with the value and the allowed values.
+    """
 
     status = 400
 
@@ -34,17 +38,18 @@ class Invalid(ServiceError):
 
 
 class NotAllowed(ServiceError):
-    """The actor may see the object, but not change it this way.
+    """The actor may see the object, but may not change it this way.
 
-    For an object that is invisible to the actor, services raise ObjectNotFound instead.
+    If the actor may not even see the object, services raise ObjectNotFound instead.
     """
 
     status = 403
 
 
 class PlannerBudgetExceeded(ServiceError):
-    """The user has used up the planning time of this period. ``wait`` is the number of seconds until the next
-    period.
+    """The user has used up the planning time of this period.
+
+    ``wait`` is the number of seconds until the next period.
     """
 
     status = 429
@@ -55,8 +60,9 @@ class PlannerBudgetExceeded(ServiceError):
 
 
 class ObjectNotFound(ServiceError):
-    """An object does not exist or is invisible to the viewer. The message has the field, the value and the
-    allowed values.
+    """An object does not exist, or the viewer may not see it.
+
+    The message contains the field, the value and the allowed values.
     """
 
     status = 404

@@ -1,4 +1,7 @@
-"""Validate a hardware request against the hardware of the pool, for workloads and reservations."""
+"""Validate the hardware that a workload or a reservation requests.
+
+The request is compared with the hardware of its pool.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ HOST_RESOURCES = tuple(each.name for each in request_fields(HardwareRequest) if 
 
 
 def checked_value(checks: InputChecks, declared: RequestField, value: Any) -> Any:
-    """Return the value, or a harmless value if it is not allowed. Notes problems in ``checks``."""
+    """Return the value of a request field after its check.
+
+    If the value is not allowed, add a problem to ``checks`` and return a harmless value.
+    """
     name = declared.argument
     if declared.type is bool:
         return checks.flag(name, value)
@@ -35,9 +41,9 @@ def checked_value(checks: InputChecks, declared: RequestField, value: Any) -> An
 
 
 def given_values(fields: Iterable[RequestField], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by field name; None and absent arguments become defaults.
+    """Return the value of each field by field name. A missing argument, or None, becomes the default.
 
-    Raises TypeError for an argument that is not among the fields.
+    ``arguments`` uses the argument names of the API. Raises TypeError for an argument that no field has.
     """
     names = {each.argument: each for each in fields}
     if unknown := arguments.keys() - names.keys():
@@ -49,13 +55,16 @@ def given_values(fields: Iterable[RequestField], arguments: Mapping[str, Any]) -
 
 
 def hardware_arguments_in(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hardware arguments in ``values``, such as the payload of a submission."""
+    """Return the hardware arguments that ``values`` contains, for example a submission's payload."""
     names = (each.argument for each in request_fields(HardwareRequest))
     return {name: values[name] for name in names if name in values}
 
 
 def profile_slots(wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], int]:
-    """Return the size in slots by (pool id, profile). Takes no query if ``wanted`` is empty."""
+    """Return the size in slots of each MIG profile, by pool id and profile name.
+
+    840 slots are one GPU. If ``wanted`` is empty, no query is made.
+    """
     if not wanted:
         return {}
     rows = Unit.objects.filter(
@@ -69,14 +78,14 @@ def profile_slots(wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], 
 
 
 def gpu_models_of_pool(pool: Pool) -> list[str]:
-    """Return the GPU models of a pool, sorted."""
+    """Return the names of the GPU models in a pool, sorted."""
     return sorted(set(Gpu.objects.filter(host__pool=pool, retired_at=None).values_list("model", flat=True)))
 
 
 def profiles_of_pool(pool: Pool, models: Sequence[str]) -> dict[str, int]:
-    """Return slots by profile, for the profiles that a pool has on these models.
+    """Return the size in slots of each MIG profile that the pool offers on these models, by profile name.
 
-    An empty list means all models. The profile "" is the whole GPU.
+    840 slots are one GPU. The profile "" is the whole GPU. An empty list of models means all models.
     """
     units = Unit.objects.filter(gpu__host__pool=pool, retired_at=None, gpu__retired_at=None)
     if models:
@@ -88,7 +97,10 @@ def profiles_of_pool(pool: Pool, models: Sequence[str]) -> dict[str, int]:
 
 
 def check_pool(checks: InputChecks, pool: Pool, team: Team) -> None:
-    """Check that the team may use the pool: a static pool serves its own team only."""
+    """Add a problem to ``checks`` if the team may not use the pool.
+
+    Only its own team may use a static pool.
+    """
     if pool.team_id is not None and pool.team_id != team.pk:
         checks.note(
             "pool",
@@ -98,7 +110,7 @@ def check_pool(checks: InputChecks, pool: Pool, team: Team) -> None:
 
 
 def check_project(checks: InputChecks, project: Project) -> None:
-    """Check that the project is active."""
+    """Add a problem to ``checks`` if the project is not active."""
     if not project.active:
         checks.note(
             "project",
@@ -110,10 +122,10 @@ def check_project(checks: InputChecks, project: Project) -> None:
 def check_hardware_request(
     checks: InputChecks, project: Project, pool: Pool, arguments: Mapping[str, Any]
 ) -> HardwareRequest:
-    """Validate the hardware that a project requests in a pool. Notes problems in ``checks``.
+    """Validate the hardware that a project requests in a pool, and add problems to ``checks``.
 
     ``arguments`` maps the API's field names to the requested values. CPU and host memory are not compared
-    with the pool's hosts, because the engine does this.
+    with the pool's hosts here, because the engine compares them.
     """
     check_project(checks, project)
     check_pool(checks, pool, project.team)
@@ -137,9 +149,10 @@ def check_hardware_request(
 
 
 def field_to_change(code: str, numbers: Mapping[str, Any], otherwise: str = "units") -> str:
-    """Return the field of a request that must change because of the engine's reason.
+    """Return the field of a request that must change so that the engine's reason no longer applies.
 
-    Return ``otherwise`` if the reason is not about missing hardware.
+    ``code`` and ``numbers`` are the engine's reason. Return ``otherwise`` if the reason is not about missing
+    hardware.
     """
     if numbers.get("hosts_with_labels") == 0:
         return "labels_required"
@@ -153,13 +166,17 @@ def field_to_change(code: str, numbers: Mapping[str, Any], otherwise: str = "uni
     for name in asked:
         if numbers[f"most_{name}"] < numbers[name]:
             return name
-    if asked:  # some host has enough of each, but no host has enough of all
+    # For each resource there is a host with enough of it, but no host has enough of all resources.
+    if asked:
         return asked[-1]
     return "hosts" if numbers.get("hosts", 1) > 1 else "nvlink"
 
 
 def whole_gpus_of(pool: Pool, ask: HardwareRequest) -> float:
-    """Return the size of a request in whole GPUs: 0.29 for 2 slices of a seventh."""
+    """Return the size of a request in whole GPUs.
+
+    Example: 2 slices of a seventh of a GPU return 0.29.
+    """
     slots = (
         SLOTS_PER_GPU
         if ask.profile == WHOLE_GPU_PROFILE
@@ -169,14 +186,15 @@ def whole_gpus_of(pool: Pool, ask: HardwareRequest) -> float:
 
 
 def exceeds_approval_threshold(pool: Pool, ask: HardwareRequest) -> bool:
-    """Return True if a reservation of this size waits for approval."""
+    """Return True if a reservation of this size needs an approval in the pool."""
     return whole_gpus_of(pool, ask) > pool.approval_above_gpus
 
 
 def network_warnings(pool: Pool, ask: HardwareRequest) -> list[str]:
-    """Return a warning if a multi-host request could get hosts that the other hosts cannot reach.
+    """Return a warning if a request for several hosts could get hosts that cannot reach each other.
 
-    The agent of such a host reports no address. Hosts that never joined are ignored. Takes at most one query.
+    This applies to hosts whose agent reports no network address. Hosts that have never joined are ignored. At
+    most one query is made.
     """
     if ask.hosts < 2:
         return []

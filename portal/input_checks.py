@@ -1,4 +1,7 @@
-"""Validate input. All problems are reported together, each with field, value and allowed values."""
+"""Validate input. All problems are reported together.
+
+Each problem names the field, the value and the allowed values.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +23,24 @@ USER_NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9@.+_-]{0,149}$")
 VARIABLE_NAME_PATTERN = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
 LABEL_PATTERN = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$")
 EMAIL_PATTERN = re.compile(r"^[^@\s]{1,64}@[^@\s]{1,190}$")
-# Invisible or direction-changing characters: a name with them can look like another name.
+# Invisible characters, and characters that change the text direction. With them, two different names can look
+# equal.
 INVISIBLE_CHARACTERS = frozenset(
     "\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
 )
 
 
 def display_value(value: Any) -> str:
-    """Return a value for an error message: short, on one line, with unusual characters escaped."""
+    """Return a value for an error message: at most 60 characters, on one line, unusual characters escaped."""
     text = ascii(value) if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class InputChecks:
-    """The problems of one input. ``done()`` raises Invalid if there are any.
+    """Checks of one input, and the problems that they found. ``done()`` raises Invalid if there are problems.
 
-    Each check returns the clean value. If it notes a problem, it returns a harmless value of the same type.
+    Each check returns the valid value. If the value is invalid, the check adds a problem and returns a
+    harmless value of the same type.
     """
 
     def __init__(self) -> None:
@@ -43,7 +48,7 @@ class InputChecks:
         self.values: dict[str, Any] = {}
 
     def note(self, field: str, value: Any, message: str) -> None:
-        """Note a problem of a field. Later problems of this field are ignored."""
+        """Add a problem of a field. Only the first problem of a field is kept."""
         if field not in self.problems:
             self.problems[field] = message
             self.values[field] = (
@@ -51,15 +56,17 @@ class InputChecks:
             )
 
     def done(self) -> None:
-        """Raise Invalid with all noted problems, if there are any."""
+        """Raise Invalid if there are problems. The error contains all of them."""
         if self.problems:
             raise Invalid(self.problems, self.values)
 
     def text(
         self, field: str, value: Any, *, least: int = 1, most: int = MAX_NAME_LENGTH, lines: bool = False
     ) -> str:
-        """Return text of ``least`` to ``most`` characters without control or direction-changing
-        characters.
+        """Return the text if it has ``least`` to ``most`` characters and all of them are allowed.
+
+        Control characters and characters that change the text direction are not allowed. ``lines`` also
+        allows line breaks and tabs.
         """
         allowed = f"{least} to {most} characters without control or direction-changing characters"
         if not isinstance(value, str):
@@ -88,7 +95,10 @@ class InputChecks:
         return clean
 
     def pattern(self, field: str, value: Any, pattern: re.Pattern[str], allowed: str) -> str:
-        """Return text that matches ``pattern`` completely."""
+        """Return the text if ``pattern`` matches all of it.
+
+        ``allowed`` describes the pattern in the text of the problem.
+        """
         if not isinstance(value, str) or not pattern.fullmatch(value):
             self.note(
                 field,
@@ -99,7 +109,7 @@ class InputChecks:
         return value
 
     def count(self, field: str, value: Any, low: int, high: int, unit: str = "") -> int:
-        """Return a whole number from ``low`` to ``high``."""
+        """Return the number if it is a whole number from ``low`` to ``high``."""
         allowed = f"a whole number from {low:,} to {high:,}{' ' + unit if unit else ''}"
         words = input_problems.NOT_ALLOWED.format(field=field, given=display_value(value), allowed=allowed)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -108,14 +118,17 @@ class InputChecks:
         return value
 
     def flag(self, field: str, value: Any) -> bool:
-        """Return a bool. Values of other types are problems, even 0, 1 and "true"."""
+        """Return the value if it is True or False.
+
+        Other types are a problem; even 0, 1 and "true" are not allowed.
+        """
         if not isinstance(value, bool):
             self.note(field, value, input_problems.NOT_A_FLAG.format(field=field, given=display_value(value)))
             return False
         return value
 
     def choice(self, field: str, value: Any, allowed: Collection[str]) -> str:
-        """Return one of the values in ``allowed``."""
+        """Return the value if ``allowed`` contains it."""
         if not isinstance(value, str) or value not in allowed:
             listed = ", ".join(sorted(allowed)) if allowed else "nothing here"
             self.note(
@@ -127,7 +140,10 @@ class InputChecks:
         return str(value)
 
     def choices(self, field: str, value: Any, allowed: Collection[str], most: int = 10) -> list[str]:
-        """Return distinct values from ``allowed`` in the order given; an empty list means any."""
+        """Return the values without duplicates, in the given order, if ``allowed`` contains all of them.
+
+        An empty list means that any value is accepted.
+        """
         if not isinstance(value, list | tuple) or len(value) > most:
             self.note(
                 field,
@@ -145,7 +161,7 @@ class InputChecks:
         return clean
 
     def aware_datetime(self, field: str, value: Any) -> datetime:
-        """Return a timezone-aware datetime in UTC, from the year 2000 to MAX_YEAR."""
+        """Return the time in UTC if it has a time zone and lies between the year 2000 and MAX_YEAR."""
         if not isinstance(value, datetime) or value.tzinfo is None:
             self.note(
                 field,
@@ -163,7 +179,7 @@ class InputChecks:
         return value.astimezone(UTC)
 
     def month(self, field: str, value: Any) -> date:
-        """Check that a date is the first day of a month, and return it."""
+        """Return the date if it is the first day of a month."""
         if (
             isinstance(value, datetime)
             or not isinstance(value, date)
@@ -179,7 +195,10 @@ class InputChecks:
         return value
 
     def amount(self, field: str, value: Any, *, high: Decimal, decimals: int) -> Decimal:
-        """Return an amount from 0 to ``high`` with at most ``decimals`` decimals. A float is a problem."""
+        """Return the amount if it lies between 0 and ``high`` and has at most ``decimals`` decimals.
+
+        A float is not allowed, because it is not exact.
+        """
         allowed = f"an amount from 0 to {high:,} with at most {decimals} decimals"
         try:
             amount = (
@@ -200,7 +219,7 @@ class InputChecks:
         return amount
 
     def labels(self, field: str, value: Any) -> dict[str, str]:
-        """Return up to 20 name-value pairs of short plain words."""
+        """Return the labels if they are at most 20 pairs of a name and a value."""
         allowed = "up to 20 pairs of words of 1 to 63 letters, digits, dots, dashes, underscores and slashes"
         fine = isinstance(value, dict) and len(value) <= 20
         if not fine or any(
@@ -217,7 +236,10 @@ class InputChecks:
         return dict(value)
 
     def environment(self, field: str, value: Any) -> dict[str, str]:
-        """Return environment variables of a workload. Variables that the site itself sets are problems."""
+        """Return the environment variables of a workload if all of them are allowed.
+
+        Variables that gpupool itself sets, such as GPUPOOL_…, are not allowed.
+        """
         if not isinstance(value, dict) or len(value) > 100:
             self.note(
                 field,
@@ -251,7 +273,7 @@ class InputChecks:
         return {} if field in self.problems else dict(value)
 
     def time_zone(self, field: str, value: Any) -> str:
-        """Return a name from the time zone database."""
+        """Return the name if the time zone database contains it."""
         if not isinstance(value, str) or value not in time_zone_names():
             self.note(
                 field,
@@ -263,7 +285,7 @@ class InputChecks:
 
 
 def unique_slug(name: str, taken: Iterable[str]) -> str:
-    """Return a slug for a name that differs from the slugs in ``taken``."""
+    """Return a slug for ``name`` that is not in ``taken``."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     base = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:36] or "x"
     used, number, slug = set(taken), 1, base
@@ -284,7 +306,7 @@ def _is_forbidden_character(character: str, lines: bool) -> bool:
 
 
 def checked_reason(value: Any) -> str:
-    """Return an operator's reason for a change: at most 300 characters, may be empty. Raises Invalid."""
+    """Return the reason that an operator gave for a change, at most 300 characters. Raises Invalid."""
     checks = InputChecks()
     clean = checks.text("why", value, least=0, most=300)
     checks.done()

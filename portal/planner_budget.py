@@ -1,7 +1,8 @@
-"""Limit the planning time of each user's questions: explanations, previews and alternatives.
+"""Limit the planning time that each user's questions may use.
 
-Each question can cost as much as a planning cycle. A user who asks too often gets an error with the waiting
-time; other users are not affected. The counters are in the cache. Without the cache nothing is limited.
+A question is an explanation, a preview or a request for alternatives. It can cost as much as a planning
+cycle. A user who asks too often gets an error with the waiting time, and other users are not affected. The
+counters are in the cache. While the cache is unavailable, there is no limit.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from portal.errors import PlannerBudgetExceeded
 from portal.models import User
 
 BUDGET_PERIOD_SECONDS = 60
-MAX_PLANNING_MS_PER_PERIOD = 15_000  # per user: about 150 questions in a pool of a thousand GPUs
-ESTIMATED_MS_PER_QUESTION = 100  # charged in advance, so that concurrent questions are limited, too
+MAX_PLANNING_MS_PER_PERIOD = 15_000  # for each user; about 150 questions in a pool of 1000 GPUs
+ESTIMATED_MS_PER_QUESTION = 100  # counted in advance, so that concurrent questions are limited
 
 _is_metered: ContextVar[bool] = ContextVar("a question is being answered", default=False)
 
 
 @contextlib.contextmanager
 def metered_planning(user: User, now: datetime) -> Iterator[None]:
-    """Measure the planning time of the block and charge it to the user. A nested call measures nothing.
+    """Measure the planning time of the ``with`` block, and count it against the user's limit.
 
-    Raises PlannerBudgetExceeded on entry if the user's budget of this period is used up.
+    A nested block is not measured again. Raises PlannerBudgetExceeded on entry if the user has used up the
+    limit of this period.
     """
     if _is_metered.get():
         yield
@@ -50,7 +52,10 @@ def metered_planning(user: User, now: datetime) -> Iterator[None]:
 
 
 def _add_planning_ms(key: str, milliseconds: int) -> int:
-    """Add milliseconds to a counter and return its value; return 0 while the cache is unavailable."""
+    """Add milliseconds to a counter and return its new value.
+
+    Return 0 while the cache is unavailable.
+    """
     try:
         cache.add(key, 0, 2 * BUDGET_PERIOD_SECONDS)
         return int(cache.incr(key, milliseconds))

@@ -1,9 +1,9 @@
-"""Decide which actions and objects a user may use and see. An action without a rule is denied.
+"""Decide which actions a user may take and which objects a user may see. An action without a rule is denied.
 
-Operator, finance and auditor are flags of the user; member and lead are roles in a team. An auditor sees
-everything and changes nothing, regardless of other roles. ``may`` returns a bool; ``require`` raises
-an error with a sentence. Every list and lookup starts from a ``visible_*`` queryset, so an object that the
-user may not see is not found.
+Operator, finance and auditor are flags of the user. Member and lead are roles in a team. An auditor sees
+everything and changes nothing, whatever other roles the auditor has. ``may`` returns a bool. ``require``
+raises an error with a sentence. Every list and every lookup starts from a ``visible_*`` queryset. So an
+object that the user may not see is not found.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Viewer = User | AnonymousUser
 
 
 def team_id_of(thing: Any) -> int | None:
-    """Return the id of the team to which ``thing`` belongs; None for an object without a team."""
+    """Return the id of the team to which ``thing`` belongs. Return None if the object has no team."""
     if isinstance(thing, Team):
         return int(thing.pk)
     if isinstance(thing, Project | Quota | Submission):
@@ -52,12 +52,15 @@ def team_id_of(thing: Any) -> int | None:
 
 
 def _id_of(user: Viewer) -> int:
-    """Return the id of a user with an active account, otherwise 0, which no user has."""
+    """Return the id of a user whose account is active.
+
+    Return 0 for anybody else; no user has this id.
+    """
     return user.pk if isinstance(user, User) and user.is_active else 0
 
 
 def role_in(user: Viewer, team_id: int | None) -> str:
-    """Return the user's role in a team: member, lead or ""."""
+    """Return the user's role in a team: "member", "lead", or an empty text without a membership."""
     if team_id is None or not user.is_authenticated:
         return ""
     return Membership.objects.filter(user=user, team_id=team_id).values_list("role", flat=True).first() or ""
@@ -117,7 +120,7 @@ decides_membership = rules.predicate(_decides_membership)
 
 # -- actions
 
-# action -> (rule, refusal sentence). The type of ``thing`` is in brackets.
+# For each action: (rule, sentence of a refusal). The comment above an action names the type of its ``thing``.
 ACTIONS: dict[str, tuple[Any, str]] = {
     # [Project]
     "workload.launch": (
@@ -167,7 +170,7 @@ ACTIONS: dict[str, tuple[Any, str]] = {
         changes_things & (is_owner | is_lead),
         permission_problems.SUBMISSION_WITHDRAW,
     ),
-    # actions without a ``thing``
+    # The following actions have no ``thing``.
     "approval.see": (
         is_active & (is_operator | is_auditor),
         permission_problems.APPROVAL_SEE,
@@ -209,14 +212,14 @@ RULES = rules.RuleSet({name: rule for name, (rule, _) in ACTIONS.items()})
 
 
 def may(user: Viewer, action: str, thing: Any = None) -> bool:
-    """Return True if ``user`` may do ``action`` to ``thing``. Raises KeyError for an unknown action."""
+    """Return True if ``user`` may take ``action`` on ``thing``. Raises KeyError for an unknown action."""
     if action not in ACTIONS:
         raise KeyError(action)
     return bool(RULES.test_rule(action, user, thing))
 
 
 def require(user: Viewer, action: str, thing: Any = None) -> None:
-    """Raise NotAllowed with the action's sentence unless the user may do it."""
+    """Raise NotAllowed unless the user may take the action. The error contains the action's sentence."""
     if not may(user, action, thing):
         raise NotAllowed(ACTIONS[action][1])
 
@@ -235,23 +238,32 @@ def sees_all_charges(user: Viewer) -> bool:
 
 
 def sees_owner_cost(user: Viewer) -> bool:
-    """Return True for finance, operators and auditors, who see the owner's costs. Other users see prices."""
+    """Return True for finance, operators and auditors, who see the owner's cost of a GPU-hour.
+
+    Other users see only its price.
+    """
     return sees_all_charges(user) or sees_all_teams(user)
 
 
 def my_team_ids(user: Viewer, role: str = "") -> QuerySet[Membership, Any]:
-    """Return a subquery of the user's team ids; with ``role``, of teams in which the user has this role."""
+    """Return a subquery of the ids of the user's teams.
+
+    If ``role`` is given, include only teams in which the user has this role.
+    """
     mine = Membership.objects.filter(user_id=_id_of(user))
     return (mine.filter(role=role) if role else mine).values("team_id")
 
 
 def visible_teams(user: Viewer) -> QuerySet[Team]:
-    """Return the user's teams; all teams for operators, auditors and finance."""
+    """Return the user's teams. Operators, auditors and finance see all teams."""
     return _visible_team_rows(user, Team.objects.all())
 
 
 def visible_teams_with_removed(user: Viewer) -> QuerySet[Team]:
-    """Return the visible teams, also removed teams. A removed team has no members."""
+    """Return the visible teams and the visible removed teams.
+
+    A removed team has no members. So only operators, auditors and finance see it.
+    """
     return _visible_team_rows(user, Team.with_removed.all())
 
 
@@ -262,8 +274,9 @@ def _visible_team_rows(user: Viewer, teams: QuerySet[Team]) -> QuerySet[Team]:
 
 
 def named_teams(user: Viewer) -> QuerySet[Team]:
-    """Return teams whose names the user may read in a sentence: visible teams, and teams with a quota in a
-    visible pool.
+    """Return the teams whose names the user may read in a sentence.
+
+    These are the visible teams, and the teams with a quota in a visible pool.
     """
     sharing = Quota.objects.filter(pool__in=visible_pools(user)).values("team")
     return Team.objects.filter(Q(pk__in=visible_teams(user).values("pk")) | Q(pk__in=sharing))
@@ -277,14 +290,14 @@ def visible_projects(user: Viewer) -> QuerySet[Project]:
 
 
 def launchable_projects(user: Viewer) -> QuerySet[Project]:
-    """Return active projects in which the user may start work."""
+    """Return the active projects in which the user may start work."""
     if not _changes_things(user):
         return Project.objects.none()
     return Project.objects.filter(active=True, team__in=my_team_ids(user))
 
 
 def visible_pools(user: Viewer) -> QuerySet[Pool]:
-    """Return all dynamic pools, and static pools of the user's teams.
+    """Return all dynamic pools, and the static pools of the user's teams.
 
     Operators, auditors and finance see all pools.
     """
@@ -292,7 +305,7 @@ def visible_pools(user: Viewer) -> QuerySet[Pool]:
 
 
 def visible_pools_with_removed(user: Viewer) -> QuerySet[Pool]:
-    """Return the visible pools, also removed pools."""
+    """Return the visible pools, including removed pools."""
     return _visible_pool_rows(user, Pool.with_removed.all())
 
 
@@ -305,12 +318,15 @@ def _visible_pool_rows(user: Viewer, pools: QuerySet[Pool]) -> QuerySet[Pool]:
 
 
 def visible_hosts(user: Viewer) -> QuerySet[Host]:
-    """Return the hosts of visible pools. Their workloads are subject to ``visible_workloads``."""
+    """Return the hosts of visible pools.
+
+    This grants no access to the workloads on a host; ``visible_workloads`` decides about them.
+    """
     return Host.objects.filter(pool__in=visible_pools(user))
 
 
 def visible_hosts_with_removed(user: Viewer) -> QuerySet[Host]:
-    """Return the visible hosts, also removed hosts and hosts of removed pools."""
+    """Return the visible hosts, including removed hosts and the hosts of removed pools."""
     return Host.with_removed.filter(pool__in=visible_pools_with_removed(user))
 
 
@@ -325,39 +341,40 @@ def visible_quotas(user: Viewer) -> QuerySet[Quota]:
 
 
 def visible_workloads(user: Viewer) -> QuerySet[Workload]:
-    """Return workloads of the user's teams; all for operators and auditors."""
+    """Return the workloads of the user's teams. Operators and auditors see all workloads."""
     if sees_all_teams(user):
         return Workload.objects.all()
     return Workload.objects.filter(project__team__in=my_team_ids(user))
 
 
 def visible_arrays(user: Viewer) -> QuerySet[JobArray]:
-    """Return job arrays of the user's teams; all for operators and auditors."""
+    """Return the job arrays of the user's teams. Operators and auditors see all job arrays."""
     if sees_all_teams(user):
         return JobArray.objects.all()
     return JobArray.objects.filter(project__team__in=my_team_ids(user))
 
 
 def visible_volumes(user: Viewer) -> QuerySet[Volume]:
-    """Return the homes of the user and of members of teams the user leads; all for operators and auditors.
+    """Return the homes of the user and of the members of teams that the user leads.
 
-    Only names and sizes are shown, never files.
+    Operators and auditors see all homes. Only names and sizes are visible, never files.
     """
     if sees_all_teams(user):
         return Volume.objects.all()
     if not _active(user):
         return Volume.objects.none()
     led = Membership.objects.filter(team__in=my_team_ids(user, Membership.Role.LEAD))
-    # A user's homes in further teams are named NAME~NUMBER; user names contain no ~.
+    # The first home of a user has the user's name. Homes for later teams are named NAME~NUMBER. User names
+    # contain no "~".
     person = Func(F("name"), Value("~"), Value(1), function="split_part", output_field=CharField())
     volumes = Volume.objects.alias(whose=person)
     return volumes.filter(Q(whose=user.get_username()) | Q(whose__in=led.values("user__username")))
 
 
 def visible_reservations(user: Viewer) -> QuerySet[Reservation]:
-    """Return reservations of the user's teams; all for operators and auditors.
+    """Return the reservations of the user's teams. Operators and auditors see all reservations.
 
-    The calendar shows other reservations without names.
+    The calendar also shows the reservations of other teams, but without names.
     """
     if sees_all_teams(user):
         return Reservation.objects.all()
@@ -365,14 +382,17 @@ def visible_reservations(user: Viewer) -> QuerySet[Reservation]:
 
 
 def visible_series(user: Viewer) -> QuerySet[Series]:
-    """Return recurring reservations of the user's teams; all for operators and auditors."""
+    """Return the recurring reservations of the user's teams. Operators and auditors see all series."""
     if sees_all_teams(user):
         return Series.objects.all()
     return Series.objects.filter(project__team__in=my_team_ids(user))
 
 
 def visible_submissions(user: Viewer) -> QuerySet[Submission]:
-    """Return submissions of the user and of teams the user leads; all for operators and auditors."""
+    """Return the submissions of the user and of teams that the user leads.
+
+    Operators and auditors see all submissions.
+    """
     if sees_all_teams(user):
         return Submission.objects.all()
     if not _active(user):
@@ -383,7 +403,10 @@ def visible_submissions(user: Viewer) -> QuerySet[Submission]:
 
 
 def visible_users(user: Viewer) -> QuerySet[User]:
-    """Return the user and the members of the user's teams; all for operators, auditors and finance."""
+    """Return the user and the members of the user's teams.
+
+    Operators, auditors and finance see all users.
+    """
     if sees_all_teams(user) or sees_all_charges(user):
         return User.objects.all()
     if not _active(user):
@@ -394,7 +417,10 @@ def visible_users(user: Viewer) -> QuerySet[User]:
 
 
 def visible_charges(user: Viewer) -> QuerySet[Charge]:
-    """Return charges of the user and of teams the user leads; all for finance and auditors."""
+    """Return the charges of the user and of teams that the user leads.
+
+    Finance and auditors see all charges.
+    """
     if sees_all_charges(user):
         return Charge.objects.all()
     if not _active(user):
@@ -403,17 +429,20 @@ def visible_charges(user: Viewer) -> QuerySet[Charge]:
 
 
 def visible_statements(user: Viewer) -> QuerySet[Statement]:
-    """Return statements, for finance and auditors only."""
+    """Return all statements for finance and auditors, and none for other users."""
     return Statement.objects.all() if sees_all_charges(user) else Statement.objects.none()
 
 
 def visible_budgets(user: Viewer) -> QuerySet[Budget]:
-    """Return budgets of visible teams and of visible projects."""
+    """Return the budgets of visible teams and visible projects."""
     return Budget.objects.filter(Q(team__in=visible_teams(user)) | Q(project__in=visible_projects(user)))
 
 
 def visible_audit(user: Viewer) -> QuerySet[AuditEvent]:
-    """Return changes by the user and in teams the user leads; all for operators and auditors."""
+    """Return the audit records of the user's changes and of changes in teams that the user leads.
+
+    Operators and auditors see all records.
+    """
     if may(user, "audit.see_all"):
         return AuditEvent.objects.all()
     if not _active(user):

@@ -1,6 +1,6 @@
 """Run the portal's periodic tasks: notices, idle notebooks, expired rows.
 
-Each task is idempotent. The tasks read the clock and pass the time on.
+A repeated run of a task does no harm. Each task reads the clock once and passes the time on.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from scheduler.coordination import clock_correction
 
 @shared_task(name="portal.tasks.notices")  # type: ignore[misc]
 def notices() -> int:
-    """Write notices about new events; return the number written."""
+    """Write notices about new events. Return the number of new notices."""
     return delivery.write_notices(timezone.now())
 
 
 @shared_task(name="portal.tasks.idle_cull")  # type: ignore[misc]
 def idle_cull() -> dict[str, int]:
-    """Warn about or stop idle notebooks; return the number of notebooks by verdict."""
+    """Warn about idle notebooks or stop them. Return the number of notebooks for each verdict."""
     return clock_correction.with_steady_clock(lambda clock: idle_notebooks.stop_idle_notebooks(clock.wall))
 
 
 @shared_task(name="portal.tasks.expire_submissions")  # type: ignore[misc]
 def expire_submissions() -> int:
-    """Expire requests for reservations that nobody decided before their start; return their number."""
+    """Expire the requests for reservations that nobody has decided before their start.
+
+    Return the number of expired requests.
+    """
     return clock_correction.with_steady_clock(
         lambda clock: expired_submissions.expire_submissions(clock.wall)
     )
@@ -35,6 +38,6 @@ def expire_submissions() -> int:
 
 @shared_task(name="portal.tasks.forget_expired")  # type: ignore[misc]
 def forget_expired() -> int:
-    """Delete expired sessions and one-time codes, and old notices; return the number deleted."""
+    """Delete expired sessions, one-time codes and old notices. Return the number of deleted rows."""
     now = timezone.now()
     return expired_sessions.delete_expired_sessions(now) + delivery.delete_old_notices(now)

@@ -28,7 +28,10 @@ class Organisation(models.Model):
 
 
 class User(AbstractUser):
-    """A user. Roles in the whole organisation are flags here; roles in a team are Memberships."""
+    """A user. The fields operator, finance and auditor are roles in the whole organisation.
+
+    The roles in teams are the user's Memberships.
+    """
 
     operator = models.BooleanField(default=False, help_text="manages hosts and pools, decides approvals")
     finance = models.BooleanField(default=False, help_text="sees all charges, closes months")
@@ -63,7 +66,10 @@ class Membership(models.Model):
 
 
 class ApiToken(models.Model):
-    """An API token. Its text is shown once, at the creation; only the hash of the text is stored."""
+    """An API token. Its text is shown once, when it is created.
+
+    Only the hash of the text is stored.
+    """
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="api_tokens")
     name = models.CharField(max_length=80)
@@ -75,7 +81,7 @@ class ApiToken(models.Model):
     revoked_at = models.DateTimeField(null=True, blank=True)
 
     def is_in_force(self, now: datetime) -> bool:
-        """Return True if the token is neither revoked nor expired and its owner's account is active."""
+        """Return True if the token is neither revoked nor expired, and the account of its owner is active."""
         return (
             self.revoked_at is None
             and (self.expires_at is None or self.expires_at > now)

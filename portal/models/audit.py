@@ -9,7 +9,10 @@ from scheduler.models import Team
 
 
 class AuditEvent(models.Model):
-    """A change: actor, action, values before and after, and reason. A trigger rejects UPDATE and DELETE."""
+    """A change: the actor, the action, the values before and after, and the reason.
+
+    A database trigger rejects UPDATE and DELETE.
+    """
 
     at = models.DateTimeField()
     actor = models.ForeignKey(

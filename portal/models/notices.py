@@ -1,4 +1,4 @@
-"""Define notifications to users, and records of announced events."""
+"""Define notifications to users, and records of the events that users were notified about."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from scheduler.models import Reservation, Workload
 
 
 class Notification(models.Model):
-    """An in-app notice. ``portal.wording.notice_texts`` makes the sentence from ``kind`` and ``numbers``."""
+    """A notification that the portal shows to one user.
+
+    ``portal.wording.notice_texts`` builds its sentence from ``kind`` and ``numbers``.
+    """
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="notifications")
     kind = models.CharField(max_length=40)
@@ -33,7 +36,7 @@ class Notification(models.Model):
 
 
 class NoticeMark(models.Model):
-    """The time until which events were examined for notices. The table has one row."""
+    """The time up to which events have been searched for notifications. The table has one row."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     looked_until = models.DateTimeField()
@@ -43,7 +46,10 @@ class NoticeMark(models.Model):
 
 
 class ToldStart(models.Model):
-    """The expected start that was last announced to a waiting workload's owner, to detect large changes."""
+    """The expected start of a waiting workload that was last announced to its owner.
+
+    A new expected start is compared with it, to announce large changes.
+    """
 
     workload = models.OneToOneField(
         Workload, primary_key=True, on_delete=models.CASCADE, related_name="told_start"

@@ -21,7 +21,7 @@ class SubmissionState(models.TextChoices):
 
 
 class Submission(models.Model):
-    """A request that needs an approval. A waiting request holds no resources."""
+    """A request that needs an approval. While it waits, it holds no GPUs."""
 
     class Kind(models.TextChoices):
         RESERVATION = "reservation"
@@ -70,7 +70,7 @@ class Submission(models.Model):
 
 
 class Approval(models.Model):
-    """The decision about a submission: who decided, what changed, and why."""
+    """The decision about a submission: who decided, how the request was changed, and why."""
 
     submission = models.OneToOneField(Submission, on_delete=models.PROTECT, related_name="approval")
     decided_by = models.ForeignKey(User, on_delete=models.PROTECT, related_name="+")
@@ -81,7 +81,7 @@ class Approval(models.Model):
 
 
 class Template(models.Model):
-    """A preset of a notebook or job."""
+    """Preset values for launching a notebook or a job."""
 
     slug = models.SlugField(unique=True, max_length=40)
     name = models.CharField(max_length=80)

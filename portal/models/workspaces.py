@@ -1,4 +1,7 @@
-"""Define the origins, entry codes and sessions of workspaces."""
+"""Define the origins, entry codes and sessions of workspaces.
+
+A workspace is the web interface of a running notebook or job.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from scheduler.models import Workload
 
 
 class WorkspaceOrigin(models.Model):
-    """The random host label under which one workload is served. No other workload has the same label."""
+    """The random host name label of one workload's workspace. No other workload has the same label."""
 
     workload = models.OneToOneField(
         Workload, primary_key=True, on_delete=models.CASCADE, related_name="workspace_origin"
@@ -21,8 +24,9 @@ class WorkspaceOrigin(models.Model):
 
 
 class EntryCode(models.Model):
-    """A one-time code that opens a workspace. The portal issues the code for one user; the
-    edge redeems it within a minute.
+    """A one-time code that opens a workspace.
+
+    The portal issues the code for one user. The edge redeems it within a minute.
     """
 
     code_hash = models.CharField(unique=True, max_length=64)
@@ -36,8 +40,9 @@ class EntryCode(models.Model):
 
 
 class WorkspaceSession(models.Model):
-    """A browser session in a workspace, identified by its ``__Host-`` cookie. The end of the
-    session closes its sockets.
+    """A browser's session in a workspace, identified by a cookie of the workspace.
+
+    When the session ends, its WebSockets are closed.
     """
 
     token_hash = models.CharField(unique=True, max_length=64)
@@ -59,7 +64,7 @@ class WorkspaceSession(models.Model):
 
 
 def hash_workspace_secret(secret: str) -> str:
-    """Return the hash under which entry codes and workspace cookies are stored.
+    """Return the hash of an entry code or a workspace cookie. Only this hash is stored.
 
     A browser may send any bytes as a cookie, even bytes that are not valid text.
     """

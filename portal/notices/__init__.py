@@ -1,1 +1,4 @@
-"""Find events that users should know about, and write one notification per event and user."""
+"""Find the events that users should know about, and write notifications.
+
+Each user gets at most one notification about an event.
+"""

@@ -1,4 +1,4 @@
-"""Find notices about submissions: requests for approval and decisions."""
+"""Find events of submissions for notices: new requests, decisions and expiry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from portal.wording import request_texts
 
 
 def submissions_to_approve(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each new submission to all users who may decide it, except its author."""
+    """Yield a notice about each new submission to the users who may decide it, except its author."""
     waiting = Submission.objects.filter(
         state=SubmissionState.WAITING, created_at__gt=since, created_at__lte=now
     )
@@ -34,7 +34,7 @@ def submissions_to_approve(since: datetime, now: datetime) -> Iterator[PendingNo
 
 
 def expired_submissions(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each expired submission to its author and to operators."""
+    """Yield a notice about each expired submission to its author and to operators."""
     events = AuditEvent.objects.filter(verb="expire_submission", at__gt=since, at__lte=now)
     ids = [target.partition(":")[2] for target in events.values_list("target", flat=True)]
     for submission in Submission.objects.filter(public_id__in=ids).select_related("team", "author"):
@@ -57,7 +57,7 @@ def _request_numbers(submission: Submission) -> dict[str, str]:
 
 
 def decided_submissions(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice to the author of each decided submission."""
+    """Yield a notice about each decided submission to its author."""
     decided = Approval.objects.filter(decided_at__gt=since, decided_at__lte=now)
     for approval in decided.select_related("submission", "decided_by"):
         submission = approval.submission

@@ -1,4 +1,4 @@
-"""Find notices about budgets that reached a threshold, for finance and team leads."""
+"""Find budgets that have reached a threshold, for notices to finance and team leads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from telemetry.models import BudgetAlert, BudgetMeasure
 
 
 def budgets_reached(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice to finance and the team's leads for each budget alert."""
+    """Yield a notice about each new alert of a budget, to finance and to the leads of the team."""
     for alert in BudgetAlert.objects.filter(at__gt=since, at__lte=now).select_related(
         "budget__team", "budget__project"
     ):

@@ -1,6 +1,8 @@
-"""Write notifications about events. Each notice names its source row, so repeated runs write it once.
+"""Write notices about events.
 
-``write_notices(now)`` reads the rows since the previous run (``NoticeMark``). The periods of two runs
+A notice names its event as ``source``, so a repeated run writes no second notice about the event.
+
+``write_notices(now)`` reads the rows since its previous run (see ``NoticeMark``). The periods of two runs
 overlap, because a transaction may commit later than the times in its rows.
 """
 
@@ -58,7 +60,7 @@ INITIAL_LOOKBACK = timedelta(hours=1)
 
 
 def write_notices(now: datetime) -> int:
-    """Write the notices of all events since the last run; return the number of new notices."""
+    """Write the notices about all events since the last run. Return the number of new notices."""
     with transaction.atomic():
         since = _lookback_start(now)
         rows: dict[tuple[int, str], Notification] = {}
@@ -85,14 +87,20 @@ def write_notices(now: datetime) -> int:
 
 
 def delete_old_notices(now: datetime) -> int:
-    """Delete notices older than GPUPOOL_NOTICE_DAYS, at most DELETE_BATCH_SIZE; return their number."""
+    """Delete notices that are older than GPUPOOL_NOTICE_DAYS, and return their number.
+
+    At most DELETE_BATCH_SIZE notices are deleted.
+    """
     before = now - timedelta(days=settings.GPUPOOL_NOTICE_DAYS)
     old = Notification.objects.filter(at__lt=before).order_by("at").values_list("pk", flat=True)
     return Notification.objects.filter(pk__in=list(old[:DELETE_BATCH_SIZE])).delete()[0]
 
 
 def _lookback_start(now: datetime) -> datetime:
-    """Return the start of the interval to examine."""
+    """Return the time from which on events are searched for notices.
+
+    It lies LOOKBACK_OVERLAP before the end of the previous run's period.
+    """
     mark = NoticeMark.objects.filter(pk=1).first()
     return (mark.looked_until if mark else now - INITIAL_LOOKBACK) - LOOKBACK_OVERLAP
 

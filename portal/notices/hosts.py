@@ -1,4 +1,7 @@
-"""Find notices about hosts and GPUs: failures, full disks, hardware events, diagnostics, MIG changes."""
+"""Find events of hosts and GPUs for notices.
+
+The events are failures, full disks, hardware events, diagnostics, and changes of the MIG geometry.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,21 @@ from scheduler.state.states import DiagnosticState, GeometryState, LeaseState, R
 from telemetry.health import stray_processes
 from telemetry.models import HealthEvent, HealthRule
 
-DISK_FULL_NOTICE_AFTER = timedelta(minutes=10)  # temporary files of ended work are deleted sooner
+# A disk is often full for a short time, until the temporary files of ended work are deleted.
+DISK_FULL_NOTICE_AFTER = timedelta(minutes=10)
 
 
 def host_failures(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each host that failed or was confirmed powered off, to operators and to owners of
-    work on it.
+    """Yield a notice about each host that failed or that an operator confirmed powered off.
+
+    Operators and the owners of work on the host receive it.
     """
     bad = Q(lease_state=LeaseState.SILENT) | ~Q(repair_state=RepairState.WELL)
     for change in HostStateChange.objects.filter(bad, at__gt=since, at__lte=now).select_related("host"):
         before = HostStateChange.objects.filter(host=change.host, pk__lt=change.pk).order_by("-pk").first()
         off = parse_powered_off(change.reason)
         if before is not None and not off and _same_health(change, before):
-            continue  # lease and repair state did not change
+            continue  # only other fields of the state changed
         owners = Run.objects.filter(host=change.host, ended_at=None).values_list(
             "workload__owner_id", flat=True
         )
@@ -48,7 +53,7 @@ def host_failures(since: datetime, now: datetime) -> Iterator[PendingNotice]:
             continue
         name, why = off
         numbers |= {"off_since": change.at.timestamp(), "why": why}
-        # Only users who see all teams learn the operator's name, as on the host's page.
+        # As on the host's page, only users who see all teams learn the name of the operator.
         recipients = User.objects.filter(pk__in=(*operator_ids(), *owners))
         may_know = tuple(user.pk for user in recipients if policy.sees_all_teams(user))
         yield PendingNotice(
@@ -65,9 +70,9 @@ def _same_health(change: HostStateChange, before: HostStateChange) -> bool:
 
 
 def full_disks(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice to operators for each host whose disk has been full for DISK_FULL_NOTICE_AFTER.
+    """Yield a notice to operators about each host whose disk has been full for DISK_FULL_NOTICE_AFTER.
 
-    A disk that has space again and fills again causes a new notice.
+    If the disk gets space and becomes full again, there is a new notice.
     """
     full = Host.objects.filter(
         disk_full=True,
@@ -85,9 +90,10 @@ def full_disks(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def hardware_events(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield notices to operators about hardware events with an action: at most one per GPU, code and hour.
+    """Yield notices to operators about hardware events for which a health rule took an action.
 
-    Stray processes have separate notices (``stray_digests``), because each may belong to another person.
+    There is at most one notice for each GPU, event code and hour. Stray processes have their own notices
+    (``stray_digests``), because each may belong to another person.
     """
     events = (
         HealthEvent.objects.filter(handled_at__gt=since, handled_at__lte=now)
@@ -109,8 +115,9 @@ def hardware_events(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def finished_diagnostics(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice to operators for each GPU that failed its diagnostic, or passed it and returned to
-    service.
+    """Yield a notice to operators about each GPU that failed its diagnostic.
+
+    Also yield one about each quarantined GPU that passed its diagnostic and returned to service.
     """
     ended = Diagnostic.objects.filter(ended_at__gt=since, ended_at__lte=now).select_related("host", "gpu")
     for row in ended.order_by("pk"):
@@ -123,7 +130,7 @@ def finished_diagnostics(since: datetime, now: datetime) -> Iterator[PendingNoti
 
 
 def finished_geometry_changes(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice to operators for each MIG geometry change that succeeded or failed."""
+    """Yield a notice to operators about each change of a MIG geometry that succeeded or failed."""
     ended = GeometryChange.objects.filter(
         ended_at__gt=since, ended_at__lte=now, state__in=(GeometryState.DONE, GeometryState.FAILED)
     )

@@ -1,4 +1,4 @@
-"""Find notices about maintenance windows for owners of affected work and reservations."""
+"""Find maintenance windows, for notices to the owners of affected work and reservations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from scheduler.state.states import ReservationState, WorkloadState
 
 
 def maintenance_windows(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield notices to owners of affected work and reservations when a window is announced or cancelled."""
+    """Yield notices about announced and cancelled maintenance windows.
+
+    The owners of affected work and reservations receive them.
+    """
     for window in MaintenanceWindow.objects.filter(created_at__gt=since, created_at__lte=now).select_related(
         "host"
     ):
@@ -40,8 +43,10 @@ def maintenance_windows(since: datetime, now: datetime) -> Iterator[PendingNotic
 def _affected_by_window(
     kind: str, source: str, host: Host, start: datetime, end: datetime, common: dict[str, Any]
 ) -> Iterator[PendingNotice]:
-    """Yield a notice for work on the host that may still run when the window starts, and for reservations
-    bound to the host's GPUs.
+    """Yield notices to the owners of affected work and reservations.
+
+    Work on the host is affected if it may still run when the window starts. An active reservation is affected
+    if it is bound to the host's GPUs during the window.
     """
     common = {**common, "start": start.timestamp()}
     running = Workload.objects.filter(runs__host=host, runs__ended_at=None, simulated=False).distinct()
@@ -58,7 +63,7 @@ def _affected_by_window(
         state=ReservationState.ACTIVE, end__gt=start, start__lt=end, bound_units__unit__gpu__host=host
     ).distinct()
     if kind == "maintenance_announced":
-        bound = bound.filter(at_risk_since=None)  # reservations at risk have their own notice
+        bound = bound.filter(at_risk_since=None)  # those at risk have another notice
     for reservation in bound:
         numbers = {**common, "name": reservation.name, "moves": False}
         owner = (reservation.owner_id,)

@@ -1,4 +1,4 @@
-"""Define notices that have not been written yet."""
+"""Define notices that are not written to the database yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from scheduler.models import Workload
 
 @dataclass(frozen=True)
 class PendingNotice:
-    """A notice for some users. ``source`` identifies the event: (user, source) is unique."""
+    """A notice to the given users.
+
+    ``source`` identifies the event. Each user gets only one notice for each source.
+    """
 
     kind: str
     source: str
@@ -23,8 +26,9 @@ class PendingNotice:
 
 
 def grouped_by_array(workload: Workload, source: str, at: datetime) -> tuple[str, str]:
-    """Return the name and the source for a notice about a workload. Tasks of an array share one notice per
-    hour.
+    """Return the name and the source for a notice about a workload.
+
+    Tasks of an array have the same source during one hour, so their owner gets one notice for all of them.
     """
     if workload.array is None:
         return workload.name, source

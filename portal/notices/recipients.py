@@ -1,4 +1,4 @@
-"""Select the users who receive notices of operators and team leads."""
+"""Find the users who receive the notices for operators and for team leads."""
 
 from __future__ import annotations
 

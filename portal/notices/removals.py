@@ -10,11 +10,11 @@ from portal.notices.pending import PendingNotice
 
 
 def removals(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each removed team or pool to its users.
+    """Yield a notice about each removed team or pool to the affected users.
 
-    The users are the former members of the team, the leads of teams with a quota in the pool, and the authors
-    of withdrawn requests. Members and authors are read from the audit record of the removal; leads are
-    the teams' present leads.
+    These are the former members of the team, the leads of the teams that had a quota in the pool, and the
+    authors of withdrawn submissions. Members and authors come from the audit record of the removal. The leads
+    are the present leads of the teams.
     """
     events = AuditEvent.objects.filter(verb__in=("remove_team", "remove_pool"), at__gt=since, at__lte=now)
     for event in events.order_by("pk"):

@@ -1,4 +1,4 @@
-"""Find notices for owners of reservations."""
+"""Find events of reservations, for notices to their owners."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESERVATION_REMINDER_BEFORE = timedelta(minutes=15)
 
 
 def upcoming_reservations(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a reminder for each confirmed reservation that begins soon."""
+    """Yield a reminder about each confirmed reservation that begins soon."""
     for reservation in Reservation.objects.filter(
         state=ReservationState.CONFIRMED, start__gt=now, start__lte=now + RESERVATION_REMINDER_BEFORE
     ):
@@ -33,7 +33,7 @@ def upcoming_reservations(since: datetime, now: datetime) -> Iterator[PendingNot
 
 
 def released_reservations(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each reservation that was released because nothing ran in it."""
+    """Yield a notice about each reservation that was released because no work ran in it."""
     for reservation in Reservation.objects.filter(
         state=ReservationState.RELEASED, ended_at__gt=since, ended_at__lte=now
     ):
@@ -45,7 +45,10 @@ def released_reservations(since: datetime, now: datetime) -> Iterator[PendingNot
 
 
 def reservations_without_units(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice to the owner and to operators for each started reservation that cannot be served."""
+    """Yield a notice about each reservation that has started but gets no GPUs.
+
+    Its owner and operators receive it.
+    """
     waiting = Reservation.objects.filter(
         reason_code=ReasonCode.RESERVED_UNITS_MISSING,
         reason_at__gt=since,
@@ -61,8 +64,9 @@ def reservations_without_units(since: datetime, now: datetime) -> Iterator[Pendi
 
 
 def reservations_at_risk(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice to the owner and to operators for each reservation that no units can serve until its
-    end.
+    """Yield a notice about each reservation that no units can serve until its end.
+
+    Its owner and operators receive it.
     """
     rows = Reservation.objects.filter(
         at_risk_since__gt=since, at_risk_since__lte=now, state__in=OPEN_RESERVATION_STATES
@@ -81,7 +85,7 @@ def reservations_at_risk(since: datetime, now: datetime) -> Iterator[PendingNoti
 
 
 def rebound_reservations(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each reservation that gets other GPUs because its own became unusable."""
+    """Yield a notice about each reservation that gets other GPUs because its GPUs became unusable."""
     for row in Reservation.objects.filter(moved_at__gt=since, moved_at__lte=now):
         moved = row.moved_at.timestamp() if row.moved_at else 0
         numbers = {"name": row.name, "host": row.moved_from}
@@ -91,9 +95,9 @@ def rebound_reservations(since: datetime, now: datetime) -> Iterator[PendingNoti
 
 
 def reservations_with_unusable_units(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each reservation that keeps unusable GPUs while work runs in it.
+    """Yield a notice about each reservation that keeps unusable GPUs because work runs in it.
 
-    The same GPUs of a reservation cause only one notice.
+    There is only one notice about the same GPUs of a reservation.
     """
     inside = Allocation.objects.filter(reservation=OuterRef("reservation"), period__upper_inf=True)
     found: dict[int, list[BoundUnit]] = defaultdict(list)

@@ -1,4 +1,7 @@
-"""Find notices about stray processes, for operators and for the owners of the processes."""
+"""Find stray processes, for notices to operators and to the owners of the processes.
+
+A stray process uses a GPU without a run of gpupool.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,18 @@ from scheduler.models import StrayAction
 from telemetry.health import stray_processes
 from telemetry.models import HealthEvent, HealthRule, Stray
 
-MAX_STRAY_NOTICES_PER_HOUR = 5  # per host; more notices are combined into digests
+# For each host. Further notices of the hour are combined into digests.
+MAX_STRAY_NOTICES_PER_HOUR = 5
 STRAY_DIGEST_INTERVAL = timedelta(minutes=10)
-MAX_STRAYS_NAMED = 5  # per notice
+MAX_STRAYS_NAMED = 5  # in one notice
 
 
 def stray_digests(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield notices to operators about stray processes on which a health rule acted, each process once.
+    """Yield notices to operators about stray processes for which a health rule took an action.
 
-    Processes that were found on one host at one time share a notice. After MAX_STRAY_NOTICES_PER_HOUR notices
-    about a host in a clock hour, further notices of this hour are combined every STRAY_DIGEST_INTERVAL.
+    Each process is reported once. The processes that were found on a host at the same time share a notice.
+    After MAX_STRAY_NOTICES_PER_HOUR notices about a host in a clock hour, one notice in each
+    STRAY_DIGEST_INTERVAL combines all further processes.
     """
     hour = (since - STRAY_DIGEST_INTERVAL).replace(minute=0, second=0, microsecond=0)
     found = HealthEvent.objects.filter(
@@ -65,9 +70,10 @@ def _end_of_digest_interval(at: datetime) -> datetime:
 
 
 def strays_of_users(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each new stray process, to the portal user with the user name of its owner.
+    """Yield a notice about each new stray process to its owner.
 
-    A pool whose policy only reports stray processes causes no such notices.
+    The owner is the portal user with the same user name. There is no notice in a pool whose policy only
+    reports stray processes.
     """
     seen = Stray.objects.filter(first_seen__gt=since, first_seen__lte=now, run="").exclude(
         host__pool__stray_action=StrayAction.REPORT

@@ -1,4 +1,7 @@
-"""Find notices for owners of workloads: starts, ends, preemptions, idle warnings, moves."""
+"""Find events of workloads, for notices to their owners.
+
+The events are starts, ends, evictions, idle warnings, shifts of the expected start, and forced moves.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ MIN_START_SHIFT = timedelta(minutes=30)
 
 
 def started_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each workload that started or resumed, except tasks of arrays."""
+    """Yield a notice about each workload that started or resumed, except tasks of arrays."""
     runs = Run.objects.filter(
         running_at__gt=since, running_at__lte=now, rank=0, workload__simulated=False, workload__array=None
     )
@@ -42,12 +45,15 @@ def started_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]
 
 
 def _checkpoint_location(run: Run) -> dict[str, bool]:
-    """Return ``other_homes`` if the last checkpoint is in a home that the run's host does not have."""
+    """Return ``other_homes`` if the run cannot read the last checkpoint.
+
+    The checkpoint is then in a home that the run's host does not have.
+    """
     return {"other_homes": True} if has_other_storage(run.workload.homes_id, run.host) else {}
 
 
 def ended_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each workload that ended. The notice names the person who stopped it, if any."""
+    """Yield a notice about each workload that ended. If a person stopped it, the notice names the person."""
     ended = list(
         Workload.objects.filter(
             ended_at__gt=since, ended_at__lte=now, state=WorkloadState.ENDED, simulated=False, array=None
@@ -66,7 +72,7 @@ def ended_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def started_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield one notice per array when its first task runs."""
+    """Yield a notice about each array whose first task runs."""
     for array, run in job_arrays.arrays_started_between(since, now):
         numbers = {"name": array.name, "tasks": array.tasks_all, "host": run.host.name}
         yield PendingNotice(
@@ -75,10 +81,10 @@ def started_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def ended_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice with counts by outcome when the last task of an array has ended.
+    """Yield a notice about each array whose last task has ended, with the number of tasks by outcome.
 
-    Before that, failed tasks cause notices. The failure notice repeats each time the number of failures
-    doubles: at most eleven for a thousand tasks.
+    Before the end there are notices about failed tasks: one each time the number of failures has doubled. A
+    thousand tasks cause at most ten of them.
     """
     for array, task in job_arrays.arrays_ended_between(since, now):
         numbers: dict[str, Any] = {"name": array.name, "tasks": array.tasks_all, "failed": array.failed}
@@ -94,8 +100,9 @@ def ended_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def evicted_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each eviction. Tasks of an array share one notice per hour, because they are often
-    evicted together.
+    """Yield a notice about each eviction.
+
+    Tasks of an array are often evicted together, so they share one notice per hour.
     """
     decisions = Decision.objects.filter(
         kind=Decision.Kind.EVICTED, at__gt=since, at__lte=now, workload__simulated=False
@@ -109,7 +116,7 @@ def evicted_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]
 
 
 def idle_warnings(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each notebook with an idle warning, with the time of its stop."""
+    """Yield a notice about each notebook with an idle warning. The notice contains the time of the stop."""
     for workload in Workload.objects.filter(
         idle_warned_at__gt=since, idle_warned_at__lte=now, state=WorkloadState.RUNNING
     ).select_related("pool"):
@@ -122,14 +129,15 @@ def idle_warnings(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 
 
 def shifted_expected_starts(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice if an announced start moved by over half an hour and over a quarter of the wait.
+    """Yield a notice about each waiting workload whose expected start has moved by a large amount.
 
-    Store the new start.
+    The shift must be more than half an hour, and at least a quarter of the announced wait. The new start is
+    stored as the announced one.
     """
     waiting = Workload.objects.filter(
         state=WorkloadState.QUEUED, expected_start__isnull=False, simulated=False
     )
-    # The first task represents its array, because the other tasks are expected to start later.
+    # For an array, look only at its first task. The other tasks are expected to start later.
     waiting = waiting.exclude(Exists(Workload.objects.filter(array=OuterRef("array"), pk__lt=OuterRef("pk"))))
     unannounced = waiting.filter(told_start=None).only("pk", "expected_start")
     ToldStart.objects.bulk_create(
@@ -159,7 +167,7 @@ def shifted_expected_starts(since: datetime, now: datetime) -> Iterator[PendingN
 
 
 def forced_moves_of_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice for each workload whose host or GPU is taken out of service."""
+    """Yield a notice about each workload whose host or GPU is taken out of service."""
     evictions = Command.objects.filter(
         verb__in=(Command.Verb.NOTICE, Command.Verb.STOP),
         code__in=(ReasonCode.DRAINED, ReasonCode.GPU_ERROR),
@@ -172,7 +180,7 @@ def forced_moves_of_workloads(since: datetime, now: datetime) -> Iterator[Pendin
     for command in commands:
         by_attempt[command.run.workload_id, command.run.attempt].append(command)
     for members in by_attempt.values():
-        # For a gang, name the host that is taken out of service.
+        # A workload on several hosts has one command for each. Name the host that is taken out of service.
         known = (c for c in members if behind[c.run_id].numbers.keys() & {"event", "words"})
         command = next(known, members[0])
         workload, move = command.run.workload, behind[command.run_id]

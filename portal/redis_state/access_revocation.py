@@ -1,7 +1,7 @@
-"""Publish the end of sessions and rights, so that the edge ends workspaces and live pages at once.
+"""Publish that a session has ended or that a right was removed.
 
-The session's row is authoritative: without the message the edge notices the missing row within seconds
-(portal/edge/workspaces/access_cache.py).
+The edge then ends workspaces and live pages at once. The row of the session is authoritative. If the message
+is lost, the edge finds within seconds that the row is missing (portal/edge/workspaces/access_cache.py).
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ ACCESS_CHANNEL = f"{nudge.SITE}:access"
 
 
 def session_hash(session_key: str) -> str:
-    """Return the hash with which workspace sessions refer to a portal session. It is no credential."""
+    """Return the hash by which workspace sessions refer to their portal session.
+
+    Nobody can sign in with the hash.
+    """
     return hashlib.sha256(session_key.encode()).hexdigest()
 
 
 def publish_rights_changed() -> None:
-    """Publish after the commit that a right was removed: the edge checks every open workspace again.
+    """Publish, after the commit, that a right was removed. The edge then checks every open workspace again.
 
-    Call it in the transaction that removes the right.
+    Call this function in the transaction that removes the right.
     """
     transaction.on_commit(lambda: _publish(""), robust=True)
 
 
 def publish_session_ended(session_key: str) -> None:
-    """Publish that a portal session has ended. Call it after its row is deleted."""
+    """Publish that a portal session has ended. Call this function after the row of the session is deleted."""
     _publish(session_hash(session_key))
 
 

@@ -1,6 +1,7 @@
-"""Read whether the edge reports that it cannot store logs of workloads, for the page of operators.
+"""Read whether the edge has lost logs of workloads, for a warning to operators.
 
-The key in Redis expires. Without Redis only the edge's log and metrics show the loss (docs/edge.md).
+The edge sets a key in Redis, which expires. While Redis is unavailable, only the edge's own log and metrics
+show the loss (docs/edge.md).
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import redis
 from scheduler.state import nudge
 
 LOG_LOSS_KEY = "gpupool:logs_not_kept"
-LOG_LOSS_TTL_SECONDS = 180  # the edge renews it every minute
+LOG_LOSS_TTL_SECONDS = 180  # the edge sets the key again every minute while logs are lost
 
 
 def is_log_loss_reported() -> bool:
-    """Return True if a part of a log was lost within the last minutes."""
+    """Return True if the edge has lost a part of a log within the last minutes."""
     try:
         return bool(nudge.redis_connection().exists(LOG_LOSS_KEY))
     except redis.RedisError:

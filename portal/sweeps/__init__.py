@@ -1,1 +1,1 @@
-"""Run the periodic work of the portal: stop idle notebooks, delete expired rows."""
+"""Run the periodic work of the portal: stop idle notebooks, and delete or expire old rows."""

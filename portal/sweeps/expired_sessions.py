@@ -11,7 +11,10 @@ from portal.models import EntryCode, WorkspaceSession
 
 
 def delete_expired_sessions(now: datetime) -> int:
-    """Delete the rows of expired sessions and one-time codes; return their number. Idempotent."""
+    """Delete the rows of expired sessions and one-time codes, and return their number.
+
+    A repeated call does no harm.
+    """
     oldest = now - timedelta(seconds=settings.SESSION_COOKIE_AGE)
     expired = (
         EntryCode.objects.filter(expires_at__lt=now),

@@ -1,9 +1,9 @@
-"""Warn about and stop idle notebooks: no busy kernel, no active user and an idle GPU for the pool's idle
-limit.
+"""Warn about idle notebooks, and stop them.
 
-An open page alone is not activity. A page counts as activity while messages pass through a kernel or a
-terminal, or while its user does something. A notebook without GPU readings is never idle: it stops only at
-its time limit. See docs/notebooks.md.
+A notebook is idle if no kernel is busy, no user is active and its GPU is idle, for the idle limit of its
+pool. An open page alone is not activity. A page counts as activity while messages pass through a kernel or a
+terminal, or while its user does something. A notebook without GPU readings never counts as idle, so it stops
+only at its time limit. See docs/notebooks.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from telemetry.models import Sample
 
 IDLE_GPU_PERCENT = 5.0
 MAX_TIMESTAMP = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
-# Written by the edge, see portal/edge/workspaces/activity.py.
+# The edge writes these keys (portal/edge/workspaces/activity.py).
 WORKSPACE_KEY_PREFIX = "gpupool:workspace:"
 MAX_IDLE_NOTICE_PERIOD = timedelta(minutes=5)
 
@@ -36,17 +36,17 @@ class IdleVerdict(StrEnum):
     """The decision about one notebook."""
 
     BUSY = "busy"
-    WAIT = "wait"  # idle and warned; the notice period is not over
+    WAIT = "wait"  # idle, and warned less than one notice period ago
     WARN = "warn"
     STOP = "stop"
 
 
 @dataclass(frozen=True)
 class NotebookActivity:
-    """The known activity of a notebook.
+    """The activity of a notebook, as far as it is known.
 
-    ``last`` is the last activity of its users; None if a page is open and its activity is unknown.
-    ``gpu_idle_since`` is None while the GPU is not known to be idle.
+    ``last`` is the time of the last activity of its users. It is None if a page is open and its activity is
+    unknown. ``gpu_idle_since`` is None if the GPU is not idle or if this is unknown.
     """
 
     busy_kernels: int
@@ -55,7 +55,7 @@ class NotebookActivity:
 
 
 def idle_notice_period(limit: timedelta) -> timedelta:
-    """Return the time between the warning and the stop, for a pool's idle limit."""
+    """Return the time between the warning and the stop, for the idle limit of a pool."""
     return min(MAX_IDLE_NOTICE_PERIOD, limit / 2)
 
 
@@ -67,9 +67,13 @@ def idle_verdict(
     keep_until: datetime | None,
     now: datetime,
 ) -> IdleVerdict:
-    """Return WARN after the idle limit less the notice period.
+    """Return the decision about a notebook.
 
-    Return STOP when the notice period is over without activity, and BUSY if the notebook is not idle.
+    - BUSY: the notebook is active, is protected until ``keep_until``, or is idle for less than the idle limit
+      minus the notice period.
+    - WARN: it is idle for longer, and its owner was not warned since it became idle.
+    - WAIT: its owner was warned, and the notice period has not passed yet.
+    - STOP: its owner was warned, and the notice period has passed.
     """
     if activity.busy_kernels or activity.last is None or activity.gpu_idle_since is None:
         return IdleVerdict.BUSY
@@ -85,9 +89,12 @@ def idle_verdict(
 
 
 def stop_idle_notebooks(now: datetime) -> dict[str, int]:
-    """Warn about or stop every idle notebook; return the number of each verdict. Idempotent."""
+    """Warn about or stop every idle notebook. Return the number of notebooks for each verdict.
+
+    A repeated call does no harm.
+    """
     counts = dict.fromkeys((verdict.value for verdict in IdleVerdict), 0)
-    # Readings from before a clock step have wrong times, so idle time restarts at the step.
+    # Readings from before a step of the clock have wrong times. So the idle time starts again at the step.
     clock_set_at = clock_correction.last_clock_step_at()
     running = Run.objects.filter(
         state=RunState.RUNNING,
@@ -122,7 +129,7 @@ def _apply_verdict(workload: Workload, verdict: IdleVerdict, now: datetime) -> N
 
 
 def notebook_activity(run: Run, now: datetime, limit: timedelta) -> NotebookActivity:
-    """Combine what the agent, the edge and the GPU report about a notebook's run."""
+    """Combine the reports of the agent, the edge and the GPU about the run of a notebook."""
     reported = run.activity or {}
     return NotebookActivity(
         busy_kernels=_number(reported.get("busy")),
@@ -132,12 +139,16 @@ def notebook_activity(run: Run, now: datetime, limit: timedelta) -> NotebookActi
 
 
 def _last_activity(run: Run, reported: dict[str, Any], now: datetime) -> datetime | None:
-    """Return the time of the last input or message; None if a page is open and its activity is unknown."""
+    """Return the time of the last input or message, or the start of the run if there was none.
+
+    Return None if a page is open and its activity is unknown.
+    """
     edge = _edge_activity(run)
     last_input = _datetime_of(edge.get("last_input"))
     if last_input is None and (_number(edge.get("sockets")) or _number(reported.get("connections"))):
         return None
-    # The server's last_activity also changes with every poll of an open page: use it only as a fallback.
+    # The notebook server's last_activity also changes when an open page polls it. So use it only if the agent
+    # does not report last_message.
     last_message = _datetime_of(
         reported.get("last_message" if "last_message" in reported else "last_activity")
     )
@@ -146,11 +157,14 @@ def _last_activity(run: Run, reported: dict[str, Any], now: datetime) -> datetim
 
 
 def _gpu_idle_since(run: Run, now: datetime, limit: timedelta) -> datetime | None:
-    """Return the time since which all units of the run have been idle, at most ``limit`` ago.
+    """Return the time since which all units of the run have been idle.
 
-    A unit is active while its utilisation is above IDLE_GPU_PERCENT, or its SM activity if the utilisation is
-    unknown (MIG slices). If both are unknown while a process uses the unit, the last background activity that
-    the agent reported counts instead. Returns None if the agent reported none, or if a unit has no reading.
+    The result is at most ``limit`` ago, because older readings are not read. A unit is active while its
+    utilisation is above IDLE_GPU_PERCENT. A MIG slice has no utilisation, so its SM activity is used instead.
+    If a process uses a unit for which both are unknown, the run counts as active until the last background
+    activity that the agent has reported.
+
+    Return None if the agent has reported no background activity in this case, or if a unit has no reading.
     """
     units = set(Allocation.objects.filter(run=run).values_list("unit_id", flat=True))
     since = max(now - limit, run.placed_at)
@@ -177,12 +191,15 @@ def _gpu_idle_since(run: Run, now: datetime, limit: timedelta) -> datetime | Non
 
 
 def _edge_activity(run: Run) -> dict[str, Any]:
-    """Return the edge's record of a workspace; {} if there is none or Redis is unavailable."""
+    """Return the edge's record of the run's workspace.
+
+    Return an empty dict if there is no record or Redis is unavailable.
+    """
     try:
         text = nudge.redis_connection().get(f"{WORKSPACE_KEY_PREFIX}{run.public_id}")
         value = json.loads(text) if isinstance(text, bytes | str) else {}
     except (redis.RedisError, ValueError):
-        # Without the edge's record, any connection that the agent reports counts as activity.
+        # The caller then counts any open connection that the agent reports as activity.
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -195,7 +212,7 @@ def _number(value: Any) -> int:
 
 def _datetime_of(value: Any) -> datetime | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        # The workload controls this value: ignore times that no datetime can represent.
+        # The workload can report any value. Ignore a time that a datetime cannot represent.
         return datetime.fromtimestamp(value, UTC) if 0 <= value < MAX_TIMESTAMP else None
     if isinstance(value, str):
         try:

@@ -1,4 +1,4 @@
-"""Repair rows after a restore from a backup, before the services start."""
+"""Repair the database after the restore of a backup, before the services start."""
 
 from __future__ import annotations
 
