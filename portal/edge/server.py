@@ -94,7 +94,7 @@ class EdgeServer:
 def _stop_if_it_failed(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.error("a task of the edge failed; the process ends", error=repr(task.exception()))
-        # Without this task the process would still look healthy. So end it; the supervisor restarts it.
+        # Without this task the process would still look healthy. The supervisor restarts the process.
         raise SystemExit(1)
 
 

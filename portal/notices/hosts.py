@@ -28,7 +28,7 @@ DISK_FULL_NOTICE_AFTER = timedelta(minutes=10)
 
 
 def host_failures(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice about each host that failed or that an operator confirmed powered off.
+    """Yield a notice about each host that failed, or that is powered off according to an operator.
 
     Operators and the owners of work on the host receive it.
     """

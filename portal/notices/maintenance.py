@@ -63,7 +63,8 @@ def _affected_by_window(
         state=ReservationState.ACTIVE, end__gt=start, start__lt=end, bound_units__unit__gpu__host=host
     ).distinct()
     if kind == "maintenance_announced":
-        bound = bound.filter(at_risk_since=None)  # those at risk have another notice
+        # Reservations at risk get another notice.
+        bound = bound.filter(at_risk_since=None)
     for reservation in bound:
         numbers = {**common, "name": reservation.name, "moves": False}
         owner = (reservation.owner_id,)

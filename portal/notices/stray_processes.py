@@ -16,7 +16,7 @@ from scheduler.models import StrayAction
 from telemetry.health import stray_processes
 from telemetry.models import HealthEvent, HealthRule, Stray
 
-# For each host. Further notices of the hour are combined into digests.
+# At most this many notices about one host in a clock hour. Further notices are combined into digests.
 MAX_STRAY_NOTICES_PER_HOUR = 5
 STRAY_DIGEST_INTERVAL = timedelta(minutes=10)
 MAX_STRAYS_NAMED = 5  # in one notice

@@ -72,7 +72,7 @@ def visible_project(user: User, path: str) -> Project:
 
 
 def visible_reservation(user: User, public_id: UUID | None) -> Reservation | None:
-    """Return the reservation with this id; None stays None. Raises Invalid."""
+    """Return the reservation with this id, or None if the id is None. Raises Invalid."""
     if public_id is None:
         return None
     rows = policy.visible_reservations(user)
@@ -98,7 +98,7 @@ def _dependency(user: User, each: dict[str, Any]) -> Workload | JobArray:
 
 
 def template_by_slug(slug: str | None) -> Template | None:
-    """Return the template with this slug; None stays None. Raises Invalid."""
+    """Return the template with this slug, or None if the slug is None. Raises Invalid."""
     return (
         None
         if slug is None

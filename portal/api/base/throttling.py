@@ -34,7 +34,7 @@ class ReadThrottle(_UserThrottle):
     scope, rate = "api-read", "3000/min"
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        """Return True for a write request; count a read request and check the limit."""
+        """Allow every write request. Count a read request, and allow it below the limit."""
         return request.method not in ("GET", "HEAD", "OPTIONS") or super().allow_request(request, view)
 
 
@@ -44,5 +44,5 @@ class WriteThrottle(_UserThrottle):
     scope, rate = "api-write", "600/min"
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        """Return True for a read request; count a write request and check the limit."""
+        """Allow every read request. Count a write request, and allow it below the limit."""
         return request.method in ("GET", "HEAD", "OPTIONS") or super().allow_request(request, view)

@@ -131,7 +131,7 @@ class QuotaRequestView(ApiView):
         responses={202: shapes.SubmissionShape},
     )
     def post(self, request: Request) -> Response:
-        """Request another guarantee; an operator decides."""
+        """Request another guarantee for a team. An operator decides."""
         given: dict[str, Any] = self.validated_body(approval_serializers.QuotaWish)
         given |= {
             "team": lookups.visible_team(self.actor, given["team"]),

@@ -134,7 +134,7 @@ class HostEventListView(ApiView):
         operation_id="hosts_events", parameters=[PageQuery], responses=page_schema(HardwareEventShape)
     )
     def get(self, request: Request, name: str) -> Response:
-        """List every hardware event of a host, newest first; ``health`` has the last 20."""
+        """List every hardware event of a host, newest first. ``health`` returns only the last 20."""
         rows = reads.all_hardware_events(_visible_host(self, name))
         return self.list_response(
             rows,

@@ -60,7 +60,7 @@ class PoolListView(ApiView):
 class PoolDetailView(ApiView):
     @extend_schema(operation_id="pools_read", responses=shapes.PoolShape)
     def get(self, request: Request, slug: str) -> Response:
-        """Return one pool, with its free units; a removed pool has removed_at."""
+        """Return one pool with its free units. A removed pool has ``removed_at``."""
         rows = policy.visible_pools_with_removed(self.actor).select_related("team")
         pool = get_visible_or_404(rows, slug=slug)
         return self.object_response(_pool_with_counts(pool, self), shapes.PoolShape)
@@ -104,7 +104,7 @@ class HostListView(ApiView):
 class HostDetailView(ApiView):
     @extend_schema(operation_id="hosts_read", responses=shapes.HostDetail)
     def get(self, request: Request, name: str) -> Response:
-        """Return one host, its agent's report and last rejected agent; a removed host has removed_at."""
+        """Return one host, its agent's report and last rejected agent. A removed host has ``removed_at``."""
         rows = policy.visible_hosts_with_removed(self.actor).select_related("pool").prefetch_related("gpus")
         newest_first = rows.order_by(F("removed_at").desc(nulls_first=True), "-pk")
         return self.object_response(lookups.visible_host(self.actor, name, newest_first), shapes.HostDetail)

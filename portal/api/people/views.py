@@ -48,7 +48,7 @@ class TeamListView(ApiView):
 class TeamDetailView(ApiView):
     @extend_schema(operation_id="teams_read", responses=shapes.TeamShape)
     def get(self, request: Request, slug: str) -> Response:
-        """Return one team; a removed team has removed_at."""
+        """Return one team. A removed team has ``removed_at``."""
         rows = policy.visible_teams_with_removed(self.actor)
         return self.object_response(get_visible_or_404(rows, slug=slug), shapes.TeamShape)
 
@@ -58,7 +58,7 @@ class ProjectListView(ApiView):
         operation_id="projects_list", parameters=[PageQuery], responses=page_schema(shapes.ProjectShape)
     )
     def get(self, request: Request) -> Response:
-        """List the projects that you may see; ``path`` is their name in requests."""
+        """List the projects that you may see. Requests name a project by its ``path``."""
         rows = policy.visible_projects(self.actor).select_related("team").order_by("team__slug", "slug")
         return self.list_response(rows, shapes.ProjectShape, self.validated_query(PageQuery))
 

@@ -22,7 +22,7 @@ FRAME_BURST = 300.0
 # When an agent connects again, its earlier connection counts as dead after this time without a pong.
 PROBE_TIMEOUT_SECONDS = 3.0
 CLOSE_TIMEOUT_SECONDS = 2.0
-CLOSE_REFUSED = 4403  # WebSocket close code, from the range for applications
+CLOSE_REFUSED = 4403  # WebSocket close code; applications define 4000 to 4999
 
 
 @dataclass(eq=False)

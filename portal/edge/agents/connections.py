@@ -149,7 +149,7 @@ class AgentConnections:
         return await self._authenticated_socket(request, 1024 * 1024, True, serve)
 
     def _is_current_agent(self, host: int, key: str) -> bool:
-        """Return True if the connected agent opened the stream.
+        """Return True if the stream belongs to the agent that has the current sync connection.
 
         Another process could have copied the host's credential. ``key`` is the stream key of the request.
         """

@@ -1,7 +1,7 @@
 """Check the requests of browsers to workspaces, and build the requests and responses that the edge forwards.
 
-The edge builds all forwarded headers anew. A run never receives the portal's cookies, headers that only the
-edge may set, or headers that apply to one connection only.
+The edge builds all forwarded headers anew. It drops the portal's cookies, headers that apply to one
+connection only, and headers that only the edge may set.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ RESERVED_PATH_PREFIX = "/.gpupool"
 # The largest WebSocket message. An output cell with a picture can be large.
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 CUT_TIMEOUT_SECONDS = 0.1
-CLOSE_SIGNED_OUT = 4401  # WebSocket close code, from the range for applications
+CLOSE_SIGNED_OUT = 4401  # WebSocket close code; applications define 4000 to 4999
 
 
 class WorkspaceProxy:
@@ -264,7 +264,7 @@ async def _forward_messages_to_browser(
 
 
 async def _close_both(socket: web.WebSocketResponse, upstream: ClientWebSocketResponse) -> None:
-    """Close each of both connections with the close code that the other side sent."""
+    """Close both connections. Each side gets the close code that the other side sent."""
     given_by_run, given_by_browser = upstream.close_code, socket.close_code
     with contextlib.suppress(ConnectionError):
         await upstream.close(code=_sendable_close_code(given_by_browser))

@@ -82,7 +82,7 @@ def expiry_of(submission: Submission) -> datetime | None:
 
 
 def _datetime_of(value: Any) -> Any:
-    """Return a datetime for ISO text, and any other value unchanged.
+    """Parse a time in ISO format. Return any other value unchanged.
 
     Payloads store times as ISO text, but an operator's changes contain datetimes.
     """

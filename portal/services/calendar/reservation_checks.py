@@ -127,7 +127,7 @@ def checked_reservation_request(
 def check_time_for_approval(request: ReservationRequest, now: datetime) -> None:
     """Raise Invalid if the request needs approval but starts now.
 
-    A submission expires at the start of its reservation, so it would expire at once.
+    A submission expires at the start of its reservation, so the new submission would expire at once.
     """
     if request.needs_approval and request.start <= now:
         checks = InputChecks()

@@ -186,8 +186,7 @@ def _effect_of_drain(
 def _effect_of_maintenance(host: Host, start: datetime, now: datetime) -> list[AffectedWorkload]:
     """Return how a maintenance window affects each workload on the host.
 
-    A workload that could still run at the start of the window is stopped before. It gets its notice early
-    enough.
+    A workload that could still run when the window starts gets its notice early enough to stop before.
     """
     return _soonest_first(
         [
