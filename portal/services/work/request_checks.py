@@ -36,7 +36,7 @@ INDEX_RANGE_REGEX = r"[0-9]{1,7}(-[0-9]{1,7}(:[0-9]{1,7})?)?"
 ARRAY_PATTERN = re.compile(
     rf"(?P<parts>{INDEX_RANGE_REGEX}(,{INDEX_RANGE_REGEX})*)(%(?P<at_once>[0-9]{{1,4}}))?"
 )
-MAX_NOTEBOOK_SECONDS = 8 * 3600  # the default runtime limit; a request may exceed it
+DEFAULT_NOTEBOOK_SECONDS = 8 * 3600  # the default runtime limit; a request may exceed it
 JOB_DEFAULTS: dict[str, Any] = {
     "name": "",
     "command": "",
@@ -71,7 +71,7 @@ def checked_notebook_request(
     defaults: dict[str, Any] = {
         "units": 1,
         "type": "interactive",
-        "max_runtime_seconds": min(MAX_NOTEBOOK_SECONDS, pool.longest_runtime_seconds),
+        "max_runtime_seconds": min(DEFAULT_NOTEBOOK_SECONDS, pool.longest_runtime_seconds),
     }
     if template is not None:
         names = ("units", "profile", "type", "max_runtime_seconds")

@@ -200,7 +200,7 @@ def _figures(
     by_key = {step.key: step for step in fall.steps}
     free = sum(by_key[key].share for key in ("unhealthy", "maintenance", "unallocated") if key in by_key)
     unused = [by_key[key] for key in ("reserved_unused", "empty", "idle") if key in by_key]
-    half, most = waiting_charts.overall_wait(waits)
+    half, most = waiting_charts.wait_of_most_frequent_size(waits)
     return [
         {"label": "Productive", "value": percent(fall.productive_share, 1), "small": "of capacity"},
         {

@@ -96,7 +96,7 @@ def _minutes(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds / 60, 2)
 
 
-def overall_wait(rows: list[GroupWaitTimes]) -> tuple[float | None, float | None]:
+def wait_of_most_frequent_size(rows: list[GroupWaitTimes]) -> tuple[float | None, float | None]:
     """Return (median, 95th percentile) of the wait in seconds, for the request size with the most starts.
 
     Both are None if no workload started.
