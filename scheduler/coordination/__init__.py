@@ -1,1 +1,1 @@
-"""Provide locks, leases, leader election and clock correction, which every writer uses."""
+"""Provide the row locks, leases, leader election and clock correction that every writer uses."""

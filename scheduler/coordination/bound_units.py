@@ -11,7 +11,7 @@ from scheduler.state.states import OPEN_RESERVATION_STATES
 
 
 def release_units(reservation: Reservation, now: datetime) -> None:
-    """End the current and future bindings of a reservation's units."""
+    """End the bindings of the reservation's units at ``now``. Bindings that start later are deleted."""
     for bound in BoundUnit.objects.filter(reservation=reservation, period__endswith__gt=now):
         _end_binding(bound, now)
 
@@ -26,8 +26,9 @@ def _end_binding(bound: BoundUnit, now: datetime) -> None:
 def release_expired_bindings(now: datetime) -> None:
     """End the bindings of closed reservations that would end after ``now``.
 
-    Such bindings exist if the clock was ahead when the reservation was closed, and was set back later. The
-    units would otherwise stay bound until the time at which the clock said that the reservation was closed.
+    A closed reservation has such a binding if the clock was ahead when the reservation was closed, and was
+    set back later. Without this function, the units would stay bound until the clock reaches the recorded
+    end of the binding.
     """
     for bound in BoundUnit.objects.filter(period__endswith__gt=now).exclude(
         reservation__state__in=OPEN_RESERVATION_STATES

@@ -1,5 +1,6 @@
-"""Read the wall clock and CLOCK_BOOTTIME together, and detect that the wall clock was set before a lock.
+"""Read the wall clock and CLOCK_BOOTTIME together, and detect that the wall clock was set.
 
+Every function that locks rows checks that the wall clock was not set after the caller read the time.
 ``scheduler.coordination.clock_correction`` moves the stored deadlines when the wall clock was set.
 """
 
@@ -18,18 +19,24 @@ from pathlib import Path
 from scheduler.models import ClockReading
 
 CLOCK_STEP_THRESHOLD = timedelta(seconds=1)  # smaller steps are NTP adjustments
-MAX_READ_SECONDS = 0.05  # read again if both readings took longer: a pause between them is no clock step
+# If reading both clocks takes longer, both are read again. A pause between the readings would look like a
+# clock step.
+MAX_READ_SECONDS = 0.05
 
 
 class ClockStepped(Exception):
-    """The wall clock was set after the caller's time was read; the locked rows already use the new time."""
+    """The wall clock was set after the caller read the time.
+
+    The caller must read the time again, because the locked rows already use the new time.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """A reading of the wall clock and of CLOCK_BOOTTIME in seconds.
+    """A reading of the wall clock (``wall``) and of CLOCK_BOOTTIME (``uptime``, in seconds).
 
-    ``machine`` names the boot and the time namespace: readings of different machines cannot be compared.
+    ``machine`` identifies the boot and the time namespace. Two samples can be compared only if their
+    ``machine`` is equal.
     """
 
     wall: datetime
@@ -37,7 +44,10 @@ class ClockSample:
     uptime: float
 
     def stepped_since(self, before: ClockSample) -> timedelta:
-        """Return the amount by which the wall clock was set since ``before``; zero for other machines."""
+        """Return by how much the wall clock was set since ``before``. A negative value means back.
+
+        Return zero if ``before`` is a sample of another machine.
+        """
         if self.machine != before.machine:
             return timedelta()
         return self.wall - before.wall - timedelta(seconds=self.uptime - before.uptime)
@@ -69,7 +79,10 @@ def _machine() -> str:
 
 
 def last_clock_sample() -> ClockSample | None:
-    """Return the sample that the stored times refer to, or None before the first sample."""
+    """Return the sample that the database stores, or None if no sample was stored yet.
+
+    The stored deadlines are times of this sample's wall clock.
+    """
     row = ClockReading.objects.filter(pk=1).values_list("wall", "machine", "uptime").first()
     return ClockSample(*row) if row else None
 
@@ -85,11 +98,10 @@ def decide_at(sample: ClockSample) -> Iterator[None]:
 
 
 def check_clock_sample() -> None:
-    """Raise ClockStepped if the clock was set since the sample of ``decide_at``. Called after rows were
-    locked.
+    """Raise ClockStepped if the clock was set since the sample of ``decide_at``.
 
-    A correction locks all rows that it changes, so it cannot change them while the caller holds its locks.
-    Does nothing outside ``decide_at``.
+    Call this function after rows were locked. A clock correction locks all rows that it changes, so it
+    cannot change rows that the caller has locked. Outside ``decide_at`` this function does nothing.
     """
     sample = _current_sample.get()
     last = last_clock_sample() if sample is not None else None

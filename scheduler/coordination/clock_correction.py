@@ -1,14 +1,15 @@
 """Move stored deadlines when the server's wall clock is set, so that leases and time limits keep their
 length.
 
-Rows hold times of the wall clock, because people read them; a lease is the difference of two such times.
+Rows store wall-clock times, because people read them. A lease is the difference of two wall-clock times.
 Each check compares the advance of the wall clock with the advance of CLOCK_BOOTTIME, which nobody can set.
-If the two differ, the deadlines that are still running are moved by the difference.
+If the two advances differ, the deadlines that are still running are moved by the difference.
 
-Checks run with every tick and before every write of such a time. So if the clock is set forwards and back
-between two ticks, rows written in between are moved as well. A caller that read its time before the clock
-was set gets ClockStepped as soon as it locks the rows (``with_steady_clock``). This works for a control plane
-on one machine; several machines have to keep their clocks in step (NTP).
+A check runs with every tick and before every write of a wall-clock time. So a row that is written between
+two ticks is corrected as well, even if the clock is set forwards and back between these ticks. A caller that
+read the time before the clock was set gets ClockStepped as soon as it locks rows (``with_steady_clock``).
+The correction works for a control plane on one machine. Several machines must synchronise their clocks with
+NTP.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ MAX_TRIES = 5
 def with_steady_clock(
     act: Callable[[ClockSample], T], read: ClockSource = read_clocks, *, check_first: bool = True
 ) -> T:
-    """Call ``act`` with the current time, and again if the clock was set meanwhile.
+    """Call ``act`` with a sample of the clocks. Call it again if the clock was set during the call.
 
-    ``act`` must be repeatable. If the clock was set before ``act`` locks rows, ClockStepped ends that call
-    (``scheduler.coordination.locks``). ``check_first``: correct a clock step before the call; pass False if
-    ``act`` itself checks for a clock step when it writes. Raises ClockStepped if the clock is set in every
-    try.
+    ``act`` must be repeatable. If the clock was set before ``act`` locks rows, the lock raises ClockStepped
+    and ``act`` is called again. ``check_first`` corrects a clock step before each call. Pass False if ``act``
+    itself checks for a clock step when it writes. Raises ClockStepped if the clock is set during every one
+    of ``MAX_TRIES`` calls.
     """
     for _ in range(MAX_TRIES):
         sample = read()
@@ -64,7 +65,10 @@ def with_steady_clock(
 
 
 def correct_clock_step(sample: ClockSample) -> timedelta:
-    """Move the running deadlines if the clock was set since the last check; return the shift or zero."""
+    """Move the running deadlines if the clock was set since the last check.
+
+    Return the amount by which the deadlines were moved, or zero.
+    """
     while True:
         last = last_clock_sample()
         if last is None:
@@ -74,28 +78,30 @@ def correct_clock_step(sample: ClockSample) -> timedelta:
         set_by = sample.stepped_since(last)
         if last.machine == sample.machine:
             if last.uptime > sample.uptime:
-                return timedelta()  # another process has checked since
+                return timedelta()  # another process has checked the clock after this sample was read
             if (
                 abs(set_by) < CLOCK_STEP_THRESHOLD
                 and sample.uptime - last.uptime < CLOCK_STEP_THRESHOLD.total_seconds()
             ):
-                return timedelta()  # a sample is replaced after a second: small adjustments do not add up
+                # The stored sample is less than a second old and stays. Older samples are replaced, so that
+                # small adjustments of NTP never add up to a clock step.
+                return timedelta()
         if _replace_sample(last, sample, set_by):
             return set_by if abs(set_by) >= CLOCK_STEP_THRESHOLD else timedelta()
 
 
 def last_clock_step_at() -> datetime | None:
-    """Return the time at which the last clock step was detected, or None.
+    """Return the time at which the last clock step was detected, or None if there was none.
 
-    The times of readings and promises are never moved, so a duration that counts from such a time restarts at
-    the step.
+    A clock step moves deadlines only, not times such as the start of a reservation. A caller that measures
+    a duration from such a time must measure it from the clock step if the clock step is later.
     """
     return ClockReading.objects.filter(pk=1).values_list("set_at", flat=True).first()
 
 
 @transaction.atomic
 def _replace_sample(last: ClockSample, sample: ClockSample, set_by: timedelta) -> bool:
-    """Store the new sample and move the deadlines. Returns False if another process has already done so."""
+    """Store the new sample and move the deadlines. Return False if another process has stored a sample."""
     unchanged = ClockReading.objects.filter(pk=1, wall=last.wall, machine=last.machine, uptime=last.uptime)
     if not unchanged.update(wall=sample.wall, machine=sample.machine, uptime=sample.uptime):
         return False
@@ -111,8 +117,9 @@ def _replace_sample(last: ClockSample, sample: ClockSample, set_by: timedelta) -
 
 
 def _shift_deadlines(by: timedelta) -> None:
-    """Move all running deadlines by ``by``. No row has the new time yet: every writer checks the clock
-    first.
+    """Move all running deadlines by ``by``.
+
+    No row uses the new time yet, because every writer checks the clock before it writes.
     """
     locks.leader()
     locks.hosts(Host.objects.values_list("pk", flat=True))
@@ -123,7 +130,7 @@ def _shift_deadlines(by: timedelta) -> None:
             Host.objects.all(),
             ("last_sync_at", "agent_before_heard_at", "credential_expires_at", "disk_full_since"),
         ),
-        # placed_at is not moved: allocations start at that time and are charged from it.
+        # placed_at is not moved, because the run's allocations start at this time and are charged from it.
         (
             Run.objects.exclude(state=RunState.ENDED),
             ("prepared_at", "starting_at", "running_at", "ready_at", "missing_since"),

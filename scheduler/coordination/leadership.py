@@ -1,6 +1,7 @@
 """Elect the engine process that may write: the leader.
 
-One row names the leader. The row's epoch keeps earlier leaders from writing.
+One row names the leader. Each new leader increments the row's epoch. An earlier leader has a lower epoch and
+may not write any more.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ LEADER_TIMEOUT_SECONDS = 5  # a leader that has not renewed for this long is dea
 
 @transaction.atomic
 def acquire_or_renew(holder: str, now: datetime) -> int | None:
-    """Acquire or renew leadership for ``holder``, a name that is unique for ever.
+    """Acquire or renew the leadership for the process with the name ``holder``.
 
-    Returns the epoch, or None while another holder leads.
+    Return the epoch, or None while another process leads. No two processes may ever use the same name.
     """
     row = locks.leader()
     if row.holder == holder:

@@ -1,4 +1,4 @@
-"""Compute the time limits for the silence of hosts from one setting, GPUPOOL_LEASE_SECONDS."""
+"""Compute how long a host may be silent. All limits follow from the setting GPUPOOL_LEASE_SECONDS."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MASS_SILENCE_MIN_HOSTS = 3
 
 @dataclass(frozen=True, slots=True)
 class LeaseRules:
-    """The limits in seconds.
+    """The time limits of hosts, in seconds.
 
     An agent polls six times in a lease. A host is suspect after it missed more than two polls. A host is
-    silent when its lease, the grace of its pool and a margin have passed: by then the host's shims have
-    stopped every workload whose lease was not renewed.
+    silent after its lease, the grace period of its pool and a margin have passed. By then the supervisor
+    processes on the host (shims) have stopped every workload whose lease was not renewed.
     """
 
     lease_seconds: float
@@ -39,15 +39,16 @@ class LeaseRules:
 
 
 def lease_rules() -> LeaseRules:
-    """Return the rules of this installation."""
+    """Return the time limits for the lease length of this installation."""
     return LeaseRules(settings.GPUPOOL_LEASE_SECONDS)
 
 
 def silence_limits_seconds(hosts: Sequence[Host]) -> dict[int, float]:
-    """Return, by host, the seconds of silence after which all its runs have ended.
+    """Return, by host id, the seconds of silence after which all runs of the host have ended.
 
-    Uses the longest grace that the shims of the host's runs received at their start, even if the pool's grace
-    is shorter now. ``hosts`` are loaded with their pools. One query.
+    Each run keeps the grace period that its pool had when the run was placed. The result uses the longest
+    grace period of the host's runs, even if the pool's grace period is shorter now. ``hosts`` must be loaded
+    with their pools. This takes one query.
     """
     live = Run.objects.filter(host__in=[host.pk for host in hosts]).exclude(state=RunState.ENDED)
     grace_of_runs = dict(live.values_list("host").annotate(longest=Max("grace_seconds")))
@@ -58,5 +59,5 @@ def silence_limits_seconds(hosts: Sequence[Host]) -> dict[int, float]:
 
 
 def is_mass_silence(quiet: int, all_hosts: int) -> bool:
-    """Return True if so many hosts are quiet at once that the control plane is suspected, not the hosts."""
+    """Return True if so many hosts are silent at once that the cause is probably the control plane."""
     return quiet >= MASS_SILENCE_MIN_HOSTS and quiet > MASS_SILENCE_SHARE * all_hosts

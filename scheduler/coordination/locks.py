@@ -1,13 +1,13 @@
-"""Lock rows. No other module of the scheduler locks.
+"""Lock rows. No other module of the scheduler locks rows.
 
 Locks are taken in this order, sorted by id within a kind: clock reading, leader, pools, reservations,
-hosts, arrays, workloads. Submission locks only its team and its user, then it
-prevents the removal of its pool.
+hosts, arrays, workloads. A submission locks only its team and its user. Then it prevents the removal of its
+pool.
 
-Row locks are ``FOR NO KEY UPDATE``: they block other writers of the row, but not inserts of rows that refer
-to the row. So a submission never waits for the engine. Every function must run inside a transaction and
-returns fresh rows. It raises ClockStepped if the clock was set after the caller read its time
-(``scheduler.coordination.clock_check``).
+Row locks are ``FOR NO KEY UPDATE``. They block other writers of the row, but not inserts of rows that refer
+to the row. So a submission never waits for the engine. Call every function inside a transaction. The
+functions return rows that were read under the lock. They raise ClockStepped if the clock was set after the
+caller read the time (``scheduler.coordination.clock_check``).
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ Row = TypeVar("Row", bound=models.Model)
 
 
 def leader() -> Leader:
-    """Lock the one leader row. The engine holds it during ``apply_plan``; a new leader waits for that
-    commit.
+    """Lock the only leader row.
+
+    The engine holds this lock during ``apply_plan``. So a new leader waits until the plan is committed.
     """
     row = Leader.objects.select_for_update(no_key=True).filter(pk=1).first()
     if row is None:
@@ -38,7 +39,7 @@ def leader() -> Leader:
 
 
 def pools(ids: Iterable[int]) -> dict[int, Pool]:
-    """Lock pools. Promises and placements in a pool change only under this lock."""
+    """Lock pools. The reservations and placements in a pool change only under this lock."""
     return _rows(Pool, ids)
 
 
@@ -53,10 +54,11 @@ def team_for_removal(pk: int) -> Team:
 
 
 def prevent_removal(row: Pool | Team) -> bool:
-    """Prevent the removal of a pool or a team until the transaction ends. Returns False if it is removed.
+    """Prevent the removal of a pool or a team until the transaction ends.
 
-    Call it in a transaction that adds a row of this pool or team. The foreign key is not enough: it is
-    checked at the commit. Other locks of the row do not block this one.
+    Return False if the pool or team is already removed. Call this function in a transaction that adds a row
+    of this pool or team. A foreign key is not enough, because PostgreSQL checks it only at the commit. The
+    locks of ``pools`` and ``submitters`` do not block this lock.
     """
     with connection.cursor() as cursor:
         cursor.execute(
@@ -82,7 +84,7 @@ def workloads(ids: Iterable[int]) -> dict[int, Workload]:
 
 
 def workload_states(ids: Iterable[int]) -> dict[int, str]:
-    """Lock workloads and return only their states: loading thousands of whole rows is slow."""
+    """Lock workloads and return their states by id. Loading thousands of whole rows would be slow."""
     sorted_ids = RawSQL("SELECT unnest(%s::bigint[])", (sorted(set(ids)),))
     rows = Workload.objects.select_for_update(no_key=True).filter(pk__in=sorted_ids).order_by("pk")
     states = dict(rows.values_list("pk", "state"))
@@ -91,15 +93,17 @@ def workload_states(ids: Iterable[int]) -> dict[int, str]:
 
 
 def submitters(*, team: int, person: int) -> None:
-    """Lock a team and a user. Their numbers of queued workloads grow only under this lock; the engine never
-    takes this lock.
+    """Lock a team and a user.
+
+    Submissions of the team and of the user are counted and added only under this lock. The engine never takes
+    this lock.
     """
     _rows(Team, [team])
     _rows(get_user_model(), [person])
 
 
 def reservations(ids: Iterable[int]) -> dict[int, Reservation]:
-    """Lock reservations, for changes of window or state."""
+    """Lock reservations, before a change of their window or state."""
     return _rows(Reservation, ids)
 
 

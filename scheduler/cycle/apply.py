@@ -1,8 +1,9 @@
 """Commit a plan.
 
-This module locks the rows, checks every part of the plan against them, writes the parts that are still valid
-and rejects the rest. The plan was made for an earlier time. Its parts are checked separately, so that one
-stale placement does not affect the others. Only this module commits plans.
+This module locks the rows, and checks every placement, eviction and binding of the plan against the locked
+rows. It writes the items that are still valid and rejects the others. The plan was made from an older
+snapshot, so some items may be outdated. Each item is checked separately, so that one outdated placement does
+not affect the other placements. Only this module commits plans.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ from scheduler.state.states import (
 
 
 class StaleEpoch(Exception):
-    """Another engine has taken over since the plan's snapshot; nothing of the plan is written."""
+    """Another engine has become the leader since the plan's snapshot. Nothing of the plan is written."""
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedItem:
-    """A part of the plan that is no longer valid, and the problem as a text for the log."""
+    """An item of the plan that is no longer valid, and the problem as a text for the log."""
 
     item: Placement | Eviction | ReservationBinding
     problem: str
@@ -74,8 +75,8 @@ class RejectedItem:
 class ApplyResult:
     """The result of committing a plan.
 
-    ``reported``: by waiting workload, the refusal that its row shows now. Workloads whose rows were not
-    compared are absent.
+    ``reported`` maps the id of a waiting workload to the refusal that the workload's row shows now. A
+    workload is absent if its row was not compared with the plan.
     """
 
     accepted: list[Placement | Eviction | ReservationBinding] = field(default_factory=list)
@@ -96,11 +97,11 @@ def apply_plan(
     reported: Mapping[int, Refusal] | None = None,
     write_recording: Callable[[], object] | None = None,
 ) -> ApplyResult:
-    """Commit the parts of ``plan`` that are still valid, in one transaction.
+    """Commit the items of ``plan`` that are still valid, in one transaction.
 
-    ``reported``: by workload, the refusal that its row is known to show. Equal refusals are not compared with
-    the row again. ``write_recording`` is called last inside the transaction, if anything changed. Raises
-    StaleEpoch if the leader's epoch is not the plan's.
+    ``reported`` maps a workload's id to the refusal that its row is known to show. If the plan has an equal
+    refusal, the row is not read. ``write_recording`` is called last inside the transaction, if anything
+    changed. Raises StaleEpoch if the leader's epoch differs from the plan's epoch.
     """
     with transaction.atomic():
         leader = locks.leader()
@@ -121,19 +122,19 @@ def apply_plan(
 
 
 def may_change_rows(plan: Plan, reported: Mapping[int, Refusal]) -> bool:
-    """Return True if applying the plan may write anything. The rows are not read for this."""
+    """Return True if applying the plan may change a row. This function reads no rows."""
     acts = plan.placements or plan.evictions or plan.bindings
     return bool(acts) or any(may_differ(reported.get(refusal.workload), refusal) for refusal in plan.refusals)
 
 
 def _touched_workloads(plan: Plan) -> set[int]:
-    """Return the workloads that the plan starts or evicts, and the workloads for which it evicts."""
+    """Return the ids of the workloads that the plan starts or evicts, or for which it evicts others."""
     beneficiaries = {e.for_workload for e in plan.evictions if e.for_workload is not None}
     return {p.workload for p in plan.placements} | {e.workload for e in plan.evictions} | beneficiaries
 
 
 class _PlanApplication:
-    """The transaction of one plan: the locked rows, the checks and the collected results."""
+    """The application of one plan: the locked rows, the checks and the collected results."""
 
     def __init__(
         self, plan: Plan, snapshot: Snapshot, now: datetime, reported: Mapping[int, Refusal]
@@ -141,7 +142,7 @@ class _PlanApplication:
         self.plan, self.snapshot, self.now = plan, snapshot, now
         self.result = ApplyResult()
         self.decisions: list[Decision] = []
-        self.topics: dict[str, None] = {}  # topics of outdated pages, in order
+        self.topics: dict[str, None] = {}  # topics of the pages to refresh: an ordered set
         acting = bool(plan.placements or plan.evictions or plan.bindings)
         self.pools = locks.pools(p.id for p in snapshot.pools) if acting else {}
         self.units = self._units()
@@ -168,7 +169,7 @@ class _PlanApplication:
         )
 
     def _changed_refusals(self, reported: Mapping[int, Refusal]) -> dict[int, ChangedRefusal]:
-        """Return the refusals that differ from the rows."""
+        """Return, by workload id, the refusals that differ from the rows of queued workloads."""
         candidates = {r.workload: r for r in self.plan.refusals if may_differ(reported.get(r.workload), r)}
         if not candidates:
             return {}
@@ -225,7 +226,7 @@ class _PlanApplication:
     # -- evictions ----------------------------------------------------------------------------------
 
     def evict(self) -> None:
-        """Evict work, and earmark its units for the workload that needs them."""
+        """Evict workloads. Earmark their units for the queued workload that each eviction makes room for."""
         earmarks: dict[int, set[int]] = defaultdict(set)
         victim_teams: dict[int, set[int]] = defaultdict(set)
         running = {r.id: r for r in self.snapshot.running} if self.plan.evictions else {}
@@ -256,8 +257,9 @@ class _PlanApplication:
     def _allowed_evictions(self, running: Mapping[int, RunningWorkload]) -> list[Eviction]:
         """Return the evictions that are still allowed.
 
-        The evictions for one workload are allowed together or not at all, because a part of them would lose
-        work without a benefit. If one victim is already stopping, the other evictions are still allowed.
+        All evictions that make room for one workload are allowed together or not at all. Only some of them
+        would stop work without making enough room. If one of the victims is already stopping, the other
+        evictions are still allowed.
         """
         assert self.checks is not None or not self.plan.evictions, "a plan that evicts is one that acts"
         problems: dict[int, str] = {}
@@ -314,7 +316,7 @@ class _PlanApplication:
     # -- placements ---------------------------------------------------------------------------------
 
     def place(self) -> None:
-        """Start workloads on their units, together if possible."""
+        """Start the placed workloads on their units, with one bulk insert if possible."""
         checked = []
         for placement in self.plan.placements:
             why = self._placement_problem(placement)
@@ -346,10 +348,10 @@ class _PlanApplication:
         self._accept([placement], runs)
 
     def _start_after_last_period(self, placement: Placement) -> list[Run]:
-        """Start the placement after the end of the last allocation of its units.
+        """Start the placement when the last ended allocation of its units ends, and return its runs.
 
-        This end is later than now if the clock was set back. Past allocations stay unchanged. Returns no runs
-        if a unit is still held.
+        If the clock was set back, this end can be later than now. Ended allocations stay unchanged. Return
+        an empty list if a unit is still held.
         """
         slots = Q()
         for pk in placement.units:
@@ -390,9 +392,9 @@ class _PlanApplication:
         return ""
 
     def _start(self, placements: Sequence[Placement], at: datetime | None = None) -> list[Run]:
-        """Create the runs and allocations of all placements from ``at`` (default: now), or none at all.
+        """Create the runs and allocations of all placements. They start at ``at`` (default: ``self.now``).
 
-        Raises IntegrityError if a unit is held.
+        Raises IntegrityError if a unit is held. The caller's savepoint then discards all of them.
         """
         at = at or self.now
         runs: list[Run] = []
@@ -484,8 +486,9 @@ class _PlanApplication:
     # -- reasons, decisions and nudges --------------------------------------------------------------
 
     def write_reasons(self) -> None:
-        """Write changed reasons, positions and expected starts. Add a Decision for each changed reason
-        code.
+        """Write the reasons, positions and expected starts that changed.
+
+        Add a Decision for each workload whose reason code changed.
         """
         changed, first_starts = [], {}
         for pk, change in sorted(self.changed_refusals.items()):
@@ -507,8 +510,9 @@ class _PlanApplication:
         self.result.reasons_written = len(changed)
 
     def write_reservation_reasons(self) -> None:
-        """Write the reasons why started reservations have no units, and clear the reasons of other
-        reservations.
+        """Write why a reservation that has started has no units.
+
+        Clear the reason of every other open reservation.
         """
         unbound_now = {unbound.reservation: unbound for unbound in self.plan.unbound}
         rows = Reservation.objects.filter(
@@ -551,7 +555,7 @@ class _PlanApplication:
         self.topics.update(dict.fromkeys(topics))
 
     def record_decisions(self) -> None:
-        """Write the decisions, and add the slots held since the last update to the decayed use."""
+        """Write the decisions, and update the teams' decayed use with the slots that they hold."""
         Decision.objects.bulk_create(self.decisions, batch_size=1000)
         started = {p.workload for p in self.result.accepted if isinstance(p, Placement)}
         holders = {(q.team, q.pool) for q in self.snapshot.queued if q.id in started} if started else set()
@@ -560,7 +564,7 @@ class _PlanApplication:
         update_decayed_use(half_lives, self._held, holders, self.now)
 
     def _held(self) -> dict[tuple[int, int], int]:
-        """Return the slots that each (team, pool) held in the snapshot."""
+        """Return the number of slots that each pair (team, pool) held in the snapshot."""
         slots = {unit.id: unit.slots for unit in self.snapshot.units}
         held: dict[tuple[int, int], int] = defaultdict(int)
         for running in self.snapshot.running:
@@ -568,7 +572,7 @@ class _PlanApplication:
         return held
 
     def notify_pages(self) -> None:
-        """Publish each topic of outdated pages once, after the commit."""
+        """Publish the topic of each page to refresh once, after the commit."""
         nudge.pages(*self.topics)
 
 

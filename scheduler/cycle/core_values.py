@@ -11,7 +11,7 @@ from scheduler.core.model import snapshot
 from scheduler.models import HardwareColumns
 from scheduler.requests import HARDWARE_COLUMNS, HardwareRequest
 
-# Columns of a request that have another name in the core.
+# Maps each column whose name differs from the name of its field in ``snapshot.Ask`` to that field.
 ASK_NAMES = {"models_wanted": "models", "labels_required": "labels"}
 
 
@@ -21,12 +21,12 @@ def epoch_seconds(time: datetime) -> int:
 
 
 def ask_from_row(row: HardwareColumns | HardwareRequest) -> snapshot.Ask:
-    """Return the request in the hardware columns of a workload or a reservation."""
+    """Return the hardware request of a workload or a reservation as the core's value."""
     return _ask_from_columns(*(getattr(row, name) for name in HARDWARE_COLUMNS))
 
 
 def _ask_from_columns(*columns: Any) -> snapshot.Ask:
-    """Return the request with these values, which are in the order of ``HARDWARE_COLUMNS``.
+    """Return the request with these column values, given in the order of ``HARDWARE_COLUMNS``.
 
     Columns that the core does not use are left out.
     """
@@ -38,8 +38,9 @@ def _ask_from_columns(*columns: Any) -> snapshot.Ask:
 
 @functools.lru_cache(maxsize=10_000)
 def interned_ask(*columns: Any) -> snapshot.Ask:
-    """Return the request with these column values. Equal values give the same object, because the planner
-    caches by the object's identity.
+    """Return the request with these column values, given in the order of ``HARDWARE_COLUMNS``.
+
+    Equal values give the same object, because the planner caches by the object's identity.
     """
     return _ask_from_columns(*columns)
 

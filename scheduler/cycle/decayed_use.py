@@ -1,6 +1,7 @@
 """Maintain the decayed use of teams, which fair share compares.
 
-Decayed use is in slot-seconds. The weight of a slot-second halves in every half-life.
+Decayed use is a number of slot-seconds (840 slots are one GPU). The weight of a slot-second halves with every
+half-life of the pool.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ def update_decayed_use(
     newcomers: Set[tuple[int, int]],
     now: datetime,
 ) -> None:
-    """Update the decayed use in the pools of ``half_lives`` to ``now``, for rows that are due.
+    """Update the decayed use to ``now``, in the pools that are keys of ``half_lives``.
 
-    ``half_lives``: half-life (s) by pool. ``held`` returns the slots by (team, pool) held since the last
-    update. It is called only if a row is due. ``newcomers``: pairs of team and pool that get a row if they
-    have none.
+    Only rows whose last update is at least ``MIN_UPDATE_INTERVAL_SECONDS`` ago are updated.
+    ``half_lives``: half-life in seconds by pool id. ``held`` returns the number of slots by (team, pool) that
+    were held since the last update. It is called only if there is a row to update. ``newcomers``: pairs
+    (team, pool) that get a row if they have none.
     """
     rows = list(DecayedUse.objects.filter(pool__in=half_lives))
     due = [row for row in rows if (now - row.as_of).total_seconds() >= MIN_UPDATE_INTERVAL_SECONDS]

@@ -1,7 +1,7 @@
 """Run one planning cycle.
 
-Renew the leadership, take a snapshot in one transaction, plan without a transaction, and apply the plan in a
-second transaction.
+A cycle renews the leadership and takes a snapshot in one transaction. It plans without a transaction. Then it
+applies the plan in a second transaction.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ _leader_names: dict[int, str] = {}
 
 
 def leader_name() -> str:
-    """Return this process's unique name as a leader; a forked process gets a new name."""
+    """Return the unique name with which this process acquires the leadership.
+
+    A forked process gets a new name.
+    """
     pid = os.getpid()
     if pid not in _leader_names:
         _leader_names[pid] = f"{socket.gethostname()[:40]}:{pid}:{secrets.token_hex(8)}"
@@ -47,13 +50,13 @@ def run_cycle(
     cache: SnapshotCache | None = None,
     recorder: CycleRecorder | None = None,
 ) -> ApplyResult | None:
-    """Plan and apply one cycle for all pools. Returns None if another engine is or has become the leader.
+    """Plan and apply one cycle for all pools. Return None if another engine is or has become the leader.
 
-    ``clock`` gives the start of new allocations just before the plan is applied. Without ``clock`` new
-    allocations start at ``now``, and could overlap the previous allocation of a unit that was freed between
-    ``now`` and the snapshot. ``cache`` keeps the snapshot between cycles; without it everything is read. If
-    nothing has changed, the cycle ends early. ``recorder`` stores the snapshots of cycles that changed
-    something.
+    ``clock`` is called just before the plan is applied, and returns the start of new allocations. Without
+    ``clock``, new allocations start at ``now``. A new allocation could then overlap the previous allocation
+    of a unit that was freed between ``now`` and the snapshot. ``cache`` keeps the snapshot between cycles.
+    Without ``cache``, all rows are read. If nothing has changed, the cycle ends early. ``recorder`` stores
+    the snapshots of cycles that changed something.
     """
     nudge.clear_engine_nudge()
     epoch = leadership.acquire_or_renew(name, now)
@@ -111,8 +114,9 @@ class _CycleRecording:
         self.written = False
 
     def prepare(self, taken: Snapshot, planned: Plan, planned_at: int) -> None:
-        """Prepare the recording before any row is locked. In a large pool this takes as long as
-        ``apply_plan``.
+        """Prepare the recording before any row is locked.
+
+        In a large pool the preparation takes as long as ``apply_plan``.
         """
         if self.recorder is None:
             return

@@ -1,4 +1,7 @@
-"""Read closed budget gates and compute their effect on the work of a team and a project."""
+"""Read closed budget gates and compute their effect on the work of a team and a project.
+
+Telemetry closes a budget gate when a budget is used up. A closed gate refuses new work or stops borrowing.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ ClosedGates = dict[tuple[str, int], dict[str, BudgetGate]]
 class BudgetEffect:
     """The effect of closed budget gates on a workload.
 
-    ``gate`` and ``gate_numbers`` are values for ``snapshot.QueuedWorkload``. ``borrows_again_from``: the time
-    (s) from which the workload may borrow again, or None if it may borrow now.
+    ``gate`` is the reason code if new work is refused, otherwise empty. ``gate_numbers`` are the numbers of
+    the reason. ``borrows_again_from`` is the time (seconds since the epoch) from which the workload may
+    borrow again. It is None if the workload may borrow now.
     """
 
     gate: str = ""
@@ -36,7 +40,10 @@ class BudgetEffect:
 
 
 def closed_budget_gates(now: datetime) -> ClosedGates:
-    """Return the closed budget gates by owner, ("team" or "project", id), and action."""
+    """Return the closed budget gates by owner and by action.
+
+    An owner is a pair such as ("team", 7) or ("project", 12).
+    """
     return gates_by_owner(BudgetGate.objects.filter(until__gt=now).order_by("pk"))
 
 

@@ -1,7 +1,8 @@
-"""Check under the locks of ``apply_plan`` whether the facts on which a plan is based are still valid.
+"""Check that the facts behind a plan are still true. The checks run while ``apply_plan`` holds its locks.
 
-The rules themselves are in the core and are not applied a second time. The checks only find facts that became
-worse for one part of the plan. This part is rejected, and the next cycle decides about it again.
+The planning rules are in the core and are not applied a second time. A check only finds a fact that became
+worse for one placement, eviction or binding. This item is rejected, and the next cycle decides about it
+again.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from scheduler.state.states import OPEN_RESERVATION_STATES, TERMINATING_STATES, 
 
 
 class PlanChecks:
-    """The current facts about a plan's pools, compared with the facts of the plan's snapshot.
+    """The current facts about a plan's pools, for comparison with the plan's snapshot.
 
     ``pools``, ``units`` and ``workloads`` are rows that the caller read under its locks. Other rows are read
-    in a fixed number of queries. Every check returns the problem as a text for the log, or an empty string.
+    in a fixed number of queries. Every check returns the problem as a text for the log, or an empty string
+    if there is no problem.
     """
 
     def __init__(
@@ -91,8 +93,9 @@ class PlanChecks:
         )
 
     def _claim_problem(self, workload: Workload, models: Iterable[str], borrowed_slots: int) -> str:
-        """Return the reason if the workload's request has changed or its team may no longer have these units;
-        else an empty string.
+        """Return why the workload may no longer have units of these models, or an empty string.
+
+        Examples: its request or the pool's rules have changed, a budget is used up, a quota was cut.
         """
         then = self.snapshot_queued.get(workload.pk)
         if then is None:
@@ -156,8 +159,9 @@ class PlanChecks:
         return ""
 
     def _promised_units_problem(self, workload: Workload, placement: Placement) -> str:
-        """Return the reason if these units are free for a shorter time than the plan assumed; else an empty
-        string.
+        """Return why these units are free for a shorter time than the plan assumed, or an empty string.
+
+        Examples: a new maintenance window of the host, a new reservation in the pool.
         """
         until = placement.until or core_values.epoch_seconds(self.now) + workload.max_runtime_seconds
         hosts = {self.units[unit].gpu.host for unit in placement.units}
@@ -175,9 +179,7 @@ class PlanChecks:
     # -- evictions ----------------------------------------------------------------------------------
 
     def eviction_problem(self, eviction: Eviction) -> str:
-        """Return the reason if this workload need not or may not be evicted any more; else an empty
-        string.
-        """
+        """Return why this workload should not be evicted any more, or an empty string."""
         victim, then = self.workloads.get(eviction.workload), self.snapshot_running.get(eviction.workload)
         if victim is None or then is None:
             return "it is not in the plan's snapshot"
@@ -200,8 +202,8 @@ class PlanChecks:
         if beneficiary is None or beneficiary.state != WorkloadState.QUEUED:
             return "the workload that needs its units is no longer queued"
         models = self.models_of.get(victim.id, ())
-        # The beneficiary is not placed yet and borrows nothing: it may evict because of its team's guarantee
-        # or its priority.
+        # The beneficiary is not placed yet, so it borrows nothing. It may evict because of its team's
+        # guarantee or its priority.
         why = self._claim_problem(beneficiary, models, 0)
         if why:
             return f"the workload that needs its units: {why}"
@@ -239,8 +241,9 @@ class PlanChecks:
         return ""
 
     def note_binding(self, binding: ReservationBinding) -> None:
-        """Record the units that this plan has bound, so that work inside the reservation may start on
-        them.
+        """Record the units that this plan has bound to a reservation.
+
+        Work inside the reservation may then start on these units.
         """
         self.bound_units.setdefault(binding.reservation, set()).update(binding.units)
 
@@ -268,7 +271,7 @@ def _ceiling(quota: QuotaInfo) -> int:
 
 
 def _victim_models(plan: Plan, snapshot: Snapshot) -> dict[int, tuple[str, ...]]:
-    """Return, by victim of the plan, the GPU models that the victim holds."""
+    """Return the GPU models that each victim of the plan holds, by workload id."""
     victims = {eviction.workload for eviction in plan.evictions}
     units = {r.id: frozenset(r.units) for r in snapshot.running if r.id in victims}
     wanted = frozenset().union(*units.values())

@@ -1,8 +1,8 @@
 """Record the snapshot of every cycle that changed something, so that its plan can be replayed.
 
 Only this module writes Recording. A recording is written in the transaction of its decisions, so that neither
-exists without the other. A snapshot is stored as the compressed texts of its tables, with their digests as
-keys. So unchanged hardware is stored only once, even for a thousand cycles.
+exists without the other. A snapshot is stored as one compressed text per table. The key of each text is its
+digest, so unchanged hardware is stored only once, even for a thousand cycles.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class RecordingNotFound(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PreparedRecording:
-    """A recording without its time, computed before any row is locked."""
+    """The columns and parts of a recording, computed before any row is locked."""
 
     parts: dict[str, str]  # table -> digest
-    bodies: dict[str, bytes]  # digest -> compressed text, of parts that have to be written
+    bodies: dict[str, bytes]  # digest -> compressed text; only parts that have to be written
     new_bytes: int  # size of the bodies that this process has not written before
     columns: dict[str, Any]
 
@@ -61,7 +61,7 @@ class CycleRecorder:
         canonical text.
         """
         if snapshot.epoch != self._epoch:
-            # Another process was the leader meanwhile and may have pruned parts that only this process used.
+            # Another process was the leader in between. It may have pruned parts that this process remembers.
             self._epoch, self._kept = snapshot.epoch, {}
         texts: dict[str, str] = {}
         parts = {name: self._digest(name, getattr(snapshot, name), texts) for name in SNAPSHOT_TABLES}
@@ -111,7 +111,10 @@ class CycleRecorder:
         self._kept.update(dict.fromkeys(prepared.bodies, now))
 
     def _digest(self, table: str, rows: tuple[Any, ...], texts: dict[str, str]) -> str:
-        """Return the digest of a table's text; add the text to ``texts`` if it is new."""
+        """Return the digest of a table's text.
+
+        If the rows have changed since the last call, also store the text in ``texts`` under its digest.
+        """
         known = self._known.get(table)
         if known is not None and known[0] == rows:
             return known[1]
@@ -125,7 +128,7 @@ class CycleRecorder:
 def recording_file_text(pk: int) -> str:
     """Return a recording as the text of a file that ``replay`` reads on any machine.
 
-    Raises RecordingNotFound.
+    Raises RecordingNotFound if the recording does not exist or its parts were pruned.
     """
     found = Recording.objects.filter(pk=pk).first()
     if found is None:
@@ -145,17 +148,16 @@ def prune_recordings(before: datetime, most: int = 5_000) -> int:
     old = list(Recording.objects.filter(at__lt=before).order_by("at").values_list("pk", flat=True)[:most])
     Recording.objects.filter(pk__in=old).delete()
     if len(old) < most:
-        # A recording updates each ``used_at`` of its parts that is older than PART_TOUCH_INTERVAL. So all
-        # recordings that used these parts are deleted.
+        # While recordings use a part, its ``used_at`` is updated at least every PART_TOUCH_INTERVAL. So every
+        # recording that used one of these parts is older than ``before`` and was deleted.
         RecordingPart.objects.filter(used_at__lt=before - 2 * PART_TOUCH_INTERVAL).delete()
     return len(old)
 
 
 def prune_recordings_to_size(most_bytes: int) -> int:
-    """Delete the oldest recordings if all together are larger than ``most_bytes``. Return the number of
-    deleted recordings.
+    """Delete the oldest recordings until the others have at most ``most_bytes`` bytes.
 
-    The latest recording is always kept.
+    Return the number of deleted rows. The latest recording is always kept.
     """
     total_bytes = 0
     newest_to_delete = None
@@ -176,8 +178,9 @@ def prune_recordings_to_size(most_bytes: int) -> int:
     return deleted
 
 
-# A part that is being written now is newer than the oldest remaining recording. A part that the recorder does
-# not write again is used by the latest recording, which is never deleted here.
+# This statement deletes no part that a recording still needs. A part that another transaction is writing now
+# has a ``used_at`` after the time of the oldest remaining recording (the parameter). A part that the recorder
+# remembers as written is used by the latest recording, which is never deleted here.
 DELETE_UNUSED_PARTS_SQL = """
 DELETE FROM scheduler_recordingpart WHERE used_at < %s AND digest NOT IN (
     SELECT named.value FROM scheduler_recording AS recording, jsonb_each_text(recording.parts) AS named

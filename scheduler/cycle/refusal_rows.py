@@ -30,9 +30,9 @@ REASON_FIELDS = ["reason_code", "reason_numbers", "position", "expected_start", 
 
 
 def may_differ(reported: Refusal | None, refusal: Refusal) -> bool:
-    """Return True if the row may differ from the refusal.
+    """Return True if the row may differ from ``refusal``.
 
-    ``reported`` is the refusal that the row is known to show, if any.
+    ``reported`` is the refusal that the row is known to show, or None if this is unknown.
     """
     if reported is None or _reported_fields(reported) != _reported_fields(refusal):
         return True
@@ -76,7 +76,8 @@ WHERE workload.id = changed.id
 def write_reasons(refusals: Sequence[Refusal]) -> None:
     """Write the reasons in one statement.
 
-    A busy pool changes hundreds of rows. An update with one CASE per row and column takes a second.
+    A busy pool changes hundreds of rows. Django's ``bulk_update``, which generates one CASE per row and
+    column, would take a second.
     """
     rows = [
         {
@@ -119,5 +120,5 @@ def write_placement_reasons(placements: Sequence[Placement]) -> None:
 
 
 def json_numbers(numbers: ReasonNumbers) -> dict[str, Any]:
-    """Return the numbers as JSON reads them back: tuples become lists."""
+    """Return the numbers as a dict with lists instead of tuples. A stored JSON value is read in this form."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in numbers}

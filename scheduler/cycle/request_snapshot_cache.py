@@ -1,6 +1,6 @@
 """Share one snapshot among all reads of one web request.
 
-Use this for reads only. Decisions under a lock take a new snapshot with ``snapshot.take_snapshot``.
+Use this module for reads only. Decisions under a lock take a new snapshot with ``snapshot.take_snapshot``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _cached: ContextVar[CachedSnapshots | None] = ContextVar("shared snapshots", def
 
 @contextmanager
 def share_snapshots() -> Iterator[None]:
-    """Share snapshots of the same pools and time within this context. No snapshot is kept after it."""
+    """Reuse snapshots of the same pools and time within this context. Discard them at its end."""
     token = _cached.set({} if _cached.get() is None else _cached.get())
     try:
         yield
@@ -28,7 +28,10 @@ def share_snapshots() -> Iterator[None]:
 
 
 def take_cached_snapshot(pool_ids: Sequence[int], now: datetime) -> model.Snapshot:
-    """Return the shared snapshot of these pools and this time. Take the snapshot if there is none yet."""
+    """Return the shared snapshot of these pools at ``now``.
+
+    Take a new snapshot if there is none yet, or if the caller is outside ``share_snapshots``.
+    """
     known = _cached.get()
     if known is None:
         return snapshot.take_snapshot(pool_ids, now)

@@ -1,7 +1,7 @@
 """Decide whether a host accepts new work, for one loaded row and as a condition for queries.
 
-The snapshot, the checks before a placement and all counts of free GPUs use this module. Both forms must
-agree; ``tests/scheduler/test_schedulable_hosts.py`` compares them.
+The snapshot, the checks before a placement and all counts of free GPUs use this module. The function for a
+row and the condition for queries must agree. ``tests/scheduler/test_schedulable_hosts.py`` compares them.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def unschedulable_code(
 
 
 def host_unschedulable_code(host: Host, demanded: str) -> str:
-    """Return the ``unschedulable_code`` of a host in a pool that requires the isolation ``demanded``."""
+    """Return the ``unschedulable_code`` of a host whose pool requires the isolation ``demanded``."""
     states = host.lease_state, host.admin_state, host.repair_state
     return unschedulable_code(*states, host.isolation_level, host.disk_full, demanded)
 
 
 def is_schedulable(host: Host) -> bool:
-    """Return True if the host, loaded with its pool, accepts new work."""
+    """Return True if the host accepts new work. Load ``host`` with its pool."""
     return not host_unschedulable_code(host, host.pool.isolation)
 
 
 def schedulable_filter(path: str) -> Q:
-    """Return the query condition that the host at ``path`` accepts new work."""
+    """Return the condition that a host accepts new work. ``path`` is the host's lookup path in the query."""
     states = {
         "lease_state": LeaseState.ALIVE,
         "admin_state": AdminState.IN_SERVICE,

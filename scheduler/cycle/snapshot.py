@@ -1,9 +1,9 @@
 """Build the planner's Snapshot for a given time from database rows.
 
-Reading and building are separate steps. ``SnapshotRows`` has the rows of the database and does not depend on
-the clock. ``build_snapshot`` makes the Snapshot for a given time from these rows. So
-``scheduler.cycle.snapshot_cache`` reads only a few rows again, and the same code builds both the cached and a
-fresh snapshot.
+Reading and building are separate steps. ``SnapshotRows`` holds the rows of the database and does not depend
+on the clock. ``build_snapshot`` makes the Snapshot for a given time from these rows. Because of this split,
+``scheduler.cycle.snapshot_cache`` can keep the rows and read only the changed rows again. The same code
+builds the cached snapshot and a fresh snapshot.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from scheduler.state.states import OPEN_RESERVATION_STATES, TERMINATING_STATES
 
 
 def take_snapshot(pool_ids: Sequence[int] | None, now: datetime) -> snapshot.Snapshot:
-    """Return everything that the planner may know about these pools (None: all) at ``now``."""
+    """Return everything that the planner may know about these pools at ``now``. None means all pools."""
     with repeatable_read(), gc_paused():
         return build_snapshot(SnapshotReader(pool_ids, now).read(), now)
 
@@ -66,8 +66,9 @@ def with_reservation(taken: snapshot.Snapshot, reservation: snapshot.Reservation
 
 
 def queued_from_row(row: Workload, now: datetime) -> snapshot.QueuedWorkload:
-    """Return the planner's row of an unsaved workload that has an id, as if it was queued. This takes one
-    query.
+    """Return the planner's row of an unsaved workload, as if the workload was queued at ``now``.
+
+    ``row`` must have an id. This takes one query.
     """
     return TimeEffects(closed_budget_gates(now), {}).queued(
         {name: _column_value(row, name) for name in QUEUED_COLUMNS}
@@ -75,8 +76,9 @@ def queued_from_row(row: Workload, now: datetime) -> snapshot.QueuedWorkload:
 
 
 def _column_value(row: Any, name: str) -> Any:
-    """Return the value that ``values_list`` would give for this path, or None if a reference in it is
-    empty.
+    """Return the value that ``values_list`` would return for the lookup path ``name``.
+
+    Return None if a foreign key in the path is empty.
     """
     for part in name.split("__"):
         row = None if row is None else getattr(row, part)
@@ -85,15 +87,16 @@ def _column_value(row: Any, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TimeEffects:
-    """The facts that depend on the clock: closed gates, and reservations that have not ended, with their
-    bound units.
+    """The facts that depend on the clock: closed budget gates and open reservations.
+
+    A reservation is open until its end. It includes the units that are bound to it.
     """
 
     gates: ClosedGates
     reservations: dict[int, snapshot.ReservationInfo]
 
     def affects_workloads_like(self, other: TimeEffects) -> bool:
-        """Return True if both give the same row for every workload."""
+        """Return True if ``self`` and ``other`` give equal rows for every workload."""
         return self._to_workloads() == other._to_workloads()
 
     def _to_workloads(self) -> tuple[object, object]:
@@ -162,13 +165,13 @@ class TimeEffects:
             borrowed_slots=row["borrowed_slots"],
             checkpoint_at=epoch_seconds_or_none(row["checkpoint_at"]),
             reservation=row["reservation_id"],
-            # A workload that has ended is also stopping until its host confirms the end.
+            # A workload that has ended but still holds units is stopping until its host confirms the end.
             stopping=row["state"] in TERMINATING_STATES or row["state"] not in LIVE_STATES,
             stop_by=epoch_seconds_or_none(row["gone_by"]),
             evicted_for_workload=row["evicted_for_workload_id"],
             evicted_for_reservation=row["evicted_for_reservation_id"],
             evicted_by=row["evicted_by_id"],
-            # Attempts that ended for other reasons are counted in failures and lost_attempts.
+            # Earlier attempts that were not evicted are counted in failures and lost_attempts.
             evictions=max(0, row["attempt"] - 1 - row["failures"] - row["lost_attempts"]),
             cpu_milli=row["cpu_milli"],
             memory_mib=row["memory_mib"],
@@ -177,7 +180,7 @@ class TimeEffects:
 
 
 def time_effects(rows: SnapshotRows, now: datetime) -> TimeEffects:
-    """Return the time effects at ``now``, which is not before the rows were read."""
+    """Return the time effects at ``now``. ``now`` must not be before the time at which the rows were read."""
     return TimeEffects(
         gates_by_owner(gate for gate in rows.gates if gate.until > now),
         {promise.id: promise for promise in open_reservations(rows.promised, rows.bound, now)},
@@ -207,7 +210,7 @@ def open_maintenance(
 def decayed_use_at(
     rows: SnapshotRows, slots: Mapping[tuple[int, int], int], now: datetime
 ) -> tuple[snapshot.DecayedUseInfo, ...]:
-    """Return the decayed use at ``now``. ``slots`` are the slots that each (team, pool) holds."""
+    """Return the decayed use at ``now``. ``slots`` has the number of slots that each (team, pool) holds."""
     return tuple(
         snapshot.DecayedUseInfo(
             team,
@@ -224,7 +227,7 @@ def decayed_use_at(
 
 
 def held_slots(rows: SnapshotRows) -> dict[tuple[int, int], int]:
-    """Return the slots of all running work, by (team, pool)."""
+    """Return the number of slots that running work holds, by (team, pool)."""
     found: dict[tuple[int, int], int] = defaultdict(int)
     for pk, row in rows.running.items():
         found[row["project__team_id"], row["pool_id"]] += rows.held[pk].slots
@@ -232,7 +235,7 @@ def held_slots(rows: SnapshotRows) -> dict[tuple[int, int], int]:
 
 
 def build_snapshot(rows: SnapshotRows, now: datetime) -> snapshot.Snapshot:
-    """Build the Snapshot at ``now``, which is not before the rows were read."""
+    """Build the Snapshot at ``now``. ``now`` must not be before the time at which the rows were read."""
     effects = time_effects(rows, now)
     return snapshot.Snapshot(
         epoch=rows.epoch,

@@ -1,12 +1,15 @@
 """Keep the engine's snapshot between cycles, and read only the rows that the change feed lists.
 
-The cached snapshot always equals a fresh snapshot. Tests check this. A self-check every
-``SELF_CHECK_SECONDS`` compares the cached snapshot with a fresh snapshot. If they differ, it logs the
-difference and continues with the fresh snapshot.
+The cached snapshot always equals a fresh snapshot, and tests check this. A self-check every
+``SELF_CHECK_SECONDS`` compares the cached snapshot with a fresh snapshot. If the two differ, the self-check
+logs the difference and the cache continues with the fresh snapshot.
 
-Everything is read again in four cases: after a change of the epoch, because another leader may have pruned
-changes that this process has not read; after an error; after the clock was set back; and after more than
-``MAX_INCREMENTAL_CHANGES`` changes.
+Everything is read again in four cases:
+
+- The epoch changed. Another leader may have pruned changes that this process has not read.
+- An error occurred.
+- The clock was set back.
+- There are more than ``MAX_INCREMENTAL_CHANGES`` changes.
 """
 
 from __future__ import annotations
@@ -41,14 +44,15 @@ TableRows = dict[Any, Any]
 
 @dataclass
 class SnapshotCache:
-    """The snapshot of one process. ``refresh`` updates it; ``standing`` plans on it.
+    """The snapshot that one process keeps. ``refresh`` updates it.
 
-    Inside a caller's transaction everything is read at each refresh, since the caller may roll back.
+    ``standing`` is the planner that holds the snapshot and plans on it. Inside a caller's transaction every
+    refresh reads everything, because the caller may roll back.
     """
 
     prunes_feed: bool = True  # only the leader's cache may prune the change feed
     standing: IncrementalPlanner = field(default_factory=lambda: IncrementalPlanner(Snapshot(epoch=0)))
-    # by workload: the refusal that is stored in its row
+    # the refusal that is stored in each workload's row, by workload id
     reported: dict[int, Refusal] = field(default_factory=dict)
     full_reads: int = 0
     _rows: snapshot_rows.SnapshotRows | None = None
@@ -61,7 +65,7 @@ class SnapshotCache:
     _plan_due: datetime | None = None
 
     def invalidate(self) -> None:
-        """Read everything at the next refresh."""
+        """Discard the rows, so that the next refresh reads everything."""
         self._rows = None
         self._plan_due = None
         self.reported.clear()
@@ -89,13 +93,14 @@ class SnapshotCache:
             self._compare(fresh, epoch, now)
 
     def plan_is_due(self, now: datetime) -> bool:
-        """Return True if a change or the elapsed time may lead to another plan."""
+        """Return True if a change or the elapsed time may lead to a different plan."""
         return self._plan_due is None or now >= self._plan_due
 
     def note_applied_plan(self, now: datetime, reported: Mapping[int, Refusal], *, complete: bool) -> None:
-        """Record that a plan for ``now`` was applied. It was applied in part if ``complete`` is False.
+        """Record that a plan for ``now`` was applied.
 
-        ``reported`` has, by workload, the refusal that was stored in its row.
+        ``reported`` maps a workload's id to the refusal that is stored in its row. ``complete`` is False if
+        parts of the plan were rejected. The next cycle then plans again.
         """
         self.reported.update(reported)
         if complete:
@@ -127,7 +132,7 @@ class SnapshotCache:
         self._plan_due = None
 
     def _read_again(self, changed: Mapping[str, set[int]], now: datetime) -> dict[str, set[Any]]:
-        """Read the changed rows. Return the workloads, hosts and units that may have changed."""
+        """Read the changed rows. Return the ids of workloads, hosts and units that may have changed."""
         rows, reader = self._loaded_rows(), snapshot_rows.SnapshotReader(None, now)
         workloads = set(changed.get("workload", ()))
         if "reservation" in changed:
@@ -173,10 +178,11 @@ class SnapshotCache:
             rows.used = reader.used()
 
     def _read_workloads(self, ids: set[int], reader: snapshot_rows.SnapshotReader) -> set[int]:
-        """Read the rows and open allocations of workloads. Return the units that must be read too.
+        """Read the rows and open allocations of workloads. Return the ids of units that must be read too.
 
-        These are retired units that the workloads held before, because a retired unit stays in the snapshot
-        only while it is held. They are also units that the workloads hold now and the cache does not have.
+        Two kinds of units must be read. The first kind are retired units that the workloads held before: a
+        retired unit stays in the snapshot only while it is held. The second kind are units that the workloads
+        hold now and that the cache does not have.
         """
         rows = self._loaded_rows()
         before = {unit for pk in ids if pk in rows.held for unit in rows.held[pk].units}
@@ -201,7 +207,10 @@ class SnapshotCache:
     def _update_standing(
         self, touched: Mapping[str, set[Any]], changed: Collection[str], now: datetime
     ) -> None:
-        """Update the standing snapshot with the rows as they are at ``now``."""
+        """Update the snapshot of ``standing`` from the rows.
+
+        ``touched`` has the ids of workloads, hosts and units that may have changed.
+        """
         rows, before = self._loaded_rows(), self._effects
         effects = self._effects = reading.time_effects(rows, now)
         workloads: Iterable[int] = touched["workloads"]
@@ -230,7 +239,10 @@ class SnapshotCache:
     def _collect_changes(
         self, delta: dict[str, tuple[Any, ...]], name: str, keys: Iterable[Any], now: Mapping[Any, Any]
     ) -> None:
-        """Add the new, changed and removed rows of these keys to ``delta``."""
+        """Add the new, changed and removed rows with these keys to ``delta``.
+
+        ``now`` has the current rows by key.
+        """
         table = self._tables[name]
         removed = tuple(key for key in keys if key in table and key not in now)
         new = tuple(now[key] for key in keys if key in now and table.get(key) != now[key])

@@ -1,7 +1,7 @@
-"""Read the rows of a snapshot in ``SNAPSHOT_QUERIES`` queries, for any number of rows.
+"""Read the rows of a snapshot in ``SNAPSHOT_QUERIES`` queries, however many rows there are.
 
-The rows do not depend on the clock. From these rows ``scheduler.cycle.snapshot`` builds the snapshot for a
-given time.
+The rows do not depend on the clock. ``scheduler.cycle.snapshot`` uses them to build the snapshot for a given
+time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SNAPSHOT_QUERIES = 14
 def repeatable_read() -> Iterator[None]:
     """Give all queries of this context the same view of the database.
 
-    Inside a caller's transaction the caller's isolation level applies.
+    If the caller has already opened a transaction, its isolation level stays.
     """
     if connection.in_atomic_block:
         yield
@@ -59,13 +59,15 @@ def repeatable_read() -> Iterator[None]:
         yield
 
 
-Columns = Mapping[str, Any]  # one row, by the names of its columns
+Columns = Mapping[str, Any]  # the values of one row by column name
 
 
 @dataclass(frozen=True, slots=True)
 class HeldUnits:
-    """A workload's open allocations: the units, the start of the first allocation (s), and the number of
-    slots.
+    """The sum of a workload's open allocations.
+
+    ``units``: ids of the held units. ``since``: start of the first allocation, in seconds since the epoch.
+    ``slots``: number of held slots (840 are one GPU).
     """
 
     units: tuple[int, ...]
@@ -75,7 +77,7 @@ class HeldUnits:
 
 @dataclass(slots=True)
 class SnapshotRows:
-    """The rows that were read, by id. Gates and reservations may have expired since."""
+    """The rows of a snapshot, by id. Gates and reservations may have expired since the rows were read."""
 
     epoch: int
     pools: dict[int, snapshot.PoolInfo]
@@ -160,9 +162,9 @@ class SnapshotReader:
     def units(
         self, ids: Collection[int] | None = None, gpus: Collection[int] = ()
     ) -> tuple[dict[int, snapshot.UnitInfo], set[int]]:
-        """Return the units, and the ids of retired units among them.
+        """Return the units by id, and the set of ids of those units that are retired.
 
-        Retired units are included only while they are held.
+        Retired units are included only while they are held. ``gpus`` adds all units of these GPUs to ``ids``.
         """
         given = {
             "pools": self.pool_ids,
@@ -175,7 +177,7 @@ class SnapshotReader:
         return {row[0]: snapshot.UnitInfo(*row[:-1]) for row in rows}, {row[0] for row in rows if row[-1]}
 
     def quotas(self, *, unused: bool = False) -> tuple[snapshot.QuotaInfo, ...]:
-        """Return the quotas. With ``unused``, return them as if none of their GPU-hours were used."""
+        """Return the quotas. With ``unused``, return them as if no GPU-hours of a quota were used."""
         rows = self._within(Quota.objects.order_by("pk"), "pool").values_list(*QUOTA_COLUMNS)
         if unused:
             return tuple(snapshot.QuotaInfo(*row[:5]) for row in rows)
@@ -185,7 +187,7 @@ class SnapshotReader:
         return list(BudgetGate.objects.filter(until__gt=self.now).order_by("pk"))
 
     def held(self, workloads: Collection[int] | None = None) -> dict[int, HeldUnits]:
-        """Return open allocations by workload."""
+        """Return the units that workloads hold now, by workload id."""
         rows = Allocation.objects.filter(period__upper_inf=True)
         if workloads is not None:
             rows = rows.filter(workload__in=ids_array(workloads))
@@ -204,7 +206,7 @@ class SnapshotReader:
         }
 
     def running(self, held: Collection[int]) -> dict[int, Columns]:
-        """Return the rows of workloads that hold units."""
+        """Return the rows of the workloads with these ids. These workloads hold units."""
         rows = Workload.objects.filter(pk__in=ids_array(held)).order_by("pk").values_list(*RUNNING_COLUMNS)
         return {row[0]: dict(zip(RUNNING_COLUMNS, row, strict=True)) for row in rows}
 
@@ -241,14 +243,15 @@ def _with_ids(rows: QuerySet[Any], ids: Collection[int] | None) -> QuerySet[Any]
 
 
 def ids_array(ids: Iterable[int]) -> RawSQL:
-    """Return ids for ``pk__in`` as one parameter. One parameter per id would take longer than the query
-    itself.
+    """Return ids for ``pk__in`` as one parameter.
+
+    One parameter per id would take longer than the query itself.
     """
     return RawSQL("SELECT unnest(%s::bigint[])", (list(ids),))
 
 
 def _size(slots: str) -> Combinable:
-    """Return the number of slots of a range.
+    """Return a query expression for the number of slots in the range column ``slots``.
 
     PostgreSQL computes the number, because converting 10,000 ranges to Python takes 0.2 s.
     """
@@ -349,7 +352,7 @@ QUEUED_COLUMNS = (
 
 
 def pool_from_row(pool: Pool) -> snapshot.PoolInfo:
-    """Return a pool with its policy as the core's value."""
+    """Return the core's value for a pool and its policy."""
     per_user, per_workload = pool.most_gpus_per_user, pool.most_gpus_per_workload
     policy = snapshot.PoolPolicy(
         notice_seconds=pool.notice_seconds,
@@ -375,8 +378,9 @@ def _quota_info(
     refuse: str,
     until: datetime | None,
 ) -> snapshot.QuotaInfo:
-    """Return the quota as it applies now. If its GPU-hours are used up, it guarantees nothing until its
-    period ends.
+    """Return the quota as it applies now.
+
+    If the quota's GPU-hours are used up, it guarantees nothing until its period ends.
     """
     if not used_up or worth is None or until is None:
         return snapshot.QuotaInfo(team, pool, name, guaranteed, borrow)

@@ -1,4 +1,4 @@
-"""Define the scheduler's rows, one file per concept. No rule is defined here."""
+"""Define the scheduler's database models, one file per concept. This package has no business rules."""
 
 from scheduler.models.commands import Command
 from scheduler.models.decisions import Decision, Recording, RecordingPart, StartEstimate

@@ -1,4 +1,4 @@
-"""Define commands to agents."""
+"""Define the commands that the engine gives to the agents of hosts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from scheduler.models.runs import Run
 
 
 class Command(models.Model):
-    """An order of the engine to a host about one run, open until done. Open commands make up the desired
-    state.
+    """An order of the engine to a host about one run.
+
+    A command is open until ``done_at`` is set. The open commands of a host are its desired state.
     """
 
     class Verb(models.TextChoices):

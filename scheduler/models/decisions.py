@@ -11,14 +11,14 @@ from scheduler.models.workloads import Workload
 
 
 class Decision(models.Model):
-    """A decision of the engine about one workload, recorded if it differs from the last decision."""
+    """A decision of the engine about one workload. A repeated refusal with the same code is not recorded."""
 
     class Kind(models.TextChoices):
         PLACED = "placed"
         EVICTED = "evicted"
         REFUSED = "refused"
         RESTARTED = "restarted"  # a member of the gang ended, and the whole gang is requeued
-        ENDED = "ended"  # a member of the gang ended, and the whole gang with it
+        ENDED = "ended"  # a member of the gang ended, so the whole gang ended
 
     workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="decisions")
     kind = models.CharField(max_length=10, choices=Kind.choices)
@@ -38,7 +38,10 @@ class Decision(models.Model):
 
 
 class StartEstimate(models.Model):
-    """The first expected start of one wait, and the wait's outcome. Start ranges are based on these rows."""
+    """The first expected start of a workload during one wait in the queue, and the outcome of the wait.
+
+    The portal shows an expected start as a range of times, which is computed from these rows.
+    """
 
     workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="start_estimates")
     pool = models.ForeignKey(Pool, on_delete=models.CASCADE, related_name="+")
@@ -64,7 +67,10 @@ class StartEstimate(models.Model):
 
 
 class RecordingPart(models.Model):
-    """One table of recorded snapshots: its canonical text, compressed, with the SHA-256 of the text."""
+    """The content of one table of a recorded snapshot: its compressed canonical text.
+
+    ``digest`` is the SHA-256 of the text. Recordings with equal tables share one row.
+    """
 
     digest = models.CharField(primary_key=True, max_length=64)
     body = models.BinaryField()
@@ -74,7 +80,10 @@ class RecordingPart(models.Model):
 
 
 class Recording(models.Model):
-    """The full input of a cycle that changed something. ``manage.py replay_snapshot`` plans it again."""
+    """The full input of a cycle that changed something.
+
+    ``export_snapshot`` writes a recording to a file. ``replay_snapshot`` runs the planner on it again.
+    """
 
     at = models.DateTimeField(db_index=True)
     planned_at = models.BigIntegerField(help_text="time of the plan, in whole seconds since the epoch")

@@ -7,7 +7,10 @@ from django.db import models
 
 
 class HardwareColumns(models.Model):
-    """The columns of a request (scheduler.core.model.snapshot.Ask), shared by workloads and reservations."""
+    """The columns of a hardware request (``Ask`` in ``scheduler.core.model.snapshot``).
+
+    The tables of workloads and reservations have these columns.
+    """
 
     units = models.PositiveIntegerField()
     hosts = models.PositiveIntegerField(default=1)

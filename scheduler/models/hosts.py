@@ -1,4 +1,4 @@
-"""Define hosts, their GPUs, the units that can be allocated, and storage for homes."""
+"""Define hosts, their GPUs, the units that can be allocated, and the storage of users' homes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler.state.isolation import Isolation
 
 
 class Storage(models.Model):
-    """A folder of homes. Hosts that share it report the same key."""
+    """A folder with the homes of users. All hosts that mount the folder report the same key."""
 
     key = models.CharField(
         unique=True, max_length=64, help_text="random, created by the first agent that used the folder"
@@ -32,7 +32,10 @@ class Storage(models.Model):
 
 
 class Volume(models.Model):
-    """One home in a storage, as measured last. The home's name is the owner's name as agents receive it."""
+    """One user's home in a storage, with the sizes of its last measurement.
+
+    ``name`` is the name of the home's folder. It begins with the user's name (see ``person``).
+    """
 
     storage = models.ForeignKey(Storage, on_delete=models.CASCADE, related_name="volumes")
     name = models.CharField(max_length=150, db_index=True)
@@ -53,8 +56,8 @@ class Volume(models.Model):
     def person(self) -> str:
         """Return the owner's name.
 
-        The owner's home for a later team is named OWNER~NUMBER, with the number of the team's user
-        (docs/decisions/0005).
+        If the owner changes to another team, the owner's new home is named OWNER~NUMBER. NUMBER is the number
+        of the new team's system user (docs/decisions/0005).
         """
         return str(self.name).partition("~")[0]
 
@@ -163,7 +166,10 @@ class Host(models.Model):
 
 
 class JoinToken(models.Model):
-    """A token with which one agent joins as one host, once, within 15 minutes. Only its hash is stored."""
+    """A token with which an agent joins as one host. It is valid once, within 15 minutes.
+
+    Only the hash of the token is stored.
+    """
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="join_tokens")
     token_hash = models.CharField(unique=True, max_length=64)
@@ -223,8 +229,9 @@ class Gpu(models.Model):
 
 
 class Unit(models.Model):
-    """A unit of allocation: a whole GPU, a MIG slice or a declared share. ``slots`` uses fleet-wide
-    numbering.
+    """A unit of allocation: a whole GPU, a MIG slice or a declared share of a GPU.
+
+    ``slots`` is the unit's range of slots. A GPU has 840 slots, and slots are numbered through all GPUs.
     """
 
     gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="units")

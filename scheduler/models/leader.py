@@ -1,4 +1,4 @@
-"""Define the engine's leader row and the last clock reading."""
+"""Define the row that names the leading engine, and the row with the last clock reading."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from django.db.models import Q
 
 
 class Leader(models.Model):
-    """The single row that names the leader. Every write of the engine checks that this row still has the
-    engine's epoch.
+    """The single row that names the leading engine process.
+
+    Each new leader increments ``epoch``. An engine applies a plan only if this row still has its epoch.
     """
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
@@ -23,8 +24,9 @@ class Leader(models.Model):
 
 
 class ClockReading(models.Model):
-    """The single row with the last reading of the wall clock and CLOCK_BOOTTIME
-    (``coordination.clock_correction``).
+    """The single row with the last reading of the wall clock and CLOCK_BOOTTIME.
+
+    ``scheduler.coordination.clock_correction`` uses this row to detect that the wall clock was set.
     """
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)

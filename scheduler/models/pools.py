@@ -13,7 +13,10 @@ from scheduler.state.isolation import Isolation
 
 
 class StrayAction(models.TextChoices):
-    """The reaction of hosts to a process on a GPU that no workload holds. Operators are always notified."""
+    """The reaction of a host to a stray process: a process on a GPU that belongs to no workload.
+
+    Operators are always notified.
+    """
 
     REPORT = "report", "report it"
     WARN = "warn", "report it and notify its owner"
@@ -21,7 +24,10 @@ class StrayAction(models.TextChoices):
 
 
 class DiagnosticTool(models.TextChoices):
-    """The diagnostics that every host has. A pool may also name a diagnostic of its hosts' operator."""
+    """The GPU diagnostics that a pool can always use.
+
+    A pool may also name a diagnostic that the operator installed on its hosts.
+    """
 
     AUTO = "auto", "DCGM if the host has it, otherwise gpupool's diagnostic"
     OWN = "own", "gpupool's diagnostic"
@@ -43,8 +49,8 @@ class Pool(models.Model):
     longest_runtime_seconds = models.PositiveIntegerField(default=7 * 86_400)
     most_gpus_per_user = models.PositiveIntegerField(null=True, blank=True)
     most_gpus_per_workload = models.PositiveIntegerField(null=True, blank=True)
-    # A user may queue five arrays of the largest size. The team limit is the queue length with which cycles
-    # are measured (docs/benchmarks.md), so that no single team slows cycles down.
+    # The limit per user allows five arrays of the largest size. The limit per team is the queue length of the
+    # benchmarks (docs/benchmarks.md), so that no single team slows planning cycles down.
     most_waiting_per_user = models.PositiveIntegerField(
         default=5_000, help_text="notebooks and jobs of one person in the queue"
     )
@@ -105,7 +111,7 @@ class Pool(models.Model):
 
     @property
     def spare_gpus(self) -> int:
-        """Return the whole GPUs kept free for critical work."""
+        """Return the number of whole GPUs that the pool keeps free for critical work."""
         return self.spare_slots // SLOTS_PER_GPU
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Define the guarantees of teams, their past use, and the gates that budgets close."""
+"""Define the quotas of teams, their past use, and the gates that used-up budgets close."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from scheduler.models.teams import Project, Team
 
 
 class Quota(models.Model):
-    """A team's quota for one model of one pool: GPUs at once and, optionally, GPU-hours per period."""
+    """A team's quota for one GPU model of one pool.
+
+    It guarantees slots to the team and limits borrowing. Optionally, it also limits the guaranteed GPU-hours
+    per period.
+    """
 
     class Period(models.TextChoices):
         DAY = "day"
@@ -55,7 +59,7 @@ class Quota(models.Model):
 
     @property
     def gpu_hours(self) -> int | None:
-        """Return the GPU-hours of the guarantee in a period; None for no limit."""
+        """Return the guaranteed GPU-hours per period, or None if they are not limited."""
         return (
             None if self.hours_slot_seconds is None else self.hours_slot_seconds // SLOT_SECONDS_PER_GPU_HOUR
         )
@@ -74,8 +78,9 @@ class Quota(models.Model):
 
 
 class DecayedUse(models.Model):
-    """A team's slot-seconds in a pool, which decay with a half-life; updated by cycles that change
-    something.
+    """A team's decayed use of a pool, in slot-seconds. It decays with the pool's half-life.
+
+    Planning cycles that change something update the row.
     """
 
     team = models.ForeignKey(Team, on_delete=models.CASCADE)

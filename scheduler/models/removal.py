@@ -1,4 +1,4 @@
-"""Hide rows that are removed but kept, because charges, runs and audit records refer to them."""
+"""Hide removed rows. Removed rows stay in the database, because charges, runs and audit records use them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ Row = TypeVar("Row", bound=models.Model)
 
 
 class PresentRows(models.Manager[Row]):
-    """The manager of the rows whose ``removed_at`` is empty. Foreign keys still lead to removed rows."""
+    """A manager that returns only rows whose ``removed_at`` is empty.
+
+    A foreign key can still lead to a removed row.
+    """
 
     def get_queryset(self) -> models.QuerySet[Row]:
         return super().get_queryset().filter(removed_at__isnull=True)

@@ -25,8 +25,9 @@ class MaintenanceWindow(models.Model):
 
 
 class HostStateChange(models.Model):
-    """A change of a host's states. These rows decide whether a second of the host is charged as unhealthy, as
-    maintenance or as in use.
+    """A change of a host's states.
+
+    These rows decide how each second of the host is charged: as unhealthy, as maintenance or as in use.
     """
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="state_changes")
@@ -41,7 +42,7 @@ class HostStateChange(models.Model):
 
 
 class GpuStateChange(models.Model):
-    """A change of the repair state of one GPU, while its host's states stay the same."""
+    """A change of the repair state of one GPU. The states of its host do not change with it."""
 
     gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="state_changes")
     repair_state = models.CharField(max_length=12)
@@ -53,8 +54,9 @@ class GpuStateChange(models.Model):
 
 
 class Diagnostic(models.Model):
-    """A diagnostic of one GPU by its host: memory, bandwidth and arithmetic. A GPU that fails is taken out
-    of service.
+    """A test that a host runs on one of its GPUs, for memory, bandwidth and arithmetic.
+
+    A GPU that fails is taken out of service.
     """
 
     class Why(models.TextChoices):
@@ -104,7 +106,10 @@ class Diagnostic(models.Model):
 
 
 class GeometryChange(models.Model):
-    """A change of a GPU's MIG geometry: the GPU is drained, then its host changes it. The row is kept."""
+    """A change of a GPU's MIG geometry. The GPU is drained first, then its host applies the new geometry.
+
+    The row is kept after the change.
+    """
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="geometry_changes")
     gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="geometry_changes")
@@ -148,5 +153,5 @@ class GeometryChange(models.Model):
 
     @property
     def profiles(self) -> list[str]:
-        """Return the profiles of the units that the GPU should have; empty for one whole GPU."""
+        """Return the profiles of the units that the GPU should have. An empty list means one whole GPU."""
         return [str(part["profile"]) for part in self.parts]

@@ -23,7 +23,10 @@ from scheduler.state import states
 
 
 class Series(models.Model):
-    """A recurring reservation. Its occurrences are Reservations that refer to it, all confirmed together."""
+    """A recurring reservation. Its occurrences are Reservations that refer to this row.
+
+    Either all occurrences are confirmed together, or none.
+    """
 
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
     project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="+")

@@ -17,9 +17,9 @@ from scheduler.state import states
 
 
 class Run(models.Model):
-    """One host's part of one attempt of a workload.
+    """The part of a workload's attempt that runs on one host.
 
-    ``generation`` grows with every run: agents reject a run with a lower generation.
+    ``generation`` grows with every run. An agent rejects a run with a lower generation than an earlier run.
     """
 
     workload = models.ForeignKey(Workload, on_delete=models.PROTECT, related_name="runs")
@@ -86,7 +86,10 @@ class Run(models.Model):
 
 
 class Allocation(models.Model):
-    """Slots held in the period ``[started, ended)``, which is open until the agent confirms the stop."""
+    """The slots that a run holds during ``period``, from the start of the run to its end.
+
+    The period has no end until the agent confirms that the run has stopped.
+    """
 
     run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="allocations")
     workload = models.ForeignKey(Workload, on_delete=models.PROTECT, related_name="allocations")

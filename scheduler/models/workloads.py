@@ -31,14 +31,17 @@ class WorkloadType(models.TextChoices):
 
 
 class IfMemberEnds(models.TextChoices):
-    """The consequence for a gang when its run on one host fails or is lost."""
+    """The rule for a gang (a job on several hosts) whose run on one host fails or is lost."""
 
     RESTART = "restart", "restart all members, up to the retry limit"
     END = "end", "end all members"
 
 
 class JobArray(models.Model):
-    """One submission of many jobs that differ in their index. Its tasks are Workloads that refer to it."""
+    """One submission of many jobs that differ only in their index.
+
+    The jobs of an array are called tasks. Each task is a Workload that refers to the array.
+    """
 
     project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="+")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
@@ -193,10 +196,10 @@ class Workload(HardwareColumns):
 
 
 class Dependency(models.Model):
-    """A condition on an earlier workload or a whole array that must end first; set only at submission.
+    """A condition on an earlier workload or array that must end before ``workload`` may start.
 
-    An array has ended ``ok`` if all its tasks finished, and ``not_ok`` if all ended and some did not
-    finish.
+    Dependencies are set only at submission. An array meets ``ok`` if all its tasks finished. It meets
+    ``not_ok`` if all its tasks ended and at least one of them did not finish.
     """
 
     class Condition(models.TextChoices):

@@ -1,1 +1,1 @@
-"""Handle queued work: dependencies, queue limits, runtime predictions and recorded start estimates."""
+"""Handle queued work: its dependencies, queue limits, runtime predictions and start estimates."""

@@ -17,7 +17,11 @@ DependencySpecs = Iterable[tuple[str, Workload | JobArray]]
 
 @dataclass(frozen=True, slots=True)
 class ArrayProgress:
-    """Counts of an array's tasks: ``open`` tasks have not ended, ``unsuccessful`` tasks ended unfinished."""
+    """The numbers of an array's tasks that are not finished.
+
+    ``open`` counts the tasks that have not ended. ``unsuccessful`` counts the tasks that ended with another
+    outcome than FINISHED.
+    """
 
     open: int
     unsuccessful: int
@@ -25,7 +29,7 @@ class ArrayProgress:
 
 @dataclass(frozen=True, slots=True)
 class DependencyState:
-    """One dependency. ``met`` is None while it is undecided."""
+    """One dependency. ``met`` is None until it is decided whether the dependency is met."""
 
     condition: str
     on: Workload | JobArray
@@ -41,9 +45,10 @@ def is_met(condition: str, outcome: str) -> bool:
 
 
 def is_met_by_array(condition: str, tasks: ArrayProgress) -> bool | None:
-    """Return True if an array meets the condition, False if it does not, and None while this is undecided.
+    """Return whether an array meets the condition, or None while this is undecided.
 
-    While tasks are open, the only possible decision is that ``ok`` is not met, because a task did not finish.
+    While tasks are open, only one decision is possible: if a task did not finish, ``ok`` can no longer be
+    met.
     """
     if condition == Dependency.Condition.OK and tasks.unsuccessful:
         return False
@@ -53,7 +58,7 @@ def is_met_by_array(condition: str, tasks: ArrayProgress) -> bool | None:
 
 
 def array_progress(arrays: Collection[int]) -> dict[int, ArrayProgress]:
-    """Return the progress of arrays by id. At most one query."""
+    """Return the progress of arrays by array id. This takes at most one query."""
     if not arrays:
         return {}
     ended = Q(state=WorkloadState.ENDED)
@@ -83,7 +88,7 @@ def dependency_states(after: DependencySpecs) -> list[DependencyState]:
 
 
 def awaited_ids(states: Iterable[DependencyState]) -> tuple[list[int], list[int]]:
-    """Return the ids of the workloads and of the arrays whose conditions are not met."""
+    """Return two sorted lists: the ids of workloads and of arrays whose conditions are not met."""
     waiting = [state.on for state in states if not state.met]
     return (
         sorted({on.pk for on in waiting if isinstance(on, Workload)}),
@@ -97,8 +102,10 @@ def first_never_met(after: DependencySpecs) -> Workload | JobArray | None:
 
 
 def dependency_numbers(workloads: Sequence[int], arrays: Sequence[int]) -> ReasonNumbers:
-    """Return the numbers of the DEPENDENCY reason: the first workload, else the first array, and the total
-    count.
+    """Return the numbers of the reason code DEPENDENCY.
+
+    They are the first awaited workload, or the first awaited array if there is no workload, and the number of
+    all awaited workloads and arrays.
     """
     first = ("workload", workloads[0]) if workloads else ("array", arrays[0])
     return first, ("workloads", len(workloads) + len(arrays))

@@ -1,6 +1,6 @@
-"""Limit the queued workloads of one user and one team in a pool.
+"""Limit the number of queued workloads of one user and of one team in a pool.
 
-Every cycle considers all queued work, so unlimited submission would slow decisions for everyone.
+Every planning cycle considers all queued work. Without a limit, one user could slow decisions for everyone.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from scheduler.state.states import WorkloadState
 
 @dataclass(frozen=True, slots=True)
 class QueuedCounts:
-    """Queued notebooks and jobs in a pool, including tasks that their array holds back."""
+    """The number of queued notebooks and jobs in a pool, including array tasks that are held back."""
 
     by_user: int
     by_team: int
 
 
 def queued_counts(pool: Pool, *, person: int, team: int) -> QueuedCounts:
-    """Return the present counts of a user and a team in a pool. One query."""
+    """Return how many workloads of a user and of a team are queued in a pool. This takes one query."""
     rows = Workload.objects.filter(pool=pool, state=WorkloadState.QUEUED)
     counts = rows.aggregate(
         person=Count("pk", filter=Q(owner=person)), team=Count("pk", filter=Q(project__team=team))
@@ -33,9 +33,10 @@ def queued_counts(pool: Pool, *, person: int, team: int) -> QueuedCounts:
 
 
 def queue_limit_exceeded(pool: Pool, *, person: int, team: int, more: int) -> ReasonNumbers | None:
-    """Return the numbers of the exceeded limit if ``more`` were queued, or None.
+    """Return the numbers of the limit that ``more`` new workloads would exceed, or None if there is none.
 
-    Workloads that are requeued after an eviction or a failure are never rejected.
+    The limits apply to new submissions only. Workloads that are requeued after an eviction or a failure are
+    never rejected.
     """
     counts = queued_counts(pool, person=person, team=team)
     for owner, queued, limit in (
@@ -48,8 +49,9 @@ def queue_limit_exceeded(pool: Pool, *, person: int, team: int, more: int) -> Re
 
 
 def queue_limit_exceeded_locked(pool: Pool, *, person: int, team: int, more: int) -> ReasonNumbers | None:
-    """Block submissions of this team and user until the transaction ends, and return
-    ``queue_limit_exceeded``.
+    """Return ``queue_limit_exceeded`` after locking the team and the user.
+
+    The locks block other submissions of this team and user until the transaction ends.
     """
     locks.submitters(team=team, person=person)
     return queue_limit_exceeded(pool, person=person, team=team, more=more)

@@ -22,10 +22,15 @@ from scheduler.state.states import WorkloadState
 def predict_runtime_seconds(
     *, pool: Pool, team: Team, owner_id: int, total_units: int, max_runtime_seconds: int
 ) -> int:
-    """Return the predicted runtime, 1 to ``max_runtime_seconds`` seconds.
+    """Return the predicted runtime in seconds, from 1 to ``max_runtime_seconds``.
 
-    It is the median of similar finished jobs of the user, else of the team, else the limit times the pool's
-    median of runtime / limit, else the limit.
+    The prediction is the first of these values that has enough finished jobs:
+
+    1. the median runtime of similar jobs of the user;
+    2. the median runtime of similar jobs of the team;
+    3. ``max_runtime_seconds`` times the median ratio of runtime to limit of the jobs in the pool.
+
+    Otherwise it is ``max_runtime_seconds``.
     """
     similar = _similar(pool, team, total_units, max_runtime_seconds)
     of_user = _runtimes(similar.filter(owner_id=owner_id))

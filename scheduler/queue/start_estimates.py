@@ -1,8 +1,9 @@
 """Record the expected start that each workload had when it began to wait, and its actual start.
 
-Each wait has one row. ``apply_plan`` writes it when an expected start is first known and closes it when the
-workload is placed. The portal shows an expected start as a range of times, computed from the pool's latest
-rows (docs/scheduling.md, "Expected start"). The accuracy of past ranges is shown next to it.
+Each wait has one StartEstimate row. ``apply_plan`` writes the row when an expected start is first known, and
+closes it when the workload is placed. The portal shows an expected start as a range of times, computed from
+the pool's latest rows (docs/scheduling.md, "Expected start"). The portal also shows the accuracy of past
+ranges.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from scheduler.state.states import WorkloadState
 
 
 def past_starts_by_pool(pools: Collection[int], now: datetime) -> dict[int, EstimateAccuracy]:
-    """Return the accuracy of past estimates by pool, in one query.
+    """Return the accuracy of past estimates by pool id, in one query.
 
-    It is based on each pool's ``MAX_OUTCOMES`` latest closed waits. Open waits whose expected start has
-    passed count too, also at most ``MAX_OUTCOMES`` for each pool.
+    The accuracy is based on each pool's ``MAX_OUTCOMES`` latest closed waits. Open waits whose expected start
+    has passed count as well, at most ``MAX_OUTCOMES`` for each pool.
     """
     if not pools:
         return {}
@@ -66,9 +67,9 @@ def past_starts_by_pool(pools: Collection[int], now: datetime) -> dict[int, Esti
 def likely_range(
     past: EstimateAccuracy, expected_start: datetime | None, now: datetime
 ) -> tuple[datetime, datetime] | None:
-    """Return the likely earliest and latest start.
+    """Return the earliest and the latest likely start, computed from the accuracy of past estimates.
 
-    Returns None if no start is expected, or if there are too few past waits.
+    Return None if no start is expected, or if there are too few past waits.
     """
     if expected_start is None:
         return None
@@ -77,9 +78,9 @@ def likely_range(
 
 
 def record_first_estimates(expected: Mapping[int, int], now: datetime) -> None:
-    """Record expected starts (seconds since the epoch, by workload).
+    """Record expected starts, given in seconds since the epoch by workload id.
 
-    Only the first expected start of each wait is kept.
+    Only the first expected start of each wait is recorded.
     """
     known = StartEstimate.objects.filter(workload__in=expected, attempt=F("workload__attempt")).values(
         "workload"
@@ -108,12 +109,12 @@ def record_first_estimates(expected: Mapping[int, int], now: datetime) -> None:
 
 
 def close_placed_estimates(workloads: Collection[int], now: datetime) -> None:
-    """Close the waits of workloads that were placed."""
+    """Close the estimates of workloads that were placed."""
     StartEstimate.objects.filter(workload__in=workloads, over_at=None).update(over_at=now, started=True)
 
 
 def prune_estimates() -> None:
-    """Close waits that ended without a start, and delete rows that no range is computed from."""
+    """Close the estimates of workloads that ended in the queue. Delete old rows that no range uses."""
     ended_waiting = StartEstimate.objects.filter(over_at=None, workload__state=WorkloadState.ENDED)
     ended = Workload.objects.filter(pk=OuterRef("workload")).values("ended_at")
     ended_waiting.update(over_at=Subquery(ended))

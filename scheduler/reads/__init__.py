@@ -1,1 +1,1 @@
-"""Provide the reads and previews that pages, the API and telemetry share. Nothing here changes a row."""
+"""Provide the reads and previews that pages, the API and telemetry share. They change no row."""

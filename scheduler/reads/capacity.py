@@ -24,9 +24,10 @@ SLOT_COUNT = F("slots__endswith") - F("slots__startswith")
 
 
 def free_unit_filter(now: datetime) -> Q:
-    """Return the condition for units that can be allocated now.
+    """Return the condition for units that can be allocated at ``now``.
 
-    Such a unit is on a well GPU of a host that accepts work. It is neither held nor bound to a reservation.
+    The unit's GPU is well and its host accepts work. No workload holds the unit, and it is not bound to a
+    reservation.
     """
     held = Allocation.objects.filter(unit=OuterRef("pk"), period__upper_inf=True)
     bound = BoundUnit.objects.filter(unit=OuterRef("pk"), period__contains=now)
@@ -46,8 +47,10 @@ def free_units(pool: Pool, now: datetime) -> QuerySet[Unit]:
 
 @dataclass(frozen=True, slots=True)
 class ModelOccupancy:
-    """One GPU model of a pool, in slots (840 is one GPU). ``closed``: not usable, since quarantined,
-    cordoned or silent.
+    """The slots of one GPU model in a pool (840 slots are one GPU).
+
+    ``bound_unused`` slots are bound to a reservation, and no workload holds them. ``closed`` slots are not
+    usable, for example because a GPU is quarantined, or its host is cordoned or silent.
     """
 
     model: str
@@ -62,7 +65,10 @@ class ModelOccupancy:
 
 
 def pool_occupancy(pool: Pool, now: datetime) -> list[ModelOccupancy]:
-    """Return the occupancy of a pool by GPU model; a slot counts as held, else bound, else closed."""
+    """Return the occupancy of a pool, one item per GPU model.
+
+    Each slot is counted once. If several conditions apply, held comes before bound and bound before closed.
+    """
     taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
     held = {unit for running in taken.running for unit in running.units}
     bound = {unit for reservation in taken.reservations for unit in reservation.units}
@@ -81,9 +87,10 @@ def pool_occupancy(pool: Pool, now: datetime) -> list[ModelOccupancy]:
 
 
 def held_by_team(teams: Collection[int], now: datetime) -> dict[tuple[int, int, str], int]:
-    """Return slots that teams hold, by (team, pool, GPU model). Two queries.
+    """Return the number of slots that teams hold, by (team, pool, GPU model). This takes two queries.
 
-    Counts allocations outside active reservations, and all units bound to reservations, used or not.
+    All units that are bound to a team's reservations count, whether a workload uses them or not. Allocations
+    inside an active reservation are not counted a second time.
     """
     sums: dict[tuple[int, int, str], int] = defaultdict(int)
     outside = Allocation.objects.filter(period__upper_inf=True, project__team__in=teams)
@@ -98,7 +105,10 @@ def held_by_team(teams: Collection[int], now: datetime) -> dict[tuple[int, int, 
 
 @dataclass(frozen=True, slots=True)
 class QuotaUse:
-    """A team's quota of one model and its held slots, all in slots. ``borrow_limit`` None: no limit."""
+    """A team's quota for one GPU model and the slots that it holds. All numbers are slots.
+
+    ``borrow_limit`` is None if borrowing is not limited.
+    """
 
     model: str
     guaranteed: int
@@ -111,7 +121,7 @@ class QuotaUse:
 
 
 def quota_use(*, team: int, pool: int, now: datetime) -> list[QuotaUse]:
-    """Return a team's quotas and held slots in a pool, by model. A previewed workload does not count."""
+    """Return a team's quotas and held slots in a pool, sorted by model. Queued work is not counted."""
     held = held_by_team([team], now)
     quotas = Quota.objects.filter(team=team, pool=pool).order_by("model")
     return [
@@ -123,8 +133,10 @@ def quota_use(*, team: int, pool: int, now: datetime) -> list[QuotaUse]:
 def promisable_units(
     pool: Pool, *, model: str, profile: str, start: datetime, end: datetime, step_seconds: int, now: datetime
 ) -> list[tuple[int, int]]:
-    """Return pairs of a time (s since the epoch) and the number of units that can be promised for the whole
-    step after that time.
+    """Return how many units can be promised to a reservation, for each time step from ``start`` to ``end``.
+
+    Each pair is the start of a step (seconds since the epoch), and the number of units that can be promised
+    for the whole step of ``step_seconds``.
     """
     taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
     window = (

@@ -1,4 +1,4 @@
-"""Explain why a workload waits, which changes let it start sooner, and the effects of operators' actions."""
+"""Explain why a workload waits, how it could start sooner, and what an operator's action would cause."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from scheduler.models import Gpu, Host, Pool, Project, Workload, WorkloadKind
 
 
 def fairness_rows(pool: Pool, now: datetime) -> list[fairness.FairnessRow]:
-    """Return one row per team of a pool, which explains why one team gets more than another."""
+    """Return one row per team of a pool. The rows explain why one team gets more than another team."""
     return fairness.fairness_table(
         request_snapshot_cache.take_cached_snapshot([pool.pk], now), pool.pk, core_values.epoch_seconds(now)
     )
 
 
 def sooner_alternatives(workload: Workload, now: datetime) -> list[alternatives.Alternative]:
-    """Return changes of a waiting workload's request that would let it start sooner; empty if none would.
+    """Return changes of a waiting workload's request that would let the workload start sooner.
 
-    Only priorities that its team may use are considered. ``workload`` is loaded with its project and team.
+    The list is empty if no change would help. Only priorities that the workload's team may use are
+    considered. Load ``workload`` with its project and team.
     """
     allowed = allowed_alternatives(workload.kind, workload.project, now)
     taken = request_snapshot_cache.take_cached_snapshot([workload.pool_id], now)
@@ -35,7 +36,10 @@ def sooner_alternatives(workload: Workload, now: datetime) -> list[alternatives.
 
 
 def _last_refusal(workload: Workload) -> plan.Refusal | None:
-    """Return the last cycle's refusal of a waiting workload, or None before its first cycle."""
+    """Return the refusal that the last cycle wrote to a waiting workload's row.
+
+    Return None if no cycle has refused the workload yet.
+    """
     if not workload.reason_code or workload.position is None:
         return None
     expected = workload.expected_start
@@ -48,8 +52,8 @@ def reservable_windows(
 ) -> list[tuple[datetime, datetime]]:
     """Return the first windows in which ``owner`` could reserve the hardware of a waiting workload.
 
-    Uses the rule of ``services.check_window``. The result is empty for work inside a reservation, and for
-    work that waits for something other than GPUs, such as a closed budget. ``workload`` is loaded with its
+    The windows meet the rule of ``services.check_window``. The result is empty for work inside a reservation,
+    and for work that waits for something other than GPUs, such as a closed budget. Load ``workload`` with its
     pool.
     """
     taken = request_snapshot_cache.take_cached_snapshot([workload.pool_id], now)
@@ -66,10 +70,10 @@ def reservable_windows(
 
 
 def allowed_alternatives(kind: str, project: Project, now: datetime) -> alternatives.AllowedChanges:
-    """Return the changes that may be suggested to a project's work. The project's team is loaded.
+    """Return the changes that may be suggested for a project's workload. Load ``project`` with its team.
 
-    Only jobs have a priority or can be preemptible. Preemptible jobs start sooner only while the budget
-    allows borrowing.
+    Only jobs have a priority or can be preemptible. ``preemptible`` is suggested only while the budget allows
+    borrowing, because otherwise it would not let a job start sooner.
     """
     if kind != WorkloadKind.JOB:
         return alternatives.AllowedChanges()
@@ -78,7 +82,10 @@ def allowed_alternatives(kind: str, project: Project, now: datetime) -> alternat
 
 
 def turns_before(workload: Workload, now: datetime) -> list[tuple[QueueTurn, TurnCriterion]]:
-    """Return the turns before a waiting workload's turn, in order, each with its deciding criterion."""
+    """Return the queued workloads that the planner decides about before ``workload``, in queue order.
+
+    Each workload has the criterion that puts it before ``workload``.
+    """
     return comparison.turns_in_pool(
         request_snapshot_cache.take_cached_snapshot([workload.pool_id], now),
         workload.pool_id,
@@ -87,9 +94,9 @@ def turns_before(workload: Workload, now: datetime) -> list[tuple[QueueTurn, Tur
 
 
 def compare_turns(mine: Workload, other: Workload, now: datetime) -> comparison.WorkloadComparison | None:
-    """Return the reason why ``other`` comes before ``mine``, which waits in the same pool.
+    """Return the reason why ``other`` starts before ``mine``. ``mine`` waits in the same pool.
 
-    Return None if one of the two neither waits nor runs any more.
+    Return None if ``mine`` no longer waits, or if ``other`` neither waits nor runs.
     """
     submitted = core_values.epoch_seconds(other.submitted_at)
     taken = request_snapshot_cache.take_cached_snapshot([mine.pool_id], now)
@@ -97,7 +104,7 @@ def compare_turns(mine: Workload, other: Workload, now: datetime) -> comparison.
 
 
 def drain_effect(host: Host, now: datetime) -> drain.DrainEffect:
-    """Return the effect of draining a host: the workloads that would move, and their new placements."""
+    """Return the workloads that would move if a host is drained, and their new placements."""
     return drain.drain_effect(
         request_snapshot_cache.take_cached_snapshot([host.pool_id], now),
         host.pk,
@@ -106,9 +113,9 @@ def drain_effect(host: Host, now: datetime) -> drain.DrainEffect:
 
 
 def maintenance_effect(host: Host, start: datetime, end: datetime, now: datetime) -> drain.ReservationEffect:
-    """Return the reservations that a maintenance window would move or break.
+    """Return the reservations that a maintenance window of ``host`` would move or break.
 
-    The window may be announced already.
+    The window may already exist or may only be planned.
     """
     return drain.maintenance_effect(
         request_snapshot_cache.take_cached_snapshot([host.pool_id], now),
@@ -118,7 +125,10 @@ def maintenance_effect(host: Host, start: datetime, end: datetime, now: datetime
 
 
 def reservations_broken_without(gpu: Gpu, now: datetime) -> tuple[int, ...]:
-    """Return the reservations that can be kept now but not without ``gpu``, which is loaded with its host."""
+    """Return the ids of reservations that can be kept now, but not without ``gpu``.
+
+    Load ``gpu`` with its host.
+    """
     taken, pool = request_snapshot_cache.take_cached_snapshot([gpu.host.pool_id], now), gpu.host.pool_id
     unit_ids = {unit.id for unit in taken.units if unit.gpu == gpu.pk}
     return drain.reservations_broken_without(taken, pool, unit_ids, core_values.epoch_seconds(now))

@@ -23,12 +23,20 @@ from scheduler.requests import WorkloadRequest
 
 
 def preview_workload(request: WorkloadRequest, *, owner: Person, now: datetime) -> dict[str, Any]:
-    """Return the decision of the next cycle if this workload were queued now.
+    """Return the decision that the next cycle would make if this workload were queued now.
 
-    The keys are ``starts_now`` (bool), ``code`` and ``numbers`` (the reason), ``expected_start`` (datetime or
-    None), ``likely`` (earliest and latest start, or None), ``past_starts`` (the pool's record, None if the
-    workload starts now), ``sooner`` (``alternatives.Alternative``), ``never`` (``ImpossibleStart`` or None),
-    ``borrowed_slots``, ``predicted_seconds`` (runtime), ``quota_effect`` (see ``capacity.quota_use``).
+    The keys of the result are:
+
+    - ``starts_now``: True if the workload would start at once.
+    - ``code`` and ``numbers``: the reason.
+    - ``expected_start``: a datetime, or None if no start is expected.
+    - ``likely``: the earliest and the latest likely start, or None.
+    - ``past_starts``: the accuracy of the pool's past estimates, or None if the workload starts now.
+    - ``sooner``: a list of ``alternatives.Alternative``, the changes that would let it start sooner.
+    - ``never``: an ``ImpossibleStart`` if the workload can never start, otherwise None.
+    - ``borrowed_slots``: the slots that it would borrow.
+    - ``predicted_seconds``: the predicted runtime.
+    - ``quota_effect``: the result of ``capacity.quota_use``.
     """
     pool, project = request.pool, request.project
     numbers = queue_limit_exceeded(pool, person=owner.pk, team=project.team_id, more=1)
@@ -74,7 +82,10 @@ def preview_workload(request: WorkloadRequest, *, owner: Person, now: datetime) 
 
 @dataclass(frozen=True)
 class ImpossibleStart:
-    """The reason why a workload can never start. ``may_be_granted``: an operator could grant more."""
+    """The reason why a workload can never start.
+
+    ``may_be_granted`` is True if an operator could remove the obstacle, for example with a larger quota.
+    """
 
     code: str
     numbers: dict[str, Any]
@@ -82,14 +93,17 @@ class ImpossibleStart:
 
 
 def impossible_start(request: WorkloadRequest, *, owner: Person, now: datetime) -> ImpossibleStart | None:
-    """Return the reason why this workload could never start, even if all other work ended; None if it can."""
+    """Return why this workload could never start, even if all other work ended.
+
+    Return None if the workload can start.
+    """
     row = _unsaved_row(request, 1, owner, now)
     row.predicted_seconds = row.max_runtime_seconds
     return _impossible_start(row, now)
 
 
 def impossible_start_of(workload: Workload, now: datetime) -> ImpossibleStart | None:
-    """Return the reason why a waiting workload can never start; None if it can."""
+    """Return the reason why a waiting workload can never start, or None if it can start."""
     return _impossible_start(workload, now)
 
 
@@ -106,12 +120,12 @@ def _impossible_start(row: Workload, now: datetime) -> ImpossibleStart | None:
 
 
 def _unsaved_row(request: WorkloadRequest, pk: int, owner: Person, now: datetime) -> Workload:
-    """Return a workload row that is not saved."""
+    """Return an unsaved workload row for the request, with the id ``pk``."""
     return Workload(**request.columns(), pk=pk, owner_id=owner.pk, submitted_at=now)
 
 
 def _rejected_preview(code: ReasonCode, numbers: reasons.ReasonNumbers) -> dict[str, Any]:
-    """Return the preview of a workload that would not be queued."""
+    """Return the preview of a workload whose submission would be rejected."""
     return {
         "code": str(code),
         "numbers": dict(numbers),
