@@ -1,4 +1,4 @@
-"""Make the JSON schema of a request, from which the command line generates its options."""
+"""Build the JSON schema of a request for GPUs. The command line generates its options from the schema."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from scheduler.requests import Labels, RequestField, WorkloadRequest, request_fi
 
 
 def request_schema() -> dict[str, Any]:
-    """Return the schema of every field, with ``x-kinds``: the kinds of requests that have it.
+    """Return the JSON schema with all fields of notebook, job and reservation requests.
 
-    ``x-unit`` is the unit of a number. ``x-option`` is the option on the command line, if its name differs
-    from the field's name.
+    ``x-kinds`` lists the kinds of requests that have the field. ``x-unit`` is the unit of a number.
+    ``x-option`` is the option on the command line, if its name differs from the field's name.
     """
     declared = request_fields(WorkloadRequest)
     return {

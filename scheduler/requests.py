@@ -1,7 +1,9 @@
-"""Define the request for GPUs: the form, the API and the command line make this value, and the row stores it.
+"""Define the request for GPUs.
 
-Each field is declared once here, with its bounds, texts and option. The serializers, the form's fields, the
-checks, the row's values and the schema of the command line are generated from the declarations.
+The form, the API and the command line create this value. The rows of workloads and reservations store it.
+Each field is declared once in this module, with its bounds, texts and command-line option. The serializers,
+the form's fields, the checks, the row's values and the schema of the command line are generated from these
+declarations.
 """
 
 from __future__ import annotations
@@ -38,36 +40,39 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True)
 class RequestField:
-    """The declaration of one field. ``name``, ``type`` and ``default`` are filled in from the annotation."""
+    """The declaration of one field. ``request_fields`` fills in ``name``, ``type`` and ``default``."""
 
-    help_text: str  # for the API and the command line
-    label: str = ""  # in forms and on pages
-    low: int = 0  # of a number
+    help_text: str  # shown in the API and on the command line
+    label: str = ""  # shown in forms and on pages
+    low: int = 0  # lower bound of a number
     high: int = 2**31 - 1
     unit: str = ""
-    max_length: int = 0  # of a text, or of each text in a list or mapping
+    max_length: int = 0  # characters of a text, or of each text in a list or mapping
     max_items: int = 0
-    choices: tuple[tuple[str, str], ...] = ()  # value and label
-    format: str = ""  # of JSON strings
+    choices: tuple[tuple[str, str], ...] = ()  # pairs (value, label)
+    format: str = ""  # the JSON schema's format of a string
     kinds: tuple[str, ...] = REQUEST_KINDS
     required_in: tuple[str, ...] = ()
     argument: str = ""  # the name in the API and in payloads, if it differs from the column's name
-    option: str = ""  # of the command line, if it differs from the argument's name
-    form_field: str = ""  # empty: no form field is generated
+    option: str = ""  # the option of the command line, if it differs from the argument's name
+    form_field: str = ""  # the name of the generated form field; empty: none is generated
     form_section: str = ""
     name: str = ""
     type: Any = None
-    default: Any = None  # None also if there is no default
+    default: Any = None  # None can also mean that the field has no default
 
 
 def _row_field(help_text: str, **more: Any) -> dict[str, RequestField]:
-    """Return the metadata of a field that holds a row. The API and the command line use the row's slug."""
+    """Return the metadata of a field whose value is a database row.
+
+    The API and the command line identify the row by its slug.
+    """
     return {"declared": RequestField(help_text=help_text, max_length=81, **more)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareRequest:
-    """The requested hardware of a workload or reservation, with the names of ``HardwareColumns``."""
+    """The requested hardware of a workload or reservation. The fields are named as in ``HardwareColumns``."""
 
     units: Annotated[
         int,
@@ -185,7 +190,7 @@ class HardwareRequest:
 
     @classmethod
     def from_row(cls, row: HardwareColumns) -> Self:
-        """Return the request in the columns of a workload or reservation."""
+        """Return the request that the columns of a workload or reservation store."""
         return cls(**{each.name: getattr(row, each.name) for each in fields(cls) if hasattr(row, each.name)})
 
     def hardware_columns(self) -> dict[str, Any]:
@@ -193,17 +198,17 @@ class HardwareRequest:
         return {name: _column_value(getattr(self, name)) for name in HARDWARE_COLUMNS}
 
     def hardware_arguments(self) -> dict[str, Any]:
-        """Return the hardware as JSON, by the names of the API."""
+        """Return the hardware as JSON values, by their names in the API."""
         columns = self.hardware_columns()
         return {each.argument: columns[each.name] for each in request_fields(HardwareRequest)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadRequest(HardwareRequest):
-    """A notebook or job that a person asks for, with the column names of ``Workload``."""
+    """A notebook or job that a person requests. The fields are named as the columns of ``Workload``."""
 
     kind: str
-    # Not Annotated, because django-stubs gives Annotated models another meaning.
+    # The rows use field metadata, because django-stubs gives another meaning to Annotated models.
     project: Project = field(
         metadata=_row_field(
             help_text="TEAM/PROJECT, or the project alone if it is unique.", required_in=REQUEST_KINDS
@@ -293,7 +298,10 @@ class WorkloadRequest(HardwareRequest):
     ] = ()
 
     def columns(self) -> dict[str, Any]:
-        """Return the column values of ``Workload``, without ``after``: each dependency is a row."""
+        """Return the values for the columns of ``Workload``.
+
+        ``after`` is left out, because each dependency is stored in its own row.
+        """
         return {
             each.name: _column_value(getattr(self, each.name))
             for each in fields(self)
@@ -301,14 +309,17 @@ class WorkloadRequest(HardwareRequest):
         }
 
     def arguments(self) -> dict[str, Any]:
-        """Return the values of the fields that this kind of workload has, by the names of the API."""
+        """Return the values of all fields that this kind of workload has, by their names in the API."""
         declared = request_fields(WorkloadRequest, self.kind)
         return {each.argument: _column_value(getattr(self, each.name)) for each in declared}
 
 
 @functools.cache
 def request_fields(request: type[HardwareRequest], kind: str = "") -> tuple[RequestField, ...]:
-    """Return the declared fields of a request, in their order; only the fields of ``kind`` if it is given."""
+    """Return the declared fields of a request, in their order.
+
+    If ``kind`` is given, return only the fields that this kind of request has.
+    """
     hints = get_type_hints(request, include_extras=True)
     found = []
     for each in fields(request):
@@ -335,7 +346,7 @@ HARDWARE_COLUMNS = tuple(each.name for each in request_fields(HardwareRequest))
 
 
 def _column_value(value: Any) -> Any:
-    """Return a value of a request as Django stores it in an array or JSON column."""
+    """Return a request's value in the type of its column: a dict for a mapping, a list for a tuple."""
     if isinstance(value, Mapping):
         return dict(value)
     return list(value) if isinstance(value, tuple) else value

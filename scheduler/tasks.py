@@ -30,14 +30,18 @@ from scheduler.sweeps import (
 )
 from scheduler.sync import geometry_changes, gpu_diagnostics
 
-# One per process. Both are empty at a fork: only the engine's child processes run cycles.
+# Each process has its own cache and recorder. Only child processes of the engine run cycles, so both are
+# still empty when a process forks.
 _snapshot_cache = SnapshotCache()
 _recorder = CycleRecorder() if settings.GPUPOOL_RECORDING_HOURS else None
 
 
 @shared_task(name="scheduler.tasks.run_cycle")
 def run_cycle() -> None:
-    """Run one planning cycle. Nudges send this task, one at a time (``scheduler.state.nudge``)."""
+    """Run one planning cycle.
+
+    A nudge sends this task (``scheduler.state.nudge``). At most one such task is pending.
+    """
     if clock_correction.with_steady_clock(_run_cycle) is None:
         nudge.forward_engine_nudge()
 
@@ -49,7 +53,7 @@ def _run_cycle(moment: ClockSample) -> ApplyResult | None:
 
 @shared_task(name="scheduler.tasks.sweep")
 def sweep() -> None:
-    """Stop due work and run a cycle, also if no nudge arrived."""
+    """Stop work that is due to stop, and run a planning cycle even if no nudge arrived."""
     clock_correction.with_steady_clock(_stop_due_work)
     clock_correction.with_steady_clock(_run_cycle)
 
@@ -75,31 +79,31 @@ def _watch_hosts(moment: ClockSample) -> None:
 
 @shared_task(name="scheduler.tasks.keep_diagnostics")
 def keep_diagnostics() -> None:
-    """Start due diagnostics of GPUs, and end diagnostics that no host reports."""
+    """Request diagnostics of GPUs that are due, and end diagnostics that no host reports."""
     clock_correction.with_steady_clock(lambda moment: gpu_diagnostics.sweep_diagnostics(moment.wall))
 
 
 @shared_task(name="scheduler.tasks.keep_geometries")
 def keep_geometries() -> None:
-    """Send geometry changes to hosts once nothing holds the GPU."""
+    """Order hosts to change the MIG geometry of GPUs that nothing holds any more."""
     clock_correction.with_steady_clock(lambda moment: geometry_changes.sweep_geometry_changes(moment.wall))
 
 
 @shared_task(name="scheduler.tasks.count_quota_hours")
 def count_quota_hours() -> None:
-    """Count the GPU-hours that teams used of quotas with a budget of GPU-hours."""
+    """Count the used GPU-hours of all quotas that limit GPU-hours."""
     quota_hours.count_quota_hours(timezone.now())
 
 
 @shared_task(name="scheduler.tasks.reservation_clock")
 def reservation_clock() -> None:
-    """Start, end and release reservations at their times."""
+    """Do the periodic work of reservations: starts, notices, ends and releases."""
     clock_correction.with_steady_clock(lambda moment: reservation_windows.sweep_reservations(moment.wall))
 
 
 @shared_task(name="scheduler.tasks.check_reservations")
 def check_reservations() -> None:
-    """Record the reservations that no units could serve."""
+    """Record the reservations for which the pool has no usable units."""
     clock_correction.with_steady_clock(
         lambda moment: unserved_reservations.sweep_unserved_reservations(moment.wall)
     )

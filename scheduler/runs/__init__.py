@@ -1,1 +1,1 @@
-"""Manage the runs of workloads: attempts, commands to hosts, gangs, retries and logs."""
+"""Manage the runs of workloads: attempts, commands to hosts, gangs (jobs on several hosts), retries, logs."""

@@ -1,6 +1,7 @@
 """Advance and end the attempts of workloads.
 
-Only this module writes run states and their effect on the workload.
+An attempt has one run on each host of the workload. Only this module writes the state of a run and the
+effect of this state on the workload.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from scheduler.state import nudge
 from scheduler.state.states import OPEN_RESERVATION_STATES, RunState, WorkloadState, change_state
 
 RUN_STATE_RANK = {state: number for number, state in enumerate(RunState)}  # a run never moves back
-IMMEDIATE_FAILURE_PERIOD = timedelta(seconds=60)  # a program that fails sooner has hardly begun its work
+IMMEDIATE_FAILURE_PERIOD = timedelta(seconds=60)  # if a run fails within this time, its host may be the cause
 MIN_ALLOCATION_PERIOD = timedelta(microseconds=1)  # PostgreSQL does not keep the bounds of an empty range
 
 
 def advance_run(run: Run, new: RunState, at: datetime) -> bool:
     """Move a run forward to starting, running or stopping.
 
-    Returns False if the run is in this state or a later state already.
+    Return False if the run is already in the state ``new`` or in a later state.
     """
     old = RunState(run.state)
     if RUN_STATE_RANK[new] <= RUN_STATE_RANK[old] or new == RunState.ENDED:
@@ -44,7 +45,7 @@ def advance_run(run: Run, new: RunState, at: datetime) -> bool:
     since = {RunState.STARTING: "starting_at", RunState.RUNNING: "running_at"}.get(new)
     also = {since: at} if since and getattr(run, since) is None else {}
     if new == RunState.RUNNING and run.starting_at is None:
-        also["starting_at"] = at  # it started so quickly that the agent's first report says running
+        also["starting_at"] = at  # the run started so quickly that its first report says "running"
     return change_state(run, "state", old=old, new=new, **also)
 
 
@@ -57,10 +58,10 @@ def end_run(
     now: datetime,
     gpu_events: Sequence[str] = (),
 ) -> bool:
-    """End a run whose host has confirmed that no process of it is left at ``at``, and free its slots.
+    """End a run and free its slots. ``at`` is the time at which no process of the run was left.
 
-    ``at`` is limited to the time between the placement and ``now``. ``gpu_events``: the codes of hardware
-    events of the run's own GPUs that made the run fail. Returns False if the run had already ended.
+    A time outside the range from the placement to ``now`` is moved into this range. ``gpu_events`` are the
+    codes of the hardware events that made the run fail. Return False if the run had already ended.
     """
     at = min(max(at, run.placed_at + MIN_ALLOCATION_PERIOD), max(now, run.placed_at + MIN_ALLOCATION_PERIOD))
     outcome = outcome if gpu_events else _own_outcome(run, outcome)
@@ -84,10 +85,10 @@ def end_run(
 
 
 def _own_outcome(run: Run, outcome: str) -> str:
-    """Return the outcome of this run alone.
+    """Return the outcome of this run alone, without the failures of other members of its gang.
 
-    If a member of a gang is stopped because a GPU of another member failed, the stopped member's outcome is
-    cancelled: it has lost no GPU of its own.
+    A member that was stopped because another member's GPU failed reports GPU_ERROR. Its outcome becomes
+    CANCELLED, because it has lost no GPU of its own.
     """
     stopped_with_gang = (
         outcome == ReasonCode.GPU_ERROR
@@ -100,11 +101,12 @@ def _own_outcome(run: Run, outcome: str) -> str:
 
 
 def _charge_code(run: Run, outcome: str) -> str:
-    """Return the code that decides who pays: the code of the last command, unless the run finished or was
-    lost.
+    """Return the code that decides who pays for the run.
 
-    The run's reaction to a stop does not change who pays. A job that ignores its owner's cancellation until
-    it is killed was not preempted. A job that ends without a checkpoint after its eviction was preempted.
+    It is the code of the last command. If the run finished or was lost, it is the run's outcome. The run's
+    reaction to a stop command does not change who pays. For example, a job that ignores its owner's
+    cancellation until it is killed was not preempted. A job that ends without a checkpoint after its eviction
+    was preempted.
     """
     if outcome == ReasonCode.FINISHED or outcome in (*LOST_CODES, *HOST_SETUP_CODES):
         return outcome
@@ -113,7 +115,7 @@ def _charge_code(run: Run, outcome: str) -> str:
 
 
 def settle_workload(workload: Workload, now: datetime) -> None:
-    """Bring a workload's state in line with its runs. The caller has locked the workload."""
+    """Update a workload's state from the states of its runs. The caller has locked the workload."""
     runs = list(Run.objects.filter(workload=workload, attempt=workload.attempt).order_by("rank"))
     if not runs or workload.state not in commands.LIVE_STATES:
         return
@@ -122,14 +124,16 @@ def settle_workload(workload: Workload, now: datetime) -> None:
         _attempt_ended(workload, runs, now)
         return
     _note_progress(workload, runs, now)
-    # A run that saved after the notice and then ended has not failed. The other runs keep their full notice.
+    # A run that saved a checkpoint after the notice and then ended has not failed. So the other runs are not
+    # stopped before their notice ends.
     expected = (
         ReasonCode.FINISHED,
         *((ReasonCode.CHECKPOINTED,) if workload.state == WorkloadState.NOTICE else ()),
     )
     failed = [run for run in runs if run.state == RunState.ENDED and run.outcome not in expected]
     if failed:
-        # When a member has ended, the rest of the gang is stopped, even if that member had reported stopping.
+        # One member of the gang has failed, so the other members are stopped. This also holds if the workload
+        # is already stopping.
         _advance_workload(workload, WorkloadState.STOPPING, **_set_stop_deadline(workload, live, now))
         commands.stop_remaining(live, code=failed[0].outcome, now=now)
 
@@ -142,7 +146,7 @@ def _note_progress(workload: Workload, runs: Sequence[Run], now: datetime) -> No
     if highest == RunState.STOPPING:
         _advance_workload(workload, WorkloadState.STOPPING, **_set_stop_deadline(workload, runs, now))
     elif RUN_STATE_RANK[lowest] >= RUN_STATE_RANK[RunState.RUNNING]:
-        # ``running_at`` may be missing; such a row must not make its host's report fail.
+        # A row without ``running_at`` must not make the host's report fail.
         first = min((run.running_at for run in runs if run.running_at), default=now)
         _advance_workload(
             workload, WorkloadState.RUNNING, **({} if workload.started_at else {"started_at": first})
@@ -152,9 +156,11 @@ def _note_progress(workload: Workload, runs: Sequence[Run], now: datetime) -> No
 
 
 def _set_stop_deadline(workload: Workload, runs: Sequence[Run], now: datetime) -> dict[str, datetime]:
-    """Return ``gone_by`` for a workload that stops without an order of the server.
+    """Return the column ``gone_by`` for a workload that stops without a command of the server.
 
-    Such a workload stops at the time limit that its host enforces, or with its gang.
+    ``gone_by`` is the time by which the workload has stopped. A workload stops without a command at the time
+    limit that its host enforces, or after another member of its gang ended. Return an empty dict if
+    ``gone_by`` is already set.
     """
     if workload.gone_by is not None:
         return {}
@@ -201,12 +207,14 @@ def _attempt_ended(workload: Workload, runs: Sequence[Run], now: datetime) -> No
 
 
 def attempt_outcomes(attempts: Collection[Sequence[Run]]) -> list[tuple[Run, str]]:
-    """Return, for each attempt, the ended run that explains its end and the outcome of the whole attempt.
+    """Return a pair for each attempt: the ended run that explains the attempt's end, and the outcome.
 
-    The outcome of the attempt is the outcome of this run. If the run is a gang member that lost a GPU but
-    ended with another outcome because of another member's failure, the outcome of the attempt is GPU_ERROR.
-    Retries and pages use this outcome. At most three queries, none for work on one host, besides loading the
-    workloads of the runs.
+    The outcome of the attempt is the outcome of this run, with one exception. If the run is a gang member
+    that lost a GPU, the outcome of the attempt is GPU_ERROR. The run itself may have another outcome, because
+    another member failed first. Retries and pages use the outcome of the attempt.
+
+    This takes at most three queries, and none for work on one host. Loading the workloads of the runs is not
+    counted.
     """
     causes = gangs.first_failures(
         [[run for run in runs if run.outcome != ReasonCode.FINISHED] or runs for runs in attempts]
@@ -226,8 +234,10 @@ def _reservation_is_over(workload: Workload, now: datetime) -> bool:
 
 
 def _avoided_hosts(workload: Workload, runs: Sequence[Run], now: datetime) -> dict[str, object]:
-    """Return the columns of the hosts to avoid: hosts that just failed to start the workload or ran low on
-    disk, and hosts of earlier attempts.
+    """Return the columns that list the hosts to avoid in the next attempt.
+
+    These are the hosts on which this attempt could not start or ran low on disk. Hosts of earlier attempts
+    stay in the list until ``avoids_until``.
     """
     failed = [run.host_id for run in runs if run.outcome in AVOID_HOST_CODES]
     if not failed:
@@ -238,7 +248,10 @@ def _avoided_hosts(workload: Workload, runs: Sequence[Run], now: datetime) -> di
 
 
 def _checkpoint_storage(workload: Workload) -> dict[str, object]:
-    """Return the storage of the last checkpoint, if known: hosts that mount it are preferred."""
+    """Return the column with the storage of the last checkpoint, or an empty dict without a checkpoint.
+
+    The planner prefers hosts that mount this storage.
+    """
     if workload.checkpoint_at is None:
         return {}
     saved = Run.objects.filter(workload=workload, checkpoint_at__isnull=False).order_by(
@@ -248,10 +261,10 @@ def _checkpoint_storage(workload: Workload) -> dict[str, object]:
 
 
 def _evicted_by(workload: Workload, runs: Sequence[Run]) -> dict[str, object]:
-    """Return the column of the workload for which ``workload`` was evicted last.
+    """Return the column with the id of the workload for which ``workload`` was last evicted.
 
-    ``workload`` must not evict that workload in return. The ban lasts until ``workload`` has run for its
-    pool's minimum runtime, or is evicted for another workload.
+    ``workload`` may not evict this evictor in return. The rule ends when ``workload`` has run for its pool's
+    minimum runtime, or when it is evicted for another workload.
     """
     evictor = workload.evicted_for_workload_id
     if evictor is None and workload.evicted_by_id is not None:
@@ -264,9 +277,9 @@ def _evicted_by(workload: Workload, runs: Sequence[Run]) -> dict[str, object]:
 def _requeue(
     workload: Workload, decided: RetryDecision, placement_columns: Mapping[str, object], now: datetime
 ) -> None:
-    """Put a workload back into the queue. It keeps its submission time, by which the queue is ordered.
+    """Put a workload back into the queue. It keeps its submission time, which decides its queue position.
 
-    ``placement_columns``: columns that the next placement reads.
+    ``placement_columns`` are further columns to set, for example the hosts to avoid.
     """
     change_state(
         workload,
@@ -290,15 +303,16 @@ def _requeue(
 
 
 def _gpu_event_numbers(run: Run) -> dict[str, object]:
-    """Return the GPU events of a run, for the sentence that explains its outcome."""
+    """Return the run's GPU events as numbers of the reason, for the sentence that explains its outcome."""
     return {"event": ", ".join(run.gpu_events)} if run.gpu_events else {}
 
 
 def _failed_host_count(workload: Workload) -> int:
-    """Return the number of hosts on which the workload could not start, lost its GPU, or failed at once
-    without a stop order.
+    """Return the number of hosts on which the workload failed so that the host may be the cause.
 
-    In a gang's attempt, only the member that ended the attempt counts.
+    A host counts if the workload could not start or lost its GPU on it. A host also counts if the workload
+    failed immediately on it without a stop command. In a gang's attempt, only the host of the member that
+    ended the attempt counts.
     """
     unfinished = Run.objects.filter(workload=workload, state=RunState.ENDED).exclude(
         outcome=ReasonCode.FINISHED

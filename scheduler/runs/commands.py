@@ -28,7 +28,7 @@ def live_runs(workload: Workload) -> list[Run]:
 
 
 def order_start(runs: Sequence[Run], now: datetime) -> None:
-    """Create one start command per run. It stays open until the run has ended."""
+    """Create one start command per run. Each command stays open until its run has ended."""
     Command.objects.bulk_create(
         Command(host_id=run.host_id, run=run, verb=Command.Verb.START, created_at=now) for run in runs
     )
@@ -40,8 +40,9 @@ def give_notice(
 ) -> bool:
     """Order a running workload to write a checkpoint and end by ``stop_at``.
 
-    ``also``: columns set at the same time. ``grace_seconds`` is the pool's current grace. A run that received
-    a longer grace at its start keeps it. Returns False, and writes nothing, if the workload is not running.
+    ``also``: further columns to set on the workload. ``grace_seconds`` is the pool's current grace period. A
+    run that received a longer grace period at its start keeps it. Return False and write nothing if the
+    workload is not running.
     """
     runs = live_runs(workload)
     gone_by = stop_at + longest_grace(runs, grace_seconds)
@@ -55,7 +56,7 @@ def give_notice(
         **also,
     ):
         return False
-    if any(run.saved for run in runs):  # after an earlier notice, which was withdrawn
+    if any(run.saved for run in runs):  # the run saved after an earlier notice that was withdrawn
         Run.objects.filter(pk__in=[run.pk for run in runs]).update(saved=False)
     _create_commands(runs, Command.Verb.NOTICE, code, stop_at, now)
     nudge.pages(nudge.workload_topic(workload.public_id), nudge.QUEUE)
@@ -63,10 +64,10 @@ def give_notice(
 
 
 def order_stop(workload: Workload, *, code: str, grace_seconds: int, now: datetime, **also: object) -> bool:
-    """Order a live workload to stop now. An earlier stop reason is kept.
+    """Order a live workload to stop now. The reason of an earlier stop request is kept.
 
-    ``also``: columns set at the same time. ``grace_seconds`` as in ``give_notice``. Returns False, and
-    writes nothing, if the workload is stopping already or not live.
+    ``also`` and ``grace_seconds`` have the same meaning as in ``give_notice``. Return False and write nothing
+    if the workload is already stopping or not live.
     """
     old = WorkloadState(workload.state)
     if old not in LIVE_STATES or old == WorkloadState.STOPPING:
@@ -84,16 +85,17 @@ def order_stop(workload: Workload, *, code: str, grace_seconds: int, now: dateti
 
 
 def stop_remaining(runs: Sequence[Run], *, code: str, now: datetime) -> None:
-    """Order the remaining runs of a gang to stop after a member has ended. Skips runs with a stop command.
+    """Order the remaining runs of a gang to stop after a member has ended.
 
-    The workload's own state follows from the reports of the agents.
+    Runs that already have a stop command are skipped. This function does not change the workload's state.
+    The reports of the agents change it later.
     """
     ordered = runs_ordered_to_stop(runs)
     _create_commands([run for run in runs if run.pk not in ordered], Command.Verb.STOP, code, None, now)
 
 
 def runs_ordered_to_stop(runs: Iterable[Run]) -> set[int]:
-    """Return the ids of the runs in ``runs`` that have a stop command, whether they have ended or not."""
+    """Return the ids of those ``runs`` that have a stop command. Ended runs are included."""
     stops = Command.objects.filter(run__in=list(runs), verb=Command.Verb.STOP)
     return set(stops.values_list("run_id", flat=True))
 
@@ -106,7 +108,7 @@ def mark_done(runs: Iterable[Run], now: datetime) -> None:
 
 
 def longest_grace(runs: Sequence[Run], pool_seconds: int) -> timedelta:
-    """Return the longest of the pool's present grace and the graces that ``runs`` received at their start."""
+    """Return the longest grace period of the pool (at present) and of ``runs`` (from their start)."""
     return timedelta(seconds=max([pool_seconds, *(run.grace_seconds for run in runs)]))
 
 

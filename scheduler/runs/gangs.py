@@ -1,4 +1,7 @@
-"""Coordinate gangs, which run on several hosts: members start and end together and share a rendezvous."""
+"""Coordinate gangs. A gang is a workload on several hosts, with one run on each host.
+
+The runs are the members of the gang. They start and end together, and they share a rendezvous address.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ from scheduler.runs import commands
 from scheduler.state import nudge
 from scheduler.state.states import RepairState, RunState
 
-# Below the ephemeral ports of Linux (from 32768). Generations of live gangs on one host differ by less than
-# RENDEZVOUS_PORTS, so each gang has its own port.
+# The ports are below Linux's ephemeral ports, which begin at 32768. The port of a gang depends on the
+# generation of its first run. Generations of live gangs on one host differ by less than RENDEZVOUS_PORTS, so
+# each gang has its own port.
 RENDEZVOUS_FIRST_PORT = 20_000
-RENDEZVOUS_PORTS = 5_000  # each is followed by a port for the gang's framework
+RENDEZVOUS_PORTS = 5_000  # the next port after each rendezvous port is for the gang's framework
 
 
 def is_gang(workload: Workload) -> bool:
@@ -28,9 +32,9 @@ def is_gang(workload: Workload) -> bool:
 
 
 def gang_placements(runs: Iterable[Run]) -> dict[int, GangWanted]:
-    """Return the place of each run in its gang. Runs of work on one host are omitted.
+    """Return the rank and the gang of each run, by run id. Runs of work on one host are omitted.
 
-    ``runs`` are loaded with their workload. At most one query.
+    Load ``runs`` with their workloads. This takes at most one query.
     """
     gangs = {(run.workload_id, run.attempt): run.workload for run in runs if is_gang(run.workload)}
     if not gangs:
@@ -52,28 +56,26 @@ def gang_placements(runs: Iterable[Run]) -> dict[int, GangWanted]:
 
 
 def host_address(hardware: dict[str, Any]) -> str:
-    """Return the address at which a host's workloads are reached, as its agent reported it, or an empty
-    string.
-    """
+    """Return the address of a host's workloads in the agent's report, or an empty string if unknown."""
     return str((hardware.get("reported") or {}).get("address") or "")
 
 
 def all_prepared(members: Iterable[Run]) -> bool:
     """Return True if every member has reported that it is ready to start.
 
-    A member that is already running counts as prepared: agents of old versions know no gangs.
+    A member that is already running counts as ready, because agents of old versions do not report this step.
     """
     return all(run.prepared_at is not None or run.state == RunState.RUNNING for run in members)
 
 
 def release_gang(workload: Workload) -> None:
-    """Nudge the hosts when the last member is prepared. The caller has locked the workload."""
+    """Nudge the hosts of a gang if all members are ready. The caller has locked the workload."""
     members = list(Run.objects.filter(workload=workload, attempt=workload.attempt))
     if all_prepared(members):
         nudge.hosts(run.host_id for run in members)
 
 
-# A GPU's event and the end of the run that it caused are reported one after the other.
+# The failure of a GPU can be reported this long after the end of the run that it stopped.
 GPU_FAULT_WINDOW = timedelta(minutes=1)
 LOSS_CODES = (ReasonCode.GPU_ERROR, ReasonCode.HOST_LOST, ReasonCode.LEASE_LOST)
 
@@ -81,10 +83,14 @@ LOSS_CODES = (ReasonCode.GPU_ERROR, ReasonCode.HOST_LOST, ReasonCode.LEASE_LOST)
 def first_failures(attempts: Collection[Sequence[Run]]) -> list[Run]:
     """Return, for each attempt, the ended run that explains why the attempt ended.
 
-    In a gang this is the member that lost its host or a GPU. The loss may have made other members fail before
-    it was reported. Without such a loss it is the first member that ended without a stop order. A member that
-    saved a checkpoint explains the end only if no other member does, since the gang has saved only when all
-    members have saved. At most two queries, none for work on one host.
+    In a gang, the members are ordered by these rules, and the first member is returned:
+
+    1. Members that lost their host or a GPU come first. Others may have failed before the loss was reported.
+    2. Members that saved a checkpoint come last, because the gang has saved only when all members have saved.
+    3. Members without a stop command come before members with a stop command.
+    4. Members that ended earlier come first.
+
+    This takes at most two queries, and none for work on one host.
     """
     gang_runs = [run for runs in attempts if len(runs) > 1 for run in runs]
     lost = runs_that_lost_a_gpu(gang_runs)
@@ -105,9 +111,10 @@ def first_failures(attempts: Collection[Sequence[Run]]) -> list[Run]:
 
 
 def runs_that_lost_a_gpu(runs: Sequence[Run]) -> set[int]:
-    """Return the ids of runs that lost a GPU. One query.
+    """Return the ids of runs that lost a GPU. This takes one query.
 
-    The GPU was taken out of service while the run held it, or up to GPU_FAULT_WINDOW after the run's end.
+    A run has lost a GPU if the GPU was quarantined or taken out while the run held it, or at most
+    GPU_FAULT_WINDOW after the run's end.
     """
     while_held = Q(run__ended_at__isnull=True) | Q(
         unit__gpu__state_changes__at__lte=F("run__ended_at") + GPU_FAULT_WINDOW

@@ -1,8 +1,8 @@
-"""Store logs of runs in segment files below GPUPOOL_STATE/logs: the beginning and the end of each log.
+"""Store the beginning and the end of each run's log in segment files below GPUPOOL_STATE/logs.
 
-A segment file is named by its number and holds the log's bytes from number * SEGMENT_BYTES. The first
-segment is kept, since it shows how a run began; the oldest of the other segments are removed when there are
-too many. A log stays after its run's end, until ``delete_old_logs``.
+The name of a segment file is its number. The file holds the log's bytes from number * SEGMENT_BYTES. The
+first segment is always kept, because it shows how the run began. If there are more than MAX_SEGMENTS, the
+oldest of the other segments are removed. A log stays after its run's end, until ``delete_old_logs``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def log_folder(run: uuid.UUID) -> Path:
 
 
 def append_log(run: uuid.UUID, offset: int, text: str) -> int:
-    """Write ``text`` at byte ``offset`` of the run's log, as far as it is kept; return the log's length.
+    """Write ``text`` at byte ``offset`` of the run's log, and return the log's length in bytes.
 
-    Only the offset decides the position: a chunk sent twice changes nothing, and a lost chunk leaves a gap
-    until it is sent again.
+    Bytes in segments that are no longer kept are skipped. Only ``offset`` decides the position of the text.
+    So a chunk that is sent twice changes nothing, and a lost chunk leaves a gap until it is sent again.
     """
     if offset < 0:
         return 0
@@ -50,10 +50,11 @@ def append_log(run: uuid.UUID, offset: int, text: str) -> int:
 
 
 def read_log(run: uuid.UUID, offset: int = 0, most: int = 256 * 1024) -> tuple[str, int]:
-    """Return the text from byte ``offset``, empty at the log's end, and the offset after it.
+    """Return the log's text from byte ``offset``, at most ``most`` bytes, and the offset for the next read.
 
-    A negative offset counts from the end. A character that is only partly within ``most`` bytes is left for
-    the next read. A line marks bytes that are not kept.
+    The text is empty at the log's end. A negative offset counts from the end. A character that is only partly
+    within ``most`` bytes is left for the next read. If bytes at ``offset`` are not kept, the text begins with
+    a line that says so.
     """
     segments = _segments(run)
     end = _end(run, segments)
@@ -73,7 +74,7 @@ def read_log(run: uuid.UUID, offset: int = 0, most: int = 256 * 1024) -> tuple[s
 
 
 def read_whole_log(run: uuid.UUID) -> bytes | None:
-    """Return all kept bytes of a run's log, with a line for each gap; None if the run has written nothing."""
+    """Return all kept bytes of a run's log, with a line for each gap. Return None if there is no log."""
     segments = _segments(run)
     return b"".join(_kept_pieces(run, segments)) if segments else None
 
@@ -125,7 +126,10 @@ def _end(run: uuid.UUID, segments: list[int]) -> int:
 
 
 def _first_kept(run: uuid.UUID, segments: list[int], offset: int) -> int:
-    """Return the first kept byte at or after ``offset``, which is before the end."""
+    """Return the position of the first kept byte at or after ``offset``.
+
+    ``offset`` must be before the log's end.
+    """
     number, at = divmod(offset, SEGMENT_BYTES)
     if number in segments and (number == segments[-1] or at < (log_folder(run) / str(number)).stat().st_size):
         return offset

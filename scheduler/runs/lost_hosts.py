@@ -12,10 +12,10 @@ from scheduler.state.states import RunState
 
 
 def end_runs_of_lost_host(host: Host, now: datetime) -> None:
-    """End every run of a host whose lease, grace and margin have passed.
+    """End every run of a host whose lease, grace period and margin have passed.
 
-    The shims have stopped the workloads by then, since nobody renewed the lease. The caller has locked the
-    host in its transaction.
+    By then the host's supervisor processes (shims) have stopped the workloads, because the lease was not
+    renewed. The caller has locked the host.
     """
     runs = list(Run.objects.filter(host=host).exclude(state=RunState.ENDED).order_by("pk"))
     workloads = locks.workloads(run.workload_id for run in runs)

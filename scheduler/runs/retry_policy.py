@@ -26,11 +26,13 @@ LOST_CODES = (
 )
 
 
-# Faults of the operator's prolog, the disk or the driver: they cost the workload only time.
+# These outcomes are faults of the host: its prolog script, its disk or its driver. They do not count as
+# failed attempts of the workload.
 HOST_SETUP_CODES = (ReasonCode.PROLOG_FAILED, ReasonCode.HOST_FULL, ReasonCode.GPU_UNREADABLE)
 
 
-HOST_SETUP_RETRY_SECONDS = 60  # until the breaker closes the host, or an operator repairs it
+# The workload waits this long before each retry. Meanwhile the host may be cordoned or repaired.
+HOST_SETUP_RETRY_SECONDS = 60
 
 
 WORKLOAD_FAILURE_CODES = (
@@ -44,7 +46,7 @@ WORKLOAD_FAILURE_CODES = (
 MAX_LOST_ATTEMPTS = 5
 
 
-MAX_FAILED_HOSTS = 3  # after failures on so many hosts the workload is the likely cause, and is not retried
+MAX_FAILED_HOSTS = 3  # work that failed on this many hosts is the likely cause itself and is not retried
 
 
 AVOID_HOST_CODES = (ReasonCode.START_FAILED, ReasonCode.DISK_RAN_LOW, *HOST_SETUP_CODES)
@@ -65,7 +67,10 @@ BACKOFF_MAX_SECONDS = 30 * 60
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """The decision after an attempt: the workload is requeued and its counters grow, or it ends with
+    """The decision after an attempt of a workload.
+
+    If ``requeues`` is True, the workload is requeued for the reason ``code`` after ``wait_seconds``. Its
+    counters of failed and lost attempts grow by ``failures`` and ``lost``. Otherwise the workload ends with
     ``code``.
     """
 
@@ -76,21 +81,21 @@ class RetryDecision:
     wait_seconds: int = 0
 
 
-# Not split: the first rule that matches decides, and the order of the rules is their meaning.
+# This function is not split, because the first matching rule decides and the order of the rules matters.
 def decide_retry(workload: Workload, outcome: str) -> RetryDecision:
     """Decide whether a workload whose attempt ended with ``outcome`` is requeued.
 
-    - Evicted or drained work is requeued at no cost.
-    - Work lost to a host, its disk, a GPU or a failed start is requeued a few times; jobs only.
-    - Work that a host's prolog or setup refused is requeued without limit, after a wait.
-    - Work that failed by itself is requeued as often as its owner asked, with a growing wait.
+    - Evicted or drained work is requeued. This does not count as a failed or lost attempt.
+    - A job is requeued up to MAX_LOST_ATTEMPTS times if it lost its host, disk or GPU, or could not start.
+    - Work that could not run because of the host's prolog or setup is requeued without limit, after a wait.
+    - Work that failed by itself is requeued up to ``most_retries`` times, with a growing wait.
 
-    A gang whose rule is to end with its first member is requeued only if it could not start.
+    A gang with the rule END (all members end if one member ends) is requeued only if it could not start.
     """
-    # An agent may drain its host without an order of the server.
+    # An agent may drain its host without a command of the server.
     requested = workload.stop_requested or (ReasonCode.DRAINED if outcome == ReasonCode.DRAINED else "")
     if outcome == ReasonCode.FINISHED and requested in (*REQUEUE_CODES, *LOST_CODES):
-        return RetryDecision(outcome)  # it finished before the stop order arrived
+        return RetryDecision(outcome)  # it finished before the stop command arrived
     if requested in REQUEUE_CODES:
         return RetryDecision(requested, requeues=True)
     if requested and requested not in LOST_CODES:

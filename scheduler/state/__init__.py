@@ -1,1 +1,4 @@
-"""Define state machines, isolation levels, nudges and the change feed. This package imports no models."""
+"""Define state machines, isolation levels, nudges and the change feed.
+
+This package does not import ``scheduler.models``.
+"""

@@ -1,8 +1,8 @@
-"""Record changes of rows in a feed. Triggers write it in the transaction of the change.
+"""Record changes of rows in a feed table. Triggers write the feed in the transaction of each change.
 
-A feed row has its transaction's id. A reader keeps the snapshot (``pg_snapshot``) of its last read;
-everything that this snapshot could not see is new. So a transaction that commits late is neither missed nor
-read twice, whatever the order of ids: there is no high-water mark. See
+Each feed row has the id of its transaction. A reader keeps the PostgreSQL snapshot (``pg_snapshot``) of its
+last read. Every feed row that this snapshot could not see is new. So a transaction that commits late is
+neither missed nor read twice, even if its id is lower than the ids that were already read. See
 docs/decisions/0004-a-warm-snapshot.md.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from django.db import connection
 
-WHOLE_TABLE = "everything"  # the kind of a change of a whole table
+WHOLE_TABLE = "everything"  # the kind of change that is recorded if a whole table was truncated
 
 CREATE_CHANGE_TABLE = """
 CREATE TABLE scheduler_change (
@@ -33,14 +33,20 @@ FROM (SELECT 1) AS now LEFT JOIN scheduler_change AS change
 
 @dataclass(frozen=True, slots=True)
 class ChangeSet:
-    """The ids of changed rows by kind, and the snapshot from which the next read starts."""
+    """The result of a read of the feed.
+
+    ``changed`` has the ids of changed rows by kind. ``seen`` is the snapshot from which the next read starts.
+    """
 
     seen: str
     changed: dict[str, set[int]]
 
 
 def current_position() -> str:
-    """Return the current transaction's snapshot. A reader that has read everything continues from there."""
+    """Return the current transaction's snapshot as text.
+
+    A reader that has read all tables in this transaction passes it to the next ``read_changes``.
+    """
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_current_snapshot()::text")
         return str(cursor.fetchone()[0])
@@ -49,7 +55,7 @@ def current_position() -> str:
 def read_changes(seen: str) -> ChangeSet:
     """Return the changes committed between the snapshot ``seen`` and the current transaction's snapshot.
 
-    Takes one query.
+    This takes one query.
     """
     changed: dict[str, set[int]] = defaultdict(set)
     with connection.cursor() as cursor:
@@ -62,14 +68,16 @@ def read_changes(seen: str) -> ChangeSet:
 
 
 def prune_changes(seen: str) -> int:
-    """Delete the rows that this snapshot has seen; return the number of deleted rows.
+    """Delete the feed rows that the snapshot ``seen`` could see. Return the number of deleted rows.
 
-    Only the leading engine calls this function: a new leader reads everything.
+    Only the leading engine needs these rows, so only the leading engine calls this function. A new leader
+    reads all tables and needs no older feed rows.
     """
     with connection.cursor() as cursor:
         cursor.execute(
             "DELETE FROM scheduler_change WHERE pg_visible_in_snapshot(xid, %(seen)s::pg_snapshot)"
-            " OR xid >= pg_snapshot_xmax(pg_current_snapshot())",  # restored from a server with higher ids
+            # A row with an id above this limit was restored from a server with higher transaction ids.
+            " OR xid >= pg_snapshot_xmax(pg_current_snapshot())",
             {"seen": seen},
         )
         return int(cursor.rowcount)
@@ -83,10 +91,10 @@ def watch_table_sql(
 ) -> str:
     """Return SQL that records changes of a table: inserts, deletes, and updates of one of ``columns``.
 
-    ``row_id`` is the recorded column; inserts are recorded only if ``alive`` is true. The triggers are per
-    statement and compare the rows before and after in one join, so that a bulk update of a thousand rows
-    costs one comparison. The triggers do not follow later changes of the table's columns, so a migration that
-    changes the columns that the snapshot reads calls this function again.
+    ``row_id`` is the column whose value is recorded. Inserts are recorded only if the SQL condition ``alive``
+    is true. The triggers run once per statement and compare the old and new rows in one join. So a bulk
+    update of a thousand rows needs one comparison. A migration that changes the columns that the snapshot
+    reads must call this function again.
     """
     name = f"scheduler_watch_{table}"
     before = ", ".join(f"before.{column}" for column in columns)

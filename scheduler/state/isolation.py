@@ -1,6 +1,7 @@
 """Define the isolation levels of hosts. Each level includes all lower levels.
 
-A pool may require a level; hosts below this level accept no new work. docs/agent.md explains each level.
+A pool may require a level. Hosts of the pool with a lower level accept no new work. docs/agent.md explains
+each level.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 from django.db import models
 
-RESOURCE_LIMITS = ("cpu", "memory", "pids")  # as agents name them
+RESOURCE_LIMITS = ("cpu", "memory", "pids")  # the names that agents use in their reports
 
 
 class Isolation(models.TextChoices):
@@ -26,14 +27,18 @@ ISOLATION_LEVELS = tuple(str(level) for level in Isolation)
 
 
 def is_weaker_isolation(level: str, demanded: str) -> bool:
-    """Return True if ``level`` is below ``demanded``. An unknown level, such as a newer agent's, counts as
-    the lowest.
+    """Return True if ``level`` is below ``demanded``.
+
+    An unknown level counts as the lowest level. For example, a newer agent may report an unknown level.
     """
     return _rank(level) < _rank(demanded)
 
 
 def meets_pool_isolation(host: str) -> models.Q:
-    """Return the condition that a host meets its pool's level. ``host``: the query path to the host."""
+    """Return the query condition that a host has at least the level that its pool requires.
+
+    ``host`` is the lookup path of the host in the query.
+    """
     weaker = models.Q()
     for at, demanded in enumerate(ISOLATION_LEVELS):
         if at:
@@ -59,7 +64,11 @@ def isolation_level(reported: Mapping[str, Any]) -> str:
 
 
 def missing_levels(reported: Mapping[str, Any], demanded: str) -> list[str]:
-    """Return the levels up to ``demanded`` whose own requirement the host does not meet, the lowest first."""
+    """Return the levels up to ``demanded`` whose own requirement the host does not meet, lowest level first.
+
+    Example: for the level ``limits``, a host that has only resource limits returns
+    ``["sandbox", "team_users"]``.
+    """
     limits = reported.get("limits") or []
     has = {
         Isolation.SANDBOX: reported.get("isolation") not in (None, "", "plain"),

@@ -1,9 +1,9 @@
-"""Send nudges over Redis after the commit: the engine should run, a host's desired state changed, a page is
-outdated.
+"""Send nudges over Redis after the commit.
 
-Nudges only save time. If Redis is unavailable they are dropped with a log line, and the next sweep or poll
-does the same work. The edge reads the channels ``gpupool:<db>:host:<id>`` (empty message) and
-``gpupool:<db>:page`` (JSON ``{"topic": ...}``).
+A nudge says that the engine should run, that the desired state of a host has changed, or that a page is
+outdated. Nudges only save time. If Redis is unavailable, nudges are dropped with a log line, and the next
+sweep or poll does the same work. The edge (the server process that agents and browsers connect to) reads the
+channels ``gpupool:<db>:host:<id>`` (empty message) and ``gpupool:<db>:page`` (JSON ``{"topic": ...}``).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from redis.retry import Retry
 log = logging.getLogger(__name__)
 
 ENGINE_KEY = "gpupool:engine:nudged"
-ENGINE_KEY_TTL_MS = 1_000  # a nudge whose task was lost suppresses later nudges no longer than this
-# Redis channels belong to the whole server. The database number separates two sites on one server.
+ENGINE_KEY_TTL_MS = 1_000  # if the task of a nudge is lost, later nudges are suppressed for at most this time
+# All databases of a Redis server share its channels. The database number in the names separates two sites.
 SITE = f"gpupool:{redis.connection.parse_url(settings.REDIS_URL).get('db', 0)}"
 HOST_CHANNEL = f"{SITE}:host:"
 PAGE_CHANNEL = f"{SITE}:page"
 REDIS_TIMEOUT_SECONDS = 0.5
 REDIS_RETRY_SECONDS = 2.0
-FORWARD_DELAY_SECONDS = 0.05  # limits how often two engines exchange a nudge while the leader is busy
+FORWARD_DELAY_SECONDS = 0.05  # limits how often engine processes forward a nudge while the leader is busy
 CYCLE_TASK = "scheduler.tasks.run_cycle"
 
 QUEUE, HOSTS, CALENDAR = "queue", "hosts", "calendar"  # topics of pages that show many rows
@@ -45,12 +45,12 @@ def workload_topic(public_id: object) -> str:
 
 
 def engine() -> None:
-    """Nudge the engine after the commit: something that a cycle decides about has changed."""
+    """Nudge the engine after the commit to run a planning cycle."""
     transaction.on_commit(_send_cycle, robust=True)
 
 
 def hosts(ids: Iterable[int]) -> None:
-    """Nudge the edge after the commit to push the desired state of these hosts."""
+    """Nudge the edge after the commit to send the desired state to these hosts."""
     _after_commit([(HOST_CHANNEL + str(host), "") for host in sorted(set(ids))])
 
 
@@ -65,14 +65,14 @@ def _after_commit(messages: Sequence[tuple[str, str]]) -> None:
 
 
 def clear_engine_nudge() -> None:
-    """Clear the pending nudge before a cycle reads: later commits need a nudge of their own."""
+    """Clear the pending nudge before a cycle reads rows, so that a later commit can send a new nudge."""
     _ignore_redis_errors(lambda: redis_connection().delete(ENGINE_KEY))
 
 
 def forward_engine_nudge() -> None:
-    """Send an engine nudge again, after it reached an engine process that does not lead.
+    """Send an engine nudge again. Call this in an engine process that received it but is not the leader.
 
-    This repeats until the leader receives the nudge or another process becomes leader.
+    Processes forward the nudge until the leader receives it.
     """
     time.sleep(FORWARD_DELAY_SECONDS)
     _send_cycle()
@@ -81,7 +81,7 @@ def forward_engine_nudge() -> None:
 @functools.cache
 def redis_connection() -> redis.Redis:
     """Return this process's pool of Redis connections."""
-    no_retry = Retry(NoBackoff(), 0)  # a user's request waits for the result
+    no_retry = Retry(NoBackoff(), 0)  # a retry would delay the user's request
     return redis.Redis.from_url(
         settings.REDIS_URL,
         socket_timeout=REDIS_TIMEOUT_SECONDS,
@@ -102,7 +102,7 @@ def _send_cycle() -> None:
 
 def _publish(messages: Sequence[tuple[str, str]]) -> None:
     def send() -> None:
-        pipe = redis_connection().pipeline(transaction=False)  # one round trip for all of them
+        pipe = redis_connection().pipeline(transaction=False)  # one round trip for all messages
         for channel, message in messages:
             pipe.publish(channel, message)
         pipe.execute()
@@ -124,7 +124,11 @@ def _ignore_redis_errors(send: Callable[[], object]) -> None:
 
 @dataclass
 class _RedisOutage:
-    """The end of an outage: until then no nudge is sent, so that a request does not wait for each nudge."""
+    """The pause after a Redis error.
+
+    No nudge is sent before ``until`` (a time of ``time.monotonic``), so that a request does not wait for a
+    timeout with each nudge.
+    """
 
     until: float = 0.0
 

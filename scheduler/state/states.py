@@ -1,7 +1,7 @@
 """Define the states of the scheduler's rows and the allowed transitions.
 
-Each state field has one table. A change is a compare-and-swap: ``change_state`` updates the row only if it
-still has the old state, so of two racing processes one succeeds and the other gets False.
+``TRANSITIONS`` has one table per kind of state. A change is a compare-and-swap: ``change_state`` updates the
+row only if the row still has the old state. If two processes race, one succeeds and the other gets False.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from django.db import models
 
 class WorkloadState(StrEnum):
     QUEUED = "queued"
-    PLACED = "placed"  # units are held, the agent has not started it
+    PLACED = "placed"  # it holds units, but its agent has not started it
     STARTING = "starting"
     RUNNING = "running"
-    NOTICE = "notice"  # ordered to write a checkpoint; runs until the notice ends
+    NOTICE = "notice"  # it was ordered to write a checkpoint and runs until the notice ends
     STOPPING = "stopping"
     ENDED = "ended"
 
 
-TERMINATING_STATES = (WorkloadState.NOTICE, WorkloadState.STOPPING)  # still holding units
+TERMINATING_STATES = (WorkloadState.NOTICE, WorkloadState.STOPPING)  # the workload still holds its units
 
 
 class RunState(StrEnum):
-    """The state of one host's part of one attempt."""
+    """The state of a run: the part of a workload's attempt that runs on one host."""
 
     PLACED = "placed"
     STARTING = "starting"
@@ -40,7 +40,7 @@ class ReservationState(StrEnum):
     CONFIRMED = "confirmed"
     ACTIVE = "active"  # units are bound
     OVER = "over"
-    RELEASED = "released"  # unused within the no-show limit
+    RELEASED = "released"  # nobody used it within the pool's no-show limit
     CANCELLED = "cancelled"
 
 
@@ -48,10 +48,10 @@ OPEN_RESERVATION_STATES = (ReservationState.CONFIRMED, ReservationState.ACTIVE)
 
 
 class LeaseState(StrEnum):
-    JOINING = "joining"  # added; its agent has never reported
+    JOINING = "joining"  # the host was added, but its agent has never reported
     ALIVE = "alive"
-    SUSPECT = "suspect"  # a renewal is missing: nothing new is placed
-    SILENT = "silent"  # lease, grace and margin have passed: its work may start elsewhere
+    SUSPECT = "suspect"  # the agent's report is overdue, so no new work is placed on the host
+    SILENT = "silent"  # lease, grace period and margin have passed, so its work may start elsewhere
 
 
 class AdminState(StrEnum):
@@ -66,23 +66,23 @@ class RepairState(StrEnum):
     QUARANTINED = "quarantined"
     DIAGNOSING = "diagnosing"
     OUT = "out"
-    RESHAPING = "reshaping"  # an operator changes the GPU's geometry; it is well but takes no new work
+    RESHAPING = "reshaping"  # its MIG geometry is being changed; the GPU is well but takes no new work
 
 
 class GeometryState(StrEnum):
-    DRAINING = "draining"  # the GPU is still held
-    CHANGING = "changing"  # nothing holds the GPU, and its host has the order
+    DRAINING = "draining"  # a workload or a reservation may still hold a part of the GPU
+    CHANGING = "changing"  # the GPU is free, and its host was ordered to change it
     DONE = "done"
     FAILED = "failed"
-    WITHDRAWN = "withdrawn"  # before its host got the order
+    WITHDRAWN = "withdrawn"  # the change was cancelled before its host got the order
 
 
 class DiagnosticState(StrEnum):
-    WANTED = "wanted"  # its host has not started it
+    WANTED = "wanted"  # requested, but its host has not started it
     RUNNING = "running"
     PASSED = "passed"
     FAILED = "failed"  # the GPU must not be used
-    STOPPED = "stopped"  # interrupted by work, or not reported: there is no result
+    STOPPED = "stopped"  # no result: it was interrupted by work, or its host did not report it
 
 
 def accepts_work(lease: str, admin: str, repair: str) -> bool:
@@ -158,15 +158,14 @@ TRANSITIONS: dict[type[StrEnum], Transitions] = {
 
 
 class IllegalTransition(Exception):
-    """A transition that no table allows: a bug, never a race."""
+    """The requested transition is in no table. This is a bug in the program, never the result of a race."""
 
 
 def change_state(row: models.Model, field: str, *, old: StrEnum, new: StrEnum, **also: Any) -> bool:
-    """Move ``row.field`` from ``old`` to ``new`` and set ``also`` in the same UPDATE; update the instance
-    on success.
+    """Change the state ``row.field`` from ``old`` to ``new``, and set the columns ``also``, in one UPDATE.
 
-    Returns True if this call made the change, False if the row was no longer in ``old``. Raises
-    IllegalTransition if the table does not allow the transition.
+    Return True if this call made the change. The instance ``row`` then has the new values. Return False if
+    the row was no longer in ``old``. Raises IllegalTransition if the table does not allow the transition.
     """
     if str(new) not in TRANSITIONS[type(old)][str(old)]:
         raise IllegalTransition(f"{type(row).__name__}.{field}: {old} -> {new}")
@@ -181,11 +180,11 @@ def change_state(row: models.Model, field: str, *, old: StrEnum, new: StrEnum, *
 def change_states(
     rows: Sequence[models.Model], field: str, *, old: StrEnum, new: StrEnum, **also: Any
 ) -> int:
-    """Change the state of many rows of one table in one UPDATE; return the number of changed rows.
+    """Change the state of many rows of one table in one UPDATE. Return the number of changed rows.
 
-    ``also`` is set on all changed rows. The instances stay as they are. If the caller locked every row in
-    ``old``, the result equals ``len(rows)``. Raises IllegalTransition if the table does not allow the
-    transition.
+    The columns ``also`` are set on all changed rows. The instances in ``rows`` keep their old values. If the
+    caller locked every row in the state ``old``, the result equals ``len(rows)``. Raises IllegalTransition if
+    the table does not allow the transition.
     """
     if not rows:
         return 0

@@ -1,5 +1,5 @@
-"""Do the periodic work that the passing of time requires: time limits, windows, silent hosts, retention.
+"""Do the periodic work that depends on time: time limits, reservation windows, silent hosts, retention.
 
-Every function works over rows and is level-triggered. It does its work once, even if it is called twice,
-late or in two processes.
+Every function is level-triggered: it reads the rows and does the work that is due. The work is done once,
+even if the function is called twice, late or in two processes.
 """

@@ -1,8 +1,8 @@
 """Settle dependencies when the awaited work has ended, and release tasks of arrays up to the array's limit.
 
-Level-triggered: this runs before each cycle and in the sweep, and does its work once, also if called twice or
-by two processes. The snapshot reads only the columns written here: ``waits_for`` and ``held_back`` of the
-workload itself.
+This work runs before each planning cycle. It is done once, even if it is called twice or by two processes.
+The snapshot does not read dependencies. It reads the workload's columns ``waits_for``, ``waits_for_arrays``
+and ``held_back``, which this module writes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MAX_SETTLED_PER_CALL = 500  # workloads; the next call continues
 
 
 def release_dependents(now: datetime) -> int:
-    """Settle dependencies and release array tasks; return the number of workloads changed."""
+    """Settle dependencies and release array tasks. Return the number of changed workloads."""
     changed = 0
-    while settled := _settle_dependencies(now):  # other work may wait for a workload that ends here
+    while settled := _settle_dependencies(now):  # a workload that ends in this loop may be awaited by others
         changed += settled
         if changed >= MAX_SETTLED_PER_CALL:
             break
@@ -54,8 +54,9 @@ def _settle_dependencies(now: datetime) -> int:
 
 
 def _settle_one(workload: Workload, now: datetime) -> None:
-    """Remove ended work from the dependencies of one locked workload. End the workload if a condition can no
-    longer be met.
+    """Settle the dependencies of one locked workload whose awaited work has ended.
+
+    End the workload if one of its conditions can no longer be met.
     """
     unsettled = list(
         Dependency.objects.filter(workload=workload, settled_at=None)
@@ -83,7 +84,7 @@ def _settle_one(workload: Workload, now: datetime) -> None:
 
 
 def _dependency_specs(rows: Iterable[Dependency]) -> list[tuple[str, Workload | JobArray]]:
-    """Return the rows as pairs of condition and awaited workload or array, as they were submitted."""
+    """Return the rows as pairs of a condition and the awaited workload or array."""
     specs = []
     for row in rows:
         on = row.on or row.on_array
@@ -93,7 +94,10 @@ def _dependency_specs(rows: Iterable[Dependency]) -> list[tuple[str, Workload | 
 
 
 def _never_met_numbers(unmet: Dependency) -> dict[str, Any]:
-    """Return the awaited work and its outcome. An array's outcome is that of its first unsuccessful task."""
+    """Return the numbers of the reason: the awaited workload or array, the condition and the outcome.
+
+    The outcome of an array is the outcome of its first unsuccessful task.
+    """
     if unmet.on is not None:
         return {"workload": unmet.on_id, "condition": unmet.condition, "outcome": unmet.on.outcome}
     tasks = Workload.objects.filter(array=unmet.on_array_id, state=WorkloadState.ENDED).order_by(
@@ -108,7 +112,7 @@ def _never_met_numbers(unmet: Dependency) -> dict[str, Any]:
 
 
 def _release_tasks() -> int:
-    """Release more tasks of each array into the queue, up to its limit of open tasks; return their number."""
+    """Release held-back tasks of each array, up to the array's limit of open tasks. Return their number."""
     holding = Workload.objects.filter(held_back=True).values("array")
     released = Count("tasks", filter=~Q(tasks__state=WorkloadState.ENDED) & Q(tasks__held_back=False))
     arrays = JobArray.objects.filter(pk__in=holding).annotate(open_tasks=released)

@@ -1,4 +1,4 @@
-"""Drain hosts before their maintenance windows, and return them afterwards."""
+"""Drain hosts before their maintenance windows, and return them to their earlier state afterwards."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from scheduler.state.states import AdminState
 
 
 def sweep_maintenance(now: datetime) -> None:
-    """Drain hosts before their maintenance windows, put them into maintenance, and restore their state
-    afterwards.
+    """Drain hosts before their maintenance windows, and put them into maintenance at the start.
+
+    Restore the earlier state of each host after its window.
     """
     for window in MaintenanceWindow.objects.filter(end__gt=now).select_related("host__pool"):
         pool = window.host.pool

@@ -1,4 +1,4 @@
-"""Find reservations that nobody has used within the no-show limit of their pool."""
+"""Find active reservations that no workload has used within the no-show limit of their pool."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ ONE_SECOND = timedelta(seconds=1)
 
 
 def reservation_no_shows(now: datetime) -> QuerySet[Reservation]:
-    """Return active reservations that nothing has used within the no-show limit of their pool.
+    """Return active reservations that no workload has used within the no-show limit of their pool.
 
-    The limit counts from the time when the current units were bound: a reservation without units cannot be
-    used. After a clock step the limit counts anew, since bindings keep their times.
+    The limit counts from the time at which the current units were bound, because a reservation without units
+    cannot be used. After a clock step the limit counts from the step, because the times of bindings are not
+    corrected.
     """
     limit = ExpressionWrapper(F("pool__no_show_seconds") * Value(ONE_SECOND), output_field=DurationField())
     bound_now = Q(bound_units__period__contains=now)

@@ -18,11 +18,11 @@ from scheduler.sweeps.unusable_units import rebind_unusable_units
 
 
 def sweep_reservations(now: datetime) -> None:
-    """Close reservations at their end or no-show limit. Give notice to the work in a reservation early enough
-    for it to end in time.
+    """Close reservations at their end or no-show limit, and do the other work that depends on their windows.
 
-    If some bound units of a reservation cannot be used and no work runs in it, release its units so that
-    others are bound. Nudge the engine if a reservation has started.
+    The work in a reservation gets its notice early enough to end before the reservation ends. If a bound unit
+    cannot be used and no work runs in the reservation, all its units are released, so that the next cycle
+    binds other units. If a reservation has started, the engine is nudged.
     """
     _close_reservations_due(now)
     _warn_before_reservations_end(now)
@@ -70,7 +70,7 @@ def _warn_before_reservations_end(now: datetime) -> None:
 
 
 def _nudge_at_starts(now: datetime) -> None:
-    """Nudge the engine if a reservation has started; its next cycle binds the units."""
+    """Nudge the engine if a reservation has started. The next cycle binds units to the reservation."""
     if Reservation.objects.filter(state=ReservationState.CONFIRMED, start__lte=now).exists():
         with transaction.atomic():
             nudge.engine()

@@ -1,4 +1,4 @@
-"""Delete old rows in bounded batches: decisions about ended work, recorded snapshots, logs."""
+"""Delete old decisions about ended work, recorded snapshots and logs, in bounded batches."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ MAX_ROWS_PER_CALL = 5_000  # rows of one kind per call; the next tick continues
 
 
 def delete_expired_rows(now: datetime) -> tuple[int, int]:
-    """Delete decisions and recordings past their retention period; return the number of each.
+    """Delete decisions and recordings past their retention period.
 
-    Decisions about work that has not ended are kept at any age: they explain why it waits or was evicted.
+    Return the numbers of deleted decisions and of deleted recordings. Decisions about work that has not ended
+    are kept at any age, because they explain why the work waits or was evicted.
     """
     before = now - timedelta(days=settings.GPUPOOL_DECISION_DAYS)
     old = Decision.objects.filter(at__lt=before, workload__state=WorkloadState.ENDED).order_by("at")
@@ -32,5 +33,5 @@ def delete_expired_rows(now: datetime) -> tuple[int, int]:
 
 
 def delete_expired_logs(now: datetime) -> int:
-    """Delete logs of runs that ended long ago; return the number of logs."""
+    """Delete logs of ended runs past their retention period. Return the number of deleted logs."""
     return logs.delete_old_logs(now - timedelta(days=settings.GPUPOOL_LOG_DAYS), MAX_ROWS_PER_CALL)

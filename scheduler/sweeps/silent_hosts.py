@@ -1,4 +1,4 @@
-"""Suspect hosts whose agents stopped reporting, then declare them silent and end their runs."""
+"""Mark hosts whose agents stopped reporting as suspect, then as silent, and end the runs of silent hosts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from scheduler.state.states import LeaseState, RunState, change_state
 
 @dataclass(frozen=True, slots=True)
 class MassSilence:
-    """A state in which so many hosts are silent that the cause is probably the network or this site.
+    """A state in which so many hosts are overdue that the cause is probably the network or this site.
 
-    While it lasts, no host is declared silent and no work is ended.
+    While this state lasts, no host is declared silent and no work is ended.
     """
 
     quiet: int  # hosts that are overdue
@@ -29,8 +29,9 @@ class MassSilence:
 
 
 def mass_silence(now: datetime) -> MassSilence | None:
-    """Return the state of mass silence, or None if there is none. One query, and a second if a host is
-    overdue.
+    """Return the state of mass silence, or None if there is no mass silence.
+
+    This takes one query, or two queries if a host is overdue.
     """
     overdue = _overdue_hosts(now)
     hosts = _reporting_hosts().count() if overdue else 0
@@ -58,8 +59,9 @@ def _overdue_hosts(now: datetime) -> list[Host]:
 
 
 def sweep_silent_hosts(now: datetime) -> None:
-    """Mark overdue hosts as suspect, then declare them silent and end their runs; except during a mass
-    silence.
+    """Mark overdue hosts as suspect. Declare hosts past their silence limit silent and end their runs.
+
+    During a mass silence, no host is declared silent.
     """
     overdue = _overdue_hosts(now)
     for host in overdue:
@@ -106,7 +108,7 @@ def _declare_silent(host: Host, now: datetime) -> None:
 
 
 def _end_remaining_runs(now: datetime) -> None:
-    """End runs that were placed on a host at the instant it was declared silent."""
+    """End runs that were placed on a host while another process declared the host silent."""
     remaining = Run.objects.filter(host__lease_state=LeaseState.SILENT).exclude(state=RunState.ENDED)
     for pk in remaining.values_list("host_id", flat=True).distinct():
         with transaction.atomic():

@@ -1,8 +1,7 @@
-"""Quarantine GPUs whose workload was killed while one of its processes is stuck in the kernel or in a
-driver.
+"""Quarantine GPUs whose workload was killed but still has a process that is stuck in the kernel or a driver.
 
-The slots stay held until the host confirms the end, so no other workload gets the GPU. The quarantine makes
-the whole GPU visible to operators. It ends when the process has ended after all.
+The slots stay held until the host confirms the end of the run, so no other workload gets them. The quarantine
+shows the whole GPU to operators. It ends when the process has ended.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ STUCK_REASON = "its workload was killed and a process of it is still there"
 def sweep_stuck_processes(now: datetime) -> None:
     """Quarantine GPUs whose run on a live host should have ended at least one lease ago.
 
-    GPUs that were quarantined here return to service when their run has ended.
+    A GPU that this function quarantined returns to service when the run has ended.
     """
     late = now - timedelta(seconds=leases.lease_rules().lease_seconds)
     stuck = Run.objects.filter(

@@ -57,9 +57,10 @@ def stop_at_time_limits(now: datetime) -> None:
 
 
 def requeue_late_starts(now: datetime) -> None:
-    """Stop workloads that a live host has not started within ``START_TIMEOUT``, and queue them again.
+    """Stop workloads that a live host has not started within ``START_TIMEOUT``.
 
-    A gang is stopped as a whole, because its started members wait for the late member.
+    A stopped job is requeued after its end. All members of a gang are stopped, because the members that have
+    started wait for the late member.
     """
     starting_states = (WorkloadState.PLACED, WorkloadState.STARTING)
     late = Command.objects.filter(
@@ -79,8 +80,9 @@ def requeue_late_starts(now: datetime) -> None:
 
 
 def stop_unready_notebooks(now: datetime) -> None:
-    """Stop notebooks that run but have not answered within ``NOTEBOOK_READY_TIMEOUT``; no user can reach
-    them.
+    """Stop notebooks that run but have not answered within ``NOTEBOOK_READY_TIMEOUT``.
+
+    No user can reach such a notebook.
     """
     unready = Run.objects.filter(
         state=RunState.RUNNING,

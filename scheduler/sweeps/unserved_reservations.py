@@ -1,4 +1,4 @@
-"""Find reservations that could not be served, whatever the cause."""
+"""Find reservations for which the pool has no usable units, whatever the cause."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from scheduler.state.states import OPEN_RESERVATION_STATES
 
 
 def sweep_unserved_reservations(now: datetime) -> int:
-    """Record the open reservations that can't be served at present; return their number. Idempotent."""
+    """Record the open reservations that cannot be served at present. Return their number. Idempotent."""
     pools = Pool.objects.filter(reservations__state__in=OPEN_RESERVATION_STATES).distinct().order_by("pk")
     return sum(record_unserved_reservations(pool, now=now) for pool in pools)

@@ -1,4 +1,4 @@
-"""Release the units of reservations that are bound to unusable units; the next cycle binds other units."""
+"""Release the units of reservations with an unusable unit, so that the next cycle binds other units."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ONE_SECOND = timedelta(seconds=1)
 def unusable_bound_units(now: datetime) -> QuerySet[BoundUnit]:
     """Return bindings of active reservations to units that cannot be used now.
 
-    Such a unit is quarantined or retired, or its host is closed or silent.
+    A unit cannot be used if its GPU is not well, if it is retired, or if its host is closed or silent.
     """
     usable = Q(
         unit__gpu__repair_state=RepairState.WELL,
@@ -31,8 +31,9 @@ def unusable_bound_units(now: datetime) -> QuerySet[BoundUnit]:
 
 
 def bound_units_before_maintenance(now: datetime) -> QuerySet[BoundUnit]:
-    """Return bindings of active reservations to units whose host is drained for maintenance before the
-    reservation ends.
+    """Return bindings of active reservations to units on hosts that are drained for maintenance now.
+
+    Only maintenance that begins before the reservation's end counts.
     """
     lead = ExpressionWrapper(
         (F("host__pool__notice_seconds") + F("host__pool__grace_seconds")) * Value(ONE_SECOND),
@@ -52,7 +53,8 @@ def rebind_unusable_units(now: datetime) -> None:
     """Release all units of each reservation with an unusable unit, once no work runs in the reservation.
 
     The next cycle binds other units. Units on a host that is drained for maintenance count as unusable, so
-    that other units are bound when the maintenance begins. Until then the owner sees a notice.
+    that other units are bound before the maintenance begins. While work runs in the reservation, nothing is
+    released, and the owner sees a notice.
     """
     leaving = unusable_bound_units(now).values("pk").union(bound_units_before_maintenance(now).values("pk"))
     units = BoundUnit.objects.filter(pk__in=[row["pk"] for row in leaving])

@@ -62,7 +62,7 @@ class Command(BaseCommand):
                     f"workload: {workload}; "
                     f"{'several ids begin with this' if meant else 'there is no such workload'}"
                 )
-            # A decision and its recording have the time of the same apply_plan.
+            # apply_plan gives a decision and its recording the same time.
             found = found.filter(at__in=Decision.objects.filter(workload=meant[0]).values("at"))
         for row in reversed(found[:LISTED]):
             at = row.at.isoformat(timespec="milliseconds")
