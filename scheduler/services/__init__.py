@@ -1,10 +1,10 @@
 """Provide the operations that change the scheduler's rows.
 
-Callers have checked the permission and write the audit log.
+The caller checks the user's permission before the operation and writes the audit log after it.
 
-Each operation is one transaction with its own locks (``scheduler.coordination.locks``), takes ``now``, and
-nudges the engine after the commit. An operation that returns a bool returns True if it changed something.
-Raises OperationRejected, with numbers, if the current state does not allow the operation.
+Each operation is one transaction with its own locks (``scheduler.coordination.locks``). It takes ``now`` and
+nudges the engine after the commit. An operation that returns a bool returns True if it changed something. If
+the current state does not allow the operation, it raises OperationRejected with the numbers of the reason.
 """
 
 from scheduler.core.rejection import OperationRejected

@@ -1,4 +1,4 @@
-"""Repair state after the database was restored from a backup, before hosts are served again."""
+"""Repair the rows of a database that was restored from a backup, before hosts may connect again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from django.db.models import Max
 from scheduler.models import Host
 from scheduler.services.host_credentials import CREDENTIAL_TTL
 
-GENERATION_JUMP = 1 << 32  # exceeds the runs since any backup; a bigint has room for two billion jumps
+# The jump exceeds the number of runs that can start between a backup and its restore. The bigint column has
+# room for two billion jumps.
+GENERATION_JUMP = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """Result of the repair.
+    """The result of ``recover_after_restore``.
 
-    ``generation``: new runs have higher generations. ``hosts``: hosts whose agent start was cleared.
+    ``generation``: the next run gets a higher generation. ``hosts``: number of hosts whose recorded agent
+    start was cleared. ``credentials``: number of credentials whose expiry was postponed.
     """
 
     generation: int
@@ -28,13 +31,13 @@ class RestoreResult:
 
 @transaction.atomic
 def recover_after_restore(*, now: datetime) -> RestoreResult:
-    """Repair state once after a restore, before hosts are served. Repeating it does no harm.
+    """Repair the restored rows once, before hosts may connect. A second call does no harm.
 
-    Hosts have continued to work since the backup, and they reject a run whose generation is lower than one
-    they have seen. So new runs get higher generations. The recorded start of each agent is cleared; otherwise
-    an agent that was restarted after the backup would be rejected as a copy. Credentials that were valid at
-    the time of the backup stay valid for a day, since newer credentials are derived from them
-    (``verify_credential``).
+    Hosts have continued to work since the backup. An agent rejects a run whose generation is lower than the
+    generation of an earlier run, so new runs get higher generations. The recorded start of each agent is
+    cleared. Otherwise an agent that was restarted after the backup would be rejected as a copy. Credentials
+    that were valid at the time of the backup stay valid for a day, because the credentials that hosts use now
+    are derived from them (``verify_credential``).
     """
     with connection.cursor() as cursor:
         cursor.execute(

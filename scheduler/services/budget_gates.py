@@ -1,4 +1,8 @@
-"""Close and open budget gates. Telemetry decides when a budget is used up."""
+"""Close and open budget gates.
+
+A closed gate rejects new work of a team or project, or stops its borrowing. Telemetry decides when a budget
+is used up.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +27,10 @@ def close_budget_gate(
     team: Team | None = None,
     project: Project | None = None,
 ) -> BudgetGate:
-    """Reject new work of a team or project, or stop its borrowing, until ``until``.
+    """Close a gate, which rejects new work of a team or project or stops its borrowing, until ``until``.
 
-    A gate that is already closed gets the new numbers. After this returns, no work starts that the gate
-    excludes: the call waits for a plan that is being committed, and every later plan is checked against the
+    A gate that is already closed gets the new numbers. After this call returns, no work starts that the gate
+    excludes. The call waits for a plan that is being committed, and every later plan is checked against the
     gate.
     """
     locks.leader()
@@ -44,7 +48,7 @@ def close_budget_gate(
 
 @transaction.atomic
 def open_budget_gate(*, action: str, team: Team | None = None, project: Project | None = None) -> bool:
-    """Remove a closed gate, for a budget that was raised. Returns False if none was closed."""
+    """Open a gate, because its budget was raised. Return False if the gate was not closed."""
     opened, _ = BudgetGate.objects.filter(team=team, project=project, action=action).delete()
     nudge.engine()
     nudge.pages(nudge.QUEUE)

@@ -1,11 +1,13 @@
-"""Authenticate hosts: first by a join token, then by a credential that is renewed.
+"""Authenticate hosts: first with a join token, then with a credential that is renewed regularly.
 
-With the token the agent registers the public key of a key pair made on the host. A new credential is given
-only for a challenge signed with the private key; a copied credential is valid for at most a day. Only
-hashes are stored. A renewed credential is derived from the hash of the current credential and the site's
-secret. So renewing twice gives the same text, and a lost response does no harm. A renewed credential takes
-effect when the agent first uses it. A database restored from a backup accepts credentials that were issued
-after the backup.
+An agent joins with a token and registers the public key of a key pair that it created on the host. It gets a
+new credential only for a challenge that is signed with the private key. So a copied credential is valid for
+at most a day. The database stores only hashes of tokens and credentials.
+
+A renewed credential is derived from the hash of the current credential and the site's secret. So two renewals
+give the same credential, and a lost response does no harm. A renewed credential takes effect when the agent
+first uses it. A database that was restored from a backup accepts credentials that were issued after the
+backup.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ from scheduler.state.states import LeaseState, change_state
 JOIN_TOKEN_TTL = timedelta(minutes=15)
 CREDENTIAL_TTL = timedelta(hours=24)
 CREDENTIAL_RENEW_AFTER = CREDENTIAL_TTL * 2 / 3
-CREDENTIAL_RENEWABLE_FOR = timedelta(days=30)  # after its expiry, so that a host that was off can rejoin
-MAX_CREDENTIAL_CHAIN = 64  # renewals since the restored backup: about 40 days
+CREDENTIAL_RENEWABLE_FOR = timedelta(days=30)  # after the expiry, so that a host that was off can reconnect
+MAX_CREDENTIAL_CHAIN = 64  # accepted renewals since a restored backup was made; they take about 40 days
 CHALLENGE_STEP_SECONDS = 300
 CREDENTIAL_PREFIX = "gpa"
 CHALLENGE_PREFIX = "gpc"
-JOIN_TOKEN_PREFIX = "gpj_"  # so that no token starts with "-", which a command line reads as an option
+JOIN_TOKEN_PREFIX = "gpj_"  # without a prefix, a token could start with "-" and look like an option
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,9 @@ class HostCredential:
 
 @transaction.atomic
 def issue_join_token(host: Host, *, now: datetime) -> str:
-    """Issue a token with which one agent joins as this host, once, within 15 minutes. Earlier unused tokens
-    expire.
+    """Issue a token with which an agent joins as this host.
+
+    The token is valid once, within 15 minutes. Earlier unused tokens of the host expire.
     """
     JoinToken.objects.filter(host=host, used_at__isnull=True, expires_at__gt=now).update(expires_at=now)
     text = f"{JOIN_TOKEN_PREFIX}{secrets.token_urlsafe(32)}"
@@ -71,21 +74,21 @@ def redeem_join_token(
     public_key: str = "",
     signature: str = "",
 ) -> tuple[Host, HostCredential]:
-    """Make ``instance`` the host's agent; an earlier agent is rejected from now on.
+    """Make the agent ``instance`` the agent of the token's host. Earlier agents are rejected from now on.
 
-    If the response was lost, the agent may repeat the request: a spent token stays valid for the instance
-    and the key that it registered, until the agent has used its credential. The credential of the lost
-    response becomes invalid.
+    If the response was lost, the agent may repeat the request. A used token stays valid for the instance and
+    the key that it registered, until the agent has used its credential. A repeated request gives a new
+    credential, and the credential of the lost response becomes invalid.
 
-    Raises OperationRejected ``host_is_removed``, ``join_token_unknown``, ``join_token_spent``,
-    ``join_token_expired``, ``join_token_of_another_host``, or ``join_key_not_proven`` if the token was not
-    signed with the private key of ``public_key``.
+    Raises OperationRejected with one of the codes ``host_is_removed``, ``join_token_unknown``,
+    ``join_token_spent``, ``join_token_expired``, ``join_token_of_another_host`` and ``join_key_not_proven``.
+    The last code means that the token was not signed with the private key of ``public_key``.
     """
     row = JoinToken.objects.filter(token_hash=_hash(token)).first()
     if row is None:
         raise OperationRejected("join_token_unknown")
     host = locks.hosts([row.host_id])[row.host_id]
-    row.refresh_from_db()  # under the lock: the token may have been revoked, or the host removed
+    row.refresh_from_db()  # another transaction may have revoked the token before the host was locked
     if host.removed_at is not None:
         raise OperationRejected("host_is_removed", (("host", host.name),))
     if host.name != host_name:
@@ -97,7 +100,7 @@ def redeem_join_token(
     is_first = bool(JoinToken.objects.filter(pk=row.pk, used_at__isnull=True).update(used_at=now))
     if not is_first and not _join_answer_was_lost(host, instance, public_key):
         raise OperationRejected("join_token_spent")
-    if instance != host.agent_instance:  # the new agent must not start the earlier agent's runs
+    if instance != host.agent_instance:  # the new agent must not start runs of the earlier agent
         starts = Command.objects.filter(host=host, verb=Command.Verb.START, done_at__isnull=True)
         starts.update(done_at=now)
     credential = HostCredential(_credential_text(host.pk, secrets.token_urlsafe(32)), now + CREDENTIAL_TTL)
@@ -122,15 +125,19 @@ def redeem_join_token(
 
 
 def _join_answer_was_lost(host: Host, instance: str, public_key: str) -> bool:
-    """Return True if this agent, proven by its key, joined as the host and has not reported since."""
+    """Return True if the agent with this instance and key has joined as the host but has not reported yet.
+
+    The agent has proven that it has the private key of ``public_key``.
+    """
     joined = bool(public_key) and (host.agent_instance, host.public_key) == (instance, public_key)
     return joined and host.last_sync_at == host.agent_before_heard_at
 
 
 def verify_credential(text: str, *, now: datetime) -> int | None:
-    """Return the id of the host to which this credential belongs; None if no valid credential matches.
+    """Return the id of the host to which this credential belongs, or None if the credential is not valid.
 
-    A credential that is derived from the host's current credential is accepted too, and replaces it.
+    A credential that is derived from the host's stored credential is also valid. It replaces the stored
+    credential.
     """
     host = Host.objects.filter(pk=_host_id(text)).only("credential_hash", "credential_expires_at").first()
     if (
@@ -150,16 +157,18 @@ def verify_credential(text: str, *, now: datetime) -> int | None:
 
 
 def is_of_removed_host(text: str) -> bool:
-    """Return True if this credential has the id of a removed host. Its secret can't be checked any more."""
+    """Return True if this credential contains the id of a removed host.
+
+    The secret in the credential cannot be checked any more.
+    """
     return Host.with_removed.filter(pk=_host_id(text), removed_at__isnull=False).exists()
 
 
 def _is_in_chain(text: str, host: Host) -> bool:
-    """Return True if this is the host's next credential or a later credential.
+    """Return True if ``text`` is derived from the host's stored credential, by one or several renewals.
 
     Each credential is derived from the previous credential and the site's secret, so nobody else can compute
-    a credential. Later credentials than the next were issued after the backup from which this database was
-    restored.
+    a credential. More than one renewal is possible if the database was restored from a backup.
     """
     last = host.credential_hash
     for _ in range(MAX_CREDENTIAL_CHAIN):
@@ -171,9 +180,10 @@ def _is_in_chain(text: str, host: Host) -> bool:
 
 
 def renewed_credential(host: Host, *, now: datetime) -> HostCredential | None:
-    """Return the next credential of a host without a key, or None if the renewal is not due.
+    """Return the next credential of a host that registered no key.
 
-    A renewal is due after two thirds of the credential's lifetime. Repeated calls return the same text.
+    Return None if the host has a key or the renewal is not due. A renewal is due after two thirds of the
+    credential's lifetime. Repeated calls return the same text.
     """
     if host.public_key or not _renewal_is_due(host, now):
         return None
@@ -181,18 +191,19 @@ def renewed_credential(host: Host, *, now: datetime) -> HostCredential | None:
 
 
 def due_challenge(host: Host, *, now: datetime) -> str:
-    """Return the challenge for a host with a key, or an empty string if the renewal is not due.
+    """Return the challenge with which a host that has a key renews its credential.
 
-    A renewal is due after two thirds of the credential's lifetime.
+    Return an empty string if the host has no key or the renewal is not due. A renewal is due after two thirds
+    of the credential's lifetime.
     """
     return _challenge(host, now) if host.public_key and _renewal_is_due(host, now) else ""
 
 
 def redeem_challenge(host: Host, *, challenge: str, signature: str, now: datetime) -> HostCredential:
-    """Return the next credential for a signed challenge; it takes effect when the agent first uses it.
+    """Return the next credential for a signed challenge. It takes effect when the agent first uses it.
 
-    Raises OperationRejected ``challenge_unknown`` (for another host or credential, or too old) or
-    ``challenge_not_signed``.
+    Raises OperationRejected ``challenge_unknown`` if the challenge has expired or was made for another host
+    or credential. Raises ``challenge_not_signed`` if the host's key did not sign it.
     """
     expires = challenge.split(".")[2] if challenge.count(".") == 3 else ""
     is_time = expires.isascii() and expires.isdigit() and len(expires) < 16
@@ -205,12 +216,14 @@ def redeem_challenge(host: Host, *, challenge: str, signature: str, now: datetim
 
 
 def challenge_for_expired(text: str, *, now: datetime) -> str:
-    """Return the challenge for the holder of the host's last credential after it has expired, else an empty
-    string.
+    """Return the challenge with which a host renews its expired credential ``text``.
 
-    The previous credential is accepted too, until the last credential is used. While the credential is valid,
-    only the host's open connection gets a challenge, so that a copy of its state folder cannot replace the
-    host.
+    ``text`` is the host's last credential. It may also be the previous credential if the last credential was
+    never used. Return an empty string for any other credential. Also return an empty string if the last
+    credential has not expired, or expired longer than CREDENTIAL_RENEWABLE_FOR ago.
+
+    A valid credential is renewed only over the host's open connection (``due_challenge``). Otherwise a copy
+    of the host's state folder could replace the host.
     """
     host = _host_of_expired(text, now)
     return _challenge(host, now) if host is not None else ""
@@ -218,10 +231,10 @@ def challenge_for_expired(text: str, *, now: datetime) -> str:
 
 @transaction.atomic
 def renew_expired_credential(text: str, *, challenge: str, signature: str, now: datetime) -> HostCredential:
-    """Return a credential that replaces ``text``, for a signed challenge. It is valid at once.
+    """Return a credential that replaces the expired credential ``text``, for a signed challenge.
 
-    Repeated calls return the same credential until the host has used it. Raises OperationRejected as
-    ``redeem_challenge`` does.
+    The new credential is valid at once. Repeated calls return the same credential until the host has used it.
+    Raises OperationRejected with the same codes as ``redeem_challenge``.
     """
     host = _host_of_expired(text, now)
     if host is None:
@@ -243,7 +256,8 @@ def _host_of_expired(text: str, now: datetime) -> Host | None:
         return host if ends <= now < ends + CREDENTIAL_RENEWABLE_FOR else None
     is_next = hmac.compare_digest(_hash(_credential_text_after(host.pk, _hash(text))), host.credential_hash)
     unused = host.last_sync_at is None or host.last_sync_at < ends - CREDENTIAL_TTL
-    # The credential was renewed and the response was lost: nobody has used the new credential yet.
+    # If the response to a renewal was lost, the host still has the previous credential. It is accepted while
+    # nobody has used the new credential.
     return host if is_next and unused and now < ends + CREDENTIAL_RENEWABLE_FOR else None
 
 
@@ -257,7 +271,11 @@ def _renewal_is_due(host: Host, now: datetime) -> bool:
 
 
 def _challenge(host: Host, now: datetime) -> str:
-    """Return a challenge. It is the same for some minutes, so a repeated request needs no new signature."""
+    """Return the host's current challenge.
+
+    The challenge stays the same for up to CHALLENGE_STEP_SECONDS, so a repeated request can use the same
+    signature.
+    """
     return _challenge_text(
         host, (int(now.timestamp()) // CHALLENGE_STEP_SECONDS + 2) * CHALLENGE_STEP_SECONDS
     )
@@ -280,10 +298,10 @@ def _is_signed(public_key: str, signature: str, text: str) -> bool:
 
 @transaction.atomic
 def revoke_credential(host: Host, *, now: datetime) -> bool:
-    """Revoke the host's credential: its agent is disconnected at once and may join again with a new token.
+    """Revoke the host's credential. Its agent is disconnected at once and may join again with a new token.
 
-    Nothing new is placed on the host, since new work would be lost when the lease ends. Returns False if the
-    host had no credential.
+    No new work is placed on the host, because it would be lost when the lease ends. Return False if the host
+    had no credential.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     JoinToken.objects.filter(host=host, used_at__isnull=True, expires_at__gt=now).update(expires_at=now)
@@ -306,10 +324,10 @@ def revoke_credential(host: Host, *, now: datetime) -> bool:
 def record_rejected_agent(
     host_id: int, *, reason: str, code: str = "", instance: str = "", boot_id: str = "", now: datetime
 ) -> None:
-    """Record the last agent that was rejected as this host, and why, for the host's page.
+    """Record an agent that was rejected as this host, and the reason. The host's page shows the last one.
 
-    Unknown values stay empty. ``code``: ``agent_copy`` or ``agent_second`` if an operator has to choose
-    between two agents.
+    Unknown values stay empty. ``code`` is ``agent_copy`` or ``agent_second`` if an operator has to choose
+    between two agents. Otherwise it is empty.
     """
     Host.objects.filter(pk=host_id).update(
         refused_agent={

@@ -1,5 +1,6 @@
-"""Add hosts, and change the states of hosts and GPUs. Each change of state is recorded with its time and
-reason.
+"""Add hosts, and change the states of hosts and GPUs.
+
+Each change of state is recorded with its time and reason.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ MAX_REASON_LENGTH = 300  # characters, of a host's state_reason
 
 @transaction.atomic
 def add_host(*, pool: Pool, name: str, now: datetime, labels: Mapping[str, str] | None = None) -> Host:
-    """Add a host; it joins when its agent connects.
+    """Add a host to a pool. The host can be used after its agent has joined.
 
-    Raises IntegrityError if the name is taken, and OperationRejected ``pool_is_removed``.
+    Raises IntegrityError if the name is taken. Raises OperationRejected ``pool_is_removed`` if the pool is
+    removed.
     """
     host = Host.objects.create(pool=pool, name=name, labels=dict(labels or {}), created_at=now)
     reject_if_pool_removed(pool)
@@ -45,17 +47,19 @@ def add_host(*, pool: Pool, name: str, now: datetime, labels: Mapping[str, str] 
 
 
 def cordon_host(host: Host, *, reason: str, now: datetime) -> bool:
-    """Place nothing new on the host; running work continues. Returns False if its state does not allow it."""
+    """Close a host for new work. Running work continues.
+
+    Return False if the host's state does not allow the change.
+    """
     return _change_admin(host, AdminState.CORDONED, reason, now)
 
 
 @transaction.atomic
 def cordon_for_fault(host: Host, gpu: Gpu | None, *, reason: str, now: datetime) -> bool:
-    """Cordon a host for a fault: quarantine the GPU, stop its work, and evict the preemptible work of the
-    host.
+    """Close a host for new work because of a fault, and evict its preemptible work.
 
-    A host that an operator has closed keeps its state and gets this reason as well. Returns False if
-    nothing changed.
+    If ``gpu`` is given, the GPU is quarantined and its work is stopped. A host that an operator has already
+    closed keeps its state, and ``reason`` is added to its reason. Return False if nothing changed.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     if _is_closed(fresh):
@@ -71,9 +75,10 @@ def cordon_for_fault(host: Host, gpu: Gpu | None, *, reason: str, now: datetime)
 
 @transaction.atomic
 def drain_for_fault(host: Host, *, reason: str, now: datetime) -> bool:
-    """Drain a host for a fault. A host that an operator has closed keeps its reason and gets this reason too.
+    """Drain a host because of a fault.
 
-    Returns False if nothing changed.
+    If an operator has already closed the host, ``reason`` is added to its reason. Return False if nothing
+    changed.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     added = _is_closed(fresh) and _add_reason(fresh, reason, now)
@@ -92,9 +97,7 @@ def _is_closed(host: Host) -> bool:
 def _add_reason(host: Host, reason: str, now: datetime) -> bool:
     """Add a reason to a closed host, so that the operator who returns the host sees both reasons.
 
-    The caller has locked the host.
-
-    Returns False if the reason is already included.
+    The caller has locked the host. Return False if the host already has this reason.
     """
     if reason in host.state_reason:
         return False
@@ -105,14 +108,17 @@ def _add_reason(host: Host, reason: str, now: datetime) -> bool:
 
 
 def join_reasons(before: str, reason: str) -> str:
-    """Join two reasons; the later reason is kept whole."""
+    """Join two reasons into one text of at most MAX_REASON_LENGTH characters.
+
+    If the text is too long, the earlier reason is cut.
+    """
     available = MAX_REASON_LENGTH - len(reason) - 2
     return f"{before[:available]}; {reason}" if before and available > 0 else reason[:MAX_REASON_LENGTH]
 
 
 @transaction.atomic
 def drain_host(host: Host, *, reason: str, now: datetime) -> bool:
-    """Place nothing new on the host and evict preemptible work; other work runs to its end."""
+    """Close a host for new work and evict its preemptible work. Other work runs to its end."""
     if not _change_admin(host, AdminState.DRAINING, reason, now):
         return False
     drain_workloads(host, now=now, also_unpreemptible=False)
@@ -121,9 +127,9 @@ def drain_host(host: Host, *, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def return_host(host: Host, *, reason: str = "", now: datetime) -> bool:
-    """Return a host to service and mark it well, after an operator has checked it.
+    """Return a host to service and mark it as well. Call this after somebody has checked the host.
 
-    Returns False if the host was in service and well already.
+    Return False if the host was already in service and well.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     was_closed = _change(fresh, "admin_state", AdminState.IN_SERVICE, reason, now)
@@ -137,8 +143,9 @@ def return_host(host: Host, *, reason: str = "", now: datetime) -> bool:
 
 @transaction.atomic
 def trip_host(host: Host, *, reason: str, now: datetime) -> bool:
-    """Cordon a host on which too many attempts failed, until an operator returns it or its diagnostics
-    pass.
+    """Close a host for new work because too many attempts failed on it.
+
+    The host stays closed until an operator returns it or the diagnostics of its GPUs pass.
     """
     if not _change_admin(host, AdminState.CORDONED, reason, now):
         return False
@@ -148,9 +155,9 @@ def trip_host(host: Host, *, reason: str, now: datetime) -> bool:
 
 
 def check_maintenance(host: Host, *, start: datetime, end: datetime) -> None:
-    """Raise OperationRejected ``windows_overlap`` if the host has another window in that time.
+    """Raise OperationRejected ``windows_overlap`` if another maintenance window of the host overlaps.
 
-    The numbers have the host, and the id, start, end and reason of the other window.
+    The numbers of the rejection are the host, and the id, start, end and reason of the other window.
     """
     other = (
         MaintenanceWindow.objects.filter(host=host, start__lt=end, end__gt=start)
@@ -170,10 +177,10 @@ def check_maintenance(host: Host, *, start: datetime, end: datetime) -> None:
 def set_maintenance(
     host: Host, *, start: datetime, end: datetime, reason: str, now: datetime
 ) -> MaintenanceWindow:
-    """Announce a window. Nothing is placed that would overlap it, and the host's work is drained before its
-    start.
+    """Add a maintenance window to a host.
 
-    Raises OperationRejected ``host_is_removed``, and as ``check_maintenance``.
+    No work is placed on the host that would run into the window. The work on the host is drained before the
+    window starts. Raises OperationRejected ``host_is_removed`` or the rejection of ``check_maintenance``.
     """
     if locks.hosts([host.pk])[host.pk].removed_at is not None:
         raise OperationRejected("host_is_removed", (("host", host.name),))
@@ -186,8 +193,9 @@ def set_maintenance(
 
 @transaction.atomic
 def cancel_maintenance(window: MaintenanceWindow, *, now: datetime) -> bool:
-    """Delete a window; if it has started, the host leaves maintenance. Returns False if it was deleted
-    already.
+    """Delete a maintenance window. If the window has started, the host leaves maintenance.
+
+    Return False if the window was already deleted.
     """
     host = locks.hosts([window.host_id])[window.host_id]
     removed, _ = MaintenanceWindow.objects.filter(pk=window.pk).delete()
@@ -200,8 +208,9 @@ def cancel_maintenance(window: MaintenanceWindow, *, now: datetime) -> bool:
 
 @transaction.atomic
 def enter_maintenance(host: Host, *, reason: str, now: datetime) -> bool:
-    """Put a host into maintenance at the start of its window. A host closed for another reason keeps that
-    reason.
+    """Put a host into maintenance at the start of its window.
+
+    A host that was already closed for another reason keeps that reason.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     is_open = fresh.admin_state == AdminState.IN_SERVICE and fresh.repair_state == RepairState.WELL
@@ -213,8 +222,9 @@ def enter_maintenance(host: Host, *, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def leave_maintenance(host: Host, *, now: datetime) -> bool:
-    """End a host's maintenance after its window. Nobody has checked the host, so its earlier states are
-    restored.
+    """End a host's maintenance after its window and restore its earlier admin state.
+
+    A host that was closed before its maintenance stays closed, because nobody has checked it.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     changed = _leave_maintenance(fresh, "its maintenance window is over", now)
@@ -223,7 +233,7 @@ def leave_maintenance(host: Host, *, now: datetime) -> bool:
 
 
 def _leave_maintenance(host: Host, reason: str, now: datetime) -> bool:
-    """End the maintenance of a locked host."""
+    """End the maintenance of a host that the caller has locked. Return False if it is not in maintenance."""
     if host.admin_state != AdminState.MAINTENANCE:
         return False
     before = host.state_changes.exclude(admin_state=AdminState.MAINTENANCE).order_by("-pk").first()
@@ -234,8 +244,9 @@ def _leave_maintenance(host: Host, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def quarantine_host(host: Host, *, reason: str, now: datetime) -> bool:
-    """Quarantine a host until it is returned, and evict preemptible work. Returns False if its state does
-    not allow it.
+    """Quarantine a host until it is returned to service, and evict its preemptible work.
+
+    Return False if the host's state does not allow the change.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     changed = _change(fresh, "repair_state", RepairState.QUARANTINED, reason, now)
@@ -247,16 +258,16 @@ def quarantine_host(host: Host, *, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def quarantine_gpu(gpu: Gpu, *, reason: str, now: datetime) -> bool:
-    """Quarantine a GPU until it is returned, and stop its work, which starts elsewhere.
+    """Quarantine a GPU until it is returned to service. Stop the work on it, so that it starts elsewhere.
 
-    Returns False if it was out of service already.
+    Return False if the GPU was already out of service.
     """
     locks.hosts([gpu.host_id])
     return _quarantine_gpu(gpu, reason, now)
 
 
 def _quarantine_gpu(gpu: Gpu, reason: str, now: datetime) -> bool:
-    """Quarantine a GPU whose host is locked."""
+    """Quarantine a GPU. The caller has locked its host."""
     fresh = Gpu.objects.get(pk=gpu.pk)
     if not change_gpu_repair(fresh, RepairState.QUARANTINED, reason, now):
         return False
@@ -267,8 +278,9 @@ def _quarantine_gpu(gpu: Gpu, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def take_out_gpu(gpu: Gpu, *, reason: str, now: datetime) -> bool:
-    """Take a broken GPU out of service and stop its work, which starts elsewhere. Returns False if it was
-    out already.
+    """Take a broken GPU out of service. Stop the work on it, so that it starts elsewhere.
+
+    Return False if the GPU was already out.
     """
     locks.hosts([gpu.host_id])
     fresh = Gpu.objects.get(pk=gpu.pk)
@@ -289,7 +301,7 @@ def _stop_gpu_holders(gpu: Gpu, now: datetime) -> None:
 
 @transaction.atomic
 def return_gpu(gpu: Gpu, *, reason: str = "", now: datetime) -> bool:
-    """Return a GPU to service. Returns False if it was well."""
+    """Put a GPU back into service. Return False if the GPU was already well."""
     locks.hosts([gpu.host_id])
     fresh = Gpu.objects.get(pk=gpu.pk)
     changed = change_gpu_repair(fresh, RepairState.WELL, reason, now)
@@ -298,9 +310,10 @@ def return_gpu(gpu: Gpu, *, reason: str = "", now: datetime) -> bool:
 
 
 def drain_workloads(host: Host, *, now: datetime, also_unpreemptible: bool) -> None:
-    """Evict the host's running work after a notice, and stop its work that has not started.
+    """Evict the work on a host. Running work gets a notice, and work that has not started is stopped at once.
 
-    All of this work is requeued. The caller has locked the host.
+    Evicted work is requeued. Work that is not preemptible is evicted only if ``also_unpreemptible`` is True.
+    The caller has locked the host.
     """
     here = Run.objects.filter(host=host).exclude(state=RunState.ENDED)
     live = Workload.objects.filter(runs__in=here, state__in=commands.LIVE_STATES)
@@ -310,7 +323,7 @@ def drain_workloads(host: Host, *, now: datetime, also_unpreemptible: bool) -> N
 
 
 def drain_gpu_workloads(gpu: Gpu, *, now: datetime) -> None:
-    """Evict preemptible holders of one GPU; other work runs to its end. The caller has locked the host."""
+    """Evict the preemptible work on one GPU. Other work runs to its end. The caller has locked the host."""
     holders = Workload.objects.filter(
         allocations__unit__gpu=gpu,
         allocations__period__upper_inf=True,
@@ -327,12 +340,13 @@ def _evict(live: QuerySet[Workload], pool: Pool, now: datetime) -> None:
             commands.give_notice(
                 workload, code=ReasonCode.DRAINED, stop_at=stop_at, grace_seconds=pool.grace_seconds, now=now
             )
-        elif workload.state != WorkloadState.NOTICE:  # called at each tick: a notice runs to its end
+        # This function is called at each tick, so a workload that already has a notice keeps it.
+        elif workload.state != WorkloadState.NOTICE:
             commands.order_stop(workload, code=ReasonCode.DRAINED, grace_seconds=pool.grace_seconds, now=now)
 
 
 def record_host_change(host: Host, reason: str, now: datetime) -> None:
-    """Record a host's three states, and nudge the engine and the pages."""
+    """Record the host's three states (lease, admin and repair). Nudge the engine and the pages."""
     HostStateChange.objects.create(
         host=host,
         lease_state=host.lease_state,
@@ -356,9 +370,10 @@ def _change_admin(host: Host, new: AdminState, reason: str, now: datetime) -> bo
 def _change(
     host: Host, field: str, new: StrEnum, reason: str, now: datetime, state_reason: str | None = None
 ) -> bool:
-    """Change one state of a host.
+    """Change one state of a host that the caller has locked. Return False if this is not allowed.
 
-    ``state_reason``: the reason to store in the host, if it differs from ``reason``.
+    ``reason`` is recorded with the change. ``state_reason`` is the reason to store in the host, if it differs
+    from ``reason``.
     """
     old = type(new)(getattr(host, field))
     if str(new) not in TRANSITIONS[type(new)][str(old)]:
@@ -373,15 +388,15 @@ def _change(
 def change_host_repair(host: Host, new: RepairState, reason: str, now: datetime) -> bool:
     """Change only the repair state of a host that the caller has locked.
 
-    Returns False if the transition is not allowed.
+    Return False if the transition is not allowed.
     """
     return _change(host, "repair_state", new, reason, now)
 
 
 def change_gpu_repair(gpu: Gpu, new: RepairState, reason: str, now: datetime) -> bool:
-    """Change a GPU's repair state and record it; unhealthy time is counted from these records.
+    """Change a GPU's repair state and record the change. The records are used to count unhealthy time.
 
-    Returns False if the transition is not allowed.
+    Return False if the transition is not allowed.
     """
     old = RepairState(gpu.repair_state)
     if str(new) not in TRANSITIONS[RepairState][str(old)]:

@@ -1,6 +1,7 @@
 """Record an operator's statement that a machine is powered off.
 
-Only this statement releases the machine's work before its silence limit has passed, or during a mass silence.
+Only this statement can end the machine's work before its silence limit has passed. The same holds during a
+mass silence, in which so many hosts are silent that the network is the likely cause.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from scheduler.services.hosts import record_host_change
 from scheduler.state import nudge
 from scheduler.state.states import LeaseState, change_state
 
-POWERED_OFF_PREFIX = "seen powered off by "  # start of the reason; then the name, a colon and the explanation
+POWERED_OFF_PREFIX = "seen powered off by "  # the reason continues with a name, a colon and an explanation
 
 
 def parse_powered_off(reason: str) -> tuple[str, str] | None:
-    """Return the operator's name and the reason of a host state change; None if it is not a powered-off
-    statement.
+    """Return the operator's name and explanation from the reason of a host's state change.
+
+    Return None if the reason is not a statement that the machine is powered off.
     """
     if not reason.startswith(POWERED_OFF_PREFIX):
         return None
@@ -30,18 +32,18 @@ def parse_powered_off(reason: str) -> tuple[str, str] | None:
 
 
 def may_be_powered_off(host: Host, now: datetime) -> bool:
-    """Return True if the host's agent has reported before, but not within the suspect limit."""
+    """Return True if the host's agent has reported before, but its next report is overdue."""
     heard = host.last_sync_at
     return heard is not None and (now - heard).total_seconds() > leases.lease_rules().suspect_seconds
 
 
 @transaction.atomic
 def attest_powered_off(host: Host, *, reason: str, now: datetime) -> bool:
-    """End the host's runs and retire its GPUs, so that the work starts elsewhere and the GPUs may be used
-    in another host.
+    """End the host's runs and retire its GPUs.
 
-    When the host's own agent reports again, its GPUs return. Returns False, and changes nothing, if the
-    agent reported just now or never: then the machine is not off.
+    The work then starts elsewhere, and the GPUs may be used in another host. When the host's agent reports
+    again, its GPUs return. Return False and change nothing if the agent has never reported or its next report
+    is not overdue, because then the machine does not seem to be off.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     if not may_be_powered_off(fresh, now):
@@ -54,7 +56,7 @@ def attest_powered_off(host: Host, *, reason: str, now: datetime) -> bool:
     gpus = Gpu.objects.filter(host=fresh, retired_at__isnull=True)
     Unit.objects.filter(gpu__in=list(gpus), retired_at__isnull=True).update(retired_at=now)
     gpus.update(retired_at=now)
-    # The stored inventory no longer holds: the host's next report is applied in full.
+    # The stored inventory no longer matches the rows. So the host's next report must be applied in full.
     Host.objects.filter(pk=fresh.pk).update(hardware={**fresh.hardware, "applied": False})
     nudge.engine()
     host.refresh_from_db()

@@ -1,8 +1,8 @@
-"""Count the GPU-hours that teams have used, from their allocations, for quotas with a budget of GPU-hours.
+"""Count the GPU-hours that teams have used of quotas that limit GPU-hours, from the teams' allocations.
 
-One query counts them every minute, however many allocations there are. The planner does not read the count
-itself. So the engine is nudged only if a budget becomes used up or free again, or if a new period begins.
-Periods start at midnight (UTC) of the day, of Monday, or of the first of the month.
+One query counts the hours every minute, however many allocations there are. The planner reads only whether a
+quota is used up. So the engine is nudged only if this changes or if a new period begins. Periods start at
+midnight (UTC): every day, every Monday, or on the first day of the month.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def quota_period_at(kind: str, now: datetime) -> QuotaPeriod:
 
 
 def count_quota_hours(now: datetime, only: Quota | None = None) -> int:
-    """Count each quota's use in its current period, and store whether its budget is used up.
+    """Count the used GPU-hours of each quota in its current period, and store whether they are used up.
 
-    Counts every quota with a budget of GPU-hours, or only the quota ``only``. Returns the number of quotas
-    whose ``hours_used_up`` changed.
+    Count every quota that limits GPU-hours, or only the quota ``only``. Return the number of quotas whose
+    ``hours_used_up`` changed.
     """
     with connection.cursor() as cursor:
         cursor.execute(USED_HOURS_SQL, {"now": now, "only": only.pk if only else None})
@@ -73,7 +73,7 @@ def count_quota_hours(now: datetime, only: Quota | None = None) -> int:
 
 
 def _store_use(quota: Quota, used: int, now: datetime) -> bool:
-    """Store one quota's use. Returns True if ``hours_used_up`` changed."""
+    """Store the slot-seconds ``used`` of one quota. Return True if ``hours_used_up`` changed."""
     until = quota_period_at(quota.hours_period, now).end
     used_up = used >= (quota.hours_slot_seconds or 0)
     same_period = quota.hours_until == until

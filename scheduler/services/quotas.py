@@ -1,4 +1,4 @@
-"""Change guarantees. Their sum per pool and model never exceeds the pool's capacity."""
+"""Change the quotas of teams. A change may not raise the sum of guarantees above the pool's capacity."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from scheduler.state import nudge
 
 @dataclass(frozen=True, slots=True)
 class GuaranteeCapacity:
-    """A pool's slots of one model, and the number of them that is guaranteed to other teams."""
+    """The slots of one GPU model in a pool (``capacity``), and the slots guaranteed to other teams."""
 
     capacity: int
     others: int
 
     @property
     def most(self) -> int:
-        """Return the highest guarantee the team can have."""
+        """Return the highest guarantee (slots) that the team can have."""
         return max(0, self.capacity - self.others)
 
 
 def guarantee_capacity(*, pool: Pool, model: str, team: Team) -> GuaranteeCapacity:
-    """Return the capacity that can be guaranteed to ``team``. GPUs in repair count: they will return."""
+    """Return the capacity that can be guaranteed to ``team``.
+
+    GPUs in repair count, because they will return to service.
+    """
     capacity = (
         Gpu.objects.filter(host__pool=pool, model=model, retired_at__isnull=True).count() * SLOTS_PER_GPU
     )
@@ -55,12 +58,15 @@ def change_quota(
     period: str = Quota.Period.MONTH,
     when_used_up: str = Quota.WhenUsedUp.BORROW,
 ) -> bool:
-    """Set a team's quota for one model of one pool, from the next cycle on.
+    """Set a team's quota for one model of one pool. The quota applies from the next cycle on.
 
-    ``gpu_hours``: GPU-hours that the guarantee covers in a ``period``; None for no limit. When they are used
-    up, ``when_used_up`` decides whether the team's new work may still borrow or may not start. Returns False,
-    and changes nothing, if all guarantees together would exceed the pool (``guarantee_capacity`` has the
-    numbers). Raises OperationRejected ``pool_is_removed`` or ``team_is_removed``.
+    ``gpu_hours`` is the number of GPU-hours that the guarantee covers in each ``period``. None means no
+    limit. When the GPU-hours are used up, ``when_used_up`` decides whether the team's new work may still
+    borrow or may not start.
+
+    Return False and change nothing if the sum of all guarantees would exceed the pool's capacity
+    (``guarantee_capacity`` returns the numbers). Raises OperationRejected ``pool_is_removed`` or
+    ``team_is_removed``.
     """
     locks.pools([pool.pk])
     reject_if_pool_removed(pool)
@@ -85,7 +91,8 @@ def change_quota(
         },
     )
     if gpu_hours is not None:
-        # Count earlier use at once; otherwise a team over its new limit could start more.
+        # Count the hours at once. Otherwise a team that has already used more than its new limit could start
+        # more work until the next count.
         quota_hours.count_quota_hours(now, quota)
     nudge.engine()
     nudge.pages(nudge.QUEUE)

@@ -1,4 +1,7 @@
-"""Compute the occurrences of a recurring reservation: local times on some weekdays within a range of days."""
+"""Compute the occurrences of a recurring reservation.
+
+A recurrence has a local start and end time, weekdays, and a first and last day.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,13 @@ MINUTE = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """A rule of recurrence. ``weekdays``: 0 is Monday.
+    """A rule of recurrence. ``weekdays`` are numbers from 0 (Monday) to 6.
 
-    An end that is not after the start is on the next day. An occurrence lasts at most a day, so occurrences
-    never overlap. Times are local times of ``time_zone``. At changes of daylight saving time, the first of
-    two equal times counts, and a skipped time is replaced by the time of the change.
+    ``starts_at`` and ``ends_at`` are local times of ``time_zone``. If ``ends_at`` is not after ``starts_at``,
+    the occurrence ends on the next day. An occurrence lasts at most a day, so occurrences never overlap.
+
+    If the clocks are set back and a local time occurs twice, the first time counts. If the clocks are set
+    forward and skip a local time, it is replaced by the time of the clock change.
     """
 
     weekdays: frozenset[int]
@@ -29,10 +34,11 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True)
 class DstOccurrence:
-    """An occurrence that differs from the others because the clocks change on its day.
+    """An occurrence that differs from the other occurrences because the clocks change on its day.
 
-    ``window`` (UTC) is None if none of its hours exist. ``missing`` and ``doubled`` hold its start or end if
-    the clocks skip or repeat that time. ``longer`` is the additional length compared with the others.
+    ``window`` is its start and end (UTC), or None if the clocks skip the whole occurrence. ``missing`` has
+    the start or end time if the clocks skip it. ``doubled`` has the start or end time if it occurs twice.
+    ``longer`` is the additional length compared with other occurrences. It is negative for a shorter one.
     """
 
     day: date
@@ -43,9 +49,10 @@ class DstOccurrence:
 
 
 def occurrences(recurrence: Recurrence, after: datetime, max_count: int) -> list[tuple[datetime, datetime]]:
-    """Return the windows (UTC) that start at ``after`` or later, in order.
+    """Return the windows (start and end, UTC) that start at ``after`` or later, in order.
 
-    Returns at most ``max_count`` + 1 windows, so that the caller can detect that there are too many.
+    The list has at most ``max_count`` + 1 windows. If it is longer than ``max_count``, the caller knows that
+    there are too many windows.
     """
     windows: list[tuple[datetime, datetime]] = []
     for _, first, last in _days(recurrence):
@@ -58,7 +65,7 @@ def occurrences(recurrence: Recurrence, after: datetime, max_count: int) -> list
 
 
 def dst_occurrences(recurrence: Recurrence, after: datetime) -> list[DstOccurrence]:
-    """Return the occurrences from ``after`` on that differ from the others, in order."""
+    """Return the occurrences from ``after`` on that a change of the clocks affects, in order."""
     differing = []
     for day, first, last in _days(recurrence):
         start, end = _utc_time(first), _utc_time(last)
@@ -84,7 +91,7 @@ def _days(recurrence: Recurrence) -> Iterator[tuple[date, datetime, datetime]]:
 
 
 def _utc_time(at: datetime) -> datetime:
-    """Return the UTC time of a local time; for a skipped local time, the time of the clock change."""
+    """Return the UTC time of a local time. For a skipped local time, return the time of the clock change."""
     before, after = at.replace(fold=0).astimezone(UTC), at.replace(fold=1).astimezone(UTC)
     if not _is_skipped_time(at):
         return before

@@ -1,8 +1,8 @@
 """Remove hosts, pools and teams, and move hosts to other pools.
 
-Removed rows stay: charges, runs and audit records refer to them. Each ``check_…`` raises OperationRejected
-with the names of the rows that prevent the operation. Previews call it, and the operation calls it again
-under its locks.
+Removed rows stay in the database, because charges, runs and audit records refer to them. Each ``check_…``
+function raises OperationRejected with the names of the rows that prevent the operation. A preview calls the
+check, and the operation calls the same check again under its locks.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ OPEN_DIAGNOSTIC_STATES = (DiagnosticState.WANTED, DiagnosticState.RUNNING)
 
 
 def workloads_on_host(host: Host) -> QuerySet[Workload]:
-    """Return the workloads that run on a host or hold a part of it."""
+    """Return the workloads that run on a host or hold a unit of it."""
     runs = Q(runs__in=host.runs.exclude(state=RunState.ENDED))
     holds = Q(allocations__unit__gpu__host=host, allocations__period__upper_inf=True)
     return Workload.objects.filter(runs | holds).distinct().order_by("pk")
@@ -75,8 +75,10 @@ def reservations_on_host(host: Host, now: datetime) -> QuerySet[Reservation]:
 
 
 def check_host_removal(host: Host) -> None:
-    """Raise OperationRejected ``host_has_work`` while a workload runs on the host, ``host_is_removed`` after
-    its removal.
+    """Raise OperationRejected if the host cannot be removed.
+
+    The code is ``host_has_work`` if a workload is on the host, and ``host_is_removed`` if the host is already
+    removed.
     """
     if host.removed_at is not None:
         raise OperationRejected("host_is_removed", (("host", host.name),))
@@ -87,9 +89,9 @@ def check_host_removal(host: Host) -> None:
 def check_host_move(host: Host, pool: Pool, now: datetime) -> None:
     """Raise OperationRejected if the host cannot move to ``pool`` now.
 
-    The codes are ``host_is_in_pool``, ``host_has_reserved_units``, ``host_is_in_repair`` and the codes of
-    ``check_host_removal``. The code is ``host_is_reserved`` if a coming reservation could not be kept without
-    the host.
+    The codes are ``host_is_in_pool``, ``host_has_reserved_units``, ``host_is_in_repair``,
+    ``host_is_reserved`` and the codes of ``check_host_removal``. ``host_is_reserved`` means that a
+    reservation could not be kept without the host.
     """
     check_host_removal(host)
     if host.pool_id == pool.pk:
@@ -107,7 +109,7 @@ def check_host_move(host: Host, pool: Pool, now: datetime) -> None:
 
 
 def _reservations_broken_without(host: Host, now: datetime) -> tuple[int, ...]:
-    """Return the reservations that the host's pool can keep with the host in service, but not without it."""
+    """Return the ids of reservations that the pool can keep with this host in service, but not without it."""
     taken = snapshot.take_snapshot([host.pool_id], now)
     hosts = (
         replace(row, schedulable=True, closed_code="") if row.id == host.pk else row for row in taken.hosts
@@ -119,8 +121,9 @@ def _reservations_broken_without(host: Host, now: datetime) -> tuple[int, ...]:
 
 
 def check_pool_removal(pool: Pool, now: datetime) -> None:
-    """Raise OperationRejected ``pool_has_hosts``, ``pool_has_work``, ``pool_has_reservations`` or
-    ``pool_is_removed``.
+    """Raise OperationRejected if the pool cannot be removed.
+
+    The codes are ``pool_has_hosts``, ``pool_has_work``, ``pool_has_reservations`` and ``pool_is_removed``.
     """
     if pool.removed_at is not None:
         raise OperationRejected("pool_is_removed", (("pool", pool.name),))
@@ -133,8 +136,9 @@ def check_pool_removal(pool: Pool, now: datetime) -> None:
 
 
 def check_team_removal(team: Team, now: datetime) -> None:
-    """Raise OperationRejected ``team_has_pools``, ``team_has_work``, ``team_has_reservations`` or
-    ``team_is_removed``.
+    """Raise OperationRejected if the team cannot be removed.
+
+    The codes are ``team_has_pools``, ``team_has_work``, ``team_has_reservations`` and ``team_is_removed``.
     """
     if team.removed_at is not None:
         raise OperationRejected("team_is_removed", (("team", team.name),))
@@ -158,7 +162,10 @@ def _open_reservations(now: datetime, **of: Pool | Team) -> QuerySet[Reservation
 def _names(
     what: str, rows: QuerySet[Workload] | QuerySet[Reservation] | QuerySet[Host] | QuerySet[Pool]
 ) -> ReasonNumbers:
-    """Return the number of rows and their first names, as numbers of a rejection; empty if there are none."""
+    """Return the number of rows and up to MAX_NAMED of their names, as numbers of a rejection.
+
+    Return an empty tuple if there are no rows. ``what`` is the key of the names.
+    """
     count = rows.count()
     names = [str(name) for name in rows.values_list("name", flat=True)[:MAX_NAMED]]
     return (("count", count), (what, names)) if count else ()
@@ -169,10 +176,10 @@ def _names(
 
 @transaction.atomic
 def remove_host(host: Host, *, reason: str, now: datetime) -> None:
-    """Remove a host: revoke its credential, retire its GPUs, cancel its maintenance windows.
+    """Remove a host: revoke its credential, retire its GPUs, and cancel its maintenance windows.
 
     Reservations that are bound to the host's units get other units. The host's name may be used again.
-    Raises OperationRejected as ``check_host_removal``.
+    Raises the rejections of ``check_host_removal``.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     check_host_removal(fresh)
@@ -195,14 +202,14 @@ def remove_host(host: Host, *, reason: str, now: datetime) -> None:
 def move_host(host: Host, pool: Pool, *, reason: str, now: datetime) -> None:
     """Move a host to another pool. Its agent stays connected.
 
-    Its GPUs get new rows in that pool, so that their earlier usage and charges stay with the earlier pool.
-    Raises OperationRejected as ``check_host_move``.
+    The host's GPUs get new rows in the new pool, so that their earlier use and charges stay with the earlier
+    pool. Raises the rejections of ``check_host_move``, and ``pool_is_removed`` if the new pool is removed.
     """
     locked = locks.pools([host.pool_id, pool.pk])
     fresh = locks.hosts([host.pk])[host.pk]
     if locked[pool.pk].removed_at is not None:
         raise OperationRejected("pool_is_removed", (("pool", pool.name),))
-    if fresh.pool_id != host.pool_id:  # moved meanwhile to a pool that is not locked here
+    if fresh.pool_id != host.pool_id:  # another operator has moved the host to a pool that is not locked here
         raise OperationRejected("host_is_in_pool", (("host", fresh.name), ("pool", fresh.pool.name)))
     check_host_move(fresh, pool, now)
     Host.objects.filter(pk=fresh.pk).update(pool=pool)
@@ -215,7 +222,7 @@ def move_host(host: Host, pool: Pool, *, reason: str, now: datetime) -> None:
 
 @transaction.atomic
 def remove_pool(pool: Pool, *, now: datetime) -> None:
-    """Remove a pool; its quotas end. Raises OperationRejected as ``check_pool_removal``."""
+    """Remove a pool and its quotas. Raises the rejections of ``check_pool_removal``."""
     fresh = locks.pool_for_removal(pool.pk)
     check_pool_removal(fresh, now)
     Quota.objects.filter(pool=fresh).update(removed_at=now)
@@ -226,10 +233,12 @@ def remove_pool(pool: Pool, *, now: datetime) -> None:
 
 @transaction.atomic
 def remove_team(team: Team, *, now: datetime) -> None:
-    """Remove a team: its projects close and its quotas end. Raises OperationRejected as
-    ``check_team_removal``.
+    """Remove a team and its quotas, and close its projects.
+
+    Raises the rejections of ``check_team_removal``.
     """
-    # Confirming a reservation locks its pool, then the team.
+    # Lock the pools before the team. The confirmation of a reservation takes these locks in the same order,
+    # so the two operations cannot deadlock.
     locks.pools(Pool.objects.values_list("pk", flat=True))
     fresh = locks.team_for_removal(team.pk)
     check_team_removal(fresh, now)
@@ -246,7 +255,7 @@ def _notify_of_teams_and_pools() -> None:
 
 
 def _end_repairs(host: Host, now: datetime) -> None:
-    """End the open diagnostics and geometry changes of a host that is removed."""
+    """End the open diagnostics and MIG geometry changes of a host that is being removed."""
     for diagnostic in host.diagnostics.filter(state__in=OPEN_DIAGNOSTIC_STATES):
         old = DiagnosticState(diagnostic.state)
         change_state(
@@ -266,7 +275,7 @@ def _retire_gpus(gpus: Iterable[Gpu], now: datetime) -> None:
 
 
 def _move_gpus(host: Host, now: datetime) -> None:
-    """Retire the GPUs of a host that has moved, and create equal GPUs in its new pool."""
+    """Retire the GPU rows of a host that has moved, and create equal GPU rows in its new pool."""
     before = list(Gpu.objects.filter(host=host, retired_at__isnull=True).order_by("index"))
     units = list(Unit.objects.filter(gpu__in=before, retired_at__isnull=True).order_by("slots"))
     _retire_gpus(before, now)

@@ -1,6 +1,7 @@
 """Reject new rows of a removed pool or team, such as workloads, reservations, hosts and requests.
 
-Call these functions in the transaction that adds the row: they prevent the removal until its end.
+Call these functions in the transaction that adds the row. They prevent the removal of the pool or team until
+the transaction ends.
 """
 
 from __future__ import annotations

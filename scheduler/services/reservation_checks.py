@@ -1,4 +1,4 @@
-"""Check whether reservations, and changes of them, fit. Nothing here changes a row."""
+"""Check whether a new or changed reservation fits. This module changes no row."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def check_window(
 ) -> WindowCheckResult:
     """Check whether a reservation would fit its window now. Nothing is reserved.
 
-    ``exclude``: the reservation that would be moved. ``owner``: the owner whose per-user cap applies.
-    ``hardware``: the fields of ``HardwareRequest``. ``name`` is ignored, so that callers can pass the same
-    arguments to every operation. A budget gate that rejects new work also rejects the window.
+    ``exclude``: the reservation that would be moved to this window. ``owner``: the user whose limit of GPUs
+    applies. ``hardware``: the fields of ``HardwareRequest``. ``name`` is ignored, so that callers can pass
+    the same arguments to every operation. A closed budget gate that rejects new work also rejects the window.
     """
     taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
     owner_id = None if owner is None else owner.pk
@@ -74,7 +74,7 @@ def first_windows(
 ) -> list[Window]:
     """Return the first windows of the given length that fit.
 
-    These are the windows that a rejection of ``check_window`` has.
+    If ``check_window`` rejects a window, its result has the same windows.
     """
     taken, budget = request_snapshot_cache.take_cached_snapshot([pool.pk], now), _BudgetLimits(project, now)
     requester = ReservationRequester(
@@ -105,7 +105,7 @@ def check_window_in_snapshot(
     owner: int | None,
     hardware: HardwareRequest,
 ) -> WindowCheckResult:
-    """Check one window against a snapshot."""
+    """Check one window against a snapshot. ``exclude`` and ``owner`` are as for ``check_window``."""
     before = None if exclude is None else (max(exclude.start, now), exclude.end)
     budget = _BudgetLimits(project, now)
     if (rejection := budget.refuses((start, end), before)) is not None:
@@ -128,7 +128,7 @@ def check_window_in_snapshot(
 
 
 class _BudgetLimits:
-    """The effect of closed budget gates of a team and its project on reservations."""
+    """The limits that closed budget gates of a team and its project set on reservations."""
 
     def __init__(self, project: Project, now: datetime) -> None:
         gates = gate_effects.closed_budget_gates(now)
@@ -143,9 +143,10 @@ class _BudgetLimits:
         ]
 
     def refuses(self, window: Window, before: Window | None = None) -> WindowCheckResult | None:
-        """Return the rejection of a window by a closed gate, or None.
+        """Return the rejection of a window by a closed gate, or None if no gate rejects it.
 
-        A change of the window ``before`` is only rejected if it adds time before the gate opens.
+        ``before`` is the present window if the window of a reservation changes. The change is rejected only
+        if it adds reserved time before the gate opens.
         """
         for gate in self.closed:
             soonest = _earliest_start(gate, window[1] - window[0], before)
@@ -154,8 +155,9 @@ class _BudgetLimits:
         return None
 
     def earliest(self, length: timedelta, before: Window | None, now: datetime) -> datetime:
-        """Return the earliest start at which no gate rejects a window of this length that replaces
-        ``before``.
+        """Return the earliest start at which no gate rejects a window of this length.
+
+        ``before`` is the present window, which the new window replaces, or None.
         """
         return max(
             [now, *(at for gate in self.closed if (at := _earliest_start(gate, length, before)) is not None)]
@@ -163,8 +165,10 @@ class _BudgetLimits:
 
 
 def _earliest_start(gate: BudgetGate, length: timedelta, before: Window | None) -> datetime | None:
-    """Return the earliest start at which a window adds no time before the gate opens, compared with
-    ``before``. None if any start is allowed.
+    """Return the earliest start at which ``gate`` allows a window of this length.
+
+    A window is allowed if it has no more time before the gate opens than the present window ``before``.
+    Return None if any start is allowed. Without ``before``, the result is the time at which the gate opens.
     """
     taken = timedelta(0)
     if before is not None:
@@ -183,7 +187,10 @@ def check_windows(
     owner: Person | None = None,
     **hardware: Any,
 ) -> list[WindowCheckResult]:
-    """Check several windows that are reserved together, against one snapshot. They must not overlap."""
+    """Check several windows that would be reserved together, against one snapshot.
+
+    The windows must not overlap. The results have the order of the windows.
+    """
     bounds = [(core_values.epoch_seconds(start), core_values.epoch_seconds(end)) for start, end in windows]
     budget, longest = (
         _BudgetLimits(project, now),
@@ -210,7 +217,7 @@ def check_change(
 ) -> WindowCheckResult:
     """Check whether ``change_reservation`` would succeed now.
 
-    A window within the present window always fits.
+    A new window that lies within the present window always fits.
     """
     if reservation.state not in OPEN_RESERVATION_STATES:
         return WindowCheckResult(False, ReasonCode.RESERVATION_OVER, (("state", reservation.state),))
@@ -247,7 +254,10 @@ def check_change(
 def changed_window(
     reservation: Reservation, start: datetime | None, end: datetime | None
 ) -> tuple[datetime, datetime]:
-    """Return the new start and end; a start that has passed cannot change."""
+    """Return the new start and end of a reservation. The start of an active reservation does not change.
+
+    None means that the start or end stays.
+    """
     moves = start is not None and reservation.state == ReservationState.CONFIRMED
     return (start if moves and start is not None else reservation.start), end or reservation.end
 
@@ -263,9 +273,9 @@ def evicted_by_reservation(
     may_exceed_guarantee: bool = False,
     **hardware: Any,
 ) -> list[Workload]:
-    """Return the workloads that would be evicted if this reservation started now, for its approver.
+    """Return the workloads that would be evicted if this reservation started now.
 
-    The planner computes them with a hypothetical reservation.
+    The approver of the reservation sees them. The planner computes them with a hypothetical reservation.
     """
     taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
     at = core_values.epoch_seconds(now)

@@ -1,4 +1,7 @@
-"""Record the reservations that could not be served, so that owners and operators know before the start."""
+"""Record the reservations for which the pool has no usable units.
+
+Owners and operators see such a reservation before it starts.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ from scheduler.models import Host, Pool, Reservation
 from scheduler.state import nudge
 from scheduler.state.states import OPEN_RESERVATION_STATES, AdminState, LeaseState, RepairState
 
-# A host that is silent for less time counts as present: most come back before any reservation starts.
+# A host that has been silent for less time counts as present, because most hosts report again soon.
 SILENCE_THAT_COUNTS = timedelta(minutes=15)
 
 
 def record_unserved_reservations(pool: Pool, *, now: datetime) -> int:
-    """Record the open reservations of a pool that can't be served at present; return their number.
+    """Record the open reservations of a pool that cannot be served at present. Return their number.
 
-    It is called after an operator closes or opens a host, and by a sweep for all other causes. Call it
-    outside a transaction, so that the snapshot shows one time.
+    This function runs after an operator closes or opens a host. A sweep calls it for all other causes. Call
+    it outside a transaction, so that all queries of its snapshot see the same data.
     """
     open_rows = Reservation.objects.filter(pool=pool, state__in=OPEN_RESERVATION_STATES)
     if not open_rows.exists():
@@ -46,7 +49,7 @@ def record_unserved_reservations(pool: Pool, *, now: datetime) -> int:
 
 
 def _with_absent_hosts(taken: Snapshot, pool: Pool, now: datetime) -> Snapshot:
-    """Return the snapshot with hosts open that are closed only because of a short silence or a full disk."""
+    """Return the snapshot as if hosts with a short silence or a full disk accepted work."""
     present = Host.objects.filter(
         pool=pool,
         admin_state=AdminState.IN_SERVICE,

@@ -46,10 +46,11 @@ def confirm_reservation(
     may_exceed_guarantee: bool = False,
     **hardware: Any,
 ) -> tuple[Reservation | None, WindowCheckResult]:
-    """Confirm a reservation if it fits, checked here under the pool's lock.
+    """Confirm a reservation if it fits. The check runs under the lock of the pool.
 
-    Returns the reservation and the result; or None and the result with its reason and the first windows
-    that fit. Raises OperationRejected ``pool_or_team_is_removed``.
+    Return the reservation and the result of the check. If the reservation does not fit, return None and the
+    result, which has the reason and the first windows that fit. Raises OperationRejected
+    ``pool_or_team_is_removed``.
     """
     locks.pools([pool.pk])
     request = HardwareRequest(**hardware)
@@ -88,10 +89,11 @@ def confirm_series(
     may_exceed_guarantee: bool = False,
     **hardware: Any,
 ) -> tuple[Series | None, list[WindowCheckResult]]:
-    """Confirm a reservation for every window, or for none: they are checked together under the pool's lock.
+    """Confirm a reservation for every window, or for none. The check runs under the lock of the pool.
 
-    ``windows`` are the occurrences of ``recurrence``; they do not overlap. The results are in the same
-    order; the first rejection has the first windows that fit.
+    ``windows`` are the occurrences of ``recurrence`` and do not overlap. Return the series, or None if a
+    window does not fit, and one result per window in the same order. The first rejection has the first
+    windows that fit. Raises OperationRejected ``pool_or_team_is_removed``.
     """
     locks.pools([pool.pk])
     reject_if_removed(pool, project)
@@ -141,7 +143,7 @@ def confirm_series(
 
 @transaction.atomic
 def cancel_series(series: Series, *, now: datetime) -> int:
-    """Cancel every open occurrence and stop the work inside; return the number of occurrences."""
+    """Cancel every open occurrence of a series and stop the work in it. Return the number of occurrences."""
     locks.pools([series.pool_id])
     open_ = series.occurrences.filter(state__in=OPEN_RESERVATION_STATES).values_list("pk", flat=True)
     rows = locks.reservations(open_)
@@ -153,7 +155,7 @@ def cancel_series(series: Series, *, now: datetime) -> int:
 
 
 def lock_reservation(reservation: Reservation) -> Reservation:
-    """Lock a reservation and its pool, and return the fresh row. The caller has opened a transaction."""
+    """Lock a reservation and its pool, and return the locked row. The caller has opened a transaction."""
     locks.pools([reservation.pool_id])
     return locks.reservations([reservation.pk])[reservation.pk]
 
@@ -162,10 +164,10 @@ def lock_reservation(reservation: Reservation) -> Reservation:
 def change_reservation(
     reservation: Reservation, *, start: datetime | None = None, end: datetime | None = None, now: datetime
 ) -> WindowCheckResult:
-    """Move, shorten or extend a reservation if it fits. An active reservation keeps its units, and only its
-    end can change.
+    """Move, shorten or extend a reservation if the new window fits.
 
-    Nothing is changed if the new window does not fit. A closed reservation gives RESERVATION_OVER.
+    An active reservation keeps its units, and only its end can change. If the new window does not fit,
+    nothing is changed. The result for a closed reservation has the code RESERVATION_OVER.
     """
     locks.pools([reservation.pool_id])
     fresh = locks.reservations([reservation.pk])[reservation.pk]
@@ -178,8 +180,10 @@ def change_reservation(
 
 @transaction.atomic
 def shorten_reservation(reservation: Reservation, *, end: datetime, now: datetime) -> bool:
-    """Set an earlier end. Returns False if the reservation is closed or ``end`` is not between now and the
-    present end.
+    """Set an earlier end of a reservation.
+
+    Return False if the reservation is closed. Also return False if ``end`` is after the present end, or is
+    not after both ``now`` and the start.
     """
     fresh = locks.reservations([reservation.pk])[reservation.pk]
     if fresh.state not in OPEN_RESERVATION_STATES or not max(now, fresh.start) < end <= fresh.end:
@@ -191,8 +195,9 @@ def shorten_reservation(reservation: Reservation, *, end: datetime, now: datetim
 
 @transaction.atomic
 def cancel_reservation(reservation: Reservation, *, now: datetime) -> bool:
-    """Cancel a reservation: its running work is stopped, its waiting work ends. Returns False if it is
-    closed already.
+    """Cancel a reservation. Its running work is stopped, and its waiting work ends.
+
+    Return False if the reservation is already closed.
     """
     locks.pools([reservation.pool_id])
     fresh = locks.reservations([reservation.pk])[reservation.pk]
@@ -204,9 +209,9 @@ def cancel_reservation(reservation: Reservation, *, now: datetime) -> bool:
 
 
 def close_reservation(reservation: Reservation, state: ReservationState, now: datetime) -> bool:
-    """Close a reservation as over, released or cancelled, release its units and end its work.
+    """Close a reservation, release its units and end its work.
 
-    The caller has opened a transaction.
+    ``state`` is OVER, RELEASED or CANCELLED. The caller has opened a transaction.
     """
     if not change_state(
         reservation,
@@ -236,9 +241,9 @@ def close_reservation(reservation: Reservation, state: ReservationState, now: da
 
 @transaction.atomic
 def rebind_reservation(reservation: Reservation, *, now: datetime) -> bool:
-    """Release all units of a reservation with unusable units. The next cycle binds other units.
+    """Release all units of a reservation with an unusable unit. The next cycle binds other units.
 
-    Returns False while work runs inside.
+    Return False if work runs in the reservation or the reservation is not active.
     """
     locks.pools([reservation.pool_id])
     fresh = locks.reservations([reservation.pk])[reservation.pk]
@@ -252,7 +257,7 @@ def rebind_reservation(reservation: Reservation, *, now: datetime) -> bool:
 def _set_window(reservation: Reservation, start: datetime, end: datetime) -> None:
     still_bound = BoundUnit.objects.filter(reservation=reservation, period__endswith=reservation.end)
     Reservation.objects.filter(pk=reservation.pk).update(start=start, end=end)
-    for bound in list(still_bound):  # bindings that ended earlier stay as they are
+    for bound in list(still_bound):  # bindings that ended before the reservation's end do not change
         BoundUnit.objects.filter(pk=bound.pk).update(period=DateTimeTZRange(bound.period.lower, end))
     reservation.start, reservation.end = start, end
     _notify(reservation)

@@ -37,10 +37,10 @@ CHANGEABLE_STATES = (
 
 @transaction.atomic
 def queue_workload(request: WorkloadRequest, *, owner: Person, now: datetime) -> Workload:
-    """Put a workload with ``hosts`` x ``units`` units into its pool's queue. The runtime is predicted here,
-    once.
+    """Put a workload into its pool's queue. It needs ``units`` units on each of ``hosts`` hosts.
 
-    Raises OperationRejected ``too_many_waiting`` or ``pool_or_team_is_removed``.
+    The runtime is predicted only once, in this function. Raises OperationRejected ``too_many_waiting`` or
+    ``pool_or_team_is_removed``.
     """
     _reject_over_queue_limit(request, owner, 1)
     linked = dependency_states(request.after)
@@ -63,11 +63,11 @@ def queue_array(
     owner: Person,
     now: datetime,
 ) -> JobArray:
-    """Queue one job per index, named NAME[INDEX]. At most ``most_at_once`` of them are queued or running
-    together.
+    """Queue one job per index. A job's name is NAME[INDEX].
 
-    ``words``: the indices as the user wrote them. Raises OperationRejected as ``queue_workload``; then no
-    job is queued.
+    At most ``most_at_once`` jobs run at the same time. The other jobs are held back in the queue. ``words``
+    is the text of the indices as the user wrote it. Raises the rejections of ``queue_workload``. After a
+    rejection no job is queued.
     """
     _reject_over_queue_limit(request, owner, len(indices))
     linked = dependency_states(request.after)
@@ -106,9 +106,10 @@ def _reject_over_queue_limit(request: WorkloadRequest, owner: Person, more: int)
 
 @transaction.atomic
 def cancel_array(array: JobArray, *, now: datetime) -> int:
-    """Cancel every waiting task of an array and stop every running task; return the number of tasks."""
+    """Cancel every waiting task of an array and stop every running task. Return the number of these tasks."""
     open_tasks = list(array.tasks.exclude(state=WorkloadState.ENDED).values_list("pk", flat=True))
-    # Lock all tasks at once, in order: the engine also locks several, and another order could deadlock.
+    # Lock all tasks at once, in the order of their ids. The engine locks several workloads in this order, so
+    # another order could cause a deadlock.
     rows = locks.workloads(open_tasks).values()
     queued = [row for row in rows if row.state == WorkloadState.QUEUED]
     cancelled = change_states(
@@ -133,7 +134,10 @@ def cancel_array(array: JobArray, *, now: datetime) -> int:
 def _create_dependencies(
     workloads: Sequence[Workload], after: Sequence[DependencyState], now: datetime
 ) -> None:
-    """Create the dependencies. The engine ends a workload with a dependency that can't be met any more."""
+    """Create the dependency rows of new workloads.
+
+    The engine later ends a workload if one of its dependencies can no longer be met.
+    """
     Dependency.objects.bulk_create(
         Dependency(
             workload=workload,
@@ -150,7 +154,7 @@ def _create_dependencies(
 def _unsaved_workload(
     request: WorkloadRequest, owner: Person, after: Sequence[DependencyState], now: datetime
 ) -> Workload:
-    """Return the new row, unsaved."""
+    """Return the unsaved row of a new workload."""
     waits_for, waits_for_arrays = awaited_ids(after)
     return Workload(
         **request.columns(),
@@ -170,16 +174,19 @@ def _unsaved_workload(
 
 
 def cancel_workload(workload: Workload, *, now: datetime) -> bool:
-    """Remove a workload from the queue, or stop it. Returns False if it is stopping for good or has ended."""
+    """Remove a workload from the queue, or stop it.
+
+    Return False if the workload has ended, or if it is already stopping and would not be requeued.
+    """
     return request_stop(workload, code=ReasonCode.CANCELLED, now=now)
 
 
 @transaction.atomic
 def request_stop(workload: Workload, *, code: str, now: datetime) -> bool:
-    """Make a workload end with ``code``: at once if it is queued, by a stop command if it holds units.
+    """Make a workload end with ``code``. A queued workload ends at once, other work gets a stop command.
 
-    A workload that is being stopped for another reason and would be requeued ends with ``code`` instead.
-    Returns False if there is nothing to stop.
+    A workload that is already stopping and would be requeued ends with ``code`` instead. Return True if this
+    call makes the workload end with ``code``.
     """
     fresh = locks.workloads([workload.pk])[workload.pk]
     if fresh.state == WorkloadState.QUEUED:
@@ -197,7 +204,7 @@ def request_stop(workload: Workload, *, code: str, now: datetime) -> bool:
 def end_queued_workload(
     workload: Workload, *, code: str, now: datetime, numbers: Mapping[str, Any] | None = None
 ) -> bool:
-    """End a queued workload. The caller has opened a transaction."""
+    """End a queued workload. Return False if it is not queued. The caller has opened a transaction."""
     if not change_state(
         workload,
         "state",
@@ -218,9 +225,10 @@ def end_queued_workload(
 
 
 def _cancel_requeue(workload: Workload, code: str) -> bool:
-    """Make a stopping workload end with ``code`` if it would be requeued otherwise.
+    """Make a stopping workload end with ``code`` if it would otherwise be requeued.
 
-    A workload that stops because a member of its gang ended has no stop request. It may be requeued too.
+    A workload that stops because a member of its gang ended has an empty stop request. Such a workload may be
+    requeued as well. Return False if the workload would end without this call.
     """
     requeue_requests = ("", *REQUEUE_CODES, *LOST_CODES)
     changed = Workload.objects.filter(pk=workload.pk, stop_requested__in=requeue_requests).update(
@@ -233,11 +241,11 @@ def _cancel_requeue(workload: Workload, code: str) -> bool:
 
 @transaction.atomic
 def extend_workload(workload: Workload, *, seconds: int, now: datetime) -> bool:
-    """Extend the maximum runtime by ``seconds``. Returns False if the workload is stopping or has ended.
+    """Extend the maximum runtime by ``seconds``. Return False if the workload is stopping or has ended.
 
-    Raises OperationRejected ``over_runtime_cap`` above the pool's longest runtime, since such a workload
-    could not start again after an eviction. Raises ``more_time_blocked`` if the workload is not preemptible
-    and a promise of the pool needs its units.
+    Raises OperationRejected ``over_runtime_cap`` if the new runtime exceeds the pool's longest runtime,
+    because such a workload could not start again after an eviction. Raises ``more_time_blocked`` if the
+    workload is not preemptible and a reservation or a maintenance window needs its units.
     """
     locks.pools([workload.pool_id])
     fresh = locks.workloads([workload.pk])[workload.pk]
@@ -257,10 +265,10 @@ def extend_workload(workload: Workload, *, seconds: int, now: datetime) -> bool:
 
 
 def _reject_broken_promises(workload: Workload, seconds: int, now: datetime) -> None:
-    """Raise OperationRejected if a longer runtime breaks a reservation or a maintenance window.
+    """Raise OperationRejected if a longer runtime breaks a reservation or overlaps a maintenance window.
 
-    Work that is not preemptible holds its units until its limit. The pool's lock prevents new promises
-    meanwhile.
+    Only work that is not preemptible is checked, because it holds its units until its time limit. The caller
+    has locked the pool, so no reservation can be confirmed meanwhile.
     """
     if workload.preemptible or workload.reservation_id is not None or workload.state == WorkloadState.QUEUED:
         return
@@ -277,8 +285,9 @@ def _reject_broken_promises(workload: Workload, seconds: int, now: datetime) -> 
 
 @transaction.atomic
 def postpone_idle_stop(workload: Workload, *, until: datetime) -> bool:
-    """Do not stop the workload for idleness before ``until``, and withdraw a warning. Returns False if it
-    is stopping or has ended.
+    """Keep an idle workload from being stopped before ``until``, and withdraw the idle warning.
+
+    Return False if the workload is stopping or has ended.
     """
     alive = Workload.objects.filter(pk=workload.pk, state__in=CHANGEABLE_STATES, stop_requested="")
     changed = alive.update(keep_until=until, idle_warned_at=None)
@@ -288,8 +297,9 @@ def postpone_idle_stop(workload: Workload, *, until: datetime) -> bool:
 
 @transaction.atomic
 def record_idle_warning(workload: Workload, *, at: datetime | None) -> bool:
-    """Record that the owner was warned of idleness at ``at``; None withdraws the warning. Returns False if
-    nothing changed.
+    """Record that the owner was warned at ``at`` that the workload is idle. None withdraws the warning.
+
+    Return False if nothing changed.
     """
     running = Workload.objects.filter(pk=workload.pk, state=WorkloadState.RUNNING)
     changed = running.filter(idle_warned_at__isnull=at is not None).update(idle_warned_at=at)
