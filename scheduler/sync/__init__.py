@@ -1,1 +1,1 @@
-"""Exchange state with hosts: store what agents report, and build the desired state that they carry out."""
+"""Exchange state with hosts: store the reports of agents, and build the desired state that agents apply."""

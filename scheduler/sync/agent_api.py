@@ -1,8 +1,9 @@
-"""Provide the functions that the edge and the web process call for agents. They block, and run in threads.
+"""Provide the functions that the edge and the web process call for agents.
 
-Only the credential identifies the host, never the content of a message. ``AgentRejected`` is sent back as a
-Refused frame. Samples and health events go to ``telemetry.ingest.agent_api``, which also supplies
-``Desired.committed_sequence``.
+The edge is the process that holds the agents' connections. The functions block, so their callers run them in
+threads. Only the credential identifies the host, never the content of a message. ``AgentRejected`` is sent to
+the agent as a Refused frame. Samples and health events go to ``telemetry.ingest.agent_api``, which also
+supplies ``Desired.committed_sequence``.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ __all__ = [
 
 
 def join(request: JoinRequest, now: datetime) -> JoinAnswer:
-    """Redeem a join token. Raises AgentRejected with the problem."""
+    """Redeem a join token and return the host's first credential. Raises AgentRejected with the problem."""
     if request.version != VERSION:
         raise AgentRejected("version_unsupported", {"version": request.version, "allowed": VERSION})
     if not request.instance or len(request.instance) > 64 or len(request.boot_id) > 64:
@@ -71,9 +72,10 @@ def join(request: JoinRequest, now: datetime) -> JoinAnswer:
 
 
 def redeem_challenge(host_id: int, proof: Proof, now: datetime) -> tuple[str, float]:
-    """Return the next credential and its expiry, seconds since the epoch, for a signed challenge.
+    """Return the next credential and its expiry (seconds since the epoch), for a signed challenge.
 
-    The credential takes effect at its first use. Raises AgentRejected.
+    The credential takes effect at its first use. Raises AgentRejected if the challenge or the signature is
+    not valid.
     """
     try:
         renewed = services.redeem_challenge(
@@ -85,9 +87,10 @@ def redeem_challenge(host_id: int, proof: Proof, now: datetime) -> tuple[str, fl
 
 
 def renew(credential: str, request: RenewRequest, now: datetime) -> RenewAnswer:
-    """Return a challenge for the holder of a host's last credential, or a new credential for its signature.
+    """Renew an expired credential in two steps.
 
-    Raises AgentRejected.
+    A request without a challenge returns a challenge. A request with the signed challenge returns a new
+    credential. Raises AgentRejected if the credential, the challenge or the signature is not valid.
     """
     if request.version != VERSION:
         raise AgentRejected("version_unsupported", {"version": request.version, "allowed": VERSION})
@@ -106,30 +109,32 @@ def renew(credential: str, request: RenewRequest, now: datetime) -> RenewAnswer:
 
 
 def authenticate(credential: str, now: datetime) -> int | None:
-    """Return the host's id, or None for a credential that is unknown, expired or revoked."""
+    """Return the id of the credential's host, or None if the credential is unknown, expired or revoked."""
     return services.verify_credential(credential, now=now)
 
 
 def removal_rejection(credential: str) -> AgentRejected | None:
-    """Return the rejection of a credential of a removed host; None for other credentials."""
+    """Return the rejection if the credential belongs to a removed host, otherwise None."""
     return AgentRejected("host_is_removed") if services.is_of_removed_host(credential) else None
 
 
 def sync_unchanged(
     host_id: int, credentials: Sequence[str], observed: Observed, sample: ClockSample
 ) -> Desired | None:
-    """Handle a report without changes in one statement, with the checks of the credential and the clock.
+    """Handle a report without changes, and return the desired state.
 
-    Returns the desired state. Returns None, and has written nothing, if ``correct_clock_step``,
-    ``authenticate`` and ``sync`` are needed.
+    One statement writes the report and checks the credential and the clock. Return None and write nothing if
+    anything may have changed. The caller must then call ``correct_clock_step``, ``authenticate`` and
+    ``sync``.
     """
     return heartbeat.sync_if_unchanged(host_id, credentials, observed, sample)
 
 
 def sync(host_id: int, observed: Observed, now: datetime, gpu_faults: Collection[str] = ()) -> Desired:
-    """Store a report and return the desired state. ``gpu_faults`` as for ``observed_state.observe``.
+    """Store a report and return the desired state.
 
-    Raises AgentRejected.
+    ``gpu_faults`` has the same meaning as in ``observed_state.observe``. Raises AgentRejected if the agent or
+    the report is not accepted.
     """
     host = _host(host_id)
     observed_state.observe(host, observed, now, gpu_faults)
@@ -138,24 +143,25 @@ def sync(host_id: int, observed: Observed, now: datetime, gpu_faults: Collection
 
 
 def desired(host_id: int, now: datetime) -> Desired:
-    """Return the desired state after a change without a report. Raises AgentRejected if the credential was
-    revoked.
+    """Return the desired state without storing a report. The edge sends it after a change on the server.
+
+    Raises AgentRejected if the credential was revoked.
     """
     return desired_state.desired(_host(host_id), now)
 
 
 def record_rejected(host_id: int, reason: str, now: datetime, code: str = "") -> None:
-    """Record for the host's page that an agent with its credential was rejected before its first report.
+    """Record that an agent with the host's credential was rejected before its first report.
 
-    ``code``: ``agent_second`` if another agent is connected.
+    The host's page shows the rejection. ``code`` is ``agent_second`` if another agent is connected.
     """
     services.record_rejected_agent(host_id, reason=reason, code=code, now=now)
 
 
 def store_log(host_id: int, chunk: LogChunk) -> int:
-    """Append to a run's log; return the log's length in bytes. A chunk sent twice changes nothing.
+    """Write a chunk of a run's log, and return the log's length in bytes.
 
-    Raises AgentRejected for a run of another host.
+    A chunk that is sent twice changes nothing. Raises AgentRejected for a run of another host.
     """
     try:
         public_id = uuid.UUID(chunk.run)

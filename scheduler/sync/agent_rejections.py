@@ -1,7 +1,7 @@
-"""Define the exception for an agent that the server rejects, with its messages.
+"""Define the exception for an agent that the server rejects, and its messages.
 
-The messages are here, not in ``portal/wording``, since they are stored for the host's page before the portal
-reads them. The edge sends code and message in a ``Refused`` frame; the agent logs the message.
+The messages are in this module and not in ``portal/wording``, because the scheduler stores them for the
+host's page. The edge sends code and message in a ``Refused`` frame, and the agent logs the message.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ AGENT_REJECTIONS: dict[str, str] = {
     "report_invalid": "{problem}",
     "run_of_another_host": "run: {run}; allowed: the id of a run of this host",
 }
-# With these codes two agents use one credential. The host is quarantined until an operator stops one agent.
+# Each of these rejections means that two agents use one credential. The value is the code that is stored with
+# the host. The host is quarantined until an operator stops one of the agents.
 QUARANTINE_CODES = {
     "agent_second": "agent_second",
     "agent_copy": "agent_copy",
@@ -53,7 +54,7 @@ QUARANTINE_CODES = {
 
 
 class AgentRejected(Exception):
-    """The server rejects an agent. ``retry``: a later attempt may succeed."""
+    """The server rejects an agent. ``retry`` is True if a later attempt may succeed."""
 
     def __init__(self, code: str, numbers: Mapping[str, Any] | None = None, *, retry: bool = False) -> None:
         self.code = code
@@ -63,5 +64,8 @@ class AgentRejected(Exception):
 
     @property
     def quarantine_code(self) -> str:
-        """Return the code that is stored with the host; empty unless an operator has to choose an agent."""
+        """Return the code to store with the host if an operator has to choose between two agents.
+
+        Otherwise return an empty string.
+        """
         return QUARANTINE_CODES.get(self.code, "")

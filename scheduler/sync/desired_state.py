@@ -1,4 +1,4 @@
-"""Build the desired state of a host: every run that it should start, warn or stop."""
+"""Build the desired state of a host: every run that the host should start, give a notice to or stop."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ VERB_STRENGTH = {Command.Verb.START: 0, Command.Verb.NOTICE: 1, Command.Verb.STO
 
 
 def desired(host: Host, now: datetime) -> Desired:
-    """Return the desired state of this host: one entry per run, with the strongest of its open commands.
+    """Return the desired state of a host.
 
-    ``committed_sequence`` is 0; the edge fills it from telemetry. Raises AgentRejected if the credential
+    It has one entry per run, with the strongest open command of the run: stop, then notice, then start.
+    ``committed_sequence`` is 0, and the edge sets it from telemetry. Raises AgentRejected if the credential
     was revoked.
     """
     if not host.credential_hash:
@@ -43,7 +44,8 @@ def desired_for_host(
 ) -> Desired:
     """Return the desired state of a host with a valid credential.
 
-    A flag that is False states that nothing of its kind is open, which saves a query.
+    Pass False for ``has_commands``, ``has_diagnostics`` or ``has_geometries`` if the caller knows that there
+    are none. Each False saves a query.
     """
     strongest = _strongest(host) if has_commands else {}
     uuids = _unit_uuids(strongest) if strongest else {}
@@ -68,9 +70,9 @@ def desired_for_host(
 
 
 def _strongest(host: Host) -> dict[int, Command]:
-    """Return, by run, the strongest open command with its related rows.
+    """Return the strongest open command of each run, by run id, loaded with its related rows.
 
-    A run whose start command is closed belongs to an earlier agent and is left out.
+    A run whose start command is closed belongs to an earlier agent of the host and is left out.
     """
     strongest: dict[int, Command] = {}
     rows = Command.objects.filter(host=host, done_at__isnull=True).order_by("run_id", "pk")
@@ -94,10 +96,11 @@ def _unit_uuids(runs: Iterable[int]) -> dict[int, list[str]]:
 
 
 def _team_user(team: Team) -> dict[str, Any]:
-    """Return the team's user on every host, derived from its row id, so that hosts that share homes agree.
+    """Return the id and the system user number of a team.
 
-    The creation time distinguishes the team from a team that gets the same row id after an older backup was
-    restored.
+    Both are derived from the team's row id, so that all hosts that share homes use the same user. The id also
+    has the team's creation time. After an older backup was restored, another team may get the same row id.
+    The creation time then distinguishes the two teams.
     """
     return {
         "team_id": f"{team.pk}.{int(team.created_at.timestamp())}",

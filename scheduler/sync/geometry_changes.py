@@ -1,9 +1,10 @@
-"""Change the MIG geometry of a GPU: drain it, order the change, and act on the result.
+"""Change the MIG geometry of a GPU: drain the GPU, order the change, and act on the result.
 
-The GPU takes no new work from the request on (``reshaping``). Preemptible work gets a notice; other work
-runs to its end. The host gets the order only when nothing holds a part of the GPU and no reservation is
-bound to it. Afterwards the GPU gets the units that the host reports (``scheduler.sync.host_inventory``) and
-returns to service. A failed change keeps the old geometry, or quarantines the GPU if its state is unknown.
+From the request on, the GPU has the repair state ``reshaping`` and takes no new work. Preemptible work on it
+gets a notice, and other work runs to its end. The host gets the order only when no workload holds a part of
+the GPU and no reservation is bound to it. After the change, the GPU gets the units that the host reports
+(``scheduler.sync.host_inventory``) and returns to service. If the change fails, the GPU keeps its old
+geometry. If its geometry is then unknown, the GPU is quarantined.
 """
 
 from __future__ import annotations
@@ -28,23 +29,25 @@ from scheduler.sync.host_inventory import NOT_REPORTED
 from scheduler.sync.wire_values import parse_public_id
 
 OPEN_GEOMETRY_STATES = (GeometryState.DRAINING, GeometryState.CHANGING)
-GEOMETRY_TIMEOUT_SECONDS = 120.0  # for the driver: switching MIG on may reset the GPU
-# Added to the timeout for a host that waits for the GPU's lock or was offline.
+GEOMETRY_TIMEOUT_SECONDS = 120.0  # time limit of the driver's work; switching MIG on may reset the GPU
+# The server waits for the timeout plus this margin, because the host may wait for the GPU's lock or may be
+# offline for a short time.
 GEOMETRY_ANSWER_MARGIN = timedelta(seconds=120)
 MAX_DETAIL_LENGTH = 300
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedProfile:
-    """A profile as the GPU's host reports it, with the memory of one instance."""
+    """A MIG profile that the GPU's host reports, and the memory of one instance."""
 
     profile: rule.MigProfileSpec
     memory_mib: int
 
 
 def offered_profiles(host: Host, gpu: Gpu) -> dict[str, OfferedProfile]:
-    """Return by name the profiles that the driver offers; empty if the GPU has none or its agent does not
-    report them.
+    """Return the MIG profiles that the GPU's driver offers, by name.
+
+    The result is empty if the GPU has no profiles or its agent does not report them.
     """
     told = ((host.hardware.get("reported") or {}).get("mig_profiles") or {}).get(gpu.model) or []
     return {
@@ -57,8 +60,10 @@ def offered_profiles(host: Host, gpu: Gpu) -> dict[str, OfferedProfile]:
 
 
 def current_profiles(host: Host, gpu: Gpu) -> list[str] | None:
-    """Return the profiles of the GPU's units; empty for one whole GPU. None if it is split and has no
-    units.
+    """Return the profiles of the units that the host reports for the GPU.
+
+    The list is empty for one whole GPU. Return None if the report has no units for the GPU. This is the case
+    for a GPU with MIG that has no instances.
     """
     units = _reported(host, gpu).get("units")
     return None if not units else [one["profile"] for one in units if one["profile"]]
@@ -71,7 +76,7 @@ def _reported(host: Host, gpu: Gpu) -> dict[str, Any]:
 
 
 def planned_layout(host: Host, gpu: Gpu, profiles: Sequence[str]) -> tuple[rule.MigInstancePlacement, ...]:
-    """Return the places that the instances would get on the GPU. Reads only.
+    """Return the places that instances of these profiles would get on the GPU. This changes no row.
 
     Raises OperationRejected ``gpu_is_not_reported``, ``gpu_has_no_mig``, ``pool_is_static``,
     ``geometry_does_not_fit`` or ``geometry_is_the_same``.
@@ -101,10 +106,11 @@ def planned_layout(host: Host, gpu: Gpu, profiles: Sequence[str]) -> tuple[rule.
 
 @transaction.atomic
 def request_geometry(gpu: Gpu, profiles: Sequence[str], *, now: datetime) -> GeometryChange:
-    """Request to split a GPU into these profiles; no profile means one whole GPU. The GPU is drained.
+    """Request that a GPU is split into these profiles, and drain the GPU.
 
-    Raises OperationRejected like ``planned_layout``, and ``geometry_is_changing``, ``gpu_is_not_well``,
-    ``diagnostic_is_open`` or ``host_does_not_answer``.
+    An empty ``profiles`` means one whole GPU. Raises the rejections of ``planned_layout``. Also raises
+    OperationRejected ``geometry_is_changing``, ``gpu_is_not_well``, ``diagnostic_is_open`` or
+    ``host_does_not_answer``.
     """
     host = locks.hosts([gpu.host_id])[gpu.host_id]
     fresh = Gpu.objects.select_related("host__pool").get(pk=gpu.pk)
@@ -136,7 +142,7 @@ def request_geometry(gpu: Gpu, profiles: Sequence[str], *, now: datetime) -> Geo
 
 @transaction.atomic
 def withdraw_geometry(gpu: Gpu, *, now: datetime) -> GeometryChange:
-    """Withdraw a change while the GPU is being drained. Evicted work still ends and is requeued.
+    """Withdraw a change while the GPU is still being drained. Work with a notice still ends and is requeued.
 
     Raises OperationRejected ``geometry_is_not_changing`` or ``geometry_is_with_its_host``.
     """
@@ -152,7 +158,7 @@ def withdraw_geometry(gpu: Gpu, *, now: datetime) -> GeometryChange:
 
 
 def desired_geometries(host: Host) -> list[GeometryWanted]:
-    """Return the changes that a host should carry out: changes of GPUs that nothing holds any more."""
+    """Return the changes that a host should apply now. Their GPUs are free."""
     rows = (
         GeometryChange.objects.filter(host=host, state=GeometryState.CHANGING)
         .select_related("gpu")
@@ -170,7 +176,10 @@ def desired_geometries(host: Host) -> list[GeometryWanted]:
 
 
 def store_geometries(host: Host, seen: Iterable[GeometrySeen], now: datetime) -> None:
-    """Store a host's reports of its geometry changes. The host is locked and its inventory is stored."""
+    """Store a host's reports of its geometry changes.
+
+    The caller has locked the host and has stored the inventory of the same report.
+    """
     told = {key: one for one in seen if (key := parse_public_id(one.change)) is not None}
     if not told:
         return
@@ -179,7 +188,7 @@ def store_geometries(host: Host, seen: Iterable[GeometrySeen], now: datetime) ->
         one = told[row.public_id]
         detail = one.detail[:MAX_DETAIL_LENGTH]
         if one.state == GeometryState.DONE:
-            if _has_profiles(row.gpu, row.profiles):  # else its new units are not stored yet
+            if _has_profiles(row.gpu, row.profiles):  # otherwise a later report will contain the new units
                 _end(row, GeometryState.DONE, detail, RepairState.WELL, "its new geometry is applied", now)
         elif one.state == GeometryState.FAILED and _has_profiles(row.gpu, row.before):
             _end(row, GeometryState.FAILED, detail, RepairState.WELL, "its geometry is unchanged", now)
@@ -200,8 +209,9 @@ def _has_profiles(gpu: Gpu, profiles: Sequence[str]) -> bool:
 def _end(
     row: GeometryChange, new: GeometryState, detail: str, repair: RepairState, reason: str, now: datetime
 ) -> None:
-    """End a change. A GPU that was quarantined or taken out meanwhile stays so. The caller has locked the
-    host.
+    """End a change and set the GPU's repair state to ``repair``. The caller has locked the host.
+
+    A GPU that was quarantined or taken out during the change keeps that state.
     """
     if not change_state(row, "state", old=GeometryState(row.state), new=new, detail=detail, ended_at=now):
         return
@@ -215,9 +225,9 @@ def _end(
 
 
 def sweep_geometry_changes(now: datetime) -> None:
-    """Order changes of GPUs that nothing holds any more, and end changes that no host reports.
+    """Order the changes of GPUs that are free now, and end changes that no host reports.
 
-    Level-triggered.
+    This function is level-triggered: it reads the open rows and does the work that is due.
     """
     for pk, host_id in (
         GeometryChange.objects.filter(state__in=OPEN_GEOMETRY_STATES)
@@ -245,7 +255,7 @@ def _order_when_idle(row: GeometryChange, host: Host, now: datetime) -> None:
 
 
 def is_in_use(gpu: Gpu, now: datetime) -> bool:
-    """Return True if a part of the GPU is held, or bound to a reservation."""
+    """Return True if a workload holds a part of the GPU, or if a part is bound to a reservation."""
     held = Allocation.objects.filter(unit__gpu=gpu, period__upper_inf=True)
     bound = BoundUnit.objects.filter(unit__gpu=gpu, period__contains=now)
     return held.exists() or bound.exists()
@@ -258,7 +268,10 @@ def _is_diagnosed(gpu: Gpu) -> bool:
 
 
 def _end_overdue(row: GeometryChange, host: Host, now: datetime) -> None:
-    """End a change that a live host does not report. A silent host continues its change when it is back."""
+    """End a change if its live host has not reported the result in time.
+
+    The change of a silent host stays open, because the host continues it when it is back.
+    """
     late = (
         row.told_at is not None
         and now - row.told_at > timedelta(seconds=GEOMETRY_TIMEOUT_SECONDS) + GEOMETRY_ANSWER_MARGIN

@@ -1,8 +1,8 @@
 """Request diagnostics of GPUs, send them to hosts, and act on the results.
 
-A quarantined GPU is diagnosed once nothing holds it. If it passes, it returns to service; if it fails, it
-is out until an operator returns it. A GPU in service is diagnosed only while idle, and the host interrupts
-the diagnostic for work.
+A quarantined GPU is diagnosed when no workload holds it. A GPU that passes returns to service. A GPU that
+fails is taken out of service until an operator returns it. A GPU in service is diagnosed only while it is
+idle. The host interrupts this diagnostic if work is to start on the GPU.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ from scheduler.sync.host_inventory import NOT_REPORTED
 from scheduler.sync.wire_values import parse_public_id, parse_timestamp
 
 OPEN_DIAGNOSTIC_STATES = (DiagnosticState.WANTED, DiagnosticState.RUNNING)
-# Added to the timeout for a host that waits for the GPU's lock or was offline.
+# The server waits for the timeout plus this margin, because the host may wait for the GPU's lock or may be
+# offline for a short time.
 DIAGNOSTIC_ANSWER_MARGIN = timedelta(seconds=120)
-DIAGNOSTIC_RETRY_AFTER = timedelta(minutes=10)  # after a diagnostic was stopped
-MAX_DIAGNOSTIC_TRIES = 3  # per quarantine; then an operator has to check the GPU
+DIAGNOSTIC_RETRY_AFTER = timedelta(minutes=10)  # time from a stopped diagnostic to the next try
+MAX_DIAGNOSTIC_TRIES = 3  # tries for each quarantine; afterwards an operator has to check the GPU
 PERIODIC_SHARE = 8  # at most one in 8 GPUs of a pool is diagnosed at once; one GPU is always allowed
 TAKE_OUT_WINDOW = timedelta(hours=1)
-TAKE_OUT_SHARE = 8  # at most one in 8 GPUs of a pool is taken out within the window, but always at least one
+TAKE_OUT_SHARE = 8  # at most one in 8 GPUs of a pool is taken out within the window; one is always allowed
 MAX_CHECKS = 50
 
 
 @transaction.atomic
 def request_diagnostic(gpu: Gpu, *, why: Diagnostic.Why, now: datetime) -> Diagnostic:
-    """Request a diagnostic of a GPU that nothing holds. If the GPU is quarantined or out, it becomes
-    `diagnosing`.
+    """Request a diagnostic of a GPU that no workload holds.
 
-    Raises OperationRejected ``gpu_is_held``, ``diagnostic_is_open``, ``geometry_is_changing``,
-    ``host_does_not_answer`` or ``gpu_is_not_reported``.
+    A GPU that is quarantined or out gets the repair state ``diagnosing``. Raises OperationRejected
+    ``gpu_is_held``, ``diagnostic_is_open``, ``geometry_is_changing``, ``host_does_not_answer`` or
+    ``gpu_is_not_reported``.
     """
     host = locks.hosts([gpu.host_id])[gpu.host_id]
     fresh = Gpu.objects.get(pk=gpu.pk)
@@ -82,9 +83,9 @@ def request_diagnostic(gpu: Gpu, *, why: Diagnostic.Why, now: datetime) -> Diagn
 
 @transaction.atomic
 def request_host_diagnostics(host: Host, *, why: Diagnostic.Why, now: datetime) -> list[Diagnostic]:
-    """Request a diagnostic of each unheld GPU of a host.
+    """Request a diagnostic of each GPU of a host that no workload holds.
 
-    If the host is quarantined or out, it is `diagnosing` until all results are known. Raises
+    A host that is quarantined or out has the repair state ``diagnosing`` until all results are known. Raises
     OperationRejected if no GPU can be diagnosed.
     """
     fresh = locks.hosts([host.pk])[host.pk]
@@ -103,7 +104,10 @@ def request_host_diagnostics(host: Host, *, why: Diagnostic.Why, now: datetime) 
 
 
 def operator_diagnostics(pool: Pool) -> dict[str, int]:
-    """Return by name the operator's own diagnostics in a pool, with the number of hosts that report each."""
+    """Return the names of diagnostics that the operator installed on hosts of a pool.
+
+    The values are the numbers of hosts that report the diagnostic.
+    """
     counts: dict[str, int] = {}
     for told in Host.objects.filter(pool=pool).values_list("hardware__reported__diagnostics", flat=True):
         for name in told or ():
@@ -112,7 +116,7 @@ def operator_diagnostics(pool: Pool) -> dict[str, int]:
 
 
 def desired_diagnostics(host: Host, pool: Pool) -> list[DiagnosticWanted]:
-    """Return the open diagnostics of a host for its desired state."""
+    """Return the open diagnostics of a host, in the form of the desired state."""
     rows = (
         Diagnostic.objects.filter(host=host, state__in=OPEN_DIAGNOSTIC_STATES)
         .select_related("gpu")
@@ -130,8 +134,9 @@ def desired_diagnostics(host: Host, pool: Pool) -> list[DiagnosticWanted]:
 
 
 def may_take_gpu_out(host: Host, seen: Iterable[DiagnosticSeen]) -> bool:
-    """Return True if storing these results may take a GPU out of service: then the pool must be locked
-    first.
+    """Return True if storing these results may take a GPU out of service.
+
+    The caller must then lock the pool before the host.
     """
     failed = [
         key
@@ -147,9 +152,9 @@ def may_take_gpu_out(host: Host, seen: Iterable[DiagnosticSeen]) -> bool:
 
 
 def store_diagnostics(host: Host, seen: Iterable[DiagnosticSeen], now: datetime) -> None:
-    """Store a host's reports of its open diagnostics; reports of other diagnostics are ignored.
+    """Store a host's reports of its open diagnostics. Reports of other diagnostics are ignored.
 
-    The caller has locked the host, and before it the pool if ``may_take_gpu_out`` is True.
+    The caller has locked the host. If ``may_take_gpu_out`` is True, the caller has locked the pool before.
     """
     told = {key: one for one in seen if (key := parse_public_id(one.diagnostic)) is not None}
     if not told:
@@ -211,9 +216,11 @@ def _end(row: Diagnostic, new: DiagnosticState, now: datetime, **facts: object) 
 def _may_take_out_unattended(gpu: Gpu, row: Diagnostic, now: datetime) -> bool:
     """Return True if a GPU in service may be taken out without an operator.
 
-    Many failures at once have another cause than broken GPUs, such as a new driver or a bug.
+    The number of such GPUs is limited, because many failures at once are rarely caused by broken GPUs. The
+    cause may be a new driver or a bug.
     """
-    # The caller has locked the pool. So if two hosts report at once, the second sees the result of the first.
+    # The caller has locked the pool. If two hosts report at the same time, the second report is stored after
+    # the result of the first report.
     pool = row.host.pool_id
     failed = Diagnostic.objects.filter(
         host__pool=pool,
@@ -226,9 +233,9 @@ def _may_take_out_unattended(gpu: Gpu, row: Diagnostic, now: datetime) -> bool:
 
 
 def _finish_host_diagnosis(host_id: int, now: datetime) -> None:
-    """Finish the diagnosis of a whole host when the results of all its GPUs are known.
+    """Set the repair state of a host when the results of all its GPUs are known.
 
-    A tripped host whose GPUs all passed is put back into service.
+    A host that was closed after too many failed attempts returns to service if all its GPUs passed.
     """
     host = Host.objects.get(pk=host_id)
     if host.diagnostics.filter(state__in=OPEN_DIAGNOSTIC_STATES).exists():
@@ -256,7 +263,10 @@ def _finish_host_diagnosis(host_id: int, now: datetime) -> None:
 
 
 def sweep_diagnostics(now: datetime) -> None:
-    """End diagnostics that no host reports, and request due diagnostics. Level-triggered."""
+    """End diagnostics that no host reports, and request diagnostics that are due.
+
+    This function is level-triggered: it reads the rows and does the work that is due.
+    """
     _end_overdue(now)
     for gpu in _due_after_quarantine(now):
         _request_if_free(gpu, Diagnostic.Why.QUARANTINED, now)
@@ -271,7 +281,7 @@ def _request_if_free(gpu: Gpu, why: Diagnostic.Why, now: datetime) -> None:
     try:
         request_diagnostic(gpu, why=why, now=now)
     except OperationRejected:
-        return  # something holds the GPU meanwhile; it is due again at the next tick
+        return  # the GPU cannot be diagnosed now; the next tick tries again
 
 
 def _end_overdue(now: datetime) -> None:
@@ -290,7 +300,7 @@ def _end_overdue(now: datetime) -> None:
 
 
 def _idle_gpus(gpus: QuerySet[Gpu]) -> QuerySet[Gpu]:
-    """Return the GPUs on live hosts that nothing holds or diagnoses."""
+    """Return those of ``gpus`` that are on a live host, are not held and have no open diagnostic."""
     held = Allocation.objects.filter(unit__gpu=OuterRef("pk"), period__upper_inf=True)
     diagnosed = Diagnostic.objects.filter(gpu=OuterRef("pk"), state__in=OPEN_DIAGNOSTIC_STATES)
     answering = gpus.filter(retired_at=None, host__lease_state=LeaseState.ALIVE)
@@ -303,7 +313,8 @@ def _due_after_quarantine(now: datetime) -> list[Gpu]:
     )
     due = []
     for gpu in _idle_gpus(quarantined).exclude(state_reason=NOT_REPORTED):
-        # A stopped diagnostic returns the GPU to quarantine: that is not a new quarantine.
+        # The quarantine began after the last other state. A stopped diagnostic returns the GPU to quarantine,
+        # but this does not count as a new quarantine.
         since = (
             GpuStateChange.objects.filter(gpu=gpu)
             .exclude(repair_state__in=(RepairState.QUARANTINED, RepairState.DIAGNOSING))
@@ -342,7 +353,10 @@ def _due_after_trip(now: datetime) -> list[Gpu]:
 
 
 def _due_periodically(pool: Pool, now: datetime) -> list[Gpu]:
-    """Return idle GPUs in service whose last diagnostic is too old, as many as may be diagnosed at once."""
+    """Return idle GPUs in service whose last diagnostic is too old.
+
+    Return only as many GPUs as may be diagnosed at the same time (PERIODIC_SHARE).
+    """
     period = timedelta(hours=pool.diagnose_every_hours)
     counted = Gpu.objects.filter(host__pool=pool, retired_at=None).aggregate(
         all=Count("pk"),

@@ -1,10 +1,9 @@
-"""Renew the lease of a host that reports no changes, in one statement and without locks held between
-statements.
+"""Renew the lease of a host that reports no changes, in one SQL statement.
 
-Hosts report every few seconds, mostly without changes. For such a report, this module writes the same values
-as ``scheduler.sync.observed_state``: the time of the report, and the state alive for a suspect host. The same
-statement checks that nothing changed, so no other writer can interfere. In any doubt nothing is written, and
-the caller uses the full path.
+Hosts report every few seconds, mostly without changes. For a report without changes, this module writes the
+same values as ``scheduler.sync.observed_state``: the time of the report, and the state alive for a suspect
+host. The statement also checks that nothing has changed, so no lock is held between a check and the write. If
+anything may have changed, nothing is written and the caller uses ``observed_state``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from scheduler.models import Host, Pool, Run
 from scheduler.state.states import LeaseState, RunState
 from scheduler.sync import desired_state, host_inventory, observed_state
 
-# The UPDATE locks the host's row like every other writer of the row.
+# The UPDATE locks the host's row, as every other write of the row does.
 RENEW_LEASE_SQL = """
 UPDATE scheduler_host AS h SET last_sync_at = %(now)s
 FROM scheduler_pool AS p
@@ -53,11 +52,11 @@ RETURNING h.name, h.lease_state, h.credential_hash, h.credential_expires_at, h.p
 def sync_if_unchanged(
     host_id: int, credentials: Sequence[str], observed: Observed, sample: ClockSample
 ) -> Desired | None:
-    """Renew the lease and return the desired state if the host reports no changes with one of its valid
-    credentials.
+    """Renew the lease and return the desired state, if the report has no changes.
 
-    Returns None, and has written nothing, if anything may have changed, including the clock. Telemetry
-    handles stray processes.
+    One of ``credentials`` must be the host's valid credential. Return None and write nothing if anything may
+    have changed, or if the clock was set. Stray processes in the report are ignored here, because telemetry
+    stores them.
     """
     now = sample.wall
     if not _has_no_news(observed):
@@ -110,10 +109,13 @@ def sync_if_unchanged(
 
 
 def _restore_suspect_host(host_id: int, now: datetime) -> None:
-    """Mark a suspect host as alive. After a short delay of the servers, most hosts are suspect."""
+    """Mark a suspect host as alive.
+
+    After a short outage of the servers most hosts are suspect, so this case is handled without the full path.
+    """
     with transaction.atomic():
         host = locks.hosts([host_id])[host_id]
-        if host.lease_state == LeaseState.SUSPECT and host.credential_hash:  # not revoked meanwhile
+        if host.lease_state == LeaseState.SUSPECT and host.credential_hash:  # empty if it was just revoked
             observed_state.renew_lease(host, {}, now)
 
 
@@ -128,8 +130,10 @@ def _has_no_news(observed: Observed) -> bool:
 
 
 def _unchanged_runs(host_id: int, observed: Observed, now: datetime) -> list[str] | None:
-    """Return the host's runs in the form that the statement compares; None if a reported run differs from
-    its row.
+    """Return the host's live runs as texts "id generation state", for the comparison in ``RENEW_LEASE_SQL``.
+
+    Return None if a live run is missing in the report or differs from its row. Return an empty list if the
+    report has no runs.
     """
     if not observed.runs:
         return []

@@ -1,6 +1,6 @@
-"""Store reported homes in Storage and Volume rows.
+"""Store the homes of users that hosts report, in Storage and Volume rows.
 
-Several hosts can report the same storage; the latest listing counts.
+Several hosts can report the same storage. The latest listing of a storage is stored.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ MAX_TIMESTAMP_SECONDS = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
 
 
 def has_other_storage(storage_id: int | None, host: Host) -> bool:
-    """Return True if the host has another storage than the checkpoint, whose storage is ``storage_id``.
+    """Return True if the host does not mount the storage ``storage_id``, which has a workload's checkpoint.
 
-    Returns False if one of them is unknown.
+    Return False if the storage of the checkpoint or of the host is unknown.
     """
     return storage_id is not None and host.storage_id is not None and host.storage_id != storage_id
 
 
 def homes_problem(seen: HomesSeen | None) -> str:
-    """Return the first problem of a report of homes: field, value, allowed values. Empty if it is valid."""
+    """Return the first problem of a report of homes, or an empty string if the report is valid.
+
+    The text of a problem has the field, its value and the allowed values.
+    """
     if seen is None:
         return ""
     if not (1 <= len(seen.storage) <= 64 and seen.storage.isascii() and seen.storage.isalnum()):
@@ -67,7 +70,10 @@ def _home_problem(home: HomeSeen) -> str:
 
 
 def store_homes(host: Host, seen: HomesSeen, now: datetime) -> None:
-    """Store a listing of homes. A listing older than the stored listing only sets the host's storage."""
+    """Store a listing of homes and set the host's storage.
+
+    If the stored listing is newer, only the host's storage is set.
+    """
     listed_at = min(_past_time(seen.listed_at, now), now)
     storage = Storage.objects.filter(key=seen.storage).first()
     created = False
@@ -87,13 +93,14 @@ def store_homes(host: Host, seen: HomesSeen, now: datetime) -> None:
     if not newer:
         return
     _write_homes(storage, seen, now)
-    if not seen.left_out:  # a partial listing does not show which homes were removed
+    if not seen.left_out:  # only a complete listing shows which homes were removed
         storage.volumes.exclude(name__in=[home.name for home in seen.homes]).delete()
 
 
 def _write_homes(storage: Storage, seen: HomesSeen, now: datetime) -> None:
-    """Write changed rows in the order of their names, so that two hosts that share the storage cannot
-    deadlock.
+    """Write the changed rows in the order of their names.
+
+    With a fixed order, two hosts that report the same storage cannot deadlock.
     """
     known = {volume.name: volume for volume in storage.volumes.all()}
     changed = []
@@ -122,7 +129,10 @@ def _measured_columns(home: HomeSeen, now: datetime) -> dict[str, object]:
 
 
 def _past_time(seconds: float, now: datetime) -> datetime:
-    """Return the time, at most ``now``: host clocks differ, and a file can have any timestamp."""
+    """Return the reported time, or ``now`` if the reported time is later.
+
+    A reported time can be in the future, because the host's clock differs or a file has a wrong timestamp.
+    """
     return min(datetime.fromtimestamp(max(0.0, seconds), tz=UTC), now)
 
 

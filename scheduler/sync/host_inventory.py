@@ -1,4 +1,7 @@
-"""Store a host's reported GPUs as Gpu and Unit rows. A GPU's geometry changes only while nothing holds it."""
+"""Store a host's reported GPUs as Gpu and Unit rows.
+
+The units of a GPU change only while no workload holds a part of the GPU.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +40,19 @@ MAX_MEMORY_SLICES = 16  # NVIDIA's boards have 8
 MAX_DIAGNOSTICS = 20
 DIAGNOSTIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{1,39}")
 ADDRESS = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?|")
-MAX_WORD_LENGTH = 60  # characters of a package's name or version
+MAX_WORD_LENGTH = 60  # characters of a package's name, a version or another short text
 CHANGED_WHILE_HELD = "its geometry changed while a part of it was in use"
 NOT_REPORTED = "its host does not report it any more"
 REPORTED_AGAIN = "its host reports it again"
 UnitLayout = set[tuple[str, str, int, int]]  # profile, uuid, first slot within the GPU, slots
 
 
-# Not split: one check per field.
+# This function is not split, because it is a list of checks, one per field.
 def inventory_problem(host: Host, inventory: Inventory) -> str:
-    """Return the problem of an invalid inventory: field, value and allowed values; empty if valid."""
+    """Return the first problem of a reported inventory, or an empty string if the inventory is valid.
+
+    The text of a problem has the field, its value and the allowed values.
+    """
     if len(inventory.gpus) > MAX_GPUS:
         return f"inventory.gpus: {len(inventory.gpus)} entries; allowed: at most {MAX_GPUS}"
     indices, uuids = [g.index for g in inventory.gpus], [g.uuid for g in inventory.gpus]
@@ -90,7 +96,7 @@ def inventory_problem(host: Host, inventory: Inventory) -> str:
     return ""
 
 
-# Not split: one check per group of fields.
+# This function is not split, because it is a list of checks, one per group of fields.
 def _problem_of_gpu(gpu: GpuSeen) -> str:
     where = f"inventory.gpus[{gpu.index}]"
     if not 0 <= gpu.index < 1000 or not gpu.uuid or len(gpu.uuid) > 80:
@@ -205,15 +211,18 @@ def _problem_of_environment(seen: EnvironmentSeen) -> str:
 
 
 def inventory_digest(inventory: Inventory) -> str:
-    """Return a digest that is stored with the inventory, to detect that a report has the same inventory."""
+    """Return a digest of the inventory.
+
+    The digest is stored with the host. An equal digest shows that a report has the stored inventory.
+    """
     return hashlib.sha256(repr(inventory).encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def store_inventory(host: Host, inventory: Inventory, now: datetime) -> bool:
-    """Update the host's rows to its report. Returns True if anything changed. The caller has locked the
-    host.
+    """Update the rows of a host, its GPUs and its units from its report. The caller has locked the host.
 
-    Held GPUs stay as they are until they are free; then the next report is applied.
+    Return False if the report equals the stored inventory. A change of a GPU that a workload holds is not
+    applied. The first report after the GPU is free applies it.
     """
     reported, short = dataclasses.asdict(inventory), inventory_digest(inventory)
     before = host.hardware
@@ -234,13 +243,14 @@ def store_inventory(host: Host, inventory: Inventory, now: datetime) -> bool:
 
 
 def _known_gpus(host: Host, reported: Sequence[str]) -> dict[str, Gpu]:
-    """Return by uuid the host's GPUs, and GPUs that another host of its pool had before.
+    """Return the GPU rows of the host by uuid, with reported GPUs that another host of the pool had before.
 
-    Rows of another pool or of a removed host are history; such a GPU gets a new row.
+    Rows of another pool or of a removed host are left out, because they are kept as history. A GPU that has
+    only such rows gets a new row.
     """
     rows = Gpu.objects.filter(pool=host.pool_id).order_by(F("retired_at").asc(nulls_last=True), "pk")
     elsewhere = rows.filter(uuid__in=reported, host__removed_at=None).exclude(host=host)
-    # Of several rows of one GPU, the present row comes last and so is returned.
+    # If a GPU has several rows, the row that is not retired comes last and replaces the others in the dict.
     return {gpu.uuid: gpu for gpu in (*elsewhere, *rows.filter(host=host))}
 
 
@@ -250,9 +260,9 @@ def _held_gpus(gpus: Iterable[Gpu]) -> set[int]:
 
 
 def _retire_missing(known: dict[str, Gpu], seen: set[str], held: set[int], host: Host, now: datetime) -> bool:
-    """Retire GPUs that are no longer reported, or quarantine them if they are held. Mark both as missing.
+    """Retire GPUs that the host no longer reports, and mark them as missing.
 
-    Returns False if a missing GPU could not be retired.
+    A missing GPU that a workload holds is quarantined and not retired. Return False if there is such a GPU.
     """
     applied = True
     for gpu in known.values():
@@ -264,7 +274,7 @@ def _retire_missing(known: dict[str, Gpu], seen: set[str], held: set[int], host:
         else:
             Unit.objects.filter(gpu=gpu, retired_at__isnull=True).update(retired_at=now)
             Gpu.objects.filter(pk=gpu.pk).update(retired_at=now)
-            if gpu.state_reason != NOT_REPORTED:  # else it was recorded when the GPU went missing
+            if gpu.state_reason != NOT_REPORTED:  # otherwise the change was already recorded
                 GpuStateChange.objects.create(
                     gpu=gpu, repair_state=gpu.repair_state, reason=NOT_REPORTED, at=now
                 )
@@ -274,7 +284,10 @@ def _retire_missing(known: dict[str, Gpu], seen: set[str], held: set[int], host:
 
 @transaction.atomic
 def retire_missing_gpu(gpu: Gpu) -> bool:
-    """Mark a missing GPU as removed, for an operator. Returns False if it is not missing or still held."""
+    """Mark a missing GPU as removed by an operator.
+
+    Return False if the GPU is not missing or a workload still holds it.
+    """
     locks.hosts([gpu.host_id])
     missing = Gpu.objects.filter(pk=gpu.pk, missing_since__isnull=False, retired_at__isnull=False)
     removed = missing.update(missing_since=None) == 1
@@ -284,13 +297,13 @@ def retire_missing_gpu(gpu: Gpu) -> bool:
 
 
 def _create_gpus(host: Host, new: list[GpuSeen], now: datetime) -> None:
-    """Create new GPUs and their units in bulk: after an outage many hosts report for the first time."""
+    """Create new GPUs and their units in bulk, because many hosts may report at once after an outage."""
     if not new:
         return
     for other in Gpu.objects.filter(
         host=host, index__in=[seen.index for seen in new], retired_at__isnull=True
     ):
-        # A missing GPU that is held keeps its row but not its index.
+        # This GPU is missing but held. It keeps its row, and the new GPU gets its index.
         Gpu.objects.filter(pk=other.pk).update(index=_spare_index(host))
     repairs = _earlier_repairs([seen.uuid for seen in new])
     gpus = Gpu.objects.bulk_create(
@@ -308,9 +321,9 @@ def _create_gpus(host: Host, new: list[GpuSeen], now: datetime) -> None:
 
 
 def _earlier_repairs(uuids: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return by uuid the repair state and reason of GPUs that were out of service on a former host or pool.
+    """Return the repair state and reason of GPUs that were quarantined or out in an earlier row, by uuid.
 
-    Their earlier rows no longer count as missing.
+    An earlier row belongs to a former host or pool of the GPU. These rows no longer count as missing.
     """
     rows = Gpu.objects.filter(uuid__in=uuids)
     last = {gpu.uuid: gpu for gpu in rows.order_by("pk")}
@@ -339,7 +352,8 @@ def _facts(host: Host, seen: GpuSeen) -> dict[str, Any]:
 
 
 def _gpu(host: Host, known: Gpu, seen: GpuSeen, now: datetime) -> Gpu:
-    # Two GPUs that swapped their indices would violate the constraint: move the other GPU first.
+    # If two GPUs swapped their indices, an update would violate the unique constraint. So the other GPU first
+    # gets a spare index.
     Gpu.objects.filter(host=host, index=seen.index, retired_at__isnull=True).exclude(pk=known.pk).update(
         index=_spare_index(host)
     )
@@ -361,8 +375,10 @@ def _spare_index(host: Host) -> int:
 
 
 def _units(gpu: Gpu, seen: GpuSeen, held: bool, now: datetime) -> bool:
-    """Update a GPU's units. Returns False if its geometry changed and cannot be stored because a part is
-    held.
+    """Update the units of a GPU from the report.
+
+    Return False if the GPU's geometry changed while a workload holds a part of it. The GPU is then
+    quarantined, and its units stay unchanged.
     """
     rows = list(Unit.objects.filter(gpu=gpu, retired_at__isnull=True))
     wanted = _wanted_units(seen)
@@ -395,7 +411,7 @@ def _unit_layout(gpu: Gpu, row: Unit) -> tuple[str, str, int, int]:
 
 
 def _new_unit(gpu: Gpu, unit: UnitSeen, now: datetime) -> None:
-    """Create a unit, or reactivate an equal retired unit, so that its history continues."""
+    """Create a unit. If the GPU has an equal retired unit, reactivate it, so that its history continues."""
     made = _unit_of(gpu, unit, now)
     before = Unit.objects.filter(gpu=gpu, profile=unit.profile, uuid=unit.uuid, slots=made.slots).first()
     if before is not None:

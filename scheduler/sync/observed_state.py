@@ -1,7 +1,7 @@
-"""Store the observed state that a host reports, and settle the workloads of its runs.
+"""Store the state that a host reports, and update the workloads of its runs.
 
-Level-triggered: each frame has the complete state. The next frame repairs the effect of a lost, duplicate,
-late or reordered frame.
+Each report has the complete state of the host. So the next report repairs the effect of a report that was
+lost, duplicated, late or out of order.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from scheduler.sync import geometry_changes, gpu_diagnostics, home_volumes, host
 from scheduler.sync.agent_rejections import AgentRejected
 from scheduler.sync.wire_values import parse_public_id, parse_timestamp
 
-MISSING_RUN_SECONDS = 10  # a run that the agent has not reported for this long is not on its host
+MISSING_RUN_SECONDS = 10  # a run that is missing in the reports for this long is no longer on its host
 MAX_STEP_LENGTH = 200  # characters
 MAX_START_LENGTH, MAX_STARTS = 64, 32
 
 
 def observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collection[str] = ()) -> None:
-    """Store an agent's report of its host. ``gpu_faults``: hardware event codes that are never caused by a
-    program.
+    """Store an agent's report of its host.
 
-    Raises AgentRejected after recording the rejected agent.
+    ``gpu_faults`` are the codes of hardware events that a program never causes. Raises AgentRejected if the
+    agent or the report is not accepted. The rejected agent is recorded before.
     """
     with transaction.atomic():
         if gpu_diagnostics.may_take_gpu_out(host, observed.diagnostics):
@@ -77,7 +77,10 @@ def _rejection(host: Host, observed: Observed, now: datetime) -> AgentRejected |
 
 
 def _may_still_run(host: Host, heard_at: datetime | None, now: datetime) -> bool:
-    """Return True if shims of an agent last heard at ``heard_at`` may still run work of this host."""
+    """Return True if an agent whose last report was at ``heard_at`` may still run work.
+
+    The supervisor processes (shims) of the agent stop the work only after the host's silence limit.
+    """
     return heard_at is not None and now - heard_at < timedelta(
         seconds=leases.silence_limits_seconds([host])[host.pk]
     )
@@ -105,9 +108,9 @@ def _observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collecti
 
 
 def _clear_reboot_rejection(host: Host, observed: Observed) -> None:
-    """Clear a recorded rejection of this boot, which was a reboot and not a second machine.
+    """Clear the recorded rejection of this boot, because it was a reboot and not a second machine.
 
-    The boot's reports were rejected while the earlier boot might still have been alive.
+    The reports of the new boot were rejected while the earlier boot might still have been running.
     """
     refused = host.refused_agent or {}
     if (refused.get("instance"), refused.get("boot_id")) == (observed.instance[:64], observed.boot_id[:64]):
@@ -128,7 +131,7 @@ def _store_runs(
     )
     previous = _runs_of_previous_agent(host)
     pairs = [(run, None if run.pk in previous else _reported_run(seen, run)) for run in rows]
-    # Lock all workloads at once before writing: two hosts of a gang may report at the same time.
+    # Lock all workloads at once before writing, because two hosts of a gang may report at the same time.
     workloads = locks.workloads(run.workload_id for run, reported in pairs if _may_change(run, reported))
     prepared = {
         run.workload_id for run, reported in pairs if reported is not None and _newly_prepared(run, reported)
@@ -148,12 +151,11 @@ def _store_runs(
 
 
 def _runs_of_previous_agent(host: Host) -> set[int]:
-    """Return the live runs that another agent received before this agent joined. This agent does not report
-    these runs.
+    """Return the ids of live runs that the previous agent received before this agent joined.
 
-    Placed runs are included, since the other agent may have started them after its last report. These runs
-    end when shims of the other agent can no longer be alive, or earlier if an operator states that the
-    machine is off.
+    This agent does not report these runs. Placed runs are included, because the previous agent may have
+    started them after its last report. The runs end when the previous agent's supervisor processes (shims)
+    can no longer be alive. They end earlier if an operator states that the machine is off.
     """
     if host.agent_before_heard_at is None:
         return set()
@@ -167,7 +169,7 @@ def _reported_run(seen: dict[uuid.UUID, RunSeen], run: Run) -> RunSeen | None:
 
 
 def _may_change(run: Run, told: RunSeen | None) -> bool:
-    """Return True if the report may change the workload itself, not only details that pages show."""
+    """Return True if the report may change the workload, and not only details of the run."""
     return (
         told is None
         or told.state != run.state
@@ -188,7 +190,7 @@ def _store_run(
     if told.state == RunState.ENDED:
         at = parse_timestamp(told.ended_at) or now
         if heard_before is not None and run.state != RunState.PLACED:
-            at = max(at, heard_before)  # the last frame reported it as live, whatever the host's clock says
+            at = max(at, heard_before)  # the last report still had it as live, so it did not end earlier
         outcome = _outcome(run, told)
         events = _gpu_fault_events(told, gpu_faults) if outcome == ReasonCode.FAILED else []
         outcome = str(ReasonCode.GPU_ERROR) if events else outcome
@@ -198,17 +200,17 @@ def _store_run(
 
 
 def _gpu_fault_events(told: RunSeen, gpu_faults: Collection[str]) -> list[str]:
-    """Return the reported GPU events that no program causes: the run failed because of them."""
+    """Return the reported hardware events that made the run fail, because a program never causes them."""
     return sorted({code for code in told.gpu_events if code in gpu_faults})
 
 
 def has_changes(run: Run, told: RunSeen, now: datetime) -> bool:
-    """Return True if storing the report would write anything."""
+    """Return True if storing the report of this run would write anything."""
     return _may_change(run, told) or bool(_details(run, told, now))
 
 
 def _details(run: Run, told: RunSeen, now: datetime) -> dict[str, Any]:
-    """Return the changed columns of a run: columns that pages show, and the columns of its checkpoint."""
+    """Return the columns of a run that the report changes, without its state and outcome."""
     changes: dict[str, Any] = {}
     if told.step and told.step[:MAX_STEP_LENGTH] != run.step:
         changes["step"] = told.step[:MAX_STEP_LENGTH]
@@ -224,7 +226,7 @@ def _details(run: Run, told: RunSeen, now: datetime) -> dict[str, Any]:
         changes["saved"] = told.saved
     checkpoint = _new_checkpoint(run, told)
     if checkpoint is not None:
-        # Charges depend on this time, so it is not after now and not before the last checkpoint.
+        # Charges depend on this time, so it must not be after now or before the last checkpoint.
         at = min(checkpoint, now)
         changes["checkpoint_at"], changes["checkpoint_told"] = max(at, run.checkpoint_at or at), checkpoint
     return changes
@@ -241,7 +243,7 @@ def _store_run_details(run: Run, told: RunSeen, now: datetime) -> None:
 
 
 def _new_checkpoint(run: Run, told: RunSeen) -> datetime | None:
-    """Return the time of a new checkpoint by the host's clock, or None.
+    """Return the time of a new checkpoint (by the host's clock), or None if there is no new checkpoint.
 
     A checkpoint is new if its time differs from the last reported time. The server's clock is not used.
     """
@@ -250,9 +252,9 @@ def _new_checkpoint(run: Run, told: RunSeen) -> datetime | None:
 
 
 def _stop_when_saved(workload: Workload, now: datetime) -> None:
-    """Stop a workload under notice once all its runs have saved a checkpoint since the notice.
+    """Stop a workload under notice when all its runs have saved a checkpoint since the notice.
 
-    No clocks are compared.
+    The agent reports this in ``saved``, so the clocks of host and server are not compared.
     """
     if workload.state == WorkloadState.NOTICE and all(run.saved for run in commands.live_runs(workload)):
         commands.order_stop(
@@ -263,14 +265,15 @@ def _stop_when_saved(workload: Workload, now: datetime) -> None:
 def _store_missing_run(
     run: Run, heard_before: datetime | None, rebooted: bool, now: datetime, *, from_previous_agent: bool
 ) -> None:
-    """Handle a live run that the agent does not report. A placed run may still be on its way to the agent.
+    """End a live run that the agent does not report, after MISSING_RUN_SECONDS or after a reboot.
 
-    ``from_previous_agent``: another agent had received the run.
+    A run that is only placed is left alone unless it has a stop command, because the agent may not have
+    received it yet. ``from_previous_agent`` is True if an earlier agent of the host received the run.
     """
     was_started = run.state != RunState.PLACED or from_previous_agent
     if not was_started and not run.commands.filter(verb=Command.Verb.STOP).exists():
         return
-    # Measured between two earlier reports, so that a clock step after the last report ends no run.
+    # The time is measured between two earlier reports. So a clock step after the last report ends no run.
     since, until = run.missing_since, heard_before or now
     waited = since is not None and until - since >= timedelta(seconds=MISSING_RUN_SECONDS)
     if rebooted or waited:
@@ -281,7 +284,10 @@ def _store_missing_run(
 
 
 def renew_lease(host: Host, seen: dict[uuid.UUID, RunSeen], now: datetime) -> None:
-    """Mark a host as alive. A silent host stays silent while it reports live runs whose rows have ended."""
+    """Mark a host as alive.
+
+    A silent host stays silent while it still reports live runs that have ended in the database.
+    """
     old = LeaseState(host.lease_state)
     if old == LeaseState.ALIVE:
         return
@@ -296,10 +302,10 @@ def _has_ended_runs(host: Host, seen: dict[uuid.UUID, RunSeen]) -> bool:
     return Run.objects.filter(host=host, public_id__in=live, state=RunState.ENDED).exists()
 
 
-# Not split: one rule per outcome; the first that matches decides.
+# This function is not split, because the first matching rule decides and the order of the rules matters.
 def _outcome(run: Run, told: RunSeen) -> str:
     if told.outcome == ReasonCode.START_FAILED and told.started_at is None and run.running_at is not None:
-        # The run did start, but the database was restored and the host has lost its record of the start.
+        # The run did start. The host has lost its record of the start after the database was restored.
         return str(ReasonCode.HOST_LOST)
     if told.prolog_failed and told.outcome == ReasonCode.START_FAILED:
         return str(ReasonCode.PROLOG_FAILED)

@@ -1,4 +1,7 @@
-"""Parse values of agents. An invalid value becomes None, so that it does not invalidate the whole frame."""
+"""Parse values in the reports of agents.
+
+An invalid value becomes None, so that it does not make the whole report invalid.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ MAX_TIMESTAMP = 253_402_300_000  # seconds since the epoch; datetime ends with t
 
 
 def parse_timestamp(stamp: float | None) -> datetime | None:
-    """Return an agent's time, or None if it is missing or outside the calendar."""
+    """Return an agent's timestamp as a datetime, or None if it is missing or out of range."""
     if stamp is None or not 0 < stamp < MAX_TIMESTAMP:
         return None
     return datetime.fromtimestamp(stamp, UTC)
 
 
 def parse_public_id(text: str) -> uuid.UUID | None:
-    """Return the id of a run, a diagnostic or a geometry change, or None if it is not a UUID."""
+    """Return the id of a run, a diagnostic or a geometry change, or None if ``text`` is not a UUID."""
     try:
         return uuid.UUID(text)
     except ValueError:
