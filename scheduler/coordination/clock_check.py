@@ -81,7 +81,7 @@ def _machine() -> str:
 def last_clock_sample() -> ClockSample | None:
     """Return the sample that the database stores, or None if no sample was stored yet.
 
-    The stored deadlines are times of this sample's wall clock.
+    The stored deadlines are correct for a wall clock that was not set since this sample.
     """
     row = ClockReading.objects.filter(pk=1).values_list("wall", "machine", "uptime").first()
     return ClockSample(*row) if row else None

@@ -75,8 +75,9 @@ class RejectedItem:
 class ApplyResult:
     """The result of committing a plan.
 
-    ``reported`` maps the id of a waiting workload to the refusal that the workload's row shows now. A
-    workload is absent if its row was not compared with the plan.
+    ``reported`` maps the id of a waiting workload to the refusal that the workload's row shows now. A refusal
+    is the reason why the workload waits, its queue position and its expected start. A workload is absent if
+    its row was not compared with the plan.
     """
 
     accepted: list[Placement | Eviction | ReservationBinding] = field(default_factory=list)
@@ -128,7 +129,7 @@ def may_change_rows(plan: Plan, reported: Mapping[int, Refusal]) -> bool:
 
 
 def _touched_workloads(plan: Plan) -> set[int]:
-    """Return the ids of the workloads that the plan starts or evicts, or for which it evicts others."""
+    """Return the ids of workloads that the plan starts or evicts, or that its evictions make room for."""
     beneficiaries = {e.for_workload for e in plan.evictions if e.for_workload is not None}
     return {p.workload for p in plan.placements} | {e.workload for e in plan.evictions} | beneficiaries
 
@@ -257,9 +258,9 @@ class _PlanApplication:
     def _allowed_evictions(self, running: Mapping[int, RunningWorkload]) -> list[Eviction]:
         """Return the evictions that are still allowed.
 
-        All evictions that make room for one workload are allowed together or not at all. Only some of them
-        would stop work without making enough room. If one of the victims is already stopping, the other
-        evictions are still allowed.
+        All evictions that make room for one workload are allowed together or not at all. If only a part of
+        them were allowed, work would be stopped without making enough room. If one of the victims is already
+        stopping, the other evictions are still allowed.
         """
         assert self.checks is not None or not self.plan.evictions, "a plan that evicts is one that acts"
         problems: dict[int, str] = {}

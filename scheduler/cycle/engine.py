@@ -1,7 +1,7 @@
 """Run one planning cycle.
 
-A cycle renews the leadership and takes a snapshot in one transaction. It plans without a transaction. Then it
-applies the plan in a second transaction.
+A cycle first renews the leadership. Then it takes a snapshot in one transaction, plans without a transaction,
+and applies the plan in a second transaction.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class CycleRecorder:
 
 
 def recording_file_text(pk: int) -> str:
-    """Return a recording as the text of a file that ``replay`` reads on any machine.
+    """Return a recording as the text of a file that ``replay_snapshot`` can read on any machine.
 
     Raises RecordingNotFound if the recording does not exist or its parts were pruned.
     """

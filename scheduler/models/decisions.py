@@ -1,4 +1,4 @@
-"""Define decisions of the engine, expected starts, and recorded snapshots."""
+"""Define the decisions of the engine, the expected starts of workloads, and the recorded snapshots."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Predict the runtime of a job at its submission, from finished jobs in the database.
 
-The rule is ``scheduler.core.queue.runtime_prediction`` (docs/scheduling.md, "Queue order").
+``scheduler.core.queue.runtime_prediction`` has the rule. docs/scheduling.md explains it under "Queue order".
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ from scheduler.runs.retry_policy import (
 from scheduler.state import nudge
 from scheduler.state.states import OPEN_RESERVATION_STATES, RunState, WorkloadState, change_state
 
-RUN_STATE_RANK = {state: number for number, state in enumerate(RunState)}  # a run never moves back
+RUN_STATE_RANK = {state: number for number, state in enumerate(RunState)}  # a run only moves to a higher rank
 IMMEDIATE_FAILURE_PERIOD = timedelta(seconds=60)  # if a run fails within this time, its host may be the cause
-MIN_ALLOCATION_PERIOD = timedelta(microseconds=1)  # PostgreSQL does not keep the bounds of an empty range
+MIN_ALLOCATION_PERIOD = timedelta(microseconds=1)  # an empty range would lose its start and end in PostgreSQL
 
 
 def advance_run(run: Run, new: RunState, at: datetime) -> bool:

@@ -120,6 +120,6 @@ def _create_commands(
             Command(host_id=r.host_id, run=r, verb=verb, code=code, stop_at=stop_at, created_at=now)
             for r in runs
         ),
-        ignore_conflicts=True,  # the run has this command already
+        ignore_conflicts=True,  # a conflict means that the run already has this command
     )
     nudge.hosts(run.host_id for run in runs)

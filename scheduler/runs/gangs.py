@@ -129,7 +129,7 @@ def runs_that_lost_a_gpu(runs: Sequence[Run]) -> set[int]:
 
 
 def record_gang_end(workload: Workload, member: Run, code: str, *, restarts: bool, now: datetime) -> None:
-    """Record which member ended first, and whether the gang restarts."""
+    """Record which member explains the end of the gang's attempt, and whether the gang restarts."""
     numbers: dict[str, Any] = {"rank": member.rank, "host": member.host.name, "attempt": workload.attempt}
     if member.exit_code is not None:
         numbers["exit_code"] = member.exit_code

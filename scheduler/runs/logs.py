@@ -67,7 +67,7 @@ def read_log(run: uuid.UUID, offset: int = 0, most: int = 256 * 1024) -> tuple[s
         number, at = divmod(position, SEGMENT_BYTES)
         piece = _read(run, number, at, min(most - len(data), SEGMENT_BYTES - at))
         if not piece:
-            break  # a gap: the next call continues after it
+            break  # the next bytes are not kept, and the next call continues after this gap
         data, position = data + piece, position + len(piece)
     data = data[: len(data) - _partial_character_bytes(data)] or data
     return _gap_notice(first - offset) + data.replace(b"\0", b"").decode(errors="replace"), first + len(data)

@@ -52,7 +52,7 @@ MAX_FAILED_HOSTS = 3  # work that failed on this many hosts is the likely cause 
 AVOID_HOST_CODES = (ReasonCode.START_FAILED, ReasonCode.DISK_RAN_LOW, *HOST_SETUP_CODES)
 
 
-# After a failed start or a low disk, other hosts are preferred for this period.
+# After a failed start or a low disk on a host, the planner prefers other hosts for this period.
 HOST_AVOIDANCE_PERIOD = timedelta(minutes=10)
 
 

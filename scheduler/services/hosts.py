@@ -30,7 +30,7 @@ from scheduler.services.removed_rows import reject_if_pool_removed
 from scheduler.state import nudge
 from scheduler.state.states import TRANSITIONS, AdminState, RepairState, RunState, WorkloadState, change_state
 
-MAX_REASON_LENGTH = 300  # characters, of a host's state_reason
+MAX_REASON_LENGTH = 300  # maximum characters of a host's state_reason
 
 
 @transaction.atomic

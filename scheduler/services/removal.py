@@ -48,7 +48,7 @@ from scheduler.state.states import (
     change_state,
 )
 
-MAX_NAMED = 20  # names in a rejection
+MAX_NAMED = 20  # maximum number of names in a rejection
 HOST_WAS_REMOVED = "its host was removed"
 OPEN_GEOMETRY_STATES = (GeometryState.DRAINING, GeometryState.CHANGING)
 OPEN_DIAGNOSTIC_STATES = (DiagnosticState.WANTED, DiagnosticState.RUNNING)

@@ -55,7 +55,7 @@ def _rank(level: str) -> int:
 def isolation_level(reported: Mapping[str, Any]) -> str:
     """Return a host's level from its reported inventory (``agent.protocol.Inventory`` as a dict).
 
-    Features that are not reported count as missing.
+    A feature that the host does not report counts as missing.
     """
     missing = missing_levels(reported, Isolation.LIMITS)
     if not missing:

@@ -38,7 +38,7 @@ class RunState(StrEnum):
 
 class ReservationState(StrEnum):
     CONFIRMED = "confirmed"
-    ACTIVE = "active"  # units are bound
+    ACTIVE = "active"  # it has started and units are bound to it
     OVER = "over"
     RELEASED = "released"  # nobody used it within the pool's no-show limit
     CANCELLED = "cancelled"
@@ -81,7 +81,7 @@ class DiagnosticState(StrEnum):
     WANTED = "wanted"  # requested, but its host has not started it
     RUNNING = "running"
     PASSED = "passed"
-    FAILED = "failed"  # the GPU must not be used
+    FAILED = "failed"  # a check failed, so the GPU must not be used
     STOPPED = "stopped"  # no result: it was interrupted by work, or its host did not report it
 
 

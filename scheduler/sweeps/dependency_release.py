@@ -22,7 +22,7 @@ from scheduler.services.workloads import end_queued_workload
 from scheduler.state import nudge
 from scheduler.state.states import WorkloadState
 
-MAX_SETTLED_PER_CALL = 500  # workloads; the next call continues
+MAX_SETTLED_PER_CALL = 500  # workloads whose dependencies are settled in one call; the next call continues
 
 
 def release_dependents(now: datetime) -> int:

@@ -1,4 +1,4 @@
-"""Close reservations when they end, and give notice to the work in them before the end."""
+"""Close reservations when they end, and give a notice to work in a reservation before its end."""
 
 from __future__ import annotations
 

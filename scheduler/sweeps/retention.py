@@ -12,7 +12,7 @@ from scheduler.runs import logs
 from scheduler.state.states import WorkloadState
 
 MIB = 1024 * 1024
-MAX_ROWS_PER_CALL = 5_000  # rows of one kind per call; the next tick continues
+MAX_ROWS_PER_CALL = 5_000  # maximum rows of one kind to delete in one call; the next tick continues
 
 
 def delete_expired_rows(now: datetime) -> tuple[int, int]:

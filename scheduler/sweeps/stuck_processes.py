@@ -35,7 +35,7 @@ def sweep_stuck_processes(now: datetime) -> None:
         "pk"
     ):
         _change(gpu, RepairState.WELL, RepairState.QUARANTINED, STUCK_REASON, now)
-    # Only live hosts: a silent host cannot confirm that the process has ended.
+    # GPUs of silent hosts stay quarantined, because a silent host cannot confirm that the process has ended.
     quarantined = Gpu.objects.filter(
         repair_state=RepairState.QUARANTINED, state_reason=STUCK_REASON, host__lease_state=LeaseState.ALIVE
     )

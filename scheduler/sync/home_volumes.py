@@ -81,7 +81,7 @@ def store_homes(host: Host, seen: HomesSeen, now: datetime) -> None:
         new = Storage(key=seen.storage, listed_at=listed_at, left_out=seen.left_out, **_disk(seen))
         Storage.objects.bulk_create(
             [new], ignore_conflicts=True
-        )  # another host may report it at the same time
+        )  # another host may report the same storage at the same time
         storage = Storage.objects.get(key=seen.storage)
         created = storage.listed_at == listed_at
     Host.objects.filter(pk=host.pk).exclude(storage=storage).update(storage=storage)

@@ -35,7 +35,7 @@ from scheduler.state.isolation import isolation_level
 from scheduler.state.states import RepairState, change_state
 
 MAX_GPUS = 64
-MAX_PROFILES = 40  # MIG profiles of one model
+MAX_PROFILES = 40  # maximum number of MIG profiles of one GPU model
 MAX_MEMORY_SLICES = 16  # NVIDIA's boards have 8
 MAX_DIAGNOSTICS = 20
 DIAGNOSTIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{1,39}")
@@ -44,7 +44,7 @@ MAX_WORD_LENGTH = 60  # characters of a package's name, a version or another sho
 CHANGED_WHILE_HELD = "its geometry changed while a part of it was in use"
 NOT_REPORTED = "its host does not report it any more"
 REPORTED_AGAIN = "its host reports it again"
-UnitLayout = set[tuple[str, str, int, int]]  # profile, uuid, first slot within the GPU, slots
+UnitLayout = set[tuple[str, str, int, int]]  # (profile, uuid, first slot within the GPU, number of slots)
 
 
 # This function is not split, because it is a list of checks, one per field.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from datetime import UTC, datetime
 
-MAX_TIMESTAMP = 253_402_300_000  # seconds since the epoch; datetime ends with the year 9999
+MAX_TIMESTAMP = 253_402_300_000  # seconds since the epoch; a datetime cannot be later than the year 9999
 
 
 def parse_timestamp(stamp: float | None) -> datetime | None:

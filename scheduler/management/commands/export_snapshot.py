@@ -1,4 +1,7 @@
-"""Write a recorded snapshot to a file, to plan again elsewhere: ./run manage export_snapshot 17 > 17.json"""
+"""Write a recorded snapshot to a file: ./run manage export_snapshot 17 > 17.json
+
+``replay_snapshot`` runs the planner on this file on any machine.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ BEGINNING = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]{0,27})?")
 
 
 def _id(text: str) -> str:
-    """Return a workload's id, or its beginning, in lower case. Raises ArgumentTypeError for other texts."""
+    """Return ``text`` in lower case if it is a workload's id or the beginning of an id.
+
+    Raises ArgumentTypeError for other texts.
+    """
     if not BEGINNING.fullmatch(text.lower()):
         raise argparse.ArgumentTypeError(
             f"{text[:40]!r}; allowed: the id of a workload or at least its first 8 characters, "

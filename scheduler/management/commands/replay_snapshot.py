@@ -1,4 +1,7 @@
-"""Plan again on a recorded snapshot: ./run manage replay_snapshot FILE. Needs no database and no clock."""
+"""Run the planner again on a recorded snapshot: ./run manage replay_snapshot FILE
+
+This command needs no database and no clock.
+"""
 
 from __future__ import annotations
 
