@@ -1,24 +1,27 @@
-"""Check that a plan keeps every promise. The verifier is independent of the planner: plain loops over rows,
-no shared rules.
+"""Check that a plan keeps the promises of docs/scheduling.md and the invariants of docs/architecture.md.
 
-``violations`` returns one sentence with the affected rows for each broken promise. An empty list means that
-the plan may be applied.
+``violations`` returns one sentence for each violation, with the ids of the affected rows. An empty list means
+that the plan may be applied.
 
-``PROMISES`` lists the promises of docs/scheduling.md and of the architecture's invariants, each with its
-check:
+The verifier is independent of the planner. It shares no rules with the planner; each check is a plain loop
+over rows.
+
+``PROMISES`` maps each promise to its check. The checks are in these modules:
+
 - ``placement_checks``: which work starts, and on which units;
-- ``quota_checks``: quotas, borrowing, caps, spare capacity;
-- ``reservation_checks``: reservations stay possible (``window_violations`` checks the answer to a request);
+- ``quota_checks``: quotas, borrowing, caps and spare capacity;
+- ``reservation_checks``: a plan leaves accepted reservations possible;
+- ``window_checks``: the answer to a request for a reservation (not in ``PROMISES``);
 - ``binding_checks``: reservations get their units at their start, and borrowers are evicted in time;
 - ``reservation_victim_checks``: the work from which a reservation takes units;
 - ``eviction_checks``: only allowed work is evicted, with enough notice, and only if needed;
-- ``refusal_checks``: every refusal has a true reason with numbers, a position, and an expected start or a
-  reason why there is none;
-- ``order_checks``: the order of turns, and the workloads that backfill may not delay.
+- ``refusal_checks``: every refusal has a true reason with numbers and, if possible, an expected start;
+- ``order_checks``: the order in which the planner considers workloads, and the limits of backfill.
 
-A check reports nothing if a plan alone cannot show that a rule was broken. Another rule is that rows in
-another order give the same plan. It needs two plans, so ``tests/core`` and ``./run bench verify`` check it on
-every example.
+Sometimes a plan alone cannot show whether a rule was broken. A check then reports nothing.
+
+One promise has no check here because it needs two plans: rows in another order must give the same plan.
+``tests/core`` and ``./run bench verify`` test this promise on every example.
 """
 
 from __future__ import annotations
@@ -173,11 +176,11 @@ PROMISES = dict(_CHECKS)
 
 
 def violations(snapshot: Snapshot, plan: Plan, now: int) -> list[str]:
-    """Return every broken promise as a sentence for engineers."""
+    """Return one sentence for each violation of a promise. The sentences are for engineers."""
     return [sentence for _, sentence in broken_promises(snapshot, plan, now)]
 
 
 def broken_promises(snapshot: Snapshot, plan: Plan, now: int) -> list[tuple[str, str]]:
-    """Return (promise, sentence) for every violation."""
+    """Return (promise, sentence) for each violation of a promise."""
     lookups = PlanLookups(snapshot, plan, now)
     return [(promise, sentence) for promise, check in PROMISES.items() for sentence in check(lookups)]

@@ -1,4 +1,8 @@
-"""Check bindings: a reservation gets its units at its start, and borrowers are evicted in time."""
+"""Check the bindings of a plan.
+
+A binding gives particular units to a reservation at its start. Work that has borrowed these units must be
+evicted in time.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,11 @@ UNBOUND_CODES = {ReasonCode.RESERVED_UNITS_MISSING, ReasonCode.RESERVED_UNITS_IN
 
 
 def bindings_are_right(lookups: PlanLookups) -> Iterator[str]:
-    """Report units that are bound outside the window, not requested, held, unhealthy, or bound twice."""
+    """Report bindings outside the reservation's window, and bindings to wrong units.
+
+    A unit is wrong if the reservation did not request it, if work still holds it, if it is not in service, or
+    if it is bound to two reservations.
+    """
     taken = Counter(u for b in lookups.plan.bindings for u in b.units)
     taken.update(u for r in lookups.snapshot.reservations if r.end > lookups.now for u in r.units)
     for binding in lookups.plan.bindings:
@@ -65,10 +73,10 @@ def _not_in_service(
 
 
 def bindings_leave_others_their_guarantee(lookups: PlanLookups) -> Iterator[str]:
-    """Report reservations bound to a model that others are guaranteed, although their team is guaranteed
-    enough of another model.
+    """Report reservations that are bound, without need, to a model that is guaranteed to other teams.
 
-    A reservation is checked only if its team has no other reservation in the window.
+    There is no need if the team's own guarantee of another accepted model covers the reservation. A
+    reservation is not checked if its team has another reservation in the same time.
     """
     for binding in lookups.plan.bindings:
         row = lookups.reservations.get(binding.reservation)
@@ -91,7 +99,7 @@ def bindings_leave_others_their_guarantee(lookups: PlanLookups) -> Iterator[str]
 
 
 def _has_rival_of_own_team(lookups: PlanLookups, row: ReservationInfo) -> bool:
-    """Return True if the team has another reservation between now and the end of this one."""
+    """Return True if the team has another reservation in this pool between now and the end of ``row``."""
     return any(
         r.id != row.id
         and (r.pool, r.team) == (row.pool, row.team)
@@ -104,7 +112,11 @@ def _has_rival_of_own_team(lookups: PlanLookups, row: ReservationInfo) -> bool:
 def _other_model_within_guarantee(
     lookups: PlanLookups, row: ReservationInfo, model: str, needs: dict[str, int], start: int
 ) -> str | None:
-    """Return another model for which the team's guarantee covers the reservation, or None."""
+    """Return an accepted model other than ``model`` of which the team's guarantee covers the reservation.
+
+    ``needs`` gives the slots that the reservation needs on each accepted model. Return None if there is no
+    such model.
+    """
     for name, need in sorted(needs.items()):
         key = (row.pool, row.team, name)
         if name != model and lookups.held(key) + need <= lookups.guaranteed_slots_at(key, start):
@@ -113,9 +125,9 @@ def _other_model_within_guarantee(
 
 
 def unbound_reservations_have_a_reason(lookups: PlanLookups) -> Iterator[str]:
-    """Report reservations that wait for units without exactly one reason with numbers.
+    """Report reservations that wait for units and do not have exactly one reason.
 
-    Also report reasons of other reservations.
+    Also report reasons with a wrong code or without numbers, and reasons of reservations that do not wait.
     """
     bound = {b.reservation for b in lookups.plan.bindings}
     reason_counts = Counter(u.reservation for u in lookups.plan.unbound)
@@ -160,10 +172,10 @@ def reservations_with_free_units_are_bound(lookups: PlanLookups) -> Iterator[str
 
 
 def borrowers_get_notice_in_time(lookups: PlanLookups) -> Iterator[str]:
-    """Report reservations that start within notice and grace, and for which too little work is evicted.
+    """Report reservations that start soon and for which the plan evicts too little work.
 
-    Work must be evicted if too few units are free in time, but the units that evictions can free would
-    suffice.
+    "Soon" means within notice plus grace. A reservation is reported if too few of its units will be free in
+    time, although evictions could free enough units.
     """
     victims = {e.workload for e in lookups.evictions}
     for reservation in sole_unbound_reservations(lookups):
@@ -187,7 +199,10 @@ def borrowers_get_notice_in_time(lookups: PlanLookups) -> Iterator[str]:
 
 
 def _units_in_service_for(lookups: PlanLookups, reservation: ReservationInfo) -> Iterator[UnitInfo]:
-    """Yield the healthy units of the pool that are not bound, on hosts that are open for the whole window."""
+    """Yield the healthy units of the reservation's pool that are not bound.
+
+    Their hosts are open and have no maintenance before the end of the reservation.
+    """
     for unit in lookups.units_by_pool.get(reservation.pool, ()):
         is_open = unit.healthy and lookups.hosts[unit.host].schedulable and unit.id not in lookups.bound
         if is_open and not lookups.under_maintenance(unit.host, lookups.now, reservation.end):
@@ -195,7 +210,7 @@ def _units_in_service_for(lookups: PlanLookups, reservation: ReservationInfo) ->
 
 
 def no_evictions_for_satisfied_reservations(lookups: PlanLookups) -> Iterator[str]:
-    """Report victims that are not needed: the reservation would have enough units without their units."""
+    """Report each victim that a reservation does not need, because it has enough units without it."""
     for reservation in sole_unbound_reservations(lookups):
         victims = [e.workload for e in lookups.evictions if e.for_reservation == reservation.id]
         free = [

@@ -1,4 +1,9 @@
-"""Check evictions: only allowed work is evicted, with enough notice, and only if this enables a start."""
+"""Check evictions: only allowed work is evicted, with enough notice, and only if the evictions enable a
+start.
+
+A victim is a workload that the plan evicts. A beneficiary is the workload or reservation that needs its
+units.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,11 @@ def _each(lookups: PlanLookups) -> Iterator[tuple[Eviction, RunningWorkload, str
 
 
 def _for_workloads(lookups: PlanLookups) -> Iterator[tuple[RunningWorkload, QueuedWorkload, str]]:
-    """Yield (victim, beneficiary, subject) for each eviction for a waiting workload of the same pool."""
+    """Yield (victim, beneficiary, name of the eviction) for each eviction for a waiting workload of the
+    victim's pool.
+
+    The name is used in the sentences of the violations.
+    """
     for eviction, victim, subject in _each(lookups):
         queued = lookups.queued.get(eviction.for_workload or 0)
         if queued is not None and queued.pool == victim.pool and eviction.for_reservation is None:
@@ -32,8 +41,9 @@ def _for_workloads(lookups: PlanLookups) -> Iterator[tuple[RunningWorkload, Queu
 
 
 def workloads_are_evicted_whole_and_once(lookups: PlanLookups) -> Iterator[str]:
-    """Report victims that do not run, are stopping already, or are evicted twice or not for exactly one
-    beneficiary.
+    """Report victims that do not run, are already stopping, or are evicted twice.
+
+    Also report evictions without exactly one beneficiary.
     """
     planned_count = Counter(e.workload for e in lookups.plan.evictions)
     for eviction in lookups.plan.evictions:
@@ -70,7 +80,7 @@ def evictions_give_full_notice(lookups: PlanLookups) -> Iterator[str]:
 
 
 def evictions_have_a_true_reason(lookups: PlanLookups) -> Iterator[str]:
-    """Report evictions without a true eviction code or without numbers."""
+    """Report evictions whose code does not match their beneficiary, and evictions without numbers."""
     for eviction, victim, subject in _each(lookups):
         queued = lookups.queued.get(eviction.for_workload or 0)
         true_code = ReasonCode.EVICTED_FOR_RESERVATION
@@ -87,7 +97,11 @@ def evictions_have_a_true_reason(lookups: PlanLookups) -> Iterator[str]:
 
 
 def beneficiary_waits_for_its_eviction(lookups: PlanLookups) -> Iterator[str]:
-    """Report beneficiaries that do not wait in the same pool, or whose refusals do not list the victim."""
+    """Report workloads for which work is evicted although they do not wait for it.
+
+    The beneficiary must wait in the victim's pool. Its refusal must have the code WAITS_FOR_EVICTION and list
+    the victim as a blocker.
+    """
     for eviction, victim, subject in _each(lookups):
         if eviction.for_workload is None:
             continue
@@ -103,14 +117,17 @@ def beneficiary_waits_for_its_eviction(lookups: PlanLookups) -> Iterator[str]:
 
 
 def no_eviction_cycles(lookups: PlanLookups) -> Iterator[str]:
-    """Report workloads that evict the work for which they were evicted."""
+    """Report workloads that evict the workload for which they were evicted themselves."""
     for victim, queued, subject in _for_workloads(lookups):
         if queued.evicted_by == victim.id:
             yield f"{subject}: workload {queued.id} was evicted for it, and now evicts it"
 
 
 def within_a_team_by_priority(lookups: PlanLookups) -> Iterator[str]:
-    """Report victims of the same team whose priority is not lower, or that run inside another reservation."""
+    """Report victims of the beneficiary's own team whose priority is not lower.
+
+    Also report victims of the same team that run inside another reservation than the beneficiary.
+    """
     for victim, queued, subject in _for_workloads(lookups):
         if victim.team == queued.team:
             if victim.priority >= queued.priority:
@@ -120,8 +137,9 @@ def within_a_team_by_priority(lookups: PlanLookups) -> Iterator[str]:
 
 
 def across_teams_only_for_a_guarantee(lookups: PlanLookups) -> Iterator[str]:
-    """Report victims of other teams that run inside a reservation or are evicted for work above its team's
-    guarantee.
+    """Report victims of other teams if the beneficiary is not within its own team's guarantee.
+
+    Also report victims of other teams that run inside a reservation.
     """
     for victim, queued, subject in _for_workloads(lookups):
         if victim.team == queued.team:
@@ -133,9 +151,11 @@ def across_teams_only_for_a_guarantee(lookups: PlanLookups) -> Iterator[str]:
 
 
 def across_teams_only_borrowed_work_is_evicted(lookups: PlanLookups) -> Iterator[str]:
-    """Report teams that lose more work to other teams than they borrow. Priority does not matter.
+    """Report teams that lose more slots to workloads of other teams than they have borrowed.
 
-    The last victim of a team may be partly within the guarantee of the team.
+    The priority does not matter. Work is evicted as a whole, so the last victim of a team may be partly
+    within the team's guarantee. Example: a team that has borrowed 4 GPUs may lose two workloads of 3 GPUs.
+    The plan does not show which victim was the last, so the largest victim is not counted.
     """
     lost_to_teams, lost_to_reservations = _lost_slots(lookups)
     for key, counts in sorted(lost_to_teams.items()):
@@ -152,7 +172,11 @@ def across_teams_only_borrowed_work_is_evicted(lookups: PlanLookups) -> Iterator
 
 
 def _lost_slots(lookups: PlanLookups) -> tuple[dict[TeamModel, list[int]], Counter[TeamModel]]:
-    """Return, by team and model: slots of each victim of other teams' work; slots lost to reservations."""
+    """Return two tables by (pool, team, model).
+
+    The first table lists the slots of each victim that is evicted for a workload of another team. The second
+    table has the sum of the slots that the team loses to reservations.
+    """
     lost_to_teams: dict[TeamModel, list[int]] = defaultdict(list)
     lost_to_reservations: Counter[TeamModel] = Counter()
     for eviction, victim, _ in _each(lookups):
@@ -166,7 +190,7 @@ def _lost_slots(lookups: PlanLookups) -> tuple[dict[TeamModel, list[int]], Count
 
 
 def _stopping_slots(lookups: PlanLookups, key: TeamModel) -> int:
-    """Return the slots of a team's work that was stopping before the plan, outside reservations."""
+    """Return the slots of a team's work outside reservations that was already stopping before the plan."""
     pool, team, model = key
     return sum(
         lookups.slots_by_model(r.units)[model]
@@ -178,7 +202,8 @@ def _stopping_slots(lookups: PlanLookups, key: TeamModel) -> int:
 def for_a_reservation_at_its_start(lookups: PlanLookups) -> Iterator[str]:
     """Report work that is evicted for a reservation too early, without need, or from another pool.
 
-    Evictions begin at most notice and grace before the start, for work that would still run at the start.
+    Too early means more than notice plus grace before the start. There is no need if the work would end
+    before the start anyway, or if it holds no units that the reservation requested.
     """
     for eviction, victim, subject in _each(lookups):
         if eviction.for_reservation is None:
@@ -194,12 +219,15 @@ def for_a_reservation_at_its_start(lookups: PlanLookups) -> Iterator[str]:
             yield f"{subject} frees no units that the reservation asked for"
 
 
-# -- need for the evictions
-# -----------------------------------------------------------------------------
+# -- whether the evictions are needed -----------------------------------------------------------------
 
 
 class EvictionBeneficiary:
-    """One workload for which others are evicted, with its victims and its own free units."""
+    """A workload for which others are evicted.
+
+    ``victims`` are the workloads that this plan evicts for it. ``stopping`` are the workloads that an earlier
+    plan evicted for it. ``own`` are the free units that are earmarked for it.
+    """
 
     def __init__(self, lookups: PlanLookups, queued: QueuedWorkload) -> None:
         self.lookups, self.queued = lookups, queued
@@ -219,21 +247,23 @@ class EvictionBeneficiary:
         ]
 
     def freed(self, workloads: list[int]) -> list[UnitInfo]:
-        """Return the units that the beneficiary may use after these workloads have stopped."""
+        """Return the units that the beneficiary may use after ``workloads`` have stopped."""
         lookups, units = self.lookups, []
         for workload in workloads:
             for unit in lookups.running[workload].units:
                 if unit in lookups.units and lookups.is_usable(lookups.units[unit]):
-                    # Both values are None outside reservations.
+                    # For a unit and a beneficiary outside reservations, both values are None.
                     is_reachable = lookups.bound.get(unit) == self.queued.reservation
                     if is_reachable and lookups.earmark.get(unit, self.queued.id) == self.queued.id:
                         units.append(lookups.units[unit])
         return units
 
     def free(self) -> list[UnitInfo]:
-        """Return the free units for the workload.
+        """Return the free units that the beneficiary may use.
 
-        If a plan evicts for several workloads, it does not show for which workload a free unit is earmarked.
+        Inside a reservation, these are the free units that are bound to the reservation. Otherwise, these are
+        the free units of the pool. If the plan evicts for several workloads, some of these units may be
+        earmarked for another workload: the plan does not show this.
         """
         if self.queued.reservation is not None:
             return [
@@ -249,7 +279,7 @@ class EvictionBeneficiary:
     def is_allowed(self, stopped: list[int], kind: KindTuple) -> bool:
         """Return True if quota, caps and spare capacity allow a start after these workloads have stopped.
 
-        True is certain: it does not depend on the other starts of the plan.
+        True is certain, whatever other work the plan starts.
         """
         spare = self.lookups.pools[self.queued.pool].policy.spare_slots
         may_use_spare = self.queued.priority is Priority.CRITICAL or self.queued.reservation is not None
@@ -262,7 +292,10 @@ def _beneficiaries(lookups: PlanLookups) -> Iterator[EvictionBeneficiary]:
 
 
 def evictions_enable_the_start(lookups: PlanLookups) -> Iterator[str]:
-    """Report beneficiaries that do not fit on their free units and their victims' units."""
+    """Report beneficiaries that do not fit on their free units together with the units of their victims.
+
+    Also report victims that hold no unit that the beneficiary asked for.
+    """
     for beneficiary in _beneficiaries(lookups):
         stopped = [*beneficiary.victims, *beneficiary.stopping]
         abandoned = [
@@ -286,9 +319,10 @@ def evictions_enable_the_start(lookups: PlanLookups) -> Iterator[str]:
 
 
 def every_eviction_is_needed(lookups: PlanLookups) -> Iterator[str]:
-    """Report victims that are not needed: the beneficiary would fit without their eviction.
+    """Report each victim without which the beneficiary would still fit.
 
-    If free units suffice, no victim is needed.
+    If the beneficiary fits on free units, report all its victims. A pool is not checked if some of its units
+    are promised for the future or if earmarked units were given up.
     """
     for beneficiary in _beneficiaries(lookups):
         pool = beneficiary.queued.pool
@@ -315,7 +349,9 @@ def every_eviction_is_needed(lookups: PlanLookups) -> Iterator[str]:
 def _fits_without(
     lookups: PlanLookups, beneficiary: EvictionBeneficiary, victim: int, free: list[UnitInfo]
 ) -> bool:
-    """Return True if the beneficiary fits without the victim's eviction, on a kind that the victim holds."""
+    """Return True if the beneficiary fits without the eviction of ``victim``, on units of a kind that the
+    victim holds.
+    """
     stopped = [v for v in beneficiary.victims if v != victim]
     victim_kinds = {kind_tuple(lookups.units[u]) for u in lookups.running[victim].units if u in lookups.units}
     units = {u.id: u for u in (*free, *beneficiary.freed(stopped))}
@@ -334,7 +370,7 @@ def _waits_for_evictions(lookups: PlanLookups) -> list[Refusal]:
 
 
 def _has_no_promises(lookups: PlanLookups, pool: int) -> bool:
-    """Return True if no unit of the pool is promised for the future, so that free units may be used."""
+    """Return True if no unit of the pool is promised for the future. Work may then use every free unit."""
     hosts = {u.host for u in lookups.units_by_pool.get(pool, ())}
     return (
         not lookups.unbound(pool)
@@ -344,7 +380,9 @@ def _has_no_promises(lookups: PlanLookups, pool: int) -> bool:
 
 
 def _stopping_unclaimed(lookups: PlanLookups, queued: QueuedWorkload) -> list[int]:
-    """Return running work of the pool that is stopping without a beneficiary."""
+    """Return the ids of running work of the pool that is stopping, but not for a reservation or for a waiting
+    workload.
+    """
     return [
         r.id
         for r in lookups.snapshot.running

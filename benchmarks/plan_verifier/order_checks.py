@@ -1,8 +1,9 @@
-"""Check the order of turns, as far as a plan shows this order.
+"""Check the order in which the planner considers workloads, as far as a plan shows this order.
 
-A plan does not contain the order of turns, but a part of the order follows from the plan. If a workload was
-refused for missing units, and the units of a started workload would have served it, then the started workload
-had its turn first. The checks report the cases in which a rule forbids this order.
+The planner considers one workload at a time. The plan does not contain the order, but a part of it can be
+inferred. Suppose that workload A was refused for missing units, and workload B started on units that would
+have served A. Then the planner considered B before A: B overtook A. The checks report overtaking that a rule
+forbids.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from scheduler.core.model.plan import Placement
 from scheduler.core.model.snapshot import QueuedWorkload
 from scheduler.core.reasons import ReasonCode
 
-MAX_PAIRS_CHECKED = (
-    40_000  # pairs of a started and a waiting workload; in a large pool only some pairs are checked
-)
+# Limits the time of the check in a large pool. A pair is a waiting and a started workload.
+MAX_PAIRS_CHECKED = 40_000
 
 
 def _overtaken_pairs(lookups: PlanLookups) -> list[tuple[QueuedWorkload, QueuedWorkload, str]]:
@@ -28,8 +28,10 @@ def _overtaken_pairs(lookups: PlanLookups) -> list[tuple[QueuedWorkload, QueuedW
 
 
 def _find_overtaken(lookups: PlanLookups) -> Iterator[tuple[QueuedWorkload, QueuedWorkload, str]]:
-    """Yield (waiting, started, model): the started workload had its turn before the waiting one. Both are in
-    the ordinary lane of one pool.
+    """Yield (waiting, started, model) for each waiting workload that a started workload overtook.
+
+    ``model`` is the model of the started workload's units. Only workloads for which the queue order alone
+    decides are compared, and only within one pool.
     """
     started = _started_by_pool(lookups)
     pairs_checked = 0
@@ -50,7 +52,11 @@ def _find_overtaken(lookups: PlanLookups) -> Iterator[tuple[QueuedWorkload, Queu
 
 
 def _started_by_pool(lookups: PlanLookups) -> dict[int, list[tuple[QueuedWorkload, Placement]]]:
-    """Return, by pool, the placements outside reservations for which nothing was evicted."""
+    """Return the placements outside reservations by pool, each with its workload.
+
+    Workloads for which an earlier plan evicted work are left out, because freed units are kept for them
+    whatever the queue order is.
+    """
     started: dict[int, list[tuple[QueuedWorkload, Placement]]] = defaultdict(list)
     for placement in lookups.placements:
         queued = lookups.queued[placement.workload]
@@ -60,7 +66,12 @@ def _started_by_pool(lookups: PlanLookups) -> dict[int, list[tuple[QueuedWorkloa
 
 
 def _waits_in_ordinary_lane(lookups: PlanLookups, waiting: QueuedWorkload) -> bool:
-    """Return True if only the order of turns decides which free units the workload gets."""
+    """Return True if the queue order alone decides which free units the workload gets.
+
+    This is not so for work inside reservations, for time-sliced shares or in a static pool. It is also not so
+    if work was evicted for the workload, if its team is at its quota, or if earmarked units of its pool were
+    given up.
+    """
     return not (
         waiting.reservation is not None
         or waiting.id in lookups.awaiting_evictions
@@ -72,7 +83,7 @@ def _waits_in_ordinary_lane(lookups: PlanLookups, waiting: QueuedWorkload) -> bo
 
 
 def priority_orders_within_a_team(lookups: PlanLookups) -> Iterator[str]:
-    """Report work that takes units for which work of higher priority of its team waits."""
+    """Report work that overtakes waiting work of its own team with higher priority."""
     for waiting, started, _ in _overtaken_pairs(lookups):
         if waiting.team == started.team and waiting.priority > started.priority:
             yield (
@@ -82,7 +93,7 @@ def priority_orders_within_a_team(lookups: PlanLookups) -> Iterator[str]:
 
 
 def guarantees_come_before_borrowing(lookups: PlanLookups) -> Iterator[str]:
-    """Report borrowers that take units for which work wholly within its team's guarantee waits."""
+    """Report borrowers that overtake waiting work that is wholly within its team's guarantee."""
     for waiting, started, model in _overtaken_pairs(lookups):
         borrows = lookups.held((started.pool, started.team, model)) >= lookups.guarantee(
             (started.pool, started.team, model)
@@ -95,9 +106,10 @@ def guarantees_come_before_borrowing(lookups: PlanLookups) -> Iterator[str]:
 
 
 def borrowers_share_fairly(lookups: PlanLookups) -> Iterator[str]:
-    """Report borrowers that come before a team with less decayed use divided by its weight.
+    """Report borrowers that overtake work of a team with less use.
 
-    The use that this plan adds counts too.
+    The use of a team is its decayed use divided by its weight. Use that this plan adds to the overtaken team
+    counts too.
     """
     for waiting, started, _ in _overtaken_pairs(lookups):
         if waiting.team == started.team or not _only_borrows(lookups, started):
@@ -108,7 +120,9 @@ def borrowers_share_fairly(lookups: PlanLookups) -> Iterator[str]:
 
 
 def _only_borrows(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
-    """Return True if, before the plan, the team holds its whole guarantee of every model that serves the
+    """Return True if the workload can start only as a borrower.
+
+    This is so if its team already holds, before the plan, its whole guarantee of every model that serves the
     workload.
     """
     models = lookups.slots_needed_by_model(queued)
@@ -117,11 +131,13 @@ def _only_borrows(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
 
 
 def _is_guaranteed_all(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
-    """Return True if the workload never gets its turn as a borrower.
+    """Return True if the planner certainly considers the workload within its team's guarantee, and never as a
+    borrower.
 
-    Every model that serves the workload must be guaranteed to its team, in addition to all other work of the
-    team. The same must be true for the team's work that may have its turn before this workload: work that
-    competes with this workload for a model, directly or through other work.
+    Two conditions make this certain. First, for every model that serves the workload, the guarantee covers
+    all held and waiting work of the team. Second, the same is true for each waiting workload of the team that
+    competes with this workload for a model. If the pool has a cap on users, the second condition applies to
+    all waiting work of the team.
     """
     team = [
         q for q in lookups.snapshot.queued if q.team == queued.team and q.pool == queued.pool and not q.gate
@@ -144,8 +160,10 @@ def _is_guaranteed_all(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
 def _competes(
     lookups: PlanLookups, first: QueuedWorkload, second: QueuedWorkload, team: list[QueuedWorkload]
 ) -> bool:
-    """Return True if two workloads of a team compete for a model, directly or through others that accept
-    several models.
+    """Return True if two workloads of a team compete for a model, directly or through other workloads.
+
+    Example: the first accepts only H100, the second only A100. They compete if a third workload of the team
+    accepts both models.
     """
     models = set(lookups.slots_needed_by_model(first))
     before = 0
@@ -169,7 +187,9 @@ def _weight(lookups: PlanLookups, team: int) -> int:
 
 
 def _added_use(lookups: PlanLookups, queued: QueuedWorkload) -> float:
-    """Return an upper bound of the use divided by weight that this plan adds to the workload's team."""
+    """Return the most use that this plan can add to the workload's team, in slot-seconds divided by the
+    team's weight.
+    """
     added = 0.0
     for placement in lookups.placements:
         row = lookups.queued[placement.workload]
@@ -180,9 +200,7 @@ def _added_use(lookups: PlanLookups, queued: QueuedWorkload) -> float:
 
 
 def the_first_preference_comes_first(lookups: PlanLookups) -> Iterator[str]:
-    """Report workloads that got one model while units of a model that they prefer are free and within their
-    limits.
-    """
+    """Report workloads that got one model although a preferred model was free and within their limits."""
     for placement in lookups.placements:
         queued = lookups.queued[placement.workload]
         if (
@@ -192,7 +210,7 @@ def the_first_preference_comes_first(lookups: PlanLookups) -> Iterator[str]:
         ):
             continue
         if queued.avoids or queued.checkpoint_storage is not None:
-            continue  # The choice between hosts comes before the choice of the model.
+            continue  # A better host is more important than the preferred model.
         got = lookups.units[placement.units[0]].model
         preferred = queued.ask.models[: queued.ask.models.index(got)] if got in queued.ask.models else ()
         free = [u for u in lookups.free_after_plan.get(queued.pool, ()) if u.model in preferred]
@@ -203,8 +221,10 @@ def the_first_preference_comes_first(lookups: PlanLookups) -> Iterator[str]:
 
 
 def a_better_place_comes_first(lookups: PlanLookups) -> Iterator[str]:
-    """Report workloads on a host to avoid, or away from their checkpoint's storage, that fit on a better
-    host.
+    """Report workloads that got a worse host although they fit on a better host.
+
+    A host is worse if the workload recently could not start on it, or if it lacks the storage with the
+    workload's checkpoint.
     """
     for placement in lookups.placements:
         queued = lookups.queued[placement.workload]
@@ -233,8 +253,10 @@ def _fits_on_free_units(lookups: PlanLookups, queued: QueuedWorkload, hosts: Col
 
 
 def _free_units_are_conclusive(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
-    """Return True if the units that are free after the plan were certainly free when this workload was
-    placed.
+    """Return True if the units that are free after the plan were certainly available to this workload.
+
+    Otherwise the planner may have kept them for another purpose, for example as spare capacity or for a
+    reservation.
     """
     pool = queued.pool
     is_uncertain = (
@@ -254,11 +276,11 @@ def _free_units_are_conclusive(lookups: PlanLookups, queued: QueuedWorkload) -> 
 
 
 def backfill_delays_nobody(lookups: PlanLookups) -> Iterator[str]:
-    """Report held units that do not serve the waiting workload, or are expected to be in use at its expected
-    start.
+    """Report work on held units that can delay the workload for which the units are held.
 
-    Work of lower priority of the same team must not delay the workload even if that work runs twice as long
-    as predicted.
+    A held unit must serve the waiting workload, and must be free of reservations at its expected start. Work
+    on the unit must be expected to end before that time. For work of the same team with lower priority, the
+    expected runtime counts twice.
     """
     for refusal in lookups.plan.refusals:
         waiting = lookups.queued.get(refusal.workload)
@@ -311,7 +333,10 @@ def _delays_by_running_work(
 
 
 def plan_rows_are_in_id_order(lookups: PlanLookups) -> Iterator[str]:
-    """Report a plan whose epoch is not its snapshot's, and rows or units that are not ordered by id."""
+    """Report a plan whose epoch differs from the epoch of its snapshot.
+
+    Also report rows or units that are not sorted by id.
+    """
     plan = lookups.plan
     if plan.epoch != lookups.snapshot.epoch:
         yield f"plan of epoch {plan.epoch} for a snapshot of epoch {lookups.snapshot.epoch}"

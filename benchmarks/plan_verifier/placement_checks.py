@@ -1,4 +1,4 @@
-"""Check placements: which work starts, and on which units."""
+"""Check placements: which work the plan starts, and on which units."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ START_CODES = {
 
 
 def known_placements(lookups: PlanLookups) -> Iterator[tuple[Placement, QueuedWorkload, str]]:
-    """Yield every placement of a known workload, with the workload's row and its name for a sentence."""
+    """Yield (placement, its workload, name of the workload) for each placement of known rows.
+
+    The name is used in the sentences of the violations.
+    """
     for placement in lookups.placements:
         yield placement, lookups.queued[placement.workload], f"workload {placement.workload}"
 
 
 def a_unit_is_held_once(lookups: PlanLookups) -> Iterator[str]:
-    """Report units that are assigned twice, or while a workload holds them."""
+    """Report placements on units that do not exist, are assigned twice, or are still held by other work."""
     taken = Counter(unit for p in lookups.plan.placements for unit in p.units)
     for unit, times in sorted(taken.items()):
         if unit not in lookups.units:
@@ -40,9 +43,10 @@ def a_unit_is_held_once(lookups: PlanLookups) -> Iterator[str]:
 
 
 def freed_units_are_earmarked(lookups: PlanLookups) -> Iterator[str]:
-    """Report units that were freed for one workload and are assigned to another workload or reservation.
+    """Report units that evictions freed for one workload, and that the plan gives to another workload or to a
+    reservation.
 
-    These units are kept for the first workload until it starts or abandons them.
+    Freed units are kept for the first workload until it starts or abandons them.
     """
     for placement in lookups.plan.placements:
         for unit in placement.units:
@@ -56,9 +60,7 @@ def freed_units_are_earmarked(lookups: PlanLookups) -> Iterator[str]:
 
 
 def gangs_start_whole(lookups: PlanLookups) -> Iterator[str]:
-    """Report workloads without the requested number of hosts, or units per host, or with units of several
-    kinds.
-    """
+    """Report workloads that do not get exactly the requested hosts and units per host, all of one kind."""
     for placement, queued, subject in known_placements(lookups):
         units = [lookups.units[u] for u in placement.units]
         per_host = Counter(u.host for u in units)
@@ -72,7 +74,7 @@ def gangs_start_whole(lookups: PlanLookups) -> Iterator[str]:
 
 
 def asks_get_matching_units(lookups: PlanLookups) -> Iterator[str]:
-    """Report units that do not match the ask's model, profile, memory, compute capability, labels or pool."""
+    """Report units with another model, profile, memory, compute capability, label or pool than requested."""
     for placement, queued, subject in known_placements(lookups):
         for unit in (lookups.units[u] for u in placement.units):
             if not serves(unit, queued.ask):
@@ -89,7 +91,7 @@ def asks_get_matching_units(lookups: PlanLookups) -> Iterator[str]:
 
 
 def nvlink_is_one_island(lookups: PlanLookups) -> Iterator[str]:
-    """Report asks for NVLink whose units on one host are not in one group."""
+    """Report requests for NVLink whose units on one host are not in one NVLink group."""
     for placement, queued, subject in known_placements(lookups):
         units = [lookups.units[u] for u in placement.units]
         for host in sorted({u.host for u in units}) if queued.ask.nvlink else ():
@@ -112,7 +114,7 @@ def only_healthy_gpus_on_open_hosts(lookups: PlanLookups) -> Iterator[str]:
 
 
 def cpu_and_memory_suffice(lookups: PlanLookups) -> Iterator[str]:
-    """Report hosts without the requested CPU and memory. Hosts of unknown size are not checked."""
+    """Report placements on hosts with too little CPU or memory. Hosts of unknown size are not checked."""
     for placement, queued, subject in known_placements(lookups):
         for host in sorted({lookups.units[u].host for u in placement.units}):
             row = lookups.hosts[host]
@@ -123,8 +125,10 @@ def cpu_and_memory_suffice(lookups: PlanLookups) -> Iterator[str]:
 
 
 def gates_hold(lookups: PlanLookups) -> Iterator[str]:
-    """Report work that starts behind a closed gate, during its back-off, above the runtime cap, or in an
-    unknown pool.
+    """Report work that starts although it may not start yet.
+
+    Work may not start behind a closed gate (for example a closed budget), during the back-off after a failed
+    attempt, with a runtime above the pool's cap, or in an unknown pool.
     """
     for placement in lookups.plan.placements:
         if (
@@ -149,9 +153,10 @@ def static_pools_are_their_owners(lookups: PlanLookups) -> Iterator[str]:
 
 
 def work_ends_in_time(lookups: PlanLookups) -> Iterator[str]:
-    """Report work whose deadline is not its limit or its reservation's end.
+    """Report placements with a wrong deadline.
 
-    Also report work outside reservations that may run into maintenance of its hosts.
+    The deadline is the workload's runtime limit, or the end of its reservation if that is earlier. Also
+    report work outside reservations that may run into maintenance of its hosts.
     """
     for placement, queued, subject in known_placements(lookups):
         until = lookups.now + queued.max_runtime_seconds
@@ -180,7 +185,7 @@ def shares_serve_one_team(lookups: PlanLookups) -> Iterator[str]:
 
 
 def slices_fill_used_gpus(lookups: PlanLookups) -> Iterator[str]:
-    """Report slices placed on an untouched GPU while a used GPU of the same host has a free slice."""
+    """Report slices placed on an unused GPU while a GPU in use on the same host has a free slice."""
     in_use = {lookups.units[u].gpu for u in lookups.holder if u in lookups.units}
     free = {
         (u.host, kind_tuple(u))
@@ -197,7 +202,10 @@ def slices_fill_used_gpus(lookups: PlanLookups) -> Iterator[str]:
 
 
 def _takes_any_free_slice(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
-    """Return True if the workload asks for slices and may use each free slice of a used GPU."""
+    """Return True if the workload requests MIG slices and may use every free slice of its pool.
+
+    The result is False if some free slices may be kept for other work or for a reservation.
+    """
     profile, pool = queued.ask.profile, queued.pool
     if not profile or profile.startswith("share") or queued.ask.nvlink or queued.reservation is not None:
         return False
@@ -212,7 +220,10 @@ def _takes_any_free_slice(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
 
 
 def placements_have_a_true_reason(lookups: PlanLookups) -> Iterator[str]:
-    """Report placements without a true start code or without numbers."""
+    """Report placements whose code does not match the way in which the work can start.
+
+    Also report placements without numbers.
+    """
     for placement, queued, subject in known_placements(lookups):
         if placement.code not in START_CODES:
             yield f"{subject} starts with code {placement.code!r}"

@@ -1,7 +1,10 @@
-"""Provide lookups for the checks: slots that teams hold before and after a plan, limits, and ends of work.
+"""Provide tables of one plan for the checks: slots held before and after the plan, limits, and ends of work.
 
-A rule that the planner also needs, such as the time at which work releases its units, is implemented a second
-time from docs/scheduling.md, as loops over rows.
+A slot is 1/840 of a GPU. Times are in seconds since the epoch.
+
+The tables need some rules of the planner, for example the time at which work releases its units. These rules
+are implemented here a second time, from docs/scheduling.md, so that the checks share no code with the
+planner.
 """
 
 from __future__ import annotations
@@ -26,19 +29,19 @@ TeamModel = tuple[int, int, str]  # pool, team, model
 
 
 class PlanLookups(UnitLookups):
-    """One plan and its snapshot as plain tables."""
+    """Tables of one plan and of the snapshot from which it was made."""
 
     def __init__(self, snapshot: Snapshot, plan: Plan, now: int) -> None:
         super().__init__(snapshot, plan, now)
         self.quotas = {(q.pool, q.team, q.model): q for q in snapshot.quotas}
         self.refusals: dict[int, Refusal] = {r.workload: r for r in plan.refusals}
         self.evictions: list[Eviction] = [e for e in plan.evictions if e.workload in self.running]
-        # filled by ``order_checks``
+        # (waiting, started, model) of each overtaking. ``order_checks`` fills this list at its first use.
         self.overtaken_pairs: list[tuple[QueuedWorkload, QueuedWorkload, str]] | None = None
 
     @cached_property
     def awaiting_evictions(self) -> set[int]:
-        """Return the workloads for which evictions were ordered before this plan."""
+        """Return the ids of the workloads for which an earlier plan evicted other work."""
         earmarked = {q.id for q in self.snapshot.queued if q.earmarked_units}
         return earmarked | {
             r.evicted_for_workload for r in self.snapshot.running if r.stopping and r.evicted_for_workload
@@ -61,17 +64,19 @@ class PlanLookups(UnitLookups):
         return all_work, non_preemptible
 
     def held(self, key: TeamModel, non_preemptible: bool = False) -> int:
-        """Return the slots that a team holds before the plan, in running work outside reservations and in
-        bound reservations.
+        """Return the slots that a team holds in a pool on a model, before the plan starts or evicts work.
 
-        ``non_preemptible``: count only non-preemptible work and reservations.
+        The sum counts running work outside reservations, and all units that are bound to the team's
+        reservations. If ``non_preemptible``, preemptible work is left out.
         """
         return self._held[1 if non_preemptible else 0][key]
 
     @cached_property
     def held_after(self) -> Counter[TeamModel]:
-        """Return the slots that each team holds after the plan, including slots kept for workloads that wait
-        for evictions.
+        """Return the slots that each team holds after the plan has started work.
+
+        Victims still count, because they hold their units until they stop. A workload that waits for
+        evictions counts too, because the freed units are kept for it.
         """
         rows = Counter(self._held[0])
         for placement in self.placements:
@@ -91,8 +96,9 @@ class PlanLookups(UnitLookups):
         return rows
 
     def slots_needed_by_model(self, queued: QueuedWorkload) -> dict[str, int]:
-        """Return, for each model that serves the ask, the slots that the ask takes on units of the largest
-        kind.
+        """Return the slots that the workload takes on each model that can serve it.
+
+        If a model has units of several sizes, the largest size counts.
         """
         rows: dict[str, int] = {}
         for kind in self.kinds_by_pool.get(queued.pool, {}):
@@ -101,7 +107,7 @@ class PlanLookups(UnitLookups):
         return rows
 
     def least_slots_by_model(self, ask: Ask, pool: int) -> dict[str, int]:
-        """Return, for each model that serves the ask, the fewest slots that the ask can take."""
+        """Return the fewest slots that the ask can take on each model that can serve it."""
         needs: dict[str, int] = {}
         for unit in self.kinds_by_pool.get(pool, {}).values():
             if serves(unit, ask):
@@ -115,8 +121,9 @@ class PlanLookups(UnitLookups):
         return 0 if quota is None else quota.guaranteed
 
     def guaranteed_slots_at(self, key: TeamModel, time: int) -> int:
-        """Return the slots that a team is guaranteed at a future time. A guarantee whose GPU-hours are used
-        up is in force again from the next period on.
+        """Return the slots that a team is guaranteed at ``time``.
+
+        A guarantee is suspended when its GPU-hours are used up. It is in force again from the next period on.
         """
         quota = self.quotas.get(key)
         if quota is not None and quota.used_up_until is not None and quota.used_up_until <= time:
@@ -127,8 +134,11 @@ class PlanLookups(UnitLookups):
         return self.pools[pool].kind is PoolKind.STATIC
 
     def within_guarantee(self, queued: QueuedWorkload, model: str) -> bool:
-        """Return True if the workload on this model would be wholly within its team's guarantee before the
-        plan.
+        """Return True if the team's guarantee of ``model`` covers the whole workload.
+
+        The slots that the team holds before the plan are subtracted from the guarantee first. In a static
+        pool, the result is True for the owner of the pool. In a dynamic pool, it is False for work inside a
+        reservation.
         """
         if self.is_static(queued.pool):
             return self.pools[queued.pool].team == queued.team
@@ -139,7 +149,10 @@ class PlanLookups(UnitLookups):
 
     @cached_property
     def held_by_user_after(self) -> Counter[tuple[int, int]]:
-        """Return the slots by (pool, user) after the plan, before any victim has stopped."""
+        """Return the slots that each (pool, user) holds after the plan has started work.
+
+        Victims still count.
+        """
         rows: Counter[tuple[int, int]] = Counter()
         for running in self.snapshot.running:
             rows[running.pool, running.user] += self.slots(running.units)
@@ -149,8 +162,9 @@ class PlanLookups(UnitLookups):
         return rows
 
     def limits_allow(self, queued: QueuedWorkload, kind: KindTuple, stopped: Collection[int] = ()) -> bool:
-        """Return True if quota and caps certainly allow a start on this kind after ``stopped`` work has
-        stopped.
+        """Return True if quota and caps certainly allow a start on units of this kind.
+
+        The workloads in ``stopped`` are treated as if they had already stopped.
         """
         rows = {workload: self.running.get(workload) or self.queued[workload] for workload in stopped}
         of_user = [w for w, row in rows.items() if row.user == queued.user]
@@ -162,7 +176,10 @@ class PlanLookups(UnitLookups):
         return self._quota_allows(queued, kind, of_team)
 
     def _caps_allow(self, queued: QueuedWorkload, need: int, stopped: Collection[int]) -> bool:
-        """Return True if ``need`` slots are within the caps once the user's ``stopped`` work has ended."""
+        """Return True if the user may hold ``need`` more slots once the workloads in ``stopped`` have ended.
+
+        Both caps are checked: the cap on one workload and the cap on one user.
+        """
         policy = self.pools[queued.pool].policy
         if policy.max_slots_per_workload is not None and need > policy.max_slots_per_workload:
             return False
@@ -171,7 +188,9 @@ class PlanLookups(UnitLookups):
         return policy.max_slots_per_user is None or user <= policy.max_slots_per_user
 
     def _quota_allows(self, queued: QueuedWorkload, kind: KindTuple, stopped: Collection[int]) -> bool:
-        """Return True if a start on this kind is within quota once the team's ``stopped`` work has ended."""
+        """Return True if the team's quota allows a start on this kind once the workloads in ``stopped`` have
+        ended.
+        """
         key = (queued.pool, queued.team, kind[0])
         quota = self.quotas.get(key)
         if quota is None:
@@ -180,7 +199,7 @@ class PlanLookups(UnitLookups):
             self.slots_by_model(self.units_held_by(w))[kind[0]] for w in stopped
         )
         refusal = self.refusals.get(queued.id)
-        # ``held_after`` contains the slots of work that waits for evictions.
+        # ``held_after`` already counts the workload if it waits for evictions.
         if refusal is None or refusal.code != ReasonCode.WAITS_FOR_EVICTION:
             held += self.need(queued.ask, kind)
         if not (queued.preemptible and queued.may_borrow):
@@ -188,9 +207,10 @@ class PlanLookups(UnitLookups):
         return quota.borrow_limit is None or held <= quota.guaranteed + quota.borrow_limit
 
     def stays_until(self, running: RunningWorkload) -> int:
-        """Return the time until which running work holds its units.
+        """Return the time at which running work releases its units if it is evicted as soon as possible.
 
-        This is its limit, or for preemptible work the earliest end by an eviction.
+        Preemptible work can be evicted after the minimum runtime, and stops after notice and grace. Other
+        work runs until its runtime limit. Work that is already stopping ends at its deadline.
         """
         policy = self.pools[running.pool].policy
         if running.stopping:
@@ -202,7 +222,11 @@ class PlanLookups(UnitLookups):
 
     @cached_property
     def release_times(self) -> dict[int, int]:
-        """Return the time until which running work outside reservations holds each unit."""
+        """Return, for each unit that running work outside reservations holds, the time at which the work can
+        release it.
+
+        ``stays_until`` defines this time.
+        """
         return {
             unit: self.stays_until(r)
             for r in self.snapshot.running
@@ -211,11 +235,11 @@ class PlanLookups(UnitLookups):
         }
 
     def is_young(self, running: RunningWorkload) -> bool:
-        """Return True while the minimum runtime protects the workload."""
+        """Return True while the minimum runtime protects the workload from eviction."""
         return self.now < running.started + self.pools[running.pool].policy.minimum_runtime_seconds
 
     def unbound(self, pool: int) -> list[ReservationInfo]:
-        """Return the reservations of a pool that have no units, even after this plan."""
+        """Return the present and future reservations of a pool that have no units, even after this plan."""
         bound = set(self.bound.values())
         return [
             r
@@ -225,8 +249,9 @@ class PlanLookups(UnitLookups):
 
     @cached_property
     def pools_with_room_being_made(self) -> set[int]:
-        """Return the pools with evictions in progress. A plan does not contain the free units that are
-        earmarked in these pools.
+        """Return the pools in which a workload waits for evictions.
+
+        Some free units of these pools are earmarked for that workload, and the plan does not show which.
         """
         waiting_for_eviction = (
             r.workload for r in self.plan.refusals if r.code == ReasonCode.WAITS_FOR_EVICTION
@@ -235,15 +260,18 @@ class PlanLookups(UnitLookups):
 
     @cached_property
     def pools_with_earmarks_given_up(self) -> set[int]:
-        """Return the pools in which earmarked units became free during the cycle, after some workloads had
-        been refused.
+        """Return the pools in which a workload gives up its earmarked units during this cycle.
+
+        The planner may have refused other workloads before these units became free.
         """
         return {q.pool for q in self.snapshot.queued if q.earmarked_units and q.id in self.abandoned_earmarks}
 
     @cached_property
     def teams_at_their_limit(self) -> set[tuple[int, int]]:
-        """Return each (pool, team) with work over its quota. Headroom is reserved for this work, ahead of the
-        team's other work.
+        """Return each (pool, team) for which a workload is refused because the team is at its quota.
+
+        The planner reserves headroom in the quota for the refused workload. Other workloads of the team may
+        therefore wait although they fit.
         """
         over_quota = (
             self.queued[r.workload]
@@ -254,5 +282,5 @@ class PlanLookups(UnitLookups):
 
     @cached_property
     def held_units(self) -> set[int]:
-        """Return the units that are held for waiting workloads."""
+        """Return the units that the plan holds for waiting workloads."""
         return {u for r in self.plan.refusals for u in r.held_units}

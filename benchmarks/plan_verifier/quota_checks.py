@@ -1,4 +1,6 @@
-"""Check quotas, borrowing, caps and spare capacity."""
+"""Check quotas, borrowing, caps and spare capacity. All capacity is counted in slots; a slot is 1/840 of a
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ TeamModelRows = tuple[TeamModel, QuotaInfo | None, list[Placement]]
 
 
 def _rows_by_team(lookups: PlanLookups) -> Iterator[TeamModelRows]:
-    """Yield each team's placements outside reservations in dynamic pools, by pool and model, with the team's
-    quota.
+    """Yield (key, quota, placements) for each (pool, team, model) on which the plan starts work.
+
+    Only work outside reservations in dynamic pools counts. ``quota`` is None if the team has no quota for the
+    model.
     """
     groups: dict[TeamModel, list[Placement]] = defaultdict(list)
     for placement, queued, _ in known_placements(lookups):
@@ -30,8 +34,9 @@ def _where(key: TeamModel) -> str:
 
 
 def quotas_hold(lookups: PlanLookups) -> Iterator[str]:
-    """Report teams that start work without a quota, or hold more than their guarantee plus their borrow
-    limit.
+    """Report teams that start work without a quota.
+
+    Also report teams that hold more than their guarantee plus their borrow limit.
     """
     for key, quota, placements in _rows_by_team(lookups):
         after = lookups.held(key) + _slots_of(lookups, placements)
@@ -45,10 +50,11 @@ def quotas_hold(lookups: PlanLookups) -> Iterator[str]:
 
 
 def only_what_may_borrow_borrows(lookups: PlanLookups) -> Iterator[str]:
-    """Report work that may not borrow and exceeds its team's guarantee.
+    """Report teams that exceed their guarantee with work that may not borrow.
 
-    Non-preemptible work must fit into the guarantee together with the team's other non-preemptible work. Work
-    that a budget excludes from borrowing must fit together with all of the team's work.
+    Work that is not preemptible may not borrow: the team's non-preemptible work must fit into the guarantee.
+    A budget can exclude further work from borrowing: such work must fit into the guarantee together with all
+    work that the team already holds.
     """
     for key, quota, placements in _rows_by_team(lookups):
         if quota is None:
@@ -71,9 +77,9 @@ def _slots_of(lookups: PlanLookups, placements: list[Placement]) -> int:
 
 
 def what_is_borrowed_is_marked(lookups: PlanLookups) -> Iterator[str]:
-    """Report borrowed slots that are not marked as borrowed, and marked slots that are not borrowed.
+    """Report teams for which the plan marks too few or too many slots as borrowed.
 
-    Only marked slots can be reclaimed.
+    The marks matter because only marked slots can be reclaimed for a guarantee.
     """
     for placement, _, subject in known_placements(lookups):
         if not 0 <= placement.borrowed_slots <= lookups.slots(placement.units):
@@ -96,7 +102,7 @@ def what_is_borrowed_is_marked(lookups: PlanLookups) -> Iterator[str]:
 
 
 def caps_hold(lookups: PlanLookups) -> Iterator[str]:
-    """Report workloads and users above their caps."""
+    """Report workloads above the cap on one workload, and users above the cap on one user."""
     held: Counter[tuple[int, int]] = Counter()
     for running in lookups.snapshot.running:
         held[running.pool, running.user] += lookups.slots(running.units)
@@ -117,10 +123,10 @@ def caps_hold(lookups: PlanLookups) -> Iterator[str]:
 def spare_capacity_is_kept(lookups: PlanLookups) -> Iterator[str]:
     """Report pools in which ordinary work uses the spare capacity.
 
-    Critical work and work inside reservations may use it.
+    Only critical work and work inside reservations may use it.
 
-    Units freed for a workload are not counted: they were checked when the evictions were decided, and are
-    free for no other workload.
+    Units that evictions freed for a workload are not counted. No other workload may use them, and the planner
+    checked the spare capacity when it decided the evictions.
     """
     taken: dict[int, int] = defaultdict(int)
     earmarked = set(lookups.earmark)

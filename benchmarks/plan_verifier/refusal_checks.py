@@ -1,5 +1,6 @@
-"""Check refusals: each has a true reason with numbers, a position, and an expected start or a reason why
-there is none.
+"""Check refusals: each has a true reason with numbers, a queue position, and an expected start.
+
+Some refusals must have no expected start, because only a change of the request or a setting can end the wait.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from scheduler.core.model.plan import Refusal
 from scheduler.core.model.snapshot import Ask, Priority, QueuedWorkload, UnitInfo
 from scheduler.core.reasons import ReasonCode
 
-CODES_WITHOUT_START = {  # the wait lasts until the request or a setting changes
+CODES_WITHOUT_START = {  # waiting does not help: the request or a setting must change
     ReasonCode.NO_SUCH_HARDWARE,
     ReasonCode.TOO_BIG_FOR_ANY_HOST,
     ReasonCode.NOT_YOUR_POOL,
@@ -24,7 +25,7 @@ CODES_WITHOUT_START = {  # the wait lasts until the request or a setting changes
     ReasonCode.RESERVATION_OVER,
     ReasonCode.RESERVATION_NOT_YOURS,
 }
-CODES_WITH_KNOWN_END = {  # the end of the wait is known
+CODES_WITH_KNOWN_END = {  # the time at which the wait ends is known
     ReasonCode.BACKING_OFF,
     ReasonCode.RESERVATION_NOT_STARTED,
     ReasonCode.WAITS_FOR_EVICTION,
@@ -83,10 +84,10 @@ def gates_are_shown(lookups: PlanLookups) -> Iterator[str]:
 
 
 def an_expected_start_or_why_there_is_none(lookups: PlanLookups) -> Iterator[str]:
-    """Report expected starts that are in the past, and check by the code whether there should be one.
+    """Report expected starts that are in the past, missing or impossible.
 
-    A refusal needs an expected start if the end of its wait is known. It must have none if only a change of
-    the request or a setting can end the wait.
+    A refusal needs an expected start if its code tells when the wait ends. It must have none if only a change
+    of the request or a setting can end the wait.
     """
     for refusal, _, subject in _each(lookups):
         start = refusal.expected_start
@@ -99,9 +100,10 @@ def an_expected_start_or_why_there_is_none(lookups: PlanLookups) -> Iterator[str
 
 
 def places_count_from_one(lookups: PlanLookups) -> Iterator[str]:
-    """Report pools whose queued workloads do not have the positions 1, 2, 3, ...
+    """Report pools in which the positions of the waiting workloads are not 1, 2, 3, ...
 
-    Workloads that were not admitted must have no position.
+    A workload behind a gate, or with a code of ``CODES_WITHOUT_START``, must have no position. A workload
+    that waits for units must have one.
     """
     positions: dict[int, list[int]] = defaultdict(list)
     for refusal, queued, subject in _each(lookups):
@@ -117,9 +119,10 @@ def places_count_from_one(lookups: PlanLookups) -> Iterator[str]:
 
 
 def blockers_run(lookups: PlanLookups) -> Iterator[str]:
-    """Report blockers that do not run in the workload's pool or are listed twice.
+    """Report blockers that do not run in the workload's pool, or that are listed twice.
 
-    A workload that waits for an eviction must have a blocker.
+    A blocker is a workload that has to end first. A workload that waits for an eviction must have at least
+    one.
     """
     for refusal, queued, subject in _each(lookups):
         if refusal.code == ReasonCode.WAITS_FOR_EVICTION and not refusal.blockers:
@@ -136,7 +139,10 @@ def blockers_run(lookups: PlanLookups) -> Iterator[str]:
 
 
 def reasons_are_true(lookups: PlanLookups) -> Iterator[str]:
-    """Report reasons that are not true, for example missing hardware although the pool has this hardware."""
+    """Report refusals whose reason is not true.
+
+    Example: the reason is that the pool lacks the hardware, although the pool has it.
+    """
     cached: dict[tuple[str, int, Ask], bool] = {}
     for refusal, queued, subject in _each(lookups):
         is_reason_true = REASON_CHECKS.get(refusal.code)
@@ -207,8 +213,10 @@ def _reservation_not_yours(lookups: PlanLookups, queued: QueuedWorkload, _: dict
 
 
 def _over_quota(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    """Return True if held and needed slots exceed the stated limit, and the stated guarantee is the
-    team's.
+    """Return True if the numbers of the refusal are right and show that the quota is exceeded.
+
+    Held plus needed slots must exceed the stated limit. The stated guarantee must be the team's guarantee,
+    and the team must hold at least the stated slots after the plan.
     """
     held, need, limit = numbers.get("held"), numbers.get("need"), numbers.get("limit")
     if queued.reservation is not None or lookups.is_static(queued.pool):
@@ -233,8 +241,9 @@ def _over_user_cap(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[s
 
 
 def _gpu_hours_used_up(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    """Return True if the GPU-hours of every model with a quota are used up, and the workload may not borrow
-    instead.
+    """Return True if the team has used up its GPU-hours of every model that the workload can use.
+
+    Models without a quota are ignored. The workload must also not be allowed to borrow instead.
     """
     keys = [(queued.pool, queued.team, model) for model in lookups.slots_needed_by_model(queued)]
     quotas = [lookups.quotas[key] for key in keys if key in lookups.quotas]
@@ -253,9 +262,10 @@ def _host_closed(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, obje
 
 
 def _host_full(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    """Return True if the workload fits on no open host, but would fit if hosts with full disks were open.
+    """Return True if the workload could start if the hosts with full disks were open, and not otherwise.
 
-    ``full`` must be the number of hosts with full disks, and ``hosts`` may name only such hosts.
+    In ``numbers``, ``full`` must be the number of hosts with full disks, and ``hosts`` may name only such
+    hosts.
     """
     units = lookups.units_by_pool.get(queued.pool, ())
     full = {
@@ -297,8 +307,10 @@ def _behind_others(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, ob
 
 
 def _behind_own_team(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    """Return True if the stated workload is of the same team or user, waits for headroom, and starts by the
-    stated time.
+    """Return True if headroom is reserved for the workload that ``numbers`` names.
+
+    The named workload must wait for the quota of the same team, or for the cap on the same user. It must be
+    expected to start at ``numbers["start"]`` or earlier.
     """
     workload_ahead, start = numbers.get("workload"), numbers.get("start")
     is_user_cap = numbers.get("of") == "person"
@@ -343,7 +355,7 @@ REASON_CHECKS: dict[str, ReasonCheck] = {
     ReasonCode.BEHIND_OWN_TEAM: _behind_own_team,
     ReasonCode.SPARE_CAPACITY_KEPT: _spare_kept,
 }
-# Reasons that depend on the pool and the ask only, so that one check serves all workloads with the same ask.
+# These reasons depend only on the pool and the ask, so the result of one check is reused for equal asks.
 REASONS_OF_THE_ASK = {
     ReasonCode.NO_SUCH_HARDWARE,
     ReasonCode.TOO_BIG_FOR_ANY_HOST,
@@ -374,7 +386,7 @@ def nothing_waits_for_units_that_lie_free(lookups: PlanLookups) -> Iterator[str]
 
 
 def _free_units_inside(lookups: PlanLookups, pool: int, reservation: int) -> list[UnitInfo]:
-    """Return the usable units of a bound reservation that are free after the plan."""
+    """Return the usable units bound to a reservation that no work holds after the plan."""
     return [
         u
         for u in lookups.units_by_pool.get(pool, ())
@@ -386,8 +398,10 @@ def _free_units_inside(lookups: PlanLookups, pool: int, reservation: int) -> lis
 
 
 def _free_units_may_be_kept_from(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
-    """Return True if evictions in progress or reserved headroom may explain why the workload gets no free
-    units.
+    """Return True if the planner may be right to give the workload no free units.
+
+    This is so during evictions in its pool, if work was evicted for it, or if headroom is reserved for other
+    work of its team.
     """
     return (
         queued.pool in lookups.pools_with_room_being_made
@@ -397,9 +411,9 @@ def _free_units_may_be_kept_from(lookups: PlanLookups, queued: QueuedWorkload) -
 
 
 def each_workload_gets_one_answer(lookups: PlanLookups) -> Iterator[str]:
-    """Report waiting workloads that do not have exactly one placement or refusal.
+    """Report waiting workloads that do not have exactly one answer.
 
-    Also report workloads that have a placement or refusal but do not wait.
+    An answer is a placement or a refusal. Also report answers for workloads that do not wait.
     """
     answers = Counter(
         [p.workload for p in lookups.plan.placements] + [r.workload for r in lookups.plan.refusals]

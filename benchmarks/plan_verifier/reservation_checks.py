@@ -1,4 +1,4 @@
-"""Check that only entitled work starts inside reservations, and that no start breaks a reservation."""
+"""Check that only entitled work starts inside reservations, and that no start makes one impossible."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from scheduler.core.model.snapshot import ReservationInfo, UnitInfo
 
 
 def only_reservation_work_on_bound_units(lookups: PlanLookups) -> Iterator[str]:
-    """Report work outside a reservation on the reservation's units, and work inside a reservation on other
-    units.
+    """Report work outside reservations that gets units bound to a reservation.
+
+    Also report work inside a reservation that gets units that are not bound to it.
     """
     for placement, queued, subject in known_placements(lookups):
         for unit in placement.units:
@@ -36,12 +37,16 @@ def work_is_entitled_to_its_reservation(lookups: PlanLookups) -> Iterator[str]:
 
 
 def reservations_stay_feasible(lookups: PlanLookups) -> Iterator[str]:
-    """Report reservations that can be kept before the plan, alone and with their rivals, but not after it."""
+    """Report unbound reservations that are feasible before the plan but not after it.
+
+    Each reservation is checked alone, and together with the reservations in force at its start. A pool is
+    skipped if no simple assignment serves all its reservations before the plan.
+    """
     before, after = lookups.release_times, _release_times_after_plan(lookups)
     for pool in sorted(lookups.pools):
         promised = largest_first(lookups.unbound(pool))
         if not can_all_be_kept(lookups, promised, before):
-            continue  # The planner may be unable to keep all of them.
+            continue  # Perhaps no plan can keep all of them.
         for reservation in promised:
             rivals = [r for r in promised if r.start <= reservation.start < r.end]
             if not can_be_kept(lookups, reservation, after):
@@ -53,7 +58,11 @@ def reservations_stay_feasible(lookups: PlanLookups) -> Iterator[str]:
 
 
 def _release_times_after_plan(lookups: PlanLookups) -> dict[int, int]:
-    """Return the time at which running and placed work outside reservations releases each unit."""
+    """Return, for each unit that work outside reservations holds after the plan, the time at which the work
+    can release it.
+
+    Preemptible work is assumed to be evicted as soon as possible.
+    """
     after = dict(lookups.release_times)
     for placement, queued, _ in known_placements(lookups):
         stays = queued.max_runtime_seconds
@@ -73,7 +82,11 @@ def largest_first(reservations: list[ReservationInfo]) -> list[ReservationInfo]:
 def open_units_for(
     lookups: PlanLookups, reservation: ReservationInfo, stays: dict[int, int]
 ) -> list[UnitInfo]:
-    """Return the units without a known obstacle to the reservation during its whole window."""
+    """Return the units that can be free for the reservation during its whole window.
+
+    ``stays`` gives the time until which work holds each unit. A unit must be healthy, on an open host without
+    maintenance in the window, and free of work and other reservations at the start.
+    """
     start = max(reservation.start, lookups.now + lookups.eviction_lead(reservation.pool))
     open_units = []
     for unit in lookups.units_by_pool.get(reservation.pool, ()):
@@ -94,8 +107,9 @@ def can_be_kept(lookups: PlanLookups, reservation: ReservationInfo, stays: dict[
 
 
 def can_all_be_kept(lookups: PlanLookups, promised: list[ReservationInfo], stays: dict[int, int]) -> bool:
-    """Return True if a greedy assignment serves every reservation. If it returns False, another assignment
-    may exist.
+    """Return True if units can be assigned to all reservations, one reservation after another.
+
+    False is not certain: a better assignment may exist.
     """
     assigned: list[tuple[ReservationInfo, set[int]]] = []
     for reservation in promised:
@@ -117,13 +131,20 @@ def can_all_be_kept(lookups: PlanLookups, promised: list[ReservationInfo], stays
 def _enough(
     lookups: PlanLookups, reservation: ReservationInfo, rivals: list[ReservationInfo], stays: dict[int, int]
 ) -> bool:
-    """Return True if the units that serve at least one rival are enough for all rivals together."""
+    """Return True if the units open for ``reservation`` are at least as many as all rivals request together.
+
+    Only units that serve at least one rival are counted.
+    """
     units = [u for u in open_units_for(lookups, reservation, stays) if any(serves(u, r.ask) for r in rivals)]
     return len(units) >= sum(r.ask.total_units for r in rivals)
 
 
 def non_preemptible_work_leaves_room_for_its_teams_reservation(lookups: PlanLookups) -> Iterator[str]:
-    """Report teams whose reservation and non-preemptible work exceed their guarantee only after the plan."""
+    """Report teams that start too much non-preemptible work before their own reservation.
+
+    The reservation and the team's non-preemptible work must fit together into the team's guarantee. A team is
+    reported only if they fit before the plan and not after it.
+    """
     for row in sole_unbound_reservations(lookups):
         if row.may_exceed_guarantee or lookups.is_static(row.pool):
             continue
@@ -144,7 +165,11 @@ def non_preemptible_work_leaves_room_for_its_teams_reservation(lookups: PlanLook
 def _non_preemptible_slots_before_plan(
     lookups: PlanLookups, row: ReservationInfo, model: str, at: int
 ) -> int:
-    """Return the slots of ``model`` that the team's non-preemptible work and reservations hold at ``at``."""
+    """Return the slots of ``model`` that the team holds at time ``at`` in non-preemptible work and bound
+    reservations.
+
+    Work that this plan starts is not counted.
+    """
     of_team = (row.pool, row.team)
     working = [r for r in lookups.snapshot.running if (r.pool, r.team) == of_team and r.until > at]
     firm = [r for r in working if r.reservation is None and not r.preemptible]
@@ -156,8 +181,11 @@ def _non_preemptible_slots_before_plan(
 def _non_preemptible_starts(
     lookups: PlanLookups, row: ReservationInfo, model: str, at: int
 ) -> list[tuple[str, int]]:
-    """Return (subject, slots of ``model``) of the team's placed non-preemptible work that still runs at
-    ``at``.
+    """Return (name, slots of ``model``) of each workload of the team that the plan starts and that may still
+    run at ``at``.
+
+    Only non-preemptible work outside reservations counts. Work for which an earlier plan evicted other work
+    is left out.
     """
     return [
         (subject, lookups.slots_by_model(placement.units)[model])
@@ -171,7 +199,10 @@ def _non_preemptible_starts(
 
 
 def sole_unbound_reservations(lookups: PlanLookups) -> Iterator[ReservationInfo]:
-    """Yield each reservation that is the only unbound one of its pool and can use only one kind of unit."""
+    """Yield each reservation that is the only unbound one of its pool and can use only one kind of unit.
+
+    With several reservations or kinds, the planner can choose between several correct plans.
+    """
     for pool in sorted(lookups.pools):
         unbound = lookups.unbound(pool)
         kinds = lookups.kinds_by_pool.get(pool, {}).values()

@@ -14,9 +14,11 @@ SECONDS_PER_PAST_EVICTION = 1800
 
 
 def borrowers_are_evicted_before_guaranteed_work(lookups: PlanLookups) -> Iterator[str]:
-    """Report evictions of guaranteed work for a reservation if free units and borrowed work suffice."""
+    """Report guaranteed work that is evicted for a reservation, although free units and borrowed work
+    suffice.
+    """
     if lookups.plan.bindings:
-        return  # The snapshot does not show the slots that bindings take from their teams' guarantees.
+        return  # New bindings take slots from guarantees; the snapshot does not show these slots.
     for reservation in sole_unbound_reservations(lookups):
         soonest = lookups.now + lookups.eviction_lead(reservation.pool)
         if not reservation.start <= soonest < reservation.end or lookups.is_static(reservation.pool):
@@ -41,7 +43,7 @@ def _borrowed_work_suffices(lookups: PlanLookups, reservation: ReservationInfo) 
 
 
 def _obtainable_units(lookups: PlanLookups, reservation: ReservationInfo) -> Iterator[UnitInfo]:
-    """Yield the units that can be free for the reservation once notice and grace are over."""
+    """Yield the units for the reservation that are free now or can be freed within notice plus grace."""
     soonest = lookups.now + lookups.eviction_lead(reservation.pool)
     for unit in lookups.units_by_pool.get(reservation.pool, ()):
         is_open = unit.healthy and lookups.hosts[unit.host].schedulable and unit.id not in lookups.bound
@@ -55,7 +57,7 @@ def _obtainable_units(lookups: PlanLookups, reservation: ReservationInfo) -> Ite
 
 
 def _would_be_evicted(lookups: PlanLookups, running: RunningWorkload, start: int) -> bool:
-    """Return True if the work may be evicted, and would still run at ``start``."""
+    """Return True if the work may be evicted for a reservation and would otherwise still run at ``start``."""
     may_be_evicted = running.preemptible and not running.stopping and not lookups.is_young(running)
     return may_be_evicted and running.reservation is None and running.until > start
 
@@ -63,8 +65,11 @@ def _would_be_evicted(lookups: PlanLookups, running: RunningWorkload, start: int
 def _guaranteed_work(
     lookups: PlanLookups, reservation: ReservationInfo, victims: list[RunningWorkload]
 ) -> set[int]:
-    """Return the victims with which a team loses guaranteed slots, if the cheapest victims are evicted
-    first.
+    """Return the ids of the victims whose eviction takes slots from a team's guarantee.
+
+    Each team first loses the slots that it borrowed, with the cheapest victims first. All further victims of
+    the team are guaranteed work. The team of the reservation may lose as many more slots as the reservation
+    needs.
     """
     pool = reservation.pool
     model, need = next(iter(lookups.least_slots_by_model(reservation.ask, pool).items()))
@@ -79,7 +84,10 @@ def _guaranteed_work(
 
 
 def _borrowed_slots(lookups: PlanLookups, pool: int, team: int, model: str) -> int:
-    """Return the slots that a team holds above its guarantee, without the slots of stopping work."""
+    """Return the slots that a team holds above its guarantee; negative if it holds less.
+
+    Work that is already stopping is not counted.
+    """
     stopping = sum(
         lookups.slots_by_model(running.units)[model]
         for running in lookups.snapshot.running
@@ -90,7 +98,11 @@ def _borrowed_slots(lookups: PlanLookups, pool: int, team: int, model: str) -> i
 
 
 def _eviction_cost(lookups: PlanLookups, running: RunningWorkload) -> int:
-    """Return the cost: slots times the sum of unsaved seconds and half an hour for each past eviction."""
+    """Return the work that an eviction loses, in slot-seconds.
+
+    The lost seconds are the time since the last checkpoint or the start. Each past eviction adds half an
+    hour.
+    """
     saved = max(running.started, running.checkpoint_at or running.started)
     unsaved = max(0, lookups.now - saved)
     return lookups.slots(running.units) * (unsaved + running.evictions * SECONDS_PER_PAST_EVICTION)

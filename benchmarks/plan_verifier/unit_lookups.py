@@ -1,8 +1,10 @@
-"""Provide lookups of units: all units, units that are free before and after a plan, and whether a request
-fits.
+"""Provide tables of units, and decide whether a request fits on given units.
 
-The planner shares no rule with these lookups. A rule that both need, such as ``serves``, is implemented a
-second time from docs/scheduling.md, as loops over rows.
+The tables list all units, and the units that are free before and after a plan. A unit is a whole GPU, a MIG
+slice or a share of a GPU. An ``Ask`` is a request for units.
+
+Some rules, such as ``serves``, are also needed by the planner. They are implemented here a second time, from
+docs/scheduling.md, so that the checks share no code with the planner.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from scheduler.core.model.snapshot import Ask, Snapshot, UnitInfo
 from scheduler.core.promises.promise_timeline import DISK_CLEANUP_SECONDS
 from scheduler.core.reasons import ReasonCode
 
-# Model, profile, memory, compute capability, slots: a request does not distinguish units with equal values.
+# The kind of a unit: (model, profile, memory in MiB, compute capability, slots). A request does not
+# distinguish units of one kind.
 KindTuple = tuple[str, str, int, int, int]
 
 
@@ -37,7 +40,7 @@ def serves(unit: UnitInfo, ask: Ask) -> bool:
 
 
 def _by_kind_and_host(ask: Ask, units: Iterable[UnitInfo]) -> dict[KindTuple, dict[int, list[UnitInfo]]]:
-    """Return the units that serve an ask, by kind and host."""
+    """Return the units that serve an ask, grouped by kind and then by host."""
     rows: dict[KindTuple, dict[int, list[UnitInfo]]] = defaultdict(lambda: defaultdict(list))
     for unit in units:
         if serves(unit, ask):
@@ -46,7 +49,10 @@ def _by_kind_and_host(ask: Ask, units: Iterable[UnitInfo]) -> dict[KindTuple, di
 
 
 def _units_in_one_island(ask: Ask, units: list[UnitInfo]) -> list[UnitInfo]:
-    """Return as many of one host's units as the ask needs, in one NVLink group if the ask requires this."""
+    """Return as many of one host's units as the ask needs.
+
+    If the ask requires NVLink, all returned units are in one NVLink group.
+    """
     groups = Counter(u.nvlink_group for u in units if u.nvlink_group is not None)
     if ask.nvlink:
         group = next(g for g, count in groups.items() if count >= ask.units)
@@ -67,7 +73,7 @@ def _by_id(rows: Iterable[RowT]) -> dict[int, RowT]:
 
 
 class UnitLookups:
-    """Lookups by id, and the free units of each pool before and after the plan."""
+    """Tables of rows by id, and the free units of each pool before and after the plan."""
 
     def __init__(self, snapshot: Snapshot, plan: Plan, now: int) -> None:
         self.snapshot, self.plan, self.now = snapshot, plan, now
@@ -79,7 +85,8 @@ class UnitLookups:
         self.running = _by_id(snapshot.running)
         self.reservations = _by_id(snapshot.reservations)
         self.holder = {unit: r.id for r in snapshot.running for unit in r.units}
-        # Only placements of known rows are checked further. Other checks report unknown rows.
+        # Placements with an unknown workload, pool or unit are left out here. Three other checks report them:
+        # ``each_workload_gets_one_answer``, ``gates_hold`` and ``a_unit_is_held_once``.
         self.placements: list[Placement] = [p for p in plan.placements if self._names_known_rows(p)]
         self.placed = {p.workload: p for p in self.placements}
         self.placed_on = {unit: p.workload for p in self.placements for unit in p.units}
@@ -92,9 +99,9 @@ class UnitLookups:
     def _read_promised_units(self) -> None:
         self.bound = {u: r.id for r in self.snapshot.reservations if r.end > self.now for u in r.units}
         self.bound |= {u: b.reservation for b in self.plan.bindings for u in b.units}
-        # Units freed for a workload stay earmarked until the workload starts, or until it cannot start and no
-        # eviction for it is in progress. If it starts on other units, the earmarked ones become free in the
-        # next cycle.
+        # Units that evictions freed for a workload stay earmarked while it waits for further evictions. The
+        # workload abandons them if it starts, or if it is refused for another reason. If it starts on other
+        # units, its earmarked units become free in the next cycle.
         self.abandoned_earmarks = {
             r.workload for r in self.plan.refusals if r.code != ReasonCode.WAITS_FOR_EVICTION
         } | self.placed.keys()
@@ -122,7 +129,7 @@ class UnitLookups:
 
     @cached_property
     def windows(self) -> dict[int, list[tuple[int, int]]]:
-        """Return the maintenance windows of each host: (start, end)."""
+        """Return the maintenance windows of each host as (start, end)."""
         rows: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for window in self.snapshot.maintenance:
             rows[window.host].append((window.start, window.end))
@@ -139,10 +146,10 @@ class UnitLookups:
         )
 
     def is_open_from(self, host: int, start: int) -> bool:
-        """Return True if a promise from ``start`` on may count on the host.
+        """Return True if a promise that begins at ``start`` may count on the host.
 
-        This is so if the host takes work now, or if its disk is full and ``start`` leaves enough time to
-        clear the disk: the eviction lead and ``DISK_CLEANUP_SECONDS``.
+        A host that takes work now always counts. A host with a full disk counts if its disk can be cleared
+        before ``start``: notice, grace and ``DISK_CLEANUP_SECONDS`` must fit into the time until then.
         """
         row = self.hosts[host]
         if row.schedulable or row.closed_code != ReasonCode.HOST_FULL:
@@ -151,7 +158,10 @@ class UnitLookups:
 
     @cached_property
     def free_before_plan(self) -> dict[int, list[UnitInfo]]:
-        """Return, by pool, the usable units that are neither held nor bound before the plan."""
+        """Return the usable units of each pool that no work holds and that are bound to no reservation.
+
+        Units that this plan binds are left out too.
+        """
         return {
             pool: [
                 u for u in units if self.is_usable(u) and u.id not in self.holder and u.id not in self.bound
@@ -161,7 +171,10 @@ class UnitLookups:
 
     @cached_property
     def free_after_plan(self) -> dict[int, list[UnitInfo]]:
-        """Return, by pool, the usable units that are neither held nor earmarked after the plan."""
+        """Return the units of ``free_before_plan`` that are still free after the plan, by pool.
+
+        Units earmarked for a workload are left out, even if the workload abandons them in this plan.
+        """
         taken = self.placed_on.keys() | self.earmark.keys() | self.abandoned_units
         return {
             pool: [u for u in units if u.id not in taken] for pool, units in self.free_before_plan.items()
@@ -169,7 +182,7 @@ class UnitLookups:
 
     @cached_property
     def kinds_by_pool(self) -> dict[int, dict[KindTuple, UnitInfo]]:
-        """Return, by pool, one unit of each kind."""
+        """Return one example unit of each kind, by pool and kind."""
         return {pool: {kind_tuple(u): u for u in units} for pool, units in self.units_by_pool.items()}
 
     def slots(self, units: Iterable[int]) -> int:
@@ -189,7 +202,10 @@ class UnitLookups:
 
     @cached_property
     def _cpu_and_memory_used(self) -> tuple[Counter[int], Counter[int]]:
-        """Return two tables by host: the CPU and the memory that running and placed work uses."""
+        """Return the CPU and the memory that running and placed work uses on each host.
+
+        The result is two tables by host: CPU in thousandths of a core, and memory in MiB.
+        """
         cpu: Counter[int] = Counter()
         memory: Counter[int] = Counter()
         rows = [(r.units, r.cpu_milli, r.memory_mib) for r in self.snapshot.running]
@@ -211,10 +227,10 @@ class UnitLookups:
     def _has_cpu_and_memory(
         self, ask: Ask, host: int, stopped: Collection[int], on_empty_hosts: bool
     ) -> bool:
-        """Return True if a host has CPU and memory for one part of an ask once ``stopped`` work has
-        stopped.
+        """Return True if a host has enough CPU and memory for its part of the ask.
 
-        ``on_empty_hosts``: assume that the host is empty.
+        The workloads in ``stopped`` are treated as if they had already stopped. If ``on_empty_hosts``, the
+        host is treated as empty. A host whose size is unknown always has enough.
         """
         cpu, memory = (0, 0) if on_empty_hosts else (self.cpu_used(host), self.memory_used(host))
         for workload in () if on_empty_hosts else stopped:
@@ -227,7 +243,7 @@ class UnitLookups:
         return enough_cpu and enough_memory
 
     def units_held_by(self, workload: int) -> tuple[int, ...]:
-        """Return the units of running work, or of work that this plan starts."""
+        """Return the units of a workload that runs or that this plan starts."""
         if workload in self.running:
             return self.running[workload].units
         return self.placed[workload].units if workload in self.placed else ()
@@ -241,10 +257,12 @@ class UnitLookups:
     def kinds_that_fit(
         self, ask: Ask, units: Iterable[UnitInfo], stopped: Collection[int] = (), on_empty_hosts: bool = False
     ) -> Iterator[KindTuple]:
-        """Yield the kinds whose units among ``units`` serve the whole ask after ``stopped`` work has stopped.
+        """Yield the kinds of units on which the whole ask fits, if it may use only ``units``.
 
-        Enough hosts must each have enough units of one kind (in one NVLink group if requested), all labels,
-        and enough CPU and memory.
+        The ask fits on a kind if enough hosts each have enough units of this kind, all labels, and enough CPU
+        and memory. If the ask requires NVLink, the units of each host must be in one NVLink group. The
+        workloads in ``stopped`` are treated as if they had already stopped. If ``on_empty_hosts``, all hosts
+        are treated as empty.
         """
         for kind, by_host in _by_kind_and_host(ask, units).items():
             hosts = (
@@ -256,8 +274,9 @@ class UnitLookups:
                 yield kind
 
     def some_units_that_fit(self, ask: Ask, units: Iterable[UnitInfo]) -> set[int] | None:
-        """Return units that serve the whole ask on otherwise empty hosts, or None. Hosts with the fewest
-        units come first.
+        """Return the ids of units that serve the whole ask on otherwise empty hosts.
+
+        Hosts with the fewest suitable units are chosen first. Return None if the ask does not fit.
         """
         for by_host in _by_kind_and_host(ask, units).values():
             hosts = [

@@ -1,4 +1,4 @@
-"""Check the answer to a request to reserve a window."""
+"""Check the planner's answer to a request for a reservation."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def window_violations(
     now: int,
     may_exceed_guarantee: bool = False,
 ) -> list[str]:
-    """Return the errors in the answer to a request to reserve ``ask`` for ``[start, end)``.
+    """Return the errors in the answer to a request to reserve ``ask`` from ``start`` to ``end``.
 
-    An acceptance must leave every promise possible and the guarantees of others intact. A rejection must have
-    a code with numbers. The windows that it offers must be in the future and of the same length.
+    An acceptance must leave all earlier reservations possible and the guarantees of other teams intact. A
+    rejection must have a code with numbers. A rejection may offer other windows: they must be in the future
+    and as long as the requested window.
     """
     lookups = PlanLookups(snapshot, EmptyPlan(snapshot.epoch), now)
     if not answer.fits:
@@ -52,7 +53,7 @@ def _wrong_acceptance(lookups: PlanLookups, ask: Ask, pool: int, start: int, end
     if not lookups.fits(ask, obtainable, on_empty_hosts=True):
         yield "accepted, but no units are free for the whole window"
     if not can_all_be_kept(lookups, largest_first(lookups.unbound(pool)), lookups.release_times):
-        return  # A reservation that can't be kept anyway takes no units from others.
+        return  # Perhaps not all earlier reservations can be kept, so their needs prove no error.
     promised = [
         r
         for r in lookups.unbound(pool)
@@ -66,7 +67,7 @@ def _wrong_acceptance(lookups: PlanLookups, ask: Ask, pool: int, start: int, end
 
 
 def _obtainable_units(lookups: PlanLookups, pool: int, start: int, end: int) -> list[UnitInfo]:
-    """Return the units that are in service and can be free for the whole window."""
+    """Return the units of the pool that are in service and can be free for the whole window."""
     return [
         u
         for u in lookups.units_by_pool.get(pool, ())
@@ -78,7 +79,7 @@ def _obtainable_units(lookups: PlanLookups, pool: int, start: int, end: int) -> 
 
 
 def _serves_alike(lookups: PlanLookups, reservation: ReservationInfo, ask: Ask, pool: int) -> bool:
-    """Return True if the reservation can only use units that the ask could also use."""
+    """Return True if every kind of unit that serves the reservation also serves the ask."""
     units = lookups.kinds_by_pool.get(pool, {}).values()
     return all(serves(u, ask) for u in units if serves(u, reservation.ask))
 
@@ -99,8 +100,10 @@ def _is_held_in(lookups: PlanLookups, unit: UnitInfo, start: int, end: int) -> b
 def _violated_guarantees(
     lookups: PlanLookups, ask: Ask, team: int, pool: int, start: int, end: int
 ) -> Iterator[str]:
-    """Report the accepted models if a reservation of any of them violates guarantees of others at some time
-    in the window.
+    """Report an acceptance that leaves other teams less than their guarantees.
+
+    An acceptance is right if at least one accepted model causes no violation. Otherwise the violations of all
+    models are reported together.
     """
     violated = []
     for model, need in sorted(lookups.least_slots_by_model(ask, pool).items()):
@@ -113,7 +116,9 @@ def _violated_guarantees(
 
 
 def _beyond_limits(lookups: PlanLookups, ask: Ask, team: int, pool: int, start: int) -> Iterator[str]:
-    """Report a reservation that is above its team's limit for every accepted model."""
+    """Report an acceptance for which the team exceeds its guarantee plus borrow limit on every accepted
+    model.
+    """
     allowed = []
     for model, need in lookups.least_slots_by_model(ask, pool).items():
         quota = lookups.quotas.get((pool, team, model))
@@ -130,9 +135,10 @@ def _beyond_limits(lookups: PlanLookups, ask: Ask, team: int, pool: int, start: 
 def first_violated_guarantee(
     lookups: PlanLookups, model: str, need: int, team: int, pool: int, window: tuple[int, int]
 ) -> int | None:
-    """Return the first time at which ``need`` more slots leave others less than their guarantees, or None.
+    """Return the first time in the window at which ``need`` more slots of the team violate a guarantee of
+    another team.
 
-    Only reservations that are bound now count as promised.
+    Return None if there is no such time. Of all reservations, only those that have units now are counted.
     """
     start, end = window
     capacity = _capacity_from(lookups, pool, model, start)
@@ -152,7 +158,7 @@ def first_violated_guarantee(
 
 
 def _capacity_from(lookups: PlanLookups, pool: int, model: str, start: int) -> int:
-    """Return the slots of ``model`` on healthy units of hosts that are open from ``start`` on."""
+    """Return the slots of ``model`` on healthy units whose hosts are open from ``start`` on."""
     return sum(
         u.slots
         for u in lookups.units_by_pool[pool]
