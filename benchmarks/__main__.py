@@ -1,6 +1,6 @@
 """Run one benchmark: `python -m benchmarks NAME [--json] [ARGS]`.
 
-The last line of the output is a JSON object of its figures.
+The last line of the output is a JSON object with the figures of the benchmark.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def names() -> list[str]:
 def main(arguments: list[str]) -> int:
     """Run the benchmark named by the first argument. Return the exit code.
 
-    With --json, progress goes to stderr and stdout gets one line.
+    With --json, all progress is printed to stderr, and stdout has only the line with the figures.
     """
     if not arguments or arguments[0] not in names():
         print(f"gpupool: name a benchmark: {', '.join(names()) or 'none exist'}", file=sys.stderr)

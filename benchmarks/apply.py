@@ -1,16 +1,19 @@
-"""Measure the database cost of a planning cycle: the snapshot of a large pool, and the commit of its plan.
+"""Measure the database cost of a planning cycle on a large pool.
 
     ./run bench apply --gpus 10000 --placements 100
 
-- ``seconds``: the whole snapshot and the apply together; the fastest of ``--rounds``.
-- ``queries``: number of SQL queries of both. The sizes of the pool and of the plan do not change it.
-- ``cpu_seconds``: CPU time of this process and of its database connection. Other load on the machine does not
-  increase it.
-- ``warm_seconds``: an update of the snapshot that the engine caches between cycles, after ``--placements``
-  new placements and as many new jobs.
-- ``quiet_seconds``: a whole cycle in which nothing has changed.
-- ``recording_seconds``: preparation of the recording, before anything is locked. Writing the recording is
-  part of the apply.
+A cycle reads a snapshot of the pool, plans, and writes ("applies") the plan. The figures are:
+
+- ``seconds``: time of the whole snapshot and the apply, in the fastest of ``--rounds`` cycles.
+- ``queries``: number of SQL queries of the snapshot and the apply. It does not depend on the size of the pool
+  or of the plan.
+- ``cpu_seconds``: CPU time of this process and of its database connection. Unlike ``seconds``, it is not
+  increased by other load on the machine.
+- ``warm_seconds``: time to update the snapshot that the engine caches between cycles. Before each update,
+  ``--placements`` jobs were placed and as many new jobs were queued.
+- ``quiet_seconds``: time of a whole cycle in which nothing has changed.
+- ``recording_seconds``: time to prepare the recording of the cycle, before any row is locked. The time to
+  write the recording is part of the apply.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ SERVICES = ("postgres", "valkey")
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Measure ``--rounds`` cycles; before each round, ``--placements`` new jobs are queued."""
+    """Measure ``--rounds`` cycles. Before each cycle, ``--placements`` new jobs are queued."""
     parser = argparse.ArgumentParser(prog="./run bench apply", description=__doc__)
     parser.add_argument("--gpus", type=_between(8, 100_000), default=10_000)
     parser.add_argument("--placements", type=_between(1, 1_000), default=100)
@@ -57,7 +60,7 @@ def _measure(gpus: int, placements: int, waiting: int, rounds: int) -> dict[str,
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     warm = SnapshotCache()
-    engine.run_cycle("bench", now, cache=warm)  # acquires the leadership and writes all refusals
+    engine.run_cycle("bench", now, cache=warm)  # becomes the leader and writes all refusals
     cycles, warm_times, quiet_times = [], [], []
     for number in range(rounds):
         now += timedelta(seconds=2)
@@ -110,7 +113,7 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
     decisions = plan(state, core_values.epoch_seconds(now))
     plan_seconds = time.perf_counter() - started
     recorder, ordered = CycleRecorder(), sort_rows(state)
-    # The first recording of a process includes all hardware. Measure a later one, which is the usual case.
+    # The first recording of a process is larger: it includes all hardware. Write it before the measurement.
     _keep(
         recorder,
         dataclasses.replace(ordered, queued=ordered.queued[1:]),
@@ -144,21 +147,24 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
 
 
 def _keep(recorder: Any, state: Any, decisions: Any, planned_at: int, now: datetime) -> None:
-    """Prepare, write and commit one recording."""
+    """Prepare, write and commit one recording of a cycle."""
     prepared = recorder.prepare(state, decisions, planned_at, now)
     recorder.write(prepared, now)
     recorder.committed(prepared, now)
 
 
 def _cpu_seconds() -> float:
-    """Return the CPU seconds of this process, plus those of its database server process if it is local."""
+    """Return the CPU seconds of this process and of its database server process.
+
+    The server process is not counted if it runs on another machine.
+    """
     from benchmarks.ingest import _cpu_of_connection
 
     return time.process_time() + (_cpu_of_connection() or 0.0)
 
 
 class _QueryCounter:
-    """A counter of SQL queries, used as an execute wrapper of the connection."""
+    """A counter of SQL queries. It is an execute wrapper of the Django connection."""
 
     def __init__(self) -> None:
         self.count = 0

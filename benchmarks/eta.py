@@ -1,11 +1,13 @@
-"""Measure the accuracy of start estimates: expected against real starts of jobs on the Philly trace.
+"""Measure how well the estimated starts of waiting jobs agree with their real starts.
 
     ./run bench eta --jobs philly.csv --nodes 64
 
-The engine plans the jobs of ``bench philly``, with the same limits. One in ``--every`` jobs is sampled at
-random (``--seed``): the engine explains its plan as it does for users, and the estimate is compared with the
-start. Jobs that start at once are not counted. An estimate is a range of start times; its upper end comes
-from the errors of earlier estimates (``scheduler/core/explain/start_ranges.py``).
+The planner replays the jobs of ``bench philly`` with the same runtime limits. One in ``--every`` jobs is
+sampled at random (``--seed``). When a sampled job is submitted and has to wait, its estimated start is
+recorded, and later compared with its real start. Jobs that start at once are not counted.
+
+An estimate is a range of start times. The end of the range comes from the errors of earlier estimates
+(``scheduler/core/explain/start_ranges.py``).
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ SERVICES: tuple[str, ...] = ()
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Return the errors of the estimates, in seconds, for sampled jobs that had to wait.
+    """Return the errors of the estimates in seconds, for the sampled jobs that had to wait.
 
-    ``late_share`` is the share of jobs that started after the end of their estimated range.
+    ``late_share`` is the share of these jobs that started after the end of their estimated range.
     """
     parser = argparse.ArgumentParser(prog="eta", description=__doc__)
     parser.add_argument("--jobs", metavar="FILE")
@@ -64,7 +66,10 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def share(facts: list[bool]) -> float | None:
-    """Return the share of True values, rounded to 4 digits; None for an empty list."""
+    """Return the share of True values, rounded to 4 digits.
+
+    Return None for an empty list.
+    """
     return round(sum(facts) / len(facts), 4) if facts else None
 
 
@@ -78,13 +83,13 @@ class EstimateSample:
         self.questions = self.unknown = 0
 
     def is_sampled(self, queued: QueuedWorkload) -> bool:
-        """Return True for one in ``every`` jobs, at random."""
+        """Return True at random for one in ``every`` jobs."""
         sampled = self.rng.random() * self.every < 1
         self.questions += sampled
         return sampled
 
     def record_estimate(self, now: int, refusal: Refusal) -> None:
-        """Record the estimate that a waiting job receives when it is submitted."""
+        """Record the estimate that a sampled job gets if it has to wait when it is submitted."""
         if refusal.expected_start is None:
             self.unknown += 1
             return
@@ -93,5 +98,5 @@ class EstimateSample:
         self.record.note_estimate(refusal.workload, now, refusal.expected_start)
 
     def started(self, workload: int, now: int) -> None:
-        """Record the start of a job."""
+        """Record the start of a job, from which later estimates learn."""
         self.record.started(workload, now)

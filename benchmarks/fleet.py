@@ -1,18 +1,25 @@
-"""Measure a fleet at full rate against one web, one edge, one engine and one database, all on this machine.
+"""Measure a fleet of agents at full rate against all servers on this machine.
 
     ./run bench fleet --hosts 500 --seconds 60 --json
 
-``--hosts`` light agents in two processes use the wire protocol like real agents
-(``benchmarks/harness/light_agents.py``). Each has eight GPUs and sends a report and a batch of samples every
-five seconds. ``./run up`` starts the servers. Two jobs a second are submitted over the API. Two more hosts
-are real agents, each with one job in its sandbox; their memory is measured.
+``./run up`` starts the servers: one web, one edge, one engine, one worker and one database. Two processes run
+``--hosts`` light agents (``benchmarks/harness/light_agents.py``), which use the wire protocol like real
+agents. Each light agent has eight GPUs. Every five seconds, it sends a report and a batch of samples. Two
+jobs a second are submitted over the API.
 
-The figures are ``{"hosts", "sync_p95", "start_p95", "agent_mb", "shim_mb", "errors"}``. ``sync_p95`` is the
-server time of a sync by the edge's own metric, in the measured seconds only. ``start_p95`` is the time from
-the decision to start a run until its agent receives the order (the frame ``Desired``). ``agent_mb`` is the
-maximum resident memory (RSS) of an agent's process. ``shim_mb`` is the RSS of a shim while its job runs, plus
-the private memory of the shim's guard. The proportional share (PSS) of both is reported too. ``errors``
-counts refused or lost connections and frames, HTTP answers of 500 and above, and tracebacks in logs.
+The memory of the agent and its shim is measured on two more hosts, which have real agents. Each real agent
+runs one job in its sandbox.
+
+The figures are ``{"hosts", "sync_p95", "start_p95", "agent_mb", "shim_mb", "errors"}`` and more:
+
+- ``sync_p95``: 95th percentile of the time in which the edge answers a report, from the edge's own metric.
+- ``start_p95``: 95th percentile of the time from the decision to start a run until its agent receives the
+  order (the frame ``Desired``).
+- ``agent_mb``: maximum resident memory (RSS) of an agent.
+- ``shim_mb``: maximum RSS of a shim while its job runs, plus the private memory of the shim's guard.
+- ``agent_pss_mb`` and ``shim_pss_mb``: the proportional memory (PSS) of the same processes.
+- ``errors``: number of refused or lost connections and frames, of HTTP answers with a status of 500 or above,
+  and of tracebacks in logs.
 """
 
 from __future__ import annotations
@@ -47,9 +54,9 @@ SERVICES = ()
 GPUS = 8
 MODEL = "H100-80GB"
 REAL = ("real-1", "real-2")
-PROCESSES = 2  # of light agents
+PROCESSES = 2  # processes that run the light agents
 JOIN_SECONDS = 300.0
-SETTLE_SECONDS = 10.0  # from the first job to the first measured second
+SETTLE_SECONDS = 10.0  # wait between the first job and the start of the measurement
 JOB_SECONDS = 20
 REFUSED = "gpupool_edge_agents_refused_total"
 
@@ -77,17 +84,20 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 @dataclass
 class MemoryWatch:
-    """The maximum memory in MiB of a process, or of several processes together.
+    """The maximum memory in MiB of one process, or of several processes together.
 
-    ``rss`` of several processes is the RSS of the first and the private memory of the others, so that shared
-    memory counts once. ``pss`` is the sum of all PSS.
+    For several processes, ``rss`` is the RSS of the first process plus the private memory of the others.
+    Shared memory therefore counts once. ``pss`` is the sum of the PSS of all processes.
     """
 
     rss: float = 0.0
     pss: float = 0.0
 
     def look(self, *pids: int) -> None:
-        """Read the memory of the processes once; record nothing if one of them has ended."""
+        """Read the memory of the processes once.
+
+        Record nothing if one of the processes has ended.
+        """
         try:
             texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
         except OSError:
@@ -102,7 +112,10 @@ class MemoryWatch:
 
 @dataclass
 class FleetLoad:
-    """A thread that submits jobs at a steady rate; a slow answer delays only the next job."""
+    """A thread that submits jobs at a steady rate, one after another.
+
+    After a slow answer, it submits the next jobs at once to catch up, but by at most one second.
+    """
 
     url: str
     token: str
@@ -139,7 +152,7 @@ class FleetLoad:
 
 
 def submit(url: str, token: str, command: str, units: int = 1, **also: Any) -> str:
-    """Submit one job over the API and return its id. Raises OSError."""
+    """Submit one job over the API and return its id. Raises OSError if the API does not accept it."""
     body = {
         "project": "fleet/fleet",
         "pool": "fleet",
@@ -159,7 +172,7 @@ def submit(url: str, token: str, command: str, units: int = 1, **also: Any) -> s
 
 
 class FleetBenchmark:
-    """The installation, its light agents and the real agents."""
+    """The servers, the light agents and the real agents of one measurement."""
 
     def __init__(self, folder: Path, hosts: int) -> None:
         self.folder = folder
@@ -175,7 +188,10 @@ class FleetBenchmark:
     # -- starting and stopping --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start servers, hosts and agents; wait for live hosts and a job on each real host."""
+        """Start the servers and agents.
+
+        Wait until all hosts are alive and a job runs on each real host.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o711)
         self._start_servers()
@@ -225,7 +241,7 @@ class FleetBenchmark:
     def _organise(self) -> dict[str, str]:
         """Create the hosts, and a team with one member and a guarantee of all GPUs.
 
-        Return the join tokens by host name.
+        Return the join token of each host by its name.
         """
         from portal.models import Membership, Organisation, User
         from portal.services.fleet import hosts
@@ -300,7 +316,10 @@ class FleetBenchmark:
     # -- measuring --------------------------------------------------------------------------------
 
     def measure(self, seconds: int, per_second: float) -> dict[str, Any]:
-        """Submit jobs, wait until the load is steady, measure, and end the light agents."""
+        """Submit jobs, wait until the load is steady, and measure for ``seconds``.
+
+        The light agents are ended afterwards. ``per_second`` is the number of jobs submitted in a second.
+        """
         load = FleetLoad(self.url, self.token, per_second)
         self._watch(SETTLE_SECONDS)
         for process in self.light:
@@ -342,7 +361,7 @@ class FleetBenchmark:
         }
 
     def _watch(self, seconds: float) -> None:
-        """Read the memory of the real agents and shims once a second."""
+        """Read the memory of the real agents and their shims once a second, for ``seconds``."""
         ends = time.monotonic() + seconds
         while (remaining := ends - time.monotonic()) > 0:
             for process in self.real.values():
@@ -369,7 +388,11 @@ class FleetBenchmark:
         return arrivals, errors, round_trips
 
     def _starts(self, arrivals: dict[str, float], began: datetime, ended: datetime) -> list[float]:
-        """Return the seconds from each decision of the measured time to its arrival at the agent."""
+        """Return the seconds from each decision to start a run until its light agent received the order.
+
+        Only decisions between ``began`` and ``ended`` count. ``arrivals`` gives the time at which each order
+        arrived.
+        """
         from scheduler.models import Command
 
         commands = Command.objects.filter(
@@ -387,13 +410,16 @@ class FleetBenchmark:
         return errors
 
     def alive(self) -> int:
-        """Return the number of alive hosts."""
+        """Return the number of hosts whose lease is alive."""
         from scheduler.models import Host
 
         return Host.objects.filter(lease_state="alive").count()
 
     def shims(self) -> list[tuple[int, int]]:
-        """Return (pid of the shim, pid of its guard) for each shim of the real agents if both still run."""
+        """Return (pid of the shim, pid of its guard) for each shim of the real agents.
+
+        A shim is left out if the shim or its guard has ended.
+        """
         pids_of_shims = []
         for path in self.folder.glob("agents/*/runs/*/shim.json"):
             shim = json.loads(path.read_text())
@@ -403,12 +429,16 @@ class FleetBenchmark:
         return pids_of_shims
 
     def metrics(self) -> str:
-        """Return the metrics of the edge, as text."""
+        """Return the metrics page of the edge as text."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port + 2}/metrics", timeout=30) as answer:
             return str(answer.read().decode())
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Return the CPU seconds so far of each service and its children, of agents, and of all else."""
+        """Return the CPU seconds used so far, by service and by group of agents.
+
+        The children of a service count for the service. "all else" is the CPU time of all other processes of
+        the machine.
+        """
         entries = json.loads((self.folder / "site" / "services.json").read_text())["services"]
         owners = {int(entry["pid"]): name for name, entry in entries.items() if entry["pid"]}
         owners |= {process.pid: "light agents" for process in self.light}
@@ -429,7 +459,7 @@ class FleetBenchmark:
 
 
 def _processes() -> tuple[dict[int, int], dict[int, int]]:
-    """Return the parent of each process, and the clock ticks of each process."""
+    """Return the parent of each process, and the CPU time of each process in clock ticks. Both are by pid."""
     parents: dict[int, int] = {}
     times: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -451,7 +481,10 @@ def _value(metrics: str, name: str) -> float:
 
 
 def _bucket_counts(before: str, after: str) -> list[tuple[float, float]]:
-    """Return the syncs between two scrapes as (upper bound in seconds, cumulative number of syncs)."""
+    """Return the histogram of the syncs between two reads of the edge's metrics.
+
+    Each entry is (upper bound in seconds, number of syncs up to this bound).
+    """
     mark = 'gpupool_edge_sync_seconds_bucket{le="'
     counts: list[dict[float, float]] = []
     for metrics in (before, after):
@@ -463,7 +496,10 @@ def _bucket_counts(before: str, after: str) -> list[tuple[float, float]]:
 
 
 def _of_buckets(counts: list[tuple[float, float]], share: float) -> float | None:
-    """Return the quantile ``share`` of a histogram, interpolated in its bucket; None without samples."""
+    """Return the quantile ``share`` of a histogram, interpolated within its bucket.
+
+    Return None if the histogram is empty.
+    """
     target, below, low = counts[-1][1] * share, 0.0, 0.0
     for bound, count in counts:
         if count >= target and count > below:
@@ -478,7 +514,7 @@ def _share(values: list[float], share: float) -> float | None:
 
 
 def free_ports(count: int) -> int:
-    """Return the first of ``count`` free consecutive ports."""
+    """Return the first port of ``count`` consecutive free ports."""
     for first in range(21_000 + os.getpid() % 4_000 * 2, 32_000, count):
         with contextlib.ExitStack() as stack:
             try:
@@ -500,5 +536,5 @@ def _between(low: int, high: int) -> Any:
 
 
 def say(text: str) -> None:
-    """Print progress with the time of day."""
+    """Print a line of progress with the time of day."""
     print(f"{datetime.now(UTC):%H:%M:%S} {text}", flush=True)

@@ -1,12 +1,16 @@
-"""Replay SenseTime Helios (Venus) in simulated time with strict FIFO and SJF, EASY, and our order.
+"""Replay SenseTime Helios (Venus) in simulated time, and compare our queue order with FIFO, SJF and EASY.
 
     ./run bench helios --jobs helios_venus_2vc_sept.csv
 
-Each virtual cluster is a pool of its own: vcvGl has 20 nodes, vcvlY has 2 nodes, each with 8 GPUs. ``fifo``
-and ``sjf`` stop at the first job that does not fit; SJF knows the runtimes. ``ours`` runs the same jobs
-through the planner: limits come from the file, predictions from the jobs that finished before.
-``easy_limits`` and ``ours_limits`` know only the limits of ``bench philly``: the runtime times a seeded
-factor of 1 to 10.
+Each virtual cluster is a separate pool of nodes with 8 GPUs: vcvGl has 20 nodes, vcvlY has 2 nodes.
+
+- ``fifo`` and ``sjf`` start jobs strictly in order: they stop at the first job that does not fit. ``sjf``
+  orders by the real runtimes.
+- ``easy`` is FIFO with EASY backfill. It uses the runtime limits of the file.
+- ``ours`` runs the jobs through the planner. It uses the runtime limits of the file, and predicts runtimes
+  from the jobs that have finished before.
+- ``easy_limits`` and ``ours_limits`` use other limits: each runtime times a random factor of 1 to 10, as in
+  ``bench philly``.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from benchmarks.traces.trace_replay import TraceReplay, trace_file
 SERVICES: tuple[str, ...] = ()
 
 NODES = {"vcvGl": 20, "vcvlY": 2}
-SEED = 42  # of the limits
+SEED = 42  # of the random runtime limits
 WAYS: tuple[tuple[str, QueueOrder | None], ...] = (
     ("fifo", QueueOrder.FIFO),
     ("sjf", QueueOrder.SJF),
@@ -45,7 +49,10 @@ COLUMNS = (
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Return mean completion, and mean, p99 and longest wait (s), in total and per virtual cluster."""
+    """Return the mean completion time, and the mean, p99 and longest wait, in seconds.
+
+    Each figure is given in total and for each virtual cluster.
+    """
     parser = argparse.ArgumentParser(prog="helios", description=__doc__)
     parser.add_argument("--jobs", metavar="FILE")
     options = parser.parse_args(argv)
@@ -72,7 +79,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, list[TraceJob]]:
-    """Read the jobs of each virtual cluster. Lines that begin with # are comments."""
+    """Return the jobs of each virtual cluster. Lines of the file that begin with # are comments."""
     with path.open(newline="") as lines:
         rows = csv.DictReader(line for line in lines if not line.startswith("#"))
         missing = [column for column in COLUMNS if column not in (rows.fieldnames or ())]

@@ -1,11 +1,15 @@
-"""Measure the ingest rate of samples, from agents' batches over the stream into daily partitions.
+"""Measure how many samples per second the servers can store.
 
     ./run bench ingest --gpus 10000 --hours 1
 
-Hosts have 8 GPUs; half of the GPUs are held. Each GPU has a sample every ten seconds, each host sends a
-batch every minute, in order of time. Generating the samples is not counted. Moving them from the agents'
-frames onto the stream and from the stream into the database is counted. ``cpu_seconds`` is the CPU time of
-this process (the edge's and the worker's part) and of its database connection together.
+Agents send samples in batches. A batch is put on a stream in Valkey, and a worker moves the samples from the
+stream into the daily partitions of the database. Both steps are measured; generating the samples is not.
+
+Each host has 8 GPUs, and half of all GPUs are held by work. Each GPU has a sample every ten seconds, and each
+host sends a batch every minute, in order of time.
+
+``cpu_seconds`` is the CPU time of this process, which does the work of the edge and of the worker, plus the
+CPU time of its database connection.
 """
 
 from __future__ import annotations
@@ -27,12 +31,12 @@ SERVICES = ("postgres", "valkey")
 MODEL = "H100-80GB"
 GPUS_PER_HOST = 8
 EVERY = 10  # seconds between two samples of one GPU
-BATCH = 60  # seconds in one batch
-MINUTES_AT_ONCE = 5  # minutes of samples on the stream before it is drained
+BATCH = 60  # seconds that one batch covers
+MINUTES_AT_ONCE = 5  # minutes of samples that are put on the stream before it is drained
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Ingest ``--hours`` of samples of ``--gpus`` GPUs.
+    """Ingest ``--hours`` hours of samples of ``--gpus`` GPUs.
 
     Return ``{"rows", "rows_per_second", "cpu_seconds", "bytes_per_row"}`` and more.
     """
@@ -90,7 +94,10 @@ def _measure(gpus: int, hours: float) -> dict[str, Any]:
 
 
 def _fleet(gpus: int, now: datetime) -> list[tuple[int, list[str]]]:
-    """Create hosts with GPUs and units as rows, every second GPU held. Return (host id, uuids) by host."""
+    """Create rows of hosts, GPUs and units. Every second unit is held by work.
+
+    Return (host id, uuids of its GPUs) for each host.
+    """
     from django.contrib.auth import get_user_model
     from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRange
 
@@ -166,7 +173,7 @@ def _fleet(gpus: int, now: datetime) -> list[tuple[int, list[str]]]:
 def _batches(
     fleet: list[tuple[int, list[str]]], start: datetime, first: int, last: int
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the batch of each host, minute by minute: (host id, SampleBatch)."""
+    """Yield (host id, SampleBatch) for each host, for the minutes from ``first`` to ``last`` - 1."""
     from agent.protocol import SampleBatch, SampleRow
 
     rng = random.Random(first)
@@ -218,7 +225,10 @@ def _bytes_of_samples() -> int:
 
 
 def _cpu_of_connection() -> float | None:
-    """Return the CPU seconds of the server process of this connection; None if it is not on this machine."""
+    """Return the CPU seconds of the database server process of this connection.
+
+    Return None if the database is on another machine.
+    """
     from django.db import connection
 
     with connection.cursor() as cursor:

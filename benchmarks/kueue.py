@@ -1,15 +1,21 @@
-"""Run Kueue's own performance tests through our engine and report admissions per second of decision time.
+"""Run Kueue's own performance tests through our engine, and report admissions per second of decision time.
 
     ./run bench kueue --size baseline
 
-Cohorts are pools. Queues are teams with a guarantee of 20 units; a team may borrow 100 more, and a team
-reclaims its guaranteed units from borrowers. Small, medium and large workloads have low, normal and high
-priority. Each queue creates its workloads at fixed intervals, and each workload runs for a fixed time after
-its admission. Kueue counts quota without machines, so a pool is one host. One second of the engine's clock
-represents a millisecond here. An evicted workload stops at once and starts again from the beginning.
+Kueue's terms are mapped as follows:
 
-``decision_seconds`` is the engine's time for changes and plans only; Kueue's figure includes an API server
-and its store. ``time_to_admission`` is the mean in simulated seconds, in which a decision takes no time.
+- A cohort is a pool. Kueue counts quota without machines, so the pool has only one host.
+- A queue is a team with a guarantee of 20 units. A team may borrow 100 more units. A team reclaims its
+  guaranteed units from borrowers.
+- Small, medium and large workloads have low, normal and high priority.
+
+Each queue creates its workloads at fixed intervals. Each workload runs for a fixed time after its admission.
+An evicted workload stops at once and later starts again from the beginning. The engine's clock counts whole
+seconds, so one of its seconds represents one millisecond of the test.
+
+``decision_seconds`` is the time that the engine spends on changes and plans. Kueue's published figure also
+includes an API server and its store. ``time_to_admission`` is a mean in simulated seconds, in which decisions
+take no time.
 """
 
 from __future__ import annotations
@@ -49,13 +55,16 @@ from scheduler.core.what_if.simulation import (
 SERVICES: tuple[str, ...] = ()
 
 MODEL = "GPU"
-NOMINAL, BORROWED = 20, 100  # units: guarantee of a queue, and its borrow limit
-LIMIT = 60_000  # ms; Kueue's workloads have no limit
+NOMINAL, BORROWED = 20, 100  # guarantee and borrow limit of a queue, in units
+LIMIT = 60_000  # ms; high enough for every workload, because Kueue's workloads have no limit
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadClass:
-    """A workload class of a queue: ``count`` workloads, one every ``every`` ms, with ``runtime`` in ms."""
+    """A workload class of a queue.
+
+    The queue creates ``count`` workloads, one every ``every`` ms. Each runs for ``runtime`` ms.
+    """
 
     name: str
     units: int
@@ -66,7 +75,11 @@ class WorkloadClass:
 
 
 def classes(counts: tuple[int, int, int], runtimes: tuple[int, int, int]) -> tuple[WorkloadClass, ...]:
-    """Return the small, medium and large class. The two test sizes differ only in counts and runtimes."""
+    """Return the classes of small, medium and large workloads.
+
+    ``counts`` and ``runtimes`` (ms) have one value for each class. Both test sizes have the same classes
+    otherwise.
+    """
     shapes = (
         ("small", 1, Priority.LOW, 100),
         ("medium", 5, Priority.NORMAL, 500),
@@ -78,7 +91,7 @@ def classes(counts: tuple[int, int, int], runtimes: tuple[int, int, int]) -> tup
     )
 
 
-# number of cohorts, queues in each cohort, workload classes of each queue
+# For each test size: number of cohorts, queues in each cohort, workload classes of each queue.
 SIZES = {
     "baseline": (5, 6, classes((350, 100, 50), (200, 500, 1000))),
     "large": (10, 100, classes((35, 11, 4), (150, 350, 700))),
@@ -86,7 +99,7 @@ SIZES = {
 
 
 class TimedStanding(IncrementalPlanner):
-    """An incremental planner that sums up the time of changes and plans."""
+    """An incremental planner that adds up the seconds that it spends on changes and plans."""
 
     seconds = 0.0
 
@@ -103,7 +116,7 @@ class TimedStanding(IncrementalPlanner):
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Return admissions per second of decision time, and the mean time to admission per class in seconds."""
+    """Return the admissions per second of decision time, and the mean seconds to admission of each class."""
     parser = argparse.ArgumentParser(prog="kueue", description=__doc__)
     parser.add_argument("--size", choices=sorted(SIZES), default="baseline")
     options = parser.parse_args(argv)
@@ -124,11 +137,11 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 class KueueRun:
-    """One test from the first workload to the end of the last."""
+    """One test, from the first workload until all workloads have ended."""
 
     def __init__(self, cohorts: int, queues: int, workload_classes: tuple[WorkloadClass, ...]) -> None:
-        self.admitted: dict[int, int] = {}  # workload -> ms of its first admission
-        self.arrived: dict[int, tuple[str, int]] = {}  # workload -> its class, and ms of its creation
+        self.admitted: dict[int, int] = {}  # time of the first admission in ms, by workload
+        self.arrived: dict[int, tuple[str, int]] = {}  # (class, time of creation in ms), by workload
         self.evictions = self.last = 0
         self.history, self.rows, self.since = RuntimeHistory(), dict[int, QueuedWorkload](), dict[int, int]()
         snapshot = organisation(cohorts, queues)
@@ -163,7 +176,7 @@ class KueueRun:
         return row
 
     def _on_event(self, event: SimulationEvent) -> None:
-        assert event.workload is not None  # there are no reservations
+        assert event.workload is not None  # only events of reservations have no workload
         if event.kind is SimulationEventKind.PLACED:
             self.admitted.setdefault(event.workload, event.at)
             self.since[event.workload] = event.at
@@ -174,7 +187,7 @@ class KueueRun:
             self.history.finished(self.rows.pop(event.workload), event.at - self.since.pop(event.workload))
 
     def mean_wait(self, name: str) -> float:
-        """Return the mean seconds from creation to the first admission in one class."""
+        """Return the mean seconds from the creation of a workload to its first admission, in one class."""
         waits = defaultdict[str, list[int]](list)
         for workload, (kind, at) in self.arrived.items():
             waits[kind].append(self.admitted[workload] - at)
@@ -182,7 +195,10 @@ class KueueRun:
 
 
 def organisation(cohorts: int, queues: int) -> Snapshot:
-    """Return one pool per cohort. The pool's only host has as many GPUs as the guarantees of its queues."""
+    """Return a snapshot with one pool for each cohort and one team for each queue.
+
+    The only host of a pool has as many GPUs as all queues of the pool are guaranteed together.
+    """
     policy = PoolPolicy(notice_seconds=0, grace_seconds=0, minimum_runtime_seconds=0)
     pools = range(1, cohorts + 1)
     size = NOMINAL * queues

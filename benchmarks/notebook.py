@@ -1,14 +1,16 @@
-"""Measure notebook launch time: from the click to the first output of a kernel, through all real components.
+"""Measure how long a notebook takes from the click on "launch" to the first output of a kernel.
 
 `./run bench notebook [--launches 10] [--against jupyterhub]` prints `{"launches", "p50", "p95", "against":
-{"jupyterhub": {"p50"}}}`, times in seconds. One launch includes the service call of the launch button, the
-engine's decision, the agent's start, a cold JupyterLab, the one-time link through the edge, the JupyterLab
-page, a new kernel, and its answer to `print(6*7)`. Launches run one after another; before the next launch
-the notebook is stopped and its GPU is free again.
+{"jupyterhub": {"p50", "p95"}}}`, with times in seconds. All components are real.
 
-With `--against jupyterhub`, JupyterHub is installed into a temporary environment with its simple local
-spawner and Node's configurable-http-proxy, and its launches are measured too: from the request to start the
-server to the kernel's answer.
+One launch includes these steps: the service call of the launch button, the engine's decision, the start by
+the agent, the start of JupyterLab, the one-time link through the edge, the JupyterLab page, a new kernel, and
+the kernel's answer to `print(6*7)`. Launches run one after another. Each notebook is stopped, and its GPU is
+free again, before the next launch.
+
+With `--against jupyterhub`, launches of JupyterHub are measured too. It is installed into a temporary
+environment with its simple local spawner and Node's configurable-http-proxy. A launch of JupyterHub lasts
+from the request to start the server to the kernel's answer.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def measure_gpupool(folder: Path, launches: int) -> list[float]:
-    """Return the seconds of each launch."""
+    """Launch ``launches`` notebooks on gpupool and return the seconds of each launch."""
     import django
 
     django.setup()
@@ -89,7 +91,10 @@ def measure_gpupool(folder: Path, launches: int) -> list[float]:
 
 
 def _organisation() -> dict[str, Any]:
-    """Create a team with one member, a pool without hosts, and an operator."""
+    """Create a team with one member, a pool without hosts, and an operator.
+
+    Return the rows by name.
+    """
     from portal.models import Membership, Organisation, User
     from scheduler.models import Leader, Pool, Project, Quota, Team
 
@@ -144,7 +149,7 @@ async def _launch_once(database: Any, organisation: dict[str, Any], number: int)
             now=_now(),
         )
         link = urlsplit(url)
-        # Browsers resolve *.localhost themselves; connect to loopback with the same Host header here.
+        # Browsers resolve *.localhost to loopback. This client connects to loopback and sets the Host header.
         headers = {"Host": link.netloc, "Origin": f"{link.scheme}://{link.netloc}", "Accept": "text/html"}
         jupyter = JupyterClient(session, f"http://127.0.0.1:{link.port}", headers)
         await jupyter.ask("GET", f"{link.path}?{link.query}")
@@ -176,7 +181,10 @@ def _now() -> Any:
 
 
 def _part(seconds: list[float], share: float) -> float:
-    """Return the quantile ``share`` of the values: the median for 0.5, otherwise the nearest higher value."""
+    """Return the quantile ``share`` of the values.
+
+    The quantile 0.5 is the median. For other quantiles, the nearest higher value is returned.
+    """
     if len(seconds) == 1:
         return round(seconds[0], 3)
     ordered = sorted(seconds)

@@ -2,10 +2,12 @@
 
     ./run bench openb --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv --seeds 42-51
 
-The cluster starts empty, and no pod ends. Each seed gives one arrival order: the pods of the list shuffled,
-then pods drawn from the list until 1.3 times the cluster's GPUs were requested. A pod is placed when it
-arrives, or dropped. The figure is the share of the cluster's GPUs in use when 100 % of them have been
-requested.
+The cluster starts empty, and no pod ends. Each seed gives one order in which the pods arrive. First come all
+pods of the list, shuffled. Then pods are drawn from the list until the pods have requested 1.3 times the
+cluster's GPUs. A pod is placed when it arrives, or dropped if it does not fit.
+
+The figure is the share of the cluster's GPUs in use at the time when the arrived pods have requested 100 % of
+the GPUs.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ from scheduler.core.scoring.demand_mix import ANY_CLASS, DemandMix, NodeDemand
 
 SERVICES: tuple[str, ...] = ()
 
-MAX_REQUESTED_RATIO = 1.3  # times the cluster's GPU capacity
-MEASURED_AT_PERCENT = 100  # requested percentage of the cluster's GPU capacity
-FIRST_UPDATE_ARRIVALS = 16  # arrivals after which a learning policy first updates its mix
+MAX_REQUESTED_RATIO = 1.3  # requested GPUs at the end of a replay, as a multiple of the cluster's GPUs
+MEASURED_AT_PERCENT = 100  # requested GPUs at the measurement, in percent of the cluster's GPUs
+FIRST_UPDATE_ARRIVALS = 16  # arrivals before a learning policy updates its mix for the first time
 PRIOR_MIX = DemandMix.of(
     (NodeDemand(gpus, 1000, 0, 0), weight) for gpus, weight in ((1, 8), (2, 2), (4, 2), (8, 1))
 )
@@ -44,7 +46,10 @@ POLICIES = ("random", "bestfit", "fgd", "ours")
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A cluster and a list of pods: ``names`` and ``needs`` in the order of the list."""
+    """A cluster and a list of pods.
+
+    ``names`` and ``needs`` have one entry for each pod, in the order of the list.
+    """
 
     cpu: tuple[int, ...]
     memory: tuple[int, ...]
@@ -59,7 +64,7 @@ class Trace:
         return 1000 * sum(self.gpus)
 
     def nodes(self) -> NodeStates:
-        """Return the empty cluster."""
+        """Return the states of the empty nodes of the cluster."""
         return NodeStates(self.cpu, self.memory, self.gpus, self.klass)
 
     def mix(self) -> DemandMix:
@@ -68,9 +73,10 @@ class Trace:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Replay the list once per seed.
+    """Replay the trace once for each seed.
 
-    Return the mean allocation ratio in percent at 100 % requested, and the pods placed per second.
+    Return the pods placed per second, and the mean allocation ratio in percent: the share of GPUs in use when
+    100 % have been requested.
     """
     parser = argparse.ArgumentParser(prog="openb", description=__doc__)
     folder = (
@@ -116,7 +122,10 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def read(nodes: Path, pods: Path) -> Trace:
-    """Read the trace's two files; nodes are sorted by name, and a missing gpu_spec allows every model."""
+    """Read the two files of the trace. The nodes are sorted by name.
+
+    A pod without a gpu_spec may use every GPU model.
+    """
     with nodes.open(newline="") as file:
         machines = sorted(csv.DictReader(file), key=lambda row: row["sn"])
     models = {name: number for number, name in enumerate(sorted({row["model"] for row in machines}))}
@@ -141,7 +150,10 @@ def _need(row: dict[str, str], models: dict[str, int]) -> NodeDemand:
 
 
 def arrival_order(trace: Trace, seed: int) -> list[int]:
-    """Return pod indices in order of arrival: the whole list shuffled, then draws with replacement."""
+    """Return the indices of the pods in the order of their arrival.
+
+    The whole list comes first, shuffled. Then follow random draws from the list.
+    """
     rng = random.Random(seed)
     order = sorted(range(len(trace.names)), key=lambda i: trace.names[i])
     rng.shuffle(order)
@@ -157,11 +169,13 @@ def arrival_order(trace: Trace, seed: int) -> list[int]:
 
 
 def replay(trace: Trace, arrivals: list[int], policy: str, seed: int, learn: bool = False) -> float:
-    """Return the allocation ratio of one pass in percent.
+    """Replay the arrivals once and return the allocation ratio in percent.
 
-    The ratio is the mean over the arrivals at which the requested GPUs are 100 % of the capacity, rounded.
-    With ``learn`` the policy starts with the prior ``PRIOR_MIX``. The policy is rebuilt with the mix of all
-    arrivals so far when ``FIRST_UPDATE_ARRIVALS`` pods have arrived, and each time their number has doubled.
+    The ratio is the mean over all arrivals after which the requested GPUs round to 100 % of the capacity.
+
+    If ``learn``, the policy does not know the mix of requests. It starts with the mix ``PRIOR_MIX``. It is
+    rebuilt with the mix of all arrivals so far after ``FIRST_UPDATE_ARRIVALS`` arrivals, and then each time
+    their number has doubled.
     """
     nodes = trace.nodes()
     chooser = make(policy, nodes, PRIOR_MIX if learn else trace.mix(), seed)
@@ -194,7 +208,7 @@ def _learned(arrivals: Iterable[NodeDemand]) -> DemandMix:
 
 
 def make(policy: str, nodes: NodeStates, mix: DemandMix, seed: int) -> PlacementPolicy:
-    """Return a policy of POLICIES over these nodes."""
+    """Return the policy with this name (one of ``POLICIES``) for these nodes."""
     if policy == "random":
         return RandomPlacement(nodes, mix, random.Random(seed).randrange)
     policies: dict[str, Callable[[NodeStates, DemandMix], PlacementPolicy]] = {

@@ -1,9 +1,10 @@
-"""Measure the server time of every page on a separate demo with its history, with four users.
+"""Measure the server time of every page, for four users on a separate demo with its simulated past.
 
     ./run bench pages --rounds 20
 
-Requests run in this process through Django's test client: routing, permissions, queries and rendering count,
-the network and the browser do not. ``queries`` is the number of SQL statements of one response.
+Requests run in this process through Django's test client. The time includes routing, permissions, queries and
+rendering. It does not include the network and the browser. ``queries`` is the number of SQL statements of one
+response.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
 SERVICES = ("demo",)
-# Name of the page, user who opens it, and its path; {…} is filled in from the demo.
+# (name of the page, user who opens it, path); ids of the demo replace the names in braces.
 PAGES = (
     ("home", "researcher", "/"),
     ("ask", "researcher", "/ask/"),
@@ -88,7 +89,7 @@ def _clients() -> dict[str, Any]:
 
 
 def _names() -> dict[str, str]:
-    """Return the ids of a running job and of a waiting job."""
+    """Return the ids of a running job and of a waiting job, by their names in ``PAGES``."""
     from scheduler.models import Workload
 
     def first(state: str) -> str:

@@ -1,11 +1,17 @@
-"""Replay Microsoft Philly (October and November 2017) in simulated time with FIFO, EASY, and our order.
+"""Replay Microsoft Philly in simulated time, and compare our queue order with FIFO and EASY.
 
     ./run bench philly --jobs philly.csv --nodes 64
 
-68,510 jobs run on ``--nodes`` nodes of 8 GPUs; a job of more than 8 GPUs uses several nodes with equal
-parts. ``fifo`` is strict and ``easy`` is node-exact; both know the runtimes beforehand. ``easy_limits`` and
-``ours_limits`` know only limits: each runtime times a log-uniform factor between 1 and 10, from ``--seed``.
-Our order runs through the planner.
+The 68,510 jobs of October and November 2017 run on ``--nodes`` nodes of 8 GPUs. A job of more than 8 GPUs
+uses several nodes, with an equal number of GPUs on each.
+
+- ``fifo`` is strict FIFO: it stops at the first job that does not fit.
+- ``easy`` is FIFO with EASY backfill, which reserves particular nodes.
+- ``easy_limits`` is EASY without known runtimes. It knows only a runtime limit for each job: the runtime
+  times a random factor of 1 to 10 (log-uniform, from ``--seed``).
+- ``ours_limits`` is our order with the same limits. It runs through the planner.
+
+``fifo`` and ``easy`` know the exact runtimes.
 """
 
 from __future__ import annotations
@@ -32,7 +38,10 @@ WAYS = ("fifo", "easy", "easy_limits", "ours_limits")
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Return mean completion and waits in seconds for each order; ``wall`` is the time of the run (s)."""
+    """Return the mean completion time and the waits of each order, in seconds.
+
+    ``wall`` is the duration of this benchmark in seconds.
+    """
     parser = argparse.ArgumentParser(prog="philly", description=__doc__)
     parser.add_argument("--jobs", metavar="FILE")
     parser.add_argument("--nodes", type=integer_argument(1, 10_000), default=64)
@@ -60,7 +69,10 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def read(path: Path) -> list[TraceJob]:
-    """Return the jobs of both months by submission. Limits are the runtimes, teams the virtual clusters."""
+    """Return the jobs of both months, ordered by submission.
+
+    The limit of each job is its runtime. Its team is its virtual cluster.
+    """
     jobs = []
     teams: dict[str, int] = {}
     with path.open(newline="") as lines:
@@ -89,6 +101,9 @@ def _job(row: dict[str, str], team: int) -> TraceJob:
 
 
 def with_limits(jobs: Sequence[TraceJob], seed: int) -> list[TraceJob]:
-    """Return the jobs with simulated limits: the runtime times a log-uniform factor from 1 to 10."""
+    """Return the jobs with simulated runtime limits.
+
+    Each limit is the job's runtime times a random factor of 1 to 10 (log-uniform).
+    """
     rng = random.Random(seed)
     return [replace(job, limit=max(1, round(job.runtime * LIMIT_FACTOR ** rng.random()))) for job in jobs]

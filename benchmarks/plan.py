@@ -1,11 +1,13 @@
-"""Measure and verify one whole planning cycle on a half-full pool with a mixed queue.
+"""Measure one whole planning cycle on a half-full pool with a mixed queue, and verify its plan.
 
     ./run bench plan --gpus 1000 --queued 1000
 
-The pool: hosts of 8 GPUs, two models, every tenth host split into MIG slices, 8 hosts per rack. 50 teams
-have equal guarantees, which together are three quarters of the pool. A twentieth of the hosts has future
-reservations, a fiftieth has future maintenance. The queue: mostly single GPUs, some whole hosts, gangs of up
-to 64 hosts, a tenth slices. One seed determines everything.
+The pool has hosts of 8 GPUs, 8 hosts in each rack, and two GPU models. Every tenth host is split into MIG
+slices. 50 teams have equal guarantees, which together are three quarters of the pool. There is one future
+reservation for every 20 hosts, and one future maintenance window for every 50 hosts.
+
+The queue has mostly requests for single GPUs. Some requests are for whole hosts or for gangs of up to 64
+hosts. A tenth of the requests is for slices. One seed determines the pool and the queue.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ SERVICES: tuple[str, ...] = ()
 
 NOW = 1_700_000_000
 HOUR = 3600
-SETTLED_AFTER = 400  # longer than notice, grace and minimum runtime together
+SETTLED_AFTER = 400  # seconds; longer than notice, grace and minimum runtime together
 TEAMS = 50
 GPUS_PER_HOST = 8
 MODELS = ("H100-80GB", "A100-40GB")
@@ -54,14 +56,16 @@ SLICE, SLICES_PER_GPU = "1g.10gb", 7
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Plan ``--rounds`` times and report the fastest; ``violations`` counts the verifier's findings.
+    """Plan ``--rounds`` times and report the fastest plan. ``violations`` counts the verifier's findings.
 
-    ``seconds`` is a whole cycle from a snapshot without any cached state. ``one_ask_seconds`` is a cycle of
-    the incremental planner on the same pool in which a single new request waits.
-    ``one_ask_in_queue_seconds`` is a cycle in which all other requests wait too, as if the previous plan had
-    never been carried out. ``settled`` has the figures of the pool some time after the previous plan was
-    carried out, which is the usual state of an engine that plans continuously: ``seconds`` is the time of a
-    new request with explanations, and ``decided_seconds`` its time without explanations.
+    - ``seconds``: a whole cycle from a snapshot, without any cached state.
+    - ``one_ask_seconds``: a cycle of the incremental planner on the same pool, if a new request is the only
+      one that waits.
+    - ``one_ask_in_queue_seconds``: a cycle for a new request if all other requests wait too, as if the
+      previous plan had never been carried out.
+    - ``settled``: figures of the pool some time after the previous plan was carried out. This is the usual
+      state of an engine that plans continuously. Here, ``seconds`` is the time of a new request with
+      explanations, and ``decided_seconds`` is the time without explanations.
     """
     parser = argparse.ArgumentParser(prog="plan", description=__doc__)
     parser.add_argument("--gpus", type=_between(GPUS_PER_HOST, 100_000), default=1000)
@@ -72,7 +76,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     snapshot = busy_pool(options.gpus, options.queued, options.seed)
     seconds = []
     for _ in range(options.rounds):
-        with gc_paused():  # as the engine plans
+        with gc_paused():  # the engine also pauses garbage collection while it plans
             began = time.perf_counter()
             decisions = plan(snapshot, NOW)
             seconds.append(time.perf_counter() - began)
@@ -90,7 +94,10 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def settled_figures(snapshot: Snapshot, rounds: int) -> dict[str, Any]:
-    """Return the figures of the same pool ``SETTLED_AFTER`` seconds later, after the plan was carried out."""
+    """Return the figures of the same pool after its plan was carried out.
+
+    The pool is simulated until ``SETTLED_AFTER`` seconds after the plan.
+    """
     later = NOW + SETTLED_AFTER
     settled = run_simulation(snapshot, (), later, start=NOW, on_event=lambda event: None)
     return {
@@ -104,8 +111,8 @@ def settled_figures(snapshot: Snapshot, rounds: int) -> dict[str, Any]:
 def one_ask(snapshot: Snapshot, rounds: int, now: int = NOW, *, explain: bool = True) -> float:
     """Return the seconds from a new request for one GPU to the plan that answers it.
 
-    With ``explain``, reasons are included. The result is the fastest of the rounds, each a second after the
-    previous.
+    If ``explain``, the plan includes the reasons of refusals. The result is the fastest of ``rounds``
+    requests, which are submitted at intervals of one simulated second.
     """
     planner, seconds = IncrementalPlanner(snapshot), []
     planner.plan(now)
@@ -186,7 +193,9 @@ def _hardware(count: int) -> tuple[list[HostInfo], list[UnitInfo]]:
 
 
 def _running(rng: random.Random, units: list[UnitInfo]) -> list[RunningWorkload]:
-    """Return workloads of 1, 2, 4 or 8 units, each on one host, that hold half of the units."""
+    """Return running workloads that together hold half of the units. Each holds 1, 2, 4 or 8 units of one
+    host.
+    """
     by_host: dict[int, list[int]] = {}
     for unit in units:
         by_host.setdefault(unit.host, []).append(unit.id)

@@ -2,10 +2,12 @@
 
     ./run bench reclaim --hosts 1000
 
-N hosts of 8 GPUs are full of 1-GPU jobs of a team without a guarantee. One gang of N/10 tasks of 8 GPUs
-arrives from a team whose guarantee is the whole pool. The cycle has to find the victims; ``placed`` counts
-the tasks for which capacity is reclaimed. The snapshot is in memory, and nothing is written; KAI's published
-figures include an API server.
+N hosts of 8 GPUs are full of 1-GPU jobs of a team without a guarantee. A gang of N/10 tasks, each with 8
+GPUs, arrives from a team whose guarantee is the whole pool. The cycle has to find the jobs to evict.
+``placed`` counts the tasks for which the plan frees GPUs.
+
+The snapshot is in memory, and nothing is written to a database. KAI's published figures include an API
+server.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ GANG = 1
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Return the fastest of ``--rounds`` plans in seconds; ``violations`` counts the verifier's findings."""
+    """Return the seconds of the fastest of ``--rounds`` plans.
+
+    ``violations`` counts the verifier's findings.
+    """
     parser = argparse.ArgumentParser(prog="reclaim", description=__doc__)
     parser.add_argument("--hosts", type=_between(10, 10_000), default=1000)
     parser.add_argument("--rounds", type=_between(1, 100), default=3)
@@ -67,7 +72,10 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def full_pool(hosts: int) -> Snapshot:
-    """Return hosts full of borrowed 1-GPU jobs of different ages, and a gang for a tenth of the hosts."""
+    """Return a pool that is full of borrowed 1-GPU jobs, and a waiting gang for a tenth of the hosts.
+
+    The jobs have different ages.
+    """
     units = tuple(
         UnitInfo(host * GPUS_PER_HOST + gpu, host, host * GPUS_PER_HOST + gpu, MODEL)
         for host in range(1, hosts + 1)
@@ -87,7 +95,10 @@ def full_pool(hosts: int) -> Snapshot:
 
 
 def _borrowed(number: int, unit: UnitInfo) -> RunningWorkload:
-    """Return a workload on one GPU that started 1 to 10 hours ago; ages are scattered but deterministic."""
+    """Return a running workload on one GPU that started 1 to 10 hours ago.
+
+    The start depends only on ``number``, and differs between neighbouring numbers.
+    """
     started = NOW - HOUR - number * 7_919 % (9 * HOUR)
     return RunningWorkload(
         number, 1, 1, 1, 1, (unit.id,), started, NOW + 24 * HOUR, NOW + 12 * HOUR, preemptible=True

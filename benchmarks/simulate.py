@@ -1,13 +1,19 @@
-"""Check that the invariants hold while the control plane and four hosts run with faults in virtual time.
+"""Run the control plane and four hosts in virtual time with injected faults, and check that the invariants
+hold.
 
     ./run bench simulate --seeds 1000
     ./run bench simulate --replay 17        print all events of one seed
 
 Each seed is one simulation of two minutes. Users submit and cancel work, reserve GPUs and close hosts.
-Meanwhile frames are lost, duplicated, late and out of order; hosts are cut off and restart; agents, shims,
-engines, the edge and the database are killed; disks fill; clocks jump. `benchmarks/simulation/` describes
-which components are real and which are simulated. ``violations`` counts the violated invariants; ``broken``
-gives the first of them with their seeds.
+Meanwhile faults are injected:
+
+- Frames are lost, duplicated, late and out of order.
+- Hosts lose their connection or restart.
+- Agents, shims, engines, the edge and the database are killed.
+- Disks fill up, and clocks jump.
+
+`benchmarks/simulation/` describes which components are real and which are simulated. ``violations`` counts
+the violated invariants. ``broken`` lists the first violations with their seeds.
 """
 
 from __future__ import annotations
@@ -30,13 +36,14 @@ os.environ.setdefault("GPUPOOL_LEASE_SECONDS", "12")
 
 SERVICES = ("postgres",)
 SHOWN_VIOLATIONS = 20
-PROGRESS_EVERY = 10  # seeds
+PROGRESS_EVERY = 10  # seeds between two lines of progress
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Run ``--seeds`` simulations from ``--first`` on, in ``--processes`` processes with separate databases.
+    """Run ``--seeds`` simulations, beginning with the seed ``--first``.
 
-    With ``--replay`` run one simulation and print all of its events.
+    The simulations are divided among ``--processes`` processes, each with its own database. With
+    ``--replay``, run only one simulation and print all of its events.
     """
     parser = argparse.ArgumentParser(prog="./run bench simulate", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000)
@@ -62,7 +69,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         else range(options.first, options.first + options.seeds)
     )
     began, steps, violations = time.perf_counter(), 0, []
-    gc.disable()  # a simulation makes millions of objects, and hardly any reference cycles
+    gc.disable()  # saves time: a simulation makes millions of objects, but hardly any reference cycles
     for seed in seeds:
         result = run_simulation(seed)
         gc.collect()
@@ -85,7 +92,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def _at_once(first: int, seeds: int, processes: int) -> dict[str, Any]:
-    """Run the simulations in several processes and return their combined figures."""
+    """Run the simulations in several processes at once and return their combined figures."""
     began, running = time.perf_counter(), []
     for number, url in enumerate(_databases(processes)):
         start, end = (first + seeds * part // processes for part in (number, number + 1))
@@ -108,7 +115,10 @@ def _at_once(first: int, seeds: int, processes: int) -> dict[str, Any]:
 
 
 def _databases(count: int) -> list[str]:
-    """Copy the empty database of the environment and return the URLs. The copies end with the server."""
+    """Create ``count`` copies of the empty database of the environment and return their URLs.
+
+    The temporary database server deletes the copies when it ends.
+    """
     template_url = os.environ["DATABASE_URL"]
     name = conninfo.conninfo_to_dict(template_url)["dbname"]
     copies = [f"{name}_{number}" for number in range(1, count + 1)]

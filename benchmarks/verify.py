@@ -1,11 +1,13 @@
-"""Verify the planner on random pools: Hypothesis generates snapshots, and the verifier checks each plan.
+"""Verify the planner on random pools that Hypothesis generates.
 
     ./run bench verify --examples 10000
 
-Every example is one whole snapshot (`tests/core/strategies.py`). It is planned, the plan is checked against
-every promise of `benchmarks.plan_verifier`, and the same rows in another order must give the same plan. The
-examples are divided among worker processes; `--seed` and `--workers` determine the examples. With
-`--reduce`, each worker prints the minimal rows of its first example of each broken promise.
+Every example is one whole snapshot (`tests/core/strategies.py`). The snapshot is planned, and the plan is
+checked against every promise of `benchmarks.plan_verifier`. Then the same rows are planned in another order,
+which must give the same plan.
+
+The examples are divided among worker processes. `--seed` and `--workers` determine the examples. With
+`--reduce`, each worker also prints a snapshot for each broken promise, with only the rows that break it.
 """
 
 from __future__ import annotations
@@ -34,18 +36,21 @@ ORDER_PROMISE = "the same rows in another order give the same plan"
 
 @dataclass(slots=True)
 class ExamineResult:
-    """The results of one worker: number of examples by kind, and broken promises."""
+    """The results of one worker: the number of examples, and the broken promises."""
 
     examples: int = 0
-    # For each field of a plan, such as placements: the number of examples whose plan has any.
+    # Number of examples whose plan has any placements, any evictions and so on, by field of the plan.
     with_any: Counter[str] = field(default_factory=Counter)
     broken: Counter[str] = field(default_factory=Counter)
-    # For each broken promise: its first violation and, if reduced, the rows.
+    # Lines to print: for each broken promise, its first violation and, with --reduce, the rows.
     shown: list[str] = field(default_factory=list)
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Return the figures; ``violations`` also counts plans that depend on the order of rows."""
+    """Return the figures of all examples.
+
+    ``violations`` also counts plans that depend on the order of rows.
+    """
     parser = argparse.ArgumentParser(prog="verify", description=__doc__)
     parser.add_argument("--examples", type=_between(1, 10_000_000), default=10_000)
     parser.add_argument("--seed", type=_between(0, 2**31), default=42)
@@ -74,13 +79,19 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def _shares(examples: int, workers: int) -> list[int]:
-    """Divide the examples as evenly as possible among the workers; workers without examples are omitted."""
+    """Return how many examples each worker gets, divided as evenly as possible.
+
+    Workers without examples are left out.
+    """
     parts = [examples // workers + (number < examples % workers) for number in range(workers)]
     return [part for part in parts if part]
 
 
 def _examine(examples: int, seed: int, reduce: bool) -> ExamineResult:
-    """Run one worker's examples. Hypothesis is imported here, as the other benchmarks do not need it."""
+    """Generate, plan and check the examples of one worker.
+
+    Hypothesis is imported here because the other benchmarks do not need it.
+    """
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as with_seed
 
@@ -121,7 +132,10 @@ def _examine(examples: int, seed: int, reduce: bool) -> ExamineResult:
 
 
 def reduced(snapshot: Snapshot, promise: str, now: int, seed: int) -> Snapshot:
-    """Return the snapshot without every row that is not needed to break the same promise."""
+    """Return a smaller snapshot that still breaks the promise.
+
+    Rows are removed one at a time, as long as the promise stays broken.
+    """
     smaller = True
     while smaller:
         smaller = False
@@ -139,7 +153,9 @@ def reduced(snapshot: Snapshot, promise: str, now: int, seed: int) -> Snapshot:
 
 
 def _has_valid_references(snapshot: Snapshot) -> bool:
-    """Return True if runs, reservations and maintenance refer only to units and hosts of the snapshot."""
+    """Return True if running work, reservations and maintenance refer only to units and hosts of the
+    snapshot.
+    """
     units = {unit.id for unit in snapshot.units}
     referenced = [unit for work in snapshot.running for unit in work.units]
     referenced += [unit for reservation in snapshot.reservations for unit in reservation.units]
@@ -161,7 +177,10 @@ def _rows(snapshot: Snapshot) -> list[str]:
 
 
 def judged(snapshot: Snapshot, planned: Plan, now: int, seed: int) -> list[tuple[str, str]]:
-    """Return the broken promises of one example, including the promise about the order of rows."""
+    """Return (promise, sentence) for each broken promise of one example.
+
+    Besides ``PROMISES``, this checks that the order of rows does not change the plan.
+    """
     broken = broken_promises(snapshot, planned, now)
     if repr(plan(shuffled(snapshot, seed), now)) != repr(planned):
         broken.append((ORDER_PROMISE, "another plan"))
@@ -169,7 +188,7 @@ def judged(snapshot: Snapshot, planned: Plan, now: int, seed: int) -> list[tuple
 
 
 def shuffled(snapshot: Snapshot, seed: int) -> Snapshot:
-    """Return the same rows, each table in another order."""
+    """Return a snapshot with the same rows, in which the rows of each table are in another order."""
     rng = random.Random(seed)
     tables: dict[str, Any] = {}
     for row in fields(snapshot):

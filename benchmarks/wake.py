@@ -1,9 +1,10 @@
-"""Measure the time from the commit of a request to its decision: nudge over Valkey, Celery worker, cycle.
+"""Measure the time from the commit of a request to the engine's decision.
 
     ./run bench wake --gpus 1000 --requests 50
 
-Half of the pool is in use, and ``--waiting`` jobs wait. Then requests are committed one after another; after
-each, the rows are polled until the engine has decided. Times are in seconds.
+After the commit, a nudge is sent over Valkey, a Celery worker receives it, and the engine runs a cycle. Half
+of the pool is in use, and ``--waiting`` jobs wait. Requests are committed one after another. After each
+commit, the rows are polled until the engine has decided. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ POLL_INTERVAL_SECONDS = 0.002
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Commit ``--requests`` requests and wait for each decision.
+    """Commit ``--requests`` requests one after another and wait for each decision.
 
-    Return ``{"gpus", "requests", "p50", "p95", "max"}``.
+    Return ``{"gpus", "requests", "p50", "p95", "max"}``, with times in seconds.
     """
     from benchmarks.apply import _between
 
@@ -55,7 +56,7 @@ def _measure(gpus: int, waiting: int, requests: int) -> dict[str, Any]:
         pool = SmallPool(Path(folder), {})
         try:
             pool.start_engine()
-            for number in range(-3, requests):  # the first three requests are warm-up
+            for number in range(-3, requests):  # the first three requests are not measured
                 workload = fleet.queue(datetime.now(UTC), number + 3, name=f"request {secrets.token_hex(4)}")
                 began = time.perf_counter()
                 undecided = Workload.objects.filter(pk=workload.pk, state="queued", reason_code="")
