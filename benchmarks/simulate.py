@@ -1,5 +1,4 @@
-"""Run the control plane and four hosts in virtual time with injected faults, and check that the invariants
-hold.
+"""Run the control plane and four hosts in virtual time with injected faults, and check the invariants.
 
     ./run bench simulate --seeds 1000
     ./run bench simulate --replay 17        print all events of one seed

@@ -1,4 +1,7 @@
-"""Inject faults of hosts: their network, clocks and disks, and agents with a copied identity."""
+"""Inject faults of hosts.
+
+The faults affect a host's network, clock and disk, and its identity (a second agent with a copied state).
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ from benchmarks.harness.installation import GRACE_SECONDS, LEASE_SECONDS, ROOT, 
 from benchmarks.harness.run_processes import processes_of_runs, shims
 
 STOP_LIMIT_SECONDS = LEASE_SECONDS + GRACE_SECONDS + 1.0
-BETWEEN_TICKS_SECONDS = 0.3  # ticks run every 2 s
+BETWEEN_TICKS_SECONDS = 0.3  # shorter than the 2 s between two periodic ticks of the servers
 
 
 def host_of(context: FaultContext, run: str) -> LocalHost:
-    """Return the host of a run."""
+    """Return the host on which a run was placed."""
     from scheduler.models import Run
 
     name = rows(lambda: Run.objects.select_related("host").get(public_id=run).host.name)
@@ -36,7 +39,11 @@ def host_of(context: FaultContext, run: str) -> LocalHost:
 def start_heartbeat_job(
     context: FaultContext, host: LocalHost | None = None, extra: str = ""
 ) -> tuple[str, LedgerEntry, LocalHost]:
-    """Start a heartbeat job; return its id, its first start, and its host."""
+    """Start a heartbeat job on ``host``, or on any host.
+
+    Return the job's id, the ledger entry of its first start, and its host. ``extra`` is added to the job's
+    script.
+    """
     options: dict[str, Any] = {"labels_required": {"name": host.name}} if host else {}
     workload = context.ledger.submit_with_retry(
         heartbeat_job(extra), MAX_WAIT_SECONDS, to_end_well=False, **options
@@ -46,12 +53,12 @@ def start_heartbeat_job(
 
 
 def last_beat(context: FaultContext, run: str) -> float:
-    """Return the time of the last ledger line of a run; 0 if it has none."""
+    """Return the time of the last ledger line of a run, or 0 if it has none."""
     return max((e.at for e in context.ledger.entries() if e.run == run), default=0.0)
 
 
 def state_of(workload: str) -> tuple[str, str]:
-    """Return the state and reason code of a workload."""
+    """Return (state, reason code) of a workload."""
     from scheduler.models import Workload
 
     row = rows(lambda: Workload.objects.filter(public_id=workload).values_list("state", "reason_code").get())
@@ -87,7 +94,7 @@ def cut_off_50_s(context: FaultContext) -> float:
 
 @contextlib.contextmanager
 def cut_off(context: FaultContext, hosts: list[LocalHost]) -> Iterator[None]:
-    """Cut the network of the hosts in this context."""
+    """Cut the network of the hosts while the context lasts."""
     for host in hosts:
         context.site.cut_off(host)
     try:
@@ -109,7 +116,10 @@ def _wait_and_check_survives(
 
 
 def check_survives(context: FaultContext, workload: str, first: LedgerEntry, when: str = "") -> None:
-    """Check that the job still writes, in the run in which it began. Raises ConditionTimeout."""
+    """Check that the job still runs in its first run and writes to the ledger.
+
+    Raises ConditionTimeout otherwise. ``when`` is added to the error.
+    """
     since = time.time()
     try:
         wait_until(lambda: last_beat(context, first.run) > since, 5, "the job writes")
@@ -217,7 +227,7 @@ def reboot(context: FaultContext) -> float:
 
 
 def _end_all(context: FaultContext, host: LocalHost) -> None:
-    """Kill all shims and workloads of a host."""
+    """Kill all shims and all workload processes of a host."""
     runs = {place.name for place in (host.state / "runs").iterdir()}
     pids = [pid for run, pid in shims(context.site.folder).items() if run in runs]
     pids += [pid for pid, run in processes_of_runs(context.site.folder).items() if run in runs]
@@ -250,7 +260,10 @@ def pid_reuse(context: FaultContext) -> float:
 
 
 def _with_pid(pid: int) -> subprocess.Popen[bytes]:
-    """Start a program that gets this pid. Other programs take pids too, so retry."""
+    """Start a program that gets the pid ``pid``.
+
+    Other programs also take new pids, so several attempts may be needed.
+    """
     if os.geteuid() != 0:
         raise ConditionTimeout("a pid can be chosen: needs root")
     deadline = time.monotonic() + MAX_WAIT_SECONDS
@@ -303,7 +316,7 @@ def cloned_host(context: FaultContext) -> float:
             "the clone is rejected and shown",
         )
         took = time.monotonic() - began
-    # The original agent may have been down for longer than a lease. Then the work of the host starts again.
+    # If the original agent was down for longer than a lease, the host's work was stopped and starts again.
     since = time.time()
     wait_until(
         lambda: context.site.alive() == len(context.site.hosts),
@@ -349,7 +362,10 @@ def copied_state(host: LocalHost) -> Path:
 
 @contextlib.contextmanager
 def copied_agent(context: FaultContext, host: LocalHost, copy: Path | None = None) -> Iterator[None]:
-    """Run a second agent of a host in this context, in the same namespace, on a copy of its state folder."""
+    """Run a second agent of a host while the context lasts.
+
+    It runs in the same network namespace, on a copy of the first agent's state folder.
+    """
     copy = copy or copied_state(host)
     command = list(host.command)
     command[command.index("--state") + 1] = str(copy)
@@ -484,7 +500,10 @@ def disk_full_on_a_host(context: FaultContext) -> float:
 
 
 def _fill(filler: Path) -> None:
-    """Fill the disk to the last byte; a later call fills the space that was freed meanwhile."""
+    """Fill the disk to the last byte.
+
+    A later call fills the space that has been freed meanwhile.
+    """
     for piece in (1 << 16, 1 << 10):
         with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
             while True:
@@ -498,7 +517,7 @@ def _has_ended(run: str) -> bool:
 
 
 def _end_one(context: FaultContext, run: str) -> None:
-    """Kill the shim and the workload of one run."""
+    """Kill the shim and the workload processes of one run."""
     for pid in (shims(context.site.folder)[run], *processes_of_runs(context.site.folder, run)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -1,8 +1,9 @@
-"""Submit jobs that record their starts and ends in a ledger, and compare the ledger with the database rows.
+"""Submit jobs that write their starts and ends to a ledger, and compare the ledger with the database rows.
 
-Before a job records its start, it locks (flock) one file for itself and one for each of its units. Only jobs
-use these files. So the workloads themselves detect two starts of one job, or two holders of one unit,
-independently of the database and the agents.
+Before a job writes its start, it locks (flock) one file of the job and one file of each of its units. Only
+these jobs use the files. If a lock is already taken, the job writes this to the ledger. So the jobs
+themselves detect a job that runs twice at once, and a unit that is held twice. They need neither the database
+nor the agents for this.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ HEARTBEAT_SCRIPT = "while :; do say beat -; sleep 0.1; done\n"
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One line of the ledger: start, end, beat, double or overlap, and an optional detail."""
+    """One line of the ledger.
+
+    ``verb`` is start, end, beat, double (the job already runs) or overlap (the unit ``detail`` is already
+    held).
+    """
 
     verb: str
     workload: str
@@ -53,23 +58,23 @@ def ledger_job(seconds: float) -> str:
 
 
 def heartbeat_job(also: str = "") -> str:
-    """Return the script of a job that writes ten lines a second until it is ended."""
+    """Return the script of a job that writes ten ledger lines a second until it is stopped."""
     return f"{BEGIN_SCRIPT}{also}\n{HEARTBEAT_SCRIPT}"
 
 
 class JobLedger:
-    """The submitted jobs, and the lines that jobs wrote."""
+    """The jobs that were submitted, and the lines that they wrote to the ledger."""
 
     def __init__(self, site: Installation) -> None:
         self.site = site
-        # Jobs that must finish successfully: id, and the round in which the job was submitted.
+        # Jobs that must finish successfully: the round in which each was submitted, by job id.
         self.acknowledged: dict[str, int] = {}
-        self.jobs_to_cancel: set[str] = set()  # ids of jobs that a fault or a test ends
+        self.jobs_to_cancel: set[str] = set()  # ids of the jobs that a fault or a test will cancel
         self.refused = 0
         self.round = 0
 
     def entries(self) -> list[LedgerEntry]:
-        """Return all lines that jobs have written so far."""
+        """Return all lines that the jobs have written so far."""
         path = self.site.home / "ledger"
         if not path.exists():
             return []
@@ -83,7 +88,11 @@ class JobLedger:
         return entries
 
     def submit(self, command: str, units: int = 1, *, to_end_well: bool = True, **also: Any) -> str:
-        """Submit a job over the API and return its id. Raises OSError while the API is not available."""
+        """Submit a job over the API and return its id.
+
+        Set ``to_end_well`` to False if the job will be cancelled. Raises OSError while the API is not
+        available.
+        """
         body = {
             "project": "faults/faults",
             "pool": "faults",
@@ -101,7 +110,10 @@ class JobLedger:
         return job_id
 
     def submit_with_retry(self, command: str, seconds: float, units: int = 1, **also: Any) -> str:
-        """Submit a job, and retry until the API accepts it or ``seconds`` are over."""
+        """Submit a job and return its id. Retry until the API accepts it.
+
+        Raises ConditionTimeout after ``seconds``.
+        """
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -114,7 +126,10 @@ class JobLedger:
                 time.sleep(0.05)
 
     def started(self, workload: str, attempt: int = 0) -> LedgerEntry | None:
-        """Return the first start of a job in ``attempt`` or a later attempt; None if there is none."""
+        """Return the first start of a job with the attempt number ``attempt`` or a higher number.
+
+        Return None if there is no such start.
+        """
         return next(
             (
                 e
@@ -125,14 +140,20 @@ class JobLedger:
         )
 
     def wait_started(self, workload: str, seconds: float, attempt: int = 0) -> LedgerEntry:
-        """Wait for the start of a job and return it. Raises ConditionTimeout."""
+        """Wait until a job has started with the attempt number ``attempt`` or a higher number.
+
+        Return the entry of this start. Raises ConditionTimeout after ``seconds``.
+        """
         wait_until(lambda: self.started(workload, attempt), seconds, "a job starts")
         entry = self.started(workload, attempt)
         assert entry is not None
         return entry
 
     def probe(self, since: float, seconds: float) -> float:
-        """Return the seconds from ``since`` (monotonic) until a newly submitted job has started."""
+        """Submit a new job and wait until it has started.
+
+        Return the seconds since ``since``, which is a time of the monotonic clock.
+        """
         workload = self.submit_with_retry(ledger_job(0.2), seconds)
         self.wait_started(workload, max(0.1, seconds - (time.monotonic() - since)))
         return time.monotonic() - since
@@ -140,7 +161,7 @@ class JobLedger:
     # -- checks -----------------------------------------------------------------------------------
 
     def violations_now(self) -> list[str]:
-        """Return the violations of the invariants that must hold at any time."""
+        """Return the violations of the invariants that must hold at every time."""
         return [*self._ledger_violations(), *self._row_violations()]
 
     def _ledger_violations(self) -> list[str]:
@@ -160,7 +181,10 @@ class JobLedger:
         return [f"allocations {first} and {second} overlap" for first, second in rows(_overlaps)]
 
     def settle(self, seconds: float = DRAIN_SECONDS) -> dict[int, list[str]]:
-        """Wait until all submitted jobs have ended. Return their problems by the round of submission."""
+        """Wait until all submitted jobs have ended, for at most ``seconds``.
+
+        Return the problems of the jobs by the round in which the jobs were submitted.
+        """
         from scheduler.models import Allocation, Workload
 
         problems: dict[int, list[str]] = {}
@@ -218,7 +242,7 @@ def _overlaps() -> list[tuple[int, int]]:
 
 
 class BackgroundLoad:
-    """Short jobs that a thread submits one after another while the context lasts."""
+    """A thread that submits short jobs at random intervals while the context lasts."""
 
     def __init__(self, ledger: JobLedger, rng: random.Random, per_second: float = 1.5) -> None:
         self.ledger, self.rng, self.per_second = ledger, rng, per_second

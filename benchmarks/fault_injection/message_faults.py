@@ -1,9 +1,11 @@
 """Inject faults into messages: frames of many hosts are lost, duplicated, delayed, reordered and replayed.
 
 The hosts are light agents (``benchmarks/harness/light_agents.py``). They decide like the real agent, with
-``agent.runs.reconcile.plan_actions`` and ``agent.host.state.Generations``, and use the installation's own
-edge over real WebSockets at many times the usual rate. This module injects faults into frames in both
-directions, and closes connections from time to time. Jobs start and end meanwhile.
+``agent.runs.reconcile.plan_actions`` and ``agent.host.state.Generations``. They connect to the installation's
+own edge over real WebSockets, and send many times as many frames as real agents.
+
+The faults affect frames in both directions. Sometimes a whole connection breaks. Jobs start and end
+meanwhile.
 """
 
 from __future__ import annotations
@@ -34,23 +36,26 @@ from benchmarks.harness.light_agents import AgentTally, LightAgent, LightRun, sa
 
 HOSTS = 24
 GPUS = 2
-FRAMES = 5_000  # per round, both directions together
-ROUND_SECONDS = 240.0  # longest time for FRAMES
-PACE_SECONDS = 0.15  # between two reports of one host during a round
+FRAMES = 5_000  # frames of one round, in both directions together
+ROUND_SECONDS = 240.0  # longest time in which FRAMES frames must be sent
+PACE_SECONDS = 0.15  # time between two reports of one host during a round
 BATCH_SECONDS = 0.5
 BATCHES_WAITING = 40
 BATCHES_AT_ONCE = 4
-RESENT_SECONDS = 3.0  # a batch that is not committed after this is sent again
-# Longest wait for the answer to a report, before the next report is sent: the answer may be lost.
+RESENT_SECONDS = 3.0  # time after which an uncommitted batch is sent again
+# Time after which the next report is sent without an answer to the last one: the answer may be lost.
 UNANSWERED_SECONDS = 1.0
 JOBS_AT_ONCE = 30
-REMEMBERED = 200  # frames of each host and direction that may be replayed
+REMEMBERED = 200  # number of latest frames of each host and direction that may be replayed
 POOL = "messages"
 
 
 @dataclass
 class Direction:
-    """One direction of one host's connection; survives reconnects."""
+    """The frames of one host in one direction. The object is kept when the host reconnects.
+
+    ``delayed`` frames are still held back. ``sent`` frames may be replayed.
+    """
 
     delayed: list[str] = field(default_factory=list)
     sent: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
@@ -58,7 +63,10 @@ class Direction:
 
 @dataclass
 class MessageFaults:
-    """A random choice of a fault for each frame. While ``rng`` is None, all frames pass unchanged."""
+    """A source of random faults, one choice for each frame.
+
+    While ``rng`` is None, all frames pass unchanged.
+    """
 
     rng: random.Random | None = None
     frames: int = 0
@@ -66,9 +74,10 @@ class MessageFaults:
     broken_connections: int = 0
 
     def of(self, frame: str, direction: Direction) -> list[str]:
-        """Return the frames to forward when a frame arrives, including frames that were delayed before.
+        """Return the frames to forward now that ``frame`` has arrived.
 
-        Raises ConnectionResetError when the connection breaks.
+        The result may include frames that were delayed before. Raises ConnectionResetError to break the
+        connection.
         """
         direction.sent.append(frame)
         released, direction.delayed = direction.delayed, []
@@ -93,7 +102,7 @@ class MessageFaults:
 
 
 class FaultyWire:
-    """A WebSocket as an agent sees it, with message faults."""
+    """A WebSocket as an agent sees it. Faults are injected into its messages."""
 
     def __init__(
         self, socket: aiohttp.ClientWebSocketResponse, faults: MessageFaults, up: Direction, down: Direction
@@ -114,7 +123,7 @@ class FaultyWire:
 
 
 class MessageHost(LightAgent):
-    """A light agent that decides like the real agent, on a faulty connection."""
+    """A light agent that decides like the real agent, on a connection with faults."""
 
     def __init__(
         self, edge: str, name: str, token: str, faults: MessageFaults, tally: AgentTally, folder: Path
@@ -123,16 +132,16 @@ class MessageHost(LightAgent):
         self.faults = faults
         self.ways = Direction(), Direction()
         self.generations = Generations(folder / f"{name}.json")
-        self.newest = 0  # sequence of the newest Observed that the server has handled
+        self.newest = 0  # sequence of the newest report (Observed) that the server has answered
         self.is_old = False
         self.heard_at = 0.0
         self.end_reported_after: dict[str, int] = {}
-        self.produced = 0  # sample rows
+        self.produced = 0  # number of sample rows produced so far
         self.batch_sent_at: dict[int, float] = {}
 
     @contextlib.asynccontextmanager
     async def ws_connect(self, *where: Any, **how: Any) -> AsyncIterator[FaultyWire]:
-        """Connect like ``aiohttp.ClientSession.ws_connect``, with message faults."""
+        """Connect as ``aiohttp.ClientSession.ws_connect`` does, but inject faults into the messages."""
         async with self.session.ws_connect(*where, **how) as socket:
             yield FaultyWire(socket, self.faults, *self.ways)
 
@@ -194,7 +203,10 @@ class MessageHost(LightAgent):
         self.end_reported_after[run.seen.run] = self.sequence
 
     async def _sample(self, socket: Any) -> None:
-        """Produce new batches while frames are disturbed; resend each batch until it is committed."""
+        """Produce new batches of samples while faults are injected.
+
+        Each batch is sent again until the server has committed it.
+        """
         while True:
             if self.faults.rng is not None and len(self.uncommitted) < BATCHES_WAITING:
                 self.batches += 1
@@ -222,7 +234,7 @@ class MessageHost(LightAgent):
 
 
 class MessageHosts:
-    """All message hosts, on one event loop in its own thread."""
+    """All hosts of this fault, on one event loop in its own thread."""
 
     def __init__(self, site: Installation) -> None:
         self.site, self.faults, self.tally = site, MessageFaults(), AgentTally()
@@ -258,7 +270,10 @@ class MessageHosts:
         return bool(rows(lambda: Row.objects.filter(pool__slug=POOL, lease_state="silent").count()) >= count)
 
     def end(self) -> None:
-        """Stop the hosts in small groups: the server treats the loss of most hosts as a mass outage."""
+        """Stop the hosts in small groups.
+
+        If most hosts were lost at once, the server would treat this as a mass outage.
+        """
         remaining = [host.name for host in self.all]
         while remaining:
             group_size = max(1, (len(remaining) + len(self.site.hosts)) // 2 - 1)
@@ -276,13 +291,16 @@ class MessageHosts:
     # -- checks -----------------------------------------------------------------------------------
 
     def unsettled(self) -> str:
-        """Return a description of the differences between hosts and server; '' if there are none."""
+        """Return a description of the runs and batches on which hosts and server do not agree yet.
+
+        Return '' if there are none.
+        """
         runs = sum(len(host.runs) for host in self.all)
         batches = sum(len(host.uncommitted) for host in self.all)
         return f"{runs} runs on hosts, {batches} batches of samples not committed" if runs or batches else ""
 
     def wrong(self) -> list[str]:
-        """Return the violations that the hosts themselves detected."""
+        """Return the violations that the hosts detected, and the samples and hosts that were lost."""
         violations = [
             f"{times} times: {error}"
             for error, times in self.tally.errors.items()
@@ -296,7 +314,7 @@ class MessageHosts:
 
 
 def _make_hosts(site: Installation) -> list[tuple[str, str]]:
-    """Create a pool for the hosts, and a join token for each host."""
+    """Create a pool and its hosts. Return (name, join token) of each host."""
     from portal.models import User
     from portal.services.fleet import hosts
     from scheduler.models import Pool, Quota, Team
@@ -328,7 +346,7 @@ def _samples() -> int:
 
 
 def end_hosts(context: FaultContext) -> None:
-    """Stop the hosts after the last round."""
+    """Stop the hosts of this fault after its last round."""
     if context.site.messages is not None:
         context.site.messages.end()
         context.site.messages = None

@@ -1,4 +1,7 @@
-"""Register faults by name, each with its action and its pass condition, and kill processes as faults."""
+"""Register faults by their names, and define the faults that kill processes.
+
+A fault is an action with a pass condition.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from benchmarks.harness.conditions import ConditionTimeout, rows, wait_until
 from benchmarks.harness.installation import Installation, LocalHost
 from benchmarks.harness.run_processes import shims
 
-MAX_WAIT_SECONDS = 90.0  # longer than any pass condition; after this time the round fails
+MAX_WAIT_SECONDS = 90.0  # longer than any allowed recovery; after this time the round fails
 
 
 @dataclass
 class FaultContext:
-    """The objects that a fault works with."""
+    """The objects that the action of a fault uses."""
 
     site: Installation
     ledger: JobLedger
@@ -30,14 +33,18 @@ class FaultContext:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault. ``do`` injects it and returns the recovery time in seconds, or raises ConditionTimeout."""
+    """A fault that `./run bench faults` can inject.
+
+    ``do`` injects the fault, waits for the recovery and returns its duration in seconds. It raises
+    ConditionTimeout if the pass condition does not hold.
+    """
 
     name: str
     pass_condition: str
-    seconds: float  # the longest recovery that passes
+    seconds: float  # longest recovery with which a round passes
     do: Callable[[FaultContext], float]
     under_load: bool = True
-    cheap: bool = False  # also injected in the short form (--short)
+    cheap: bool = False  # True: --short also injects this fault
     after: Callable[[FaultContext], None] | None = None  # called once after all rounds
 
 
@@ -52,7 +59,7 @@ def fault(
     cheap: bool = False,
     after: Callable[[FaultContext], None] | None = None,
 ) -> Callable[[Callable[[FaultContext], float]], Callable[[FaultContext], float]]:
-    """Register a function as a fault under its name."""
+    """Return a decorator that registers a function as a fault under the function's name."""
 
     def register(do: Callable[[FaultContext], float]) -> Callable[[FaultContext], float]:
         FAULTS[do.__name__] = Fault(do.__name__, pass_condition, seconds, do, under_load, cheap, after)
@@ -87,7 +94,7 @@ def kill_edge(context: FaultContext) -> float:
 
 
 def _kill(context: FaultContext, service: str) -> float:
-    """Kill the service or one of its child processes, and measure recovery."""
+    """Kill a service or one of its child processes. Return the seconds until the recovery."""
     pid = context.site.pid(service)
     victim = context.rng.choice([pid, pid, *children(pid)])
     os.kill(victim, signal.SIGKILL)
@@ -141,7 +148,7 @@ def last_sync(host: LocalHost) -> Any:
 
 
 def cancel(context: FaultContext, workload: str) -> None:
-    """Cancel a workload as its owner; retry while the API is unavailable."""
+    """Cancel a workload as its owner. Retry while the API is unavailable."""
     deadline = time.monotonic() + MAX_WAIT_SECONDS
     while True:
         try:
@@ -149,7 +156,7 @@ def cancel(context: FaultContext, workload: str) -> None:
             return
         except OSError as error:
             if getattr(error, "code", 0) == 409:
-                return  # it has already ended
+                return  # the workload has already ended
             if time.monotonic() > deadline:
                 raise ConditionTimeout(f"a job is cancelled: {error}") from None
             time.sleep(0.1)
@@ -175,7 +182,10 @@ def kill_postgres(context: FaultContext) -> float:
 
 
 def _wait_for_database(context: FaultContext, began: float, seconds: float) -> None:
-    """Wait until the API reads from the database again; raise ConditionTimeout after ``seconds``."""
+    """Wait until the API can read from the database again.
+
+    Raises ConditionTimeout if this takes longer than ``seconds`` after ``began``.
+    """
 
     def is_answering() -> bool:
         try:

@@ -1,4 +1,7 @@
-"""Inject faults of workloads and engines: frozen engines, stubborn workloads, killed agents, full disks."""
+"""Inject faults of workloads, engines and the database's disk.
+
+Examples: a frozen engine, a workload that ignores signals, an agent that is killed while notebooks run.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ from benchmarks.harness.installation import GRACE_SECONDS, ROOT, LocalHost
 from benchmarks.harness.run_processes import processes_of_runs
 
 SOCKETS = 200
-STOP_SECONDS = 5.0  # longest time from SIGSTOP until a process is stopped
+STOP_SECONDS = 5.0  # longest time in which a process stops after SIGSTOP
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
@@ -66,17 +69,22 @@ def freeze_engine(context: FaultContext) -> float:
 
 @dataclass(frozen=True)
 class LeadingEngine:
-    """The living processes of the engine that leads: ``holder`` is its unique name in the leader row."""
+    """The living processes of the engine that leads.
+
+    ``holder`` is the engine's unique name in the leader row.
+    """
 
     holder: str
     pids: tuple[int, ...]
 
 
 def leading_engine(holder: str, engines: Sequence[int]) -> LeadingEngine | None:
-    """Return the processes of the engine whose worker is ``holder``; None unless all of them are alive.
+    """Return the processes of the engine with the name ``holder``.
 
-    A killed engine stays in the leader row until another engine takes over, and an unrelated process may get
-    the pid of its worker. So the worker must be one of ``engines`` or a child of one.
+    Return None if one of its processes has ended. ``engines`` are the pids of all engines of the
+    installation. The worker in ``holder`` must be one of them or a child of one. Otherwise the engine may be
+    dead: it stays in the leader row until another engine takes over, and an unrelated process may get its
+    worker's pid.
     """
     worker = int(holder.split(":")[1]) if holder else 0
     for engine in engines:
@@ -87,7 +95,10 @@ def leading_engine(holder: str, engines: Sequence[int]) -> LeadingEngine | None:
 
 
 def freeze(leader: LeadingEngine) -> bool:
-    """Stop every process of an engine and return True. If one does not stop, resume all and return False."""
+    """Stop (SIGSTOP) every process of an engine.
+
+    Return True if all have stopped. Otherwise resume all of them and return False.
+    """
     try:
         for pid in leader.pids:
             os.kill(pid, signal.SIGSTOP)
@@ -109,7 +120,7 @@ def resume(leader: LeadingEngine) -> None:
 
 
 def process_state(pid: int) -> str:
-    """Return the state letter of a process as in proc(5); X if it has ended."""
+    """Return the state letter of a process as in proc(5), or X if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -117,7 +128,7 @@ def process_state(pid: int) -> str:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the child processes of a process; none if it has ended."""
+    """Return the child processes of a process, or [] if it has ended."""
     try:
         return children(pid)
     except OSError:
@@ -125,7 +136,10 @@ def children_of(pid: int) -> list[int]:
 
 
 def _freeze_leader(engines: Callable[[], Sequence[int]]) -> LeadingEngine:
-    """Freeze the leading engine and return it. Retry if it is not alive or loses the lead meanwhile."""
+    """Freeze the leading engine and return it.
+
+    Retry if no living engine leads, or if another engine has taken over meanwhile.
+    """
     deadline = time.monotonic() + MAX_WAIT_SECONDS
     while time.monotonic() < deadline:
         leader = leading_engine(_leader_name(), engines())
@@ -146,7 +160,10 @@ def _leader_name() -> str:
 
 @contextlib.contextmanager
 def second_engine(context: FaultContext) -> Iterator[int]:
-    """Run a second engine in this context, ready to take over, and yield its pid."""
+    """Run a second engine while the context lasts, and yield its pid.
+
+    It is ready to take over.
+    """
     log = context.site.folder / "engine2.log"
     log.unlink(missing_ok=True)
     worker = [
@@ -183,7 +200,7 @@ def second_engine(context: FaultContext) -> Iterator[int]:
 
 
 def end_notebooks(context: FaultContext) -> None:
-    """Cancel the notebooks after the last round."""
+    """Cancel the notebooks of a fault after its last round."""
     for name in context.site.notebooks:
         cancel(context, name)
     context.site.notebooks = []
@@ -255,7 +272,7 @@ def _notebook(context: FaultContext) -> str:
 
 
 def _ready_run(workload: str) -> str:
-    """Wait until a notebook is ready and return its run."""
+    """Wait until a notebook is ready, and return the id of its run."""
     from scheduler.models import Run
 
     found = Run.objects.filter(workload__public_id=workload, state="running", ready_at__isnull=False)
@@ -332,7 +349,10 @@ async def _revoke(workload: str) -> float:
 
 
 async def _socket(jupyter: Any, path: str) -> aiohttp.ClientWebSocketResponse:
-    """Open one more socket; retry, because the agent may have to open another connection first."""
+    """Open one more WebSocket to a notebook.
+
+    Retry, because the agent may have to open another connection to the edge first.
+    """
     for _ in range(20):
         try:
             return await jupyter.socket(path)  # type: ignore[no-any-return]
@@ -478,7 +498,10 @@ def preempted(context: FaultContext) -> float:
 
 
 def _checkpoint(place: Path) -> None:
-    """Run a database checkpoint, so that the next round can use the write-ahead log space of this round."""
+    """Run a checkpoint of the database.
+
+    It frees the write-ahead log of this round, so that the next round can use the space.
+    """
     import psycopg
     from django.conf import settings
 
@@ -491,7 +514,7 @@ def _checkpoint(place: Path) -> None:
 
 
 def _next_log_file() -> None:
-    """Write enough data to make the database's write-ahead log need its next file."""
+    """Write so much data that the database needs the next file of its write-ahead log."""
     from django.db import OperationalError, connection
 
     try:

@@ -1,1 +1,1 @@
-"""Provide the installations, pools and clients that benchmarks start or fill with rows."""
+"""Provide test installations, pools of database rows, and clients for the benchmarks."""

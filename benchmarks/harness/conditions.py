@@ -1,4 +1,4 @@
-"""Wait for conditions of an installation whose parts may be down."""
+"""Wait for conditions of an installation, of which some services may be down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ class ConditionTimeout(Exception):
 
 
 def wait_until(condition: Callable[[], Any], seconds: float, description: str, every: float = 0.05) -> float:
-    """Wait for a condition and return the seconds that it took. Raises ConditionTimeout."""
+    """Wait until ``condition()`` is true, and return the seconds that this took.
+
+    Raises ConditionTimeout after ``seconds``. ``description`` names the condition in the error.
+    """
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > seconds:
@@ -22,7 +25,7 @@ def wait_until(condition: Callable[[], Any], seconds: float, description: str, e
 
 
 def rows(read: Callable[[], Any], seconds: float = 40) -> Any:
-    """Return the result of a query; retry while the database is unavailable."""
+    """Return the result of a database query. Retry while the database is unavailable."""
     from django.db import InterfaceError, OperationalError, connection
 
     ends = time.monotonic() + seconds

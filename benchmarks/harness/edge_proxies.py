@@ -1,4 +1,6 @@
-"""Pass the traffic between agents and the edge through proxies that can be closed or disturbed."""
+"""Pass the traffic between agents and the edge through proxies, which can be closed or can
+disturb messages.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ import threading
 
 
 class EdgeProxies:
-    """One TCP proxy (gate) per host, all in one thread. A closed gate passes no bytes on.
+    """One TCP proxy ("gate") for each host, all in one thread. A closed gate forwards no bytes.
 
-    While ``rng`` is set, whole WebSocket frames are dropped, duplicated, delayed or reordered in both
+    While ``rng`` is set, the gates drop, duplicate, delay or reorder whole WebSocket frames in both
     directions.
     """
 
@@ -19,13 +21,13 @@ class EdgeProxies:
         self.edge_port = edge_port
         self.rng: random.Random | None = None
         self.frames = 0  # frames that passed while rng was set
-        self.disturbed = 0  # disturbed ones among these frames
+        self.disturbed = 0  # how many of these frames were disturbed
         self._open: dict[str, asyncio.Event] = {}
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="gates", daemon=True).start()
 
     def make(self, host: str, address: str) -> int:
-        """Start a gate that listens on ``address`` and return its port."""
+        """Start a gate for a host. It listens on ``address``; return its port."""
         return asyncio.run_coroutine_threadsafe(self._make(host, address), self._loop).result(10)
 
     def set(self, host: str, is_open: bool) -> None:
@@ -50,7 +52,7 @@ class EdgeProxies:
     ) -> None:
         await event.wait()
         down_reader, down_writer = await asyncio.open_connection("127.0.0.1", self.edge_port)
-        # The edge accepts only its own name as Host, as behind any proxy.
+        # The edge accepts only its own name in the Host header, so the gate replaces the header.
         gate_host, edge_host = (
             "Host: {}:{}".format(*writer.get_extra_info("sockname")),
             f"Host: 127.0.0.1:{self.edge_port}",
@@ -76,7 +78,7 @@ class EdgeProxies:
         edge_host: bytes,
     ) -> None:
         while True:
-            # Head of a request or response; its body or WebSocket frames follow.
+            # Read the head of a request or response. A body or WebSocket frames follow.
             head = await reader.readuntil(b"\r\n\r\n")
             lowered = head.lower()
             size = int(lowered.partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
@@ -103,7 +105,10 @@ class EdgeProxies:
             await writer.drain()
 
     def _disturbed(self, frame: bytes, delayed: list[bytes]) -> list[bytes]:
-        """Return the frames to forward when a frame arrives, and update the frames in ``delayed``."""
+        """Return the frames to forward now that ``frame`` has arrived.
+
+        ``delayed`` has the frames that are held back. It is updated.
+        """
         assert self.rng is not None
         self.frames += 1
         draw = self.rng.random()
@@ -121,7 +126,10 @@ class EdgeProxies:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """Return one WebSocket frame as it is on the wire, and True if it is a whole text message."""
+    """Return the bytes of one WebSocket frame.
+
+    The second value is True if the frame is a whole text message.
+    """
     head = await reader.readexactly(2)
     size = head[1] & 127
     more = await reader.readexactly({126: 2, 127: 8}.get(size, 0))

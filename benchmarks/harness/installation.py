@@ -1,9 +1,8 @@
-"""Run a whole installation for fault injection: services and agents, as `./run up` and `./run demo` start
-them.
+"""Run a whole installation for fault injection: the services of `./run up`, and agents as in `./run demo`.
 
-Each agent reaches the edge through its own small TCP proxy (a gate). If the benchmark runs as root, each host
-has its own network namespace, connected by a veth pair: cutting off a host is like pulling its cable.
-Otherwise the gate of a host that is cut off forwards no bytes.
+Each agent reaches the edge through its own small TCP proxy (a "gate"). If the benchmark runs as root, each
+host also has its own network namespace, connected by a veth pair. Such a host is cut off as if its cable were
+pulled. Without root, a host is cut off by closing its gate, which then forwards no bytes.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ from tools.site.supervisor import Service
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "H100-80GB"
-GPUS = 2  # per host
+GPUS = 2  # GPUs of each host
 LEASE_SECONDS = 5
 GRACE_SECONDS = 2
 NOTICE_SECONDS = 2
-SERVICE_SECONDS = 15  # longest start of a service
+SERVICE_SECONDS = 15  # longest time in which a service starts
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-SMALL_DISK = "160m"  # disk of the first host, as root
+SMALL_DISK = "160m"  # size of the first host's own disk, which exists only if the benchmark runs as root
 DATABASE_DISK = "900m"
 
 
 @dataclass
 class LocalHost:
-    """A host: its agent, and the means to cut it off."""
+    """A simulated host of this machine: its agent, and the means to cut it off."""
 
     name: str
     number: int
@@ -60,18 +59,18 @@ class LocalHost:
     edge: str = ""
     service: Any = None
     cut: bool = field(default=False)
-    command: list[str] = field(default_factory=list)  # of its agent, without namespace wrapper
-    # True: this host's agent reads its boot id from a bind-mounted file. Only one host has this, because
-    # bubblewrap does not run with mounts over /proc.
+    command: list[str] = field(default_factory=list)  # starts its agent; without the wrapper of ``inside``
+    # True for a host that can reboot: its agent reads its boot id from a bind-mounted file. Only one host can
+    # reboot, because bubblewrap does not run with mounts over /proc.
     reboots: bool = False
 
     @property
     def boot(self) -> Path:
-        """Return the path of the file that replaces the boot id, if this host can reboot."""
+        """Return the path of the file from which the agent reads its boot id if this host can reboot."""
         return self.state.parent / f"{self.name}.boot"
 
     def inside(self, command: list[str]) -> list[str]:
-        """Return the command wrapped to run on this host."""
+        """Return the command, wrapped so that it runs in this host's network namespace."""
         if not self.namespace:
             return command
         if not self.reboots:
@@ -85,9 +84,9 @@ class LocalHost:
 
 
 class Installation:
-    """The installation: ``hosts`` hosts of two simulated GPUs each.
+    """An installation with ``hosts`` hosts of two simulated GPUs each.
 
-    Leases are ``lease_seconds`` long; notice and grace are 2 s.
+    Leases last ``lease_seconds``. Notice and grace are 2 s each.
     """
 
     def __init__(
@@ -107,8 +106,8 @@ class Installation:
         self.clocks = ShiftedClocks(folder)
         self.environment: dict[str, str] = {}
         self.token = ""
-        self.messages: Any = None  # light hosts, while their fault runs
-        self.notebooks: list[str] = []  # notebooks that run through all rounds of one fault
+        self.messages: Any = None  # the hosts of ``message_faults``, while this fault runs
+        self.notebooks: list[str] = []  # ids of notebooks that run during all rounds of a fault
         self._keeping = threading.Event()
         self._keeper: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -127,7 +126,7 @@ class Installation:
     # -- starting and stopping --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start everything and wait until every host is alive."""
+        """Start all services and agents, and wait until every host is alive."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o711)
         site = self.folder / "site"
@@ -175,7 +174,7 @@ class Installation:
         return text in output
 
     def _organise(self) -> None:
-        """Create a team with a guarantee of all GPUs, one member, and the hosts."""
+        """Create the hosts, and a team with one member and a guarantee of all GPUs."""
         from datetime import UTC, datetime
 
         from portal.models import Membership, Organisation, User
@@ -210,9 +209,10 @@ class Installation:
             )
 
     def _keep(self) -> None:
-        """Start the agents, restart them when they end, as `./run` does, and stop them at the end.
+        """Start the agents, restart them when they end, and stop them when the installation stops.
 
-        The kernel ends an agent when the thread that started it ends. So this thread runs until the end.
+        The kernel ends an agent when the thread that started it ends. So this thread must run as long as the
+        agents.
         """
         for host in self.hosts:
             self._make_host(host)
@@ -255,11 +255,14 @@ class Installation:
         host.service.start()
 
     def agent_environment(self, host: LocalHost) -> dict[str, str]:
-        """Return the environment of a host's agent; its clock can be set if the clock library was built."""
+        """Return the environment of a host's agent.
+
+        If the clock library was built, the clock of the agent can be set.
+        """
         return {**agent_environment(), **self.clocks.environment(host.name)}
 
     def _lay_cable(self, host: LocalHost) -> None:
-        """Create a network namespace for the host, connected to this one by a veth pair."""
+        """Create a network namespace for the host, and connect it by a veth pair."""
         name = f"gpf{os.getpid()}-{host.number}"
         outside, inside = (
             f"gf{os.getpid() % 100_000}o{host.number}",
@@ -279,7 +282,7 @@ class Installation:
             result = subprocess.run(["ip", *command.split()], capture_output=True, text=True)
             if result.returncode:
                 subprocess.run(["ip", "netns", "delete", name], capture_output=True)
-                return  # no permission to create networks: the gate is used instead
+                return  # networks may not be created here: the host is cut off by its gate instead
         host.namespace, host.address = name, f"{net}.{first + 1}"
 
     def stop(self) -> None:
@@ -304,17 +307,20 @@ class Installation:
     # -- actions ----------------------------------------------------------------------------------
 
     def pid(self, name: str) -> int:
-        """Return the pid of a service of `./run up`; wait until it runs, because it may be restarting."""
+        """Return the pid of a service of `./run up`.
+
+        Wait until the service runs, because it may be restarting.
+        """
         wait_until(lambda: self._pid(name), SERVICE_SECONDS, f"{name} runs")
         return self._pid(name)
 
     def _pid(self, name: str) -> int:
-        """Return the pid of a service; 0 if it does not run."""
+        """Return the pid of a service, or 0 if it does not run."""
         entries = json.loads((self.folder / "site" / "services.json").read_text())["services"]
         return int(entries[name]["pid"] or 0)
 
     def cut_off(self, host: LocalHost) -> None:
-        """Cut the host's network: bytes in transit are lost, and no connection is closed."""
+        """Cut the host's network. Bytes in transit are lost, but no connection is closed."""
         host.cut = True
         if host.namespace:
             self._cable(host, "down")
@@ -335,7 +341,10 @@ class Installation:
 
     @contextlib.contextmanager
     def agent_down(self, host: LocalHost) -> Iterator[None]:
-        """Kill the host's agent in this context and start it again afterwards; its workloads keep running."""
+        """Kill the host's agent on entry of this context, and start it again on exit.
+
+        The workloads of the host keep running.
+        """
         with self._lock:
             service, host.service = host.service, None
             os.kill(service.process.pid, signal.SIGKILL)
@@ -350,14 +359,14 @@ class Installation:
     # -- state ------------------------------------------------------------------------------------
 
     def alive(self) -> int:
-        """Return the number of alive hosts."""
+        """Return the number of hosts whose lease is alive."""
         from scheduler.models import Host
 
         names = [host.name for host in self.hosts]
         return int(rows(lambda: Host.objects.filter(lease_state="alive", name__in=names).count()))
 
     def ask(self, method: str, path: str, body: Any = None, seconds: float = 5.0) -> Any:
-        """Send a request to the API as the member, and return the JSON of the answer.
+        """Send a request to the API as the team's member, and return the JSON of the answer.
 
         Raises OSError if the API does not answer or answers with an error.
         """

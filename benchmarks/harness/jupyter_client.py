@@ -1,4 +1,4 @@
-"""Connect to JupyterLab like a browser, for tests and measurements, with kernels and terminals."""
+"""Use JupyterLab as a browser does: open its page, kernels and terminals. For tests and measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class JupyterTimeout(Exception):
 class JupyterClient:
     """A client of one Jupyter server at ``url``.
 
-    ``headers`` are sent with every request; cookies are kept like in a browser.
+    ``headers`` are sent with every request. Cookies are kept as in a browser.
     """
 
     session: aiohttp.ClientSession
@@ -36,7 +36,10 @@ class JupyterClient:
         return {**self.headers, **xsrf, **({"Cookie": cookies} if cookies else {}), **more}
 
     async def ask(self, method: str, path: str, body: Any = None, **more: str) -> tuple[int, str]:
-        """Return status and text of a response. Redirects are not followed."""
+        """Send a request and return (status, text) of the response.
+
+        Redirects are not followed.
+        """
         data = None if body is None else json.dumps(body)
         request = self.session.request(
             method,
@@ -57,7 +60,7 @@ class JupyterClient:
         return str(json.loads(text)["id"])
 
     async def socket(self, path: str) -> aiohttp.ClientWebSocketResponse:
-        """Open a WebSocket of this server."""
+        """Open a WebSocket to this server."""
         connection = self.session.ws_connect(
             URL(self.url + path, encoded=True), headers=self._headers(), max_msg_size=1 << 26
         )
@@ -135,7 +138,10 @@ class NotebookTimeout(Exception):
 
 
 async def first_output(jupyter: Any) -> None:
-    """Load the JupyterLab page, start a kernel and check its answer to a calculation."""
+    """Load the JupyterLab page, start a kernel and run a calculation in it.
+
+    Raises NotebookTimeout if the page fails or the kernel's answer is wrong.
+    """
     status, _ = await jupyter.ask("GET", "/lab")
     if status != 200:
         raise NotebookTimeout(f"the JupyterLab page has status {status}, not 200")

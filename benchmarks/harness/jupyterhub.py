@@ -1,4 +1,7 @@
-"""Run JupyterHub in its own environment for comparison, with its simple spawner and Node's proxy."""
+"""Measure notebook launches of JupyterHub, for comparison.
+
+JupyterHub is installed into its own environment, with its simple local spawner and Node's proxy.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ class JupyterHubUnavailable(Exception):
 
 
 def measure(folder: Path, launches: int) -> list[float]:
-    """Return the seconds of each launch: from the request to start the server to a kernel's answer."""
+    """Launch ``launches`` servers and return the seconds of each launch.
+
+    A launch lasts from the request to start a server to the answer of a kernel.
+    """
     place = folder / "jupyterhub"
     place.mkdir()
     python, proxy = _install(place)
@@ -51,7 +57,10 @@ def measure(folder: Path, launches: int) -> list[float]:
 
 
 def _install(place: Path) -> tuple[Path, Path]:
-    """Install JupyterHub. Return the paths of the environment's Python and of the proxy's program."""
+    """Install JupyterHub and its proxy.
+
+    Return the paths of the environment's Python and of the proxy program.
+    """
     npm, uv = shutil.which("npm"), shutil.which("uv")
     if npm is None or shutil.which("node") is None:
         raise JupyterHubUnavailable(

@@ -1,15 +1,22 @@
-"""Run many agents in one process for load: ``python -m benchmarks.harness.light_agents``.
+"""Run many agents in one process to put load on an edge: ``python -m benchmarks.harness.light_agents``.
 
-Each agent uses the whole wire protocol like the real agent. It makes a key and signs its join token and
-challenges with the key. It reports its full state every ``poll_seconds`` and at once after a change. It sends
-a batch of samples every five seconds and keeps each batch until the server has committed it. It reconciles
-its runs with the last Desired. Only the workloads are missing: a run is reported as starting, shortly after
-as running, and as ended after the seconds of its ``sleep``.
+Each agent uses the whole wire protocol like the real agent:
 
-The first line of stdin is ``{"edge", "gpus", "model", "hosts": [{"name", "token"}]}``. A line ``measure``
-resets the errors and round trips; any other line, or the end of stdin, ends the process. The process prints
-``joined`` when every agent has joined, and at its end ``{"arrivals": {RUN: seconds since the epoch},
-"errors": {DESCRIPTION: count}, "round_trips": [seconds from an Observed to its answer]}``.
+- It makes a key, and signs its join token and the server's challenges with this key.
+- It reports its full state every ``poll_seconds``, and at once after a change.
+- It sends a batch of samples every five seconds. It keeps each batch until the server has committed it.
+- It starts and stops runs as the last frame ``Desired`` requires.
+
+Only the workloads are missing. A run is reported as starting, soon afterwards as running, and finally as
+ended. If its command is ``sleep N``, it runs for N seconds.
+
+Input: the first line of stdin is ``{"edge", "gpus", "model", "hosts": [{"name", "token"}]}``. A line
+``measure`` resets the counted errors and the round trips. Any other line, or the end of stdin, ends the
+process.
+
+Output: the line ``joined`` when every agent has joined, and one line of JSON at the end: ``{"arrivals": {RUN:
+seconds since the epoch}, "errors": {DESCRIPTION: count}, "round_trips": [seconds]}``. A round trip lasts from
+a report (the frame ``Observed``) to its answer.
 """
 
 from __future__ import annotations
@@ -53,9 +60,9 @@ from agent.server.connection import UNANSWERED_POLLS
 
 SAMPLE_SECONDS = 5.0
 BATCHES_AHEAD = 100
-BEGIN_SECONDS = 0.2  # from "starting" to "running"
-CONNECTS_PER_SECOND = 8.0  # of one process; spreads the polls of its agents
-LOOK_SECONDS = 0.4  # interval of checks for an overdue answer
+BEGIN_SECONDS = 0.2  # time that a run is "starting" before it is "running"
+CONNECTS_PER_SECOND = 8.0  # spreads the first connections, and so the reports, of the agents of one process
+LOOK_SECONDS = 0.4  # time between two checks for an overdue answer
 CONCURRENT_JOINS = 4
 LONGEST_RETRY_SECONDS = 8.0
 MEMORY_MIB = 81_559
@@ -64,7 +71,7 @@ SLEEP = re.compile(r"^sleep (\d+(?:\.\d+)?)$")
 
 @dataclass
 class AgentTally:
-    """The results of all agents of this process."""
+    """The combined results of all agents of this process."""
 
     arrivals: dict[str, float] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)
@@ -74,17 +81,17 @@ class AgentTally:
 
 @dataclass
 class LightRun:
-    """A run of a light agent."""
+    """A run of a light agent. It has no process."""
 
     seen: RunSeen
-    ends_at: float  # end of its current state, loop time
+    ends_at: float  # when its current state ends, in the time of the event loop
     units: list[str]
-    seconds: float  # runtime
+    seconds: float  # its runtime
     undesired_since: float | None = None
 
 
 class LightAgent:
-    """The agent of one host."""
+    """A light agent: the protocol side of one host's agent."""
 
     def __init__(self, edge: str, name: str, token: str, gpus: int, model: str, tally: AgentTally) -> None:
         self.edge, self.name, self.token, self.tally = edge, name, token, tally
@@ -93,7 +100,7 @@ class LightAgent:
         self.instance, self.start, self.boot = (uuid.uuid4().hex for _ in range(3))
         self.units = [f"GPU-{uuid.uuid4()}" for _ in range(gpus)]
         self.runs: dict[str, LightRun] = {}
-        self.uncommitted: dict[int, SampleBatch] = {}  # sent, not yet committed
+        self.uncommitted: dict[int, SampleBatch] = {}  # batches that the server has not committed, by number
         self.batches = 0
         self.sequence = 0
         self.sent_at: dict[int, float] = {}
@@ -118,7 +125,7 @@ class LightAgent:
         self.inventory = json.dumps(self.report.pop("inventory"), separators=(",", ":"))
 
     async def join(self, session: aiohttp.ClientSession) -> None:
-        """Exchange the join token for a credential, with a new key."""
+        """Make a new key, and exchange the join token for a credential."""
         public = base64.b64encode(self.key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)).decode()
         signature = self._sign(host_key.join_message(self.name, self.token))
         request = JoinRequest(VERSION, self.token, self.name, self.instance, self.boot, public, signature)
@@ -132,7 +139,10 @@ class LightAgent:
         return base64.b64encode(self.key.sign(text)).decode()
 
     async def stay_connected(self, session: aiohttp.ClientSession, first: float) -> None:
-        """Connect, and reconnect forever; ``first`` is the delay of the first connection in seconds."""
+        """Connect to the edge, and reconnect forever.
+
+        ``first`` is the delay of the first connection in seconds.
+        """
         await asyncio.sleep(first)
         pause = 0.25
         while True:
@@ -152,7 +162,7 @@ class LightAgent:
             address, headers=headers, heartbeat=15.0, max_msg_size=16 << 20
         ) as socket:
             self.sent_at.clear()
-            self.report["strays"] = []  # reported once on each connection
+            self.report["strays"] = []  # stray processes are reported only once on each connection
             parts = [asyncio.create_task(part(socket)) for part in (self._read, self._send, self._sample)]
             try:
                 done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -194,10 +204,13 @@ class LightAgent:
                         await self.due.wait()
                 except TimeoutError:
                     continue
-            await asyncio.sleep(0.05)  # the real agent's shortest interval
+            await asyncio.sleep(0.05)  # shortest time between two reports of the real agent
 
     def _report_interval(self) -> float:
-        """Return the seconds until the next unchanged report; longer while the last report is unanswered."""
+        """Return the seconds between two reports if nothing has changed.
+
+        The interval is longer while the last report is unanswered.
+        """
         return self.poll_seconds * (UNANSWERED_POLLS if self.sequence in self.sent_at else 1.0)
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -364,14 +377,20 @@ def sample_reading(unit: str, at: float, run: str | None) -> SampleRow:
 
 
 def _listen(tally: AgentTally) -> None:
-    """Read stdin until a line other than ``measure``. Reset the counters at each line ``measure``."""
+    """Read stdin until a line other than ``measure``.
+
+    Each line ``measure`` resets the counted errors and the round trips.
+    """
     while sys.stdin.readline() == "measure\n":
         tally.errors.clear()
         tally.round_trips.clear()
 
 
 async def main(orders: dict[str, Any]) -> dict[str, Any]:
-    """Run every agent until stdin ends or an end line arrives; return the results."""
+    """Run every agent until stdin has a line other than ``measure`` or ends.
+
+    Return the results for the last line of the output.
+    """
     tally = AgentTally()
     agents = [
         LightAgent(orders["edge"], host["name"], host["token"], orders["gpus"], orders["model"], tally)

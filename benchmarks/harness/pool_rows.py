@@ -1,7 +1,7 @@
-"""Create the database rows of a half-full pool of any size: hosts, running and waiting workloads.
+"""Create the database rows of a half-full pool of any size: hosts, running work and waiting work.
 
-There are two models; every tenth host is split into MIG slices. 20 teams have equal guarantees, which
-together are three quarters of the pool. The initial waiting workloads cannot start: their team has no
+There are two GPU models. Every tenth host is split into MIG slices. 20 teams have equal guarantees, which
+together are three quarters of the pool. The initial waiting jobs cannot start, because their team has no
 guarantee and may not borrow. One seed determines everything.
 """
 
@@ -45,9 +45,9 @@ BATCH = 5_000
 
 @dataclass
 class PoolRows:
-    """The rows that new workloads refer to.
+    """The rows to which new workloads refer.
 
-    Workloads of ``projects`` can start; workloads of ``blocked_project`` cannot.
+    Workloads of ``projects`` can start. Workloads of ``blocked_project`` cannot start.
     """
 
     pool: Pool
@@ -57,7 +57,10 @@ class PoolRows:
     hosts: list[Host]
 
     def queue(self, now: datetime, number: int, **overrides: Any) -> Workload:
-        """Queue one job of one GPU through the real service; the jobs alternate between the teams."""
+        """Queue one job of one GPU through the real service, and return it.
+
+        ``number`` selects the team and the GPU model in turn.
+        """
         team_index = number % len(self.projects)
         columns: dict[str, Any] = {
             "kind": "job",
@@ -78,7 +81,10 @@ class PoolRows:
 
 
 def make_pool_rows(gpus: int, waiting: int, now: datetime, seed: int = 42) -> PoolRows:
-    """Write the pool: ``gpus`` GPUs of which half are in use, and ``waiting`` jobs that cannot start."""
+    """Write the rows of a pool of ``gpus`` GPUs, and return the rows for new workloads.
+
+    Half of the GPUs are in use. ``waiting`` jobs are queued that cannot start.
+    """
     rng = random.Random(seed)
     Leader.objects.get_or_create(pk=1)
     pool = Pool.objects.create(slug="bench", name="Bench", kind="dynamic", created_at=now)
@@ -183,7 +189,10 @@ def _quotas(fleet: PoolRows, gpus: int, now: datetime) -> None:
 def _running(
     fleet: PoolRows, free: dict[Host, list[Unit]], wanted: int, rng: random.Random, now: datetime
 ) -> None:
-    """Create workloads of 1, 2, 4 or 8 whole GPUs, each on one host, until ``wanted`` GPUs are held."""
+    """Create running workloads until ``wanted`` GPUs are held.
+
+    Each holds 1, 2, 4 or 8 whole GPUs of one host.
+    """
     places: list[tuple[Host, list[Unit]]] = []
     hosts, held = list(free), 0
     while held < wanted:
@@ -270,5 +279,5 @@ def _row(fleet: PoolRows, number: int, now: datetime, rng: random.Random, **colu
 
 
 def queue_jobs(fleet: PoolRows, count: int, now: datetime, first: int = 0) -> list[Workload]:
-    """Queue ``count`` jobs of one GPU that can start."""
+    """Queue ``count`` jobs of one GPU that can start, and return them."""
     return [fleet.queue(now, number) for number in range(first, first + count)]

@@ -1,4 +1,4 @@
-"""Set the wall clocks of an installation's programs."""
+"""Set the wall clocks that the programs of an installation see."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from benchmarks.harness.conditions import ConditionTimeout
 class ShiftedClocks:
     """Wall clocks that can be set, one for the servers and one for each host.
 
-    A small library loaded before the C library (LD_PRELOAD) adds an offset from a file to the wall clock
-    only. (libfaketime does the same, but is not installed everywhere.)
+    A small library is loaded before the C library (LD_PRELOAD). It reads an offset from a file and adds it to
+    the wall clock, but to no other clock. libfaketime could do this too, but it is not installed everywhere.
     """
 
     SOURCE = r"""
@@ -79,14 +79,17 @@ time_t time(time_t *at) {
             subprocess.run(command, check=True, capture_output=True)
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return the environment of programs with the clock ``name``; empty without a compiler."""
+        """Return the environment variables for programs that use the clock ``name``.
+
+        The result is empty if there is no C compiler to build the library.
+        """
         if not self.library.exists():
             return {}
         self.set(name, 0)
         return {"LD_PRELOAD": str(self.library), "SHIFTED_CLOCK": str(self.folder / name)}
 
     def set(self, name: str, seconds: int) -> None:
-        """Set the offset in seconds of every program with this clock."""
+        """Set the clock ``name`` to ``seconds`` after the real time, for all programs that use it."""
         if not self.library.exists():
             raise ConditionTimeout("a clock cannot be set without a C compiler")
         file = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT, 0o644)

@@ -1,4 +1,7 @@
-"""Run a small pool of real processes on the environment's stores: an edge, an engine and one agent."""
+"""Run a small pool of real processes: an edge, an engine and agents.
+
+The processes use the database and the Valkey of the environment.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class ProcessStartTimeout(Exception):
-    """Raised when a process of the pool does not start in time; contains the end of the process's log."""
+    """Raised when a process of the pool does not start in time.
+
+    The message contains the last lines of the process's log.
+    """
 
 
 class SmallPool:
-    """The processes, each with a log in ``folder``.
+    """The processes of the pool. Each has a log in ``folder``.
 
-    ``environment`` has GPUPOOL_* settings and the addresses of the stores.
+    ``environment`` has the GPUPOOL_* settings and the addresses of the database and of Valkey.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
@@ -49,7 +55,7 @@ class SmallPool:
         self.wait("edge", lambda: _answers(self.environment["GPUPOOL_EDGE_URL"] + "/healthz"))
 
     def start_engine(self) -> None:
-        """Start the engine as ./run does and wait until it is ready."""
+        """Start the engine as ./run does, and wait until it is ready."""
         worker = (
             "celery",
             "-A",
@@ -64,7 +70,10 @@ class SmallPool:
         self.wait("engine", lambda: " ready." in self.log("engine"))
 
     def start_agent(self, host: str, token: str, simulate: str) -> None:
-        """Start an agent of ``host`` with simulated GPUs, without the server's settings."""
+        """Start an agent for ``host`` with simulated GPUs. ``simulate`` is for example ``2xH100-80GB``.
+
+        The agent does not get the settings of the servers.
+        """
         kept = {
             name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")
         }
@@ -93,7 +102,10 @@ class SmallPool:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def wait(self, name: str, condition: Callable[[], bool], seconds: float = 40) -> None:
-        """Wait for ``condition()``. Raises ProcessStartTimeout after ``seconds`` or if the process ends."""
+        """Wait until ``condition()`` is true.
+
+        Raises ProcessStartTimeout after ``seconds``, or if the process ``name`` ends.
+        """
         deadline = time.monotonic() + seconds
         while not condition():
             if self.processes[name].poll() is not None or time.monotonic() > deadline:
@@ -101,7 +113,7 @@ class SmallPool:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End every process; agents first, because they stop their workloads."""
+        """End every process. Agents end first, because they stop their workloads."""
         for name in sorted(self.processes):
             self._end(self.processes[name])
 
@@ -117,7 +129,7 @@ class SmallPool:
 
 @contextmanager
 def running_pool(folder: Path, environment: Mapping[str, str]) -> Iterator[SmallPool]:
-    """Run an edge and an engine in this context; the caller starts agents."""
+    """Run an edge and an engine in this context. The caller may start agents."""
     pool = SmallPool(folder, environment)
     try:
         pool.start_edge()

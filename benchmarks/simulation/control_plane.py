@@ -1,4 +1,7 @@
-"""Simulate the control plane in virtual time: the edge, two engines, ticks and users, on real PostgreSQL."""
+"""Simulate the control plane in virtual time on a real PostgreSQL.
+
+It consists of the edge, two engines, periodic tasks ("ticks") and users.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ TICK_SECONDS = 2.0
 
 @dataclasses.dataclass
 class SimulatedEngine:
-    """A process that plans. It commits each plan after a delay, which is sometimes long."""
+    """An engine process. It plans, and commits each plan after a delay, which is sometimes long."""
 
     site: ControlPlane
     number: int
@@ -55,7 +58,10 @@ class SimulatedEngine:
         return f"engine {self.number}, generation {self.generation}"
 
     def wake(self) -> None:
-        """Run a cycle after a nudge or a sweep: acquire the lease, plan, and schedule the commit."""
+        """Run one cycle: acquire the lease, plan, and schedule the commit of the plan.
+
+        A nudge or a periodic sweep calls this method.
+        """
         timeline = self.site.world.timeline
         if self.busy or timeline.now < self.frozen_until:
             return
@@ -78,7 +84,7 @@ class SimulatedEngine:
     def _commit(self, decisions: Plan, state: Snapshot, clock: ClockSample, generation: int) -> None:
         timeline = self.site.world.timeline
         if generation != self.generation:
-            return  # it was killed before the commit
+            return  # the engine was killed before the commit
         if timeline.now < self.frozen_until:
             timeline.after(
                 self.frozen_until - timeline.now, lambda: self._commit(decisions, state, clock, generation)
@@ -102,36 +108,42 @@ class SimulatedEngine:
             )
 
     def kill(self) -> None:
-        """Drop the pending plan; another process replaces this engine."""
+        """Kill this engine process. Its pending plan is never committed.
+
+        A new process with the next generation takes its place.
+        """
         self.generation, self.busy = self.generation + 1, False
 
 
 class ControlPlane:
-    """All state of the control plane that is not in the database."""
+    """The state of the control plane that is not in the database."""
 
     def __init__(self, world: SimulatedWorld) -> None:
         self.world = world
         self.wall_offset = 0.0
         self.edge_is_up = True
         self.hints_arrive = True
-        self.answered: dict[str, int] = {}  # by host: sequence of the last handled report
-        self.reported: dict[str, int] = {}  # by host: connection of that report
+        self.answered: dict[str, int] = {}  # sequence of the last handled report, by host
+        self.reported: dict[str, int] = {}  # number of the connection with that report, by host
         self.engines = [SimulatedEngine(self, 1), SimulatedEngine(self, 2)]
         self.jobs = 0
 
     def read(self) -> ClockSample:
-        """Read both clocks of the control plane."""
+        """Read the wall clock and the uptime clock of the control plane."""
         wall = datetime.fromtimestamp(self.world.epoch + self.world.timeline.now + self.wall_offset, UTC)
         return ClockSample(wall, "virtual", self.world.timeline.now)
 
     def now(self) -> datetime:
-        """Return the corrected time, as a request handler gets it (`config/http/clock_check.py`)."""
+        """Return the wall clock time, after correcting stored times for a jump of the clock.
+
+        Request handlers do the same (`config/http/clock_check.py`).
+        """
         clock = self.read()
         clock_correction.correct_clock_step(clock)
         return clock.wall
 
     def begin(self) -> None:
-        """Start the ticks and sweeps."""
+        """Start the ticks, and the sweeps of the engines."""
         self._every(TICK_SECONDS, self.tick)
         for engine in self.engines:
             self._every(SWEEP_SECONDS, engine.wake)
@@ -144,7 +156,10 @@ class ControlPlane:
         self.world.timeline.after(seconds * self.world.rng.random(), again)
 
     def commit(self, act: Callable[[], T]) -> T | None:
-        """Run one transaction of the server, which at random fails just before its commit."""
+        """Run one transaction of the server and return its result.
+
+        At random, the transaction fails just before its commit. The result is then None.
+        """
         self.world.invariants.stale = True
         if not self.world.is_fault_due(0.01):
             return act()  # ``act`` has its own transactions, as in production
@@ -155,7 +170,7 @@ class ControlPlane:
         return None
 
     def planning_seconds(self) -> float:
-        """Return the seconds from an engine's snapshot to its commit."""
+        """Return a random number of seconds between an engine's snapshot and its commit."""
         return (
             self.world.rng.uniform(0.5, 7)
             if self.world.is_fault_due(0.05)
@@ -171,7 +186,10 @@ class ControlPlane:
         self._task(reservation_windows.sweep_reservations)
 
     def _task(self, *parts: Callable[[datetime], object]) -> None:
-        """Run a task with the clock check of production; at random, delay it after the clock was read."""
+        """Run a periodic task with the same check of the clock as in production.
+
+        At random, the task is delayed after it has read the clock.
+        """
         clock = self.read()
         if self.commit(lambda: (clock_correction.correct_clock_step(clock),)) is None:
             return
@@ -181,7 +199,10 @@ class ControlPlane:
             self._do(clock, parts)
 
     def _do(self, clock: ClockSample, parts: Sequence[Callable[[datetime], object]]) -> None:
-        """Run the parts of a task; after a lost commit, the remaining parts are skipped."""
+        """Run the parts of a task one after another.
+
+        If the commit of a part fails, the remaining parts are skipped.
+        """
         try:
             with decide_at(clock):
                 for part in parts:
@@ -217,7 +238,7 @@ class ControlPlane:
         return edge.sync(machine.known, [machine.credential], frame, self.read)
 
     def push(self, machine: SimulatedHost) -> None:
-        """Send a changed desired state without a report."""
+        """Send the desired state to a host without a preceding report."""
         if machine.connection and self.edge_is_up and machine.connection == self.reported.get(machine.name):
             desired = self.commit(lambda: edge.desired_state(machine.known, [machine.credential], self.read))
             if desired is not None:
@@ -228,7 +249,10 @@ class ControlPlane:
         self.world.network.carry(machine.name, lambda: machine.receive(connection, frame))
 
     def lose_edge(self, seconds: float) -> None:
-        """Kill the edge, which breaks all connections, and restart it after ``seconds``."""
+        """Kill the edge, which breaks all connections.
+
+        It is restarted after ``seconds``.
+        """
         self.edge_is_up = False
         for machine in self.world.machines:
             machine.disconnect()
@@ -251,7 +275,10 @@ class ControlPlane:
 
     @contextlib.contextmanager
     def hints(self) -> Iterator[None]:
-        """Deliver hints in virtual time instead of over Redis. A hint is sent before its commit."""
+        """Deliver hints in virtual time instead of over Redis.
+
+        A hint tells an engine or a host to act at once. Here a hint is sent before its transaction commits.
+        """
         with (
             mock.patch.object(nudge, "engine", self._nudge_engine),
             mock.patch.object(nudge, "hosts", lambda ids: self._nudge_hosts(list(ids))),
@@ -311,7 +338,7 @@ class ControlPlane:
             self.commit(lambda: services.cancel_workload(workload, now=self.now()))
 
     def reserve(self) -> None:
-        """Reserve GPUs that start soon, for 40 s."""
+        """Reserve GPUs for 40 s, starting in 5 or 20 s."""
         rng, world = self.world.rng, self.world
         start = (self.now() + timedelta(seconds=rng.choice((5, 20)))).replace(microsecond=0)
         team_index = rng.randrange(len(world.projects))
@@ -332,7 +359,7 @@ class ControlPlane:
             world.timeline.record("a reservation is confirmed")
 
     def close_or_open_a_host(self) -> None:
-        """Cordon, drain or return a random host."""
+        """Cordon, drain or reopen a random host."""
         machine = self.world.rng.choice(self.world.machines)
         host = Host.objects.get(pk=machine.host)
         verb = self.world.rng.choice((services.cordon_host, services.drain_host, None, None))
@@ -343,7 +370,7 @@ class ControlPlane:
         self.world.timeline.record(f"{machine.name}: {verb.__name__ if verb else 'opened'}")
 
     def release_everything(self) -> None:
-        """Cancel all reservations and workloads and return all hosts."""
+        """Cancel all reservations and workloads, and reopen all hosts."""
         for reservation in Reservation.objects.filter(state__in=OPEN_RESERVATION_STATES).order_by("pk"):
             services.cancel_reservation(reservation, now=self.now())
         for workload in Workload.objects.exclude(state=WorkloadState.ENDED).order_by("pk"):

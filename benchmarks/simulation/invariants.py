@@ -1,4 +1,7 @@
-"""Check invariants after every step and at the end: the rows must match the simulated processes."""
+"""Check the invariants of a simulation after every step and at the end.
+
+The main invariant is that the database rows match the simulated processes.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +16,34 @@ if TYPE_CHECKING:
     from benchmarks.simulation.simulated_host import SimulatedShim
     from benchmarks.simulation.world import SimulatedWorld
 
-# Twice the time for a stop to arrive or the lease to expire, and for the grace period: the agent may die
-# meanwhile.
+# Longest time in which a stop must end a run. A stop usually needs the time until it arrives or the lease
+# expires, plus the grace period. Twice this time is allowed, because the agent may be killed meanwhile.
 LOST_LIMIT_SECONDS = 36.0
-LEASE_OVERRUN_SECONDS = 1.0  # tolerated, because a shim checks its lease four times a second
+LEASE_OVERRUN_SECONDS = 1.0  # allowed delay of a kill, because a shim checks the time four times a second
 
 
 class InvariantChecker:
-    """A checker that collects each violation once, as a sentence."""
+    """A checker that collects violations as sentences. Each sentence is collected only once."""
 
     def __init__(self, world: SimulatedWorld) -> None:
         self.world = world
         self.found: list[str] = []
-        self.stale = True  # True: rows or processes have changed since the last check
-        self.stop_seen_at: dict[str, float] = {}  # time at which an open stop was first seen, by run
+        self.stale = True  # True if rows or processes have changed since the last check
+        self.stop_seen_at: dict[str, float] = {}  # time at which an open stop command was first seen, by run
         self.stops_checked_at = 0.0
-        self.accepted: list[int] = []  # workloads that were confirmed as queued
+        self.accepted: list[int] = []  # ids of the workloads that the server accepted into the queue
 
     def broken(self, sentence: str) -> None:
-        """Record a violation."""
+        """Record the sentence of a violation."""
         if sentence not in self.found:
             self.world.timeline.record(f"VIOLATION: {sentence}")
             self.found.append(sentence)
 
     def check(self) -> None:
-        """Check after a step: living processes match the rows, and nothing runs twice."""
+        """Check the state after a step.
+
+        Every living process must have a row of a run that has not ended, and nothing may run twice.
+        """
         living = [shim for machine in self.world.machines for shim in machine.living]
         if not living:
             return
@@ -100,7 +106,10 @@ class InvariantChecker:
                 self.broken(f"{shim.wanted.command} lives after its grace period")
 
     def check_final(self) -> None:
-        """Check at the end, after everything was cancelled: nothing is held, queued, running or reserved."""
+        """Check the state at the end, after everything was cancelled.
+
+        Nothing may be held, queued, running or reserved.
+        """
         for sentence in self.left():
             self.broken(sentence)
 

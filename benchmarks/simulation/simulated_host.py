@@ -1,4 +1,6 @@
-"""Simulate a GPU host in virtual time: the real agent on simulated clocks, processes and disk."""
+"""Simulate a GPU host in virtual time: the real agent with simulated clocks, processes and a
+simulated disk.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RECONCILE_SECONDS = 0.5
 SHIM_TICK_SECONDS = 0.25
-FIRST_PID = 1 << 30  # above all real pids
+FIRST_PID = 1 << 30  # larger than all real pids
 RETRY_SECONDS = 1.0
 PLENTIFUL_BYTES = 1 << 40
 
@@ -62,7 +64,11 @@ class SimulatedKill(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class JobHabits:
-    """A workload's behaviour: runtime, exit code, and delays of its save and its exit (s; None: never)."""
+    """The behaviour of a workload: its runtime in seconds and its exit code.
+
+    It saves ``saves_after`` seconds after a notice, and exits ``leaves_after`` seconds after a stop. None
+    means never.
+    """
 
     runs: float
     exit_code: int = 0
@@ -72,18 +78,21 @@ class JobHabits:
 
 @dataclass
 class SimulatedShim:
-    """A workload with its shim. ``agent.shim.lifecycle_rules`` decides how it ends, as in the real shim."""
+    """A simulated shim with its workload.
+
+    ``agent.shim.lifecycle_rules`` decides how the workload ends, as in the real shim.
+    """
 
     machine: SimulatedHost
     run: LocalRun
     wanted: RunWanted
     habits: JobHabits
     pid: int
-    locks: list[int]  # inherited descriptors of lock files
+    locks: list[int]  # file descriptors of the lock files, inherited from the agent
     alive_file: int
-    started: float | None = None  # machine's boottime
-    shim_alive: bool = True  # the shim itself is alive
-    workload_alive: bool = True  # the workload has processes, or may still start
+    started: float | None = None  # start of the workload, in seconds of the machine's boottime
+    shim_alive: bool = True  # True while the shim itself is alive
+    workload_alive: bool = True  # True while the workload has processes or may still start
     noticed_at: float | None = None
     saved: bool = False
     cause: str = ""
@@ -92,10 +101,10 @@ class SimulatedShim:
     stop_requested_at: float | None = None
     kill_at: float | None = None
     killed: bool = False
-    lease_until: float = 0.0  # last value read; 0: expired
+    lease_until: float = 0.0  # end of the lease as last read from its file; 0 if it is over
 
     def tick(self) -> None:
-        """Read the shim's files and clocks once, and act on them."""
+        """Read the shim's files and clocks once, and act on their contents."""
         if not self.shim_alive:
             return
         now, folder = self.machine.boottime(), self.run.folder
@@ -127,7 +136,7 @@ class SimulatedShim:
         self._leave(now)
 
     def _has_ended(self, now: float) -> bool:
-        """Return True if the workload has ended without a stop."""
+        """Return True if the workload has reached the end of its runtime."""
         return self.started is not None and now >= self.started + self.habits.runs
 
     def _end_unstarted(self, stop_outcome: str) -> None:
@@ -156,7 +165,7 @@ class SimulatedShim:
             self.end(by_itself)
 
     def end(self, by_itself: bool) -> None:
-        """Record the end after the last process has exited."""
+        """Record the end of the run after its last process has exited."""
         exit_code = self.habits.exit_code if by_itself else 137 if self.killed else 143
         stop_order, saved = (
             (self.stop_outcome, self.stop_whatever),
@@ -176,7 +185,7 @@ class SimulatedShim:
         self.vanish()
 
     def vanish(self) -> None:
-        """End all processes, which frees their locks."""
+        """End the shim and all processes of the workload. This frees their locks."""
         if self.workload_alive:
             self.workload_alive = False
             for descriptor in self.locks:
@@ -184,7 +193,7 @@ class SimulatedShim:
         self.lose_shim()
 
     def lose_shim(self) -> None:
-        """End the shim; the workload may keep running."""
+        """End only the shim. The workload may keep running."""
         self.shim_alive = False
         if self.alive_file >= 0:
             os.close(self.alive_file)
@@ -217,7 +226,7 @@ class SimulatedRuns(RunManager):
         )
 
     def call_homes(self, call: Callable[[], T], seconds: float = 0.0) -> T:
-        return call()  # a thread would run outside virtual time
+        return call()  # not in a thread, because threads run outside virtual time
 
     async def in_thread(self, call: Callable[[], T]) -> T:
         return call()
@@ -241,23 +250,23 @@ class SimulatedOrphanedRuns(OrphanedRuns):
 
 @dataclass
 class SimulatedHost:
-    """One host. ``name`` is also the name of its row."""
+    """One simulated host. ``name`` is also the name of its database row."""
 
     world: SimulatedWorld
     name: str
     models: list[str]
     slices: dict[int, list[str]]
     folder: Path
-    host: int = 0  # id of its row
+    host: int = 0  # id of its database row
     boots: int = 1
     booted_at: float = 0.0
     wall_offset: float = 0.0
     disk_is_full: bool = False
-    writes_until_kill: int = 0  # number of counted writes until the agent is killed; 0: no kill is planned
+    writes_until_kill: int = 0  # counted writes until the agent is killed; 0 if no kill is planned
     shims: list[SimulatedShim] = field(default_factory=list)
     agent: Agent | None = None
-    agents: int = 0  # number of agents so far; timers of earlier agents are ignored
-    connection: int = 0  # 0: none
+    agents: int = 0  # number of agents started so far; timers of earlier agents are ignored
+    connection: int = 0  # number of the present connection; 0 if there is none
     connections: int = 0
     sequence: int = 0
     sent_at: dict[int, float] = field(default_factory=dict)
@@ -266,12 +275,12 @@ class SimulatedHost:
 
     @property
     def known(self) -> AuthenticatedHost:
-        """Return the host as the edge sees it."""
+        """Return the host as the edge knows it after authentication."""
         return AuthenticatedHost(self.host, self.name)
 
     @property
     def credential(self) -> str:
-        """Return the host's credential, which is valid for the whole simulation."""
+        """Return the host's credential. It is valid for the whole simulation."""
         return f"{CREDENTIAL_PREFIX}.{self.host}.virtual"
 
     @property
@@ -285,13 +294,13 @@ class SimulatedHost:
         return self.world.epoch + self.world.timeline.now + self.wall_offset
 
     def checkpoint_of(self, workload: str) -> Path:
-        """Return the checkpoint folder of a workload; all hosts share it, like homes."""
+        """Return the checkpoint folder of a workload. All hosts share it, as they share homes."""
         return (self.world.homes / ".checkpoints" / workload).resolve()
 
     # -- agent ------------------------------------------------------------------------------------
 
     def start_agent(self) -> None:
-        """Start the agent as systemd would; do nothing if it runs."""
+        """Start the agent as systemd would. Do nothing if it is running."""
         if self.agent is not None:
             return
         self.alive(self._begin)
@@ -330,22 +339,25 @@ class SimulatedHost:
         self.world.timeline.after(seconds * self.world.rng.random(), again)
 
     def alive(self, act: Callable[[], None]) -> None:
-        """Run a step of the agent; the agent may be killed during the step."""
+        """Run a step of the agent. The agent may be killed during the step."""
         with self.inside():
             try:
                 act()
             except SimulatedKill:
                 self.world.timeline.record(f"{self.name}: its agent is killed between two writes")
-                self.lose_agent()  # the world restarts it every two seconds
+                self.lose_agent()  # ``SimulatedWorld.kill_an_agent`` restarts it later
 
     def lose_agent(self) -> None:
-        """Kill the agent: its open files are closed, its shims keep running."""
+        """Kill the agent. Its open files are closed, and its shims keep running."""
         if self.agent is not None:
             self.agent.state._lock.close()
             self.agent, self.connection, self.writes_until_kill = None, 0, 0
 
     def connect(self, number: int) -> None:
-        """Connect to the edge; retry until it accepts."""
+        """Connect the agent with the number ``number`` to the edge. Retry until the edge accepts.
+
+        Do nothing if another agent has been started meanwhile.
+        """
         if self.agent is None or self.agents != number or self.connection:
             return
         if self.name in self.world.network.cut or not self.world.site.edge_is_up:
@@ -359,7 +371,7 @@ class SimulatedHost:
             self.agent.on_connect()
 
     def disconnect(self) -> None:
-        """Break the connection; the agent connects again."""
+        """Break the connection. The agent connects again later."""
         if self.agent is not None and self.connection:
             self.connection = 0
             with self.inside():
@@ -380,7 +392,7 @@ class SimulatedHost:
             self.send_report()
 
     def send_report(self) -> None:
-        """Send a full report."""
+        """Send a report of the host's full state."""
         assert self.agent is not None
         self.sequence += 1
         observed = self.agent.reporter.observed(self.sequence)
@@ -392,7 +404,7 @@ class SimulatedHost:
     def receive(self, connection: int, text: str) -> None:
         """Handle a frame from the edge."""
         if self.agent is None or connection != self.connection:
-            return  # sent on an earlier connection
+            return  # the frame was sent on an earlier connection
         frame = decode(text, FRAMES_DOWN)
         if isinstance(frame, Refused):
             self.world.timeline.record(
@@ -407,7 +419,7 @@ class SimulatedHost:
     # -- processes --------------------------------------------------------------------------------
 
     def spawn(self, run: LocalRun, wanted: RunWanted, locks: list[int], alive: int) -> None:
-        """Start a shim; its first step follows after a short delay."""
+        """Start a shim. Its first tick follows after a short delay."""
         habits = self.world.habits[wanted.command]
         shim = SimulatedShim(self, run, wanted, habits, FIRST_PID + len(self.shims), locks, alive)
         self.shims.append(shim)
@@ -430,7 +442,7 @@ class SimulatedHost:
 
     @property
     def living(self) -> list[SimulatedShim]:
-        """Return the shims whose workload has processes."""
+        """Return the shims whose workload has started and not ended."""
         return [shim for shim in self.shims if shim.workload_alive and shim.started is not None]
 
     def reboot(self) -> None:
@@ -447,7 +459,7 @@ class SimulatedHost:
         return any(shim.shim_alive and shim.pid == pid for shim in self.shims)
 
     def switch_off(self) -> None:
-        """End all processes after the simulation."""
+        """End the agent and all processes when the simulation is over."""
         self.lose_agent()
         for shim in self.shims:
             shim.vanish()
@@ -456,7 +468,7 @@ class SimulatedHost:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Let the agent's code in this context use this host's clocks, processes and boot id."""
+        """Let the agent's code in this context use the clocks, processes and boot id of this host."""
         before, self.world.current_host = self.world.current_host, self
         try:
             yield
@@ -464,7 +476,10 @@ class SimulatedHost:
             self.world.current_host = before
 
     def written(self) -> None:
-        """Count a write, and kill the agent at the planned count. Called before and after each write."""
+        """Count a write of the agent, and kill the agent when the planned count is reached.
+
+        The agent's code calls this method before and after each write.
+        """
         if self.writes_until_kill:
             self.writes_until_kill -= 1
             if not self.writes_until_kill:
@@ -480,7 +495,10 @@ def _lease(folder: Path, default: float) -> float:
 
 @contextlib.contextmanager
 def simulated_machines(world: SimulatedWorld) -> Iterator[None]:
-    """Let the agent's modules get times, processes and files from the current host, in this context."""
+    """Replace the agent's access to time, processes and files in this context.
+
+    The agent's modules then use the clocks, processes and files of the current host.
+    """
 
     def here() -> SimulatedHost:
         assert world.current_host is not None, "the agent runs only inside a simulated host"

@@ -1,4 +1,4 @@
-"""Simulate virtual time, and a network that loses, duplicates, delays, reorders and replays frames."""
+"""Simulate time, and a network that loses, duplicates, delays, reorders and replays frames."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Action = Callable[[], None]
-KEPT_EVENTS = 2_000  # last events, for diagnosis
+KEPT_EVENTS = 2_000  # number of latest events that are kept for diagnosis
 
 
 class VirtualTimeline:
-    """A queue of events by time; events at the same time run in the order in which they were scheduled."""
+    """A queue of events, ordered by time.
+
+    Events at the same time run in the order in which they were scheduled.
+    """
 
     def __init__(self) -> None:
-        self.now = 0.0  # seconds since the beginning
+        self.now = 0.0  # seconds since the start of the simulation
         self.steps = 0
         self.story: list[str] = []
         self._due: list[tuple[float, int, Action]] = []
@@ -24,12 +27,15 @@ class VirtualTimeline:
         self._digest = hashlib.sha256()
 
     def after(self, seconds: float, act: Action) -> None:
-        """Schedule an event after ``seconds``."""
+        """Schedule an event that happens ``seconds`` from now."""
         self._planned += 1
         heapq.heappush(self._due, (self.now + seconds, self._planned, act))
 
     def run(self, until: float, after_event: Action) -> None:
-        """Run events until the time ``until``; call ``after_event`` after every event."""
+        """Run all events up to the time ``until``.
+
+        ``after_event`` is called after every event.
+        """
         while self._due and self._due[0][0] <= until:
             self.now, _, act = heapq.heappop(self._due)
             act()
@@ -38,7 +44,11 @@ class VirtualTimeline:
         self.now = until
 
     def record(self, text: str) -> None:
-        """Record an event. The text must be the same for two runs of one seed."""
+        """Record an event as text.
+
+        Two runs of one seed must record the same texts. So the text may not depend on real time or on random
+        ids.
+        """
         line = f"{self.now:9.3f}  {text}"
         self._digest.update(line.encode())
         self.story = [*self.story[-KEPT_EVENTS:], line] if len(self.story) > 2 * KEPT_EVENTS else self.story
@@ -46,16 +56,16 @@ class VirtualTimeline:
 
     @property
     def digest(self) -> str:
-        """Return a hash of all recorded events; equal for equal simulations only."""
+        """Return a hash of all recorded events. Two simulations with equal hashes had equal events."""
         return self._digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkConditions:
-    """Shares of frames that are lost, duplicated, late or replayed.
+    """The probabilities that a frame is lost, doubled, late or replayed.
 
-    Late frames take up to ``latest`` seconds. Replayed frames arrive again up to ``replayed_after`` seconds
-    later.
+    A late frame takes up to ``latest`` seconds. A replayed frame arrives again up to ``replayed_after``
+    seconds later.
     """
 
     lost: float = 0.06
@@ -67,15 +77,18 @@ class NetworkConditions:
 
 
 class SimulatedNetwork:
-    """The network between the hosts and the edge. Frames have independent delays and may be reordered."""
+    """The network between the hosts and the edge.
+
+    Each frame has its own random delay, so frames may be reordered.
+    """
 
     def __init__(self, timeline: VirtualTimeline, rng: random.Random, conditions: NetworkConditions) -> None:
         self.timeline, self.rng, self.conditions = timeline, rng, conditions
-        self.cut: set[str] = set()  # names of hosts without connection
+        self.cut: set[str] = set()  # names of the hosts that are cut off
         self.calm = False
 
     def carry(self, host: str, deliver: Action) -> None:
-        """Deliver a frame to or from ``host``: once, several times, or never."""
+        """Deliver a frame to or from ``host`` by calling ``deliver``: once, several times, or never."""
         if host in self.cut:
             return
         delays = [self._delay() for _ in range(self._copies())]

@@ -1,4 +1,4 @@
-"""Run one simulation from one seed: hosts, control plane, users and faults."""
+"""Run the simulation of one seed: hosts, control plane, users and faults."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ START = datetime(2026, 3, 2, 9, 0, tzinfo=UTC)
 MODEL = "H100-80GB"
 HOSTS, GPUS_PER_HOST, TEAMS = 4, 4, 3
 FAULTY_SECONDS = 45.0
-CALM_SECONDS = 40.0  # longer than lease, grace and margin, a reboot, and the loss of a missing run
+# Enough time for a lease and its grace to end, for a reboot, and for a missing run to be declared lost.
+CALM_SECONDS = 40.0
 EMPTY_SECONDS = 25.0
-# Exceptions of the server's or an agent's code: they count as violations too.
+# These exceptions of the server's or an agent's code also count as violations.
 PROGRAM_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -51,7 +52,7 @@ PROGRAM_ERRORS = (
 
 
 class StopSimulation(Exception):
-    """Raised to stop a simulation early, when ``should_stop`` returns True."""
+    """Raised to end a simulation early because ``should_stop`` returned True."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ Watch = Callable[["SimulatedWorld"], bool]
 
 
 class SimulatedWorld:
-    """The whole simulated state, and its only source of randomness."""
+    """The whole state of a simulation, and its only source of random numbers."""
 
     def __init__(self, seed: int, folder: Path, loop: asyncio.AbstractEventLoop, should_stop: Watch) -> None:
         self.seed, self.loop, self.should_stop = seed, loop, should_stop
@@ -91,7 +92,7 @@ class SimulatedWorld:
         ]
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the agent's coroutine to its end; no virtual time passes."""
+        """Run a coroutine of the agent to its end. No virtual time passes."""
         return self.loop.run_until_complete(coroutine)
 
     def is_fault_due(self, share: float) -> bool:
@@ -101,7 +102,7 @@ class SimulatedWorld:
     # -- phases -----------------------------------------------------------------------------------
 
     def live(self) -> SimulationResult:
-        """Run the whole simulation, in a transaction that is rolled back."""
+        """Run the whole simulation in a database transaction that is rolled back at the end."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(_rolled_back())
             stack.enter_context(simulated_machines(self))
@@ -170,7 +171,7 @@ class SimulatedWorld:
         timeline.run(timeline.now + CALM_SECONDS, self._check)
         self.site.release_everything()
         deadline = timeline.now + EMPTY_SECONDS
-        # Stop early when nothing remains, since nothing new can start.
+        # The simulation can end as soon as nothing remains, because nothing new can start.
         while timeline.now < deadline and any(self.invariants.left()):
             timeline.run(timeline.now + 1.0, self._check)
         self.invariants.check_final()
@@ -223,7 +224,7 @@ class SimulatedWorld:
         self._cut([self._random_host()], self.rng.choice((1.0, 5.0, 15.0, 40.0)))
 
     def cut_most_hosts(self) -> None:
-        """Cut off most hosts, as a fault of the control plane would."""
+        """Cut off all hosts but one, as a fault of the control plane's network would."""
         self._cut(self.machines[1:], self.rng.choice((5.0, 25.0)))
 
     def _cut(self, machines: list[SimulatedHost], seconds: float) -> None:
@@ -239,7 +240,7 @@ class SimulatedWorld:
         self.timeline.after(seconds, mend)
 
     def kill_an_agent(self) -> None:
-        """Kill an agent before or after one of its next writes; it is restarted later."""
+        """Kill an agent before or after one of its next writes. It is restarted later."""
         machine = self._random_host()
         machine.writes_until_kill = self.rng.randrange(1, 12)
         self.timeline.record(f"{machine.name}: its agent has {machine.writes_until_kill} writes to live")
@@ -254,7 +255,7 @@ class SimulatedWorld:
         self.timeline.after(self.rng.uniform(0.5, 20), again)
 
     def kill_a_shim(self) -> None:
-        """Kill a shim; its workload keeps running without it."""
+        """Kill a shim. Its workload keeps running without it."""
         shims = [shim for machine in self.machines for shim in machine.living if shim.shim_alive]
         if shims:
             shim = self.rng.choice(shims)
@@ -268,13 +269,16 @@ class SimulatedWorld:
         machine.reboot()
 
     def kill_an_engine(self) -> None:
-        """Kill an engine, which may have an uncommitted plan."""
+        """Kill an engine. A plan that it has not committed is lost."""
         engine = self.rng.choice(self.site.engines)
         self.timeline.record(f"engine {engine.number}: killed")
         engine.kill()
 
     def freeze_an_engine(self) -> None:
-        """Stop an engine for longer than a takeover; then it continues with its old plan."""
+        """Freeze an engine for 3 or 10 s, so that the other engine may take over.
+
+        Afterwards it continues with its old plan.
+        """
         engine = self.rng.choice(self.site.engines)
         engine.frozen_until = self.timeline.now + self.rng.choice((3.0, 10.0))
         self.timeline.record(f"engine {engine.number}: frozen until {engine.frozen_until:.1f}")
@@ -291,7 +295,10 @@ class SimulatedWorld:
         self.timeline.record(f"the server's clock is {self.site.wall_offset:g} s off")
 
     def lose_hints(self) -> None:
-        """Disable Redis for 15 s: only sweeps and polls remain."""
+        """Lose all hints for 15 s, as if Redis were down.
+
+        Engines and hosts then act only at their periodic sweeps and polls.
+        """
         self.site.hints_arrive = False
 
         def back() -> None:
@@ -306,7 +313,7 @@ class SimulatedWorld:
         self.site.lose_edge(self.rng.uniform(0.5, 5))
 
     def fill_a_disk(self) -> None:
-        """Fill a host's disk for 10 s; nothing new starts there."""
+        """Fill a host's disk for 10 s. Nothing new can start there meanwhile."""
         machine = self._random_host()
         machine.disk_is_full = True
 
@@ -317,7 +324,7 @@ class SimulatedWorld:
         self.timeline.after(10.0, free)
 
     def _calm_down(self) -> None:
-        """End all faults and disable new ones."""
+        """End all faults and prevent new ones."""
         self.timeline.record("calm")
         self.faults_disabled = self.network.calm = True
         self.network.cut.clear()
@@ -330,21 +337,22 @@ class SimulatedWorld:
 @contextlib.contextmanager
 def _rolled_back() -> Iterator[None]:
     with transaction.atomic():
-        with connection.cursor() as cursor:  # the single transaction may be idle on a busy machine
+        with connection.cursor() as cursor:  # on a busy machine, the transaction may be idle for a long time
             cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         yield
         transaction.set_rollback(True)
 
 
 def never_stop(_: SimulatedWorld) -> bool:
-    """Never stop a simulation early."""
+    """Return False, so that the simulation is not ended early."""
     return False
 
 
 def run_simulation(seed: int, should_stop: Watch = never_stop) -> SimulationResult:
-    """Run the simulation of one seed, up to the step after which ``should_stop`` returns True.
+    """Run the simulation of one seed.
 
-    The database of the environment is left unchanged.
+    It ends early after the step at which ``should_stop`` returns True. The database of the environment is
+    left unchanged.
     """
     memory = Path("/dev/shm")
     loop = asyncio.new_event_loop()

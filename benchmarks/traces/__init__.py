@@ -1,1 +1,1 @@
-"""Replay recorded cluster traces, and provide queue orders for comparison."""
+"""Replay recorded cluster traces, and simulate other queue orders and placement policies for comparison."""

@@ -1,6 +1,7 @@
-"""Provide placement policies for nodes with shared GPUs: the product's rule, Random, BestFit and FGD.
+"""Provide placement policies for nodes with shared GPUs: our own rule, Random, BestFit and FGD.
 
-FGD is from USENIX ATC'23. All policies choose among the same feasible places.
+FGD (fragmentation gradient descent) is from USENIX ATC'23. All policies choose among the same places. GPU
+capacity is counted in thousandths of a GPU.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ from scheduler.core.scoring.demand_mix import (
 )
 from scheduler.core.scoring.placement_rule import ClassCapacity, NodeSize, PlacementRule
 
-IN_USE, UNTOUCHED = WAYS = "in use", "untouched"  # on which GPU a share is placed
+IN_USE, UNTOUCHED = WAYS = "in use", "untouched"  # the two ways to place a share: on which GPU
 UNLIMITED_RANK = 1 << 60
 NO_STATE, UNKNOWN_STATE = -1, -2
 
 
 class NodeStates:
-    """The current state of some nodes. ``gpu`` has a column per GPU; missing GPUs of smaller nodes are 0."""
+    """The free capacity of some nodes.
+
+    ``gpu`` has one row for each node and one column for each GPU. A node with fewer GPUs than columns has 0
+    in the other columns.
+    """
 
     def __init__(
         self, cpu: Sequence[int], memory: Sequence[int], gpus: Sequence[int], klass: Sequence[int]
@@ -47,21 +52,27 @@ class NodeStates:
         return len(self.cpu)
 
     def fits(self, need: NodeDemand) -> Ints:
-        """Return the nodes that can take a request now, in order."""
+        """Return the nodes that can take the request now, in ascending order."""
         return np.flatnonzero(
             nodes_with_capacity(need, self.cpu, self.memory, self.whole, self.largest)
             & self.serving(need.classes)
         )
 
     def serving(self, classes: int) -> Mask:
-        """Return a mask of the nodes of these classes."""
+        """Return a mask of the nodes whose class is in ``classes``.
+
+        ``classes`` is a bit set of class numbers.
+        """
         known = self._serving.get(classes)
         if known is None:
             known = self._serving[classes] = (np.int64(classes) >> self.klass & 1).astype(np.bool_)
         return known
 
     def take(self, node: int, need: NodeDemand, gpu: int) -> None:
-        """Place a request on a node: a share on the given GPU, whole GPUs on the first untouched GPUs."""
+        """Place a request on a node.
+
+        A share goes to the GPU ``gpu``. Whole GPUs are the first untouched GPUs of the node.
+        """
         self.cpu[node] -= need.cpu
         self.memory[node] -= need.memory
         row = self.gpu[node]
@@ -76,7 +87,10 @@ class NodeStates:
 
 @dataclass(frozen=True, slots=True)
 class NodeChoice:
-    """A place: a node, and for a share the GPU on it (0 for other requests)."""
+    """A place for a request: a node, and for a share the GPU of this node.
+
+    ``gpu`` is 0 for other requests.
+    """
 
     node: int
     gpu: int = 0
@@ -85,26 +99,32 @@ class NodeChoice:
 class PlacementPolicy(ABC):
     """A policy that chooses places on nodes.
 
-    ``choose`` never changes the nodes. The caller reports each placement with ``took``.
+    ``choose`` never changes the nodes. The caller changes them, and reports each placement with ``took``.
     """
 
     def __init__(self, nodes: NodeStates, mix: DemandMix) -> None:
         self.nodes, self.mix = nodes, mix
 
     def choose(self, need: NodeDemand) -> NodeChoice | None:
-        """Return the best place for a request now; None if it fits nowhere."""
+        """Return the best place for a request now.
+
+        Return None if it fits on no node.
+        """
         candidates = self.nodes.fits(need)
         return self.best(need, candidates) if len(candidates) else None
 
     @abstractmethod
     def best(self, need: NodeDemand, candidates: Ints) -> NodeChoice:
-        """Return the best of these nodes, all of which fit."""
+        """Return the best place on one of the nodes ``candidates``. The request fits on each of them."""
 
     def took(self, node: int) -> None:  # noqa: B027 - most policies keep no state
         """Record that a request was placed on a node."""
 
     def _tightest(self, need: NodeDemand, node: int) -> NodeChoice:
-        """Return the fitting GPU with the least free capacity for a share; GPU 0 for whole GPUs."""
+        """Return the place on this node that leaves the least capacity on one GPU.
+
+        A share goes to the fitting GPU with the least free capacity. For other requests, the GPU is 0.
+        """
         if need.whole or not need.gpus:
             return NodeChoice(node)
         row = self.nodes.gpu[node]
@@ -112,7 +132,10 @@ class PlacementPolicy(ABC):
 
 
 class RandomPlacement(PlacementPolicy):
-    """A policy that chooses any fitting node and GPU at random. ``draw(n)`` returns a number below n."""
+    """A policy that chooses a fitting node and GPU at random.
+
+    ``draw(n)`` returns a random number from 0 to n - 1.
+    """
 
     def __init__(self, nodes: NodeStates, mix: DemandMix, draw: Callable[[int], int]) -> None:
         super().__init__(nodes, mix)
@@ -127,9 +150,9 @@ class RandomPlacement(PlacementPolicy):
 
 
 class BestFit(PlacementPolicy):
-    """A policy that chooses the node with the least capacity left afterwards.
+    """A policy that chooses the node with the least free capacity after the placement.
 
-    CPU and GPU have equal weight, in hundredths of the largest machine.
+    CPU and GPU capacity have equal weight. The score is rounded to hundredths of the largest machine.
     """
 
     LARGEST_CPU, LARGEST_GPU = 128_000, 8 * MILLI_PER_GPU
@@ -142,7 +165,7 @@ class BestFit(PlacementPolicy):
 
 
 class NodeStateIndex:
-    """Numbers of node states, for fast look-up of cached scores.
+    """Numbers for the distinct states of nodes, so that scores can be cached by state.
 
     ``of[node]`` is the number of a node's current state.
     """
@@ -160,7 +183,7 @@ class NodeStateIndex:
         return len(self._numbers)
 
     def note(self, node: int) -> None:
-        """Update the state of a changed node."""
+        """Update the number of a node whose state has changed."""
         nodes, gpus = self.nodes, self.nodes.gpu[node]
         state = np.array([nodes.klass[node], nodes.cpu[node], nodes.memory[node], *gpus], dtype=np.int64)
         key = state.tobytes()
@@ -173,20 +196,24 @@ class NodeStateIndex:
         self.of[node] = number
 
     def read(self, numbers: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return (class, free CPU, free memory, free thousandths of each GPU) of these states."""
+        """Return (class, free CPU, free memory, free thousandths of each GPU) of the states with these
+        numbers.
+        """
         rows = self.rows[numbers]
         return rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3:]
 
 
 class Fgd(PlacementPolicy):
-    """Fragmentation gradient descent (USENIX ATC'23): choose the place where expected fragments grow least.
+    """Fragmentation gradient descent (USENIX ATC'23): choose the place where the fragments grow least.
 
-    Fragments of a node: thousandths of GPU that the most frequent needs can't use on it, weighted by
-    frequency. The score has 100 steps, as published, and ties go to the lowest node. Both the steps and the
-    order of ties affect the result.
+    The fragments of a node are its free GPU capacity that the most frequent requests cannot use, weighted by
+    the frequency of these requests.
+
+    The score has 100 steps, as published. Of nodes with equal scores, the one with the lowest number is
+    chosen. Both details affect the result.
     """
 
-    COVERED = 0.95  # share of the requests
+    COVERED = 0.95  # share of all requests that the most frequent requests cover
 
     def __init__(self, nodes: NodeStates, mix: DemandMix) -> None:
         super().__init__(nodes, mix)
@@ -211,7 +238,10 @@ class Fgd(PlacementPolicy):
         return NodeChoice(int(candidates[at]), int(gpus[at]))
 
     def fragments(self, klass: Ints, cpu: Ints, gpus: Ints) -> Ints:
-        """Return weighted thousandths of GPU that the frequent needs can't use in these states."""
+        """Return the fragments of each of these node states.
+
+        The unit is thousandths of a GPU times the weight of the requests.
+        """
         fitting = gpus[:, None, :] >= self.sizes[:, None]
         enough = fitting.sum(axis=2)[:, self.size_of] >= self.gpus
         small = np.where(fitting, 0, gpus[:, None, :]).sum(axis=2)[:, self.size_of]
@@ -233,7 +263,7 @@ class Fgd(PlacementPolicy):
         return cached[0][numbers], cached[1][numbers]
 
     def _judge(self, need: NodeDemand, numbers: Ints) -> tuple[Ints, Ints]:
-        """Return (score, GPU) of a request in each of these states."""
+        """Return, for each of these node states, the score of the request and the GPU for it."""
         klass, cpu, _, gpus = self.states.read(numbers)
         before = self.fragments(klass, cpu, gpus)
         if need.whole or not need.gpus:
@@ -256,7 +286,11 @@ class Fgd(PlacementPolicy):
 
 
 def _commonest(mix: DemandMix, covered: float) -> tuple[list[NodeDemand], Ints]:
-    """Return the most frequent needs, without memory, that cover a share of the mix; and their weights."""
+    """Return the most frequent requests and their weights.
+
+    As many requests are returned as are needed to cover the share ``covered`` of the mix. Their memory is set
+    to 0.
+    """
     weight_by_need: dict[NodeDemand, int] = {}
     for need, weight in zip(mix.needs, mix.weights, strict=True):
         without_memory = NodeDemand(need.gpus, need.milli, need.cpu, 0, need.classes)
@@ -272,16 +306,19 @@ def _commonest(mix: DemandMix, covered: float) -> tuple[list[NodeDemand], Ints]:
 
 
 def _without_whole(gpus: Ints, count: int) -> Ints:
-    """Return the GPUs with the first ``count`` untouched GPUs of each row taken."""
+    """Return the free capacity of the GPUs after ``count`` untouched GPUs of each row were taken.
+
+    The first untouched GPUs of a row are taken.
+    """
     untouched = gpus == MILLI_PER_GPU
     return np.where(untouched & (np.cumsum(untouched, axis=1) <= count), 0, gpus)
 
 
 class ProductRule(PlacementPolicy):
-    """The rule of the product, over nodes whose GPUs can be shared in any parts.
+    """The placement rule of the product, for nodes whose GPUs can be shared in any parts.
 
-    A share can go on the fullest GPU in use that has enough left, or on an untouched GPU. The rule
-    ranks both.
+    A share can be placed in two ways: on the fullest GPU in use with enough free capacity, or on an untouched
+    GPU. The rule ranks both ways on all nodes.
     """
 
     def __init__(self, nodes: NodeStates, mix: DemandMix) -> None:
@@ -295,7 +332,8 @@ class ProductRule(PlacementPolicy):
         self.gpu_states = self.rule.tables.gpu_states
         self.state_of: Ints = np.array([self.gpu_states.number(row) for row in nodes.gpu], dtype=np.int64)
         self.placed = 0
-        # By request (whole GPUs, thousandths of a GPU): array [way, GPU state before] of GPU states after it.
+        # Array [way, GPU state before the request] of the states after it. The key is the request's
+        # (whole GPUs, thousandths of a GPU).
         self._after: dict[tuple[int, int], Ints] = {}
 
     def took(self, node: int) -> None:
@@ -330,7 +368,10 @@ class ProductRule(PlacementPolicy):
             self.rule.refresh_prices(self.placed, free)
 
     def _states_after(self, need: NodeDemand, before: Ints) -> Ints:
-        """Return an array [way, node] of GPU states after the request; NO_STATE where it does not fit."""
+        """Return the GPU states after the request as an array [way, node].
+
+        The state is NO_STATE where the request does not fit.
+        """
         key = need.whole, need.total
         known = self._after.get(key)
         if known is None or known.shape[1] < len(self.gpu_states):
@@ -357,15 +398,15 @@ class ProductRule(PlacementPolicy):
 
 
 def _largest_node(nodes: NodeStates, of_class: Ints) -> NodeSize:
-    """Return the maximum number of GPUs of any node, and the maximum CPU and memory of these nodes."""
+    """Return the largest GPU count of all nodes, and the largest CPU and memory of the nodes ``of_class``."""
     cpu, memory = nodes.cpu_capacity[of_class], nodes.memory_capacity[of_class]
     return NodeSize(nodes.gpu.shape[1], int(cpu.max(initial=0)), int(memory.max(initial=0)))
 
 
 def _first_gpu(need: NodeDemand, gpus: Ints, way: str) -> int:
-    """Return the GPU for a share: the fullest fitting GPU in use, or an untouched GPU; -1 if there is none.
+    """Return the GPU for a share: the fullest fitting GPU in use, or an untouched GPU, as ``way`` requires.
 
-    Return 0 for requests of whole GPUs or of no GPU.
+    Return -1 if there is no such GPU. Return 0 if the request is not a share.
     """
     if need.whole or not need.gpus:
         return 0

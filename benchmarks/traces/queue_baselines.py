@@ -1,10 +1,14 @@
 """Simulate common queue orders as baselines for our own order.
 
-Strict first-in-first-out and shortest-first stop at the first job that does not fit. EASY reserves particular
-nodes for that job at the earliest time at which it fits, by the limits of running jobs. Later jobs start if
-they do not delay that job: they end before the reserved time, or they leave enough GPUs free on the reserved
-nodes. All nodes are alike. A job of up to one node's GPUs goes to the tightest node; a larger job takes
-``nodes`` nodes with ``per_node`` GPUs each.
+- FIFO starts jobs in the order of submission. It stops at the first job that does not fit.
+- SJF starts the shortest job first. It also stops at the first job that does not fit.
+- EASY is FIFO with backfill. If the first job does not fit, EASY reserves particular nodes for it, at the
+  earliest time at which it fits if all running jobs use their whole time limit. Later jobs may start if they
+  do not delay the first job. So they must end before the reserved time, or leave enough GPUs free on the
+  reserved nodes.
+
+All nodes are alike. A job that fits on one node goes to the fitting node with the fewest free GPUs. A larger
+job takes ``nodes`` nodes with ``per_node`` GPUs each.
 """
 
 from __future__ import annotations
@@ -18,7 +22,10 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """A job of a trace: ``limit`` is the time limit set by its owner, ``runtime`` its real runtime (s)."""
+    """A job of a trace. Times are in seconds.
+
+    ``limit`` is the time limit that its owner set, and ``runtime`` is its real runtime.
+    """
 
     id: int
     submitted: int
@@ -43,7 +50,7 @@ class QueueOrder(Enum):
 class NodePool:
     """Nodes of equal size and their free GPUs.
 
-    A place is a list of nodes, with ``per_node`` GPUs on each.
+    The place of a job is a list of nodes.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -51,7 +58,11 @@ class NodePool:
         self.free = [size] * count
 
     def tightest(self, nodes: int, per_node: int, free: Sequence[int] | None = None) -> list[int] | None:
-        """Return the fitting nodes with the fewest free GPUs, lower numbers first; None if too few fit."""
+        """Return ``nodes`` nodes that each have ``per_node`` free GPUs.
+
+        Nodes with the fewest free GPUs are chosen first, then nodes with lower numbers. Return None if too
+        few nodes fit. ``free`` replaces the free GPUs of the pool.
+        """
         free_by_node = self.free if free is None else free
         if nodes == 1:
             best, fewest = -1, self.size + 1
@@ -74,10 +85,10 @@ class NodePool:
 
 
 def simulate_starts(jobs: Sequence[TraceJob], nodes: int, order: QueueOrder, size: int = 8) -> dict[int, int]:
-    """Return the start of each job (s).
+    """Return the start of each job in seconds, by job id.
 
-    Raises ValueError if a job does not fit on the empty nodes. Jobs that end free their GPUs before other
-    jobs start at the same time.
+    Raises ValueError if a job does not fit on the empty nodes. If a job ends when another could start, its
+    GPUs are already free.
     """
     too_big = [job.id for job in jobs if job.per_node > size or job.nodes > nodes]
     if too_big:
@@ -92,9 +103,9 @@ class _BaselineRun:
         self.nodes, self.order = NodePool(nodes, size), order
         self.arrivals = sorted(jobs, key=lambda job: (job.submitted, job.id))
         self.ends: list[tuple[int, int]] = []
-        # Running jobs by id: job, its nodes, its end by its limit.
+        # (job, its nodes, its end if it uses its whole limit) of running jobs, by job id.
         self.places: dict[int, tuple[TraceJob, list[int], int]] = {}
-        self.by_limit: list[tuple[int, int]] = []  # (end by limit, job) of running jobs, sorted
+        self.by_limit: list[tuple[int, int]] = []  # (end by its limit, job id) of running jobs, sorted
         self.queue: list[tuple[int, int, int, TraceJob]] = []
         self.started: dict[int, int] = {}
 
@@ -140,7 +151,10 @@ class _BaselineRun:
             self._backfill(now)
 
     def _backfill(self, now: int) -> None:
-        """Start jobs that do not delay the head of the queue: see the module's docstring."""
+        """Start later jobs that do not delay the first job of the queue.
+
+        The docstring of the module has the rule.
+        """
         shadow, spare = self._reserve(self.queue[0][3])
         short_fails: set[tuple[int, int]] = set()
         any_fails: set[tuple[int, int]] = set()
@@ -165,9 +179,10 @@ class _BaselineRun:
         self.queue = remaining
 
     def _reserve(self, head: TraceJob) -> tuple[int, list[int]]:
-        """Return the first time at which the head job fits, and the GPUs of each node that are spare then.
+        """Return the first time at which the first job of the queue fits, and the spare GPUs of each node at
+        that time.
 
-        Running jobs are assumed to end at their limits.
+        Spare GPUs are free and not needed by that job. Running jobs are assumed to end at their limits.
         """
         free = list(self.nodes.free)
         at = 0
@@ -182,7 +197,7 @@ class _BaselineRun:
                 free[node] += job.per_node
         found = self.nodes.tightest(head.nodes, head.per_node, free)
         assert found is not None  # every job fits on the empty nodes
-        # GPUs of jobs that end at exactly that time are free too.
+        # ``free`` also has the GPUs of jobs that end at exactly that time.
         for node in found:
             free[node] -= head.per_node
         return at, free
@@ -197,7 +212,10 @@ SIZE_CLASSES: tuple[tuple[str, Callable[[int], bool]], ...] = (
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the nearest-rank percentile: ``share`` of the values do not exceed it; 0 for an empty list."""
+    """Return the nearest-rank percentile: ``share`` of the values are not above it.
+
+    Return 0 for an empty list.
+    """
     ranked = sorted(values)
     return (
         ranked[min(len(ranked) - 1, max(0, -(-int(share * 1000) * len(ranked) // 1000) - 1))]
@@ -207,7 +225,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def wait_figures(jobs: Sequence[TraceJob], started: dict[int, int]) -> dict[str, float]:
-    """Return figures in seconds over all jobs: mean completion time, and mean, p99 and maximum wait."""
+    """Return the mean completion time, and the mean, p99 and longest wait, of all jobs in seconds."""
     waits = [started[job.id] - job.submitted for job in jobs]
     return {
         "mean_jct": round(sum(w + job.runtime for w, job in zip(waits, jobs, strict=True)) / len(jobs), 1),
@@ -218,7 +236,10 @@ def wait_figures(jobs: Sequence[TraceJob], started: dict[int, int]) -> dict[str,
 
 
 def p99_by_size(jobs: Sequence[TraceJob], started: dict[int, int]) -> dict[str, float]:
-    """Return the 99th percentile of the wait per size class; classes without jobs are omitted."""
+    """Return the 99th percentile of the wait in seconds, for each class of job sizes.
+
+    Classes without jobs are left out.
+    """
     by_class = {
         name: [started[j.id] - j.submitted for j in jobs if is_in_class(j.gpus)]
         for name, is_in_class in SIZE_CLASSES

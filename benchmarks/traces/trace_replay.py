@@ -1,7 +1,8 @@
-"""Replay a trace's jobs through our own engine: nodes, queue, plans and simulated time are the product's.
+"""Replay the jobs of a trace through our own engine.
 
-All teams have equal rank: no guarantees, unlimited borrowing, and past use does not count. The replay
-measures the default order with its holds, on the real planner.
+The planner, its queue order, its predictions and its simulated time are those of the product. All teams are
+equal: they have no guarantees and may borrow without a limit, and past use does not count. So the replay
+measures the default queue order, including the units that it holds for waiting jobs.
 """
 
 from __future__ import annotations
@@ -39,11 +40,14 @@ from scheduler.core.what_if.simulation import (
 
 MODEL = "GPU"
 FAR_FUTURE = 1 << 40
-PROGRESS_EVERY = 20_000  # events
+PROGRESS_EVERY = 20_000  # ended jobs between two lines of progress
 
 
 def trace_snapshot(nodes: int, teams: Sequence[int], size: int = 8) -> Snapshot:
-    """Return one dynamic pool of ``nodes`` hosts of ``size`` GPUs with teams of equal rank."""
+    """Return one dynamic pool of ``nodes`` hosts with ``size`` GPUs each.
+
+    All ``teams`` have equal weight and no guarantee.
+    """
     return Snapshot(
         1,
         pools=(
@@ -67,7 +71,10 @@ def trace_snapshot(nodes: int, teams: Sequence[int], size: int = 8) -> Snapshot:
 
 
 def as_arrival(job: TraceJob) -> WorkloadArrival:
-    """Return a job as an arrival of our queue; its predicted runtime is set when it is submitted."""
+    """Return a job as an arrival of our queue.
+
+    Its predicted runtime is set later, when it is submitted in the simulation.
+    """
     queued = QueuedWorkload(
         job.id,
         job.team,
@@ -84,7 +91,10 @@ def as_arrival(job: TraceJob) -> WorkloadArrival:
 
 
 class TraceReplay:
-    """A replay of ``jobs`` from the first submission to the last end, with predictions from earlier jobs."""
+    """A replay of ``jobs`` from the first submission to the last end.
+
+    Runtimes are predicted from the jobs that have ended before.
+    """
 
     def __init__(
         self,
@@ -96,8 +106,8 @@ class TraceReplay:
     ) -> None:
         """Prepare the replay.
 
-        For each job for which ``is_sampled`` returns True, ``on_refusal`` receives the time and the refusal
-        at submission. ``on_start`` receives the job and the time of every start.
+        If ``is_sampled`` returns True for a job and the job has to wait, ``on_refusal`` is called with the
+        time and the refusal at its submission. ``on_start`` is called with the id and the start of every job.
         """
         self.started: dict[int, int] = {}
         self.is_sampled, self.on_start = is_sampled, on_start
@@ -112,7 +122,7 @@ class TraceReplay:
             self.simulation.submit(as_arrival(job))
 
     def run(self) -> dict[int, int]:
-        """Run the replay, and return the start of each job in seconds."""
+        """Run the replay. Return the start of each job in seconds, by job id."""
         began = time.perf_counter()
         self.simulation.run(FAR_FUTURE)
         seconds = time.perf_counter() - began
@@ -127,7 +137,7 @@ class TraceReplay:
         return row
 
     def _on_event(self, event: SimulationEvent) -> None:
-        assert event.workload is not None  # there are no reservations in a trace
+        assert event.workload is not None  # only events of reservations have no workload
         if event.kind is SimulationEventKind.PLACED:
             self.started.setdefault(event.workload, event.at)
             self.on_start(event.workload, event.at)
@@ -153,7 +163,7 @@ def integer_argument(low: int, high: int = 1_000_000) -> Callable[[str], int]:
 
 
 def check_jobs_fit(jobs: Sequence[TraceJob], nodes: int) -> None:
-    """Raise SystemExit if there are no jobs, or if a job is larger than the cluster."""
+    """Raise SystemExit if there are no jobs, or if a job needs more nodes than the cluster has."""
     largest = max((job.nodes for job in jobs), default=0)
     if not jobs or largest > nodes:
         raise SystemExit(
@@ -162,8 +172,9 @@ def check_jobs_fit(jobs: Sequence[TraceJob], nodes: int) -> None:
 
 
 def trace_file(given: str | None, *usual: str) -> Path:
-    """Return the path ``given``, else the path ``usual`` under GPUPOOL_TRACES. Raise SystemExit without a
-    file.
+    """Return the path ``given``, or by default the path ``usual`` in the folder GPUPOOL_TRACES.
+
+    Raise SystemExit if there is no such file.
     """
     folder = Path(os.environ.get("GPUPOOL_TRACES", Path(__file__).resolve().parents[3] / "shared" / "data"))
     path = Path(given) if given else folder.joinpath(*usual)
