@@ -12,7 +12,7 @@ from portal.models import User
 from portal.redis_state.access_revocation import publish_session_ended
 from portal.services.people import accounts
 
-# Audit verb by the template of the mail about the change.
+# Verb in the audit log for each change of a second factor. The key is the template of the mail about it.
 SECOND_FACTOR_CHANGES: dict[str, accounts.SecondFactorChange] = {
     "mfa/email/totp_activated": "turn_on_second_factor",
     "mfa/email/totp_deactivated": "turn_off_second_factor",
@@ -24,7 +24,7 @@ SIGN_IN_FAILED_MESSAGE = "Nobody has this user name or e-mail address with this 
 
 
 class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
-    """An adapter that closes the sign-up page and records changes of passwords and second factors."""
+    """An adapter that closes the sign-up page, and records changes of passwords and second factors."""
 
     error_messages = DefaultAccountAdapter.error_messages | {
         "username_password_mismatch": SIGN_IN_FAILED_MESSAGE,
@@ -33,7 +33,7 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
     }
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
-        """Return False: operators create accounts."""
+        """Return False, because only operators create accounts."""
         return False
 
     def set_password(self, user: User, password: str) -> None:
@@ -43,7 +43,7 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
     def send_notification_mail(self, template_prefix: str, user: User, *args: Any, **kwargs: Any) -> None:
         """Send the mail about a security change.
 
-        allauth calls this method after the change, so changes of second factors are recorded here.
+        allauth calls this method after each such change. So changes of second factors are recorded here.
         """
         change = SECOND_FACTOR_CHANGES.get(template_prefix)
         if change is not None:
@@ -59,5 +59,8 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
 
 
 def email_page_disabled(request: HttpRequest) -> HttpResponse:
-    """Answer 404 instead of allauth's e-mail page, which would accept any address without a record."""
+    """Answer 404 instead of allauth's e-mail page.
+
+    That page would accept any address and would not record the change.
+    """
     raise Http404("An operator changes e-mail addresses.")

@@ -18,5 +18,5 @@ class ProjectAppConfig(AppConfig):
     label = "house"
 
     def ready(self) -> None:
-        """Register the checks of the database."""
+        """Register the checks of the database that Django runs."""
         register(check_squashed_migrations, Tags.database)

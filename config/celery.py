@@ -1,7 +1,8 @@
-"""Configure Celery: queues, routes of tasks and the schedule of periodic tasks.
+"""Configure Celery: its queues, the routes of tasks and the schedule of periodic tasks.
 
-Tasks carry ids and nudges only; all state is in the database. Tasks are idempotent and take less than half a
-minute. After `visibility_timeout`, the broker delivers a task again, so the time limit of tasks is shorter.
+A task is only a signal. Its arguments are ids at most, and all state is in the database. Tasks are idempotent
+and usually take less than half a minute. The broker delivers an unacknowledged task again after
+`visibility_timeout`, so the time limit of tasks is shorter than this timeout.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 from django.conf import settings
 from django.db.utils import InterfaceError, OperationalError
 
-TASK_TIME_LIMIT_SECONDS = 50  # afterwards the worker process is killed and replaced
-VISIBILITY_TIMEOUT_SECONDS = 60  # afterwards the broker delivers an unacknowledged task to another worker
+TASK_TIME_LIMIT_SECONDS = 50  # a worker process whose task takes longer is killed and replaced
+VISIBILITY_TIMEOUT_SECONDS = 60  # a task not acknowledged by then is delivered to another worker
 
 
 class DatabaseRetryTask(Task):  # type: ignore[misc]
-    """A task that is retried while the database is unavailable."""
+    """A task that Celery retries while the database is unavailable."""
 
     abstract = True
     autoretry_for = (OperationalError, InterfaceError)
@@ -33,12 +34,15 @@ class DatabaseRetryTask(Task):  # type: ignore[misc]
 
 
 def _periodic(seconds: float, queue: str, **options: Any) -> dict[str, Any]:
-    """Return a schedule entry. A task expires if no worker has started it when the next task is due."""
+    """Return a schedule entry that sends a task to ``queue`` every ``seconds``.
+
+    The task expires if no worker has started it when the next one is due.
+    """
     return {"schedule": seconds, "options": {"queue": queue, "expires": max(seconds, 2.0), **options}}
 
 
 app = Celery("gpupool", task_cls=DatabaseRetryTask)
-# Without a default, the threads of web and edge would send tasks to an unconfigured application.
+# Without a default application, threads of the web and the edge would send tasks to an unconfigured one.
 app.set_default()
 app.conf.update(
     broker_url=settings.ENVIRONMENT.broker_url,
@@ -46,7 +50,7 @@ app.conf.update(
     broker_connection_max_retries=None,
     broker_transport_options={
         "visibility_timeout": VISIBILITY_TIMEOUT_SECONDS,
-        # By default kombu restores unacknowledged tasks only every 100 s.
+        # Deliver unacknowledged tasks again soon; kombu's default is only every 100 s.
         "unacked_restore_interval": 2,
         "unacked_restore_throttle": 1,
         "global_keyprefix": "gpupool:celery:",

@@ -8,17 +8,17 @@ from django.utils import timezone
 
 from scheduler.models import Leader
 
-# A cycle starts every two seconds and takes less than ten.
+# Allows for some missed cycles: a cycle starts every two seconds and takes less than ten.
 MAX_CYCLE_AGE = timedelta(seconds=30)
 
 
 def engine_status() -> str:
-    """Return ``ok`` or a short description of the problem. Reads one row."""
+    """Return ``ok`` or a short description of the problem. This reads only one row."""
     return engine_status_at(timezone.now())
 
 
 def engine_status_at(now: datetime) -> str:
-    """Return the status of the engine at ``now``."""
+    """Return the status of the engine at ``now``: ``ok`` or a short description of the problem."""
     last = Leader.objects.filter(pk=1).values_list("last_cycle_at", flat=True).first()
     if last is None:
         return "no cycle yet"

@@ -1,6 +1,6 @@
 """Read the settings from the environment once and check them.
 
-An invalid setting stops the start with one line.
+If a setting is invalid, the process prints one line and does not start.
 
 All environment variables of the product are declared here and documented in docs/operations.md.
 tests/architecture/test_documentation.py compares the declarations with the documentation.
@@ -27,7 +27,7 @@ DATABASE_SCHEMES = ("postgres", "postgresql")
 EMAIL_SCHEMES = ("smtp", "smtps", "smtp+tls", "smtp+ssl", "consolemail")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 SECRET_KEY_MIN_LENGTH = 50
-LEASE_SECONDS_RANGE = (5.0, 600.0)  # shortest and longest
+LEASE_SECONDS_RANGE = (5.0, 600.0)  # shortest and longest lease allowed
 HOST_NAME_PATTERN = re.compile(
     r"^(?=.{1,253}(?::\d+)?$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*(:\d{1,5})?\Z"
 )
@@ -36,7 +36,10 @@ MAIL_FROM_PATTERN = re.compile(r"[^\x00-\x1f\x7f<>]*<?[^@\s<>]{1,64}@[^@\s<>]{1,
 
 
 class InvalidSettingError(Exception):
-    """An invalid environment variable: its name, its value and the allowed values."""
+    """Raised for an invalid environment variable.
+
+    The message has the name, the value and the allowed values.
+    """
 
     def __init__(self, name: str, value: str | None, allowed: str) -> None:
         self.name, self.value, self.allowed = name, value, allowed
@@ -46,7 +49,7 @@ class InvalidSettingError(Exception):
 
 @dataclass(frozen=True)
 class EnvironmentSettings:
-    """The checked settings of the environment. URLs have no trailing slash."""
+    """The checked settings. URLs have no trailing slash."""
 
     environment: str
     secret_key: str
@@ -74,12 +77,18 @@ class EnvironmentSettings:
 
     @property
     def secure(self) -> bool:
-        """Return True if browsers reach the portal over TLS. Cookies and redirects then require TLS."""
+        """Return True if browsers reach the portal over TLS.
+
+        Cookies and redirects then require TLS.
+        """
         return self.portal_url.startswith("https://")
 
     @property
     def allowed_hosts(self) -> list[str]:
-        """Return the accepted host names: the portal's own, and loopback for probes and tests."""
+        """Return the host names that requests may use.
+
+        These are the portal's own name, and the names of loopback for probes and tests.
+        """
         own = urlsplit(self.portal_url).hostname or ""
         return [own, *(name for name in ("localhost", "127.0.0.1") if name != own)] + (
             ["testserver"] if self.environment == "test" else []
@@ -87,7 +96,7 @@ class EnvironmentSettings:
 
 
 def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
-    """Read and check every setting. Raises InvalidSettingError for the first invalid setting."""
+    """Read and check all settings. Raises InvalidSettingError for the first invalid setting."""
     environment = _choice(variables, "GPUPOOL_ENVIRONMENT", "production", ENVIRONMENTS)
     portal_url = _web_url(variables, "GPUPOOL_PORTAL_URL", environment)
     edge_url = _web_url(variables, "GPUPOOL_EDGE_URL", environment)
@@ -196,7 +205,7 @@ def _redis_url(variables: Mapping[str, str]) -> str:
 
 
 def _kombu_broker_url(redis_url: str) -> str:
-    """Return the Redis URL in the syntax of kombu, which differs for sockets."""
+    """Return the Redis URL in kombu's syntax, which is different for Unix sockets."""
     if not redis_url.startswith("unix://"):
         return redis_url
     return redis_url.replace("unix://", "redis+socket://", 1).replace("?db=", "?virtual_host=", 1)
@@ -214,8 +223,8 @@ def _web_url(variables: Mapping[str, str], name: str, environment: str) -> str:
             raise ValueError(url)
         if parts.path not in ("", "/") or parts.query or parts.fragment:
             raise ValueError(url)
-        # The value is used in headers, so only valid host names may pass. urlsplit has checked an IPv6
-        # address.
+        # The value is used in HTTP headers, so it must be a valid host name. urlsplit has already checked an
+        # IPv6 address.
         if not HOST_NAME_PATTERN.match(parts.netloc.lower()) and not IPV6_HOST_PATTERN.fullmatch(
             parts.netloc
         ):

@@ -1,4 +1,4 @@
-"""Configure the structured logs of every process: one line per event, as text or as JSON."""
+"""Configure the structured logs of every process: one line for each event, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import structlog
 
 
 def configure_logging(level: str, log_format: str) -> None:
-    """Send structlog's and the standard library's records to stderr in one format ("text" or "json")."""
+    """Send the records of structlog and of the standard library to stderr in one format.
+
+    ``log_format`` is "text" or "json".
+    """
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -39,7 +42,7 @@ def configure_logging(level: str, log_format: str) -> None:
             "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
             "root": {"handlers": ["stderr"], "level": level.upper()},
             "loggers": {
-                # Every request and every periodic task at info level would hide the important lines.
+                # At level info, lines of every request and periodic task would hide the important lines.
                 "uvicorn.access": {"level": "WARNING"},
                 "celery.worker.strategy": {"level": "WARNING"},
                 "celery.app.trace": {"level": "WARNING"},

@@ -12,10 +12,11 @@ from django.db.migrations.recorder import MigrationRecorder
 
 
 def check_squashed_migrations(databases: Iterable[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Return an error for each squashed migration of which the database has applied only a part.
+    """Return an error for each squashed migration that the database has applied only in part.
 
-    The other replaced migrations may have been deleted. Without this check `migrate` may then leave the whole
-    app out and report success.
+    A squashed migration replaces older migrations. There is an error if the database lacks some of the older
+    ones and their files have been deleted. Without this check, `migrate` could leave out the whole app and
+    still report success.
     """
     loader = MigrationLoader(None)
     errors: list[CheckMessage] = []

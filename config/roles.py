@@ -1,6 +1,7 @@
-"""Grant the program's database role its privileges: to read and write rows. The owner role migrates.
+"""Grant the program's database role the right to read and write rows.
 
-Run `python -m config.roles APP_DATABASE_URL` after each migration, with the URL of the owner in DATABASE_URL.
+Only the owner role may change the schema. Run `python -m config.roles APP_DATABASE_URL` after each migration,
+with the URL of the owner in DATABASE_URL.
 """
 
 from __future__ import annotations
@@ -17,20 +18,23 @@ GRANT_STATEMENTS = (
     "GRANT USAGE ON SCHEMA public TO {role}",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}",
     "GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA public TO {role}",
-    "GRANT UPDATE ON SEQUENCE scheduler_generation TO {role}",  # to skip numbers after a restore
+    "GRANT UPDATE ON SEQUENCE scheduler_generation TO {role}",  # the program skips numbers after a restore
     "ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {role}",
     "ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT USAGE, SELECT ON SEQUENCES TO {role}",
 )
 
 
 def grant_program_role(connection: psycopg.Connection[Any], role: str) -> None:
-    """Grant `role` access to the rows of all present and future tables, but no rights on the schema."""
+    """Grant `role` the right to read and write the rows of all present and future tables.
+
+    The role gets no right to change the schema.
+    """
     for statement in GRANT_STATEMENTS:
         connection.execute(sql.SQL(statement).format(role=sql.Identifier(role)))
 
 
 def main() -> None:
-    """Grant the privileges to the user of the database URL in the first argument."""
+    """Grant the privileges to the user in the database URL that is the first argument."""
     role = unquote(urlsplit(sys.argv[1]).username or "")
     with psycopg.connect(os.environ["DATABASE_URL"]) as connection:
         owner = connection.execute("SELECT current_user").fetchone()

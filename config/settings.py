@@ -12,7 +12,7 @@ from config.environment import InvalidSettingError, read_environment
 try:
     ENVIRONMENT = read_environment(os.environ)
 except InvalidSettingError as problem:
-    # Print one line without a traceback: operators read this.
+    # Operators read this message, so it is one line without a traceback.
     raise SystemExit(str(problem)) from None
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -34,7 +34,7 @@ GPUPOOL_NOTICE_DAYS = ENVIRONMENT.notice_days
 GPUPOOL_HEALTH_EVENT_DAYS = ENVIRONMENT.health_event_days
 GPUPOOL_LOG_DAYS = ENVIRONMENT.log_days
 REDIS_URL = ENVIRONMENT.redis_url
-# Lower packages do not import config; they send tasks to this application.
+# Path of the Celery application. Lower packages send tasks to it, but may not import config.
 GPUPOOL_TASK_QUEUE = "config.celery.app"
 
 # --- applications -------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ TEMPLATES: list[dict[str, Any]] = [
 ]
 
 # --- database and cache -------------------------------------------------------------------------------------
-# The server ends idle transactions, so that a stopped process cannot hold a lock forever.
+# PostgreSQL ends idle transactions, so that a process that was stopped cannot hold a lock forever.
 DATABASE_SESSION = "-c idle_in_transaction_session_timeout=30000 -c timezone=UTC"
 DATABASES = {
     "default": {
@@ -114,7 +114,7 @@ DATABASES = {
             "keepalives_count": 3,
             "tcp_user_timeout": 20_000,
         },
-        # Not in OPTIONS: Celery would read it there and create a new pool for each task.
+        # This is not inside OPTIONS, because Celery would find it there and create a new pool for each task.
         "POOL": {"min_size": 1, "max_size": 12, "timeout": 10, "max_idle": 60},
     }
 }
@@ -201,7 +201,7 @@ STORAGES = {
     "staticfiles": {"BACKEND": STATICFILES_STORAGE_CLASS},
 }
 WHITENOISE_USE_FINDERS = IS_TEST
-# Tests look up a static file on request: listing all files takes 8 ms for each test client.
+# In tests, look up each static file on request. Listing all files would take 8 ms for each test client.
 WHITENOISE_AUTOREFRESH = IS_TEST
 
 # --- browsers and transport ---------------------------------------------------------------------------------

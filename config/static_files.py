@@ -1,6 +1,6 @@
 """Serve one file of the Plotly package.
 
-Collecting the whole folder of the package would take half a minute, for files that no page uses.
+The package's folder has many files that no page uses. Collecting all of them would take half a minute.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ PLOTLY_FILE_NAME = "plotly.min.js"
 
 
 class PlotlyFinder(BaseFinder):
-    """A finder of `plotly/plotly.min.js` and no other file."""
+    """A finder of static files that finds only `plotly/plotly.min.js`."""
 
     def __init__(self, app_names: Any = None, *args: Any, **kwargs: Any) -> None:
-        # Do not import plotly: that would cost every process 100 ms.
+        # Find plotly without importing it, because the import would take 100 ms in every process.
         spec = find_spec("plotly")
         origin = spec.origin if spec is not None else None
         if origin is None:
@@ -29,12 +29,15 @@ class PlotlyFinder(BaseFinder):
         self.storage.prefix = "plotly"  # type: ignore[attr-defined]
 
     def find(self, path: str, find_all: bool = False, **kwargs: Any) -> Any:
-        """Return the path of the file on the disk; [] for any other path."""
+        """Return the location of the file on the disk, or [] if ``path`` is another file.
+
+        If ``find_all``, return a list with the location.
+        """
         if path != f"plotly/{PLOTLY_FILE_NAME}":
             return []
         file_path = self.storage.path(PLOTLY_FILE_NAME)
         return [file_path] if find_all else file_path
 
     def list(self, ignore_patterns: Iterable[str] | None) -> Iterable[Any]:
-        """Return the file as (path, storage)."""
+        """Return a list with the only file, as (path, storage)."""
         return [(PLOTLY_FILE_NAME, self.storage)]

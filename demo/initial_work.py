@@ -1,4 +1,6 @@
-"""Submit, through the services, the work and the reservations that the first page of the demo shows."""
+"""Submit the work and reservations with which the demo starts. They are submitted through the
+usual services.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,9 @@ class DemoJob:
     priority: str = "normal"
 
 
-# The jobs show guaranteed, borrowed and waiting work, a slice, and a static pool with a waiting job.
-# All H100s are held: mri-pretrain uses Medical imaging's guarantee; vessel-sweep borrows four more and is
-# preempted when Protein folding requests its guarantee.
+# The jobs show guaranteed, borrowed and waiting work, a MIG slice, and a waiting job in a static pool. All
+# H100s are held. mri-pretrain uses the guarantee of the team Medical imaging. vessel-sweep borrows four more H100s,
+# and is preempted when the team Protein folding requests its guarantee.
 INITIAL_JOBS = (
     DemoJob("imaging-lead", "mri-foundation", "shared", "mri-pretrain", 8, H100, 48, 88),
     DemoJob("folding-member", "binder", "shared", "binder-sweep", 2, H100, 12, 91),
@@ -44,7 +46,7 @@ INITIAL_JOBS = (
     DemoJob("folding-member", "fold-md", "shared", "md-short", 1, A100, 3, 0, profile="1g.10gb"),
     DemoJob("climate-lead", "era5", "climate-lab", "era5-full", 8, A100, 24, 80),
 )
-# user, project, name, GPUs, model, days from today, from and to in local hours, why
+# user, project, name, GPUs, model, days from today, first and last hour (local time), reason
 INITIAL_RESERVATIONS = (
     (
         "imaging-lead",
@@ -70,9 +72,9 @@ def all_hosts_reported() -> bool:
 
 
 def submit_initial_work(now: datetime) -> int:
-    """Submit the jobs and reservations once, and return their number.
+    """Submit the first jobs and reservations, and return how many were submitted.
 
-    Reservations above the pool's threshold wait for an operator.
+    Return 0 if there is work already. Reservations above the pool's threshold wait for an operator.
     """
     if Workload.objects.filter(simulated=False).exists():
         return 0

@@ -1,8 +1,7 @@
 """Build the commands of the demo's jobs.
 
-Each command runs a small program that works in steps and declares its load to the simulated GPU.
-
-The program follows docs/workload-contract.md, so that a visitor can watch its preemption and resumption.
+Each command runs a small Python program that works in steps and declares its load to the simulated GPU. The
+program follows docs/workload-contract.md, so that a visitor can watch how it is preempted and resumes.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ PY
 
 
 def training_command(*, steps: int, utilisation: int) -> str:
-    """Return a shell command for ``steps`` steps of 3 s that declares ``utilisation`` per cent to the
-    simulated GPU.
+    """Return a shell command that runs ``steps`` steps of 3 s each.
+
+    It declares a utilisation of ``utilisation`` per cent to the simulated GPU.
     """
     return f"export GPUPOOL_SIMULATED_UTILISATION={utilisation}\n" + TRAINING_SCRIPT.format(steps=steps)

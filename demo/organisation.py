@@ -1,7 +1,7 @@
 """Create the demo organisation: three teams that share two pools, with users, prices and budgets.
 
-It uses the same rows and services as a real organisation. Only the hosts' NVML readings and the past are
-simulated (``demo/simulated_past.py``).
+It uses the same tables and services as a real organisation. Only two things are simulated: the NVML readings
+of the hosts, and the past (``demo/simulated_past.py``).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ PROJECTS = (
     ("climate", "nowcast", "Nowcasting", "CC-6300"),
     ("climate", "era5", "Reanalysis surrogate", "CC-6310"),
 )
-# team, model, guaranteed GPUs, GPUs it may borrow
+# team, model, guaranteed GPUs, GPUs that the team may borrow
 QUOTAS = (
     ("imaging", H100, 8, 8),
     ("folding", H100, 6, 8),
@@ -71,7 +71,7 @@ QUOTAS = (
     ("folding", A100, 2, 4),
     ("climate", A100, 2, 4),
 )
-# model, owner's cost and list price per GPU-hour, how the cost was calculated
+# model, own cost per GPU-hour, list price per GPU-hour, how the cost was calculated
 PRICES = (
     (
         H100,
@@ -102,7 +102,10 @@ DISPLAYED_USERS = ("researcher", "lead", "operator", "finance")
 
 
 def first_of_last_month(now: datetime) -> datetime:
-    """Return midnight UTC on the first day of the previous month, because statements use UTC months."""
+    """Return midnight UTC on the first day of the previous month.
+
+    The time zone is UTC because statements use UTC months.
+    """
     year, month = (now.year, now.month - 1) if now.month > 1 else (now.year - 1, 12)
     return datetime(year, month, 1, tzinfo=UTC)
 
@@ -110,12 +113,16 @@ def first_of_last_month(now: datetime) -> datetime:
 def create_organisation(
     now: datetime, this_machine: Sequence[str] = (), *, with_history: bool = True
 ) -> dict[str, Any]:
-    """Create the organisation once. Later calls only issue join tokens for hosts that have not joined.
+    """Create the organisation if it does not exist, and return its sign-ins and agents.
+
+    If the organisation exists, only issue join tokens for hosts that have not joined.
 
     ``this_machine`` lists the models of this machine's real GPUs, one entry per GPU. If there are any, this
-    machine is the first host of the shared pool, and each team is guaranteed a part of its GPUs. Set
-    ``with_history`` if a simulated past will be loaded: every page then shows the end of the past. Returns
-    ``{"sign_ins": [...], "agents": [...]}``. Only the call that creates the users returns their passwords.
+    machine becomes a host of the shared pool, and each team is guaranteed a part of its GPUs. Set
+    ``with_history`` if a simulated past will be loaded. Every page then shows when the past ends.
+
+    The result is ``{"sign_ins": [...], "agents": [...]}``. ``sign_ins`` has the passwords of new users. It is
+    empty if the organisation already exists.
     """
     sign_ins: list[dict[str, str]] = []
     if not Organisation.objects.exists():
@@ -184,7 +191,7 @@ def _create_teams_and_projects(now: datetime) -> dict[str, Team]:
 
 
 def _create_pools(teams: dict[str, Team], now: datetime) -> dict[str, Pool]:
-    # Short notice, grace and minimum runtime, so that a visitor sees a preemption happen within a minute.
+    # Notice, grace and minimum runtime are short, so that a visitor can see a preemption within a minute.
     quick = {"notice_seconds": 15, "grace_seconds": 10, "minimum_runtime_seconds": 20, "created_at": now}
     shared = Pool.objects.create(slug="shared", name="Shared", kind="dynamic", approval_above_gpus=4, **quick)
     lab = Pool.objects.create(
@@ -319,8 +326,9 @@ def _create_users(teams: dict[str, Team], now: datetime) -> list[dict[str, str]]
 
 
 def _agent_specs(now: datetime) -> list[dict[str, str]]:
-    """Return the agents that ``./run demo`` starts: one per host, with a join token if the host has not
-    joined.
+    """Return one agent for each host that ``./run demo`` starts.
+
+    An agent has a join token only if its host has not joined yet.
     """
     local_host = DemoHost(LOCAL_HOST_NAME, "shared", simulate="")
     hosts = {

@@ -1,4 +1,4 @@
-"""Write a simulated past as rows, all marked as simulated."""
+"""Write the demo's simulated past as database rows. All rows are marked as simulated."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from scheduler.state.states import (
     WorkloadState,
 )
 
-STARTUP_TIME = timedelta(seconds=4)  # from placement to running
+STARTUP_TIME = timedelta(seconds=4)  # time between the placement of a run and its state "running"
 
 
 @transaction.atomic
@@ -53,7 +53,8 @@ def write_past(past: SimulatedPast) -> None:
     """Write all rows of the past in one transaction.
 
     Rows that the running site also writes, such as hosts, are written last. Agents renew their leases in the
-    rows of hosts, and would stop their work if these rows were locked during the whole transaction.
+    rows of hosts. If these rows were locked during the whole transaction, the leases would expire and the
+    agents would stop their work.
     """
     reservations = _write_reservations(past)
     kept = {number: course for number, course in past.courses.items() if course.attempts}
@@ -70,9 +71,9 @@ def write_past(past: SimulatedPast) -> None:
 
 
 def utilisation_by_workload(past: SimulatedPast) -> dict[int, float]:
-    """Return the mean utilisation in per cent of each workload that ``write_past`` wrote, by workload id.
+    """Return the mean utilisation in per cent of each workload of the past, by workload id.
 
-    The rollups should show these values.
+    The simulated rollups of a workload should have this mean.
     """
     busy = {(piece.name, piece.at): piece.utilisation for piece in past.wanted.values()}
     rows = Workload.objects.filter(simulated=True).values_list("pk", "name", "submitted_at")
@@ -80,7 +81,10 @@ def utilisation_by_workload(past: SimulatedPast) -> dict[int, float]:
 
 
 def _backdate_hosts(past: SimulatedPast) -> None:
-    """Set the creation of all hosts to the start of the past, so that charging covers the whole past."""
+    """Set the creation of all hosts to the start of the past, so that charges cover the whole past.
+
+    Also write the outages of the hosts.
+    """
     Host.objects.update(created_at=past.start)
     Gpu.objects.update(created_at=past.start)
     Unit.objects.update(created_at=past.start)
@@ -205,7 +209,7 @@ def _write_attempts(
                 workload=workloads[number],
                 attempt=index,
                 host_id=units[attempt.units[0]].gpu.host_id,
-                generation=-generation,  # negative: below every real claim
+                generation=-generation,  # negative, so that every real run has a higher generation
                 state=RunState.ENDED,
                 placed_at=placed,
                 starting_at=placed,
@@ -268,7 +272,10 @@ def _write_decisions(kept: dict[int, SimulatedCourse], workloads: dict[int, Work
 
 
 def _write_start_estimates(kept: dict[int, SimulatedCourse], workloads: dict[int, Workload]) -> None:
-    """Write the latest estimated and actual starts of each pool, as many as start ranges use."""
+    """Write the expected and actual starts of the latest waits of each pool.
+
+    Only as many are written as the start ranges of new estimates use.
+    """
     by_pool: dict[int, list[tuple[int, SimulatedWait]]] = defaultdict(list)
     for number, course in kept.items():
         by_pool[workloads[number].pool_id] += [

@@ -1,8 +1,8 @@
-"""Simulate the demo's past: run the real engine in simulated time on seeded random demand.
+"""Simulate the demo's past: run the real engine in simulated time on random demand from a seed.
 
 The past lasts from the first of last month until the organisation was created. ``demo/past_rows.py`` writes
-it as rows that are marked as simulated. The usual code makes the charges (``demo/simulated_usage.py``,
-``telemetry/money/charges.py``).
+it as rows that are marked as simulated. ``demo/simulated_usage.py`` writes the usage. The usual code
+(``telemetry/money/charges.py``) calculates the charges.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ SIMULATED_OUTAGES = (
     ("h3", 19, 14, 5, "unwell", "XID 79: a GPU fell off the bus"),
     ("h1", 33, 7, 4, "maintenance", "Power supply replaced"),
 )
-# project, owner, name, GPUs, model, days after the first of last month, hour, length in hours, used
+# project, owner, name, GPUs, model, days after the first of last month, hour, length in hours,
+# True if work runs inside
 PAST_RESERVATIONS = (
     ("mri-foundation", "imaging-lead", "paper timing", 4, "H100-80GB", 6, 13, 5, True),
     ("binder", "folding-member", "design sprint", 4, "H100-80GB", 13, 8, 9, True),
@@ -66,9 +67,10 @@ class SimulatedAttempt:
 
 @dataclass
 class SimulatedWait:
-    """A wait of a workload: the expected start that users saw, and the end of the wait (seconds).
+    """A wait of a workload. Times are in seconds since the epoch.
 
-    ``attempt`` is the number of earlier placements.
+    At ``told_at``, users saw the start ``expected_start``, and at most ``latest``. The wait ended at
+    ``over_at``. ``attempt`` is the number of earlier placements of the workload.
     """
 
     attempt: int
@@ -80,7 +82,7 @@ class SimulatedWait:
 
 @dataclass
 class SimulatedCourse:
-    """The course of one workload: its attempts, evictions and waits."""
+    """The history of one workload: its attempts, evictions and waits."""
 
     attempts: list[SimulatedAttempt] = field(default_factory=list)
     evictions: list[SimulationEvent] = field(default_factory=list)
@@ -89,7 +91,12 @@ class SimulatedCourse:
 
 @dataclass(frozen=True)
 class SimulatedPast:
-    """The simulated past: demand and courses by workload number, reservations with units, decayed use."""
+    """The simulated past.
+
+    ``wanted`` and ``courses`` have the demanded and the actual work, by workload number. ``bookings`` and
+    ``bound`` have the reservations and their units, by reservation number. ``decayed`` is the decayed use at
+    the end.
+    """
 
     start: datetime
     end: datetime
@@ -97,12 +104,15 @@ class SimulatedPast:
     courses: dict[int, SimulatedCourse]
     bookings: dict[int, model.ReservationInfo]
     bound: dict[int, tuple[int, ...]]
-    inside: dict[int, int]  # workload number -> number of its reservation in `bookings`
+    inside: dict[int, int]  # number of the reservation in which a workload runs, by workload number
     decayed: tuple[model.DecayedUseInfo, ...]
 
 
 def simulate_past(end: datetime) -> SimulatedPast:
-    """Run the engine from the first of last month to ``end`` on the current pools, initially empty."""
+    """Run the engine from the first of last month to ``end``.
+
+    The pools are those of the database, without any work at the start.
+    """
     start = first_of_last_month(end)
     teams = {team.slug: team for team in Team.objects.all()}
     pools = {pool.slug: pool for pool in Pool.objects.all()}
@@ -127,7 +137,7 @@ def simulate_past(end: datetime) -> SimulatedPast:
         reservations=[ReservationArrival(at=r.start - 3 * 86_400, reservation=r) for r in bookings.values()],
     )
     for course in courses.values():
-        if course.attempts and not course.attempts[-1].outcome:  # still running when the live site begins
+        if course.attempts and not course.attempts[-1].outcome:  # it still runs when the past ends
             course.attempts[-1].ended, course.attempts[-1].outcome = _to_seconds(end), ReasonCode.FINISHED
     return SimulatedPast(start, end, wanted, courses, bookings, bound, inside, after.decayed_use)
 
@@ -196,9 +206,10 @@ def _past_reservations(
     wanted: dict[int, DemandedWork],
     arrivals: list[WorkloadArrival],
 ) -> tuple[dict[int, model.ReservationInfo], dict[int, int]]:
-    """Return the past reservations by number, and the number of the reservation of each workload inside one.
+    """Return two tables: the past reservations by number, and the reservation number of each workload that
+    runs inside a reservation.
 
-    The workloads are added to ``wanted`` and ``arrivals``.
+    These workloads are added to ``wanted`` and ``arrivals``.
     """
     bookings: dict[int, model.ReservationInfo] = {}
     inside: dict[int, int] = {}
@@ -253,9 +264,10 @@ def _distinct_streams(wanted: Iterable[DemandedWork]) -> list[Any]:
 
 
 class StartEstimateRecorder:
-    """A recorder of the engine's expected starts. It derives ranges from the pool's earlier outcomes.
+    """A recorder of the starts that the engine expects.
 
-    This mirrors the scheduler's recording of start estimates on a live site.
+    It derives the range of each start from earlier waits in the same pool, as the scheduler does on a live
+    site.
     """
 
     def __init__(self, pools: dict[int, int], courses: dict[int, SimulatedCourse]) -> None:
@@ -263,7 +275,7 @@ class StartEstimateRecorder:
         self.records: dict[int, start_ranges.EstimateHistory] = defaultdict(start_ranges.EstimateHistory)
 
     def wait(self, now: int, refusal: plan.Refusal) -> None:
-        """Record the expected start at the first plan of a wait."""
+        """Record the expected start when a workload begins to wait."""
         if refusal.expected_start is None:
             return
         course, record = self.courses[refusal.workload], self.records[self.pools[refusal.workload]]
@@ -275,7 +287,7 @@ class StartEstimateRecorder:
         course.waits.append(SimulatedWait(len(course.attempts), now, refusal.expected_start, latest))
 
     def started(self, workload: int, now: int) -> None:
-        """Record that the workload was placed, which ends its wait."""
+        """Record that a workload was placed. This ends its wait."""
         self.records[self.pools[workload]].started(workload, now)
         waits = self.courses[workload].waits
         if waits and waits[-1].over_at is None:

@@ -1,7 +1,8 @@
 """Write usage and charges for the simulated past.
 
-All rows are flagged as simulated. The whole past gets hourly and daily rollups; the last day also gets raw
-samples. The usual code charges the usage. The load may be interrupted and repeated: existing rows stay.
+All rows are marked as simulated. The whole past gets hourly and daily rollups. The last day also gets raw
+samples. The usual code calculates the charges. If the load is interrupted, it can be repeated: existing rows
+are kept.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HOUR_SECONDS = 3600
 ALLOCATIONS_PER_TRANSACTION = 500
 RAW_SAMPLE_SPAN = timedelta(days=1)
 RAW_SAMPLE_SECONDS = 30
-# The usual code aggregates the raw samples of these last hours by minute.
+# The usual code computes rollups by minute from the raw samples of this last part of the past.
 MINUTE_ROLLUP_SPAN = timedelta(hours=3)
 SAMPLE_COVERAGE = 0.992
 IDLE_POWER_W, BUSY_POWER_W = 90.0, 560.0
@@ -69,14 +70,14 @@ ON CONFLICT DO NOTHING
 
 @dataclass(frozen=True)
 class _UsageProfile:
-    """The hardware use of one type of work. Shares are between 0 and 1."""
+    """The hardware use of one type of work. All values are between 0 and 1."""
 
-    sm: float  # SM activity per utilisation
-    tensor: float  # tensor activity per SM activity
-    noise: float  # relative noise of the hourly mean
-    empty: float  # share of idle time without any process
+    sm: float  # SM activity as a share of the utilisation
+    tensor: float  # tensor activity as a share of the SM activity
+    noise: float  # standard deviation of the hourly mean, relative to the mean
+    empty: float  # share of the idle time in which no process uses the GPU
     night: float  # use at night relative to use by day
-    memory: float  # share of the unit's memory
+    memory: float  # used share of the unit's memory
 
 
 USAGE_PROFILES = {
@@ -97,7 +98,7 @@ class _SimulatedHold:
     unit: int
     memory_mib: int
     type: str
-    utilisation: float  # mean, 0 to 1
+    utilisation: float  # mean utilisation, 0 to 1
     start: datetime
     end: datetime
 
@@ -112,9 +113,9 @@ def load_simulated_usage(
 ) -> int:
     """Write the usage of the simulated allocations in ``[start, end)``, then charge it.
 
-    The charges cover the time from ``start`` to the first existing charges. ``utilisation`` maps workload
-    ids to their mean utilisation in per cent. ``progress`` is called with (done, total, text). Returns the
-    number of charge lines.
+    The charges cover the time from ``start`` to the first existing charges. ``utilisation`` has the mean
+    utilisation of each workload in per cent, by workload id. ``progress`` is called with (done, total, text).
+    Returns the number of charge lines.
     """
     gpus = defer_charges(end)
     held = _simulated_holds(utilisation, start, end)
@@ -151,14 +152,14 @@ def load_simulated_usage(
 
 
 def _ignore_progress(done: int, total: int, words: str) -> None:
-    """Ignore the progress of a load."""
+    """Do nothing. This is the default for ``progress``."""
 
 
 def defer_charges(end: datetime) -> list[int]:
-    """Start the charges of uncharged GPUs at ``end``. Returns the ids of all GPUs.
+    """Let the periodic charging of GPUs without charges start at ``end``. Return the ids of all GPUs.
 
     ``load_simulated_usage`` charges the time before ``end``. Call this function before the rows of the past
-    are written; otherwise the periodic charging may charge the past without its usage.
+    are written. Otherwise the periodic charging could charge the past before its usage is written.
     """
     gpus = list(Gpu.objects.order_by("pk").values_list("pk", flat=True))
     begin = end.replace(microsecond=0)
@@ -204,14 +205,17 @@ def _write_rollups(batch: Sequence[_SimulatedHold], end: datetime) -> None:
 
 
 def _hourly_rollups(hold: _SimulatedHold) -> Iterator[tuple[object, ...]]:
-    """Yield the hourly rollups of one allocation, by the usage profile of its type and a seed from its id."""
+    """Yield the rows of the hourly rollups of one allocation.
+
+    They follow the usage profile of the type of work. The allocation's id seeds the random numbers.
+    """
     profile = USAGE_PROFILES.get(WorkloadType(hold.type), USAGE_PROFILES[WorkloadType.OTHER])
     first = int(hold.start.timestamp()) // HOUR_SECONDS * HOUR_SECONDS
     begin, finish = hold.start.timestamp(), hold.end.timestamp()
     count = max(1, math.ceil((finish - first) / HOUR_SECONDS))
     random = np.random.default_rng([USAGE_SEED, hold.id])
     busy_shares = _hourly_busy_shares(hold, profile, first, count, random)
-    inefficient_job = random.random() < 0.18  # busy, but with low SM activity
+    inefficient_job = random.random() < 0.18  # a job that is busy, but has low SM activity
     sm_share = profile.sm * (0.2 if inefficient_job else random.uniform(0.85, 1.15))
     memory = int(hold.memory_mib * min(0.97, profile.memory * random.uniform(0.6, 1.15)))
     gap = (
@@ -254,7 +258,10 @@ def _hourly_rollups(hold: _SimulatedHold) -> Iterator[tuple[object, ...]]:
 def _hourly_busy_shares(
     hold: _SimulatedHold, profile: _UsageProfile, first: int, count: int, random: np.random.Generator
 ) -> np.ndarray:
-    """Return the busy share of each hour, 0 to 1: mean, daily rhythm and noise."""
+    """Return the share of each hour in which the unit is busy, from 0 to 1.
+
+    It follows the mean utilisation and a daily rhythm, with random noise.
+    """
     hour_of_day = ((first // HOUR_SECONDS) + np.arange(count)) % 24
     day = (np.cos((hour_of_day - 14) / 24 * 2 * np.pi) + 1) / 2
     rhythm = profile.night + (1 - profile.night) * day
@@ -266,7 +273,10 @@ def _hourly_busy_shares(
 
 
 def _write_samples(held: Sequence[_SimulatedHold], start: datetime, end: datetime, now: datetime) -> None:
-    """Write raw samples of the last day, and mark the last hours as due for the periodic roll-up."""
+    """Write raw samples of the last day.
+
+    The last hours are marked, so that the periodic task computes their rollups by minute.
+    """
     units = dict(Unit.objects.values_list("pk", "gpu__host_id"))
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(
@@ -329,7 +339,11 @@ def _raw_samples(hold: _SimulatedHold, start: datetime, end: datetime) -> Iterat
 
 
 def _mark_settled(held: Sequence[_SimulatedHold], end: datetime, now: datetime) -> None:
-    """Mark allocations and state changes as settled, because charging already knows all facts of the past."""
+    """Mark the allocations and state changes of the past as settled.
+
+    The periodic charging compares rows that are not settled with earlier charges. This is unnecessary here,
+    because the past is charged only after all its rows were written.
+    """
     SettledAllocation.objects.bulk_create(
         [SettledAllocation(allocation_id=hold.id, settled_at=now) for hold in held],
         ignore_conflicts=True,

@@ -1,8 +1,12 @@
-"""Generate the demand of the demo's past: many short single-GPU jobs, few long gangs, daily and weekly peaks.
+"""Generate the demand for the demo's past.
 
-Its shape follows public traces (Microsoft Philly, SenseTime Helios; see ``docs/benchmarks.md``): most jobs
-request one GPU and end within an hour, a few large jobs use most GPU-hours, submissions peak in working hours
-and fall to about a third at weekends. Equal seeds give equal demand.
+The demand is similar to public traces (Microsoft Philly and SenseTime Helios, see ``docs/benchmarks.md``):
+
+- Most jobs request one GPU and end within an hour.
+- A few large jobs use most of the GPU-hours.
+- Submissions peak in working hours, and fall to about a third at weekends.
+
+Equal seeds give equal demand.
 """
 
 from __future__ import annotations
@@ -15,14 +19,17 @@ from datetime import datetime, timedelta
 
 HOUR_SECONDS = 3600
 
-# Relative rate of submissions by hour of the local day, 0 to 23.
+# Relative rate of submissions in each hour of the local day, from 0 to 23.
 SUBMISSION_RATE_BY_HOUR = (3, 2, 2, 1, 1, 1, 2, 4, 8, 12, 14, 14, 11, 12, 14, 14, 13, 12, 9, 7, 6, 6, 5, 4)
 WEEKEND_RATE = 0.35
 
 
 @dataclass(frozen=True)
 class DemandStream:
-    """One kind of work of one team. Runtimes have a log-normal distribution, up to ``longest_hours``."""
+    """One kind of work of one team.
+
+    Runtimes have a log-normal distribution, and are at most ``longest_hours``.
+    """
 
     team: str
     projects: tuple[str, ...]
@@ -44,7 +51,10 @@ class DemandStream:
 
 @dataclass(frozen=True)
 class DemandedWork:
-    """One demanded workload, submitted at ``at``; ``runtime_seconds`` is its runtime without preemption."""
+    """One workload, submitted at ``at``.
+
+    ``runtime_seconds`` is its runtime if it is not preempted.
+    """
 
     at: datetime
     stream: DemandStream
@@ -253,7 +263,10 @@ DEMAND_STREAMS = (
 
 
 def generate_demand(*, start: datetime, end: datetime, seed: int) -> list[DemandedWork]:
-    """Return the demand in ``[start, end)`` in order of time. The zone of ``start`` defines the local day."""
+    """Return the demand in ``[start, end)``, ordered by time.
+
+    The time zone of ``start`` defines the hours of the day.
+    """
     wanted = [
         piece
         for number, stream in enumerate(DEMAND_STREAMS)
@@ -269,7 +282,7 @@ def _generate_stream(
     per_second_at_peak = stream.per_working_day / (sum(SUBMISSION_RATE_BY_HOUR) / peak) / HOUR_SECONDS
     at = start
     while True:
-        # Thinning: draw arrivals at the peak rate, and keep the share that fits the hour and the weekday.
+        # Draw arrivals at the peak rate, and drop some of them by the rate of the hour and the weekday.
         at += timedelta(seconds=dice.expovariate(per_second_at_peak))
         if at >= end:
             return
@@ -282,7 +295,7 @@ def _draw_work(stream: DemandStream, at: datetime, dice: random.Random) -> Deman
     units = dice.choices([size for size, _ in stream.sizes], [weight for _, weight in stream.sizes])[0]
     hours = min(stream.median_hours * math.exp(dice.gauss(0, stream.sigma)), stream.longest_hours)
     runtime = max(60, round(hours * HOUR_SECONDS))
-    # Users overestimate: 1 to 4 times the runtime, rounded up to an hour.
+    # Users overestimate the runtime: the limit is 1 to 4 times the runtime, rounded up to a whole hour.
     limit = math.ceil(runtime * math.exp(dice.uniform(0, math.log(4))) / HOUR_SECONDS) * HOUR_SECONDS
     return DemandedWork(
         at=at.replace(microsecond=0),

@@ -1,7 +1,7 @@
 """Build the files that a GPU host installs: the agent's wheel, its lock files and its systemd unit.
 
-Usage: ``./run build-agent [--out DIR] [--source DIR]``. The program needs only the standard library. Equal
-sources give equal files.
+Usage: ``./run build-agent [--out DIR] [--source DIR]``. The program needs only Python's standard library. If
+the sources are equal, the built files are equal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME = "gpupool_agent"
 LOCKS = ("agent", "notebooks")
 UNIT = "deploy/systemd/gpupool-agent.service"
 LEFT_OUT = ("__pycache__", ".pyc")
-ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # time stamp of every file: the oldest that a zip archive can store
+ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # modification time of every file; a zip archive can store no earlier time
 READABLE = 0o644 << 16
 
 
@@ -37,13 +37,19 @@ def version_of(source: Path) -> str:
 
 
 def needed(source: Path, name: str) -> list[str]:
-    """Return the requirements in ``requirements/NAME.in``. The lock file has the exact versions."""
+    """Return the requirements in ``requirements/NAME.in``.
+
+    They have no exact versions. The lock file has these.
+    """
     lines = (source / "requirements" / f"{name}.in").read_text().splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith(("#", "-"))]
 
 
 def metadata(source: Path, version: str) -> str:
-    """Return the wheel's METADATA: core metadata 2.1, packaging.python.org/specifications/core-metadata."""
+    """Return the text of the wheel's METADATA file.
+
+    The format is core metadata 2.1 (packaging.python.org/specifications/core-metadata).
+    """
     lines = [
         "Metadata-Version: 2.1",
         "Name: gpupool-agent",
@@ -58,14 +64,14 @@ def metadata(source: Path, version: str) -> str:
 
 
 def build(source: Path, out: Path) -> Path:
-    """Write the wheel of the agent in ``source``, the lock files and the unit into ``out``.
+    """Write the agent's wheel, the lock files and the systemd unit into ``out``.
 
-    Return the path of the wheel.
+    They are built from the checkout ``source``. Return the path of the wheel.
     """
     version = version_of(source)
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob(f"{NAME}-*.whl"):
-        old.unlink()  # the documented command installs *.whl, so the folder must contain only one wheel
+        old.unlink()  # the documented command installs *.whl, so only one wheel may be in the folder
     wheel = out / f"{NAME}-{version}-py3-none-any.whl"
     about = f"{NAME}-{version}.dist-info"
     files = {str(path.relative_to(source)): path.read_bytes() for path in _sources(source)}

@@ -1,9 +1,10 @@
 """Train with PyTorch DDP over several hosts, with one process per host.
 
-With several GPUs per host, start it with ``torchrun ddp_training.py``. The environment names the other
-processes (docs/gangs.md). Hosts receive the notice at different steps. So after each step the processes check
-together whether any of them has a notice. If so, the first process saves, and all processes report the
-checkpoint.
+With several GPUs per host, start it with ``torchrun ddp_training.py``. Environment variables tell each
+process how to reach the others (docs/gangs.md).
+
+Hosts receive the notice of a preemption at different steps. So after each step, the processes check together
+whether any of them has a notice. If so, the first process saves, and all processes report the checkpoint.
 """
 
 import gc
@@ -33,7 +34,7 @@ print(f"rank {rank} of {size}: the ranks, counted from 1, add up to {total.item(
 
 
 def train() -> None:
-    """Train from the checkpoint, if there is one, until the last step. After a notice, save and return."""
+    """Train until the last step, from the checkpoint if there is one. After a notice, save and return."""
     torch.manual_seed(7)
     model = DistributedDataParallel(nn.Linear(8, 1).to(device))
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -84,7 +85,7 @@ def train() -> None:
 
 
 train()
-# Free the model: it references the group, and the threads of the group must end before the interpreter.
+# The model references the process group. Free it, so that the group's threads end before the interpreter.
 gc.collect()
 distributed.barrier()  # no process may exit while another process still communicates with it
 distributed.destroy_process_group()

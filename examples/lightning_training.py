@@ -1,6 +1,6 @@
-"""Train with Lightning: a callback saves when the notice comes, and the next attempt resumes from there.
+"""Train with Lightning. A callback saves after a notice of preemption, and the next attempt resumes.
 
-Needs lightning 2. STEPS is the number of training steps, PAUSE the seconds added to each step.
+Needs lightning 2. STEPS is the number of training steps. PAUSE is the number of seconds added to each step.
 """
 
 import os
@@ -19,9 +19,9 @@ checkpoint = gpupool.checkpoint_dir() / "lightning.ckpt"
 
 
 class LeaveOnNotice(lightning.Callback):
-    """Save, report the checkpoint and exit after the first step that finds a notice.
+    """Save, report the checkpoint and exit after the first step at which a process has a notice.
 
-    All processes of a job on several hosts exit after the same step.
+    If the job runs on several hosts, all its processes exit after the same step.
     """
 
     def on_train_batch_end(

@@ -1,6 +1,6 @@
-"""Compute a long sum that can be interrupted anywhere and ends with the same result. Needs only Python.
+"""Compute a long sum, which can be preempted at any step without a change of the result. Needs only Python.
 
-STEPS is the number of steps; PAUSE is the seconds per step.
+STEPS is the number of steps. PAUSE is the number of seconds of each step.
 """
 
 import json

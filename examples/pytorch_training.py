@@ -1,8 +1,8 @@
 """Train with PyTorch. A preemption after any step does not change the final weights, bit for bit.
 
-The checkpoint contains everything that a step depends on: weights, optimiser, learning rate, and the state of
-the random numbers that choose the batches and drop activations. STEPS is the number of training steps, PAUSE
-the seconds added to each step.
+The checkpoint contains everything that a step depends on: weights, optimiser, learning rate, and the states
+of the random number generators. STEPS is the number of training steps. PAUSE is the number of seconds added
+to each step.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ def random_state() -> dict[str, torch.Tensor]:
 
 
 def save(step: int) -> None:
-    """Write a new file, then replace the last checkpoint. A kill never damages the last checkpoint."""
+    """Write a new file, then replace the last checkpoint. So a kill never damages the last checkpoint."""
     part = checkpoint.with_suffix(".part")
     parts = {"model": model, "optimiser": optimiser, "schedule": schedule}
     torch.save(
@@ -46,7 +46,7 @@ def save(step: int) -> None:
 
 
 def load() -> int:
-    """Restore the last checkpoint; return the number of completed steps."""
+    """Restore the last checkpoint, if there is one. Return the number of completed steps."""
     if not checkpoint.exists():
         return 0
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)

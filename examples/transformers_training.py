@@ -1,7 +1,7 @@
-"""Train with the Trainer of Hugging Face transformers: a callback saves and stops it when the notice comes.
+"""Train with the Trainer of Hugging Face transformers. A callback saves and stops it after a notice.
 
-Needs transformers 5 and accelerate. STEPS is the number of training steps, PAUSE the seconds added to each
-step.
+Needs transformers 5 and accelerate. STEPS is the number of training steps. PAUSE is the number of seconds
+added to each step.
 """
 
 import os
@@ -20,7 +20,7 @@ folder = gpupool.checkpoint_dir() / "trainer"
 
 
 class LeaveOnNotice(TrainerCallback):
-    """Ask the trainer to save and stop after the step; report the checkpoint once it is written."""
+    """After a notice, let the trainer save and stop. Report the checkpoint when it is written."""
 
     leaves = False
 

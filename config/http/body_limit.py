@@ -19,14 +19,14 @@ AsgiReceive = Callable[[], Awaitable[AsgiMessage]]
 AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
 AsgiApplication = Callable[[Any, Any, Any], Awaitable[None]]
 
-# A body up to this multiple of the limit is read and discarded, so that the client can receive the answer.
+# Up to this multiple of the limit is read and discarded, so that the client can receive the answer.
 DISCARD_LIMIT_FACTOR = 4
 CONTENT_LENGTH_MAX_DIGITS = 19  # enough for every limit; Python rejects numbers with thousands of digits
 DISCARD_SECONDS = 5.0
 
 
 def too_large_message(max_bytes: int) -> str:
-    """Return the message of a 413 answer."""
+    """Return the text of an answer with status 413."""
     return f"The body is too large; allowed: up to {max_bytes // 1024:,} KiB."
 
 
@@ -34,14 +34,14 @@ TOO_SLOW_MESSAGE = "The body arrived too slowly. Send it again."
 
 
 class _BodyTooLarge(Exception):
-    """The body exceeds the limit."""
+    """Raised when a request body exceeds the limit."""
 
 
 class BodyLimitMiddleware:
-    """A middleware that answers 413 to a body longer than ``most`` bytes, and 408 to a body that is too slow.
+    """A middleware that rejects request bodies that are too long or arrive too slowly.
 
-    ``patience`` is the limit in seconds of portal.edge.runtime.slow_body_guard. All other requests reach
-    ``app``.
+    It answers 413 if a body is longer than ``most`` bytes, and 408 if a body is too slow. ``patience`` is the
+    time limit in seconds of portal.edge.runtime.slow_body_guard. All other requests reach ``app``.
     """
 
     def __init__(self, app: AsgiApplication, most: int, patience: float = MAX_BODY_WAIT_SECONDS) -> None:
@@ -64,7 +64,7 @@ class BodyLimitMiddleware:
         async def receive_counted() -> AsgiMessage:
             nonlocal read, ended
             if ended:
-                return await receive()  # after the body: only a disconnect can follow
+                return await receive()  # the body is complete, so only a disconnect can follow
             message = await guard.next(receive())
             if message["type"] == "http.request":
                 read += len(message.get("body", b""))
@@ -91,9 +91,9 @@ class BodyLimitMiddleware:
     async def _refuse(
         self, scope: AsgiMessage, receive: AsgiReceive, send: AsgiSend, read: int, status: int, text: str
     ) -> None:
-        """Send the answer, then discard part of the remaining body.
+        """Send the answer, then read and discard a part of the remaining body.
 
-        Closing the connection at once would send a reset, which can destroy the answer.
+        If the connection were closed at once, the client could get a TCP reset before it reads the answer.
         """
         is_api = str(scope.get("path", "")).startswith("/api/")
         body = json.dumps({"errors": [{"field": "", "value": None, "message": text}]}) if is_api else text
@@ -119,7 +119,7 @@ class BodyLimitMiddleware:
 
 
 def _content_length(scope: AsgiMessage) -> int | None:
-    """Return the value of Content-Length; None for a chunked body."""
+    """Return the value of the Content-Length header, or None if there is no such header."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             return int(value.lstrip(b"0")[:CONTENT_LENGTH_MAX_DIGITS] or 0)

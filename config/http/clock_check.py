@@ -1,4 +1,4 @@
-"""Correct stored times after a change of the server's clock, before a request that may write."""
+"""Correct stored times after a jump of the server's clock, before a request that may write."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 def check_clock_before_writes(get_response: GetResponse) -> GetResponse:
-    """Correct a clock step before each authenticated request that may write.
+    """Correct stored times before each authenticated request that may write.
 
-    Deadlines that the request writes then use the same clock as the stored rows (see
-    scheduler.coordination.clock_correction).
+    If the clock has jumped, stored deadlines are shifted first. New deadlines that the request writes then
+    use the same clock as the stored ones (see scheduler.coordination.clock_correction).
     """
 
     def respond(request: HttpRequest) -> HttpResponseBase:
@@ -29,5 +29,8 @@ def check_clock_before_writes(get_response: GetResponse) -> GetResponse:
 
 
 def _has_credentials(request: HttpRequest) -> bool:
-    """Return True if the request is authenticated. Other requests change no deadline and need no query."""
+    """Return True if the request has a session cookie or an Authorization header.
+
+    Requests without them change no deadline, so the clock need not be checked for them.
+    """
     return settings.SESSION_COOKIE_NAME in request.COOKIES or "Authorization" in request.headers

@@ -1,4 +1,7 @@
-"""Answer failed requests with a page or with JSON (API), and with 503 if a store is unavailable."""
+"""Answer failed requests with a page, or with JSON in the API.
+
+The status is 503 if the database or Valkey is unavailable.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from django.views.defaults import page_not_found
 from psycopg_pool import PoolTimeout
 from redis.exceptions import RedisError
 
-# The supervisor restarts PostgreSQL and Valkey within seconds.
+# Errors while PostgreSQL or Valkey is down. The supervisor restarts both in seconds, so a retry helps.
 STORE_UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, PoolTimeout, RedisError)
 RETRY_AFTER_SECONDS = 5
 SERVER_ERROR_MESSAGE = (
@@ -27,7 +30,7 @@ NOT_FOUND_MESSAGE = "There is no such address, or its object does not exist."
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """Return the 404 answer: JSON for the API, otherwise a page."""
+    """Return the answer with status 404: JSON in the API, otherwise a page."""
     if request.path.startswith("/api/"):
         return JsonResponse(
             {"errors": [{"field": "", "value": None, "message": NOT_FOUND_MESSAGE}]}, status=404
@@ -38,7 +41,7 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 def server_error(request: HttpRequest) -> HttpResponse:
     """Return the answer to a request that raised an unexpected exception.
 
-    Uses no store, because a store may have failed.
+    This uses neither the database nor Valkey, because one of them may have failed.
     """
     is_unavailable = isinstance(sys.exception(), STORE_UNAVAILABLE_ERRORS)
     status = 503 if is_unavailable else 500

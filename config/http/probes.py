@@ -16,7 +16,7 @@ PROBE_TIMEOUT_SECONDS = 2
 
 @require_safe
 def healthz(request: HttpRequest) -> JsonResponse:
-    """Answer 200 while the process runs."""
+    """Answer 200 as long as the process runs."""
     return JsonResponse({"status": "ok"})
 
 
@@ -24,8 +24,8 @@ def healthz(request: HttpRequest) -> JsonResponse:
 def readyz(request: HttpRequest) -> JsonResponse:
     """Answer 200 if PostgreSQL and Valkey answer, otherwise 503.
 
-    The body names the error class of a store that failed. It includes the status of the engine, which does
-    not affect the result: without the engine, pages work and workloads wait.
+    The body names the class of the error if one of them has failed. The body also has the status of the
+    engine, which does not affect the status code: without the engine, pages still work and workloads wait.
     """
     stores = {"postgres": _postgres(), "valkey": _valkey()}
     ready = set(stores.values()) == {"ok"}

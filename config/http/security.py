@@ -1,4 +1,4 @@
-"""Add a content security policy to every response and reject addresses with NUL characters."""
+"""Add a content security policy to every response, and reject addresses with NUL characters."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ GetResponse = Callable[[HttpRequest], HttpResponseBase]
 
 
 def csp_header(nonce: str) -> str:
-    """Return the Content-Security-Policy of a page.
+    """Return the Content-Security-Policy header of a page.
 
-    It allows only resources of the portal, and live events from the edge.
+    It allows only resources of the portal itself, and live events from the edge.
     """
     edge = urlsplit(settings.GPUPOOL_EDGE_URL)
     edge_origin = f"{edge.scheme}://{edge.netloc}"
-    # The form that opens a notebook is redirected to the origin of the workspace.
+    # The form that opens a notebook is redirected to the notebook's own origin.
     workspaces = f"{edge.scheme}://*.{settings.GPUPOOL_NOTEBOOK_DOMAIN}"
     return "; ".join(
         (
@@ -39,7 +39,7 @@ def csp_header(nonce: str) -> str:
 
 
 def add_content_security_policy(get_response: GetResponse) -> GetResponse:
-    """Give each request a new nonce and each response the policy with that nonce."""
+    """Give each request a new nonce, and add the policy with this nonce to the response."""
 
     def respond(request: HttpRequest) -> HttpResponseBase:
         nonce = secrets.token_urlsafe(16)
@@ -53,12 +53,15 @@ def add_content_security_policy(get_response: GetResponse) -> GetResponse:
 
 
 def csp_nonce(request: HttpRequest) -> dict[str, str]:
-    """Return the template context with the nonce for inline scripts of the page."""
+    """Return the template context with the nonce, which inline scripts of the page need."""
     return {"csp_nonce": getattr(request, "csp_nonce", "")}
 
 
 def reject_nul_characters(get_response: GetResponse) -> GetResponse:
-    """Reject addresses with NUL characters, so that no view has to. PostgreSQL cannot store NUL."""
+    """Reject requests whose address has a NUL character.
+
+    PostgreSQL cannot store NUL, so otherwise every view would have to check its parameters.
+    """
 
     def respond(request: HttpRequest) -> HttpResponseBase:
         query = request.META.get("QUERY_STRING", "")

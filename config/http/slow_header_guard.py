@@ -1,7 +1,8 @@
 """Limit the time in which a client must send the head of a request.
 
-Without a limit, a client that sends one byte a second could hold a connection forever. Used as ``uvicorn
---http config.http.slow_header_guard:HeaderTimeoutProtocol``. ``config.http.body_limit`` limits bodies.
+Without a limit, a client that sends one byte a second could hold a connection forever. uvicorn uses this
+protocol if it is started with ``--http config.http.slow_header_guard:HeaderTimeoutProtocol``.
+``config.http.body_limit`` limits the bodies.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ HEADER_TIMEOUT_SECONDS = 20.0
 
 
 class HeaderTimeoutProtocol(HttpToolsProtocol):  # type: ignore[misc]
-    """An HTTP protocol that closes a connection whose request head is incomplete after ``seconds``."""
+    """An HTTP protocol that limits the time for the head of a request to ``seconds``.
+
+    A connection is closed if the head of its request is not complete by then.
+    """
 
     seconds = HEADER_TIMEOUT_SECONDS
     deadline: asyncio.TimerHandle | None = None

@@ -1,9 +1,9 @@
 """Keep a pool of database connections that reconnects quickly after the database was unavailable.
 
-psycopg's pool waits 1, 2, 4 ... seconds between attempts to connect, and between two broken connections.
-After a restart that takes half a second, the database would be unavailable for 3 s. After an outage of five
-minutes, it could be unavailable for another five minutes. An attempt is cheap, so this pool retries at a
-short, constant interval.
+psycopg's pool waits 1, 2, 4 ... seconds between attempts to connect. It also waits between two broken
+connections. With these pauses, the database would be unavailable for 3 s after a restart of half a second.
+After an outage of five minutes, it could be unavailable for another five minutes. An attempt is cheap, so
+this pool retries at a short, constant interval.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import psycopg
 from psycopg_pool import ConnectionPool
 from psycopg_pool.pool import AddConnection
 
-RECONNECT_SECONDS = 0.1  # between two attempts to replace a connection
+RECONNECT_SECONDS = 0.1  # pause between two attempts to replace a connection
 
 
 class FastReconnectPool(ConnectionPool[psycopg.Connection[Any]]):
-    """A pool whose ``getconn`` returns a working connection or raises ``PoolTimeout`` after ``timeout``."""
+    """A pool whose ``getconn`` returns only working connections.
+
+    It raises ``PoolTimeout`` if there is none within ``timeout`` seconds.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -30,12 +33,12 @@ class FastReconnectPool(ConnectionPool[psycopg.Connection[Any]]):
     def belongs_to_this_process(self) -> bool:
         """Return True if this process created the pool.
 
-        After a fork its threads and connections are unusable.
+        A child process cannot use the threads and connections of a pool that existed before the fork.
         """
         return self._owner_pid == os.getpid()
 
     def schedule_task(self, task: Any, delay: float) -> None:
-        """Schedule a task as psycopg does, but with a shorter pause before a reconnection."""
+        """Schedule a task as psycopg does, but shorten the pause before a new attempt to connect."""
         super().schedule_task(
             task, min(delay, RECONNECT_SECONDS) if isinstance(task, AddConnection) else delay
         )
@@ -43,7 +46,7 @@ class FastReconnectPool(ConnectionPool[psycopg.Connection[Any]]):
     def getconn(self, timeout: float | None = None) -> psycopg.Connection[Any]:
         """Return a working connection.
 
-        A broken connection is replaced, and the next connection is tried without a pause.
+        If a connection is broken, it is replaced, and the next one is tried at once.
         """
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
         broken = 0
@@ -59,17 +62,17 @@ class FastReconnectPool(ConnectionPool[psycopg.Connection[Any]]):
                 self.putconn(connection)
                 raise
             broken += 1
-            # More connections broke than the pool holds: the server closes new connections at once.
+            # More connections were broken than the pool holds, so the server closes even new ones at once.
             if broken > self.max_size:
                 time.sleep(RECONNECT_SECONDS)
 
 
 def _has_unread_data(connection: psycopg.Connection[Any]) -> bool:
-    """Return True if data or the end of the connection arrived while the connection was idle.
+    """Return True if data, or the end of the connection, has arrived while the connection was idle.
 
     A server that closes a connection sends a message or closes the socket. If the server has vanished, the
-    kernel closes the socket, because TCP keepalives are enabled. So an idle connection without data needs no
-    statement as a check.
+    kernel closes the socket, because TCP keepalives are enabled. So a connection without unread data works,
+    and no statement is needed to test it.
     """
     poller = select.poll()
     poller.register(connection.fileno(), select.POLLIN)

@@ -1,4 +1,7 @@
-"""Load the demo's simulated past while the site runs (``manage.py demo_history``). Pages show progress."""
+"""Load the demo's simulated past while the site runs (``manage.py demo_history``).
+
+The pages show the progress.
+"""
 
 from __future__ import annotations
 
@@ -40,5 +43,5 @@ class Command(BaseCommand):
 
 
 def _save_progress(done: int, total: int, words: str) -> None:
-    """Store the progress, which pages show."""
+    """Store the progress in the database, from which the pages show it."""
     Organisation.objects.update(history_progress={"done": done, "total": total, "words": words})
