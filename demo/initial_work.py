@@ -33,8 +33,8 @@ class DemoJob:
 
 
 # The jobs show guaranteed, borrowed and waiting work, a MIG slice, and a waiting job in a static pool. All
-# H100s are held. mri-pretrain uses the guarantee of the team Medical imaging. vessel-sweep borrows four more H100s,
-# and is preempted when the team Protein folding requests its guarantee.
+# H100s are held. mri-pretrain uses the guarantee of the team Medical imaging. vessel-sweep borrows four more
+# H100s, and is preempted when the team Protein folding requests its guarantee.
 INITIAL_JOBS = (
     DemoJob("imaging-lead", "mri-foundation", "shared", "mri-pretrain", 8, H100, 48, 88),
     DemoJob("folding-member", "binder", "shared", "binder-sweep", 2, H100, 12, 91),

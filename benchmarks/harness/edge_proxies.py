@@ -27,7 +27,7 @@ class EdgeProxies:
         threading.Thread(target=self._loop.run_forever, name="gates", daemon=True).start()
 
     def make(self, host: str, address: str) -> int:
-        """Start a gate for a host. It listens on ``address``; return its port."""
+        """Start a gate for a host that listens on ``address``, and return its port."""
         return asyncio.run_coroutine_threadsafe(self._make(host, address), self._loop).result(10)
 
     def set(self, host: str, is_open: bool) -> None:

@@ -73,10 +73,11 @@ def _not_in_service(
 
 
 def bindings_leave_others_their_guarantee(lookups: PlanLookups) -> Iterator[str]:
-    """Report reservations that are bound, without need, to a model that is guaranteed to other teams.
+    """Report reservations that are bound to a model guaranteed to other teams, although another model was
+    possible.
 
-    There is no need if the team's own guarantee of another accepted model covers the reservation. A
-    reservation is not checked if its team has another reservation in the same time.
+    Another accepted model was possible if the team's own guarantee of that model covers the reservation. A
+    reservation is not checked if its team has another reservation at the same time.
     """
     for binding in lookups.plan.bindings:
         row = lookups.reservations.get(binding.reservation)

@@ -1,5 +1,4 @@
-"""Check evictions: only allowed work is evicted, with enough notice, and only if the evictions enable a
-start.
+"""Check evictions: only allowed work is evicted, with enough notice, and only to enable a start.
 
 A victim is a workload that the plan evicts. A beneficiary is the workload or reservation that needs its
 units.
@@ -154,8 +153,9 @@ def across_teams_only_borrowed_work_is_evicted(lookups: PlanLookups) -> Iterator
     """Report teams that lose more slots to workloads of other teams than they have borrowed.
 
     The priority does not matter. Work is evicted as a whole, so the last victim of a team may be partly
-    within the team's guarantee. Example: a team that has borrowed 4 GPUs may lose two workloads of 3 GPUs.
-    The plan does not show which victim was the last, so the largest victim is not counted.
+    within the team's guarantee. Example: a team that has borrowed 4 GPUs may lose two workloads of 3 GPUs,
+    because it still borrows 1 GPU after the first eviction. The plan does not show which victim was the last,
+    so the largest victim is not counted.
     """
     lost_to_teams, lost_to_reservations = _lost_slots(lookups)
     for key, counts in sorted(lost_to_teams.items()):

@@ -125,7 +125,7 @@ def cpu_and_memory_suffice(lookups: PlanLookups) -> Iterator[str]:
 
 
 def gates_hold(lookups: PlanLookups) -> Iterator[str]:
-    """Report work that starts although it may not start yet.
+    """Report work that the plan may not start.
 
     Work may not start behind a closed gate (for example a closed budget), during the back-off after a failed
     attempt, with a runtime above the pool's cap, or in an unknown pool.

@@ -1,5 +1,6 @@
-"""Check quotas, borrowing, caps and spare capacity. All capacity is counted in slots; a slot is 1/840 of a
-GPU.
+"""Check quotas, borrowing, caps and spare capacity.
+
+All capacity is counted in slots. A slot is 1/840 of a GPU.
 """
 
 from __future__ import annotations

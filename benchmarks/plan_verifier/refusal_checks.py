@@ -77,7 +77,10 @@ def refusals_have_a_reason_with_numbers(lookups: PlanLookups) -> Iterator[str]:
 
 
 def gates_are_shown(lookups: PlanLookups) -> Iterator[str]:
-    """Report workloads behind a gate that are refused with another code."""
+    """Report workloads behind a gate that are refused with another code than the gate.
+
+    A gate is a condition that prevents a start even if units are free, for example a closed budget.
+    """
     for refusal, queued, subject in _each(lookups):
         if queued.gate and refusal.code != queued.gate and queued.pool in lookups.pools:
             yield f"{subject} hides its gate {queued.gate}"
@@ -262,7 +265,7 @@ def _host_closed(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, obje
 
 
 def _host_full(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    """Return True if the workload could start if the hosts with full disks were open, and not otherwise.
+    """Return True if the workload cannot start only because the disks of some hosts are full.
 
     In ``numbers``, ``full`` must be the number of hosts with full disks, and ``hosts`` may name only such
     hosts.
