@@ -1,1 +1,4 @@
-"""Tests GPUs on request. Contains the runner in the agent, and the process that tests one GPU."""
+"""Tests GPUs when the server asks for it.
+
+``runner`` is part of the agent. It starts a process, ``gpu_check``, that tests one GPU.
+"""

@@ -25,18 +25,19 @@ from agent.diagnostics.ptx_kernels import PTX_MODULE
 MIB, GIB = 1 << 20, 1 << 30
 
 
-# Memory that is left free for contexts and the driver. It is at most an eighth of the GPU's memory.
+# Memory that the check leaves free for CUDA contexts and the driver. On a small GPU it leaves an eighth of
+# the memory instead.
 RESERVED_BYTES = 512 * MIB
 
 
 MAX_ALLOCATION_BYTES = GIB
 
 
-MIN_CHECKED_MEMORY_SHARE = 0.5  # share of all memory; if less is free, the memory check is inconclusive
+MIN_CHECKED_MEMORY_SHARE = 0.5  # if the check covers a smaller share of the memory, it is inconclusive
 
 
-# Factor by which the index of each word is multiplied. A pattern that depends on the address reveals stuck
-# address lines.
+# In the pattern "addresses", the value of each word is its index times this factor, plus an offset. Such a
+# pattern reveals stuck address lines, because every word of an allocation has another value.
 ADDRESS_FACTOR = 2_654_435_761
 
 
@@ -58,7 +59,7 @@ COPY_REPEATS = 20
 TRANSFER_BYTES = 64 * MIB
 
 
-MIN_BANDWIDTH_SHARE = 0.4  # of the theoretical bandwidth
+MIN_BANDWIDTH_SHARE = 0.4  # the check fails below this share of the theoretical bandwidth
 
 
 MATRIX_SIDE = 512
@@ -73,7 +74,7 @@ MULTIPLY_REPEATS = 200
 def run_builtin_checks(progress: CheckProgress) -> None:
     """Test memory, bandwidth and arithmetic of the one visible GPU.
 
-    Raises CudaError, OSError and DiagnosticStopped.
+    May raise CudaError, OSError (the driver is missing) and DiagnosticStopped.
     """
     progress.step("driver")
     gpu = CudaDevice(PTX_MODULE)
@@ -89,7 +90,7 @@ def run_builtin_checks(progress: CheckProgress) -> None:
 
 
 class MismatchCounters:
-    """Three words on the GPU in which the kernels count mismatches."""
+    """Three words on the GPU in which the kernels record mismatches, as ``ptx_kernels`` describes."""
 
     def __init__(self, gpu: CudaDevice) -> None:
         self._gpu = gpu
@@ -152,7 +153,10 @@ def _check_memory(gpu: CudaDevice, progress: CheckProgress) -> None:
 
 
 def allocate_in_pieces(gpu: CudaDevice, wanted: int) -> list[tuple[int, int]]:
-    """Allocate ``wanted`` bytes of GPU memory, or less if less is free. Return (address, size) pieces."""
+    """Allocate ``wanted`` bytes of GPU memory, or as much as is free.
+
+    Return the address and the size in bytes of each allocated piece.
+    """
     pieces: list[tuple[int, int]] = []
     size = MAX_ALLOCATION_BYTES
     while wanted >= MIB and size >= MIB:
@@ -250,8 +254,8 @@ def _gb(bytes_per_second: float) -> float:
 def _check_arithmetic(gpu: CudaDevice, progress: CheckProgress) -> None:
     """Multiply two matrices, check the product on the CPU, then repeat the product and compare the results.
 
-    The elements are so small that 32-bit floats sum them exactly in any order, so a correct result is exact
-    to the bit.
+    The elements are small integers, so all sums are exact in 32-bit floats, in any order. Therefore every bit
+    of a correct result is known.
     """
     draw = random.Random(20_260_301)
     left, right = (
@@ -299,10 +303,11 @@ def _check_arithmetic(gpu: CudaDevice, progress: CheckProgress) -> None:
 def _wrong_rows(
     a: array.array[float], b: array.array[float], c: array.array[float], draw: random.Random
 ) -> Iterator[int]:
-    """Yield the rows in which c differs from a x b.
+    """Yield the index of each row in which c differs from a x b.
 
-    Both sides are multiplied by a random vector (Freivalds, 1977), so that the CPU needs a thousandth of the
-    GPU's work. A wrong row passes this test with a probability of one in a million.
+    The test multiplies c and a x b by a random vector (Freivalds, 1977). The CPU then needs only about a
+    hundredth of the work of a full product. A wrong row passes the test with a probability of at most one in
+    a million.
     """
     vector = [draw.randint(1, 1_000_000) for _ in range(MATRIX_SIDE)]
     inner = [_dot(b, row, vector) for row in range(MATRIX_SIDE)]
@@ -317,5 +322,5 @@ def _dot(matrix: array.array[float], row: int, vector: list[int]) -> int:
             int(left) * right
             for left, right in zip(matrix[row * MATRIX_SIDE : (row + 1) * MATRIX_SIDE], vector, strict=True)
         )
-    except (ValueError, OverflowError):  # NaN or infinity: never a correct sum
+    except (ValueError, OverflowError):  # the row contains NaN or infinity; -1 differs from every correct sum
         return -1

@@ -1,4 +1,4 @@
-"""Prints the progress of one diagnostic, one JSON object a line."""
+"""Prints the progress of one diagnostic as JSON, with one object per line."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class DiagnosticStopped(Exception):
-    """The diagnostic must stop because work needs the GPU."""
+    """SIGTERM has asked the diagnostic to stop, because a workload needs the GPU."""
 
 
 class CheckProgress:
-    """The progress of one diagnostic: the failures so far, and whether to stop."""
+    """The progress of one diagnostic: its failed checks, and whether SIGTERM has asked it to stop."""
 
     def __init__(self) -> None:
         self.failed: list[str] = []
@@ -19,7 +19,7 @@ class CheckProgress:
         self._stop = False
 
     def stop(self, *_: object) -> None:
-        """Handle SIGTERM: stop before the next step."""
+        """Handle SIGTERM: the next call of ``raise_if_stopped`` raises DiagnosticStopped."""
         self._stop = True
 
     def raise_if_stopped(self) -> None:
@@ -28,17 +28,20 @@ class CheckProgress:
             raise DiagnosticStopped
 
     def step(self, name: str) -> None:
-        """Print the step that begins now. If the process hangs, this line shows the step."""
+        """Print the name of the step that begins now. If the process hangs, its last line names the step."""
         self.raise_if_stopped()
         print_json({"step": name})
 
     def report_check(self, name: str, passed: bool | None, numbers: dict[str, Any], detail: str = "") -> None:
-        """Print the result of a check. ``passed`` is None if the check only measures a value."""
+        """Print the result of a check.
+
+        ``passed`` is None if the check could not run or only measures a value.
+        """
         if passed is False:
             self.failed.append(f"{name}: {detail}" if detail else name)
         print_json({"check": {"name": name, "passed": passed, "numbers": numbers, "detail": detail}})
 
 
 def print_json(line: dict[str, Any]) -> None:
-    """Print one line."""
+    """Print ``line`` as JSON in one line."""
     print(json.dumps(line), flush=True)

@@ -10,14 +10,14 @@ import ctypes
 from typing import Any
 
 CUDA_LIBRARY = "libcuda.so.1"
-# CUdevice_attribute: memory clock in kHz, memory bus in bits, multiprocessors
+# Numbers of CUdevice_attribute: memory clock in kHz, width of the memory bus in bits, multiprocessor count
 ATTRIBUTE_MEMORY_CLOCK_RATE, ATTRIBUTE_MEMORY_BUS_WIDTH, ATTRIBUTE_MULTIPROCESSOR_COUNT = 36, 37, 16
 THREADS_PER_BLOCK = 256
 BLOCKS_PER_MULTIPROCESSOR = 16
 
 
 class CudaError(Exception):
-    """The driver refused a call; the message is the driver's own."""
+    """The driver refused a call. The message contains the driver's own text."""
 
     def __init__(self, call: str, code: int, detail: str) -> None:
         super().__init__(f"{call}: {detail} ({code})")
@@ -27,7 +27,8 @@ class CudaError(Exception):
 class CudaDevice:
     """The GPU or MIG instance that CUDA_VISIBLE_DEVICES names.
 
-    Raises CudaError, or OSError if the driver is missing.
+    ``programs``: the PTX source of the kernels that ``run`` can start. The constructor raises OSError if the
+    driver is missing. Every call may raise CudaError.
     """
 
     def __init__(self, programs: str) -> None:
@@ -55,7 +56,7 @@ class CudaDevice:
         return text.value.decode("utf-8", "replace")
 
     def attribute(self, number: int) -> int | None:
-        """Return a CUdevice_attribute; None if this driver does not report it."""
+        """Return the value of a CUdevice_attribute; None if it is 0 or this driver does not report it."""
         value = ctypes.c_int()
         try:
             self._call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(number), self._device)
@@ -106,7 +107,7 @@ class CudaDevice:
         self._call("cuMemcpyDtoD_v2", ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(size))
 
     def run(self, function: str, *arguments: Any) -> None:
-        """Run a kernel over the whole GPU and wait until it has finished."""
+        """Run a kernel on all multiprocessors of the GPU and wait until it has finished."""
         if function not in self._functions:
             handle = ctypes.c_void_p()
             self._call(

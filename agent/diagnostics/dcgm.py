@@ -15,11 +15,14 @@ DCGM_LEVEL = "2"
 
 
 class DcgmUnavailable(Exception):
-    """DCGM can't be used here; the message gives the reason."""
+    """DCGM can't be used on this host. The message gives the reason."""
 
 
 def run_dcgm(progress: CheckProgress, index: int, seconds: float) -> None:
-    """Run NVIDIA's diagnostic on the GPU with this index. Raises DcgmUnavailable."""
+    """Run NVIDIA's diagnostic on the GPU with this index, for at most ``seconds``.
+
+    Raises DcgmUnavailable, or DiagnosticStopped after SIGTERM.
+    """
     program = shutil.which("dcgmi")
     if program is None:
         raise DcgmUnavailable("dcgmi is not installed")
@@ -55,10 +58,10 @@ def run_dcgm(progress: CheckProgress, index: int, seconds: float) -> None:
 
 
 def parse_dcgm_results(printed: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (test, status, detail) from the JSON of ``dcgmi diag -j``.
+    """Yield (name of the test, status, detail) of each result in the output of ``dcgmi diag -j``.
 
-    NVIDIA publishes no schema of this JSON. Therefore an object with a name, and with results that have a
-    status, counts as a test.
+    NVIDIA publishes no schema of this JSON. Therefore every object with a ``name`` and a list of ``results``
+    counts as a test. A result without a ``status`` is ignored.
     """
     start = printed.find("{")
     try:

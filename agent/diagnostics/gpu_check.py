@@ -1,15 +1,15 @@
-"""Tests one GPU in a process that holds the lock of the GPU.
+"""Tests one GPU, or one MIG instance, in a process that holds the lock of the GPU.
 
     python -m agent.diagnostics.gpu_check --deadline 600 [--tool ...]
 
-It prints one line of JSON before each check, one after it, and one at the end:
+It prints one line of JSON before each check, one line after each check, and one line at the end:
 
     {"step": "memory"}
     {"check": {"name", "passed", "numbers", "detail"}}
     {"end": "passed" | "failed" | "stopped", "detail": ...}
 
-At the deadline the kernel of the host ends the process, even if it hangs. On SIGTERM the process stops
-between two steps, so that a workload can use the GPU.
+At the deadline the kernel of the host ends the process with SIGALRM, even if a CUDA call hangs. On SIGTERM
+the process stops between two steps, so that a workload can use the GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agent.diagnostics.cuda import CudaError
 from agent.diagnostics.dcgm import DcgmUnavailable, run_dcgm
 from agent.diagnostics.operator_check import run_operator_program
 
-# Errors of cuda.h that do not concern the GPU: out of memory, version mismatch, unsupported PTX.
+# Errors of cuda.h that do not prove a fault of the GPU: out of memory, version mismatch, unsupported PTX.
 INCONCLUSIVE_CUDA_ERRORS = frozenset({2, 3, 34, 46, 218, 222, 223, 500, 803, 804})
 DCGM_MARGIN_SECONDS = 5.0
 SIMULATED_STEP_SECONDS = 0.3
@@ -57,8 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--index", type=int, default=0, help="index of the GPU, for DCGM")
     parser.add_argument("--fault", default="")
     options = parser.parse_args(arguments)
-    # Keep the default action of the signal. A Python handler would run only after a hanging call has
-    # returned.
+    # Keep the default action of SIGALRM, which ends the process. A Python handler would run only after a
+    # hanging CUDA call has returned.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, max(0.1, options.deadline))
     progress = CheckProgress()

@@ -1,4 +1,4 @@
-"""Compares NVML's values with the output of ``nvidia-smi -q -x``. Used by ``probe``."""
+"""Compares NVML's values with the output of ``nvidia-smi -q -x``, for the command ``agent probe``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from agent.protocol import GpuSeen, SampleRow
 
 COMMAND_TIMEOUT_SECONDS = 30.0
 MAX_XML_BYTES = 32 << 20
-# Memory in use, power, temperature and utilisation change between the two reads.
+# Memory in use, power, temperature and utilisation change between the NVML read and the run of nvidia-smi.
+# A difference up to these limits counts as equal.
 MEMORY_TOLERANCE_MIB = 512
 POWER_TOLERANCE_WATTS, TEMPERATURE_TOLERANCE_C, UTILISATION_TOLERANCE_PERCENT = 50.0, 5.0, 100.0
 
@@ -26,9 +27,10 @@ class NvidiaSmiUnavailable(Exception):
 
 @dataclass(frozen=True)
 class FactComparison:
-    """The values of one fact from NVML and from nvidia-smi. ``gpu`` is '' for a fact of the host.
+    """The value of one fact from NVML (``ours``) and from nvidia-smi (``theirs``).
 
-    ``same`` is None if one source does not report the fact.
+    ``gpu`` is the uuid of the GPU, or '' for a fact of the host. ``same`` is None if NVML or nvidia-smi does
+    not report the fact.
     """
 
     gpu: str
@@ -57,7 +59,10 @@ def read_nvidia_smi() -> str:
 
 
 def compare_with_nvml(text: str, hardware: GpuInventory, rows: list[SampleRow]) -> list[FactComparison]:
-    """Compare every fact that both sources can report. Raises NvidiaSmiUnavailable if ``text`` is no XML."""
+    """Compare the values of NVML with the XML ``text`` of nvidia-smi.
+
+    Raises NvidiaSmiUnavailable if ``text`` is not XML.
+    """
     if "<!ENTITY" in text:
         raise NvidiaSmiUnavailable("nvidia-smi: its XML declares entities, which are not supported")
     try:
@@ -131,7 +136,7 @@ def _compare_gpu(gpu: GpuSeen, row: SampleRow | None, element: Tree.Element) -> 
 
 
 def _power_draw(element: Tree.Element) -> float | None:
-    # The names differ between drivers.
+    # Drivers of different versions use different names for these elements.
     for group in ("gpu_power_readings", "power_readings"):
         for name in ("power_draw", "instant_power_draw", "average_power_draw"):
             watts = _element_number(element, f"{group}/{name}")

@@ -16,13 +16,13 @@ from agent.host import processes
 PR_SET_CHILD_SUBREAPER = 36
 
 
-MAX_OUTPUT_BYTES = 4096  # the end of the program's output that is kept
+MAX_OUTPUT_BYTES = 4096  # only this many bytes at the end of the program's output are kept
 
 
 def run_operator_program(progress: CheckProgress, name: str, command: list[str], seconds: float) -> None:
-    """Run the operator's program. The check passes with exit status 0.
+    """Run the operator's program for at most ``seconds``. The check passes if its exit status is 0.
 
-    If the check fails, the end of the program's output is its detail.
+    The detail of a failed check is the end of the program's output. Raises DiagnosticStopped after SIGTERM.
     """
     progress.step(name)
     # Processes that the program leaves behind become children of this process.
@@ -58,9 +58,9 @@ def run_operator_program(progress: CheckProgress, name: str, command: list[str],
 
 
 def kill_descendants() -> None:
-    """Kill all descendants, also in other sessions, and wait until they have ended.
+    """Kill all descendants of this process, also in other sessions, and wait until they have ended.
 
-    A descendant may use the GPU until it has ended.
+    The wait is needed because a descendant may use the GPU until it has ended.
     """
     while True:
         for process in processes.descendants(processes.scan(), os.getpid()):

@@ -1,8 +1,10 @@
-"""Holds the GPU kernels of the diagnostic as PTX, which the driver compiles for the present GPU.
+"""Holds the GPU kernels of the diagnostic as PTX. The driver compiles them for the GPU of the host.
 
 The PTX has version 6.0 and targets compute capability 5.0, which every current driver accepts. Every kernel
-walks its range with a stride of the whole grid. ``out`` is three 64-bit words: the number of mismatches, the
-lowest index of a mismatch, and (found << 32 | expected) of one mismatch.
+is a grid-stride loop: each thread handles every n-th element, and n is the number of threads in the grid.
+
+The parameter ``out`` points to three 64-bit words. They contain the number of mismatches, the lowest index of
+a mismatch, and the two values of one mismatch as (found << 32 | expected).
 """
 
 _START = """
@@ -17,7 +19,7 @@ _START = """
     cvt.u64.u32 %rd2, %r3;
     add.u64 %rd1, %rd1, %rd2;
     mul.wide.u32 %rd3, %r4, %r2;
-"""  # %rd1: this thread's first index, %rd3: the stride
+"""  # %rd1: first index of this thread, %rd3: stride (number of threads in the grid)
 
 _COUNT_MISMATCH = """
     atom.global.add.u64 %rd10, [%rd6], 1;
@@ -27,7 +29,7 @@ _COUNT_MISMATCH = """
     shl.b64 %rd12, %rd12, 32;
     or.b64 %rd12, %rd12, %rd13;
     st.global.u64 [%rd6+16], %rd12;
-"""  # %rd6: out, %r8: found, %r9: expected
+"""  # %rd6: address of ``out``, %r8: the value that was found, %r9: the value that was expected
 
 FILL_KERNEL = f"""
 .visible .entry fill(.param .u64 words, .param .u64 count, .param .u32 factor, .param .u32 offset)
@@ -82,7 +84,8 @@ done:
 }}
 """
 
-# c = a x b of square matrices of 32-bit floats, one element after the other: slow, but the same on every GPU.
+# Computes c = a x b for square matrices of 32-bit floats. Each thread sums whole elements in a fixed order.
+# This is slow, but every healthy GPU computes identical bits.
 MULTIPLY_KERNEL = f"""
 .visible .entry product(.param .u64 a, .param .u64 b, .param .u64 c, .param .u32 side)
 {{

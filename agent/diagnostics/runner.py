@@ -1,8 +1,11 @@
-"""Runs the diagnostics that the server orders: one process per unit of a GPU, with its lock and a deadline.
+"""Runs the diagnostics that the server orders.
 
-Work has priority: a diagnostic stops when a workload needs its GPU. Each diagnostic has a folder, in which a
-restarted agent finds it. If its process still runs, the agent waits until the process has ended. Then the
-agent reports the diagnostic as stopped.
+A unit is a whole GPU or a MIG instance. For each unit of the GPU, the runner starts one process with a
+deadline. The process holds the lock of the GPU. Workloads have priority: a diagnostic stops when a workload
+needs its GPU.
+
+Each diagnostic has a folder with its result, or with the pid of its process. After a restart, the agent waits
+until a process that it finds there has ended. Then the agent reports this diagnostic as stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ log = logging.getLogger("agent.diagnostics.runner")
 
 BUILTIN_TOOLS = ("auto", "own", "dcgm")
 LOCK_POLL_SECONDS = 0.1
-LOCK_WAIT_SECONDS = 60.0  # for a GPU's lock
+LOCK_WAIT_SECONDS = 60.0  # longest wait for a GPU's lock
 KILL_MARGIN_SECONDS = 3.0  # a process that still lives this long after its deadline is killed
 MAX_OUTPUT_BYTES = 1 << 20
 
@@ -59,10 +62,11 @@ class DiagnosticRunner:
         self._locks = locks_folder
         self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
         self._simulated = simulated
-        self._commands = dict(commands or {})  # the operator's programs by name; the server sends only names
+        # The commands of the operator's diagnostics by name. The server orders them by name only.
+        self._commands = dict(commands or {})
         self._conditions = conditions
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._running: dict[str, tuple[str, int]] = {}  # diagnostic -> GPU, pid
+        self._running: dict[str, tuple[str, int]] = {}  # by diagnostic: uuid of the GPU, pid of the process
         self._seen: dict[str, DiagnosticSeen] = {}
         self.changed = asyncio.Event()
         self._recover()
@@ -74,7 +78,10 @@ class DiagnosticRunner:
                 self._seen[folder.name] = parse(DiagnosticSeen, result)
 
     def want(self, wanted: Iterable[DiagnosticWanted]) -> None:
-        """Start new diagnostics, and forget each diagnostic whose result the server has confirmed."""
+        """Start each new diagnostic of ``wanted``, and forget each finished diagnostic that it does not list.
+
+        The server lists a diagnostic until it has received the result.
+        """
         named = {order.diagnostic: order for order in wanted if order.diagnostic.replace("-", "").isalnum()}
         for name in [name for name in self._seen if name not in named and name not in self._tasks]:
             del self._seen[name]
@@ -87,7 +94,7 @@ class DiagnosticRunner:
                 self._tasks[name].add_done_callback(lambda task, name=name: self._on_task_done(name, task))  # type: ignore[misc]
 
     def take_over(self, hardware: GpuInventory) -> None:
-        """Replace the inventory after a geometry change."""
+        """Use this inventory from now on: after a MIG geometry change, or when GPUs can be read again."""
         self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
 
     def seen(self) -> list[DiagnosticSeen]:
@@ -103,14 +110,14 @@ class DiagnosticRunner:
         return roots + [process.pid for root in roots for process in processes.descendants(everything, root)]
 
     def yield_gpus(self, units: Iterable[str]) -> None:
-        """Stop the diagnostics on the GPUs of these units, because work is about to start there."""
+        """Stop the diagnostics on the GPUs of these units, because a workload is about to start on them."""
         wanted = set(units)
         for gpu, pid in self._running.values():
             if wanted & {unit.uuid for unit in self._gpus[gpu].units}:
                 _send_signal(pid, signal.SIGTERM)
 
     async def close(self) -> None:
-        """Stop all diagnostics; otherwise the next agent would have to wait for them."""
+        """Stop all diagnostics. Otherwise the agent would wait for their processes after its next start."""
         for _, pid in self._running.values():
             _send_signal(pid, signal.SIGTERM)
         await cancel_tasks([*self._tasks.values()])
@@ -176,7 +183,10 @@ class DiagnosticRunner:
         )
 
     async def _recovery_action_check(self, gpu: str) -> str:
-        """Return the recovery action that the driver recommends; '' if there is none or it can't be read."""
+        """Return a text about the recovery action that the driver recommends for a GPU, or about a lost GPU.
+
+        Returns '' if the GPU needs no recovery or its condition can't be read.
+        """
         try:
             condition = (await self._conditions()).get(gpu, {})
         except GpuReadError:
@@ -204,7 +214,7 @@ class DiagnosticRunner:
         held: gpu_locks.HeldLocks,
         began: float,
     ) -> dict[str, Any]:
-        """Run one process for one unit. Return its parsed output, which always has the key ``end``."""
+        """Run the test process of one unit. Return the result of ``_parse_result`` for its output."""
         output = folder / "output"
         with output.open("wb") as out:
             process = subprocess.Popen(
@@ -264,9 +274,9 @@ class DiagnosticRunner:
 
 
 def _write_if_possible(path: Path, value: dict[str, Any]) -> None:
-    """Write a file that a restarted agent reads.
+    """Write a JSON file that the agent reads after a restart.
 
-    An error, such as a full disk, is only logged, and the diagnostic continues.
+    An error, such as a full disk, is only logged. The diagnostic continues.
     """
     try:
         path.parent.mkdir(exist_ok=True, mode=0o700)
@@ -276,9 +286,10 @@ def _write_if_possible(path: Path, value: dict[str, Any]) -> None:
 
 
 def _parse_result(output: Path, status: int | None, deadline: float) -> dict[str, Any]:
-    """Return {"tool", "checks", "end"} from the output of a process and its exit status.
+    """Return a dict with the keys "tool", "checks" and "end" from the output of a test process.
 
-    ``status`` is None if the process still runs.
+    The values are those of the JSON lines that ``gpu_check`` prints. If the process printed no end, the value
+    of "end" is derived from the exit status. ``status`` is None if the process still runs.
     """
     result: dict[str, Any] = {"tool": "", "checks": []}
     step, end, rest = "its start", None, ""

@@ -1,5 +1,5 @@
 """Reads and changes the GPUs of the host.
 
-Contains readers (NVML and a simulation), MIG geometry, health events, stray processes and the handover
-between tenants.
+Contains the readers (NVML and a simulation), changes of the MIG geometry, health events, the search for stray
+processes, and the check of a GPU between two workloads.
 """

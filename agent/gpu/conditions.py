@@ -1,7 +1,8 @@
-"""Derives hardware events from changes between two readings of a GPU's conditions, with pure functions.
+"""Derives hardware events from two successive readings of a GPU's conditions, with pure functions.
 
-Each change is one event. The event's id derives from the boot, the GPU and the change. A restarted NVML
-process or agent may report an event again. The event then has the same id, so the server ignores it.
+Each change for the worse is one event. Its id is a hash of the boot id, the GPU, the event code and a value
+of the change, such as a counter. A restarted NVML process or agent may report an event again. If the event
+then has the same id, the server ignores it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from agent.gpu.reader import HardwareEvent
 
 EVENT_ID_NAMESPACE = uuid.UUID("1f0e7d1b-95c1-4c50-9f0e-3d4f0a7c6b11")
-# nvmlDeviceGpuRecoveryAction_t
+# Values of nvmlDeviceGpuRecoveryAction_t and the names that event codes use for them.
 RECOVERY_ACTIONS = {
     1: "gpu_reset",
     2: "node_reboot",
@@ -36,8 +37,8 @@ def worsened_conditions(
 ) -> list[HardwareEvent]:
     """Return an event for each condition that became worse.
 
-    ``before`` is None at the first reading. Counters then produce no event, because they include errors from
-    the time before this agent started.
+    ``before`` is None at the first reading. Then no event is derived from counters, because they also count
+    the errors from before the start of this agent.
     """
     found: list[tuple[str, str, object]] = []  # code, detail, value that distinguishes the event in its id
     earlier = before or {}
@@ -80,8 +81,8 @@ def _counter_events(before: Condition, after: Condition) -> list[tuple[str, str,
 def _throttle_events(before: int | None, after: int | None, now: float) -> list[tuple[str, str, object]]:
     new = (after or 0) & ~(before or 0)
     reasons = [THROTTLE_REASONS[bit] for bit in sorted(THROTTLE_REASONS) if new & bit]
-    # Heat and the power brake also set the general bit. Without this filter, one slowdown would give two
-    # events.
+    # Heat and the power brake also set the bit of "throttle:hardware". Without this filter, one slowdown
+    # would produce two events.
     specific = [reason for reason in reasons if reason[0] != "throttle:hardware"]
     return [(code, detail, now) for code, detail in specific or reasons]
 

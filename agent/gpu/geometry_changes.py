@@ -1,8 +1,8 @@
 """Carries out changes of MIG geometry that the server orders, and reports their state.
 
-Each change has a folder. The folder contains the geometry before the first attempt. It also contains the
-result, until the server has confirmed the result. Nothing else is stored, because the server orders the same
-change again after the agent was killed.
+Each change has a folder. The folder contains the geometry from before the first attempt. After the change it
+also contains the result, until the server has received the result. Progress is not stored: if the agent is
+killed during a change, the server orders the same change again.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from agent.protocol import GeometrySeen, GeometryWanted, GpuSeen, parse
 
 log = logging.getLogger("agent.gpu.geometry_changes")
 
-RETRY_SECONDS = 2.0  # pause if the driver did not answer or the GPU's lock was held
-# Longest wait for a GPU's lock. It is long enough, because the server orders a change only after the last
-# holder has ended.
+RETRY_SECONDS = 2.0  # pause before the next attempt, if the driver did not answer or the GPU's lock was held
+# Longest wait for a GPU's lock. A short wait suffices, because the server orders a change only after the last
+# run on the GPU has ended.
 LOCK_WAIT_SECONDS = 20.0
 FINAL_STATES = ("done", "failed", "unsure")
 
 
 class GeometryChanges:
-    """The geometry changes ordered for this host. Runs on one event loop, one change at a time."""
+    """The geometry changes ordered for this host. They run on one event loop, one after the other."""
 
     def __init__(
         self,
@@ -59,11 +59,14 @@ class GeometryChanges:
 
     @property
     def busy(self) -> bool:
-        """Return True while a GPU is being changed; no GPU can be read meanwhile."""
+        """Return True while a GPU is being changed. No GPU of the host can be read during this time."""
         return self._one_at_a_time.locked()
 
     def want(self, wanted: Iterable[GeometryWanted]) -> None:
-        """Start new changes, cancel withdrawn changes, and forget changes with a confirmed result."""
+        """Start each new change of ``wanted``, and cancel and forget each change that it does not list.
+
+        The server lists a change until it has received the result or has withdrawn the change.
+        """
         named = {order.change: order for order in wanted if order.change.replace("-", "").isalnum()}
         for name in [name for name in self._tasks if name not in named]:
             self._tasks.pop(name).cancel()
@@ -80,7 +83,7 @@ class GeometryChanges:
                 self._tasks[name].add_done_callback(lambda task, name=name: self._on_task_done(name, task))  # type: ignore[misc]
 
     def set_inventory(self, hardware: GpuInventory) -> None:
-        """Replace the inventory. It was read for another reason than a geometry change."""
+        """Use this inventory, which the agent has read for a reason other than a geometry change."""
         self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
 
     def seen(self) -> list[GeometrySeen]:
@@ -90,7 +93,7 @@ class GeometryChanges:
     async def close(self) -> None:
         """Cancel all tasks.
 
-        The driver still completes a call that has begun. The next agent continues the change.
+        The driver still completes a call that has begun. After a restart, the agent continues the change.
         """
         await cancel_tasks([*self._tasks.values(), *([self._refreshing] if self._refreshing else [])])
 
@@ -117,7 +120,10 @@ class GeometryChanges:
         self._finish(GeometrySeen(wanted.change, outcome.state, outcome.detail[:300]))
 
     def _before(self, name: str, gpu: GpuSeen) -> list[str] | None:
-        """Return the profiles before the first attempt of any agent process; None if MIG mode was off."""
+        """Return the MIG profiles that the GPU had before the first attempt; None if it had no instances.
+
+        The first call stores the profiles, so that a restarted agent returns the same value.
+        """
         path = self._folder / name / "before.json"
         stored = read_json(path)
         if stored is None:
@@ -128,9 +134,10 @@ class GeometryChanges:
         return stored["profiles"] if stored["split"] and stored["profiles"] else None
 
     async def _reshape_with_retries(self, wanted: GeometryWanted, before: list[str] | None) -> ReshapeOutcome:
-        """Repeat the change until the driver answers. A repeated attempt performs only the missing steps.
+        """Repeat the change until the driver answers, and return the outcome.
 
-        The server enforces the time limit.
+        A repeated attempt performs only the missing steps. There is no time limit here: the server withdraws
+        a change that takes too long.
         """
         waited = 0.0
         while True:
@@ -172,7 +179,7 @@ class GeometryChanges:
         try:
             folder.mkdir(exist_ok=True, mode=0o700)
             write_json(folder / "result.json", asdict(seen))
-        except OSError as error:  # a restarted agent reads the GPU again
+        except OSError as error:  # no harm: a restarted agent reads the geometry from the GPU
             log.error("geometry %s: the result could not be written: %s", seen.change, error)
         log.info("geometry %s: %s %s", seen.change, seen.state, seen.detail)
         self._report(seen)

@@ -1,10 +1,12 @@
-"""Checks before a start that the last tenant left no process and no memory in use on a unit.
+"""Checks before a start that the last workload left no process and no memory in use on a unit.
 
-A workload has ended when its last process has exited. This check asks the GPU itself and compares its state
-with the state before the last tenant. There must be no new process on the unit, and the memory in use must
-not have grown. Older processes (a monitor, a stray) and restarted system services do not delay the next
-tenant. A value that the unit never reported is ignored. If the unit reported a value before the last tenant
-and no longer does, the next start waits.
+A unit is a whole GPU or a MIG instance. The end of all processes of a workload does not prove that the GPU is
+clean. Therefore this check reads the GPU and compares it with its state before the last workload. There must
+be no new process on the unit, and the memory in use must not have grown. Older processes (a monitor, a stray)
+and restarted system services do not delay the next workload.
+
+A value that the unit never reported is ignored. If the unit reported a value before the last workload and
+does not report it now, the next start waits.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ MEMORY_TOLERANCE_MIB = 256  # drivers allocate and release some memory on their 
 
 
 class HandoverCheck:
-    """The processes and the memory in use on each unit before its last tenant, by unit uuid.
+    """The processes and the memory in use on each unit before its last workload, by unit uuid.
 
-    The record survives a restart of the agent. After a boot of the host the record is dropped, because a boot
-    ends every tenant and the driver may report other values. If the file at ``path`` is damaged, no unit
-    counts as clean.
+    The file at ``path`` keeps these values for a restarted agent. Values from an earlier boot of the host are
+    dropped, because a boot ends every workload and the driver may report other values afterwards. If the file
+    is damaged, no unit counts as clean.
     """
 
     def __init__(self, path: Path, boot: str) -> None:
@@ -43,11 +45,10 @@ class HandoverCheck:
     def describe_leftovers(
         self, units: Iterable[str], rows: Iterable[SampleRow], gpu_processes: Iterable[GpuProcess]
     ) -> str:
-        """Return a description of a process or memory that an earlier tenant left on these units; '' if none.
+        """Describe a process or memory in use that an earlier workload left on these units; '' if none.
 
-        ``rows`` and ``gpu_processes`` must be current.
-
-        Raises GpuReadError if a needed value is missing.
+        ``rows`` and ``gpu_processes`` must be current readings. Raises GpuReadError if they lack a unit, or a
+        value that the unit reported before the last workload.
         """
         if self._damage:
             return self._damage
@@ -62,7 +63,7 @@ class HandoverCheck:
             _require_known_values(unit, before, row)
             new = {process.pid for process in processes if process.unit == unit} - set(_baseline_pids(before))
             if not all(map(is_system_service, new)):
-                # The text omits the owner's name, because the next tenant must not learn it.
+                # The text omits the owner of the process, because the next workload's owner sees the text.
                 return f"a process of an earlier workload is still on {unit}"
             baseline_mib = before.get("memory_mib")
             if (
@@ -95,7 +96,7 @@ class HandoverCheck:
 
 
 def _require_known_values(unit: str, before: dict[str, list[int] | int | None], row: SampleRow) -> None:
-    """Raise GpuReadError if a value that was known before the last tenant is missing now."""
+    """Raise GpuReadError if a value that was known before the last workload is missing now."""
     if before.get("told_processes") and row.processes is None:
         raise GpuReadError(f"NVML no longer reports the processes on {unit}")
     if before.get("memory_mib") is not None and row.memory_used_mib is None:

@@ -1,7 +1,8 @@
 """Keeps the hardware events of the last day in files.
 
-A restarted agent reports these events again. A new connection reports the events that the server may lack.
-The number of kept events is bounded, because a broken kernel of any workload can cause events at any rate.
+After a restart, the agent reports these events again. After a reconnection, it reports the events that the
+server has not confirmed. The number of kept events is bounded, because a broken GPU kernel of any workload
+can cause events at any rate.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from agent.protocol import Health, ProtocolError, parse
 log = logging.getLogger("agent.gpu.health_events")
 
 RETENTION_SECONDS = 86_400.0
-DUPLICATE_WINDOW_SECONDS = 1.0  # at most one event per code and GPU is reported within this time
-MAX_KEPT_PER_CODE = 20  # this many of the newest events are kept per code and GPU
-SAME_EVENT_SECONDS = 5.0  # the times of a driver event and its kernel log record differ by up to this
+DUPLICATE_WINDOW_SECONDS = 1.0  # within this time, at most one event per code and GPU is reported
+MAX_KEPT_PER_CODE = 20  # per code and GPU, only this many of the newest events are kept
+SAME_EVENT_SECONDS = 5.0  # largest difference between the time of an event and of its kernel log record
 
 
 class HealthEventStore:
@@ -29,14 +30,14 @@ class HealthEventStore:
         self._folder = folder
         folder.mkdir(exist_ok=True, mode=0o700)
         self._kept = sorted(self._read(), key=lambda event: event.ts)
-        # By event id: the number of the report after which the event was sent.
+        # By event id: the number of the last report that was sent before the event.
         self._sent_after: dict[str, int] = {}
         self._confirmed: set[str] = set()  # ids of events that the server has
 
     def note(self, event: HardwareEvent) -> Health | None:
-        """Return the event as a Health frame, which the caller sends and passes to ``write``.
+        """Keep a new event and return it as a Health frame. The caller sends the frame and calls ``write``.
 
-        Returns None if the same event was reported just before.
+        Returns None if an event with the same GPU and code has just been reported.
         """
         alike = [known for known in self._kept if (known.gpu, known.code) == (event.gpu, event.code)]
         if alike and abs(event.ts - alike[-1].ts) < DUPLICATE_WINDOW_SECONDS:
@@ -49,7 +50,7 @@ class HealthEventStore:
         return health
 
     def write(self, health: Health) -> None:
-        """Write the event to the disk for the next agent. Blocks: do not call it on the event loop."""
+        """Write the event to the disk for a restarted agent. The call blocks: use a thread."""
         try:
             write_json(self._path(health), dataclasses.asdict(health))
         except OSError as problem:  # a full disk: this agent still reports it
@@ -58,9 +59,10 @@ class HealthEventStore:
             self._path(health).unlink(missing_ok=True)
 
     def was_reported(self, event: HardwareEvent) -> bool:
-        """Return True if an earlier agent reported this kernel log record.
+        """Return True if the event of this kernel log record was reported before the last restart.
 
-        A reported event matches the record by its id, or by its time if that agent did not find the record.
+        A reported event matches by its id. It also matches if its GPU and code are equal and its time is
+        close, because the agent may have reported the event without finding the record.
         """
         return any(
             known.event_id == event.event_id
@@ -72,9 +74,9 @@ class HealthEventStore:
         )
 
     def due(self, now: float) -> list[Health]:
-        """Return the events of the last day that the server may lack, the oldest first.
+        """Return the events of the last day that the server has not confirmed, the oldest first.
 
-        Call this method for a new connection, which must send all of these events.
+        Call this method after a new connection to the server, and send all of these events.
         """
         self._sent_after.clear()
         return [health for health in self.recent(now) if health.event_id not in self._confirmed]
@@ -84,7 +86,10 @@ class HealthEventStore:
         self._sent_after[health.event_id] = report
 
     def confirm(self, report: int) -> None:
-        """Confirm all events sent before report number ``report``, which the server has handled."""
+        """Confirm the events that were sent before report number ``report``.
+
+        The server has handled this report, and it handles the frames of a connection in their order.
+        """
         for event in [event for event, after in self._sent_after.items() if after < report]:
             self._confirmed.add(event)
             del self._sent_after[event]
@@ -96,7 +101,10 @@ class HealthEventStore:
         return list(self._kept)
 
     def codes_between(self, gpus: frozenset[str], since: float, until: float) -> list[str]:
-        """Return the codes that these GPUs reported in this time span, each once, in order of time."""
+        """Return the event codes of these GPUs from ``since`` to ``until``, the oldest first.
+
+        A code that occurred several times is listed once.
+        """
         return list(
             dict.fromkeys(
                 event.code for event in self._kept if event.gpu in gpus and since <= event.ts <= until

@@ -1,4 +1,8 @@
-"""Reads XIDs from the kernel log. The driver keeps no event from before a watcher registered."""
+"""Reads XIDs (error codes of the NVIDIA driver) from the kernel log.
+
+NVML reports only events that occur after a program has registered for them. The kernel log also has earlier
+events.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,10 @@ _XID = re.compile(r"NVRM: Xid \(PCI:(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d{1,5})
 
 @dataclass(frozen=True)
 class XidRecord:
-    """One kernel log record of the driver.
+    """An XID record of the driver in the kernel log.
 
-    ``number`` is the record's sequence number, ``pci`` the GPU's address as the driver writes it.
+    ``number`` is the sequence number of the record. ``pci`` is the PCI address of the GPU, as the driver
+    writes it. ``ts`` is in seconds since the epoch.
     """
 
     number: int
@@ -30,7 +35,7 @@ class XidRecord:
 
 
 def read_xids(path: Path = KERNEL_LOG) -> list[XidRecord]:
-    """Return the XID records that the kernel still has; [] if the log is not readable."""
+    """Return the XID records that are still in the kernel log; [] if the log is not readable."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -53,14 +58,14 @@ def read_xids(path: Path = KERNEL_LOG) -> list[XidRecord]:
 
 
 def parse_xids(records: Iterable[str], started: float) -> Iterable[XidRecord]:
-    """Parse records of /dev/kmsg ("priority,number,microseconds,flags;text").
+    """Yield the XID records among records of /dev/kmsg ("priority,number,microseconds,flags;text").
 
-    ``started``: epoch seconds of the boot.
+    ``started``: the time of the boot, in seconds since the epoch.
     """
     for record in records:
         head, sign, text = record.partition(";")
         fields = head.split(",")
-        # Match at the start only: later text contains names that any user can choose.
+        # Match only at the start of the text. Further text contains process names, which any user can choose.
         match = _XID.match(text) if sign else None
         if match is None or len(fields) < 3 or not (fields[1].isdigit() and fields[2].isdigit()):
             continue
@@ -74,7 +79,11 @@ def parse_xids(records: Iterable[str], started: float) -> Iterable[XidRecord]:
 
 
 def same_device(pci: str, bus_id: str) -> bool:
-    """Return True if both name one device. ``pci`` is from the log ("0000:3b:00"), ``bus_id`` from NVML."""
+    """Return True if both PCI addresses mean the same GPU.
+
+    ``pci`` is an address from the kernel log, such as "0000:3b:00". ``bus_id`` is an address from NVML, such
+    as "00000000:3B:00.0".
+    """
 
     def parts(text: str) -> list[int]:
         try:

@@ -1,6 +1,6 @@
-"""Keeps the last inventory in the agent's folder.
+"""Keeps the last GPU inventory of the host in the agent's state folder.
 
-If a GPU or NVML can't be read when an agent starts, the agent learns from this file which GPUs its runs use.
+If a GPU or NVML can't be read when the agent starts, this file still tells the agent which GPUs its runs use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class HardwareCache:
         self.hardware = hardware
 
     def without_nvml(self, problem: str) -> GpuInventory | None:
-        """Return the last inventory with a note, for an agent that can't read NVML; None if there is none."""
+        """Return the last inventory with a note that NVML can't be read; None if no inventory is known.
+
+        ``problem``: why NVML can't be read.
+        """
         if self.hardware is None or not self.hardware.gpus:
             return None
         note = (
@@ -44,10 +47,11 @@ class HardwareCache:
 def with_lost_gpus(
     read: GpuInventory, unread: Iterable[dict[str, Any]], known: GpuInventory | None
 ) -> GpuInventory:
-    """Return ``read`` with the GPUs that the driver counts but can't read, as they were in ``known``.
+    """Return ``read`` plus the last known entries of the GPUs that can't be read.
 
-    ``unread`` has the index, the PCI address ('' if unknown) and NVML's error of each such GPU. A GPU that is
-    not in ``known`` becomes a note and an entry of ``unidentified_gpu_indices``.
+    ``unread`` has a dict for each GPU that the driver counts but can't read: its "index", its PCI address
+    "pci" ('' if unknown) and the error "why". The entries come from ``known``, the last inventory. A GPU that
+    is not in ``known`` only gets a note, and its index is added to ``unidentified_gpu_indices``.
     """
     readable = {gpu.uuid for gpu in read.gpus}
     missing = [gpu for gpu in known.gpus if gpu.uuid not in readable] if known is not None else []
@@ -72,7 +76,10 @@ def with_lost_gpus(
 
 
 def _match_unread(unread: dict[str, Any], missing: list[GpuSeen]) -> GpuSeen | None:
-    """Return the missing GPU with the same PCI address, or with the same index if the address is unknown."""
+    """Return the GPU of ``missing`` that has the PCI address of ``unread``; None if there is none.
+
+    If the address is unknown, compare the index instead.
+    """
     if unread["pci"]:
         return next(
             (gpu for gpu in missing if gpu.pci_bus_id and same_device(unread["pci"], gpu.pci_bus_id)), None

@@ -1,7 +1,7 @@
 """Changes the MIG geometry of one GPU, real or simulated, and restores the old geometry on failure.
 
-Each call compares the GPU with the wanted geometry. No progress is stored. Therefore a repeated call reaches
-the same result, even if the first call was interrupted.
+Each call compares the present geometry of the GPU with the wanted geometry, and stores no progress. Therefore
+a repeated call reaches the same result, even if the first call was interrupted.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from agent.protocol import SLOTS_PER_GPU, GeometryPart
 
 
 class MigError(Exception):
-    """The GPU or its driver refused a step; the message gives the reason to operators."""
+    """The GPU or its driver refused a step of a geometry change. The message is shown to operators."""
 
 
 class MigGpu(Protocol):
-    """One GPU whose MIG geometry can be changed. Each call may raise MigError."""
+    """One GPU whose MIG geometry can be changed. Each method may raise MigError."""
 
     def parts(self) -> list[str] | None:
-        """Return the profiles of its instances, '' for an incomplete instance; None if MIG mode is off."""
+        """Return the profile of each instance; None if MIG mode is off.
+
+        An instance without a compute instance is incomplete and has the profile ''.
+        """
 
     def split(self, on: bool) -> None:
         """Switch MIG mode on or off. Allowed only without instances."""
@@ -34,14 +37,14 @@ class MigGpu(Protocol):
         """Destroy every instance."""
 
     def make(self, part: GeometryPart) -> None:
-        """Create one complete instance."""
+        """Create one instance, including its compute instance."""
 
 
 @dataclass(frozen=True)
 class ReshapeOutcome:
     """The result of a geometry change.
 
-    ``state``: done, failed (the GPU is as before) or unsure (neither the new nor the old geometry).
+    ``state``: done, failed (the GPU has its old geometry) or unsure (the geometry of the GPU is unknown).
     """
 
     state: str
@@ -51,9 +54,9 @@ class ReshapeOutcome:
 def reshape_gpu(
     board: MigGpu, wanted: Sequence[GeometryPart], before: Sequence[str] | None
 ) -> ReshapeOutcome:
-    """Give a GPU the ``wanted`` geometry; no parts means MIG mode off.
+    """Give a GPU the ``wanted`` geometry. If ``wanted`` is empty, switch MIG mode off.
 
-    ``before`` is the geometry to restore on failure.
+    ``before`` contains the profiles to restore on failure; empty or None means MIG mode off.
     """
     try:
         board.parts()
@@ -103,7 +106,10 @@ def reshape_under_lock(
 
 
 def request_from_json(question: dict[str, Any]) -> tuple[Path, str, list[GeometryPart], list[str] | None]:
-    """Parse the result of ``request_to_json``. Return (locks folder, GPU, wanted parts, profiles before)."""
+    """Return the locks folder, the GPU uuid, the wanted parts and the profiles to restore on failure.
+
+    ``question`` is the result of ``request_to_json``.
+    """
     parts = [GeometryPart(profile, start) for profile, start in question["parts"]]
     return Path(question["locks"]), question["gpu"], parts, question["before"]
 
@@ -111,7 +117,7 @@ def request_from_json(question: dict[str, Any]) -> tuple[Path, str, list[Geometr
 def request_to_json(
     folder: Path, gpu: str, parts: Sequence[GeometryPart], before: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Return the ``about`` of a reshape question to the NVML process."""
+    """Return a geometry change as a JSON object, for the key "about" of a question to the NVML process."""
     return {
         "locks": str(folder),
         "gpu": gpu,

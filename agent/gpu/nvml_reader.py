@@ -1,4 +1,8 @@
-"""Reads real GPUs through the NVML process. Every wait has a deadline, and the process is never killed."""
+"""Reads real GPUs through the NVML process (``agent.gpu.nvml``), which calls the driver.
+
+A call into a hung driver may block forever, so every wait for an answer has a deadline. The process is never
+killed, because killing a process during an NVML call can hang a GPU.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +30,24 @@ log = logging.getLogger("agent.gpu.nvml")
 
 CALL_TIMEOUT_SECONDS = 10.0
 START_TIMEOUT_SECONDS = 60.0  # long, because without the persistence daemon the first call loads the driver
-# Timeout of the first answer if the hardware is known. After a longer wait, the leases of running workloads
-# would expire.
+# Timeout of the first answer if an earlier inventory is known. During a longer wait, the leases of running
+# workloads would expire.
 KNOWN_HARDWARE_TIMEOUT_SECONDS = 5.0
-UNREADABLE_AFTER_SECONDS = 20.0  # an event is reported if NVML gives no answer for this long without hanging
+UNREADABLE_AFTER_SECONDS = 20.0  # an event is reported if NVML returns only errors for this long
 MAX_ANSWER_BYTES = 1 << 22
 CLOSE_SECONDS = 2.0
-CONDITIONS_SECONDS = 5.0
-STORM_CONDITIONS_SECONDS = 15.0  # used while every read returns events
-RESTART_SECONDS = 10.0  # shortest time between two starts of the process while the driver is broken
+CONDITIONS_SECONDS = 5.0  # shortest time between two reads of the GPUs' conditions
+STORM_CONDITIONS_SECONDS = 15.0  # longest time between two reads of the conditions while events keep coming
+RESTART_SECONDS = 10.0  # shortest time between two starts of a process that ends without any answer
 
 
 class NvmlGpuReader:
-    """The connection to the NVML process. While an answer is overdue, no question is sent."""
+    """The connection to the NVML process. While an answer is overdue, no new question is sent."""
 
     simulated = False
 
     def __init__(self, deadline_seconds: float = CALL_TIMEOUT_SECONDS, kept: Path | None = None) -> None:
-        """Create a reader. ``kept``: the file in which the inventory is stored for the next agent."""
+        """Create a reader. ``kept``: the file in which the inventory is stored for a restarted agent."""
         self._deadline = deadline_seconds
         self._known = HardwareCache(kept)
         self._lost: dict[str, str] = {}  # uuid of each GPU that NVML can't read -> reason
@@ -66,13 +70,13 @@ class NvmlGpuReader:
         self._boot = boot_id()
         self._started_at = -RESTART_SECONDS
         self._has_answered = False
-        self._matched: set[int] = set()  # numbers of kernel log records that already gave an event
+        self._matched: set[int] = set()  # numbers of kernel log records whose event was already returned
         self._reshaping = False  # True: the process changes a geometry, which may take minutes
 
     async def hardware(self) -> GpuInventory:
         known = self._known.hardware
         deadline = START_TIMEOUT_SECONDS
-        if known is not None:  # a short wait suffices, because the caller can ask again
+        if known is not None:  # a short wait suffices: the caller uses the known inventory and asks again
             deadline = self._deadline if self._has_answered else KNOWN_HARDWARE_TIMEOUT_SECONDS
         answer = await self._ask("hardware", deadline)
         gpus = [parse(GpuSeen, gpu) for gpu in answer["gpus"]]
@@ -113,7 +117,7 @@ class NvmlGpuReader:
         return [_sample_row(reading, None, now) for reading in answer], self._processes_in(answer)
 
     async def _read(self, what: str) -> list[dict[str, Any]]:
-        """Return the readings by unit. Raises GpuReadError."""
+        """Return one reading per unit. Raises GpuReadError."""
         if self._reshaping:
             raise GpuReadError("the MIG geometry of a GPU is being changed")
         answer: list[dict[str, Any]] = await self._ask(what, self._deadline)
@@ -131,7 +135,10 @@ class NvmlGpuReader:
         return self._processes
 
     async def earlier(self, now: float) -> list[HardwareEvent]:
-        """Return the XIDs of the kernel log; the driver keeps no events from before this agent."""
+        """Return the XIDs in the kernel log as events.
+
+        NVML itself reports only the events since the start of the NVML process.
+        """
         found = []
         for xid in await asyncio.to_thread(kernel_log.read_xids):
             gpu = self._gpu_at(xid.pci)
@@ -148,13 +155,14 @@ class NvmlGpuReader:
         return next((gpu.uuid for gpu in self._gpus if kernel_log.same_device(pci, gpu.pci_bus_id)), None)
 
     def _event_id(self, xid: kernel_log.XidRecord) -> str:
-        """Return the event id of a kernel log record. Every agent of this boot derives the same id."""
+        """Return the event id of a kernel log record. It stays the same until the host is rebooted."""
         return uuid.uuid5(conditions.EVENT_ID_NAMESPACE, f"{self._boot}/kernel log/{xid.number}").hex
 
     async def _events_with_ids(self, answer: list[dict[str, Any]], now: float) -> list[HardwareEvent]:
-        """Return the driver's events, each with the id of its kernel log record if that is found.
+        """Return the driver's events, each with an id.
 
-        The next agent reads the same record and then recognises that the event was reported.
+        If an event has a record in the kernel log, its id derives from this record. A restarted agent reads
+        the record again, and the id tells it that the event was already reported.
         """
         logged = await asyncio.to_thread(kernel_log.read_xids) if answer else []
         found = []
@@ -183,14 +191,15 @@ class NvmlGpuReader:
             answer = await self._ask("events", self._deadline)
         except GpuReadError as error:
             problem = str(error)
-        # The driver reports each event once. Therefore the events of a late answer are returned even if this
-        # question fails.
+        # The driver reports each event only once. Therefore the events of an earlier, late answer are
+        # returned even if the present question fails.
         late, self._late_events = self._late_events, []
         found = await self._events_with_ids([*late, *answer], now)
         if problem:
             return found + self._silence_events(problem, now)
         if found and time.monotonic() - self._conditions_at < STORM_CONDITIONS_SECONDS:
-            # Report these events first, because a GPU that has just failed may not answer another question.
+            # Return these events now, without reading the conditions. A GPU that has just failed may not
+            # answer another question.
             return found
         try:
             found += await self._changed_conditions(now)
@@ -199,10 +208,7 @@ class NvmlGpuReader:
         return found
 
     async def conditions(self) -> dict[str, conditions.Condition]:
-        """Return the current conditions by GPU, as ``agent.gpu.conditions`` compares them.
-
-        Raises GpuReadError.
-        """
+        """Return the values that ``agent.gpu.conditions`` compares, by GPU uuid. Raises GpuReadError."""
         if self._reshaping:
             raise GpuReadError("the MIG geometry of a GPU is being changed")
         answer: dict[str, conditions.Condition] = await self._ask("conditions", self._deadline)
@@ -221,9 +227,9 @@ class NvmlGpuReader:
         return found
 
     def _silence_events(self, problem: str, now: float) -> list[HardwareEvent]:
-        """Return one event if the driver hangs or NVML has not answered for a while.
+        """Return one event if the driver hangs or NVML has returned only errors for a while.
 
-        Returns [] if this silence was already reported.
+        Returns [] if it is too early for an event, or if the present failure was already reported.
         """
         silent_since = self._silent_since
         if self._silence_reported or silent_since is None:
@@ -251,8 +257,8 @@ class NvmlGpuReader:
     ) -> ReshapeOutcome | None:
         """Change a geometry in the NVML process.
 
-        Another process could not do this: it would find the GPU in use, because the NVML process has the
-        driver open.
+        No other process can change the geometry. It would find the GPU in use, because the NVML process keeps
+        the driver open.
         """
         self._reshaping = True
         try:
@@ -264,7 +270,7 @@ class NvmlGpuReader:
         return None if answer is None else ReshapeOutcome(**answer)
 
     async def close(self) -> None:
-        """Close standard input of the NVML process, which then ends. Leave it running if it hangs."""
+        """Close the standard input of the NVML process, so that it ends. If it hangs, leave it running."""
         if self._process is None or self._process.stdin is None:
             return
         self._process.stdin.close()
@@ -351,7 +357,10 @@ class NvmlGpuReader:
 
 
 def _parse_answer(line: bytes) -> dict[str, Any]:
-    """Parse a line of the process. A line that a library printed gets the id -1, which no question has."""
+    """Return the answer in a line that the NVML process printed.
+
+    A line that is not an answer, such as a message of a library, becomes {"id": -1}. No question has this id.
+    """
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
@@ -363,7 +372,10 @@ def _parse_answer(line: bytes) -> dict[str, Any]:
 
 
 def _sample_row(reading: dict[str, Any], use: UnitUse | None, now: float) -> SampleRow:
-    """Return the row of a reading, with the run that holds the unit and the number of stray processes."""
+    """Return a reading as a SampleRow, with the run that holds the unit and the number of stray processes.
+
+    A stray process is not part of this run.
+    """
     pids = reading["pids"]
     stray = None
     if pids is not None:

@@ -15,7 +15,7 @@ from agent.protocol import GeometryPart, GpuSeen, MigProfileSeen, SampleRow
 class GpuInventory:
     """The GPUs of a host.
 
-    ``devices``: the device nodes of each unit, without the nodes that all GPUs share.
+    ``devices``: by unit uuid, the paths of its device nodes, without the nodes that all GPUs share.
     """
 
     gpus: list[GpuSeen]
@@ -24,10 +24,10 @@ class GpuInventory:
     devices: dict[str, list[str]] = field(default_factory=dict)
     cuda_version: str = ""  # the newest version that the driver supports
     mig_profiles: dict[str, list[MigProfileSeen]] = field(default_factory=dict)  # by model
-    # By uuid of each unreadable GPU: the reason. ``gpus`` contains the last known values of these GPUs.
+    # By uuid of each unreadable GPU: the reason. ``gpus`` has the last known values of these GPUs.
     lost: dict[str, str] = field(default_factory=dict)
-    unread: str = ""  # why NVML could not be read; ``gpus`` then has the last known values
-    unidentified_gpu_indices: list[int] = field(default_factory=list)  # of GPUs that could never be read
+    unread: str = ""  # why NVML as a whole could not be read; ``gpus`` then has the last known values
+    unidentified_gpu_indices: list[int] = field(default_factory=list)  # indices of GPUs that were never read
 
     @property
     def unreadable(self) -> frozenset[str | int]:
@@ -43,13 +43,14 @@ class GpuInventory:
 
 @dataclass(frozen=True)
 class UnitUse:
-    """The activity of the run that holds a unit, as the host measures it without reading the GPU."""
+    """The activity of the run that holds a unit, measured on the host without reading the GPU."""
 
     run: str
     pids: frozenset[int]
     cpu_seconds: float  # CPU time of all processes of the run since its start
     gpu_processes: int  # number of processes that may use the GPU; for a notebook only its kernels
-    declared_utilisation_percent: float | None = None  # simulated GPUs only: declared by the workload
+    # The load that the workload declared for its simulated GPUs; None: not declared.
+    declared_utilisation_percent: float | None = None
     declared_memory_mib: int | None = None
 
 
@@ -57,8 +58,8 @@ class UnitUse:
 class GpuProcess:
     """A process that computes on a unit, as the driver reports it."""
 
-    gpu: str  # uuids
-    unit: str
+    gpu: str  # uuid of the GPU
+    unit: str  # uuid of the unit; equal to ``gpu`` if the unit is the whole GPU
     pid: int
     memory_mib: int | None = None
 
@@ -88,23 +89,22 @@ class GpuReader(Protocol):
         """Return the inventory. Raises GpuReadError."""
 
     def last_known(self, problem: str) -> GpuInventory | None:
-        """Return the last inventory of this agent or an earlier agent; None if there is none.
+        """Return the last known inventory, also from before a restart of the agent; None if none is known.
 
         ``problem``: why the hardware can't be read now.
         """
 
     async def sample(self, uses: dict[str, UnitUse], now: float) -> list[SampleRow]:
-        """Return one row per unit, stamped ``now`` (seconds since the epoch).
+        """Return one row per unit, with the time ``now`` (seconds since the epoch).
 
-        Values that can't be read are None.
-
-        ``uses``: the use of each unit, by unit uuid.
+        Values that can't be read are None. ``uses``: by unit uuid, the activity of the run on the unit.
         """
 
     async def occupancy(self, now: float) -> tuple[list[SampleRow], list[GpuProcess]]:
-        """Return the memory in use of each unit, and the processes on the units. Raises GpuReadError.
+        """Return a row with the memory in use for each unit, and the processes on the units.
 
-        A call between two samples does not disturb the samples' rates. A unit that can't be read has no row.
+        Raises GpuReadError. A unit that can't be read has no row. Unlike ``sample``, this call does not
+        affect the rates that the next sample measures.
         """
 
     def processes(self) -> list[GpuProcess]:
@@ -130,9 +130,10 @@ class GpuReader(Protocol):
         locks_folder: Path,
         deadline: float,
     ) -> ReshapeOutcome | None:
-        """Change the MIG geometry of a GPU (``agent.gpu.mig``). Return None if a part of the GPU is held.
+        """Change the MIG geometry of a GPU with ``agent.gpu.mig``.
 
-        Raises GpuReadError; a repeated call continues the change.
+        Return None if another process holds a lock on a part of the GPU. Raises GpuReadError; a repeated call
+        then continues the change.
         """
 
     async def close(self) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 from agent.host import processes
 from agent.host.durable_files import StateFolderError, read_json, write_json
 
-# File that contains, by GPU index, the planted fault of diagnostics or geometry changes.
+# File with the planted fault of each GPU, by GPU index. The fault makes diagnostics or geometry changes fail.
 FAULTS_FILE = "diagnostic_faults.json"
 
 
 STRAYS_FILE = "planted_strays.json"
 
 
-# Driver errors for geometry changes, by the name under which they are planted.
+# The names of the faults of geometry changes, as ``plant-fault`` takes them, and the driver error of each.
 GEOMETRY_FAULTS = {
     "geometry-in-use": "a process still uses the GPU (planted)",
     "geometry-not-permitted": "the agent may not do that: it has to run as root (planted)",
@@ -33,7 +33,7 @@ def require_simulated_gpu(folder: Path, gpu: int) -> None:
 
 
 def plant_stray(folder: Path, gpu: int, pid: int) -> None:
-    """Make a simulated agent report the real process ``pid`` as a stray on a GPU. Raises StateFolderError."""
+    """Make an agent report the real process ``pid`` on a simulated GPU. Raises StateFolderError."""
     require_simulated_gpu(folder, gpu)
     process = processes.read_process(pid)
     if process is None:
@@ -43,9 +43,9 @@ def plant_stray(folder: Path, gpu: int, pid: int) -> None:
 
 
 def plant_xid(folder: Path, gpu: int, code: int, now: float) -> str:
-    """Plant a hardware event, which the simulated agent reports at its next read. Return the event's id.
+    """Plant an XID event on a simulated GPU and return the id of the event.
 
-    Raises StateFolderError.
+    The agent reports the event when it next reads its GPUs. Raises StateFolderError.
     """
     require_simulated_gpu(folder, gpu)
     event = uuid.uuid4().hex
@@ -54,10 +54,10 @@ def plant_xid(folder: Path, gpu: int, code: int, now: float) -> str:
 
 
 def plant_fault(folder: Path, gpu: int, fault: str) -> None:
-    """Make the diagnostics or the geometry changes of a simulated GPU fail.
+    """Make the diagnostics or the geometry changes of a simulated GPU fail from now on.
 
-    ``fault``: memory, bandwidth, arithmetic or a key of GEOMETRY_FAULTS; '' for no fault. Raises
-    StateFolderError.
+    ``fault``: the diagnostic check to fail (memory, bandwidth or arithmetic), or a key of GEOMETRY_FAULTS. ''
+    removes the planted fault. Raises StateFolderError.
     """
     require_simulated_gpu(folder, gpu)
     write_json(folder / FAULTS_FILE, {**(read_json(folder / FAULTS_FILE) or {}), str(gpu): fault})

@@ -19,14 +19,14 @@ COMPUTE_SLICES = 7
 
 @dataclass(frozen=True)
 class SimulatedModel:
-    """Public figures of one GPU model, from NVIDIA's data sheets."""
+    """The data of one GPU model, from NVIDIA's data sheets."""
 
     memory_mib: int
     idle_w: float
     most_w: float
     clock_mhz: int
     compute_capability: int
-    nvlinks: int  # number of NVLinks of a GPU on NVSwitches, as on HGX; 0: PCIe only
+    nvlinks: int  # number of NVLinks per GPU on an HGX board; 0: the model has only PCIe
     pcie_generation: int
     # Memory in GB of each MIG profile, in the order of MIG_PROFILES. Empty: the model has no MIG.
     mig_gb: tuple[int, ...] = ()
@@ -44,7 +44,8 @@ SIMULATED_MODELS = {
 }
 
 
-# Compute slices, memory slices, possible start slices (NVIDIA's MIG user guide, "Supported MIG profiles").
+# Each profile: compute slices, memory slices, possible start slices. Source: NVIDIA's MIG user guide, section
+# "Supported MIG profiles".
 MIG_PROFILES: tuple[tuple[int, int, tuple[int, ...]], ...] = (
     (1, 1, (0, 1, 2, 3, 4, 5, 6)),
     (1, 2, (0, 2, 4, 6)),
@@ -60,9 +61,9 @@ class SimulationError(ValueError):
 
 
 def parse_models(text: str) -> list[str]:
-    """Parse e.g. "8xH100-80GB" or "4xH100-80GB,4xA100-40GB".
+    """Return the model of each GPU in a text like "8xH100-80GB" or "4xH100-80GB,4xA100-40GB".
 
-    Return one model per GPU. Raises SimulationError.
+    Raises SimulationError.
     """
     models: list[str] = []
     for part in text.split(","):
@@ -79,9 +80,10 @@ def parse_models(text: str) -> list[str]:
 
 
 def parse_mig(text: str, models: list[str]) -> dict[int, list[str]]:
-    """Parse e.g. "0:7x1g.10gb" or "0:2x3g.40gb,1:3x2g.20gb+1x1g.10gb". Return the MIG profiles by GPU index.
+    """Return the MIG profiles by GPU index from a text like "0:7x1g.10gb".
 
-    Raises SimulationError.
+    Example: "0:2x3g.40gb,1:3x2g.20gb+1x1g.10gb" gives GPU 0 two instances and GPU 1 four instances.
+    ``models`` is the model of each GPU. Raises SimulationError.
     """
     slices: dict[int, list[str]] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
@@ -128,7 +130,7 @@ def _memory_gb_of(profile: str) -> int:
 
 
 def mig_profiles_of(model: str) -> list[MigProfileSeen]:
-    """Return the MIG profiles that a board of this model supports."""
+    """Return the MIG profiles that a GPU of this model supports."""
     return [
         MigProfileSeen(f"{slices}g.{gb}gb", slices, _instance_mib(gb), len(starts), size, list(starts))
         for gb, (slices, size, starts) in zip(SIMULATED_MODELS[model].mig_gb, MIG_PROFILES, strict=False)

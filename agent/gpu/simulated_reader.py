@@ -1,10 +1,10 @@
 """Simulates GPU readings that follow the activity of the workloads' real processes.
 
-A workload may declare its load: a number in the file $GPUPOOL_SIMULATED_LOAD, or
-GPUPOOL_SIMULATED_UTILISATION in its environment. Without a declaration, the load follows the CPU use of its
-process tree. Memory, power, temperature and energy follow the load as on real GPUs. For example, an idle GPU
-draws its idle power, and the temperature changes later than the power. With MIG, the utilisation and the
-power of an instance are unknown.
+A workload may declare its load in percent, in the file $GPUPOOL_SIMULATED_LOAD or in the environment variable
+GPUPOOL_SIMULATED_UTILISATION. Without a declaration, the load follows the CPU use of its process tree.
+Memory, power, temperature and energy follow the load as on real GPUs. For example, an idle GPU draws its idle
+power, and the temperature changes later than the power. The utilisation and the power of a MIG instance are
+unknown, as on real GPUs.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ CONTEXT_MIB = 520  # memory of a CUDA context
 class SimulatedMigGpu:
     """A simulated GPU that implements ``mig.MigGpu``.
 
-    Each step is written to disk before the next step begins. Therefore a killed agent leaves an intermediate
-    state, as on a real GPU.
+    Each step is written to disk before the next step begins. If the agent is killed during a change, the file
+    therefore has an intermediate geometry, as a real GPU would.
     """
 
     def __init__(self, path: Path, gpu: str, profiles: list[str], fault: str) -> None:
@@ -77,7 +77,7 @@ class SimulatedMigGpu:
 
 @dataclass
 class _UnitHistory:
-    """The last reading of a unit, from which the next one continues."""
+    """The last reading of a unit. The next reading continues from its values."""
 
     at: float | None = None
     cpu_seconds: float = 0.0
@@ -90,7 +90,7 @@ class _UnitHistory:
 class SimulatedGpuReader:
     """Reads one simulated host.
 
-    ``folder`` is the agent's state folder; planted events and faults are files in it.
+    ``folder`` is the agent's state folder. Planted events, strays and faults are files in this folder.
     """
 
     simulated = True
@@ -123,7 +123,10 @@ class SimulatedGpuReader:
         return None
 
     def _present(self) -> dict[int, list[str]]:
-        """Return the MIG profiles by GPU index: from the last geometry change, else the initial profiles."""
+        """Return the present MIG profiles by GPU index.
+
+        They come from the last geometry change of a GPU. Without a change, they are the initial profiles.
+        """
         changed = read_json(self._geometries) or {}
         names = {simulated_gpu_uuid(self._host, index): index for index in range(len(self._models))}
         changes = {
@@ -166,7 +169,7 @@ class SimulatedGpuReader:
         return {}
 
     def _planted_strays(self) -> list[GpuProcess]:
-        """Return the planted strays that still run. They are real processes, reported on simulated GPUs."""
+        """Return the planted strays that still run: real processes that are reported on simulated GPUs."""
         strays = []
         for entry in read_json(self._strays) or []:
             if processes.is_alive(entry["pid"], entry["start_ticks"]):
@@ -212,7 +215,7 @@ class SimulatedGpuReader:
         )
 
     def _load(self, history: _UnitHistory, use: UnitUse | None, now: float) -> float:
-        """Return the percentage of time that kernels ran since the last reading."""
+        """Return the simulated utilisation since the last reading, in percent."""
         before, last_run = history.cpu_seconds, history.run
         history.cpu_seconds = use.cpu_seconds if use else 0.0
         history.run = use.run if use else ""

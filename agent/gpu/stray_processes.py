@@ -1,16 +1,22 @@
 """Finds stray processes on this host's GPUs, reports them, and ends them if the pool's policy says so.
 
-A stray is a process that is not part of the run that holds its GPU.
+A stray is a process on a GPU that is not part of the run that holds the GPU.
 
-A process is ended only if all of these are true: its user is an ordinary user, it belongs to no workload, it
-does not descend from an agent, it is no system service, and it was seen twice. The decision uses the user,
-the parents and the control group of the process. It never uses the name, program or environment, because a
-process can choose these itself. The process gets SIGTERM and later SIGKILL through a pidfd, so that a later
-process with the same pid is never hit.
+The agent ends a stray only if all of these are true:
 
-If a workload uses a GPU that its run does not hold, the whole run is stopped with notice and grace period. A
-workload without access to the device node can still use such a GPU: another run of its owner can pass it an
-open device.
+- Its user is an ordinary user.
+- It belongs to no workload.
+- It does not descend from the agent.
+- It is not a system service.
+- It was seen at two successive reads of the GPUs.
+
+The decision uses the user, the parents and the control group of the process. It never uses the name, the
+program or the environment, because a process can choose them itself. The process gets SIGTERM and later
+SIGKILL. Both are sent through a pidfd, so that they can never reach a later process with the same pid.
+
+If a workload uses a GPU that its run does not hold, the agent stops the whole run with a grace period. This
+can happen even if the workload has no access to the device node of the GPU: another run of its owner can pass
+an open device to it.
 """
 
 from __future__ import annotations
@@ -30,7 +36,8 @@ from agent.protocol import StraySeen
 
 log = logging.getLogger("agent.gpu.stray_processes")
 
-# Services have smaller uids. Larger uids are subordinate uids, which processes of people may use.
+# Uids below FIRST_PERSON_UID belong to system services. Uids above NOBODY_UID are subordinate uids, which
+# processes of people may use.
 FIRST_PERSON_UID, NOBODY_UID = 1000, 65534
 TERM_GRACE_SECONDS = 10.0
 STRAY_ENDED_CODE = "stray:ended"  # event code for processes ended by the pool's policy
@@ -47,9 +54,12 @@ SIGNAL_SENT = {TERM_SENT: "TERM", KILL_SENT: "KILL"}
 class WorkloadContext:
     """The agent's knowledge about the workloads of this host, for one read of the GPUs.
 
-    ``uses``: the use of each unit when that read began. ``holders``: the run that holds each unit now.
-    ``shims``: the run of each shim now, by the shim's pid. ``ours``: pids of this agent. ``team_users``: uids
-    that only workloads have. ``cgroup_pids`` returns the pids in control groups of workloads.
+    - ``uses``: by unit uuid, the activity of the run on the unit when the read of the GPUs began.
+    - ``holders``: by unit uuid, the id of the run that holds the unit now.
+    - ``shims``: by pid of each shim (the process that supervises a run), the id of the run.
+    - ``ours``: pids of the agent's own diagnostics.
+    - ``team_users``: the range of uids that only workloads have.
+    - ``cgroup_pids``: returns the pids in the control groups of workloads.
     """
 
     uses: Mapping[str, UnitUse] = field(default_factory=dict)
@@ -60,14 +70,15 @@ class WorkloadContext:
     cgroup_pids: Callable[[], set[int]] = set
 
     def is_of_unit_use(self, found: GpuProcess) -> bool:
-        """Return True if the process belonged to the run of its unit when the read of the GPUs began."""
+        """Return True if the process belonged to the run on its unit when the read of the GPUs began."""
         use = self.uses.get(found.unit)
         return use is not None and found.pid in use.pids
 
     def identifies_unit(self, found: GpuProcess) -> bool:
-        """Return True if the unit of the process is certain.
+        """Return True if it is certain on which unit the process runs.
 
-        It is uncertain if several runs share one GPU by time slices.
+        This is certain for a whole GPU and for a MIG instance. It is uncertain if several runs share one GPU
+        by time slices.
         """
         return found.unit == found.gpu or found.unit.startswith("MIG-")
 
@@ -84,7 +95,7 @@ class WorkloadContext:
 
 @dataclass(frozen=True)
 class EndedStray:
-    """A process that was sent ``signal`` and has ended."""
+    """A stray that has ended after the agent sent it ``signal`` ("TERM" or "KILL")."""
 
     stray: StraySeen
     signal: str
@@ -98,24 +109,27 @@ class EndedStray:
 
 
 class StrayTracker:
-    """The strays at the last call of ``look``, and the times at which signals were sent to them.
+    """Tracks the strays of this host from one call of ``look`` to the next.
 
-    ``ended``: the strays that had ended at the last call of ``look``.
+    ``seen``: the strays at the last call. ``ended``: the strays that the agent has ended and whose end was
+    noticed at the last call.
     """
 
     def __init__(self) -> None:
         self.seen: list[StraySeen] = []
-        # By run that must stop: the GPU that the run uses without holding it.
+        # By id of each run that the caller must stop: the GPU that the run uses without holding it.
         self.runs_on_foreign_gpus: dict[str, str] = {}
         self.ended: list[EndedStray] = []
         self._term_sent_at: dict[ProcessKey, float] = {}
-        # Each entry stays until the process has ended, even if the process no longer uses the GPU.
+        # Strays to which a signal was sent. An entry stays until the process has ended, even if the process
+        # no longer uses the GPU.
         self._ending: dict[ProcessKey, EndedStray] = {}
 
     def look(self, found: Iterable[GpuProcess], known: WorkloadContext, *, action: str, now: float) -> bool:
-        """Update the strays from the processes on the GPUs. Return True if anything changed.
+        """Update ``seen`` from the processes on the GPUs. Return True if ``seen`` has changed.
 
-        ``action``: the pool's policy (report, warn or end). ``now``: seconds of a monotonic clock.
+        ``action``: the pool's policy (report, warn or end). With "end", the call sends the signals that are
+        due. ``now``: seconds of a monotonic clock.
         """
         before, own = {_key(stray) for stray in self.seen}, set(known.ours)
         strays: dict[ProcessKey, StraySeen] = {}
@@ -206,9 +220,9 @@ class StrayTracker:
 
 
 def describe_stray(stray: StraySeen) -> str:
-    """Return a one-line description.
+    """Return a one-line description of a stray.
 
-    Unprintable characters are replaced, because a process chooses its own name.
+    Unprintable characters are replaced by "?", because a process chooses its own name.
     """
     name = "".join(character if character.isprintable() else "?" for character in stray.name)
     memory = "" if stray.memory_mib is None else f", {stray.memory_mib} MiB"
@@ -216,10 +230,10 @@ def describe_stray(stray: StraySeen) -> str:
 
 
 def ended_by_gpu(ended: Iterable[EndedStray]) -> dict[str, str]:
-    """Return one event detail per GPU for all processes that ended on it.
+    """Return a text by GPU uuid that describes all strays that have ended on the GPU.
 
-    Each call of ``look`` reports one event per GPU, because a second event within a second would be dropped
-    as a duplicate.
+    The caller reports one event per GPU with this text. A second event of the GPU within a second would be
+    dropped as a duplicate.
     """
     by_gpu: dict[str, list[str]] = {}
     for end in ended:
@@ -236,7 +250,10 @@ def ended_by_gpu(ended: Iterable[EndedStray]) -> dict[str, str]:
 
 
 def reason_to_spare(process: processes.Process, known: WorkloadContext) -> str:
-    """Return why a process that belongs to no workload must not be ended; '' if it may be ended."""
+    """Return the reason why this stray must not be ended; '' if it may be ended.
+
+    The caller has already found that the process belongs to no known run.
+    """
     uid = processes.user_id_of(process.pid)
     try:
         groups = Path(f"/proc/{process.pid}/cgroup").read_text()
@@ -264,16 +281,16 @@ def is_system_service(pid: int) -> bool:
 
 
 def is_system_slice(groups: str) -> bool:
-    """Return True if a process with these control groups (/proc/PID/cgroup) was started by the system.
+    """Return True if these control groups, the text of /proc/PID/cgroup, belong to a system service.
 
-    Only the system can put a process below ``/system.slice``. A group of that name inside a user's own groups
-    does not count.
+    Only the system can put a process below ``/system.slice``. A group of this name inside a user's own groups
+    does not count, and neither do the services that run programs of people (USER_RUN_SERVICES).
     """
     lines = [line.split(":", 2) for line in groups.splitlines() if line.count(":") >= 2]
     kept = {controller or "unified": path for _, controller, path in lines}
     path = kept.get("name=systemd", kept.get("unified", ""))
     while path.startswith("/.."):
-        path = path[3:]  # an agent in a cgroup namespace sees this prefix on groups outside of the namespace
+        path = path[3:]  # in a cgroup namespace, the paths of groups outside of it begin with "/.."
     steps = path.split("/")[1:]
     if len(steps) < 2 or steps[0] != "system.slice":
         return False
@@ -281,7 +298,7 @@ def is_system_slice(groups: str) -> bool:
 
 
 def _ancestors(process: processes.Process) -> list[int]:
-    """Return the pids of the process's ancestors, the parent first, without pid 1."""
+    """Return the pids of the ancestors of a process, the parent first, without pid 1."""
     found: list[int] = []
     parent = process.parent
     while parent > 1 and parent not in found:

@@ -1,8 +1,10 @@
-"""Answers questions about GPUs in a separate process, one JSON object per line: python -m agent.gpu.nvml
+"""Answers questions about GPUs in a separate process: python -m agent.gpu.nvml
 
 A call into a hung driver can block forever, and killing a process during an NVML call can hang a GPU.
-Therefore NVML calls run in this process. The agent continues without an answer if none comes (see
+Therefore NVML calls run in this process. If no answer comes, the agent continues without it (see
 ``agent.gpu.nvml_reader``).
+
+The process reads questions from standard input and prints answers, one JSON object per line:
 
     {"id": 1, "ask": "hardware" | "sample" | "occupancy" | "events" | "conditions"}
     {"id": 1, "ask": "reshape", "about": {...}}      for "about" and the answer see agent.gpu.mig

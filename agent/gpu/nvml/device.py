@@ -21,11 +21,11 @@ GPM_METRICS = {
 }
 
 
-# Memory sizes that GPUs are sold with.
+# The nominal memory sizes of GPUs on the market.
 NOMINAL_GB = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80, 94, 96, 128, 141, 144, 180, 192, 288)
 
 
-# The driver's files that name the minor number in /dev/nvidia-caps of each MIG instance.
+# Folder of the driver's files for MIG instances. A file has the minor number of a device in /dev/nvidia-caps.
 MIG_CAPABILITIES_FOLDER = Path("/proc/driver/nvidia/capabilities")
 
 
@@ -42,11 +42,14 @@ NVLINK_THROUGHPUT_FIELDS = (
 )  # total KiB of all links
 
 
-ALL_LINKS = 0xFFFFFFFF  # scope of a field value
+ALL_LINKS = 0xFFFFFFFF  # scope of a field value: the total of all NVLinks
 
 
 def model_name(name: str, memory_mib: int) -> str:
-    """Return the family and nominal memory size, e.g. "H100-80GB" for "NVIDIA H100 80GB HBM3"."""
+    """Return the model name: the product family and the nominal memory size.
+
+    Example: "NVIDIA H100 80GB HBM3" becomes "H100-80GB".
+    """
     plain = re.sub(r"^(NVIDIA|Tesla|Quadro|GeForce)\s+", "", re.sub(r"^NVIDIA\s+", "", name)).replace(
         "GeForce ", ""
     )
@@ -66,11 +69,12 @@ class NvmlGpu:
         self.memory_mib = pynvml.nvmlDeviceGetMemoryInfo(self.handle).total >> 20
         self.model = model_name(as_text(pynvml.nvmlDeviceGetName(self.handle)), self.memory_mib)
         self.instances = self._instances()
-        self.earlier: dict[str, Any] = {}  # the last GPM sample of each unit
+        self.earlier: dict[str, Any] = {}  # by unit uuid: the last GPM sample (NVML's performance counters)
         pci = value_or_none(pynvml.nvmlDeviceGetPciInfo, self.handle)
         self.pci_bus_id = as_text(pci.busId) if pci is not None else ""
         self.links = self._links()
-        self.link_bytes: tuple[float, int] | None = None  # time and counter of the last sample
+        # At the last sample: time.monotonic, and the total traffic of all NVLinks in KiB.
+        self.link_bytes: tuple[float, int] | None = None
 
     def _instances(self) -> list[dict[str, Any]]:
         mode = value_or_none(pynvml.nvmlDeviceGetMigMode, self.handle)
@@ -143,7 +147,7 @@ class NvmlGpu:
         }
 
     def _links(self) -> dict[int, int]:
-        """Return a dict from the number of each NVLink of this GPU to 1 if the link is up, else 0."""
+        """Return the state of this GPU's NVLinks by link number: 1 if the link is up, 0 if it is down."""
         states = {
             link: value_or_none(pynvml.nvmlDeviceGetNvLinkState, self.handle, link)
             for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
@@ -159,7 +163,7 @@ class NvmlGpu:
         return f"x{width} of x{most}" + (f", up to generation {generation}" if generation else "")
 
     def partners(self) -> set[str]:
-        """Return the peers of the NVLinks that are up: "switch", or the PCI address of another GPU."""
+        """Return the peers of the NVLinks that are up. A peer is "switch" or the PCI address of a GPU."""
         found = set()
         for link, is_up in self.links.items():
             if not is_up:
@@ -211,7 +215,7 @@ class NvmlGpu:
         return False
 
     def devices(self) -> dict[str, list[str]]:
-        """Return the device nodes of each unit, without the nodes that all GPUs share."""
+        """Return the paths of the device nodes by unit uuid, without the nodes that all GPUs share."""
         node = f"/dev/nvidia{self.minor}" if self.minor is not None else ""
         found = {self.uuid: [node] if node else []}
         for instance in self.instances:
@@ -224,8 +228,10 @@ class NvmlGpu:
         return found
 
     def samples(self) -> list[dict[str, Any]]:
-        """Return one reading per unit, with the fields of ``protocol.SampleRow`` and the pids of its compute
-        processes.
+        """Return one reading per unit.
+
+        A reading has fields of ``protocol.SampleRow``, and under "pids" the unit's compute processes as a
+        list of [pid, memory in MiB]. "pids" is None if the driver does not report them.
         """
         if not self.is_split:
             return [
@@ -249,9 +255,10 @@ class NvmlGpu:
         ]
 
     def occupancy(self) -> list[dict[str, Any]]:
-        """Return the memory in use and the compute processes of each unit.
+        """Return the memory in use and the compute processes of each unit, with the keys of ``samples``.
 
-        Rates are not read, because a read between two samples would change the samples' rates.
+        Rates are not read here. They are measured since the last read, so an extra read would change the
+        rates of the next sample.
         """
         units = self.instances if self.is_split else [{"uuid": self.uuid, "handle": self.handle}]
         return [
@@ -301,7 +308,10 @@ class NvmlGpu:
         return int(values[0].value.ullVal if wide else values[0].value.uiVal)
 
     def _link_kib(self) -> int | None:
-        """Return KiB/s over all NVLinks since the last sample; None at the first sample or if unsupported."""
+        """Return the traffic of all NVLinks since the last sample, in KiB/s.
+
+        The result is None at the first sample, after a reset of the counter, or if it is not supported.
+        """
         counts = (
             [self._field_value(number, ALL_LINKS) for number in NVLINK_THROUGHPUT_FIELDS]
             if self.links
@@ -323,9 +333,10 @@ class NvmlGpu:
         return {"pids": [[process.pid, bytes_to_mib(process.usedGpuMemory)] for process in found]}
 
     def _gpm(self, unit: str, instance: int | None) -> dict[str, Any]:
-        """Return SM and tensor activity since the last sample.
+        """Return the SM and tensor activity since the last sample, in percent.
 
-        The values are None at the first sample and on GPUs before Hopper.
+        ``instance``: the id of the GPU instance if the unit is a MIG instance, otherwise None. The values are
+        None at the first sample, and on GPUs older than Hopper.
         """
         unknown: dict[str, Any] = dict.fromkeys(GPM_METRICS)
         support = value_or_none(pynvml.nvmlGpmQueryDeviceSupport, self.handle)

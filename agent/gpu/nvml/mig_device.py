@@ -17,9 +17,10 @@ MAX_PLACEMENTS = 16  # buffer size per profile and GPU; NVML has at most 7 place
 
 
 def mig_profiles(handle: Any) -> list[dict[str, Any]]:
-    """Return the MIG profiles of a GPU: the fields of ``protocol.MigProfileSeen`` and NVML's ``id``.
+    """Return the MIG profiles of a GPU; [] if the GPU does not support MIG.
 
-    Some drivers report the placements only while MIG mode is on.
+    A profile has the fields of ``protocol.MigProfileSeen`` and NVML's ``id``. Some drivers report the
+    placements only while MIG mode is on. Without placements, ``size`` is 0 and ``starts`` is empty.
     """
     if value_or_none(pynvml.nvmlDeviceGetMigMode, handle) is None:
         return []
@@ -46,7 +47,10 @@ def mig_profiles(handle: Any) -> list[dict[str, Any]]:
 
 
 def _profile_info(handle: Any, number: int) -> Any:
-    """Return the GPU instance profile, if possible with its name; None if the GPU has no such profile."""
+    """Return NVML's data of a GPU instance profile; None if the GPU has no profile of this number.
+
+    The data has the name of the profile only if the driver supports that.
+    """
     info = value_or_none(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number)
     return (
         info
@@ -56,7 +60,7 @@ def _profile_info(handle: Any, number: int) -> Any:
 
 
 def _placements(handle: Any, profile: int) -> list[tuple[int, int]]:
-    """Return each (start, size) that an instance of a profile can have on an empty GPU.
+    """Return the possible placements of a profile on an empty GPU as (start, size), in memory slices.
 
     Returns [] if the driver does not report placements.
     """
@@ -94,9 +98,9 @@ class NvmlMigGpu:
         return [self._names[profile] if _compute_instances(gi) else "" for profile, gi in self._instances()]
 
     def split(self, on: bool) -> None:
-        """Switch MIG mode.
+        """Switch MIG mode on or off.
 
-        If the driver would need a GPU reset first, cancel the pending change and raise MigError.
+        Some GPUs switch only after a GPU reset. In this case, cancel the pending change and raise MigError.
         """
         mode_wanted = pynvml.NVML_DEVICE_MIG_ENABLE if on else pynvml.NVML_DEVICE_MIG_DISABLE
         status = _mig_call("MIG mode", pynvml.nvmlDeviceSetMigMode, self._handle, mode_wanted)
@@ -114,9 +118,9 @@ class NvmlMigGpu:
             _mig_call(f"removing {self._names[profile]}", pynvml.nvmlGpuInstanceDestroy, gi)
 
     def make(self, part: GeometryPart) -> None:
-        """Create a GPU instance and one compute instance that spans it.
+        """Create a GPU instance and one compute instance that uses all of it.
 
-        ``clear`` removes an incomplete instance.
+        On an error, a GPU instance without a compute instance may remain. ``clear`` removes it.
         """
 
         profile = next((known for known in self._profiles if known["name"] == part.profile), None)

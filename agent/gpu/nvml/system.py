@@ -18,7 +18,7 @@ WATCHED_EVENT_TYPES = (pynvml.nvmlEventTypeXidCriticalError, pynvml.nvmlEventTyp
 MAX_EVENTS_PER_READ = 100
 
 
-# nvmlGpuTopologyLevel_t: the closest common ancestor of two GPUs.
+# Values of nvmlGpuTopologyLevel_t: the closest common ancestor of two GPUs in the PCI topology.
 TOPOLOGY_LEVELS = {
     0: "the same board",
     10: "one PCIe switch",
@@ -51,8 +51,8 @@ class NvmlSystem:
     def __init__(self) -> None:
         pynvml.nvmlInit()
         self.gpus: list[NvmlGpu] = []
-        self.unread: dict[int, str] = {}  # index of each GPU that can't be read -> reason
-        self.unwatched: list[int] = []  # indices of GPUs without hardware events
+        self.unread: dict[int, str] = {}  # by index of each GPU that can't be read: the reason
+        self.unwatched: list[int] = []  # indices of GPUs that do not report hardware events
         self._registered: set[int] = set()  # indices of GPUs whose events were registered
         self.events_set = value_or_none(pynvml.nvmlEventSetCreate)
         for index in range(pynvml.nvmlDeviceGetCount()):
@@ -91,7 +91,7 @@ class NvmlSystem:
         return True
 
     def hardware(self) -> dict[str, Any]:
-        """Return the inventory. First retry to open the GPUs that could not be read."""
+        """Return the inventory as a JSON object. First try again to open the GPUs that could not be read."""
         self._open_unread()
         notes = [f"GPU {index} does not report hardware events." for index in self.unwatched]
         notes += [
@@ -116,9 +116,10 @@ class NvmlSystem:
         }
 
     def _offers(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the MIG profiles by model.
+        """Return the MIG profiles by GPU model.
 
-        If several boards have one model, use the board that reports the most placements.
+        GPUs of the same model may report different placements, because some drivers report them only while
+        MIG mode is on. The result has the profiles of the GPU that reports the most placements.
         """
         offers: dict[str, list[dict[str, Any]]] = {}
         for gpu in self.gpus:
@@ -133,7 +134,7 @@ class NvmlSystem:
         return offers
 
     def _seen(self) -> list[dict[str, Any]]:
-        """Return every GPU, with its NVLink group and the connection to each other GPU."""
+        """Return each GPU as a JSON object, with its NVLink group and its connection to each other GPU."""
         groups = self._groups()
         seen = [gpu.seen() for gpu in self.gpus]
         for gpu, row in zip(self.gpus, seen, strict=True):
@@ -154,9 +155,10 @@ class NvmlSystem:
         return seen
 
     def _groups(self) -> dict[int, int]:
-        """Return the NVLink group number by GPU index.
+        """Return the number of the NVLink group by GPU index. A GPU without an active NVLink has no group.
 
-        GPUs on NVSwitches form one group. Other GPUs form a group if NVLinks connect them.
+        All GPUs on NVSwitches form one group. Other GPUs form a group if NVLinks connect them, directly or
+        through other GPUs.
         """
         partners = {gpu.index: gpu.partners() for gpu in self.gpus}
         group_of = {gpu.index: gpu.index for gpu in self.gpus if gpu.links and any(gpu.links.values())}
@@ -170,10 +172,11 @@ class NvmlSystem:
         return {index: numbers[group] for index, group in group_of.items()}
 
     def reshape(self, about: dict[str, Any]) -> dict[str, Any] | None:
-        """Change the MIG geometry of a GPU. Return the outcome; None if a process holds a part of the GPU.
+        """Change the MIG geometry of a GPU.
 
-        After each attempt the GPU is opened again, because a reset may have changed it. If the GPU can't be
-        opened, it is added to ``unread``, because its old instances may no longer exist.
+        Return a ReshapeOutcome as a JSON object, or None if another process holds a part of the GPU. After
+        each attempt the GPU is opened again, because its instances may have changed. If the GPU can't be
+        opened, it is added to ``unread``.
         """
         locks_folder, uuid, parts, before = mig.request_from_json(about)
         self._open_unread()
@@ -199,7 +202,7 @@ class NvmlSystem:
         return [row for gpu in self.gpus for row in gpu.samples()]
 
     def occupancy(self) -> list[dict[str, Any]]:
-        """Return memory and processes of each unit."""
+        """Return the memory in use and the processes of each unit."""
         return [row for gpu in self.gpus for row in gpu.occupancy()]
 
     def events(self) -> list[dict[str, Any]]:
