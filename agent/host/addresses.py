@@ -1,4 +1,4 @@
-"""Finds the address at which other hosts reach this one, and its network interface."""
+"""Finds the address at which other hosts reach this host, and the network interface of an address."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 
 
 def local_address_towards(edge: str) -> str:
-    """Return the local address from which this host reaches the edge; '' without a route. Sends nothing.
+    """Return the local address of this host on the route to the edge; '' if there is no route.
 
-    Other hosts can't reach this address if it is behind address translation or if the edge runs on this
-    machine. The operator must then configure an address.
+    ``edge`` is the URL of the server. The call sends no packet, except for the lookup of the server's name.
+    Other hosts can't reach the result if it is behind address translation or if the edge runs on this
+    machine. Then the operator must configure an address.
     """
     parts = urlsplit(edge)
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -30,7 +31,7 @@ def local_address_towards(edge: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """Return the interface that has this address; '' for a host name or an address of another host."""
+    """Return the name of the interface that has this IP address; '' if no interface of this host has it."""
     with suppress(ValueError):
         wanted = ipaddress.ip_address(address)
         return _interface_with_ipv4(wanted) if wanted.version == 4 else _interface_with_ipv6(wanted)

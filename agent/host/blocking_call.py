@@ -1,4 +1,7 @@
-"""Runs calls that may block forever in a thread, so that the event loop keeps renewing leases."""
+"""Runs calls that may block forever in a thread.
+
+The event loop, which renews the leases of the running workloads, then never waits longer than a timeout.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class CallTimeout(Exception):
 
 
 class BlockingCall:
-    """One thread that runs one call at a time. While a call hangs, further calls fail at once."""
+    """A thread that runs one call at a time. While a call hangs, further calls fail at once."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -42,7 +45,7 @@ class BlockingCall:
             return answer.result(seconds)
         except TimeoutError:
             if answer.done():
-                raise  # raised by the call itself
+                raise  # the call itself raised this TimeoutError
             raise CallTimeout from None
 
     def _work(self) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def boot_id() -> str:
-    """Return a random id of the current boot. A changed id proves that no earlier process runs any more."""
+    """Return the random id of the current boot. If the id has changed, all earlier processes have ended."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def boottime() -> float:
-    """Return seconds on CLOCK_BOOTTIME, which counts through sleep and never jumps."""
+    """Return the seconds since the boot (CLOCK_BOOTTIME). They include sleep, and the clock never jumps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,4 +1,4 @@
-"""Reads and writes files so that, after a crash or on a full disk, a file has its old or its new content."""
+"""Reads and writes files durably. After a crash or on a full disk, a file has its old or its new content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("agent.host.durable_files")
 
 
 class StateFolderError(Exception):
-    """The state folder can't be used; the message gives the reason in one line."""
+    """The state folder can't be used. The message gives the reason in one line."""
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -24,7 +24,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write text atomically and durably."""
+    """Write text atomically and durably. ``mode``: the permissions of a new file."""
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
@@ -39,7 +39,7 @@ def write_text(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 def overwrite_in_place(path: Path, text: str) -> None:
-    """Overwrite a small file in its existing blocks, which works on a full disk.
+    """Overwrite a small file in its existing disk blocks. This works even on a full disk.
 
     A crash during the write may damage the file.
     """
@@ -62,7 +62,7 @@ def fsync_folder(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the value in ``path``; None if the file is missing or incomplete."""
+    """Return the JSON value in ``path``; None if the file is missing or is not valid JSON."""
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
@@ -70,9 +70,10 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_or_raise(path: Path) -> Any:
-    """Return the value in ``path``; None only if the file is missing.
+    """Return the JSON value in ``path``; None if the file is missing.
 
-    Raises StateFolderError if the file is damaged: a damaged fencing file must not count as empty.
+    Raises StateFolderError if the file is not valid JSON. Use this function for files that prevent a second
+    start of a run: a damaged file must not count as empty.
     """
     value = read_json(path)
     if value is None and path.exists():
@@ -84,7 +85,7 @@ def read_json_or_raise(path: Path) -> Any:
 def log_disk_errors(what: str) -> Iterator[None]:
     """Log an OSError of the ``with`` block instead of raising it.
 
-    A raised error would end the agent on a full disk. Without the agent, the leases of all its runs expire.
+    On a full disk, a raised error would end the agent. Then the leases of all its runs would expire.
     """
     try:
         yield

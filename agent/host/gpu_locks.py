@@ -1,10 +1,13 @@
-"""Guarantees one workload per GPU slot by locks on the host, even if a server orders two workloads.
+"""Guarantees one workload per GPU slot by locks on the host, even if the server orders two workloads.
 
-A workload on a whole GPU takes an exclusive lock on the GPU's file. A workload on a slice takes a shared lock
-on the GPU's file and an exclusive lock on the file of its slot range. The locks (flock) belong to the run's
-shim and to the guard above it (``agent/shim/guard.py``), never to the workload's processes: a process can
-pass an open descriptor to any other process, which could then hold the GPU for ever. The shim releases the
-locks after the last process of the workload has ended. If the shim is killed, the guard releases them.
+A GPU has SLOTS_PER_GPU slots. A whole GPU takes all of them, and a MIG instance takes a range of them. A
+workload on a whole GPU takes an exclusive lock on the GPU's file. A workload on a range of slots takes a
+shared lock on the GPU's file and an exclusive lock on the file of its range.
+
+The locks (flock) belong to the run's shim, which supervises the run, and to its parent, the guard
+(``agent/shim/guard.py``). They never belong to the workload's processes. Such a process could pass the open
+descriptor to any other process, which could then hold the GPU forever. The shim releases the locks after the
+last process of the workload has ended. If the shim is killed, the guard releases them.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ from agent.protocol import SLOTS_PER_GPU
 
 @dataclass(frozen=True)
 class SlotClaim:
-    """The slots of one GPU that a run needs: ``[first, first + slots)`` of SLOTS_PER_GPU."""
+    """The slots of one GPU that a run needs: from ``first`` to ``first + slots - 1``.
+
+    Example: a whole GPU is ``first=0, slots=SLOTS_PER_GPU``.
+    """
 
     gpu: str
     first: int
@@ -41,7 +47,10 @@ class SlotClaim:
 
 
 class SlotsLocked(Exception):
-    """Another process holds one of the slots. ``claim`` names the slots, ``path`` the lock file."""
+    """Another process holds some of the wanted slots.
+
+    ``claim`` contains the wanted slots. ``path`` is the lock file that could not be locked.
+    """
 
     def __init__(self, claim: SlotClaim, path: Path) -> None:
         super().__init__(f"{claim.gpu} slots {claim.first} to {claim.first + claim.slots} are still held")
@@ -50,9 +59,9 @@ class SlotsLocked(Exception):
 
 
 class HeldLocks:
-    """Open lock files.
+    """The descriptors of the lock files that this process has locked.
 
-    ``close`` closes them in this process; the locks stay while a child process has them open.
+    ``close`` closes them in this process. The locks are kept as long as a child process has the files open.
     """
 
     def __init__(self) -> None:
@@ -65,7 +74,7 @@ class HeldLocks:
 
 
 def lock_slots(folder: Path, claims: list[SlotClaim]) -> HeldLocks:
-    """Take all locks or none, in sorted order, without waiting. Raises SlotsLocked."""
+    """Lock the slots of all claims, or none of them, without waiting. Raises SlotsLocked."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     held = HeldLocks()
     try:
@@ -82,7 +91,10 @@ def lock_slots(folder: Path, claims: list[SlotClaim]) -> HeldLocks:
 
 
 def pids_with_open(path: Path) -> list[int]:
-    """Return the pids of other processes that have this lock file open. Slow: reads all of /proc."""
+    """Return the pids of other processes that have this lock file open.
+
+    The call is slow, because it reads the open files of every process.
+    """
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # the process has ended, or this user may not read it
@@ -93,7 +105,8 @@ def pids_with_open(path: Path) -> list[int]:
 
 
 def _lock_file(held: HeldLocks, path: Path, kind: int, claim: SlotClaim) -> None:
-    # Open read-only: otherwise a process that gets the descriptor could leave data for the next tenant.
+    # Open the file read-only. Otherwise, a process that gets the descriptor could write data into the file
+    # for the next workload on the GPU.
     descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o400)
     held.descriptors.append(descriptor)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent.protocol import LONGEST_PATH, MOST_EXPOSED, EnvironmentSeen
 
-# Packages whose versions are reported, because people choose a host by them.
+# The versions of these packages are reported to the server, because people choose a host by them.
 REPORTED_PACKAGES = (
     "jupyterlab",
     "jupyter-server",

@@ -16,20 +16,21 @@ class Process:
     pid: int
     parent: int
     name: str
-    # Start time, counted from the boot. With the boot id it distinguishes two processes with the same pid.
+    # Start time in clock ticks since the boot. It distinguishes two processes of a boot with the same pid.
     start_ticks: int
-    cpu_seconds: float  # of the process and its reaped children
+    cpu_seconds: float  # CPU time of the process and of its children that have ended
 
 
 def read_process(pid: int | str) -> Process | None:
-    """Return a living process; None if it has ended."""
+    """Return the living process with this pid; None if there is none or /proc hides it."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes().decode("utf-8", "replace")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None  # PermissionError: /proc is mounted with hidepid
     name = text[text.index("(") + 1 : text.rindex(")")]
     fields = text[text.rindex(")") + 2 :].split()
-    if fields[0] in "ZX" and int(fields[17]) <= 1:  # with more threads only the first thread has ended
+    # The state Z (zombie) of a process with several threads means only that its first thread has ended.
+    if fields[0] in "ZX" and int(fields[17]) <= 1:
         return None
     cpu = sum(int(field) for field in fields[11:15]) / TICKS_PER_SECOND
     return Process(int(pid), int(fields[1]), name, int(fields[19]), cpu)
@@ -42,7 +43,7 @@ def scan() -> dict[int, Process]:
 
 
 def user_ids() -> set[int]:
-    """Return the uids that have a process on this host."""
+    """Return the uids of the users who have a process on this host."""
     found = set()
     for entry in filter(str.isdigit, os.listdir("/proc")):
         number = user_id_of(int(entry))
@@ -61,7 +62,7 @@ def user_id_of(pid: int) -> int | None:
 
 
 def descendants(everything: dict[int, Process], root: int) -> list[Process]:
-    """Return all processes below ``root``, without ``root``."""
+    """Return the children of ``root``, their children, and so on. ``everything``: the result of ``scan``."""
     children: dict[int, list[Process]] = {}
     for process in everything.values():
         children.setdefault(process.parent, []).append(process)
@@ -77,7 +78,8 @@ def descendants(everything: dict[int, Process], root: int) -> list[Process]:
 def environment_entries(pid: int) -> list[bytes]:
     """Return the NAME=VALUE entries of a process's initial environment; [] if they are unreadable.
 
-    Tries every thread, because the environment can't be read from a first thread that has ended.
+    If the first thread of a process has ended, only its other threads show the environment. Therefore all
+    threads are tried.
     """
     try:
         threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
@@ -94,13 +96,16 @@ def environment_entries(pid: int) -> list[bytes]:
 
 
 def environment_value(pid: int, name: str) -> str | None:
-    """Return one variable of a process's initial environment; None if missing or unreadable."""
+    """Return the value of a variable in a process's initial environment; None if missing or unreadable."""
     start = f"{name}=".encode()
     values = (entry[len(start) :] for entry in environment_entries(pid) if entry.startswith(start))
     return next((value.decode("utf-8", "replace") for value in values), None)
 
 
 def is_alive(pid: int, start_ticks: int) -> bool:
-    """Return True if this process lives. Return False if it has ended and another process has its pid."""
+    """Return True if the process with this pid and this start time is alive.
+
+    Return False if the process has ended, even if another process has got its pid.
+    """
     process = read_process(pid)
     return process is not None and process.start_ticks == start_ticks

@@ -1,4 +1,4 @@
-"""Ends the agent quickly: until the next agent runs, nobody renews the leases of running workloads."""
+"""Ends the agent quickly, because nothing renews the leases of running workloads until its next start."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 log = logging.getLogger("agent")
 
-CANCEL_WAIT_SECONDS = 2.0  # wait for cancelled tasks
-FINAL_WRITE_SECONDS = 5.0  # wait for threads to complete their writes
-# Errors if the reader of the agent's output has closed it, or if there is no output.
+CANCEL_WAIT_SECONDS = 2.0  # longest wait for the end of cancelled tasks
+FINAL_WRITE_SECONDS = 5.0  # longest wait for threads to complete their writes
+# Errors of a print or flush if the reader has closed the agent's output, or if there is no output.
 STREAM_ERRORS = (AttributeError, OSError, ValueError)
 
 
@@ -40,10 +40,11 @@ async def cancel_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
 
 
 def run_and_exit(main: Coroutine[Any, Any, None], status_of: Callable[[BaseException], int]) -> NoReturn:
-    """Run ``main`` and end this process with 0, or with the status of its exception.
+    """Run ``main`` and end this process.
 
-    ``asyncio.run`` and Python itself would wait for every task and thread, and a thread on a slow disk could
-    take minutes. This function waits at most FINAL_WRITE_SECONDS for writes that threads have begun.
+    The exit status is 0, or ``status_of(error)`` if ``main`` raised an error. ``asyncio.run`` and Python
+    itself would wait for every task and thread, and a thread on a slow disk could take minutes. This function
+    waits at most FINAL_WRITE_SECONDS for writes that threads have begun.
     """
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -57,7 +58,7 @@ def run_and_exit(main: Coroutine[Any, Any, None], status_of: Callable[[BaseExcep
         loop.run_until_complete(
             asyncio.wait([loop.create_task(loop.shutdown_default_executor())], timeout=FINAL_WRITE_SECONDS)
         )
-    except KeyboardInterrupt:  # before ``main`` installed its signal handlers
+    except KeyboardInterrupt:  # SIGINT arrived before ``main`` installed its signal handlers
         status = 128 + signal.SIGINT
     finally:
         _exit_now(status)

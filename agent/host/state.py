@@ -1,10 +1,10 @@
 """Keeps the agent's state folder: the identity of this host, its history of starts, and its runs.
 
-identity.json      credential of this host (0600)
-host.key           private half of its key pair (0600)
-edge               the edge that this host has joined
-starts             the starts of agents with this folder
-generations.json   the highest generation ever started, per unit
+identity.json      credential of this host (mode 0600)
+host.key           private key of this host (mode 0600)
+edge               address of the server (the edge) that this host has joined
+starts             random ids of the last starts of the agent
+generations.json   the generations (numbers of runs) that were started, and the highest one per unit of a GPU
 runs/<run>/        one folder per run, shared with its shim
 spool/ health/     samples and events that the server has not confirmed
 tools/             files that every workload can use: checkpoint command, helper module, notebook server
@@ -41,7 +41,8 @@ START_ID_LENGTH = 32  # characters
 class HostIdentity:
     """The identity of this host on the server.
 
-    ``instance`` is created once, so that a copied state folder is detected.
+    ``instance`` is a random id that is created once. A copy of the state folder has the same id, so the
+    server detects the copy.
     """
 
     instance: str
@@ -106,26 +107,27 @@ class StateFolder:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            # The server no longer accepts the previous credential: store this one even on a full disk.
+            # The disk is full. The server no longer accepts the previous credential, so store the new one in
+            # the existing file.
             overwrite_in_place(path, json.dumps(asdict(self.identity)))
 
     def save_edge(self, edge: str) -> None:
-        """Store the edge's address, so that a later start needs none."""
+        """Store the edge's address, so that a later start needs no ``--edge``."""
         line = edge + "\n"
         if not self.edge.exists() or self.edge.read_text() != line:
             write_text(self.edge, line)
 
     def install_tools(self) -> None:
-        """Install this version's tools for workloads. On failure, set ``missing_tools_reason``."""
+        """Install this version's tools for workloads. On a full disk, set ``missing_tools_reason``."""
         self.missing_tools_reason = install_tools(self.tools)
 
 
 class AgentStarts:
-    """The starts of agents with this folder: the last start that the server knows, and later starts.
+    """The random ids of the agent's starts: the last start that the server knows, and all later starts.
 
-    After a folder is copied, the histories of the two folders differ. If two agents have the same identity,
-    the server compares the histories and finds which folder contains the other agent's start. The file has a
-    fixed size and is written in place, which also works on a full disk.
+    After the state folder was copied, two agents have the same identity. From then on, their lists differ.
+    The server rejects an agent whose list lacks the last start that the server knows. The file has a fixed
+    size and is written in place, so that it can be written on a full disk too.
     """
 
     def __init__(self, path: Path) -> None:
@@ -135,7 +137,7 @@ class AgentStarts:
         self._write([*self.before[:1], *[*self.before[1:], self.now][-(MAX_STARTS - 1) :]])
 
     def known(self) -> None:
-        """Record that the server knows this start. Earlier starts are no longer reported."""
+        """Record that the server knows the present start. Earlier starts are not reported any more."""
         if self.before != [self.now]:
             self.before = [self.now]
             self._write(self.before)
@@ -159,9 +161,10 @@ class AgentStarts:
 
 
 class Generations:
-    """The generations that were started on this host. A unit's generation only grows; none starts twice.
+    """The generations that were started on this host.
 
-    If the file is damaged, every start is refused.
+    A generation is the number that the server gives to a run on this host. A unit's later runs have higher
+    numbers, and each number is used for at most one start. If the file is damaged, every start is refused.
     """
 
     def __init__(self, path: Path) -> None:
@@ -175,7 +178,7 @@ class Generations:
         self._used: list[int] = data.get("used", [])
 
     def refusal(self, generation: int, units: list[str]) -> str:
-        """Return why a start with this generation is refused; '' if it is allowed."""
+        """Return the reason why a start with this generation is refused; '' if the start is allowed."""
         if self._damage:
             return self._damage
         if generation in self._used:
@@ -187,7 +190,7 @@ class Generations:
         return ""
 
     def use(self, generation: int, units: list[str]) -> None:
-        """Store the generation as used, before anything starts."""
+        """Store the generation as used. Call this method before the run is started."""
         if self._damage:
             return  # nothing starts, and a new file would hide the damage
         for unit in units:

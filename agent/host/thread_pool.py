@@ -1,7 +1,7 @@
 """Creates the agent's threads before any workload runs.
 
-If workloads have used up all processes and threads of the host, no new thread can be started. An agent that
-needed one would end, and the leases of all runs on the host would expire.
+If workloads have used up all processes and threads of the host, no new thread can be started. Without this
+module, the agent would then fail as soon as it needs a thread, and the leases of all its runs would expire.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-THREAD_COUNT = 12  # blocking calls at the same time
+THREAD_COUNT = 12  # largest number of blocking calls at the same time
 
 
 def started_pool(count: int = THREAD_COUNT) -> ThreadPoolExecutor:
@@ -21,7 +21,8 @@ def started_pool(count: int = THREAD_COUNT) -> ThreadPoolExecutor:
     Raises RuntimeError if that is not possible.
     """
     threads = ThreadPoolExecutor(count, thread_name_prefix="agent")
-    barrier = threading.Barrier(count + 1)  # without it the pool would reuse an idle thread
+    # The barrier keeps each thread busy until all have started. Otherwise the pool would reuse idle threads.
+    barrier = threading.Barrier(count + 1)
     for _ in range(count):
         threads.submit(barrier.wait)
     barrier.wait()

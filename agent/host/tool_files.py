@@ -1,4 +1,8 @@
-"""Installs the files that every run uses: shim, checkpoint command, helper module, JupyterLab's start."""
+"""Installs the files that every run uses.
+
+The files are the shim (which supervises a run), the checkpoint command, the helper module for workloads, and
+the program that starts JupyterLab.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from agent.host.durable_files import StateFolderError, fsync_folder, write_text
 
 log = logging.getLogger("agent.host.tool_files")
 
-# Modules of agent/shim. A shim runs a copy of them in tools/shim and does not depend on the installation.
+# Modules of agent/shim. Shims run copies of them in tools/shim, and do not need the agent's installation.
 SHIM_MODULES = (
     "__init__",
     "guard",
@@ -41,11 +45,11 @@ TOOL_FILES = (  # name in tools/, file of this package, mode
 
 
 def install_tools(folder: Path) -> str:
-    """Install this version's tools in ``folder``, all of them or none. Return '' or the disk error.
+    """Install this version's tools in ``folder``. Return '' or, on a full disk, the text of the error.
 
-    Running workloads keep the files that they have opened. On a full disk all files of the earlier version
-    stay, because no run works with files of two versions. The caller then starts nothing. Raises
-    StateFolderError and OSError.
+    On a full disk, all files of the earlier version are kept, because a run can't work with files of two
+    versions. The caller then starts no run. Running workloads keep the files that they have opened. Raises
+    StateFolderError if the installation is incomplete, and OSError for any other disk error.
     """
     written: list[tuple[Path, Path]] = []
     try:
@@ -55,7 +59,7 @@ def install_tools(folder: Path) -> str:
                 raise StateFolderError(f"this installation of the agent lacks {resource}: install it again")
             path = folder / name
             if path.exists() and path.read_bytes() == content and path.stat().st_mode & 0o777 == mode:
-                continue  # writes nothing, so that the agent also starts again on a full disk
+                continue  # write nothing if nothing has changed, so that a restart succeeds on a full disk
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
             new = path.with_name(f".{path.name}.new")
             written.append((new, path))
@@ -74,6 +78,6 @@ def install_tools(folder: Path) -> str:
     for new, path in written:
         os.replace(new, path)
         fsync_folder(path.parent)
-    # This is a file of an earlier version. Runs that it started have already read it.
+    # shim.py belongs to an earlier version. The shims that run it have already read it.
     (folder / "shim.py").unlink(missing_ok=True)
     return ""

@@ -76,9 +76,9 @@ class BubblewrapLauncher:
 
     def __init__(self, program: str, *, nested: bool = False, network: str = "private") -> None:
         self.program = program
-        # True: workloads can create user namespaces, because bwrap before 0.8 can't prevent this.
+        # True: workloads can create user namespaces inside the sandbox. bwrap before 0.8 can't prevent this.
         self.nested = nested
-        # "private": only a loopback device; otherwise the network of bwrap's parent process
+        # "private": the workload has only a loopback device. Otherwise it has the network of bwrap's parent.
         self.network = network
 
     def prepare(self, box: SandboxRequest) -> None:
@@ -134,8 +134,8 @@ class BubblewrapLauncher:
 class _StagedMounts:
     """Maps each host path to a path that the run's user can access.
 
-    If the run uses the agent's user, paths stay unchanged. Otherwise each path is mounted below STAGE_ROOT
-    and added to ``mounts``.
+    If the run has the agent's user (``user`` is None), the paths stay unchanged. Otherwise each path gets a
+    mount point below STAGE_ROOT. ``mounts`` collects the pairs (host path, mount point) for the shim.
     """
 
     def __init__(self, user: int | None) -> None:
@@ -183,7 +183,7 @@ def _system_mounts() -> list[str]:
 
 
 def _interpreter_mounts(stage: _StagedMounts) -> list[str]:
-    """Return mounts for the Python of notebooks; [] if that Python is part of the system."""
+    """Return the arguments that mount the Python of notebooks; [] if this Python is below /usr."""
     folders = {os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix)}
     folders |= {os.path.abspath(path) for path in (sys.prefix, sys.exec_prefix)}
     outside = sorted(path for path in folders if path != "/usr" and not path.startswith("/usr/"))
@@ -191,20 +191,20 @@ def _interpreter_mounts(stage: _StagedMounts) -> list[str]:
 
 
 def _read_only_proc_mounts() -> list[str]:
-    """Return read-only mounts for the parts of /proc that configure the whole machine.
+    """Return the arguments that make the parts of /proc read-only that configure the whole machine.
 
-    For these files the kernel checks only the user, not the capabilities. Suppose that the agent is root and
-    a run has the agent's user. If core_pattern were writable, this run could make the host execute any
-    program.
+    For these files the kernel checks only the user, not the capabilities. A run may have the user root, if
+    the agent is root. If such a run could write /proc/sys/kernel/core_pattern, it could make the host execute
+    any program.
     """
     return [argument for path in PROC_READ_ONLY for argument in ("--ro-bind-try", path, path)]
 
 
 def _shared_memory_mounts(memory_mib: int) -> list[str]:
-    """Return mounts for a size-limited /dev/shm and a read-only /dev.
+    """Return the arguments for a /dev/shm of limited size and a read-only /dev.
 
-    Both file systems are in the host's memory. Without these limits, a workload that has no cgroup could fill
-    the memory.
+    Both file systems are in the host's memory. Without these limits, a workload without a control group could
+    fill the memory of the host.
     """
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     size = min(memory_mib << 20, half) if memory_mib else half

@@ -1,8 +1,8 @@
 """Limits CPU, memory, processes and device nodes per run, if the host's control groups are writable.
 
-Supports version 1, version 2, and both at once (hybrid: version 1 has the controllers). The kernel's
-documentation describes the controllers in admin-guide/cgroup-v1 (cpu, memory, pids, devices) and
-admin-guide/cgroup-v2.
+Supports version 1, version 2, and both at once. The last case is called hybrid; there version 1 usually has
+the controllers. The kernel's documentation describes the controllers in admin-guide/cgroup-v1 (cpu, memory,
+pids, devices) and admin-guide/cgroup-v2.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from pathlib import Path
 CONTROLLERS = ("cpu", "memory", "pids")
 DEVICES_CONTROLLER = "devices"  # version 1 only; version 2 needs a BPF program instead of a file
 CPU_PERIOD_MICROSECONDS = 100_000
-MAX_PROCESSES_PER_RUN = 16_384  # limits the effect of a fork bomb to its own run
+MAX_PROCESSES_PER_RUN = 16_384  # a fork bomb then harms only its own run
 PARENT_GROUP = "gpupool"
-# null, zero, full, random, urandom, tty, ptmx, pseudo terminals (the kernel's admin-guide/devices.txt).
+# In this order: null, zero, full, random, urandom, tty, ptmx, pseudo terminals. Source: the kernel's
+# admin-guide/devices.txt.
 ALWAYS_ALLOWED_DEVICES = ("c 1:3", "c 1:5", "c 1:7", "c 1:8", "c 1:9", "c 5:0", "c 5:2", "c 136:*")
 
 
 @dataclass(frozen=True)
 class ControllerRoot:
-    """The folder in which the groups of one controller are created."""
+    """The folder in which the control groups of one controller are created."""
 
     controller: str
     folder: Path
@@ -35,7 +36,8 @@ class ControllerRoot:
 class CgroupLimits:
     """The limits of one run; 0 means no limit.
 
-    ``devices``: the device nodes that the run may open in addition to ALWAYS_ALLOWED_DEVICES; None: any.
+    ``devices``: the device nodes that the run may open in addition to ALWAYS_ALLOWED_DEVICES. None means that
+    the run may open every device node.
     """
 
     cpu_milli: int = 0
@@ -48,8 +50,9 @@ class CgroupLimits:
 class RunCgroups:
     """The control groups of one run.
 
-    The first process of the run writes its pid into each file of ``procs``. ``memory_events`` is the file in
-    which the kernel counts processes killed for memory; '' if there is none.
+    The first process of the run writes its pid into each file of ``procs`` to join the groups.
+    ``memory_events`` is the file in which the kernel counts the processes that it killed because of the
+    memory limit; '' if there is no such file.
     """
 
     procs: list[str] = field(default_factory=list)
@@ -59,7 +62,7 @@ class RunCgroups:
 class Cgroups:
     """The control groups of this host's runs.
 
-    ``notes``: texts about limits that cannot be set. ``layout``: v1, v2, hybrid or none.
+    ``notes``: sentences about limits that cannot be set. ``layout``: v1, v2, hybrid or none.
     """
 
     def __init__(
@@ -120,9 +123,9 @@ class Cgroups:
         return found - {0}
 
     def all_run_pids(self) -> set[int]:
-        """Return the pids in the groups of all runs on this host, including those of other agents.
+        """Return the pids in the groups of all runs on this host, including the runs of other agents.
 
-        The result can be trusted, because only root can add a process to these groups.
+        The result can be trusted, because only root can move a process into or out of these groups.
         """
         names: set[str] = set()
         for group in self._groups:
@@ -133,8 +136,8 @@ class Cgroups:
     def remove(self, name: str) -> None:
         """Remove the groups of a run that has no process any more."""
         for folder in self._folders(name):
-            # An error is ignored: the group may be removed already, or a process may still be exiting. A
-            # group that stays is harmless.
+            # Ignore errors: the group may be removed already, or one of its processes may still be exiting. A
+            # group that remains is harmless.
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
@@ -159,7 +162,7 @@ def _limit_files(group: ControllerRoot, folder: Path, limits: CgroupLimits) -> l
 
 
 def _memory_limit_files(group: ControllerRoot, folder: Path, size: int) -> list[tuple[str, str]]:
-    """Return the (file, value) pairs that limit memory and, if the kernel accounts for swap, forbid swap."""
+    """Return the (file, value) pairs that limit memory. If the kernel accounts for swap, they forbid swap."""
     if group.version == 2:
         swap = [("memory.swap.max", "0")] if (folder / "memory.swap.max").exists() else []
         return [("memory.max", str(size)), *swap]
@@ -183,10 +186,10 @@ def _device_rules(nodes: list[str] | None) -> list[tuple[str, str]]:
 
 
 def _find_controllers(mounts: Path) -> tuple[str, list[ControllerRoot]]:
-    """Return (layout, one ControllerRoot per usable controller).
+    """Return the layout (v1, v2, hybrid or none), and one ControllerRoot per usable controller.
 
-    The kernel gives each controller to one version only. If both versions list a controller, version 1 is
-    used.
+    The kernel gives each controller to one version of control groups. If both versions nevertheless list a
+    controller, version 1 is used.
     """
     roots: dict[str, ControllerRoot] = {}
     versions: set[int] = set()
@@ -207,7 +210,7 @@ def _find_controllers(mounts: Path) -> tuple[str, list[ControllerRoot]]:
 
 
 def _enable_v2_controllers(root: Path) -> list[str]:
-    """Enable the controllers for groups below this mount and return their names."""
+    """Enable the available controllers for groups below this mount. Return the names of these controllers."""
     try:
         available = set((root / "cgroup.controllers").read_text().split()) & set(CONTROLLERS)
         if not available or not _ensure_directory(root / PARENT_GROUP):

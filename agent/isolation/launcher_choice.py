@@ -1,4 +1,4 @@
-"""Chooses the launcher of this host: starts a probe in each sandbox and takes the strictest working one."""
+"""Chooses the launcher of this host. It starts a probe with each launcher, the strictest launcher first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ PROBE_TIMEOUT_SECONDS = 20
 class LauncherChoice:
     """The launcher of this host.
 
-    ``users``: True if workloads run as a user of their team. ``notes``: sentences about missing isolation.
+    ``users``: True if the workloads of each team run as a separate Unix user. ``notes``: sentences about
+    missing isolation.
     """
 
     launcher: Launcher
@@ -35,9 +36,12 @@ def choose_launcher(
 ) -> LauncherChoice:
     """Start a probe with each launcher, the strictest first, and return the first launcher that works.
 
-    ``wanted``: auto, bubblewrap or plain. ``probe``: an empty folder. ``network``: "private" for a loopback
-    device only, otherwise the network of the agent. ``user``: a uid that teams may have, for the probe; None:
-    no user per team. Raises RuntimeError if ``wanted`` is bubblewrap and bubblewrap does not work.
+    - ``wanted``: auto, bubblewrap or plain.
+    - ``probe``: an empty folder for the files of the probe.
+    - ``network``: "private" if workloads get only a loopback device; otherwise they use the agent's network.
+    - ``user``: the uid under which the probe runs, from the range for teams; None: no user per team.
+
+    Raises RuntimeError if ``wanted`` is bubblewrap and bubblewrap does not work.
     """
     if user is not None:
         STAGE_ROOT.mkdir(exist_ok=True, mode=0o755)
@@ -66,7 +70,7 @@ def choose_launcher(
 def _bubblewrap_candidates(
     program: str, network: str, user: int | None
 ) -> list[tuple[BubblewrapLauncher, int | None]]:
-    """Return (launcher, user) candidates, the strictest first."""
+    """Return the pairs of launcher and uid to try, the strictest first. A uid of None: no user per team."""
     networks = ("private", "host") if network == "private" else ("host",)
     users = (None,) if user is None else (user, None)
     return [
@@ -80,9 +84,10 @@ def _bubblewrap_candidates(
 def _isolation_gaps(
     launcher: BubblewrapLauncher, network: str, user: int | None, with_user: int | None, problem: str
 ) -> list[str]:
-    """Return a note for each isolation that this sandbox lacks.
+    """Return a sentence for each kind of isolation that the chosen sandbox lacks.
 
-    ``problem``: why a stricter sandbox does not work, or ''.
+    ``problem``: why a stricter sandbox does not work; '' if this sandbox is the strictest. ``with_user``: the
+    uid of the successful probe; None: without a user per team.
     """
     notes = _no_team_users_note(user, "" if with_user is not None else problem)
     if launcher.nested:
@@ -125,24 +130,24 @@ def _choose_plain(note: str, probe: Path, user: int | None) -> LauncherChoice:
 
 
 def can_restrict_abstract_sockets(launcher: Launcher) -> bool:
-    """Return True if the host can block runs from abstract sockets of other processes."""
+    """Return True if the host can prevent runs from connecting to abstract sockets of other processes."""
     return workload_entry.landlock_version() >= workload_entry.SCOPES_SINCE_ABI and not _is_setuid(launcher)
 
 
 def can_filter_socket_families(launcher: Launcher) -> bool:
-    """Return True if the host can block the socket families that no network namespace confines."""
+    """Return True if the host can forbid the socket families that no network namespace confines."""
     return socket_filter.supports_seccomp_filters() and not _is_setuid(launcher)
 
 
 def _is_setuid(launcher: Launcher) -> bool:
-    """Return True for a setuid bwrap, which can't become root under a seccomp or Landlock filter."""
+    """Return True if bwrap is a setuid program. It can't become root under a seccomp or Landlock filter."""
     return isinstance(launcher, BubblewrapLauncher) and bool(os.stat(launcher.program).st_mode & stat.S_ISUID)
 
 
 def abstract_socket_note(launcher: Launcher, network: str) -> list[str]:
     """Return a note if runs in the host's network can reach abstract sockets of other processes; else []."""
     if network == "internet" or (isinstance(launcher, BubblewrapLauncher) and launcher.network == "private"):
-        return []  # abstract sockets belong to a network namespace
+        return []  # the run has its own network namespace, which confines abstract sockets
     if can_restrict_abstract_sockets(launcher):
         return []
     return [
@@ -164,7 +169,7 @@ def socket_family_note(launcher: Launcher) -> list[str]:
 
 
 def _probe_failure(launcher: Launcher, folder: Path, user: int | None) -> str:
-    """Start a probe like a workload. Return '' if the probe worked, else the reason of the failure."""
+    """Start a probe in the same way as a workload. Return '' if it worked, otherwise the reason."""
     folders = {name: folder / name for name in ("home", "checkpoint", "inbox", "outbox", "tmp", "tools")}
     for path in folders.values():
         path.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,16 @@
 """Defines the launchers. A ``Launcher`` turns a ``SandboxRequest`` into the command that the shim starts.
 
-bubblewrap: private namespaces for mounts, pids, ipc, network and host name; /dev with only the device nodes
-of the held GPUs; no capabilities; no nested user namespaces. The workload sees only these parts of the file
-system: the system, the interpreter, the owner's home and the run's folders.
+The shim is the process that supervises a run and starts its workload.
 
-plain: no isolation. It is meant for a laptop, and the host's inventory states it.
+bubblewrap: The workload has private namespaces for mounts, pids, ipc, network and host name. It has no
+capabilities and can't create user namespaces. /dev has only the device nodes of the held GPUs. The workload
+sees only these parts of the file system: the system, the interpreter, the owner's home and the run's folders.
 
-If the agent is root, both launchers start workloads as the team's own user. This user may not enter the
-agent's folder, which contains the run's folders. Therefore the shim first mounts the run's folders at
-``STAGE_ROOT``, in a private mount namespace of the run.
+plain: There is no isolation. This launcher is meant for a laptop, and the host's inventory states it.
+
+If the agent is root, both launchers start workloads as the Unix user of their team. This user may not enter
+the agent's state folder, which contains the run's folders. Therefore the shim first mounts the run's folders
+at ``STAGE_ROOT``, in a private mount namespace of the run.
 """
 
 from __future__ import annotations
@@ -53,8 +55,9 @@ class SandboxPaths:
 
 @dataclass(frozen=True)
 class LaunchCommand:
-    """The steps by which the shim starts a run: mount ``stage``, become ``user``, enter ``cwd``, start
-    ``argv``.
+    """The steps with which the shim starts a run.
+
+    The shim mounts ``stage``, becomes ``user``, changes to the folder ``cwd`` and starts ``argv``.
     """
 
     argv: list[str]
@@ -66,23 +69,25 @@ class LaunchCommand:
 class Launcher(Protocol):
     """One way to start workloads.
 
-    Any implementation (e.g. podman with CDI) must guarantee the following. "The launcher process" is the
-    process that runs the argv of ``launch``.
+    Each implementation must guarantee the rules below. "The launcher process" is the process that runs the
+    argv of ``launch``.
 
     - ``prepare`` and ``launch`` start nothing and do not block.
     - ``prepare`` and ``launch`` write only to ``box.inbox``, which the workload can only read.
     - The launcher process stays in the foreground until the workload's last process has ended, and exits
       with the workload's exit code (128 + N for signal N).
     - All processes of the workload descend from the launcher process, so that the shim can count, signal and
-      end them. If a service starts them as its own children, they are in the control groups passed to the
-      shim.
-    - The launcher process passes on standard output and error. The workload gets its environment and no
-      other descriptor. No program outside of the sandbox gets that environment, because it may contain
-      LD_PRELOAD, which would load the workload's code into that program.
+      end them. If a service starts the processes as its own children, they must be in the control groups that
+      the shim knows.
+    - The workload gets the standard output and the standard error of the launcher process, and no other
+      descriptor.
+    - The workload gets its environment. No program outside of the sandbox gets this environment, because it
+      may contain LD_PRELOAD, which would load the workload's code into the program.
     - SIGTERM to the workload's processes reaches them. SIGKILL to the launcher process ends its descendants.
     - The workload sees the GPU device nodes ``box.devices`` and no other GPU device node. It sees the files
       of the request at the paths of ``view``.
-    - With ``box.user``, no process of the workload runs as another user of the host, or can become one.
+    - With ``box.user``, no process of the workload runs as another user of the host, or can become another
+      user.
     """
 
     name: str
@@ -94,11 +99,11 @@ class Launcher(Protocol):
         """Return the paths of the folders as the workload sees them."""
 
     def launch(self, box: SandboxRequest) -> LaunchCommand:
-        """Return how to start ``box.command``."""
+        """Return the steps that start ``box.command``."""
 
 
 class PlainLauncher:
-    """Starts plain processes without isolation. If the agent is root, they still have the team's own user."""
+    """Starts plain processes without isolation. If the agent is root, they run as the team's Unix user."""
 
     name = "plain"
 
@@ -131,5 +136,5 @@ class PlainLauncher:
 
 
 def gpu_device_nodes(devices: list[str]) -> list[str]:
-    """Return ``devices`` and the device nodes that all GPUs share; [] without devices."""
+    """Return the device nodes that all GPUs share, followed by ``devices``; [] if ``devices`` is empty."""
     return [*NVIDIA_SHARED_DEVICES, *devices] if devices else []

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-TCP_LISTEN_STATE = "0A"  # a TCP socket's state in /proc/net/tcp; a bound UDP socket has 07
+TCP_LISTEN_STATE = "0A"  # state of a listening TCP socket in /proc/net/tcp; a bound UDP socket has 07
 
 
-ANY_4, ANY_6 = "0.0.0.0", "::"  # address of a socket that listens on every address
+ANY_4, ANY_6 = "0.0.0.0", "::"  # the address of a socket that listens on every IPv4 or IPv6 address
 
 
 LISTENER_TABLES = (("tcp", TCP_LISTEN_STATE), ("tcp6", TCP_LISTEN_STATE), ("udp", "07"), ("udp6", "07"))
@@ -25,7 +25,7 @@ def listening_sockets() -> Iterable[ListeningSocket]:
         try:
             lines = Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
         except OSError:
-            continue  # no IPv6 here
+            continue  # this host has no IPv6
         for line in lines:
             fields = line.split()
             if fields[3] == state:
@@ -34,10 +34,10 @@ def listening_sockets() -> Iterable[ListeningSocket]:
 
 
 def ports_to_close(users: Iterable[int], listening: list[ListeningSocket]) -> set[ListeningSocket]:
-    """Return (user, protocol, address, port) for each socket of others that ``user`` must not reach.
+    """Return (user, protocol, address, port) for each socket that one of ``users`` must not reach.
 
-    A port stays open to a user who listens on it at the same address. At other addresses, the port is closed
-    also to this user.
+    These are the sockets of all other users. But if a user listens on the same port at the same address as
+    another user, the port at this address stays open to the user.
     """
     listening_set = set(listening)
     closed = set()
@@ -46,7 +46,8 @@ def ports_to_close(users: Iterable[int], listening: list[ListeningSocket]) -> se
             if owner == user:
                 continue
             closed.add((user, kind, address, port))
-            # A socket on all IPv6 addresses may also accept IPv4: close IPv4 too, unless the user has it.
+            # A socket on all IPv6 addresses may also accept IPv4. Close the port for IPv4 too, unless the
+            # user listens on this port at an IPv4 address.
             own_addresses = {a for u, k, a, p in listening_set if (u, k, p) == (user, kind, port)}
             if address == ANY_6 and all(":" in own for own in own_addresses):
                 closed.add((user, kind, ANY_4, port))
@@ -54,7 +55,10 @@ def ports_to_close(users: Iterable[int], listening: list[ListeningSocket]) -> se
 
 
 def _parse_proc_address(text: str) -> str:
-    """Parse an address of /proc/net: 32-bit words in the byte order of this machine."""
+    """Return the IP address of a field in /proc/net.
+
+    The field consists of 32-bit words in the byte order of this machine.
+    """
     words = [bytes.fromhex(text[at : at + 8]) for at in range(0, len(text), 8)]
     raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
     if len(raw) == 4:

@@ -36,9 +36,10 @@ WORKLOAD_NETWORK = f"{WORKLOAD_NETWORK_PREFIX}.0.0/16"
 def internet_rules(key: str, name_servers: Sequence[str], reach: Sequence[str], *, alone: bool) -> str:
     """Return the rules for runs that may reach the internet.
 
-    ``key``: the agent's ``network_key``. ``name_servers``: addresses of the name servers that runs may query.
-    ``reach``: private networks that runs may reach. ``alone``: True if this host must forward no other
-    traffic.
+    - ``key``: the agent's ``network_key``.
+    - ``name_servers``: addresses of the name servers that runs may query.
+    - ``reach``: private networks that runs may reach.
+    - ``alone``: True if the host must forward only the traffic of runs.
     """
     own, every = f'"gpn{key}*"', '"gpn*"'
     resolvers = [address for address in name_servers if ":" not in address]
@@ -69,9 +70,9 @@ def internet_rules(key: str, name_servers: Sequence[str], reach: Sequence[str], 
 
 
 def host_rules(numbers: UidRange) -> str:
-    """Return the rules for runs in the host's network.
+    """Return the rules for runs in the host's network. ``numbers``: the uids of team users.
 
-    The rules block team users from the metadata addresses and from the ports in the nft sets.
+    Team users can't reach the metadata addresses of clouds, or the closed ports in the nft sets.
     """
     users = f"{numbers.first}-{numbers.last}"
     return f"""
@@ -96,7 +97,7 @@ def nft_set_name(closed: ListeningSocket) -> str:
 
 
 def nft_element(closed: ListeningSocket) -> str:
-    """Return the closed port as an element of its set."""
+    """Return the closed port in the syntax of an element of its nft set."""
     user, kind, address, port = closed
     address_part = "" if address in (ANY_4, ANY_6) else f" . {address}"
     return f"{user} . {kind}{address_part} . {port}"

@@ -1,10 +1,12 @@
-"""Chooses the host's user for a team's workloads, and the home for each person and team. Needs root.
+"""Chooses the Unix user for a team's workloads, and the home for each person and team. Needs root.
 
-The server assigns each team a number (uid), so that hosts that share homes agree (docs/decisions/0005). The
-host accepts a number only if it is in the range that the operator allows, is no account of the host, and did
-not belong to another team on these homes. A home belongs to the person and the team that used it first. In
-another team, the same person gets a second home, OWNER~NUMBER. Otherwise a workload of one team could read
-files of another team through a person who is in both teams.
+The server assigns each team a uid, so that hosts that share homes use the same uid (docs/decisions/0005). The
+host accepts the uid only under three conditions: it is in the range that the operator allows, no account of
+the host has it, and no other team has had it on these homes.
+
+A home belongs to the person and the team that used it first. In another team, the same person gets a second
+home, OWNER~UID. Otherwise a workload of one team could read files of another team through a person who is in
+both teams.
 """
 
 from __future__ import annotations
@@ -25,18 +27,19 @@ from agent.storage.file_trees import resolved_home
 
 log = logging.getLogger("agent.isolation.team_users")
 
-# Between the accounts of a Linux system (to 60,000) and the subordinate ids (from 100,000).
+# The default range lies between the accounts of a Linux system (up to 60,000) and the subordinate ids (from
+# 100,000).
 DEFAULT_FIRST_UID, DEFAULT_LAST_UID = 70_000, 99_999
 MIN_UID, MAX_UID = 1_000, 2**31 - 2
 METADATA_FOLDER = ".volumes"
 TEAM_RECORD_FILE = "teams.json"
-# The group of the run's user can read the inbox. New files get this group.
+# The group of the run's user can read the inbox. The setgid bit gives this group to new files.
 INBOX_FILE_MODE, INBOX_FOLDER_MODE = 0o640, 0o2750
 HOME_UID_SEPARATOR = "~"  # not allowed in an owner's name
 
 
 class TeamUserError(Exception):
-    """A run can't get its user or its home; the message gives the reason."""
+    """A run can't get its user or its home. The message gives the reason."""
 
 
 class OwnershipChangeInProgress(Exception):
@@ -56,7 +59,7 @@ class UidRange:
 
 @dataclass(frozen=True)
 class RunPlacement:
-    """The user, the home and the checkpoint folder of a run. ``user`` is None for the agent's user."""
+    """The user, the home and the checkpoint folder of a run. A ``user`` of None means the agent's user."""
 
     user: int | None
     home: Path
@@ -76,11 +79,11 @@ class TeamUsers:
     _failures: dict[Path, str] = field(default_factory=dict)
 
     def user(self, team: str, number: int) -> int | None:
-        """Return the uid of ``team`` (a public id) on this host: ``number``, after checking it.
+        """Return the uid for the workloads of ``team`` (a public id); None: the agent's user.
 
-        Returns None if there is no user per team or if the server assigned no number. Raises TeamUserError if
-        the team may not have the number here, and OwnershipChangeInProgress while another host uses the
-        record of teams.
+        The result is ``number``, the uid that the server assigned, if this host accepts it. Raises
+        TeamUserError if the host does not accept it. Raises OwnershipChangeInProgress while another host uses
+        the record of teams.
         """
         if self.numbers is None or not number or not team:
             return None
@@ -112,7 +115,7 @@ class TeamUsers:
 
     @contextlib.contextmanager
     def _record(self) -> Iterator[dict[str, str]]:
-        """Lock and yield the record (number -> team) of these homes. Afterwards write new teams."""
+        """Lock the record of these homes and yield it: the team by uid. Afterwards write new entries."""
         folder = self.homes / METADATA_FOLDER
         folder.mkdir(exist_ok=True, mode=0o700)
         with _locked_record(folder / f"{TEAM_RECORD_FILE}.lock"):
@@ -124,14 +127,14 @@ class TeamUsers:
             known = dict(teams)
             yield teams
             added = {number: team for number, team in teams.items() if number not in known}
-            if added and not set(added.values()) & set(known.values()):  # a team keeps its first number
+            if added and not set(added.values()) & set(known.values()):  # a team keeps its first uid
                 write_json(path, teams)
 
     def home(self, owner: str, user: int | None) -> Path:
         """Return the home of ``owner`` for the uid ``user``. Create the home if needed.
 
-        Raises TeamUserError for a link that root did not create, and OwnershipChangeInProgress while the home
-        changes its owner.
+        Raises TeamUserError if the home is a link that root did not create. Raises OwnershipChangeInProgress
+        while the files of the home get their new owner.
         """
         path = self._checked(self.homes / owner)
         if user is None:
@@ -193,10 +196,10 @@ class TeamUsers:
 
 
 def chown_run_folders(run: Path, user: int | None) -> None:
-    """Make the run's user the owner of its writable folders, and let the user read the inbox.
+    """Make the run's user the owner of the run's writable folders, and let the user read the inbox.
 
-    The agent stays the owner of the inbox. Otherwise the user could place links in the inbox that misdirect
-    the agent's writes.
+    The agent stays the owner of the inbox. Otherwise the user could put links into the inbox and so redirect
+    the agent's writes to other files.
     """
     if user is None:
         return
@@ -208,7 +211,7 @@ def chown_run_folders(run: Path, user: int | None) -> None:
 
 @contextlib.contextmanager
 def _locked_record(path: Path) -> Iterator[None]:
-    """Lock the file for this host, if the file system supports locks.
+    """Lock the file during the ``with`` block, if the file system supports locks.
 
     Raises OwnershipChangeInProgress if another host holds the lock.
     """

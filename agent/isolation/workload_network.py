@@ -1,18 +1,18 @@
 """Sets up the network of workloads, in one of three modes.
 
-private    Each run has a private loopback device, which the sandbox creates. It reaches nothing else.
+private    Each run has a private loopback device, which the sandbox creates. The run reaches nothing else.
 
 internet   Each run has a network namespace, connected to the host's network by a veth pair. The run reaches
-           the internet through the host's address. It reaches no metadata address, no service of the host, no
-           other run, and no private network except those that the operator names. Nobody reaches the run.
-           This mode needs root, ip and nft. It switches on the forwarding of packets; if forwarding was off
-           before, the host forwards no other traffic.
+           the internet through the host's address. It reaches no metadata address of a cloud, no service of
+           the host and no other run. It reaches only the private networks that the operator names. Nobody
+           can connect to the run. This mode needs root, ip and nft. It switches on the forwarding of packets.
+           If forwarding was off before, the rules drop all other forwarded traffic.
 
-host       Runs use the host's network, which gangs over several hosts need. With root, nft and a user per
-           team, the metadata addresses and the sockets of other users on the host are closed to the teams'
-           users. Otherwise a note says that these are open.
+host       Runs use the host's network. Gangs (runs over several hosts) need this mode. With root, nft and a
+           Unix user per team, rules close the metadata addresses and the sockets of other users of the host
+           to the teams' users. Otherwise a note says that the addresses and sockets are open.
 
-The rules are nftables (man nft). Each agent has one table, which it replaces as a whole when it starts.
+The rules are nftables rules (man nft). Each agent has one table, which it replaces as a whole at its start.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ log = logging.getLogger("agent.isolation.workload_network")
 NETWORK_MODES = ("private", "internet", "host")
 IP_FORWARD_FILE = Path("/proc/sys/net/ipv4/ip_forward")
 FORWARDING_RECORD = (
-    # File in the state folder. It stores the boot in which an agent found forwarding switched off.
+    # File in the state folder. It has the id of the boot in which an agent found forwarding switched off.
     "forwarding.json"
 )
 VETH_PAIR_COUNT = 1 << 14
@@ -60,14 +60,15 @@ NETNS_FOLDER = Path("/run/netns")
 
 
 class NetworkSetupError(OSError):
-    """A run's network could not be set up; the message gives the reason."""
+    """The network of a run could not be set up. The message gives the reason."""
 
 
 @dataclass
 class WorkloadNetwork:
     """The network of this host's workloads.
 
-    ``mode``: private, internet or host. ``notes``: sentences on what workloads reach.
+    ``mode``: private, internet or host. ``notes``: sentences that say which addresses workloads can reach.
+    The parameter ``mark`` of the methods is a string that identifies a run.
     """
 
     mode: str
@@ -82,7 +83,7 @@ class WorkloadNetwork:
     _remover: threading.Thread | None = None
 
     def enter(self, mark: str) -> str:
-        """Create the run's network. Return the namespace that the shim must enter; '' if there is none.
+        """Create the run's network. Return the path of the namespace that the shim must enter; '' for none.
 
         Raises NetworkSetupError.
         """
@@ -101,9 +102,9 @@ class WorkloadNetwork:
                 log.warning("the network of a run could not be removed: %s", problem)
 
     def leave_in_background(self, mark: str) -> None:
-        """Remove the run's network in a thread. The thread handles one run after the other.
+        """Remove the run's network in a thread that handles one run after the other.
 
-        If the agent ends first, the next agent sees that the run has ended and removes the network.
+        If the agent ends before, it removes the network after its next start.
         """
         if self.mode != "internet":
             return
@@ -122,9 +123,9 @@ class WorkloadNetwork:
             self.leave(self._marks_to_remove.get())
 
     def admit_user(self, user: int | None) -> None:
-        """Block this team's user from the sockets of other users, before the user's first process starts.
+        """Close the sockets of other users to this team's user.
 
-        Raises NetworkSetupError.
+        Call this method before the user's first process starts. Raises NetworkSetupError.
         """
         if user is None or not self.can_close_ports:
             return
@@ -134,9 +135,10 @@ class WorkloadNetwork:
             raise NetworkSetupError(0, f"ports of the host could not be closed to it: {problem}")
 
     def close_ports(self) -> str:
-        """Update the closed ports to the present sockets of other users. Return '' or the failure.
+        """Close exactly the ports of the present sockets of other users. Return '' or the reason of a
+        failure.
 
-        If a socket is opened later, ``watch`` closes it within a second.
+        The thread of ``watch`` closes the ports of later sockets within about a second.
         """
         with self._changing:
             closed = ports_to_close(self._users, list(listening_sockets()))
@@ -153,7 +155,7 @@ class WorkloadNetwork:
             return self._install(closed)  # the state of the table is unknown, so replace the whole table
 
     def watch(self) -> None:
-        """Start a thread that restores the rules and updates the closed ports."""
+        """Start a thread that restores removed rules and updates the closed ports, about every second."""
         if self._rules:
             threading.Thread(target=self._watch, daemon=True, name="network").start()
 
@@ -168,9 +170,9 @@ class WorkloadNetwork:
                 log.error("the network rules of workloads could not be updated: %s", problem)
 
     def _restore(self) -> str:
-        """Install the rules again if they were removed, e.g. by a firewall that flushes all tables.
+        """Install the rules again if they were removed, for example by a firewall that flushes all tables.
 
-        Return '' or the failure.
+        Return '' or the reason of a failure.
         """
         if f"table inet {self._table}" in _command_output("nft", "list", "tables").splitlines():
             return ""
@@ -183,9 +185,9 @@ class WorkloadNetwork:
         return problem
 
     def install(self, rules: str, users: Iterable[int] = ()) -> str:
-        """Replace the rules of an earlier agent by ``rules``. Return '' or the reason of a failure.
+        """Replace the rules from before the agent's start by ``rules``. Return '' or the reason of a failure.
 
-        ``users``: uids whose workloads already run. Ports stay closed to these users.
+        ``users``: the uids whose workloads already run. Ports stay closed to these users.
         """
         self._rules, self._users = rules, set(users)
         problem = self._install(ports_to_close(self._users, list(listening_sockets())))
@@ -194,7 +196,7 @@ class WorkloadNetwork:
         return problem
 
     def _install(self, closed: set[ListeningSocket]) -> str:
-        """Replace the table in one transaction, so that the rules are never missing.
+        """Replace the table in one transaction, so that there is no time without rules.
 
         Return '' or the reason of a failure.
         """
@@ -255,10 +257,12 @@ def open_network(
 ) -> WorkloadNetwork:
     """Set up the workloads' network in mode ``wanted``.
 
-    ``folder``: the agent's state folder. ``reach``: private networks that runs in mode internet may reach, in
-    the form that ``checked_private_network`` returns. In mode host, ``notes`` names the missing protection.
-    Raises RuntimeError if mode internet is not possible. No other mode is used instead, because it would open
-    or close more than the operator asked for.
+    ``folder``: the agent's state folder. ``numbers``: the uids of team users; None: no user per team.
+    ``reach``: private networks that runs in mode internet may reach, as ``checked_private_network`` returns
+    them.
+
+    If mode host lacks a protection, ``notes`` says so. Raises RuntimeError if mode internet is not possible.
+    Another mode is never used instead, because it would open or close more than the operator asked for.
     """
     network = WorkloadNetwork(wanted, network_key(folder))
     if wanted == "private":
@@ -307,7 +311,7 @@ def _missing_requirement() -> str:
 
 
 def checked_private_network(text: str) -> str:
-    """Return an IPv4 network in normal form. Raises ValueError."""
+    """Return ``text`` as an IPv4 network in normal form, such as "10.1.2.0/24". Raises ValueError."""
     return str(ipaddress.IPv4Network(text))
 
 
@@ -324,10 +328,10 @@ def _enable_forwarding_rules(network: WorkloadNetwork, folder: Path, reach: Sequ
 
 
 def _was_forwarding_before(folder: Path) -> bool:
-    """Return True if forwarding of packets was on before the first agent of this boot.
+    """Return True if the host forwarded packets before the agent's first start in this boot.
 
-    The result is stored until the next boot, because a restarted agent finds forwarding switched on by the
-    earlier agent.
+    The answer is stored until the next boot. A restarted agent could not find it out, because the agent
+    itself has switched forwarding on.
     """
     record = folder / FORWARDING_RECORD
     if IP_FORWARD_FILE.read_text().strip() == "0":

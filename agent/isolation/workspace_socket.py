@@ -1,4 +1,4 @@
-"""Opens a run's unix socket safely. The workload owns the folder, so names in the folder are not trusted."""
+"""Opens a run's unix socket safely. The workload owns its folder, so the names in it can't be trusted."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 
 
 class SocketMissing(Exception):
-    """The run has no socket to connect to (yet)."""
+    """The run has no socket to connect to, or no socket yet."""
 
 
 @contextlib.contextmanager
 def socket_path(path: Path) -> Iterator[str]:
-    """Yield a path for a connection to the socket at ``path``. Raises SocketMissing for no socket or a link.
+    """Yield a path through which the caller can connect to the socket at ``path``.
 
-    The yielded path names the open descriptor of the checked socket, so nobody can replace the socket after
-    the check. The path is also short enough for a socket address.
+    The yielded path names an open descriptor of the checked socket, so nobody can replace the socket after
+    the check. The path is also short enough for a socket address. Raises SocketMissing if ``path`` is a link
+    or not a socket.
     """
     try:
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)

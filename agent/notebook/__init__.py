@@ -1,1 +1,1 @@
-"""Runs JupyterLab in the sandbox and measures the activity of notebooks from outside."""
+"""Runs JupyterLab inside the sandbox of a run, and measures the activity of notebooks from outside of it."""

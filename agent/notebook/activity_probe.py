@@ -1,4 +1,4 @@
-"""Probes the notebook server of a run for its state and activity. A probe does not count as activity."""
+"""Asks the notebook server of a run for its activity. The request itself does not count as activity."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ MAX_ANSWER_BYTES = 1 << 20
 
 
 async def probe_activity(socket: Path, secret: str) -> dict[str, Any] | None:
-    """Return the activity of a notebook, or None if it does not answer.
+    """Return the activity of a notebook; None if its server does not answer or its answer is invalid.
 
-    The keys are kernels, busy (number of kernels that compute now), connections (browser tabs that use a
-    kernel), terminals, last_activity and last_message. An open page updates last_activity every few seconds.
-    last_message is the last message through a kernel or a terminal; None if there was none. Times are in
-    seconds since the epoch.
+    The result has these keys. Times are in seconds since the epoch, or None if unknown.
+
+    - ``kernels``, ``terminals``: the number of kernels and of terminals.
+    - ``busy``: the number of kernels that compute now.
+    - ``connections``: the number of connections to kernels; each browser tab with a kernel has one.
+    - ``last_activity``: the last request to the server. An open page sends one every few seconds.
+    - ``last_message``: the last message through a kernel or a terminal.
     """
     try:
         with socket_path(socket) as path:
@@ -46,9 +49,9 @@ async def _get_json(session: aiohttp.ClientSession, resource: str) -> Any:
 
 
 def _activity(status: Any, kernels: Any, terminals: Any) -> dict[str, Any] | None:
-    """Return the activity in the answers; None if they are invalid.
+    """Return the activity that the answers contain; None if an answer is invalid.
 
-    The answers are checked because the workload controls the server.
+    The answers can't be trusted, because the workload controls the notebook server.
     """
     if not isinstance(status, dict) or not isinstance(kernels, list) or not isinstance(terminals, list):
         return None

@@ -1,8 +1,8 @@
 """Detects activity of a notebook that its kernels do not report.
 
-Examples are a program in a terminal, a process left by a cell, or a thread that computes while its kernel
-counts as idle. The result is used for GPUs that report neither utilisation nor processes, such as MIG
-instances of older models.
+Examples are a program in a terminal, a process that a cell has started, or a thread that computes while its
+kernel counts as idle. The result is used for units that report neither utilisation nor processes, such as MIG
+instances of older GPU models.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BackgroundActivity:
     """
 
     last: float | None = None
-    # CPU time of each kernel at the previous call of ``look``
+    # By pid of each kernel: its CPU time at the previous call of ``look``.
     _cpu_seconds: dict[int, float] = field(default_factory=dict)
     _looked_at: float = 0.0
 
@@ -58,7 +58,7 @@ def is_kernel(pid: int) -> bool:
 
 
 def command_line(pid: int) -> bytes:
-    """Return the command line of a process; empty if it is gone."""
+    """Return the command line of a process; empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

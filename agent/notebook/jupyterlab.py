@@ -1,6 +1,6 @@
 """Starts JupyterLab for one run, inside its sandbox:  gpupool_notebook.py SECRET_FILE SOCKET HOME
 
-The server loads only the lab and the terminals, and does not search the network for extensions or news.
+The server loads only JupyterLab and the terminals. It does not search the network for extensions or news.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 MAX_SOCKET_PATH = 100
 KERNEL_SOCKET_NAME_LENGTH = len("/kernel-00000000-0000-0000-0000-000000000000-ipc-99")
-# Disabled extensions of JupyterLab. The first extension fetches news from the network. The others need a
+# Disabled extensions of JupyterLab. The first one fetches news from the network. The other three need a
 # server extension for language servers, which is not loaded here.
 DISABLED_EXTENSIONS = [
     "@jupyterlab/apputils-extension:announcements",
@@ -23,9 +23,9 @@ DISABLED_EXTENSIONS = [
 
 
 def _short_socket_path(socket: str) -> str:
-    """Return a path to the socket that fits into a socket address.
+    """Return a path to the socket that is short enough for a socket address.
 
-    Outside a sandbox the real path can be too long.
+    Without a sandbox, the real path can be too long.
     """
     if len(socket) <= MAX_SOCKET_PATH:
         return socket
@@ -34,11 +34,11 @@ def _short_socket_path(socket: str) -> str:
 
 
 def _use_ipc_kernels(config: Any) -> None:
-    """Connect kernels over unix sockets in the run's own folder instead of ports.
+    """Let kernels use unix sockets in the run's own folder instead of TCP ports.
 
     A kernel sends its output unencrypted to every client of its port. Any process in the same network could
-    therefore read the output. Ports are still used if the folder's path is too long for a socket address,
-    which can happen outside a sandbox.
+    therefore read the output. Without a sandbox, the path of the folder can be too long for a socket address.
+    In this case ports are still used.
     """
     folder = os.path.join(os.environ.get("TMPDIR", "/tmp"), "jupyter")
     if len(folder) + KERNEL_SOCKET_NAME_LENGTH <= MAX_SOCKET_PATH:
@@ -53,8 +53,8 @@ def _disable_extensions(_handler: object, page: dict[str, Any]) -> dict[str, Any
 def main(secret_file: str, socket: str, home: str) -> None:
     """Serve until the process is stopped."""
     print("starting JupyterLab", flush=True)
-    # jsonschema (4.26) imports this optional module to check IRIs. No schema of a notebook server uses that
-    # format, and building its grammar takes two thirds of the CPU time of the start (0.9 of 1.3 s).
+    # Prevent the import of rfc3987_syntax. jsonschema (4.26) imports this optional module to check IRIs, but
+    # no schema of a notebook server has IRIs. The import takes 0.9 of the 1.3 s of CPU time of the start.
     sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
     from gpupool_identity import EdgeIdentityProvider  # type: ignore[import-not-found]  # installed next to this file
     from jupyter_server.serverapp import ServerApp
@@ -75,7 +75,7 @@ def main(secret_file: str, socket: str, home: str) -> None:
     server.allow_remote_access = True  # the edge decides which Host headers are allowed
     server.allow_unauthenticated_access = False
     server.terminals_enabled = True
-    # The only user of the sandbox may be root on the host, but it has no capabilities.
+    # Without a sandbox and without a user per team, the server runs as the agent's user, which may be root.
     server.allow_root = True
     server.disable_check_xsrf = False
     server.shutdown_no_activity_timeout = 0

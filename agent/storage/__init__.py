@@ -1,4 +1,4 @@
 """Measures homes and disk usage, changes the owner of folders and removes folders.
 
-No code in this package trusts the content of these folders.
+Workloads have filled these folders, so the code in this package does not trust their content.
 """

@@ -12,30 +12,33 @@ from pathlib import Path
 
 from agent.host.system_path import SYSTEM_PATH
 
-MEASURE_TIMEOUT_SECONDS = 10.0  # time limit of one call of du; after this time the result is UNKNOWN_USAGE
+MEASURE_TIMEOUT_SECONDS = 10.0  # time limit of one run of du; after this time the result is UNKNOWN_USAGE
 UNKNOWN_USAGE = 1 << 62
 KCMP_SYSCALL_NUMBERS = {"x86_64": 312, "aarch64": 272}
 KCMP_FILES = 2  # kcmp(2): compare the tables of open files
 
 
 def count_bytes(folders: Iterable[Path]) -> int:
-    """Return the bytes that the folders take on the disk, or UNKNOWN_USAGE.
+    """Return the number of bytes that the folders take on the disk, or UNKNOWN_USAGE.
 
-    Blocks: do not call it on the event loop.
+    The call blocks: use a thread.
     """
     count = _run_du(folders, "-k")
     return count if count >= UNKNOWN_USAGE else count << 10
 
 
 def count_files(folders: Iterable[Path]) -> int:
-    """Return the number of files and folders, or UNKNOWN_USAGE."""
+    """Return the number of files and folders in ``folders``, or UNKNOWN_USAGE.
+
+    The call blocks: use a thread.
+    """
     return _run_du(folders, "--inodes")
 
 
 def _run_du(folders: Iterable[Path], unit: str) -> int:
     """Return the total that du prints; UNKNOWN_USAGE after a timeout or if a folder can't be read.
 
-    du follows no links and stays on one file system. Files that are deleted meanwhile are ignored.
+    du follows no links and stays on one file system. Files that are deleted during the run are ignored.
     """
     try:
         done = subprocess.run(
@@ -58,7 +61,7 @@ def _run_du(folders: Iterable[Path], unit: str) -> int:
 def deleted_open_files(folder: Path, pids: Iterable[int]) -> list[os.stat_result]:
     """Return the deleted files on the disk of ``folder`` that the processes hold open or mapped.
 
-    Such files still take space.
+    Such files still take space on the disk.
     """
     device = os.stat(folder).st_dev
     by_inode = {
@@ -71,9 +74,10 @@ def deleted_open_files(folder: Path, pids: Iterable[int]) -> list[os.stat_result
 
 
 def _open_files(pid: int) -> Iterator[os.stat_result]:
-    """Yield the deleted files in every file table of the process.
+    """Yield the deleted files in all tables of open files of a process.
 
-    A thread can have its own file table. A main thread that has ended has no file table.
+    Usually all threads share one table. But a thread can have its own table, and a main thread that has ended
+    has none. Therefore all threads are read.
     """
     tables: list[int] = []
     for thread in sorted(map(int, _list_folder(f"/proc/{pid}/task"))):
@@ -106,7 +110,7 @@ def _list_folder(folder: str) -> list[str]:
 def _confirmed_deleted(folder: str, names: Iterable[str]) -> Iterator[os.stat_result]:
     """Yield the files that the kernel reports as deleted.
 
-    Other files are not accessed, because their file system may hang.
+    Other files are not examined, because their file system may hang.
     """
     for name in names:
         with contextlib.suppress(OSError):
@@ -115,9 +119,9 @@ def _confirmed_deleted(folder: str, names: Iterable[str]) -> Iterator[os.stat_re
 
 
 def _is_deleted(path: str) -> bool:
-    """Return True if a link in /proc leads to a deleted file, even if its path is too long to read.
+    """Return True if a link in /proc leads to a deleted file. Raises OSError.
 
-    Raises OSError.
+    If the target is too long to read, the file may be deleted or not. Then the result is True too.
     """
     try:
         return os.readlink(path).endswith(" (deleted)")

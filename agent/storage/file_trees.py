@@ -1,8 +1,8 @@
 """Changes the owner of folders that a workload has filled, and removes such folders.
 
 The agent may be root, so it does not trust the names in these folders. Every step uses descriptors and
-follows no link. A file that also has a name outside of the folder keeps its owner. Long work (millions of
-files, deep folders) runs in threads or processes, never on the event loop.
+follows no link. A file that also has a name outside of the folder keeps its owner. The work can take long
+(millions of files, deep folders), so it runs in threads or processes, never on the event loop.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ class _OwnershipChange:
     new: int
     device: int
     skipped: int = 0  # entries that keep their owner
-    # inode of a file with several names -> number of its names below the folder
+    # By inode of each file with several names: the number of its names below the folder.
     names: Counter[int] = field(default_factory=Counter)
 
 
 def chown_tree(folder: Path, *, old: int, new: int) -> int:
-    """Change the owner of the entries of uid ``old`` in ``folder``, and then of ``folder``, to ``new``.
+    """Change the owner of all entries of uid ``old`` in ``folder``, and of ``folder`` itself, to ``new``.
 
-    ``new`` is the new uid and gid. Returns the number of skipped entries. Links are changed, not followed.
-    Other file systems, devices and files of other users keep their owner. A file that also has a name outside
-    of the folder keeps its owner too. Raises OSError.
+    ``new`` is the new uid and the new gid. Links are changed, not followed. Entries of other users, entries
+    of other file systems and device nodes keep their owner. A file that also has a name outside of ``folder``
+    keeps its owner too.
+
+    Return the number of entries of ``old`` that were skipped. Raises OSError.
     """
     descriptor = os.open(folder, OPEN_FOLDER)
     try:
@@ -94,11 +96,11 @@ class Trash:
 
     @property
     def is_emptied(self) -> bool:
-        """Return True while the trash is being emptied."""
+        """Return True while the content of the trash is being removed."""
         return self._at_work
 
     def throw(self, path: Path) -> None:
-        """Move a folder to the trash at once; its space is freed later. A missing folder is ignored."""
+        """Move a folder to the trash. Its disk space is freed later. A missing folder is ignored."""
         try:
             os.rename(path, self.folder / f"{path.name}-{secrets.token_hex(4)}")
         except FileNotFoundError:
@@ -106,9 +108,9 @@ class Trash:
         self.empty()
 
     def empty(self) -> None:
-        """Remove the content in the background.
+        """Remove the content of the trash in a thread.
 
-        A single worker repeats the removal until no further folder was added.
+        There is at most one such thread. It repeats the removal until no further folder was added.
         """
         with self._changing:
             self._more = True
@@ -132,14 +134,15 @@ class Trash:
                 names = [str(self.folder / name) for name in os.listdir(self.folder)]
                 if names:
                     _remove_folders(names)
-            except OSError as error:  # e.g. no process available; the next call of ``empty`` tries again
+            # For example, no process is available. The next call of ``empty`` tries again.
+            except OSError as error:
                 log.warning("not all files could be removed: %s", error)
 
 
 def _remove_folders(paths: list[str]) -> None:
     wrong = _run_program("rm", "-rf", "--one-file-system", "--", *paths)
     if wrong and os.geteuid():
-        # The ended workload may have run as the agent's user and removed the permissions of this user.
+        # The workload may have run as the agent's user and taken away the permissions of this user.
         _run_program("chmod", "-R", "u+rwX", "--", *(path for path in paths if os.path.lexists(path)))
         wrong = _run_program("rm", "-rf", "--one-file-system", "--", *paths)
     if wrong:
@@ -153,7 +156,10 @@ def _run_program(*command: str) -> list[str]:
 
 
 def resolved_home(path: Path) -> Path | None:
-    """Return ``path``, or the target of a link that root created; None for any other link."""
+    """Return the folder of a home: ``path``, or its target if it is a link that root created.
+
+    Returns None for any other link.
+    """
     try:
         status = os.lstat(path)
     except FileNotFoundError:

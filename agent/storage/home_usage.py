@@ -1,9 +1,9 @@
 """Measures the homes of a host: python -m agent.storage.home_usage FOLDER
 
 Prints the result as one JSON object. This module runs as a separate process with the lowest priority, so that
-a slow or hanging file system does not delay the agent. Hosts that share the folder share the work: each host
-uses a recent result of another host. The process keeps these files in the folder, where workloads can't reach
-them:
+a slow or hanging file system does not delay the agent. Hosts that share the folder also share the work: a
+host uses the recent result of another host. The process keeps these files in FOLDER, where workloads can't
+reach them:
 
     .volumes/storage          a random id: hosts that report the same id have the same homes
     .volumes/lock             held by the host that measures
@@ -36,10 +36,12 @@ ROUND_TIMEOUT_SECONDS = (
 )
 MIN_PAUSE_SECONDS = 60.0
 MAX_PAUSE_SECONDS = 7200.0
-# The pause after a round, divided by the duration of the round. Measuring uses less than 1/20 of the time.
+# The pause after a round is this many times the duration of the round, between MIN_PAUSE_SECONDS and
+# MAX_PAUSE_SECONDS. Measuring therefore takes only about 1/20 of the time.
 PAUSE_FACTOR = 20
 MAX_DEPTH = 200  # deepest nesting of folders; each level needs a file descriptor
-# Files with several names are remembered, so that each is counted once. This limits their number.
+# Files with several names are remembered, so that each of them is counted once. At most this many are
+# remembered per home.
 MAX_REMEMBERED_HARD_LINKS = 200_000
 STAT_BLOCK_BYTES = 512  # the unit of st_blocks on every file system
 METADATA_FOLDER = ".volumes"
@@ -48,7 +50,11 @@ RECORD_FORMAT = 2  # version of measured.json
 
 @dataclass
 class _UsageCount:
-    """The usage of one home, counted so far. ``complete`` is False if anything could not be counted."""
+    """The usage that was counted so far in one home.
+
+    ``changed_at``: the newest change, in seconds since the epoch. ``complete``: False if some entries could
+    not be counted.
+    """
 
     bytes: int = 0
     files: int = 0
@@ -64,9 +70,9 @@ class _MeasureTimeout(Exception):
 def measure_home(home: Path, out_of_time: Callable[[], bool], now: float) -> dict[str, Any] | None:
     """Measure the disk usage of a home. Return None if the home can't be opened.
 
-    The result has the keys bytes, files, changed_at, complete and measured_at. Other file systems are not
-    entered. Links are not followed, except for a home that root replaced by a link. Measuring stops once
-    ``out_of_time`` returns True; the counts are then lower bounds (``complete`` is False).
+    The result has the keys of ``protocol.HomeSeen`` except the name. Other file systems are not entered.
+    Links are not followed, except if the home itself is a link that root created. Measuring stops once
+    ``out_of_time`` returns True. Then the counts are lower bounds, and ``complete`` is False.
     """
     usage = _UsageCount()
     place = resolved_home(home)
@@ -96,9 +102,10 @@ def measure_home(home: Path, out_of_time: Callable[[], bool], now: float) -> dic
 def _count_folder(
     folder: int, device: int, depth: int, usage: _UsageCount, out_of_time: Callable[[], bool]
 ) -> None:
-    """Count everything below the open folder.
+    """Add everything below the open folder to ``usage``.
 
-    The function uses descriptors, so that it does not follow a link that replaces a folder.
+    Subfolders are opened through the descriptor ``folder``. Therefore a link is never followed, even if it
+    replaces a folder during the count.
     """
     subfolders: list[str] = []
     try:
@@ -162,7 +169,7 @@ def _is_first_link(status: os.stat_result, usage: _UsageCount) -> bool:
 def home_names(folder: Path) -> tuple[list[str], int]:
     """Return the sorted names of at most MOST_HOMES homes, and the number of further homes.
 
-    Hidden folders are no homes: they belong to the agent.
+    Folders whose names begin with a dot are not homes. They belong to the agent.
     """
     names = sorted(
         entry.name
@@ -176,7 +183,7 @@ def home_names(folder: Path) -> tuple[list[str], int]:
 
 
 def _is_reportable_name(name: str) -> bool:
-    """Return True if a user can have this name. Anybody may have created a folder with another name."""
+    """Return True if a home can have this name. Folders with other names were not created by the agent."""
     return name.isprintable() and len(name) <= LONGEST_HOME_NAME
 
 
@@ -190,8 +197,8 @@ def read_or_measure(
 ) -> dict[str, Any] | None:
     """Return the usage of the homes in ``folder``. Measure it unless a recent result exists.
 
-    Returns None while another host measures these homes for the first time. ``clock`` returns monotonic
-    seconds, ``now`` seconds since the epoch. Raises OSError.
+    Returns None while another host measures these homes for the first time. ``now`` returns seconds since the
+    epoch, and ``clock`` returns seconds of a monotonic clock. Raises OSError.
     """
     metadata = folder / METADATA_FOLDER
     metadata.mkdir(exist_ok=True, mode=0o700)
@@ -215,7 +222,7 @@ def read_or_measure(
 
 
 def _current_format(known: Any) -> dict[str, Any] | None:
-    """Return the record if this version can read it, else None."""
+    """Return the record if this version of the agent can read its format, otherwise None."""
     return known if isinstance(known, dict) and known.get("format") == RECORD_FORMAT else None
 
 
@@ -227,9 +234,10 @@ def _measure_round(
     now: Callable[[], float],
     clock: Callable[[], float],
 ) -> dict[str, Any]:
-    """Measure all homes once.
+    """Measure all homes once and return the new record.
 
-    ``resting``: measure only new homes, because the pause after the last round is not over.
+    If ``resting`` is True, the pause after the last round is not over, and only new homes are measured.
+    ``known`` is the last record, or {}.
     """
     began, listed_at = clock(), now()
     names, omitted = home_names(folder)

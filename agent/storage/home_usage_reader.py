@@ -14,17 +14,17 @@ from agent.storage import home_usage
 
 log = logging.getLogger("agent.storage.home_usage_reader")
 
-KILL_WAIT_SECONDS = 2.0  # longest wait for a killed process, which may hang in a file system and end later
+KILL_WAIT_SECONDS = 2.0  # longest wait for the end of a killed process; it may hang in a file system
 MEASURE_TIMEOUT_SECONDS = home_usage.ROUND_TIMEOUT_SECONDS + 2 * home_usage.HOME_TIMEOUT_SECONDS
-RETRY_SECONDS = 5.0  # while another host measures these homes for the first time
+RETRY_SECONDS = 5.0  # time until the next call, while another host measures these homes for the first time
 
 
 async def read_home_usage(
     folder: Path, deadline: float = MEASURE_TIMEOUT_SECONDS
 ) -> tuple[HomesSeen | None, float]:
-    """Return the usage of the homes in ``folder``, and the seconds until the next call.
+    """Return the usage of the homes in ``folder``, and the time in seconds until the next call.
 
-    The usage is None if it could not be measured now.
+    The usage is None if the homes could not be measured now.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -45,8 +45,8 @@ async def read_home_usage(
     except TimeoutError:
         log.warning("homes are not measured: no answer within %g s", deadline)
         process.kill()
-        # A process that hangs in a file system ends when the file system answers. No other process is started
-        # before.
+        # If the process hangs in a file system, it ends only when the file system answers. Wait for its end,
+        # so that no second process hangs too.
         await process.wait()
         return None, home_usage.MAX_PAUSE_SECONDS
     finally:
