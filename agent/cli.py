@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _exit_status(error: BaseException) -> int:
     """Print an error and return its exit status.
 
-    An expected error is printed as one line, any other error with its traceback.
+    An error in ONE_LINE_ERRORS is printed as one line. Any other error is printed with its traceback.
     """
     if isinstance(error, ONE_LINE_ERRORS):
         print(f"agent: {error}", file=sys.stderr)
@@ -71,7 +71,7 @@ def _exit_status(error: BaseException) -> int:
 
 
 def _print_line(text: str) -> None:
-    """Print a line. A reader that has closed the pipe (``| head``) is no error."""
+    """Print a line. Ignore the error if the reader of the output has closed the pipe, as ``| head`` does."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -196,7 +196,8 @@ async def _read_hardware(gpu_reader: GpuReader) -> GpuInventory:
         return await gpu_reader.hardware()
     except GpuReadError as problem:
         known = gpu_reader.last_known(str(problem))
-        # Continue without NVML: workloads may run on these GPUs, and only the agent renews their leases.
+        # Continue without NVML: workloads may still run on these GPUs. Without the agent nothing renews their
+        # leases, and they would be stopped.
         if known is not None:
             logging.getLogger("agent").error(
                 "the GPUs can't be read; the last known inventory is used: %s", problem
@@ -208,10 +209,14 @@ async def _read_hardware(gpu_reader: GpuReader) -> GpuInventory:
 
 
 def isolation_downgrade(record: Path, requested: str, current: str, notes: list[str]) -> str:
-    """Return why no workload may start because the sandbox became unavailable; '' if workloads may start.
+    """Return the reason if this host has lost its sandbox and may start no workload; otherwise ''.
 
-    The probe of a sandbox may fail temporarily. Therefore no workload starts without a sandbox until the
-    operator agrees. Running work continues.
+    ``record`` is the file that contains the name of the launcher of the last start. ``requested`` is the
+    value of --launcher, and ``current`` is the name of the launcher that was chosen now.
+
+    The probe of bubblewrap may fail temporarily. In this case the agent does not fall back to ``plain``. It
+    starts no workload until it is restarted with a working bubblewrap or with --launcher plain. Workloads
+    that already run continue.
     """
     previous = record.read_text().strip() if record.exists() else ""
     if requested == "auto" and previous == "bubblewrap" and current == "plain":
@@ -229,8 +234,8 @@ def default_locks_folder(shared: Path = Path("/run/lock")) -> Path:
     """Return the lock folder for this machine's real GPUs.
 
     Each Unix user has its own folder, because only the owner of a lock file can lock it. Raises RuntimeError
-    in two cases: another user owns this user's folder, or this user is not root and root's lock folder
-    exists. In the second case the two agents would not see each other's locks.
+    in two cases. First: another user owns this user's folder. Second: this user is not root, and the lock
+    folder of root exists. Then this agent and root's agent would not see each other's locks.
     """
     base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
     own, root_folder = base / f"gpupool-{os.getuid()}", base / "gpupool-0"

@@ -37,7 +37,10 @@ class _OneLineErrorParser(argparse.ArgumentParser):
 
 
 def build_parser(commands_by_name: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """Return the parser. Parsed arguments have the chosen command of ``commands_by_name`` as ``run``."""
+    """Return the parser of the command line.
+
+    The parsed arguments have an attribute ``run``: the function of the chosen command.
+    """
     # The installed program has its own name; in a checkout it is started with ./run agent.
     name = INSTALLED_PROGRAM if Path(sys.argv[0]).name == INSTALLED_PROGRAM else "agent"
     parser = _OneLineErrorParser(prog=name, description="The program on GPU hosts.", allow_abbrev=False)

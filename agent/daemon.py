@@ -1,4 +1,7 @@
-"""Runs the agent of one host: its connection to the edge, its loops, and its orderly end."""
+"""Runs the agent of one host: its connection to the edge, its loops and its shutdown.
+
+The edge is the server process that agents connect to. A shim is the process that supervises one run.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +54,16 @@ class AgentOptions:
     host: str
     sample_seconds: float
     stop_on_exit: bool
-    # commands of the operator's own diagnostics, by name
+    # by name of each diagnostic that the operator defined: its command
     diagnostics: Mapping[str, list[str]] = field(default_factory=dict)
     most_tmp_mib: int = 0  # limit of one run's temporary files; 0: no limit
 
 
 class Agent:
-    """The agent of one host. It runs on one event loop; NVML calls, which may block, have another process."""
+    """The agent of one host. It runs on one event loop.
+
+    NVML calls run in another process, because they may block.
+    """
 
     def __init__(
         self,
@@ -102,14 +108,14 @@ class Agent:
 
     @property
     def poll_seconds(self) -> float:
-        """Return how often the server asks for a report, in seconds."""
+        """Return the time between two reports to the server, in seconds. The server sets it."""
         return self.reconciler.poll_seconds
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT.
 
-        The workloads then continue under their shims until their leases expire, unless ``stop_on_exit`` is
-        set.
+        With ``stop_on_exit``, the agent then stops all workloads. Otherwise they continue under their shims
+        until their leases expire.
         """
         self.runs.adopt()
         log.info("%s", self._startup_summary())
@@ -117,8 +123,8 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=20)
-        # The default limit of 100 connections would block the sync connection of a host with many open
-        # workspaces.
+        # No limit: each open workspace holds a connection. With the default limit of 100, the sync connection
+        # of a host with many open workspaces would wait forever.
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
             loops = (
@@ -168,9 +174,9 @@ class Agent:
         await self.gpu_reader.close()
 
     async def _drain_runs(self) -> None:
-        """Give every run notice, wait for checkpoints and stop the runs.
+        """Send every run a stop notice, wait for the checkpoints of the jobs, then stop all runs.
 
-        The next agent reports these runs as drained.
+        After its next start, the agent reports these runs with the code ``drained``.
         """
         drained = [
             run
@@ -243,7 +249,7 @@ class Agent:
         self.reporter.on_connect()
 
     def on_disconnect(self) -> None:
-        """Handle the end of the sync connection: dial no workspace streams until the next sync connection."""
+        """Handle the end of the sync connection. Dial no workspace streams until the next one begins."""
         self.reporter.on_disconnect()
         if self._streams is not None:
             self._streams.rest()
@@ -253,7 +259,7 @@ class Agent:
     async def on_desired(self, desired: Desired, leased_from: float) -> None:
         """Apply a desired state.
 
-        ``leased_from``: CLOCK_BOOTTIME from which the server counts this host's lease.
+        ``leased_from``: the CLOCK_BOOTTIME, in seconds, at which the lease of this host begins.
         """
         self.reconciler.hear(desired, leased_from)  # first, because this call renews the leases
         self._monitor.stray_action = desired.stray_action
@@ -303,7 +309,7 @@ class Agent:
                 self._take_over(hardware)
 
     def _take_over(self, hardware: GpuInventory) -> None:
-        """Replace the hardware after a geometry change or after unreadable GPUs became readable."""
+        """Use this inventory from now on: after a MIG geometry change, or when GPUs can be read again."""
         self._hardware = hardware
         self.runs.take_over(hardware)
         self.reconciler.take_over(hardware)

@@ -37,7 +37,8 @@ OFFLINE_SAMPLES_PER_BATCH = (
 class HostMonitor:
     """Monitors one host and passes the results to ``reporter``.
 
-    ``own_pids`` returns the pids of the agent's own programs on GPUs, which are not strays.
+    A stray is a process on a GPU that is not part of the run that holds the GPU. ``own_pids`` returns the
+    pids of the agent's own diagnostics; they are not reported as strays.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class HostMonitor:
         return self._sample(), self._watch_events(), self._watch_notebooks(), self._watch_homes()
 
     def save(self) -> None:
-        """Spool the last samples when the agent ends."""
+        """Write the samples that are still in memory to the spool. Call this method when the agent ends."""
         if self._unsaved:
             with _log_lost_samples():
                 self._reporter.spool.add(self._unsaved)
@@ -97,7 +98,8 @@ class HostMonitor:
         return by_unit
 
     def _look_for_strays(self, uses: dict[str, UnitUse]) -> None:
-        # Read the holders after the sampling: a process of a run that started meanwhile is no stray.
+        # Read the holders after the sampling. Otherwise, a process of a run that started during the sampling
+        # would count as a stray.
         holders = {unit: run.id for unit, run in self._runs.holders().items()}
         shims = {run.shim["pid"]: run.id for run in self._runs.runs.values() if "pid" in run.shim}
         known = WorkloadContext(

@@ -1,17 +1,18 @@
 """Defines the protocol between an agent and the edge, version 1: JSON text frames over one WebSocket.
 
-The agent connects to ``/agent/v1/sync`` with ``Authorization: Bearer <credential>``. The server identifies
-the host by the credential, never by a message. Frames carry states, not changes: each ``Observed`` carries
-the whole observed state of the host, and each ``Desired`` carries its whole desired state. A lost,
-duplicated, late or reordered frame therefore does no harm.
+The edge is the server process that agents connect to. The agent connects to ``/agent/v1/sync`` with
+``Authorization: Bearer <credential>``. The server identifies the host by the credential, never by a message.
+Frames carry states, not changes. Each ``Observed`` carries the whole observed state of the host. Each
+``Desired`` carries the whole desired state of the host. A lost, duplicated, late or reordered frame therefore
+does no harm.
 
 Frames up:   Observed, SampleBatch, LogChunk, Health, Proof        Frames down: Desired, Refused
 
-Workspace bytes use separate connections, which the agent dials to ``/agent/v1/stream`` when
-``Desired.streams`` is above 0. The header ``X-Gpupool-Stream-Key`` carries ``Desired.stream_key``; this
-proves that the stream comes from the process at the other end of the sync connection. The edge sends one
-``StreamOpen`` text frame that names the run. Then both sides relay binary frames to and from the run's unix
-socket until either side closes.
+The traffic of workspaces (notebooks) uses separate connections. The agent dials them to
+``/agent/v1/stream`` when ``Desired.streams`` is above 0. The header ``X-Gpupool-Stream-Key`` carries
+``Desired.stream_key``. The key proves that the stream comes from the same agent process as the sync
+connection. The edge sends one ``StreamOpen`` text frame that names the run. Then both sides relay binary
+frames to and from the run's unix socket until either side closes.
 
 This module imports no third-party package, because the server imports it and the agent installs without the
 server. ``decode`` and ``parse`` raise ProtocolError, which names the field, the value and the allowed values.
@@ -50,7 +51,8 @@ LONGEST_PATH = 400
 class UnitSeen:
     """One unit of a GPU that can be allocated: the whole GPU or a MIG instance.
 
-    ``first_slot`` and ``slots`` are within 0..SLOTS_PER_GPU.
+    ``first_slot`` and ``slots`` say which part of the GPU the unit covers, in parts of SLOTS_PER_GPU.
+    Example: a whole GPU has ``first_slot`` 0 and ``slots`` 840.
     """
 
     uuid: str
@@ -138,16 +140,18 @@ class RunSeen:
     checkpoint_at: float | None = None  # time of the last acknowledged checkpoint
     activity: dict[str, Any] = field(
         default_factory=dict
-    )  # activity of a notebook: see agent/notebook/activity_probe.py
-    prolog_failed: bool = False  # with start_failed: the operator's prolog failed, a fault of the host
-    # With start_failed: True if the disk of the host is full, which is a fault of the host. With out_of_disk:
-    # True if the host's disk ran low and the usage of this run had grown most; False if the run exceeded the
-    # limit of one run.
+    )  # activity of a notebook, with the keys of agent/notebook/activity_probe.py
+    # With outcome start_failed: True if the operator's prolog failed, which is a fault of the host.
+    prolog_failed: bool = False
+    # With outcome start_failed: True if the disk of the host is full, which is a fault of the host. With
+    # outcome out_of_disk: True if the host's disk ran low and this run's disk usage had grown most. False if
+    # the run exceeded the limit for a single run.
     host_full: bool = False
     saved: bool = False  # True: the workload has acknowledged a checkpoint since its notice
     # True: the run is a member of a gang, is ready to start and waits for the other members
     prepared: bool = False
-    gpu_unreadable: bool = False  # with start_failed: the run's GPUs could not be read, a fault of the host
+    # With outcome start_failed: True if the run's GPUs could not be read, which is a fault of the host.
+    gpu_unreadable: bool = False
     # For a run that failed without a stop order: the event codes of its GPUs in its last minutes, such as
     # "xid:79". Each code appears once.
     gpu_events: list[str] = field(default_factory=list)
@@ -179,7 +183,7 @@ class HomesSeen:
 
 @dataclass(frozen=True, slots=True)
 class StraySeen:
-    """A process on a GPU that is not part of the run that holds the GPU, if there is one."""
+    """A process on a GPU that is not part of the run that holds the GPU, or a process on a free GPU."""
 
     gpu: str  # uuid
     pid: int
@@ -187,7 +191,8 @@ class StraySeen:
     user: str = ""  # user name, or the numeric id if the host has no name for it
     name: str = ""  # command name in the kernel
     memory_mib: int | None = None  # memory on this GPU
-    run: str = ""  # the run of this host that the process is part of; this run does not hold the GPU
+    # The run of this host that the process is part of. This run does not hold the GPU. "": no run.
+    run: str = ""
     done: str = ""  # the action that was taken, or the reason for taking none
 
 
@@ -237,7 +242,7 @@ class Observed:
     start: str = ""  # random, made at each start of the agent
     starts_before: list[str] = field(
         default_factory=list
-    )  # the last start that the server knows, and later starts
+    )  # earlier values of start: the last one that the server knows, then all later ones
     strays: list[StraySeen] | None = None  # sent when they change; None: unchanged
     diagnostics: list[DiagnosticSeen] = field(default_factory=list)
     geometries: list[GeometrySeen] = field(default_factory=list)
@@ -258,9 +263,9 @@ class MemberWanted:
 
 @dataclass(frozen=True, slots=True)
 class GangWanted:
-    """The facts about a gang that each member gets.
+    """Describes a gang, a run that uses several hosts. Each host of the gang gets these facts.
 
-    An agent that does not support gangs starts its member without waiting for ``go``.
+    An agent that does not support gangs starts its part of the run without waiting for ``go``.
     """
 
     rank: int  # from 0
@@ -271,7 +276,10 @@ class GangWanted:
 
 @dataclass(frozen=True, slots=True)
 class RunWanted:
-    """The desired state of one run. ``verb`` is the strongest open command: start, notice or stop."""
+    """The desired state of one run.
+
+    ``verb`` is the strongest open order: stop is stronger than notice, and notice is stronger than start.
+    """
 
     run: str
     workload: str  # Workload.public_id
@@ -330,7 +338,7 @@ class GeometryWanted:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """The desired state of a host. The agent stops each of its runs that ``runs`` does not list."""
+    """The desired state of a host. The agent stops each run of the host that is not in ``runs``."""
 
     version: int
     host: str
@@ -345,8 +353,8 @@ class Desired:
     geometries: list[GeometryWanted] = field(default_factory=list)
     stray_action: str = "report"  # report, warn, end
     challenge: str = ""  # set if the credential is old: the agent signs this text and answers with a Proof
-    # The sequence of the last Observed frame that the server handled. The lease counts from the time at which
-    # the agent sent that frame. 0: an older server does not report the sequence.
+    # The sequence of the last Observed frame that the server handled. The lease begins at the time at which
+    # the agent sent this frame. 0: the server is older and does not report the sequence.
     answers: int = 0
     # Key that the agent sends with each stream that it dials during this connection. "": no key is needed.
     stream_key: str = ""
@@ -410,9 +418,9 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The answer to ``Desired.challenge``, signed with the key that this host registered.
+    """The agent's answer to ``Desired.challenge``, signed with the key that this host registered.
 
-    The server then renews the credential.
+    If the signature is valid, the server renews the credential.
     """
 
     challenge: str
@@ -429,7 +437,7 @@ class Refused:
 
     reason: str
     retry: bool = False
-    # Code of the reason. Empty: the server is older, or the agent's frame was not of this protocol.
+    # Code of the reason. Empty: the server is older, or the agent's frame did not follow this protocol.
     code: str = ""
     kind: str = "refused"
 
@@ -462,9 +470,10 @@ class JoinAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RenewRequest:
-    """Body of ``POST /agent/v1/renew``. The bearer token is the last credential, even if it has expired.
+    """Body of ``POST /agent/v1/renew``. The bearer token is the host's last credential, even if expired.
 
-    A request without a challenge asks for one.
+    A renewal has two requests. The first has an empty ``challenge`` and asks the server for one. The second
+    has the server's challenge and its signature.
     """
 
     version: int
@@ -474,7 +483,7 @@ class RenewRequest:
 
 @dataclass(frozen=True, slots=True)
 class RenewAnswer:
-    """The answer to a renewal: a credential if the request had a valid signature, otherwise a challenge."""
+    """The answer to a RenewRequest: a credential if the signature was valid, otherwise a challenge."""
 
     challenge: str = ""
     credential: str = ""

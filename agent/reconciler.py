@@ -1,4 +1,7 @@
-"""Reconciles the runs of this host with the desired state that the server sent last."""
+"""Reconciles the runs of this host with the last desired state from the server.
+
+A shim is the process that supervises one run. A run whose lease expires is stopped by its shim.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,13 @@ from agent.runs.reconcile import (
 )
 from agent.server.reporting import ServerReporter
 
-RECONCILE_WAIT_SECONDS = 2.0  # a frame waits at most this long for its reconciliation: well within a lease
+# Longest time that the handling of a frame waits for its reconciliation. It is much shorter than a lease.
+RECONCILE_WAIT_SECONDS = 2.0
 SHIM_POLL_SECONDS = 0.2  # between two reads of the shims' files
 
 
 class HostReconciler:
-    """The reconciler of one host: brings the runs to the last desired state, one reconciliation at a time."""
+    """Brings the runs of one host to the last desired state. Only one reconciliation runs at a time."""
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class HostReconciler:
         self._reconcile_needed = False  # True: the desired state changed after the last reconciliation began
 
     def take_over(self, hardware: GpuInventory) -> None:
-        """Replace the hardware."""
+        """Use this inventory from now on."""
         self._hardware = hardware
 
     async def close(self) -> None:
@@ -79,7 +83,7 @@ class HostReconciler:
     def hear(self, desired: Desired, leased_from: float) -> None:
         """Take over a desired state and renew the leases of its runs.
 
-        ``leased_from``: CLOCK_BOOTTIME from which the server counts this host's lease.
+        ``leased_from``: the CLOCK_BOOTTIME, in seconds, at which the lease of this host begins.
         """
         self.poll_seconds = min(60.0, max(0.2, desired.poll_seconds))
         self.desired = desired
@@ -87,8 +91,8 @@ class HostReconciler:
         self._leased_from = max(self._leased_from, leased_from)  # an old frame does not shorten the lease
         self._lease_until = self._leased_from + max(1.0, desired.lease_seconds)
         named = {wanted.run for wanted in desired.runs}
-        # Do not renew the lease of a run that is to stop: if its stop order can't be delivered, the expired
-        # lease stops the run.
+        # Do not renew the lease of a run that has to stop. If its shim does not get the stop order, the shim
+        # stops the run when the lease expires.
         self._runs.renew({wanted.run for wanted in desired.runs if wanted.verb != "stop"}, self._lease_until)
         self._note_undesired_runs(named, is_old)
         for wanted in desired.runs:
@@ -101,9 +105,10 @@ class HostReconciler:
             self._state.starts.known()
 
     def _note_undesired_runs(self, named: set[str], is_old: bool) -> None:
-        """Record for each run since when the server no longer lists it.
+        """Set ``undesired_since`` of each run that the server no longer lists; clear it for the other runs.
 
-        A frame that arrived out of order is ignored.
+        ``named``: the runs that the server lists. ``is_old``: True if the frame arrived after a newer frame.
+        An old frame never sets ``undesired_since``.
         """
         if not is_old:
             self._heard_at = boottime()
@@ -116,7 +121,8 @@ class HostReconciler:
     async def reconcile_with_timeout(self) -> None:
         """Start reconciling and wait at most RECONCILE_WAIT_SECONDS.
 
-        The limit matters because the next frame, which renews leases, waits for this call.
+        The next frame is handled only after this call, and it renews the leases. A long wait here would
+        therefore let the leases expire.
         """
         await asyncio.wait((self._start_reconciling(),), timeout=RECONCILE_WAIT_SECONDS)
         self._raise_reconcile_error()
@@ -171,15 +177,16 @@ class HostReconciler:
                     has_changed = True
                 with log_disk_errors(str(action)[:80]):
                     await self._do(action)
-        # A start that still waits is no change. A report on each try would cause an endless exchange of
-        # frames.
+        # A start that still waits is no change. The server answers each report with a frame, and each frame
+        # causes another try. A report after each try would therefore cause an endless exchange of frames.
         if has_changed or self._runs.seen() != before:
             self._reporter.note_change()
 
     def _plan(self, desired: Desired) -> list[Action]:
-        """Return the actions to do now.
+        """Return the actions to do now, in their order.
 
-        Starts and other slow actions come last, so that they delay no stop.
+        First come fast actions such as stops, then other slow actions, then starts. No stop then waits for a
+        slow action.
         """
         actions = plan_actions(
             desired,
@@ -215,7 +222,7 @@ class HostReconciler:
 
     async def _start(self, wanted: RunWanted) -> None:
         if boottime() >= self._lease_until:
-            return  # the lease has expired: the desired state is too old to start anything
+            return  # the lease has expired, so the desired state is too old to start a run
         if self._geometries.busy:
             await self._runs.wait(wanted, "waiting: the MIG geometry of a GPU of this host is being changed")
             return
@@ -243,7 +250,8 @@ class HostReconciler:
         if await self._runs.start(wanted, self._lease_until):
             with log_disk_errors("the state of the GPUs before the run"):
                 self._handover.record_baseline(self._runs.exclusive_units(wanted), rows, gpu_processes)
-            # Only after a start: a waiting run has no home yet and would cause a measurement on each try.
+            # Wake the home measurement only after a start. A waiting run has no home yet, so each try would
+            # cause a useless measurement.
             if is_new:
                 self._monitor.home_created.set()
 
@@ -257,7 +265,8 @@ class HostReconciler:
             if self._reconcile_task is None and (
                 self._runs.has_starts_awaiting_units or self.has_undesired_runs()
             ):
-                self._start_reconciling()  # not awaited: a slow start must not delay the ends of other runs
+                # Not awaited, so that this loop keeps reporting the ends of other runs during a slow start.
+                self._start_reconciling()
 
     def has_undesired_runs(self) -> bool:
         """Return True if the server has stopped listing a run for long enough to stop it."""

@@ -35,10 +35,11 @@ T = typing.TypeVar("T")
 def parse(kind: type[T], data: Any, where: str = "") -> T:
     """Return a value of dataclass ``kind`` from a JSON object.
 
-    Unknown keys are ignored: a newer peer may send more.
+    Unknown keys are ignored, because a newer peer may send additional keys. ``where`` is the path of ``data``
+    in its document, for the error message.
 
-    ``where`` is the path of ``data`` in its document, for the error message. Raises UnsupportedVersionError
-    if the data cannot be read and its ``version`` is not VERSION, otherwise ProtocolError.
+    Raises ProtocolError if the data cannot be read. If in addition its ``version`` is not VERSION, the error
+    is an UnsupportedVersionError.
     """
     try:
         return typing.cast(T, _reader(typing.cast(Any, kind))(data))
@@ -51,10 +52,10 @@ def parse(kind: type[T], data: Any, where: str = "") -> T:
 
 
 class _InvalidValue(Exception):
-    """An invalid value and the reason.
+    """An invalid value, with the reason and the path of the value in its document.
 
-    Each reader that the exception passes appends its step to ``path``, so that the innermost step comes
-    first.
+    The exception passes through nested readers, from the inside to the outside. Each reader appends its step
+    to ``path``. Example: "[2]", then ".runs" for an invalid third entry of ``runs``.
     """
 
     def __init__(self, reason: str) -> None:
@@ -73,7 +74,10 @@ MISSING = object()
 
 @functools.cache
 def _reader(kind: typing.Any) -> ValueReader:
-    """Return the reader of this dataclass. Cached, because an edge reads hundreds of frames a second."""
+    """Return a function that reads this dataclass from JSON.
+
+    The result is cached, because the server reads hundreds of frames a second.
+    """
     hints = typing.get_type_hints(kind)
     entries = [
         (

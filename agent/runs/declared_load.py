@@ -14,10 +14,11 @@ MAX_DECLARATION_BYTES = 4096
 
 
 def declared_load(run: LocalRun, pids: Iterable[int]) -> tuple[float | None, int | None]:
-    """Return the declared (utilisation in percent, memory in MiB), each None if it is not declared.
+    """Return the declared utilisation in percent and the declared memory in MiB; None if not declared.
 
-    The file overrides the environment of the processes ``pids``. The workload owns the folder, so links are
-    not followed and only MAX_DECLARATION_BYTES are read.
+    A workload declares its load in the file ``out/load`` of its run. Without this file, the environment of
+    the processes ``pids`` may declare the utilisation. The workload owns the folder, so links are not
+    followed and only MAX_DECLARATION_BYTES are read.
     """
     try:
         descriptor = os.open(

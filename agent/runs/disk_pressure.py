@@ -1,8 +1,11 @@
-"""Stops runs that fill the disk of this host with their ``/tmp`` or the folder of their workspace socket.
+"""Stops runs that fill the disk of this host.
 
-Not every host can limit the size of a folder, so the folders are measured. A run is stopped if it exceeds the
-limit that the operator set. If the disk runs low, the run with the largest recent growth is stopped before
-the disk is full. A run with a large but stable usage is not stopped because other runs grow.
+The files are in ``/tmp`` of the run or in the folder of its workspace socket. Not every host can limit the
+size of a folder, so these folders are measured.
+
+A run is stopped if it exceeds the limit that the operator set. Also, when the disk runs low, the run whose
+usage has grown most recently is stopped before the disk is full. A run with a large but stable usage is not
+stopped only because other runs grow.
 """
 
 from __future__ import annotations
@@ -31,35 +34,36 @@ log = logging.getLogger("agent.runs.disk_pressure")
 
 OUT_OF_DISK = "out_of_disk"
 DISK_PRESSURE_MESSAGE = "the disk of the host was nearly full"
-DISK_CHECK_SECONDS = 0.5  # between two checks of the free space
-LIMIT_CHECK_SECONDS = 10.0  # between two measurements of runs against their limit
-# Time between two snapshots of the usage. Growth is measured over one to two windows.
+DISK_CHECK_SECONDS = 0.5  # time between two checks of the free space
+LIMIT_CHECK_SECONDS = 10.0  # time between two measurements of the runs against their limit
+# Time between two snapshots of the usage. The growth of a run is measured over one to two times this period.
 GROWTH_WINDOW_SECONDS = 300.0
-STOP_GRACE_SECONDS = 5.0  # from TERM to KILL: short, because a run that ignores TERM continues to write
-SETTLE_SECONDS = 5.0  # pause after a stopped run has ended, while its files are removed in the background
+STOP_GRACE_SECONDS = 5.0  # time from TERM to KILL; short, because a run that ignores TERM continues to write
+SETTLE_SECONDS = 5.0  # pause after the end of a stopped run; its files are removed in this time
 STUCK_RUN_SECONDS = (
     30.0  # a run that has not ended this long after its grace period no longer delays the next stop
 )
-PRESSURE_SHARE = 0.05  # a disk runs low below this share of free space; the maxima below limit the threshold
+# A disk runs low if less than this share of it is free. On a large disk, the maxima below count instead.
+PRESSURE_SHARE = 0.05
 MAX_PRESSURE_BYTES, MAX_PRESSURE_FILES = 4 << 30, 20_000
-# A run that grew by less than the threshold divided by this number is not stopped, because its end would not
-# help.
+# A run whose growth is less than the threshold divided by this number is not stopped. Its end would free too
+# little space.
 MIN_EVICTED_DIVISOR = 16
 STAT_BLOCK_BYTES = 512  # the unit of st_blocks
 
 
 def pressure_threshold(total: int, *, least: int = MIN_FREE_BYTES, most: int = MAX_PRESSURE_BYTES) -> int:
-    """Return the threshold of free space: a disk of size ``total`` runs low below it.
+    """Return the free space below which a disk of size ``total`` runs low.
 
-    The threshold is at least ``least``, because a start needs this much free space.
+    The result is at least ``least``, because the start of a run needs this much, and at most ``most``.
     """
     return max(least, min(most, int(total * PRESSURE_SHARE)))
 
 
 def runs_over_limit(taken: dict[str, int], most: int) -> dict[str, str]:
-    """Return the runs above the limit, each with a sentence for the run's user.
+    """Return, by id of each run above the limit, a sentence for the run's user.
 
-    ``taken``: bytes by run. ``most``: the limit of one run in bytes; 0 means no limit.
+    ``taken``: the bytes on the disk by run. ``most``: the limit of one run in bytes; 0 means no limit.
     """
     return {
         run: f"its temporary files took {_format_mib(took)}; allowed on this host: {_format_mib(most)}"
@@ -72,8 +76,8 @@ def runs_over_limit(taken: dict[str, int], most: int) -> dict[str, str]:
 class DiskSnapshot:
     """The usage of each run and the free space of the disk at one time."""
 
-    bytes: dict[str, int] = field(default_factory=dict)  # by run; a run that began later is missing
-    files: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)  # by id of each run that existed at this time
+    files: dict[str, int] = field(default_factory=dict)  # number of files by id of the run
     free_bytes: int = 0
     free_files: int = 0
 
@@ -83,13 +87,14 @@ def run_to_stop(
 ) -> str:
     """Return the run that caused a lack of ``lacking`` bytes or files; '' if no run is the cause.
 
-    ``taken`` and ``before`` are the usage by run, now and in an earlier snapshot. The cause is the run with
-    the largest growth between the two. No run is the cause if all runs together have grown by less than
-    ``lacking``, or if no run has grown by ``least``: then something else filled the disk.
+    ``taken`` is the present usage by run, and ``before`` is the usage by run in an earlier snapshot. The
+    cause is the run whose usage has grown most since ``before``. In two cases, something else has filled the
+    disk and no run is the cause: all runs together have grown by less than ``lacking``, or no run has grown
+    by at least ``least``.
 
-    ``gone`` is the decrease of the free space since ``before``. The growth of a run is unknown if its usage
-    is UNKNOWN_USAGE now or in ``before``. Such a run is the cause only if no other run is, or if the runs
-    with known growth explain less than half of ``gone``.
+    The growth of a run is unknown if its usage is UNKNOWN_USAGE now or in ``before``. Such a run is chosen
+    only if the rules above give no run, or if the known growth explains less than half of ``gone``. ``gone``
+    is the decrease of the free space since ``before``.
     """
     if lacking <= 0:
         return ""
@@ -105,7 +110,8 @@ def run_to_stop(
     name = max(grown, key=lambda run: grown[run], default="")
     if grown.get(name, 0) >= least and known >= lacking and (2 * known >= gone or not unknown):
         return name
-    # Prefer a run that could be counted before; among several such runs the youngest.
+    # Prefer a run whose usage was known in the snapshot. Then prefer the largest usage, then the youngest
+    # run.
     return max(reversed(unknown), key=lambda run: (before.get(run) != UNKNOWN_USAGE, taken[run]), default="")
 
 
@@ -122,7 +128,7 @@ class FreeSpace:
     """The free space of a disk, in bytes and in files.
 
     ``lacking_bytes``, ``lacking_files``: the threshold minus the free space; positive if the disk runs low.
-    ``least_bytes``, ``least_files``: a run that grew by less is not stopped.
+    ``least_bytes``, ``least_files``: a run whose usage grew by less than this is not stopped.
     """
 
     free_bytes: int
@@ -154,7 +160,7 @@ def _read_free_space(folder: Path) -> FreeSpace:
 
 
 class DiskPressure:
-    """The watch on the disk usage of one host's runs. ``most_bytes``: limit of one run; 0 means no limit."""
+    """Watches the disk usage of one host's runs. ``most_bytes``: the limit of one run; 0 means no limit."""
 
     def __init__(self, runs: RunManager, most_bytes: int) -> None:
         self._runs = runs
@@ -162,9 +168,9 @@ class DiskPressure:
         self._measured_at = 0.0
         self._kept_at: float | None = None
         self._kept = DiskSnapshot()  # the last snapshot
-        self._before = DiskSnapshot()  # the snapshot before the last
-        self._stopped: dict[str, _StoppedRun] = {}  # by run
-        # (time, free bytes, free files) when the disk ran low and no run was the cause.
+        self._before = DiskSnapshot()  # the snapshot before the last one
+        self._stopped: dict[str, _StoppedRun] = {}  # by id of the run
+        # Set when the disk ran low and no run was the cause: (time, free bytes, free files) at this check.
         self._external_fill: tuple[float, int, int] | None = None
 
     async def watch(self) -> None:
@@ -198,9 +204,10 @@ class DiskPressure:
                 self._stop(name, why, now)
 
     async def _stop_the_largest_run(self, now: float, space: FreeSpace) -> None:
-        """Stop the run that caused the lack of bytes; otherwise the run that caused the lack of files.
+        """Stop the run that caused the lack of bytes, or else the run that caused the lack of files.
 
-        If no run is the cause, something else fills the disk. Then remember the free space.
+        If no run is the cause, something else fills the disk. Then store the free space, so that the runs are
+        not measured again at once.
         """
         before = self._before
         name, took = await self._find_run_to_stop(
@@ -236,10 +243,10 @@ class DiskPressure:
         least: int,
         gone: int,
     ) -> tuple[str, int]:
-        """Return the run to stop and its usage; ('', 0) if there is none.
+        """Return the id of the run to stop and its usage in bytes or files; ('', 0) if there is none.
 
-        The files of runs that have ended or are being stopped are subtracted from ``lacking``, because these
-        files are removed soon.
+        Runs that have ended or are being stopped will soon free the space of their files. This space is
+        subtracted from ``lacking`` and ``gone``.
         """
         if lacking <= 0:
             return "", 0
@@ -255,8 +262,9 @@ class DiskPressure:
     async def _keep(self, now: float, free_bytes: int, free_files: int, *, is_low: bool) -> None:
         """Take a snapshot of the usage of each run.
 
-        The first snapshot of an agent has no predecessor. If the disk already runs low, it is compared with
-        the last snapshot of the earlier agent. Otherwise the present usage of adopted runs counts as old.
+        The first snapshot after the agent's start has no predecessor. If the disk already runs low, it is
+        compared with the last snapshot from before the start. Otherwise the present usage of runs from before
+        the start counts as old.
         """
         active = self._active_runs()
         bytes_by_run = await asyncio.to_thread(measure_bytes, active)
@@ -283,9 +291,9 @@ class DiskPressure:
         return self._runs.state.folder / "scratch.json"
 
     def _recover_stopped_runs(self, now: float) -> None:
-        """Load the runs that an earlier agent stopped for the disk.
+        """Load the runs that were stopped because of the disk before the agent's start.
 
-        No other run is stopped until they have ended.
+        Until they have ended, no other run is stopped because of the disk.
         """
         for run in self._runs.runs.values():
             if not run.ended and run.stop_ordered:
@@ -294,9 +302,9 @@ class DiskPressure:
                     self._stopped[run.id] = _StoppedRun(now + STOP_GRACE_SECONDS + STUCK_RUN_SECONDS)
 
     def _unchanged_since_external_fill(self, now: float, space: FreeSpace) -> bool:
-        """Return True if no run was the cause shortly before, and little space was lost since then.
+        """Return True if a recent check found no run as the cause, and little space was lost since then.
 
-        The check avoids counting the files of all runs again and again on a disk that stays low for days.
+        A disk may stay low for days. Without this check, the files of all runs would be counted every time.
         """
         if self._external_fill is None:
             return False
@@ -308,7 +316,7 @@ class DiskPressure:
         )
 
     def _active_runs(self) -> list[LocalRun]:
-        """Return the starting and running runs. A run may fill the disk before it is seen running."""
+        """Return the starting and running runs. A starting run may already fill the disk."""
         return [run for run in self._runs.runs.values() if run.state in ("starting", "running")]
 
     def _stop(self, name: str, why: str, now: float, *, host_full: bool = False) -> None:
@@ -336,14 +344,17 @@ class DiskPressure:
 
 @dataclass(frozen=True)
 class _StoppedRun:
-    """A run that was stopped. ``until``: monotonic time after which it does not delay the next stop."""
+    """A run that was stopped because of the disk.
+
+    ``until``: the time.monotonic from which the run does not delay the stop of another run any more.
+    """
 
     until: float
     has_ended: bool = False
 
 
 def _read_snapshot(path: Path) -> DiskSnapshot | None:
-    """Return the last snapshot of an earlier agent, or None if the file is missing or invalid."""
+    """Return the stored snapshot, or None if the file is missing or invalid."""
     try:
         kept: Any = read_json(path)
         if not kept:
@@ -357,9 +368,9 @@ def _read_snapshot(path: Path) -> DiskSnapshot | None:
 
 
 def measure_bytes(runs: Iterable[LocalRun]) -> dict[str, int]:
-    """Return the bytes on the disk by run, without runs whose folder is gone.
+    """Return the bytes on the disk by id of the run. Runs without a folder are left out.
 
-    Blocks: do not call it on the event loop.
+    The call blocks: use a thread.
     """
     return _measure_each(
         runs,
@@ -371,7 +382,7 @@ def measure_bytes(runs: Iterable[LocalRun]) -> dict[str, int]:
 
 
 def measure_files(runs: Iterable[LocalRun]) -> dict[str, int]:
-    """Return the number of files and folders by run, like ``measure_bytes``."""
+    """Return the number of files and folders by id of the run, like ``measure_bytes``."""
     return _measure_each(runs, count_files, len)
 
 

@@ -1,6 +1,6 @@
-"""Builds the environment of a member of a gang, with the variables of the common distributed launchers.
+"""Builds the environment for this host's part of a gang, a run that uses several hosts.
 
-The agent starts one process per host. A launcher that starts more processes on its host, such as torchrun,
+The agent starts one process per host. A launcher that starts further processes on its host, such as torchrun,
 mpirun or Ray, finds its arguments in the environment.
 """
 
@@ -19,7 +19,7 @@ _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 
 
 def gang_error(gang: GangWanted | None) -> str:
-    """Return a sentence with the invalid field, its value and the allowed values; '' if the gang is valid."""
+    """Return a sentence about the first invalid field and its allowed values; '' if the gang is valid."""
     if gang is None:
         return ""
     if not 0 <= gang.rank < len(gang.members):
@@ -36,21 +36,22 @@ def gang_error(gang: GangWanted | None) -> str:
 
 
 def awaits_go(wanted: RunWanted) -> bool:
-    """Return True if the run is a member of a gang that may not start yet."""
+    """Return True if the run is part of a gang whose other hosts are not all prepared."""
     return wanted.gang is not None and not wanted.gang.go
 
 
 def distributed_environment(wanted: RunWanted, hardware: GpuInventory, interface: str) -> dict[str, str]:
-    """Return the variables of distributed launchers and libraries. The owner of a workload may override them.
+    """Return the environment variables for distributed launchers and libraries; {} without a gang.
 
-    ``interface``: the network interface with this host's address; '' if unknown.
+    The environment of the request may override them. ``interface``: the network interface that has this
+    host's address; '' if unknown.
     """
     gang = wanted.gang
     if gang is None:
         return {}
     variables = {"NCCL_P2P_LEVEL": "NVL"} if all_on_nvlink(wanted.unit_uuids, hardware) else {}
     if not all(member.address for member in gang.members):
-        return variables  # the hosts can't reach each other: a missing address is better than a wrong one
+        return variables  # some hosts can't be reached, and no address is better than a wrong one
     if interface:
         variables |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
     count, rank = str(len(gang.members)), str(gang.rank)
@@ -76,9 +77,9 @@ def distributed_environment(wanted: RunWanted, hardware: GpuInventory, interface
 
 
 def contract_environment(wanted: RunWanted, hostfile: str) -> dict[str, str]:
-    """Return the GPUPOOL_* variables of a gang, which cannot be overridden.
+    """Return the GPUPOOL_* variables of a gang. The environment of the request cannot override them.
 
-    ``hostfile`` is the path of the host file in the sandbox.
+    ``hostfile`` is the path of the host file inside the sandbox.
     """
     gang = wanted.gang
     if gang is None:
@@ -100,7 +101,7 @@ def hostfile_text(gang: GangWanted) -> str:
 def all_on_nvlink(units: Iterable[str], hardware: GpuInventory) -> bool:
     """Return True if the units are several whole GPUs of one NVLink group.
 
-    Returns False if the topology is unknown.
+    Returns False if the NVLink groups are unknown.
     """
     wanted = set(units)
     gpus = [

@@ -32,9 +32,9 @@ class Hooks:
     seconds: float = DEFAULT_HOOK_TIMEOUT_SECONDS
 
     def spec(self, wanted: RunWanted, box: SandboxRequest) -> dict[str, Any]:
-        """Return the part of the launch spec for the hooks.
+        """Return the part of the launch spec that describes the hooks; {} without hooks.
 
-        The spec is stored with the run. A restart of the agent with other options therefore does not affect
+        The spec is stored with the run. Therefore other options after a restart of the agent do not affect
         the run.
         """
         programs = {
@@ -72,7 +72,7 @@ def hook_environment(wanted: RunWanted, box: SandboxRequest) -> dict[str, str]:
 
 
 def checked_hook_program(value: str) -> Path:
-    """Return the path of a hook. Raises UnsafeHookError if other users could change or replace the file.
+    """Return ``value`` as the path of a hook. Raises UnsafeHookError if other users could change the program.
 
     The check is needed because a hook runs with the privileges of the agent.
     """
@@ -92,7 +92,7 @@ def checked_hook_program(value: str) -> Path:
         )
     for folder in {*path.parents, *path.resolve().parents}:
         folder_status = folder.stat()
-        # In a folder with the sticky bit, such as /tmp, other users cannot replace files.
+        # A folder with the sticky bit, such as /tmp, is allowed. Other users cannot replace files in it.
         if _writable_by_others(folder_status) and not (
             folder_status.st_mode & stat.S_ISVTX and folder_status.st_uid in (0, os.getuid())
         ):
@@ -103,9 +103,9 @@ def checked_hook_program(value: str) -> Path:
 
 
 def _writable_by_others(status: os.stat_result) -> bool:
-    """Return True if a user other than root and the agent's user may write to the file.
+    """Return True if a user other than root and the agent's user may write to the file or folder.
 
-    Members of root's group count as root.
+    For a folder, members of root's group count as root.
     """
     by_group = bool(status.st_mode & 0o020) and (status.st_gid != 0 or stat.S_ISREG(status.st_mode))
     return by_group or bool(status.st_mode & 0o002) or status.st_uid not in (0, os.getuid())

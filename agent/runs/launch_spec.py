@@ -1,4 +1,7 @@
-"""Builds the launch spec of a run: the sandbox, the environment and all other input of the run's shim."""
+"""Builds the launch spec of a run: the sandbox, the environment and all other input of the run's shim.
+
+The shim is the process that starts and supervises the workload of a run.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Holds the agent's state of one run, and writes the files that the run shares with its shim.
+"""Holds the agent's state of one run, and writes the files that the agent shares with the run's shim.
 
-A workload can fill the disk. Therefore these files are written in place into reserved space. A full disk then
-neither ends a workload nor prevents the agent from stopping it.
+The shim is the process that supervises the run. A workload can fill the disk. Therefore these files are
+written in place into reserved space. Then a full disk does not end a workload, and the agent can still stop
+the workload.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from agent.runs import log_reader
 from agent.runs.reconcile import RunStatus
 
 ACKNOWLEDGEMENT_FILE = ".done"
-ORDER_FILE_BYTES = 1024  # reserved for the orders of a run
+ORDER_FILE_BYTES = 1024  # reserved for the file with the orders to a shim
 EXIT_FILE_BYTES = 4096  # reserved for the file that records the end of a run
 LOG_MARK_BYTES = 40
 
@@ -31,7 +32,9 @@ LOG_MARK_BYTES = 40
 class LocalRun:
     """The agent's state of one run.
 
-    ``about`` is the content of run.json: the order without secret and environment.
+    ``about`` is the content of run.json: the fields of ``persisted_fields``. ``shim`` is the content of
+    shim.json, or {} before the shim has written it. ``ended`` is the content of exit.json, or {} if the run
+    has not ended.
     """
 
     folder: Path
@@ -42,23 +45,24 @@ class LocalRun:
     stop_ordered: bool = False
     stopping: bool = False
     spawned_at: float = 0.0  # CLOCK_BOOTTIME
-    adopted: bool = False  # True: started by an earlier agent
+    adopted: bool = False  # True: the run was started before the agent's last start
     step: str = ""
     ready: bool = False
     activity: dict[str, Any] = field(default_factory=dict)
     background: BackgroundActivity = field(default_factory=BackgroundActivity)
     checkpoint_at: float | None = None
     saved: bool = False  # True: the workload has acknowledged a checkpoint since its notice
-    acknowledgement_before_notice: list[int] | None = None  # identity of the acknowledgement at the notice
-    acknowledgement: os.stat_result | None = None  # the last acknowledgement that could be read
+    # The acknowledgement_identity of the acknowledgement that existed at the notice; None: there was none.
+    acknowledgement_before_notice: list[int] | None = None
+    acknowledgement: os.stat_result | None = None  # the acknowledgement file when it was last read
     secret: str = ""
     reported_ended: bool = False
     undesired_since: float | None = (
         None  # CLOCK_BOOTTIME of the first frame without this run; None: the last frame listed the run
     )
     log_sent: int = 0
-    exit_found_at: float | None = None  # CLOCK_BOOTTIME
-    gpu_events: list[str] | None = None  # event codes of its GPUs in its last minutes; None: not yet known
+    exit_found_at: float | None = None  # CLOCK_BOOTTIME at which the agent found the end of a failed run
+    gpu_events: list[str] | None = None  # event codes of the run's GPUs in its last minutes; None: unknown
     # CLOCK_BOOTTIME at which a separate process was started for the epilog, because the shim was killed.
     epilog_ordered_at: float | None = None
 
@@ -82,7 +86,7 @@ class LocalRun:
     def socket(self) -> Path:
         """Return the path of the socket on which the workload answers HTTP.
 
-        A notebook always creates this socket, a job only if its program serves HTTP.
+        A notebook always creates this socket. A job creates it only if its program serves HTTP.
         """
         return self.folder / "out" / ("notebook.sock" if self.is_notebook else "door.sock")
 
@@ -108,9 +112,9 @@ class LocalRun:
         )
 
     def held(self) -> RunStatus:
-        """Return the status that ``reconcile`` uses."""
+        """Return the status that ``agent.runs.reconcile.plan_actions`` needs."""
         reported = self.reported_ended and log_reader.end_offset(self.folder / "log") <= self.log_sent
-        # A run.json of an older agent lacks the field.
+        # The run.json of a run that an older version started lacks the field.
         grace = self.about.get("grace_seconds", RunStatus.grace_seconds)
         limit = self.about.get("max_runtime_seconds")
         return RunStatus(
@@ -152,17 +156,18 @@ def persisted_fields(wanted: RunWanted) -> dict[str, Any]:
 
 
 def acknowledgement_identity(status: os.stat_result | None) -> list[int] | None:
-    """Return a value that differs between two acknowledgements, even if the clock was set back.
+    """Return a value that identifies an acknowledgement file; None if there is no file.
 
-    The shim computes the same value with its own code (``agent.shim.supervisor``).
+    Two acknowledgements have different values, even if the clock was set back between them. The shim computes
+    the same value with its own code (``agent.shim.supervisor``).
     """
     return [status.st_ino, status.st_mtime_ns, status.st_ctime_ns] if status else None
 
 
 def read_acknowledgement(checkpoint: Path) -> os.stat_result | None:
-    """Return the stat of the acknowledgement in the checkpoint folder, or None.
+    """Return the stat of the acknowledgement file in the checkpoint folder; None if there is none.
 
-    A symbolic link does not count.
+    A workload creates this file when it has written a checkpoint. A symbolic link does not count.
     """
     try:
         status = os.lstat(checkpoint / ACKNOWLEDGEMENT_FILE)
@@ -172,7 +177,7 @@ def read_acknowledgement(checkpoint: Path) -> os.stat_result | None:
 
 
 def is_socket(path: Path) -> bool:
-    """Return True if ``path`` is a socket. The workload owns the folder: a symbolic link does not count."""
+    """Return True if ``path`` is a socket. A symbolic link, which a workload can create, does not count."""
     try:
         return stat.S_ISSOCK(os.lstat(path).st_mode)
     except OSError:
@@ -180,34 +185,40 @@ def is_socket(path: Path) -> bool:
 
 
 def write_lease(folder: Path, until: float) -> None:
-    """Write the end of a run's lease (CLOCK_BOOTTIME) in place: a full disk must not end a workload."""
+    """Write the time at which a run's lease ends (CLOCK_BOOTTIME).
+
+    The file is overwritten in place, because a full disk must not end a workload.
+    """
     _write_in_place(folder / "lease", f"{until:020.3f}")
 
 
 def write_order(folder: Path, order: dict[str, Any]) -> None:
-    """Write the orders of a run in place: a workload that fills the disk must still be stoppable."""
+    """Write the orders to the shim of a run.
+
+    The file is overwritten in place, because a workload that has filled the disk must still be stopped.
+    """
     _write_in_place(folder / "order.json", json.dumps(order).ljust(ORDER_FILE_BYTES))
 
 
 def write_log_mark(folder: Path, offset: int) -> None:
     """Record that the server has the log up to ``offset``.
 
-    The mark is not synced: if it is lost, the log is sent again.
+    The file is not synced to the disk. If its content is lost, the log is sent again.
     """
     _write_in_place(folder / "log_sent.json", json.dumps({"offset": offset}).ljust(LOG_MARK_BYTES))
 
 
 def reserve_exit_space(folder: Path) -> None:
-    """Reserve disk space for the files of the run that must be writable on a full disk."""
+    """Reserve disk space for the files of the run that must be written even on a full disk."""
     write_order(folder, {})
     (folder / "exit.room").write_bytes(b" " * EXIT_FILE_BYTES)
     write_log_mark(folder, 0)
 
 
 def write_exit_file(folder: Path, ended: dict[str, Any]) -> None:
-    """Write the file that records the end of a run. On a full disk, use the space reserved for the file.
+    """Write exit.json, the file that records the end of a run. On a full disk, use its reserved space.
 
-    The run's GPUs stay held until this file exists.
+    The agent counts the run's GPUs as held until this file exists.
     """
     try:
         write_json(folder / "exit.json", ended)
@@ -222,7 +233,7 @@ def write_exit_file(folder: Path, ended: dict[str, Any]) -> None:
 def _write_in_place(path: Path, text: str) -> None:
     """Overwrite a file of constant size, which needs no disk space.
 
-    The file is not synced, because after a crash of the host no run exists.
+    The file is not synced to the disk, because no run survives a crash of the host.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

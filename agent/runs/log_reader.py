@@ -12,12 +12,14 @@ MAX_CHUNK_BYTES = 1 << 16
 def read_chunk(
     folder: Path, offset: int, *, ended: bool, limit: int = MAX_CHUNK_BYTES
 ) -> tuple[int, str, int]:
-    """Return (offset, text, next offset) of the next chunk at or after ``offset``.
+    """Return the offset of the next chunk at or after ``offset``, its text, and the offset after it.
 
-    The text is '' if there is no chunk yet. A byte that is not UTF-8 becomes one "?". NUL becomes "?" too,
-    because the protocol rejects NUL. The text therefore has as many bytes as the log. An incomplete character
-    at the end stays for the next chunk, unless the run has ``ended``. If the requested bytes were already
-    removed, the chunk begins later.
+    The text is '' if there is no further chunk yet. If the requested bytes were already removed, the chunk
+    begins later than ``offset``. An incomplete character at the end is left for the next chunk, unless the
+    run has ``ended``.
+
+    Each byte that is not UTF-8 becomes "?". NUL becomes "?" too, because the protocol rejects NUL. So the
+    UTF-8 text has as many bytes as the part of the log.
     """
     segments = sorted((int(path.name), path) for path in folder.glob("[0-9]*")) if folder.is_dir() else []
     for first, path in segments:
@@ -35,7 +37,10 @@ def read_chunk(
 
 
 def _read_segment(path: Path, at: int, limit: int) -> tuple[bytes, bool]:
-    """Return the bytes of a segment from ``at``, and True if they reach its end. Raises FileNotFoundError."""
+    """Return at most ``limit`` bytes of a segment from ``at``, and True if they reach the segment's end.
+
+    Raises FileNotFoundError.
+    """
     with path.open("rb") as file:
         file.seek(at)
         data = file.read(limit)
@@ -43,7 +48,7 @@ def _read_segment(path: Path, at: int, limit: int) -> tuple[bytes, bool]:
 
 
 def end_offset(folder: Path) -> int:
-    """Return the offset after the last byte; 0 if there is no log."""
+    """Return the offset after the last byte of the log in ``folder``; 0 if there is no log."""
     segments = (
         sorted(((int(path.name), path) for path in folder.glob("[0-9]*")), reverse=True)
         if folder.is_dir()
@@ -56,7 +61,7 @@ def end_offset(folder: Path) -> int:
 
 
 def _incomplete_bytes(data: bytes) -> int:
-    """Return the number of bytes at the end of ``data`` that form an incomplete character."""
+    """Return the number of bytes at the end of ``data`` that are an incomplete UTF-8 character."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:

@@ -1,7 +1,8 @@
 """Starts the runs of this host.
 
-The agent may end at any line of a start. A start is therefore recorded on the disk before the shim is
-spawned: first the generation, then the run's folder. Each generation thus starts at most once.
+A generation is the number that the server gives to a run on a host. A shim is the process that supervises a
+run. The agent may be killed at any line of a start. Therefore a start is recorded on the disk before the shim
+is spawned: first the generation, then the run's folder. So each generation starts at most once.
 """
 
 from __future__ import annotations
@@ -46,28 +47,34 @@ MAX_START_WAIT_SECONDS = 300.0
 LOCK_HOLDER_CHECK_SECONDS = 5.0  # if a start waits longer for a lock, look for the process that holds it
 GPU_UNREADABLE_WAIT_SECONDS = 60.0  # a start waits this long for a GPU that cannot be read
 HANDOVER_RECHECK_SECONDS = 1.0  # between two checks that the GPUs of a start are clean
-HOMES_PREPARE_TIMEOUT_SECONDS = 2.0  # for preparing a home at a start
-MIN_FREE_BYTES = 64 << 20  # with less free space on the disk no run is started; running work continues
-MIN_FREE_FILES = 2000  # with fewer free inodes no run is started either
+HOMES_PREPARE_TIMEOUT_SECONDS = 2.0  # time limit for preparing the home of a run
+MIN_FREE_BYTES = 64 << 20  # no run is started if the disk has less free space; running work continues
+MIN_FREE_FILES = 2000  # no run is started if the disk has fewer free inodes; running work continues
 DISK_FULL_MESSAGE = "could not be started: the disk of the host is full"
 
 
 class RunManager(RunOrders):
     """The runs of this host by id, with methods that start them. Only this class starts or stops a run."""
 
-    _was_full = False  # result of the last is_full()
+    _was_full = False  # the last result of is_full
 
     # --- waiting before a start ---
 
     def exclusive_units(self, wanted: RunWanted) -> list[str]:
-        """Return the run's units that NVML reports separately: whole GPUs and MIG instances."""
+        """Return the units of the run that are whole GPUs or MIG instances.
+
+        NVML reports the processes and the memory of these units. It does not for shares of a GPU.
+        """
         claims = ((unit, self._claims.get(unit)) for unit in wanted.unit_uuids)
         return [
             unit for unit, claim in claims if claim is not None and (claim.whole or unit.startswith("MIG-"))
         ]
 
     async def wait(self, wanted: RunWanted, step: str) -> None:
-        """Keep a start waiting, with ``step`` as the reason. Refuse it after MAX_START_WAIT_SECONDS."""
+        """Keep a start waiting. ``step``: the reason, shown to users.
+
+        The start is refused when it has waited for longer than MAX_START_WAIT_SECONDS.
+        """
         entry = self.waiting.setdefault(wanted.run, PendingStart(wanted, boottime(), ""))
         entry.step, entry.prepared, entry.next_try_at = step, False, boottime() + HANDOVER_RECHECK_SECONDS
         entry.gpu_unreadable_since = None
@@ -94,7 +101,10 @@ class RunManager(RunOrders):
             await self.refuse(wanted, "start_failed", step, gpu_unreadable=True)
 
     async def is_due(self, wanted: RunWanted) -> bool:
-        """Return True if the start may be tried now: its units are free and its pause is over."""
+        """Return True if a start may be tried now.
+
+        Its pause must be over, and no process may hold a lock on its units.
+        """
         entry = self.waiting.get(wanted.run)
         if entry is not None and boottime() < entry.next_try_at:
             return False
@@ -115,18 +125,20 @@ class RunManager(RunOrders):
         entry = self.waiting.get(wanted.run)
         if entry is None:
             return
-        entry.next_try_at = 0.0  # trying a lock is cheap
+        entry.next_try_at = 0.0  # no pause, because it costs little to try a lock
         now = boottime()
         if now - max(entry.since, entry.lock_holder_checked_at) > LOCK_HOLDER_CHECK_SECONDS:
             entry.lock_holder_checked_at = now
             entry.lock_holder_text = await self._identify_lock_holder(locked)
 
     async def _identify_lock_holder(self, locked: gpu_locks.SlotsLocked) -> str:
-        """Return a text that names the process that holds the lock; '' if a run of this host holds the slots.
+        """Return a text that names the process that holds the lock.
 
-        Without a sandbox, a workload can take a lock itself. In this case the run of the workload is stopped.
-        The search looks only at the file whose lock was refused, because a run on another slice has the GPU's
-        file open legitimately.
+        Returns '' if a run of this host holds the slots, or if no process is found. Without a sandbox, a
+        workload can lock the file itself. In this case the run of the workload is stopped.
+
+        Only the file that could not be locked is searched for. A run on another part of the GPU rightly has
+        the GPU's main file open.
         """
         claim = locked.claim
         held = (self._claims.get(unit) for unit in self.holders())
@@ -220,7 +232,7 @@ class RunManager(RunOrders):
     async def _ensure_tools(self) -> bool:
         """Return True if the tools of this version are installed.
 
-        Retries an installation that a full disk prevented.
+        If a full disk has prevented the installation, try it again.
         """
         if self.state.missing_tools_reason:
             with log_disk_errors("the tools of this version"):
@@ -230,8 +242,8 @@ class RunManager(RunOrders):
     async def _clean_up_failed_start(self, wanted: RunWanted) -> None:
         """Remove the control groups and the network of a failed start.
 
-        They must be removed now, because later no record contains the run's mark. Removing a network may take
-        long, so the run is reported as starting meanwhile.
+        Their names contain the run's mark, and no record of the mark exists later. Therefore they are removed
+        now. The removal of a network may take long, so the run is reported as starting during this time.
         """
         run = self.runs.pop(wanted.run, None)
         if run is not None:
@@ -242,7 +254,7 @@ class RunManager(RunOrders):
             await self.in_thread(lambda: self.network.leave(run.about["mark"]))
 
     async def _persist(self, wanted: RunWanted, write: Callable[[], T]) -> T:
-        """Run ``write`` in a thread and return its result. Meanwhile the run is reported as starting."""
+        """Run ``write`` in a thread and return its result. Until then, the run is reported as starting."""
         entry = self.waiting[wanted.run] = PendingStart(wanted, boottime(), "being recorded", begun=True)
         try:
             return await self.in_thread(write)
@@ -271,10 +283,11 @@ class RunManager(RunOrders):
         place = team_users.RunPlacement(
             user, home, self.team_users.folder(self._checkpoint_folder(wanted.workload), user)
         )
-        # After the end of the lease, the acknowledgement may come from a later attempt on another host.
+        # After the end of the lease, do not touch the acknowledgement. It may be from a later attempt on
+        # another host.
         if boottime() < lease_until:
             # The acknowledgement of an earlier attempt must not count for this attempt. The workload owns the
-            # folder, so an entry that can't be removed is no fault of the host.
+            # folder. If it has made the entry impossible to remove, this is no fault of the host.
             with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
                 (place.checkpoint / ACKNOWLEDGEMENT_FILE).unlink()
         return place
@@ -311,9 +324,9 @@ class RunManager(RunOrders):
     def is_full(self) -> bool:
         """Return True if the disk of the state folder lacks free space or free inodes for a new run.
 
-        A file system that allocates inodes dynamically reports a total of 0, so its inodes are not checked.
-        A full disk counts as free again only at about twice the threshold, so that the result does not change
-        all the time.
+        If a file system allocates inodes dynamically, it reports a total of 0, and its inodes are not
+        checked. After a disk was full, it counts as free again only at about twice the threshold. Otherwise
+        the result would change all the time.
         """
         disk, files = shutil.disk_usage(self.state.folder), os.statvfs(self.state.folder)
         needed = _recovered_free_space(MIN_FREE_BYTES, disk.total) if self._was_full else MIN_FREE_BYTES
@@ -362,10 +375,13 @@ class RunManager(RunOrders):
         host_full: bool = False,
         gpu_unreadable: bool = False,
     ) -> None:
-        """Record a run as ended without starting it. The record stays until the server has recorded the end.
+        """Record a run as ended without starting it. The record is kept until the server has recorded the
+        end.
 
-        ``host_full``: True if the reason is a full disk of the host. ``gpu_unreadable``: True if the reason
-        is that its GPUs can't be read.
+        - ``outcome``: the reason code of the end.
+        - ``why``: a sentence for the run's user.
+        - ``host_full``: True if the reason is a full disk of the host.
+        - ``gpu_unreadable``: True if the reason is that the run's GPUs can't be read.
         """
         log.warning("run %s is not started: %s", wanted.run, why)
         ended = {
@@ -382,7 +398,7 @@ class RunManager(RunOrders):
         run = LocalRun(self.state.runs / wanted.run, persisted_fields(wanted), ended=ended)
         try:
             await self._persist(wanted, lambda: self._write_refused(run, wanted))
-        except OSError as error:  # such as a full disk: the server must still be informed
+        except OSError as error:  # such as a full disk; continue, because the server must get the refusal
             log.error("run %s: its refusal could not be written: %s", wanted.run, error)
         self.runs[wanted.run] = run
 
@@ -396,8 +412,8 @@ class RunManager(RunOrders):
 
 
 def _recovered_free_space(threshold: int, total: int) -> int:
-    """Return the free amount at which a full disk of size ``total`` counts as free again.
+    """Return the amount of free bytes or inodes at which a full disk counts as free again.
 
-    This is twice ``threshold``; on a small disk, the middle between ``threshold`` and ``total``.
+    The result is twice ``threshold``. On a small disk it is the mean of ``threshold`` and ``total``.
     """
     return min(2 * threshold, (threshold + total) // 2)

@@ -1,4 +1,8 @@
-"""Ends orphaned runs. A run is orphaned if its shim has died without writing the end of the run."""
+"""Ends orphaned runs.
+
+The shim of a run supervises the run and writes its end to exit.json. A run is orphaned if its shim has died
+without writing this file.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +26,23 @@ from agent.runs.local_run import LocalRun, write_exit_file
 log = logging.getLogger("agent.runs.orphaned_runs")
 
 SHIM_START_SECONDS = 15.0
-# Margin after the epilog's time limit. Within this margin the shim should kill the epilog.
+# The shim process of an epilog should kill the epilog at its time limit. After this margin, the agent does
+# it.
 EPILOG_MARGIN_SECONDS = 2.0
 
 
 class OrphanedRuns:
-    """The orphaned runs of one host. ``tools`` is the folder that contains the shim."""
+    """Ends the orphaned runs of one host. ``tools`` is the folder that contains the shim program."""
 
     def __init__(self, tools: Path, cgroups: Cgroups) -> None:
         self._tools = tools
         self._cgroups = cgroups
 
     def end(self, run: LocalRun) -> dict[str, Any] | None:
-        """Kill the remaining processes of a run. Return the run's end; None while the run is not over.
+        """Kill the remaining processes of a run, wait for its epilog, and return the content of exit.json.
 
-        A run is not over while one of its processes or its epilog remains. Writes exit.json before it returns
-        the end. Raises OSError.
+        Returns None while a process of the run or its epilog remains; call the method again later. Writes
+        exit.json before it returns its content. Raises OSError.
         """
         # The shim may have written the file after the caller looked for it.
         ended: dict[str, Any] | None = read_json(run.folder / "exit.json")
@@ -64,9 +69,9 @@ class OrphanedRuns:
         return {"outcome": outcome, "exit_code": None, "ended_at": time.time(), "error": why, "killed": True}
 
     def _epilog_is_over(self, run: LocalRun) -> bool:
-        """Return True if the operator's epilog is over, or if there is none.
+        """Return True if the operator's epilog has ended, or if no epilog is needed.
 
-        Starts the epilog if the shim was killed before it started the epilog.
+        If the shim was killed before it could start the epilog, start the epilog.
         """
         hooks = (read_json(run.folder / "spec.json") or {}).get("hooks", {})
         if not run.shim or not hooks.get("epilog"):
@@ -76,8 +81,8 @@ class OrphanedRuns:
             if run.epilog_ordered_at is None:
                 run.epilog_ordered_at = now
                 self._spawn_epilog(run)
-            # If the epilog has not started within this time, its start counts as failed. The log gives the
-            # reason.
+            # If the epilog has not started within SHIM_START_SECONDS, its start counts as failed. The log
+            # gives the reason.
             return now - run.epilog_ordered_at > SHIM_START_SECONDS
         if epilog["boot_id"] != boot_id() or not processes.is_alive(epilog["pid"], epilog["start_ticks"]):
             return True
@@ -108,10 +113,11 @@ class OrphanedRuns:
             log.error("run %s: its epilog could not be started: %s", run.id, error)
 
     def _kill_rest(self, run: LocalRun) -> bool:
-        """KILL every remaining process of a run. Return True if there was one.
+        """Send SIGKILL to every remaining process of a run. Return True if there was such a process.
 
-        A process is part of the run if it is in the run's control groups, has the run's mark in its
-        environment (a process can remove the mark), or descends from the run's guard.
+        A process is part of the run in three cases: it is in the run's control groups, it has the run's mark
+        in its environment, or it descends from the run's guard. The mark alone does not suffice, because a
+        process can remove it.
         """
         mark = f"GPUPOOL_MARK={run.about['mark']}".encode()
         grouped = self._cgroups.members(run.about["mark"])
@@ -119,8 +125,8 @@ class OrphanedRuns:
         guarded = _orphans_of_guard(run, all_processes)
         found = False
         for pid in all_processes:
-            # ``environment_entries`` returns nothing if this agent may not read the environment of the
-            # process. Such a process belongs to no run of this agent.
+            # If the agent may not read the environment of a process, ``environment_entries`` returns []. The
+            # process then belongs to no run of this agent.
             if pid in guarded or mark in processes.environment_entries(pid) or pid in grouped:
                 found = True
                 try:
@@ -131,9 +137,10 @@ class OrphanedRuns:
 
 
 def _orphans_of_guard(run: LocalRun, all_processes: dict[int, processes.Process]) -> set[int]:
-    """Return the pids below the guard, which inherits the processes of a killed shim.
+    """Return the pids of the descendants of the run's guard, without the operator's epilog.
 
-    Processes of the operator's epilog are left out, because the epilog has its own time limit.
+    The guard is the parent of the shim and inherits the processes of a killed shim. The processes of the
+    epilog are left out, because the epilog has its own time limit.
     """
     guard = run.shim.get("guard") or {}
     if run.shim.get("boot_id") != boot_id() or not processes.is_alive(

@@ -1,8 +1,8 @@
 """Plans the actions that bring this host to its desired state.
 
-The plan is a pure function of the desired state and the observed state, and does not depend on earlier
-frames. Each call compares the whole desired state with all runs of the host. Therefore the next frame
-corrects the effect of a lost, duplicated, late or reordered frame.
+The plan is a pure function of the desired state and the observed state. It does not depend on earlier frames
+(messages of the server). Each call compares the whole desired state with all runs of the host. Therefore the
+next frame corrects the effect of a lost, duplicated, late or reordered frame.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class RunStatus:
     state: str
     noticed: bool = False
     stop_ordered: bool = False
-    reported_ended: bool = False  # its end and its whole log were sent
+    reported_ended: bool = False  # True: the end of the run and its whole log were sent to the server
     # CLOCK_BOOTTIME of the first frame without this run; None: the last frame listed the run.
     undesired_since: float | None = None
-    grace_seconds: float = 30.0  # setting of the run's pool when the run was started
-    max_runtime_seconds: int | None = None  # last limit sent to the run's shim; 0: no limit; None: unknown
+    grace_seconds: float = 30.0  # time from TERM to KILL, as the server set it at the start of the run
+    max_runtime_seconds: int | None = None  # last limit given to the run's shim; 0: no limit; None: unknown
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,9 @@ class ChangeTimeLimit:
 class StopRun:
     """Stop a run.
 
-    ``whatever``: True if the run ends as ``outcome`` even if it saved its work or had to be killed. ``why``:
-    a sentence for the run's user. ``host_full``: True if the run is stopped because the host's disk runs low.
+    - ``whatever``: True if the run ends as ``outcome`` even if it saved its work or had to be killed.
+    - ``why``: a sentence for the run's user.
+    - ``host_full``: True if the run is stopped because the host's disk runs low.
     """
 
     run: str
@@ -108,11 +109,15 @@ def plan_actions(
     known_units: frozenset[str],
     heard_at: float,
 ) -> list[Action]:
-    """Return the actions that bring this host to ``desired``; none if it is already there.
+    """Return the actions that bring this host to ``desired``; [] if nothing is to do.
 
-    ``refusal(generation, units)`` returns why a generation may not start; '' if it is new. ``heard_at`` is
-    the CLOCK_BOOTTIME of the last frame that was not out of order. A run is stopped only if the server has
-    not listed it for at least two polls, so that one stale frame never stops a run.
+    - ``held``: the status of each run of this host.
+    - ``refusal(generation, units)``: returns the reason why a generation may not start; '' if it may start.
+    - ``known_units``: the uuids of the units of this host.
+    - ``heard_at``: the CLOCK_BOOTTIME of the last frame that did not arrive out of order.
+
+    A run that the server does not list is stopped only after at least two polls. So a single stale frame
+    never stops a run.
     """
     actions: list[Action] = []
     runs = {run.run: run for run in held}
@@ -126,7 +131,7 @@ def plan_actions(
         )
         if action is not None:
             actions.append(action)
-            # A frame that lists a run twice starts it once.
+            # If a frame lists a run twice, start the run only once.
             runs.setdefault(wanted.run, RunStatus(wanted.run, "starting"))
     patience = 2 * desired.poll_seconds
     for run in runs.values():
@@ -143,7 +148,7 @@ def plan_actions(
 def _action_for_new_run(
     wanted: RunWanted, refusal: Callable[[int, list[str]], str], known: frozenset[str]
 ) -> Action | None:
-    """Return the action for a run that this host does not know."""
+    """Return the action for a run that this host does not have yet; None if its id is invalid."""
     problem = validation_error(wanted, known)
     if problem:
         return RefuseRun(wanted, "start_failed", problem) if _ID_PATTERN.fullmatch(wanted.run) else None
@@ -156,7 +161,7 @@ def _action_for_new_run(
 
 
 def _action_for_known_run(wanted: RunWanted, run: RunStatus) -> Action | None:
-    """Return the action for a run of this host."""
+    """Return the action for a run that this host already has; None if nothing is to do."""
     if run.state == "ended" or run.stop_ordered:
         return None
     if wanted.verb == "stop":
@@ -179,7 +184,7 @@ def outcome_of_stop(code: str) -> str:
 
 
 def validation_error(wanted: RunWanted, known_units: frozenset[str]) -> str:
-    """Return a sentence with the invalid field, its value and the allowed values; '' for a valid order."""
+    """Return a sentence about the first invalid field and its allowed values; '' if the order is valid."""
     for field, pattern, allowed in (
         ("run", _ID_PATTERN, "letters, digits and -"),
         ("workload", _ID_PATTERN, "letters, digits and -"),
@@ -204,7 +209,7 @@ def validation_error(wanted: RunWanted, known_units: frozenset[str]) -> str:
 
 
 def _verb_error(wanted: RunWanted) -> str:
-    """Return a sentence on an invalid verb or kind, or on a field that they require; '' if all are valid."""
+    """Return a sentence about an invalid verb, kind, command or secret; '' if all of them are valid."""
     if wanted.verb not in VERBS:
         return f"verb: {wanted.verb[:60]!r} is not one of {', '.join(VERBS)}"
     if wanted.kind not in KINDS:

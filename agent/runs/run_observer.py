@@ -1,8 +1,8 @@
-"""Reads the state of the runs of this host from their folders. A run shares its folder with its shim.
+"""Reads the state of the runs of this host from their folders, into which their shims write.
 
-The agent may end at any time. At its next start it finds three kinds of runs: runs whose shim still lives
-(identified by boot id, pid and start time), runs that have ended, and runs that never began. The last kind is
-reported as failed, because its generation is used up.
+A shim is the process that supervises a run. The agent may end at any time. At its next start it finds three
+kinds of runs. Some runs still have their shim, which is identified by boot id, pid and start time. Some runs
+have ended. Some runs never began; they are reported as failed, because they can't be started again.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ log = logging.getLogger("agent.runs.run_observer")
 
 T = TypeVar("T")
 
-XID_WAIT_SECONDS = 2.0  # hold back the report of a failed run for this long: the driver logs XIDs late
+# The report of a failed run waits for this long, because the driver may log XIDs (GPU errors) late.
+XID_WAIT_SECONDS = 2.0
 # GPU events within this time before the end of a run may be the cause of its failure.
 XID_LOOKBACK_SECONDS = 300.0
-XID_LOOKAHEAD_SECONDS = 10.0  # after the end of a run: the driver may log the cause late
+# GPU events within this time after the end of a run may be the cause too, because the driver may log late.
+XID_LOOKAHEAD_SECONDS = 10.0
 HOMES_READ_TIMEOUT_SECONDS = 0.2  # time limit of one read of the homes' file system
 
 
@@ -92,12 +94,12 @@ class RunObserver:
         self.trash = Trash(state.folder / "trash")
         self.runs: dict[str, LocalRun] = {}
         self.waiting: dict[str, PendingStart] = {}
-        self._claims: dict[str, SlotClaim] = {}  # by unit uuid
+        self._claims: dict[str, SlotClaim] = {}  # by unit uuid: the slots that a run on the unit locks
         self.gpu_events_wanted = asyncio.Event()  # set when a run fails: see runs_awaiting_gpu_events
         self.take_over(hardware)
 
     def take_over(self, hardware: GpuInventory) -> None:
-        """Replace the hardware of this host: at the start, and after a geometry change."""
+        """Use this inventory from now on: at the start, and whenever the GPUs or their units have changed."""
         self.hardware = hardware
         self._claims = {
             unit.uuid: SlotClaim(gpu.uuid, unit.first_slot, unit.slots)
@@ -107,9 +109,10 @@ class RunObserver:
 
     @property
     def has_starts_awaiting_units(self) -> bool:
-        """Return True if a start waits for units of this host.
+        """Return True if a start waits for a condition on this host, such as free units.
 
-        A prepared member of a gang does not count, because it waits for the server.
+        A prepared part of a gang does not count, because it waits for the server. A start that is being
+        recorded does not count either.
         """
         return any(not entry.prepared and not entry.begun for entry in self.waiting.values())
 
@@ -138,7 +141,7 @@ class RunObserver:
     # --- reading the folders of the runs ---
 
     def adopt(self) -> None:
-        """Load the runs of an earlier agent. Call this method once, before any run is started."""
+        """Load the runs from before the agent's start. Call this method once, before any run is started."""
         for folder in sorted(self.state.runs.iterdir()):
             about = read_json(folder / "run.json")
             if about is None:
@@ -154,7 +157,8 @@ class RunObserver:
             )
             order = read_json(folder / "order.json") or {}
             run.noticed, run.stop_ordered = bool(order.get("notice")), bool(order.get("stop"))
-            # An order of an older agent lacks the acknowledgement at the notice: use the present one instead.
+            # An order that an older version wrote lacks the acknowledgement at the notice. Then use the
+            # present one.
             run.acknowledgement_before_notice = (
                 order["word"] if "word" in order else acknowledgement_identity(self._acknowledgement(run))
             )
@@ -175,9 +179,10 @@ class RunObserver:
         return before != [run.seen() for run in self.runs.values()]
 
     def _refresh_or_log(self, run: LocalRun) -> None:
-        """Refresh one run.
+        """Read the files of one run.
 
-        An OSError is logged: the agent must keep renewing the leases of the other runs.
+        An OSError is only logged. A raised error would end the agent, and nothing would renew the leases of
+        the other runs.
         """
         try:
             self._refresh(run)
@@ -215,11 +220,12 @@ class RunObserver:
                 self._note_end(run, ended)
 
     def _acknowledgement(self, run: LocalRun) -> os.stat_result | None:
-        """Return the stat of the workload's last checkpoint acknowledgement, or None.
+        """Return the stat of the workload's checkpoint acknowledgement file; None if there is none.
 
-        Links are never followed.
+        A symbolic link does not count. If the file system of the homes does not answer, return the last
+        result.
         """
-        with contextlib.suppress(CallTimeout):  # on a timeout, return the last value that was read
+        with contextlib.suppress(CallTimeout):
             run.acknowledgement = self.call_homes(
                 lambda: read_acknowledgement(self._checkpoint_folder(run.about["workload"]))
             )
@@ -228,7 +234,7 @@ class RunObserver:
     # --- the end of a run ---
 
     def _awaits_gpu_events(self, run: LocalRun, ended: dict[str, Any]) -> bool:
-        """Return True while the report of a failed run's end must wait for the events of its GPUs."""
+        """Return True while the report that a run has failed must wait for the events of the run's GPUs."""
         if ended["outcome"] != "failed" or not run.about["unit_uuids"] or run.gpu_events is not None:
             return False
         if run.exit_found_at is None:
@@ -237,7 +243,7 @@ class RunObserver:
         return boottime() - run.exit_found_at < XID_WAIT_SECONDS
 
     def runs_awaiting_gpu_events(self) -> list[LocalRun]:
-        """Return the runs whose end is reported only after ``record_gpu_events`` was called for them."""
+        """Return the failed runs whose report waits for a call of ``record_gpu_events``."""
         self.gpu_events_wanted.clear()
         return [
             run
@@ -248,10 +254,10 @@ class RunObserver:
     def record_gpu_events(
         self, run: LocalRun, codes: Callable[[frozenset[str], float, float], list[str]]
     ) -> None:
-        """Record the events of a run's GPUs around the end of the run.
+        """Record the event codes of a run's GPUs around the end of the run.
 
-        ``codes(gpus, since, until)`` returns the event codes of these GPUs (uuids) between two times in
-        seconds since the epoch.
+        ``codes(gpus, since, until)`` returns the event codes of GPUs between two times. ``gpus`` contains
+        uuids, and the times are in seconds since the epoch.
         """
         ended_at = (read_json(run.folder / "exit.json") or {}).get("ended_at") or time.time()
         shim = run.shim if "started_at" in run.shim else read_json(run.folder / "shim.json") or {}
@@ -304,7 +310,10 @@ def _is_shim_alive(run: LocalRun) -> bool:
 
 
 def _is_alive_file_locked(run: LocalRun) -> bool:
-    """Return True if a shim that has not yet written shim.json holds the lock of the run's ``alive`` file."""
+    """Return True if a process holds the lock of the run's ``alive`` file.
+
+    A shim holds this lock from its start, even before it has written shim.json.
+    """
     try:
         descriptor = os.open(run.folder / "alive", os.O_RDONLY)
     except FileNotFoundError:
@@ -319,7 +328,7 @@ def _is_alive_file_locked(run: LocalRun) -> bool:
 
 
 def _stop_order_for(run: LocalRun, outcome: str) -> dict[str, Any]:
-    """Return the agent's stop order if the run ended with the order's outcome, else {}."""
+    """Return the agent's stop order if the run has ended with the outcome of the order, otherwise {}."""
     with contextlib.suppress(OSError):
         order: dict[str, Any] = (read_json(run.folder / "order.json") or {}).get("stop") or {}
         if order.get("outcome") == outcome:

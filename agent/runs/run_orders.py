@@ -1,4 +1,4 @@
-"""Gives orders to the shims of running workloads: notice, stop, time limit, lease."""
+"""Gives orders to the shims, which supervise the runs: notice, stop, time limit and lease."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunOrders(RunObserver):
         run.noticed, run.acknowledgement_before_notice = True, acknowledgement
 
     def withdraw(self, run_id: str) -> None:
-        """Withdraw the notice of a run."""
+        """Order the shim to withdraw the notice of a run."""
         run = self.runs[run_id]
         self._order(run, notice=None)
         run.noticed = False
@@ -41,7 +41,7 @@ class RunOrders(RunObserver):
         run.about = about
 
     def stop(self, order: StopRun) -> None:
-        """Order the shim to send TERM now and KILL after the grace period."""
+        """Order the shim to send SIGTERM to the workload now, and SIGKILL after the grace period."""
         run = self.runs[order.run]
         stop: dict[str, Any] = {
             "outcome": order.outcome,
@@ -56,7 +56,7 @@ class RunOrders(RunObserver):
         run.stop_ordered = True
 
     def _order(self, run: LocalRun, **fields: Any) -> None:
-        """Add fields to the run's order file; earlier fields stay."""
+        """Set ``fields`` in the run's order file, keep its other fields, and wake the shim."""
         write_order(run.folder, {**(read_json(run.folder / "order.json") or {}), **fields})
         if run.shim and processes.is_alive(run.shim["pid"], run.shim["start_ticks"]):
             os.kill(

@@ -36,7 +36,11 @@ def attempt() -> int:
 
 
 def notice() -> dict[str, Any] | None:
-    """Return the notice, {"code", "stop_at" (epoch seconds or None)}, or None while there is none."""
+    """Return the stop notice, or None if none has arrived.
+
+    A notice is a dict with the keys "code" (the reason) and "stop_at". The value of "stop_at" is the time of
+    the stop in epoch seconds, or None if no time is set.
+    """
     path = os.environ.get("GPUPOOL_NOTICE", "")
     try:
         return json.loads(Path(path).read_text()) if path else None
@@ -61,7 +65,7 @@ def on_notice(call: Callable[[], None]) -> None:
 
 
 def hosts() -> list[str]:
-    """Return the addresses of the hosts of this job, by rank; empty for a job on one host."""
+    """Return the addresses of the hosts of this job in the order of their ranks; [] for a job on one host."""
     return [host for host in os.environ.get("GPUPOOL_HOSTS", "").split(",") if host]
 
 
@@ -110,9 +114,9 @@ def serve_port(port: int) -> None:
 
 
 def declare_load(utilisation: float, memory_mib: int | None = None) -> None:
-    """Set the utilisation in percent, and the memory, that a simulated GPU reports.
+    """Set the utilisation (percent) and the memory in use (MiB) that a simulated GPU reports.
 
-    No effect on a real GPU.
+    On a real GPU the call has no effect.
     """
     path = os.environ.get("GPUPOOL_SIMULATED_LOAD")
     if path:
