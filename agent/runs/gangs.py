@@ -36,7 +36,7 @@ def gang_error(gang: GangWanted | None) -> str:
 
 
 def awaits_go(wanted: RunWanted) -> bool:
-    """Return True if the run is part of a gang whose other hosts are not all prepared."""
+    """Return True if the run is part of a gang that the server has not yet allowed to start."""
     return wanted.gang is not None and not wanted.gang.go
 
 

@@ -1,1 +1,4 @@
-"""Communicates with the server: joining, the sync connection, reports, sample spool, workspace streams."""
+"""Communicates with the server.
+
+Contains the join, the sync connection, the reports, the spool of samples, and the streams of workspaces.
+"""

@@ -1,4 +1,8 @@
-"""Connects the agent to the edge: joins the pool, renews the credential and keeps the sync WebSocket open."""
+"""Connects the agent to the edge, the server process that agents connect to.
+
+Joins the pool, renews the credential and keeps the sync WebSocket open. An Observed frame is a report of the
+agent. A Desired frame is the server's answer, which also renews the leases of this host's runs.
+"""
 
 from __future__ import annotations
 
@@ -42,25 +46,26 @@ log = logging.getLogger("agent.server.connection")
 
 FIRST_RETRY_SECONDS = 0.25
 MAX_RETRY_SECONDS = 8.0
-# Longest pause between two connection attempts, in polls. It is a third of a lease, so that leases are
-# renewed in time.
+# Longest pause between two connection attempts, as a multiple of the report interval (``poll_seconds``). It
+# is a third of a lease, so that leases are renewed in time.
 MAX_RETRY_POLLS = 2.0
 REJECTED_RETRY_SECONDS = 30.0
 HEARTBEAT_SECONDS = 15.0
 CONNECT_SECONDS = 20.0
 MAX_FRAME_BYTES = 16 << 20
 MAX_JOIN_ANSWER_BYTES = 1 << 16
-LOG_SEND_INTERVAL_SECONDS = 0.4  # between two reads of the logs of running workloads
-MIN_REPORT_INTERVAL_SECONDS = 0.05  # between two Observed frames
-# While the server has not answered the last report, a report without changes waits this many polls. This is
-# well within the lease.
+LOG_SEND_INTERVAL_SECONDS = 0.4  # time between two reads of the logs of running workloads
+MIN_REPORT_INTERVAL_SECONDS = 0.05  # shortest time between two Observed frames
+# A report without changes is usually sent after one report interval. While the server has not answered the
+# last report, it is sent after this many intervals. This time is much shorter than a lease.
 UNANSWERED_POLLS = 2.0
 
 
 class ServerRejectedError(Exception):
     """The server rejected this agent or one of its requests.
 
-    ``code``: the server's reason code; empty if it sent none. ``status``: the HTTP status, for a request.
+    ``code``: the server's reason code; empty if the server sent none. ``status``: the HTTP status of a
+    rejected request; 0 on the WebSocket.
     """
 
     def __init__(self, reason: str, *, code: str = "", status: int = 0) -> None:
@@ -90,9 +95,9 @@ async def join_pool(
 
 
 async def _proof_of_key(state: StateFolder, host: str, token: str) -> tuple[str, str]:
-    """Return the host's public key and a signature that proves that the host has the private key.
+    """Return the host's public key, and a signature that proves that the host has the private key.
 
-    Returns ('', '') without a key.
+    Returns ('', '') if the key can't be created or used.
     """
     try:
         return await host_key.sign(state.key, host_key.join_message(host, token))
@@ -147,8 +152,8 @@ async def _post_json(
             raise aiohttp.ClientError(f"the edge answered {answer.status} to {url.rpartition('/')[2]}")
         if answer.status != 200:
             reason, code = _rejection_reason(body)
-            # Every edge has this path and gives a reason for a rejection. Any other server, such as the
-            # portal, does not.
+            # Every edge has this path and gives a reason for a rejection. If not, the address belongs to
+            # another server, such as the portal.
             if answer.status == 404 or not reason:
                 raise ProtocolError(f"it answered {answer.status} to {urlsplit(url).path}")
             raise ServerRejectedError(reason, code=code, status=answer.status)
@@ -161,7 +166,7 @@ async def _post_json(
 
 
 def _rejection_reason(body: str) -> tuple[str, str]:
-    """Return the reason in a rejection and its code; '' and '' if the body is not from an edge."""
+    """Return the reason and the reason code of a rejection; ('', '') if the body is not from an edge."""
     try:
         data = json.loads(body)
         reason = next(data[key] for key in ("reason", "detail", "error", "message") if key in data)
@@ -178,7 +183,7 @@ class SyncHandler(Protocol):
 
     @property
     def poll_seconds(self) -> float:
-        """Return how often the server asks for a report, in seconds."""
+        """Return the time between two reports to the server, in seconds. The server sets it."""
 
     def on_connect(self) -> None:
         """Handle a new connection, on which nothing has been sent yet."""
@@ -189,12 +194,12 @@ class SyncHandler(Protocol):
     async def on_desired(self, desired: Desired, leased_from: float) -> None:
         """Apply a desired state.
 
-        ``leased_from``: CLOCK_BOOTTIME from which the server counts this host's lease.
+        ``leased_from``: the CLOCK_BOOTTIME, in seconds, at which the lease of this host begins.
         """
 
 
 class SyncConnection:
-    """Keeps one sync WebSocket open, sends the reports of the agent and passes desired states to it."""
+    """Keeps one sync WebSocket open. Sends the agent's reports and passes the desired states to the agent."""
 
     def __init__(
         self,
@@ -209,11 +214,12 @@ class SyncConnection:
         self._rejoin = rejoin
         self._sequence = 0
         self._answered = 0  # sequence of the last Observed that the server has handled
-        self._sent_at: dict[int, float] = {}  # CLOCK_BOOTTIME of sending, by sequence, on this connection
+        # By sequence of each Observed on this connection: the CLOCK_BOOTTIME at which it was sent.
+        self._sent_at: dict[int, float] = {}
         self._is_up: bool | None = None  # the state that was logged last; None: no state was logged
 
     async def keep(self) -> None:
-        """Connect and reconnect forever, with growing, jittered pauses."""
+        """Connect and reconnect forever. The pauses between two attempts grow and are random."""
         pause = FIRST_RETRY_SECONDS
         while True:
             answered = self._answered
@@ -237,7 +243,7 @@ class SyncConnection:
             log.info("connected to %s", self._edge)
 
     def _note_lost(self, why: str) -> None:
-        """Log a lost connection once, not at each retry: an edge may be unavailable for hours."""
+        """Log a lost connection once. Do not log each retry, because an edge may be unavailable for hours."""
         if self._is_up is not False:
             state = (
                 "the connection to the edge is lost"
@@ -317,18 +323,19 @@ class SyncConnection:
                         f"the server uses another protocol version ({problem}); "
                         "install the agent of its version"
                     )
-                self._answered = frame.answers or self._sequence  # 0: an older server
+                self._answered = frame.answers or self._sequence  # an older server always sends 0
                 self._note_up()
                 await self._agent.on_desired(frame, self._leased_from(frame))
 
     def _leased_from(self, desired: Desired) -> float:
-        """Return the CLOCK_BOOTTIME from which the server counts the lease.
+        """Return the CLOCK_BOOTTIME, in seconds, at which the lease of this host begins.
 
-        This is the time at which the agent sent the last Observed frame that the server has handled.
+        The lease begins when the agent sent the last Observed frame that the server has handled. An older
+        server does not say which frame this was. Then the lease begins now.
         """
         if not desired.answers:
             return boottime()
-        return self._sent_at.get(desired.answers, 0.0)  # a frame of an earlier connection renews nothing
+        return self._sent_at.get(desired.answers, 0.0)  # 0.0, which renews nothing, for an earlier connection
 
     async def _send(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         reporter = self._agent.reporter
@@ -351,8 +358,8 @@ class SyncConnection:
             reporter.due.clear()
             if not reporter.has_changed:
                 try:
-                    # asyncio.timeout, because wait_for can lose a cancellation up to Python 3.11. The agent
-                    # would then never end.
+                    # Use asyncio.timeout instead of asyncio.wait_for. Up to Python 3.11, wait_for can lose a
+                    # cancellation, and the agent would never end.
                     pause = min(
                         LOG_SEND_INTERVAL_SECONDS, max(0.01, self._next_observed(sent_at) - time.monotonic())
                     )
@@ -363,10 +370,10 @@ class SyncConnection:
             await asyncio.sleep(MIN_REPORT_INTERVAL_SECONDS)
 
     def _next_observed(self, sent_at: float) -> float:
-        """Return when the next report without changes is due, on the monotonic clock.
+        """Return the time.monotonic at which the next report is due if nothing changes.
 
-        ``sent_at``: when the last report was sent. While the server has not handled that report, the next
-        report is due later.
+        ``sent_at``: the time.monotonic at which the last report was sent. While the server has not handled
+        the last report, the next report is due later.
         """
         polls = 1.0 if self._answered >= self._sequence else UNANSWERED_POLLS
         return sent_at + polls * self._agent.poll_seconds

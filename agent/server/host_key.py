@@ -1,7 +1,7 @@
 """Signs with the key pair of this host (Ed25519). The first signature creates the key pair.
 
-The private key never leaves the state folder. The cryptographic library takes 7 MB of memory and is used once
-a day, so it runs in a separate process: ``agent/server/host_key_process.py``.
+The private key never leaves the state folder. The cryptographic library takes 7 MB of memory, and the agent
+needs it only about once a day. Therefore it runs in a separate process: ``agent/server/host_key_process.py``.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ KEY_PROCESS_TIMEOUT_SECONDS = 30.0
 
 
 class HostKeyError(Exception):
-    """The key is missing and cannot be created, or cannot be used. The message is the reason in one line."""
+    """The host's key cannot be created or cannot be used. The message gives the reason in one line."""
 
 
 def join_message(host: str, token: str) -> bytes:
-    """Return the text that a host signs to prove that it holds the private key it registers."""
+    """Return the text that a host signs when it joins. The signature proves that it has the private key."""
     return f"gpupool join {host} {token}".encode()
 
 
 def renewal_message(challenge: str) -> bytes:
-    """Return the text that a host signs for a new credential."""
+    """Return the text that a host signs to renew its credential."""
     return f"gpupool renew {challenge}".encode()
 
 
 async def sign(file: Path, text: bytes) -> tuple[str, str]:
-    """Return the public key of the key pair in ``file``, and the signature of ``text``.
+    """Return the public key of the key pair in ``file``, and the signature of ``text``, both in base64.
 
-    Creates the key if there is none. Raises HostKeyError.
+    Creates the key pair if there is none. Raises HostKeyError.
     """
     output = await _run_key_process(file, text)
     public_key, signature = output.split()

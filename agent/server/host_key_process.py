@@ -17,7 +17,7 @@ from agent.host.durable_files import write_text
 
 
 def load_or_create(file: Path) -> Ed25519PrivateKey:
-    """Return the private key in ``file``. Creates it if there is none."""
+    """Return the private key in ``file``. If there is no file, create the key."""
     if not file.exists():
         write_text(file, base64.b64encode(Ed25519PrivateKey.generate().private_bytes_raw()).decode())
     if os.stat(file).st_mode & 0o077:

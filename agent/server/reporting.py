@@ -1,6 +1,7 @@
-"""Collects the reports of this host to its server: observed state, samples, logs, hardware events and proofs.
+"""Collects the reports of this host for the server, and tracks which of them the server has recorded.
 
-Tracks for each report whether it was sent and whether the server has recorded it.
+The reports are the observed state, samples, logs, hardware events and proofs. A proof is the signed answer to
+a challenge of the server, which then renews the host's credential.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from agent.server.sample_spool import SampleSpool
 
 log = logging.getLogger("agent.server.reporting")
 
-MAX_UNCOMMITTED_BATCHES = 100  # batches that were sent and that the server has not yet committed
+MAX_UNCOMMITTED_BATCHES = 100  # at most this many batches are sent before the server has committed them
 BATCH_RESEND_SECONDS = 60.0  # a batch that is not committed after this time is sent again
-LOG_CHUNKS_PER_ROUND = 4  # per run, so that one workload with much output does not delay the others
+LOG_CHUNKS_PER_ROUND = 4  # per run; a limit, so that a workload with much output does not delay the others
 
 
 class ServerReporter:
-    """The reports of one agent that the server has not yet recorded."""
+    """Keeps the reports of one agent until the server has recorded them."""
 
     def __init__(
         self,
@@ -68,10 +69,10 @@ class ServerReporter:
         self._diagnostics = diagnostics
         self._geometries = geometries
         self._boot_id = boot_id()
-        self._changed = True  # a report is due
-        self._homes_due: HomesSeen | None = None  # the last measurement, if it was not yet sent
+        self._changed = True  # True: the observed state must be reported now
+        self._homes_due: HomesSeen | None = None  # the last measurement of the homes; None: already sent
         self._strays: list[StraySeen] = []
-        self._strays_due: list[StraySeen] | None = None  # the changed list of strays, if it was not yet sent
+        self._strays_due: list[StraySeen] | None = None  # the present strays; None: already sent
         self._health_due: list[Health] = []
         self._unwritten: list[Health] = []
         self._writing: asyncio.Task[None] | None = None  # events are written one after the other
@@ -79,8 +80,8 @@ class ServerReporter:
         self._sent_batches = 0
         self._sent_batches_at = 0.0
         self._knows_committed = False
-        self._last_log_run = ""  # the run whose log was read last
-        # By run: the log offset that had been sent when the last Desired frame arrived.
+        self._last_log_run = ""  # id of the run whose log was read last
+        # By id of the run: the log offset that had been sent when the last Desired frame arrived.
         self._log_marks: dict[str, int] = {}
         self._challenge = ""  # the last challenge on this connection
         self._proofs: list[Proof] = []  # proofs that were not yet sent
@@ -95,18 +96,18 @@ class ServerReporter:
 
     @property
     def has_changed(self) -> bool:
-        """Return True if a report is due."""
+        """Return True if the observed state has changed since the last report."""
         return self._changed
 
     def take_change(self) -> bool:
-        """Return True if a report is due, and clear the mark. The caller must then send the report."""
+        """Return ``has_changed`` and set it to False. The caller must send a report if the result is True."""
         changed, self._changed = self._changed, False
         return changed
 
     def note_hardware(self, hardware: GpuInventory, notes: list[str]) -> None:
         """Replace the hardware in the inventory.
 
-        ``notes``: the notes of the host without those of the hardware.
+        ``notes``: the notes on this host that do not concern its hardware.
         """
         self._inventory = dataclasses.replace(
             self._inventory,
@@ -132,7 +133,8 @@ class ServerReporter:
     def note_event(self, event: HardwareEvent) -> None:
         """Queue an event for sending, and write it to the disk in the background.
 
-        The report of a broken GPU must not wait for a disk that workloads keep busy.
+        The event is not written first, because workloads may keep the disk busy. The report of a broken GPU
+        must not wait for the disk.
         """
         health = self.events.note(event)
         if health is not None:
@@ -182,9 +184,9 @@ class ServerReporter:
     def on_observed_sent(self, observed: Observed) -> None:
         """Record which parts of a report were sent.
 
-        After its end was reported, a run may be removed once the server no longer lists it. A measurement of
-        homes is sent only once. If its frame is lost, one measurement is lost. If its frame is rejected, the
-        next frames without the measurement still renew the leases.
+        A run whose end was reported may be removed as soon as the server no longer lists it. A measurement of
+        the homes is sent only once. If its frame is lost, only this measurement is lost. If the server
+        rejects the frame, the next frames do not contain the measurement, so they can still renew the leases.
         """
         self._report = observed.sequence
         if self._homes_due is observed.homes:
@@ -197,7 +199,7 @@ class ServerReporter:
                 run.reported_ended = True
 
     def on_connect(self) -> None:
-        """Forget what was sent on the previous connection."""
+        """Handle a new connection: mark all reports that the server may lack as not sent."""
         self.connected = True
         self._knows_committed = False
         self._sent_batches = 0
@@ -208,13 +210,13 @@ class ServerReporter:
         self._challenge, self._proofs = "", []
 
     def on_disconnect(self) -> None:
-        """Handle the end of the connection: samples are stored in fewer, larger batches from now on."""
+        """Handle the end of the connection. Without one, samples are stored in fewer, larger batches."""
         self.connected = False
 
     def batches_due(self) -> Iterator[SampleBatch]:
-        """Yield the batches to send now, in order.
+        """Yield the batches of samples to send now, in the order of their numbers.
 
-        Uncommitted batches are sent again after BATCH_RESEND_SECONDS.
+        If the server has not committed a batch after BATCH_RESEND_SECONDS, the batch is sent again.
         """
         if not self._knows_committed:
             return
@@ -228,10 +230,11 @@ class ServerReporter:
                 yield self.spool.read(number)
 
     def log_chunks(self) -> Iterator[LogChunk]:
-        """Yield the log chunks that the server does not have yet, a few per run."""
+        """Yield log chunks that were not sent yet, at most LOG_CHUNKS_PER_ROUND per run."""
         runs = list(self._runs.runs.values())
         first = next((position + 1 for position, run in enumerate(runs) if run.id == self._last_log_run), 0)
-        for run in [*runs[first:], *runs[:first]]:  # continue after this run if the round is interrupted
+        # Begin after the run that was read last, because the caller may have interrupted the last round.
+        for run in [*runs[first:], *runs[:first]]:
             self._last_log_run = run.id
             for _ in range(LOG_CHUNKS_PER_ROUND):
                 offset, text, following = log_reader.read_chunk(
@@ -249,7 +252,7 @@ class ServerReporter:
             yield self._health_due.pop(0)
 
     def proofs_due(self) -> Iterator[Proof]:
-        """Yield the proofs that were not sent on this connection. A proof answers a challenge."""
+        """Yield the proofs that were not sent yet on this connection."""
         while self._proofs:
             yield self._proofs.pop(0)
 
@@ -287,7 +290,10 @@ class ServerReporter:
         self._knows_committed = True
 
     def _keep_log_marks(self) -> None:
-        """Store the offset of each log up to which the server has every byte."""
+        """Store for each run the log offset up to which the server has every byte.
+
+        A Desired frame confirms only the bytes that were sent before the previous Desired frame.
+        """
         self._log_marks = {name: mark for name, mark in self._log_marks.items() if name in self._runs.runs}
         for run in self._runs.runs.values():
             mark = self._log_marks.get(run.id, 0)
@@ -307,7 +313,8 @@ def build_inventory(
 ) -> Inventory:
     """Return the inventory of this host.
 
-    ``notes``: the host's limitations. ``diagnostics``: names of the operator's own diagnostics.
+    ``notes``: sentences about the host's limitations. ``diagnostics``: the names of the operator's
+    diagnostics.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     return Inventory(

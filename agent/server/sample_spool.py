@@ -1,8 +1,8 @@
 """Stores sample batches on the disk until the server has committed them. The total size is limited.
 
 Batches are numbered from 1. The file of the newest batch is kept even after its commit, because its name
-stores the last number. If the folder exceeds its limit, the oldest batches are removed and their numbers are
-never reused: lost samples are unknown to the server, never wrong.
+stores the last number. If the folder exceeds its limit, the oldest batches are removed. Their numbers are
+never reused, so the server knows that these samples are missing.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from agent.host.durable_files import write_text
 from agent.protocol import ProtocolError, SampleBatch, SampleRow, parse
 
 MAX_SPOOL_BYTES = 64 << 20
-MIN_FILE_BYTES = 4096  # on the disk, even for a smaller file
+MIN_FILE_BYTES = 4096  # a smaller file takes this much space on the disk too
 
 
 class SampleSpool:
-    """The sample batches of one host. Their numbers survive restarts."""
+    """The sample batches of one host. A restarted agent continues their numbers."""
 
     def __init__(self, folder: Path, largest_bytes: int = MAX_SPOOL_BYTES) -> None:
         self._folder = folder
@@ -32,13 +32,14 @@ class SampleSpool:
 
     @property
     def last(self) -> int:
-        """Return the number of the newest batch; 0 before the first."""
+        """Return the number of the newest batch; 0 if there was none."""
         return max(self._sizes, default=self.committed)
 
     def pending(self, after: int) -> list[int]:
-        """Return the numbers of uncommitted batches above ``after``, in the order in which to send them.
+        """Return the numbers of uncommitted batches above ``after``, in ascending order.
 
-        The order matters: if a number is missing, the server waits some time before it commits later batches.
+        Send the batches in this order. If a number is missing, the server waits for it before it commits
+        later batches.
         """
         return sorted(number for number in self._sizes if number > max(after, self.committed))
 
@@ -52,36 +53,38 @@ class SampleSpool:
     async def add_in_thread(self, rows: list[SampleRow]) -> int:
         """Write a new batch like ``add``, but in a thread, because workloads may keep the disk busy.
 
-        Callers must not overlap two calls.
+        A caller must not start a second call before the first one has returned.
         """
         while True:
             number = self._begun = max(self.last, self.committed) + 1
             text = _batch_json(number, rows)
             try:
-                # After a cancellation the thread still writes the file, so the number must stay used.
+                # If this task is cancelled, the thread still writes the file. Therefore _begun is then kept,
+                # and no other batch gets this number.
                 await asyncio.to_thread(write_text, self._path(number), text)
             except OSError:
                 self._begun = 0
                 raise
             self._begun = 0
             if number > max(self.last, self.committed):
-                break  # otherwise a commit has renumbered the batches during the write: write the batch again
+                break
+            # A commit has renumbered the batches during the write: write this batch again, with a new number.
         self._sizes[number] = len(text)
         self._drop_oldest()
         return number
 
     def read(self, number: int) -> SampleBatch:
-        """Return a stored batch; a batch without rows if its file is damaged."""
+        """Return a stored batch. If its file is missing or damaged, the batch has no rows."""
         try:
             return parse(SampleBatch, json.loads(self._path(number).read_text()))
         except (OSError, ValueError, ProtocolError):
             return SampleBatch(number, [])
 
     def commit(self, upto: int) -> None:
-        """Remove the batches up to ``upto``, which the server has committed.
+        """Remove the batches up to number ``upto``, which the server has committed.
 
-        After a loss of the folder, the server may have committed higher numbers than this spool has used. The
-        remaining batches are then renumbered above ``upto``.
+        After a loss of the folder, numbering begins at 1 again, and ``upto`` may be above all numbers of this
+        spool. Then the uncommitted batches get new numbers above ``upto``.
         """
         if upto > self.last:
             self._renumber(upto)

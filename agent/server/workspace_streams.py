@@ -1,4 +1,7 @@
-"""Relays workspace bytes between the edge and the sockets of runs, over connections kept ready in advance."""
+"""Relays the traffic of workspaces (notebooks and jobs that serve HTTP) between the edge and the runs.
+
+Some connections to the edge are dialled in advance and stay idle until the edge uses them for a run.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ CLOSE_PROTOCOL_ERROR = 4400
 
 
 class WorkspaceStreams:
-    """The workspace connections of one agent. Some are kept idle; a used connection is replaced at once."""
+    """The workspace connections of one agent.
+
+    A number of connections are kept idle. When the edge begins to use one, another one is dialled at once.
+    """
 
     def __init__(
         self,
@@ -95,7 +101,7 @@ class WorkspaceStreams:
             dialled = self._session.ws_connect(
                 self._url, headers=headers, heartbeat=HEARTBEAT_SECONDS, max_msg_size=4 << 20
             )
-            # A dial that hangs would count as an idle connection forever.
+            # Limit the time: a dial that hangs would count as an idle connection forever.
             async with asyncio.timeout(DIAL_TIMEOUT_SECONDS):
                 connection = await dialled
             async with connection as edge:
@@ -142,7 +148,7 @@ async def _relay(
 ) -> None:
     """Relay bytes in both directions until either side closes.
 
-    Each direction waits for its receiver, so no buffer grows.
+    Each direction reads on only after its receiver has taken the bytes. So no buffer grows without limit.
     """
     directions = [
         asyncio.create_task(_relay_to_run(edge, writer)),

@@ -12,7 +12,7 @@ import time
 
 from agent.shim.process_tree import cgroup_members
 
-TYPE_CHECKING = False  # not from typing: it would double this process's memory
+TYPE_CHECKING = False  # not imported from typing, because the import would double this process's memory
 if TYPE_CHECKING:
     from typing import Any
 
@@ -21,18 +21,19 @@ GUARD_POLL_SECONDS = 1.0
 
 
 def fork_guard(spec: dict[str, Any]) -> None:
-    """Return in a forked child process, which becomes the shim.
+    """Fork: return in the child process, which becomes the shim.
 
-    The calling process becomes the guard of the shim and never returns.
+    The calling process becomes the guard of the shim and never returns. The guard holds the GPU locks, which
+    are the descriptors in ``own_fds`` except the first. The guard closes the first one, because this lock
+    shows that the shim lives.
 
-    The guard holds the GPU locks. These are the descriptors in ``own_fds`` except the first, which shows that
-    the shim lives. A shim ends normally only when no process of the workload remains. If the shim is killed,
-    the processes of the workload become children of the guard, which is their subreaper. The guard holds the
-    locks until the last of these processes has ended. So the workload's processes need not inherit the locks.
+    A shim ends normally only when no process of the workload remains. If the shim is killed, the processes of
+    the workload become children of the guard, which is their subreaper. The guard holds the locks until the
+    last of these processes has ended. Therefore the workload's processes do not need the locks themselves.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        # The agent stops the shim by an order, and the guard ends after the shim.
+        # Ignore these signals: the agent stops the shim by an order, and the guard must end after the shim.
         signal.signal(number, signal.SIG_IGN)
     shim = os.fork()
     if shim == 0:
@@ -50,7 +51,7 @@ def shim_wait_status(shim: int) -> int:
 
 
 def wait_until_empty(cgroup_procs: list[str]) -> None:
-    """Wait until no process remains below this process and in the workload's control groups."""
+    """Wait until this process has no descendants and the workload's control groups are empty."""
     while True:
         try:
             os.wait()

@@ -11,7 +11,7 @@ from agent.shim.log_writer import drain_pipe
 from agent.shim.process_tree import descendants, ended_children, process_stat, send_signal
 from agent.shim.run_files import boot_id, boottime, log_error, write_json
 
-TYPE_CHECKING = False  # not from typing: it would double this process's memory
+TYPE_CHECKING = False  # not imported from typing, because the import would double this process's memory
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Protocol
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 HOOK_TICK_SECONDS = 0.2
-MAX_HOOK_OUTPUT_BYTES = 500  # the error message of a failed hook contains this much of the end of its output
-HOOK_CLEANUP_SECONDS = 5.0  # wait for the processes of a hook to end after KILL
+MAX_HOOK_OUTPUT_BYTES = 500  # the error message of a failed hook ends with this much of its last output
+HOOK_CLEANUP_SECONDS = 5.0  # longest wait for the end of a hook's processes after SIGKILL
 
 
 class HookRun:
-    """One run of an operator's program as the agent's user. Afterwards all its processes are killed."""
+    """One run of an operator's program, as the agent's user. After its end, all its processes are killed."""
 
     def __init__(self, shim: HookHost, name: str, more: dict[str, str]) -> None:
         self.shim = shim
@@ -46,10 +46,11 @@ class HookRun:
         self.last_output = b""
 
     def run(self, is_cancelled: Callable[[], bool], ended: dict[str, Any] | None = None) -> str:
-        """Run the program. Return an error message; '' if the program ended with 0 or was started before.
+        """Run the program. Return '' if it ended with status 0, otherwise an error message.
 
-        ``ended``: the end of the workload, for an epilog. If the shim is killed, the agent starts a second
-        process for the epilog; the epilog itself still runs only once.
+        ``ended``: the end of the workload, for an epilog; None for a prolog. If the shim was killed, the
+        agent starts another process that runs the epilog. An epilog that was already started is not started
+        again: then this method returns ''.
         """
         self.output, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         gate, go = os.pipe2(os.O_CLOEXEC)
@@ -95,8 +96,8 @@ class HookRun:
     def is_first(self, ended: dict[str, Any]) -> bool:
         """Create epilog.json and return True. Return False if another process has already created the file.
 
-        The file marks the start of the epilog. The agent reads it and waits for this hook until the hook's
-        time limit. On a full disk the hook runs without the file.
+        The file records that the epilog was started. The agent reads the file and waits for the epilog until
+        its time limit. On a full disk the epilog runs without the file.
         """
         stat = process_stat(self.pid)
         mark = {"pid": self.pid, "start_ticks": stat[1] if stat else 0, "boot_id": boot_id()}
@@ -133,7 +134,7 @@ class HookRun:
         return f"the operator's {self.name} ended with {code}" + (f": {words}" if words else "")
 
     def read_output(self) -> None:
-        """Read the output and keep its end."""
+        """Read the output of the program and keep the end of it."""
         drain_pipe(self.output, self.keep_output)
 
     def keep_output(self, data: bytes) -> None:
@@ -145,7 +146,10 @@ class HookRun:
                 self.status = status
 
     def kill_remaining(self) -> None:
-        """KILL the hook and all processes below it. Return after HOOK_CLEANUP_SECONDS even if some remain."""
+        """Send SIGKILL to the hook and all its descendants, until none remains.
+
+        Return after HOOK_CLEANUP_SECONDS even if some remain.
+        """
         until = boottime() + HOOK_CLEANUP_SECONDS
         while boottime() < until:
             self.reap()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # not from typing: it would double this process's memory
+TYPE_CHECKING = False  # not imported from typing, because the import would double this process's memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 READ_BYTES = 1 << 16  # largest size of one read of a pipe
-MAX_READS = 64  # reads per call, so that a fast writer does not block the shim
+MAX_READS = 64  # largest number of reads per call, so that a fast writer does not block the shim
 LOG_SEGMENT_BYTES = 1 << 20
 MAX_LOG_SEGMENTS = 8
 
@@ -17,7 +17,7 @@ MAX_LOG_SEGMENTS = 8
 def drain_pipe(pipe: int, take: Callable[[bytes], None]) -> bool:
     """Pass the content of a pipe to ``take`` in pieces. Return True if the pipe has no writer any more.
 
-    Never waits, and returns after MAX_READS even if a process writes continuously.
+    The call never waits. It returns after MAX_READS, even if a process writes continuously.
     """
     for _ in range(MAX_READS):
         try:
@@ -41,13 +41,13 @@ class LogWriter:
         self.offset = 0
         self.file: int | None = None
         self.written = 0
-        self.lost = 0  # bytes lost since the last successful write
+        self.lost = 0  # number of bytes that were lost since the last successful write
         os.makedirs(folder, mode=0o700, exist_ok=True)
 
     def write(self, data: bytes) -> None:
-        """Write output. Never raises.
+        """Write output to the log. Never raises an error.
 
-        On a full disk, output is lost, and the log later states how many bytes are missing.
+        On a full disk the output is lost. The next successful write then states how many bytes are missing.
         """
         rest = (
             b"\n[%d bytes are missing here: they could not be written]\n" % self.lost if self.lost else b""

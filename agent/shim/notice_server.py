@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _socket  # not socket: it would increase this process's memory by a sixth
+import _socket  # not the module socket, which would increase this process's memory by a sixth
 import array
 import ctypes
 import fcntl
@@ -12,17 +12,17 @@ import os
 from agent.shim.libc import CLONE_NEWNET, raise_on_error
 from agent.shim.run_files import boottime, log_error
 
-TYPE_CHECKING = False  # not from typing: it would double this process's memory
+TYPE_CHECKING = False  # not imported from typing, because the import would double this process's memory
 if TYPE_CHECKING:
     from typing import Any
 
 CLONE_NEWUSER = 0x10000000
 NS_GET_USERNS = 0xB701  # ioctl_ns(2)
-NOTICE_PORT = 4770  # used if the workload has its own network
-OPEN_TIMEOUT_SECONDS = 15.0  # if the workload's network does not exist by then, there is no notice over HTTP
+NOTICE_PORT = 4770  # port of the server if the workload has its own network
+OPEN_TIMEOUT_SECONDS = 15.0  # longest wait for the workload's network; then the server stays closed
 MAX_CLIENTS = 8
 MAX_HEAD_BYTES = 8192  # longest head of a request
-CLIENT_TIMEOUT_SECONDS = 5.0  # time in which a client must send the whole head
+CLIENT_TIMEOUT_SECONDS = 5.0  # time limit for a client to send the whole head
 
 
 class NoticeClient:
@@ -46,10 +46,10 @@ class NoticeClient:
 
 
 class NoticeServer:
-    """A server that gives the notice to one workload only, at a loopback port and under an unguessable path.
+    """A server that gives the stop notice to one workload, at a loopback port.
 
-    ``GET`` answers 200 with the notice as JSON, or 204 if there is no notice. The server never waits for a
-    client.
+    The path of its URL is random, so that only this workload knows it. The answer to ``GET`` is 200 with the
+    notice as JSON, or 204 if there is no notice. The server never waits for a client.
     """
 
     def __init__(self, own_network: bool, user: int | None) -> None:
@@ -68,21 +68,21 @@ class NoticeServer:
 
     @property
     def is_due(self) -> bool:
-        """Return True if the server must still be opened in the workload's network."""
+        """Return True if the server still has to be opened in the workload's own network."""
         return self.listener is None and boottime() < self.gives_up_at
 
     def open_in_network_of(self, pid: int) -> None:
-        """Listen in the network of process ``pid``. On an error, log it and do not try again."""
+        """Listen in the network namespace of process ``pid``. On an error, log it and do not try again."""
         try:
             self.listener = listen_in_network_of(pid)
         except (OSError, ValueError, EOFError) as problem:
             if not os.path.exists(f"/proc/{pid}"):
-                return  # the process has ended; the caller tries another one
+                return  # the process has ended; the caller tries another process
             log_error(f"notice over HTTP: {problem}")
             self.gives_up_at = 0.0
 
     def waits_for(self) -> list[_socket.socket]:
-        """Return the sockets for ``select``."""
+        """Return the sockets on which the caller must wait with ``select``."""
         return (
             [self.listener, *(client.connection for client in self.clients)]
             if self.listener is not None
@@ -141,9 +141,10 @@ class NoticeServer:
 
 
 def listen_as(user: int | None) -> _socket.socket:
-    """Return a listening socket on a free port, owned by ``user``.
+    """Return a listening socket on a free loopback port, owned by the uid ``user``; None: this process's
+    user.
 
-    The socket needs this owner because the workload can only reach sockets of its own user.
+    The socket needs this owner, because a workload in the host's network can reach only sockets of its user.
     """
     if user is None:
         return listen(0)
@@ -168,8 +169,7 @@ def listen(port: int) -> _socket.socket:
 def listen_in_network_of(pid: int) -> _socket.socket:
     """Return a socket that listens on NOTICE_PORT in the network namespace of process ``pid``.
 
-    A child process enters the namespace and passes the socket back, so this process stays in its own
-    namespace.
+    A child process enters the namespace and passes the socket back. This process stays in its own namespace.
     """
     parent_end, child_end = _socket.socketpair()
     child = os.fork()
@@ -198,7 +198,10 @@ def listen_in_network_of(pid: int) -> _socket.socket:
 
 
 def enter_network(pid: int) -> None:
-    """Enter the network namespace of ``pid``. Without root, enter the user namespace that owns it first."""
+    """Enter the network namespace of process ``pid``. Raises OSError.
+
+    Without root, first enter the user namespace that owns the network namespace.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     space = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     if libc.setns(space, CLONE_NEWNET) == 0:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # not from typing: it would double this process's memory
+TYPE_CHECKING = False  # not imported from typing, because the import would double this process's memory
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 def process_stat(pid: int | str) -> tuple[int, int, str, str] | None:
-    """Return (parent pid, start time in ticks, state letter, name) of a process, or None if it is gone.
+    """Return (parent pid, start time in clock ticks, state letter, name) of a process; None if it has ended.
 
-    The state is Z only if no thread of the process remains. The main thread may end before other threads.
+    If the main thread has ended before other threads, the kernel reports the state Z. In this case the result
+    has the state S, because the process is still running.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -27,7 +28,7 @@ def process_stat(pid: int | str) -> tuple[int, int, str, str] | None:
 def descendants(root: int) -> list[tuple[int, int, str]]:
     """Return [(pid, depth, name)] of every living process below ``root``.
 
-    ``root`` must be a subreaper, so that orphans stay below it.
+    ``root`` must be a subreaper. Otherwise orphaned processes would not stay below it.
     """
     children: dict[int, list[tuple[int, str]]] = {}
     for entry in os.listdir("/proc"):
@@ -46,7 +47,7 @@ def descendants(root: int) -> list[tuple[int, int, str]]:
 
 
 def ended_children() -> Iterator[tuple[int, int]]:
-    """Yield (pid, wait status) of each child that has ended since the last call. Never waits."""
+    """Yield (pid, wait status) of each child that has ended since the last call. The call never waits."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -65,7 +66,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def has_signal_handler(pid: int, number: int) -> bool:
-    """Return True if the process has a handler for the signal. Without a handler it would be killed."""
+    """Return True if the process has a handler for the signal. Otherwise the signal would kill it."""
     try:
         with open(f"/proc/{pid}/status") as file:
             for line in file:
@@ -93,13 +94,13 @@ def out_of_memory_kills(path: str = "/proc/vmstat") -> int | None:
 
 
 def cgroup_members(files: list[str]) -> set[int]:
-    """Return the pids in the control groups whose cgroup.procs files are given."""
+    """Return the pids in control groups. ``files``: the paths of the groups' cgroup.procs files."""
     found: set[int] = set()
     for name in files:
         try:
             with open(name) as file:
                 found.update(int(line) for line in file)
         except OSError:
-            continue  # the group was removed, so it is empty
+            continue  # the group was removed, so it has no process
     found.discard(0)  # 0 stands for a process of another pid namespace
     return found

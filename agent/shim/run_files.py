@@ -6,13 +6,13 @@ import json
 import os
 import time
 
-TYPE_CHECKING = False  # not from typing: it would double this process's memory
+TYPE_CHECKING = False  # not imported from typing, because the import would double this process's memory
 if TYPE_CHECKING:
     from typing import Any
 
 
 def boottime() -> float:
-    """Return the seconds of CLOCK_BOOTTIME."""
+    """Return the seconds since the boot (CLOCK_BOOTTIME)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

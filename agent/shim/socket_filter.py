@@ -9,12 +9,12 @@ import os
 
 from agent.shim.libc import raise_on_error
 
-# The allowed socket families. A network namespace confines them, or CUDA and NCCL need them. The numbers are
-# from linux/socket.h.
+# The allowed socket families. Each of them is confined by a network namespace or needed by CUDA and NCCL. The
+# numbers are from linux/socket.h.
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
-# The numbers of the system calls socket and socketpair, and of socketcall, by system call ABI (AUDIT_ARCH_ in
-# linux/audit.h). A filter can't read the socket family of a socketcall, because the family is in memory.
-# Source: the kernel's tables of system calls.
+# By system call ABI (AUDIT_ARCH_ in linux/audit.h): the numbers of the system calls socket and socketpair,
+# and the number of socketcall, or None. A filter can't read the socket family of a socketcall, because the
+# family is in the memory of the process. Source: the kernel's tables of system calls.
 X86_64, I386, AARCH64, ARM = 0xC000003E, 0x40000003, 0xC00000B7, 0x40000028
 SOCKET_SYSCALLS = {
     X86_64: ((41, 53), None),
@@ -23,8 +23,8 @@ SOCKET_SYSCALLS = {
     ARM: ((281, 288), None),
 }
 SOCKETCALL_NUMBERS = (1, 8)  # SYS_SOCKET and SYS_SOCKETPAIR of socketcall, linux/net.h
-X32_SYSCALL_BIT = 0x40000000  # set in system call numbers of X86_64 by programs with 32-bit pointers
-IO_URING_SETUP = 425  # on all architectures; io_uring creates sockets without passing the filter
+X32_SYSCALL_BIT = 0x40000000  # programs with 32-bit pointers set it in system call numbers of X86_64
+IO_URING_SETUP = 425  # the number on all architectures; io_uring can create sockets that no filter sees
 BPF_LOAD, BPF_AND, BPF_IF_EQUAL, BPF_RETURN = 0x20, 0x54, 0x15, 0x06  # linux/bpf_common.h
 # Offsets in struct seccomp_data. AT_FIRST_ARGUMENT is the lower half of the argument (little-endian).
 AT_NUMBER, AT_ARCH, AT_FIRST_ARGUMENT = 0, 4, 16
@@ -37,7 +37,8 @@ PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 def supports_seccomp_filters() -> bool:
     """Return True if the kernel supports seccomp filters.
 
-    A kernel that supports filters tries to read the filter at the null pointer, which fails with EFAULT.
+    The call passes a null pointer as the filter. A kernel that supports filters tries to read it and fails
+    with EFAULT.
     """
     ctypes.set_errno(0)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None)
@@ -45,9 +46,10 @@ def supports_seccomp_filters() -> bool:
 
 
 def restrict_socket_families(libc: ctypes.CDLL) -> None:
-    """Block socket families that no network namespace confines, in this process and its children.
+    """Block all socket families except the allowed ones, in this process and its children. Raises OSError.
 
-    For example, vsock reaches the hypervisor and other virtual machines from every network namespace.
+    No network namespace confines some of the blocked families. For example, vsock reaches the hypervisor and
+    other virtual machines from every network namespace.
     """
     steps = socket_family_filter()
     address, length = steps.buffer_info()
@@ -61,7 +63,8 @@ def restrict_socket_families(libc: ctypes.CDLL) -> None:
 def socket_family_filter() -> array.array[int]:
     """Return the filter as an array of 64-bit numbers.
 
-    Each number is one struct sock_filter: code, jump if true, jump if false and value.
+    Each number is one struct sock_filter. Its fields are the code, the jump if true, the jump if false and
+    the value.
     """
     steps: list[tuple[int, int, str]] = []  # (code, value, mark to jump to if a comparison is true)
     marks: dict[str, int] = {}

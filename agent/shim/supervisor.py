@@ -28,16 +28,17 @@ from agent.shim.process_tree import (
 from agent.shim.run_files import boot_id, boottime, log_error, read_json, write_json
 from agent.shim.workload_entry import fork_workload
 
-TYPE_CHECKING = False  # not from typing: it would double this process's memory
+TYPE_CHECKING = False  # not imported from typing, because the import would double this process's memory
 if TYPE_CHECKING:
     from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
 NOTICE_SERVER_TICK_SECONDS = 0.02
 TICK_SECONDS = 1.0
-LEFTOVER_GRACE_SECONDS = 2.0  # grace period of background processes that outlive the main process
+LEFTOVER_GRACE_SECONDS = 2.0  # time from TERM to KILL for background processes that outlive the main process
 KILL_RETRY_SECONDS = 0.1
-# After this many tries, an unkillable process is checked less often, because each check reads all of /proc.
+# After this many tries to kill the workload, wait TICK_SECONDS between two tries, because each try reads all
+# of /proc.
 KILL_RETRIES = 20
 ACKNOWLEDGEMENT_FILE = ".done"
 
@@ -66,7 +67,7 @@ class WorkloadSupervisor:
         self.began = 0.0
         self.ends_at: float | None = None
         self.lease_until = 0.0
-        self.lease_error_logged = False  # a lease error is logged only once
+        self.lease_error_logged = False  # True: an unreadable lease was logged, and is not logged again
         self.wake = -1
         self.pipe: int | None = None
         self.oom_before: int | None = None
@@ -78,7 +79,8 @@ class WorkloadSupervisor:
     def run(self) -> None:
         """Start the workload, supervise it, and record its end."""
         self.catch_signals()
-        # The workload must not inherit the alive lock and the GPU locks.
+        # The descriptors hold the lock of the file ``alive`` and the GPU locks. The workload must not inherit
+        # them.
         for descriptor in self.spec["own_fds"]:
             os.set_inheritable(descriptor, False)
         own = process_stat(os.getpid())
@@ -94,7 +96,7 @@ class WorkloadSupervisor:
             return
         self.oom_before = out_of_memory_kills()
         self.make_notice_server()
-        if self.is_cancelled():  # the lease may have expired during the start
+        if self.is_cancelled():  # for example, the lease has expired during the start
             self.finish_unstarted("it was stopped, or its lease expired, before it started")
             return
         self.main, self.pipe, error = fork_workload(self.spec)
@@ -191,7 +193,7 @@ class WorkloadSupervisor:
                 self.main_status = status
 
     def lease(self) -> float:
-        """Return the end of the lease (CLOCK_BOOTTIME); if the file is unreadable, the last value read."""
+        """Return the end of the lease (CLOCK_BOOTTIME). If the file is unreadable, return the last value."""
         try:
             with open(self.path("lease")) as file:
                 self.lease_until = float(file.read())
@@ -228,9 +230,9 @@ class WorkloadSupervisor:
         self.ends_at = lifecycle_rules.time_limit_deadline(self.began, seconds)
 
     def acknowledgement(self) -> tuple[int, ...] | None:
-        """Return a value that identifies the last checkpoint acknowledgement, or None.
+        """Return a value that identifies the workload's checkpoint acknowledgement; None if there is none.
 
-        Links are never followed.
+        The acknowledgement is a file. Links are never followed.
         """
         folder = self.spec.get("checkpoint_dir")
         try:
@@ -246,9 +248,9 @@ class WorkloadSupervisor:
         return self.noticed and now is not None and now != self.acknowledgement_before_notice
 
     def give_notice(self, notice: dict[str, Any]) -> None:
-        """Give notice: write the notice file, then send the signal.
+        """Give the workload a stop notice: write the notice file, then send SIGUSR1.
 
-        Only a later acknowledgement counts as an answer to the notice.
+        Only a checkpoint acknowledgement after this time counts as an answer to the notice.
         """
         self.noticed, self.notice = True, notice
         self.acknowledgement_before_notice = self.acknowledgement()
@@ -275,7 +277,7 @@ class WorkloadSupervisor:
             return
 
     def workload_processes(self) -> list[int]:
-        """Return the pids of the workload without the two processes of the sandbox."""
+        """Return the pids of the workload, without the two processes of the sandbox itself."""
         sandboxed = self.spec.get("launcher") == "bubblewrap"
         return [pid for pid, depth, _ in descendants(os.getpid()) if not (sandboxed and depth <= 2)]
 
@@ -308,9 +310,10 @@ class WorkloadSupervisor:
         return living | {pid for pid, _, _ in descendants(os.getpid())}
 
     def leftovers(self) -> bool:
-        """Return True if processes outlive the main process.
+        """Return True if processes of the workload are still alive. Call this after the main process has
+        ended.
 
-        These processes get TERM and, after a grace period, KILL.
+        The remaining processes get SIGTERM and, after a grace period, SIGKILL.
         """
         if not self.all_pids():
             return False
@@ -319,7 +322,10 @@ class WorkloadSupervisor:
         return True
 
     def outcome(self) -> tuple[str, int]:
-        """Return (reason code, exit code in the convention of the shell) of a workload that has ended."""
+        """Return the outcome and the exit code of a workload that has ended.
+
+        The exit code is 128 + N if signal N has killed the main process.
+        """
         status = self.main_status or 0
         code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         stop = (self.stop_outcome, self.stop_whatever)
@@ -342,7 +348,8 @@ class WorkloadSupervisor:
         if not self.hooks.get("prolog"):
             return True
         write_json(self.path("shim.json"), {**identity, "step": "running the operator's prolog"})
-        # The run's mark lets the agent find and kill the hook if this process is killed.
+        # With the run's mark in its environment, the agent can find and kill the hook if this process is
+        # killed.
         hook = HookRun(self, "prolog", {"GPUPOOL_MARK": self.spec["env"]["GPUPOOL_MARK"]})
         why = hook.run(self.is_cancelled)
         if not why:
@@ -363,7 +370,7 @@ class WorkloadSupervisor:
         return bool(self.cause)
 
     def epilog(self, ended: dict[str, Any]) -> str:
-        """Run the epilog, if there is one and it was not started before. Return an error message, or ''."""
+        """Run the epilog, unless there is none or it was started before. Return '' or an error message."""
         if not self.hooks.get("epilog"):
             return ""
         self.write_or_log("stopping.json", {"cause": self.cause or "epilog"})
@@ -372,7 +379,7 @@ class WorkloadSupervisor:
         return hook.run(lambda: False, ended)
 
     def run_epilog_only(self) -> None:
-        """Run only the epilog, after the first shim was killed.
+        """Run only the epilog. The agent starts a process for this if the shim of the run was killed.
 
         The agent has already killed all processes of the workload.
         """
@@ -405,7 +412,10 @@ class WorkloadSupervisor:
                 time.sleep(TICK_SECONDS)  # the disk is full: try again until there is space
 
     def write_exit_in_reserved_space(self, ended: dict[str, Any]) -> bool:
-        """Write the end into the file reserved for it, which needs no disk space. Return True on success."""
+        """Write the end into exit.room and rename it to exit.json. Return True on success.
+
+        This needs no disk space, because the space of exit.room is already reserved.
+        """
         reserved = self.path("exit.room")
         try:
             with open(reserved, "r+") as file:
@@ -421,9 +431,9 @@ class WorkloadSupervisor:
 
 
 def detach_from_agent() -> None:
-    """Detach from the agent: continue in a new session, without the parent process.
+    """Continue in a forked child process, in a new session. The calling process ends.
 
-    This process therefore survives the end of the agent.
+    The child is no child of the agent, so it survives the end of the agent.
     """
     if os.fork():
         os._exit(0)

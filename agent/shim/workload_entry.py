@@ -10,11 +10,11 @@ import signal
 from agent.shim.libc import CLONE_NEWNET, raise_on_error
 from agent.shim.socket_filter import restrict_socket_families
 
-TYPE_CHECKING = False  # not from typing: it would double this process's memory
+TYPE_CHECKING = False  # not imported from typing, because the import would double this process's memory
 if TYPE_CHECKING:
     from typing import Any
 
-# Numbers of system calls, which are equal on all architectures, and their arguments. See landlock(7).
+# Numbers of the Landlock system calls, equal on all architectures, and their arguments. See landlock(7).
 LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
 LANDLOCK_CREATE_RULESET_VERSION = 1
 LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET = 1
@@ -29,9 +29,10 @@ KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219}
 
 
 def fork_workload(spec: dict[str, Any]) -> tuple[int, int, str]:
-    """Fork and exec the workload.
+    """Start the workload with fork and exec.
 
-    Return (pid, read end of the pipe of its output, reason if it could not be started, else '').
+    Return its pid, the read end of the pipe of its output, and an error text. The error text is '' if the
+    workload was started.
     """
     pipe, output = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(pipe, False)
@@ -69,20 +70,21 @@ def _become_workload(spec: dict[str, Any], output: int) -> None:
     argv, env = spec["argv"], spec["env"]
     if spec.get("launcher") == "bubblewrap":
         argv, _ = argv_with_environment(argv, env)
-        env = {"GPUPOOL_MARK": env["GPUPOOL_MARK"]}  # the agent identifies the processes by the mark
+        env = {"GPUPOOL_MARK": env["GPUPOOL_MARK"]}  # by the mark, the agent finds the processes of the run
     os.execvpe(argv[0], argv, env)
 
 
 def enter_workload(spec: dict[str, Any]) -> None:
     """Apply ``spec`` to the calling process, between fork and exec.
 
-    Raises OSError. After an error nothing may be started.
+    Raises OSError. After an error the caller must not start the workload.
 
-    ``cgroup_procs``: files to write the pid into. ``network``: network namespace to enter. ``stage``: folders
-    to mount below ``stage_at``, visible to this process only. ``user``: user and group id to switch to
-    permanently, without supplementary groups. ``own_sockets``: restrict abstract sockets to those of this
-    process and its children. ``known_families``: allow only socket families that a network namespace
-    confines.
+    - ``cgroup_procs``: the files of control groups into which the process writes its pid.
+    - ``network``: the path of the network namespace to enter.
+    - ``stage``: the folders to mount below ``stage_at``, visible only to this process and its children.
+    - ``user``: the uid and gid to switch to permanently, without supplementary groups.
+    - ``own_sockets``: True to block abstract sockets of processes other than this one and its children.
+    - ``known_families``: True to allow only the socket families of ``agent.shim.socket_filter``.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     for name in spec.get("cgroup_procs", ()):
@@ -112,19 +114,21 @@ def enter_workload(spec: dict[str, Any]) -> None:
 
 
 def argv_with_environment(argv: list[str], env: dict[str, str]) -> tuple[list[str], int]:
-    """Return (``argv`` of bwrap that passes ``env`` to the workload, descriptor from which bwrap reads it).
+    """Return an argv for bwrap that passes ``env`` to the workload, and the descriptor from which bwrap reads
+    it.
 
-    bwrap itself runs outside the sandbox as the agent's user. Its environment must not be ``env``, because
-    ``env`` may contain LD_PRELOAD. Command-line arguments are no alternative, because every user of the host
-    can read them. Raises ValueError for an invalid name or value.
+    bwrap itself runs outside the sandbox. It must not get the environment ``env``, because ``env`` may
+    contain LD_PRELOAD. Command-line arguments are no alternative, because every user of the host can read
+    them. Raises ValueError for an invalid name or value.
     """
     words: list[bytes] = []
     for name, value in env.items():
-        if not name or "=" in name or "\0" in name + value:  # text after a NUL would be a new option of bwrap
+        # bwrap would take the text after a NUL as a new option.
+        if not name or "=" in name or "\0" in name + value:
             raise ValueError(f"{name!r} can't be in an environment")
         words += [b"--setenv", os.fsencode(name), os.fsencode(value)]
     try:
-        descriptor = os.memfd_create("environment", MFD_NOEXEC_SEAL)  # some hosts require the flag
+        descriptor = os.memfd_create("environment", MFD_NOEXEC_SEAL)  # some hosts require this flag
     except OSError:  # Linux before 6.3
         descriptor = os.memfd_create("environment", 0)
     with open(os.dup(descriptor), "wb") as file:
@@ -147,8 +151,8 @@ def restrict_abstract_sockets(libc: ctypes.CDLL) -> None:
     Abstract sockets have no file permissions. A workload in the network of the host could otherwise reach
     even the sockets of root.
     """
-    # struct landlock_ruleset_attr: handled_access_fs, handled_access_net, scoped. 0 leaves the first two
-    # unrestricted.
+    # The fields of struct landlock_ruleset_attr: handled_access_fs, handled_access_net, scoped. The two zeros
+    # mean that access to files and to the network is not restricted.
     attributes = array.array("Q", [0, 0, LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET])
     address, size = attributes.buffer_info()
     rules = libc.syscall(
