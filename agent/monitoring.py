@@ -142,7 +142,7 @@ class HostMonitor:
     # --- notebooks ---
 
     async def _watch_notebooks(self) -> None:
-        # One task per notebook, so that a hanging notebook does not delay the others.
+        # Use one task per notebook, so that a notebook that hangs does not delay the probes of the others.
         probes: dict[str, asyncio.Task[None]] = {}
         probed_at: dict[str, float] = {}
         while True:
@@ -199,7 +199,7 @@ def _log_lost_samples() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        log.error("samples are lost: %s", error)  # such as a full disk: these samples are unknown, not zero
+        log.error("samples are lost: %s", error)  # the server treats lost samples as unknown, not as zero
 
 
 def _unit_use(run: LocalRun, all_processes: dict[int, processes.Process]) -> UnitUse:

@@ -39,7 +39,7 @@ STREAM_PATH = "/agent/v1/stream"
 STREAM_KEY_HEADER = "X-Gpupool-Stream-Key"
 JOIN_PATH = "/agent/v1/join"
 RENEW_PATH = "/agent/v1/renew"
-MOST_HOMES = 5_000  # in one frame
+MOST_HOMES = 5_000  # largest number of homes in one frame
 LONGEST_HOME_NAME = 150
 LARGEST_SIZE = 2**60  # bytes
 MOST_PACKAGES = 50
@@ -67,10 +67,10 @@ class MigProfileSeen:
     """A MIG profile that the driver of a GPU offers."""
 
     name: str  # "1g.10gb"
-    slices: int  # compute slices that it takes, of 7
+    slices: int  # number of compute slices that an instance takes; a GPU has 7
     memory_mib: int
     most: int  # number of instances that fit on an empty GPU
-    size: int = 0  # memory slices that it takes; 0: unknown
+    size: int = 0  # number of memory slices that an instance takes; 0: unknown
     starts: list[int] = field(default_factory=list)  # memory slices at which it may begin; empty: unknown
 
 
@@ -85,11 +85,11 @@ class GpuSeen:
     numa_node: int | None = None
     pci_bus_id: str = ""
     units: list[UnitSeen] = field(default_factory=list)
-    # Kind of link to each other GPU of the host, by its uuid: "NVLink" or a value of TOPOLOGY_LEVELS in
-    # agent/gpu/nvml/system.py.
+    # By uuid of each other GPU of the host: the kind of the connection. It is "NVLink" or a value of
+    # TOPOLOGY_LEVELS in agent/gpu/nvml/system.py.
     links: dict[str, str] = field(default_factory=dict)
     pcie: str = ""  # current and maximum link, such as "x16 of x16, up to generation 5"
-    nvlinks: int | None = None  # number of links that are up
+    nvlinks: int | None = None  # number of NVLinks that are up
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Inventory:
     simulated: bool
     driver_version: str = ""
     notes: list[str] = field(default_factory=list)  # limitations of this host, as sentences
-    environment: EnvironmentSeen | None = None  # None: an older agent that does not report it
+    environment: EnvironmentSeen | None = None  # None: the agent is older and does not report it
     cuda_version: str = ""  # the newest version that the driver supports
     users_per_team: bool = False  # True: the workloads of each team run as a separate Unix user
     limits: list[str] = field(default_factory=list)  # controllers that limit runs: cpu, memory, pids, devices
@@ -118,7 +118,7 @@ class Inventory:
     network: str = ""  # network mode of workloads: private, internet or host
     # Address at which workloads of other hosts reach workloads of this host. Empty: unreachable or unknown.
     address: str = ""
-    # By GpuSeen.model. A model without an entry cannot be split.
+    # By GpuSeen.model: the MIG profiles of the model. A model without an entry cannot be split.
     mig_profiles: dict[str, list[MigProfileSeen]] = field(default_factory=dict)
     diagnostics: list[str] = field(default_factory=list)  # names of the operator's own diagnostics
     disk_full: bool = False  # True: the host starts no run until the disk has free space again
@@ -346,7 +346,7 @@ class Desired:
     runs: list[RunWanted]
     committed_sequence: int = 0  # sample batches up to this one are in the database; the agent deletes them
     streams: int = 0  # number of idle stream connections to keep ready
-    credential: str = ""  # a new credential, if the current credential is old
+    credential: str = ""  # a new credential, if the present one is old; "": keep the present one
     credential_expires_at: float | None = None
     poll_seconds: float = 5.0
     diagnostics: list[DiagnosticWanted] = field(default_factory=list)

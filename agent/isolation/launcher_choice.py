@@ -145,7 +145,7 @@ def _is_setuid(launcher: Launcher) -> bool:
 
 
 def abstract_socket_note(launcher: Launcher, network: str) -> list[str]:
-    """Return a note if runs in the host's network can reach abstract sockets of other processes; else []."""
+    """Return a list with a note if runs can reach abstract sockets of other processes; otherwise []."""
     if network == "internet" or (isinstance(launcher, BubblewrapLauncher) and launcher.network == "private"):
         return []  # the run has its own network namespace, which confines abstract sockets
     if can_restrict_abstract_sockets(launcher):
@@ -158,7 +158,7 @@ def abstract_socket_note(launcher: Launcher, network: str) -> list[str]:
 
 
 def socket_family_note(launcher: Launcher) -> list[str]:
-    """Return a note if runs can create sockets of families that no network namespace confines; else []."""
+    """Return a list with a note if runs can use socket families that no network namespace confines; or []."""
     if can_filter_socket_families(launcher):
         return []
     return [

@@ -30,7 +30,7 @@ TOPOLOGY_LEVELS = {
 
 
 def _cuda_version_text(number: int | None) -> str:
-    """Return e.g. "12.4" for 12040; '' if unknown."""
+    """Return NVML's CUDA version number as text; '' if unknown. Example: 12040 becomes "12.4"."""
     return "" if not number else f"{number // 1000}.{number % 1000 // 10}"
 
 
