@@ -1,1 +1,4 @@
-"""Plan one pool in pure functions: no Django, no clock, no I/O, no randomness. Start at planner.py."""
+"""Plan one pool in pure functions: no Django, no clock, no I/O, no randomness.
+
+Begin reading at ``planner.py``.
+"""

@@ -11,6 +11,6 @@ Mask = npt.NDArray[np.bool_]
 
 
 def intersection(one: Mask, other: Mask) -> Mask:
-    """Return the elements that are set in both masks."""
+    """Return the mask of the elements that are True in both masks."""
     mask: Mask = one & other
     return mask

@@ -1,5 +1,8 @@
-"""Find the units that a workload may take now: free units that the workload releases before others are
-promised them.
+"""Find the units that a workload may take now.
+
+A unit (a whole GPU, a MIG slice or a share) may be promised from a future time on: to a workload ahead in the
+queue, to a maintenance window, or to a reservation. A workload may take a free unit only if the workload
+releases the unit before that time.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ ALL_PROMISES = frozenset({QUEUE_HOLDS, MAINTENANCE, RESERVATIONS})
 
 
 def seconds_until_releasable(state: PoolState, queued: QueuedWorkload) -> int:
-    """Return the most seconds for which a workload that starts now can keep units that others need.
+    """Return the seconds after which the units of a workload that starts now can be taken for a reservation.
 
-    Preemptible work can be evicted before its runtime limit.
+    For non-preemptible work this is the runtime limit. Preemptible work can be evicted earlier: after the
+    pool's minimum runtime plus notice and grace.
     """
     policy = state.policy
     if not queued.preemptible:
@@ -35,12 +39,13 @@ def seconds_until_releasable(state: PoolState, queued: QueuedWorkload) -> int:
 def time_class(
     state: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
 ) -> tuple[int, ...]:
-    """Return, for each kind of promise, the start of the first promise after the workload's end.
+    """Return, for each kind of promise, the earliest start that a promise on the workload's units may have.
 
-    The workload may take units whose promises begin at these bounds or later; 0 means no bound. Workloads of
-    one class may take the same units.
+    The kinds are queue holds, maintenance and reservations, in this order. Each bound is the start of the
+    first promise after the time at which the workload releases its units. A bound of 0 allows every start.
+    Workloads with equal bounds form one time class: they may take the same units.
 
-    ``ignoring``: the kinds of promises to ignore, so that a caller can find the obstacle.
+    The bounds of the kinds in ``ignoring`` are 0. A caller can so find out which promise is the obstacle.
     """
     bounds = state.time_classes.get(queued.id)
     if bounds is None:
@@ -60,8 +65,9 @@ def time_class(
 def units_clear_of_promises(
     state: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
 ) -> Mask | None:
-    """Return the units that the workload would leave before they are promised to others; None means
-    all units.
+    """Return the mask of units that the workload would release before a promise on them begins.
+
+    None means all units. Promises of the kinds in ``ignoring`` do not count.
     """
     return state.units_clear_of(time_class(state, queued, ignoring))
 
@@ -69,8 +75,10 @@ def units_clear_of_promises(
 def available_units(
     state: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
 ) -> Mask | None:
-    """Return the units that the workload may take now. None means every free unit, which is the
-    common and cheap case.
+    """Return the mask of units that the workload may take now.
+
+    None means every free unit, which is the common and cheap case. Promises of the kinds in ``ignoring`` do
+    not count.
     """
     if queued.reservation is not None:
         return intersection(
@@ -93,13 +101,16 @@ def available_units(
 
 
 def units_without_other_teams_shares(state: PoolState, team: int) -> Mask:
-    """Return the units on GPUs without time-sliced work of another team."""
+    """Return the mask of units on GPUs that are not time-sliced by work of another team."""
     other_teams_gpus = [gpu for gpu, team_on_gpu in state.gpu_teams.items() if team_on_gpu != team]
     return ~np.isin(state.gpu_of, np.array(other_teams_gpus, dtype=np.int64))
 
 
 def host_counts(state: PoolState, kind: int, available: Mask | None) -> Ints:
-    """Return the number of available units of a kind on each host."""
+    """Return, for each host, the number of available units of a kind.
+
+    If ``available`` is None, the free units count.
+    """
     if available is None:
         return state.free_counts[kind]
     return np.bincount(
@@ -108,9 +119,9 @@ def host_counts(state: PoolState, kind: int, available: Mask | None) -> Ints:
 
 
 def units_of_kind_in(state: PoolState, kind: int, mask: Mask) -> Ints:
-    """Return the units of a kind that are in a mask.
+    """Return the indices of the units of a kind that are in a mask.
 
-    This is faster than a search over all units, especially for a rare kind.
+    The function reads only the units of this kind, so it is fast for a rare kind.
     """
     units = state.hardware.units_of_kind[kind]
     return units[mask[units]]

@@ -1,4 +1,7 @@
-"""Choose the units with the lowest cost, for example the lowest cost of evictions."""
+"""Choose the units with the lowest total cost for an ask (the hardware that a workload requests).
+
+The caller gives the cost of each unit, for example the cost of evicting the workload on it.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,23 @@ from scheduler.core.model.snapshot import Ask
 def cheapest_units(state: PoolState, ask: Ask, kind: int, mask: Mask, cost: Ints) -> list[int] | None:
     """Return the cheapest units of one kind for an ask, or None if it does not fit.
 
-    Hosts with equal cost are ordered by the ask's preferences, then by these rules: hosts whose units are in
-    one NVLink island first, then hosts with the fewest units in ``mask``, then the lowest index. If the ask
-    needs several hosts, hosts with equal cost are reordered: near each other, or on different racks if the
-    ask is to be spread.
+    The units are chosen from ``mask``. ``cost`` has the cost of every unit of the pool. Hosts with equal cost
+    are ordered by, in this sequence:
+
+    1. the ask's preferences (labels, spreading),
+    2. hosts whose units can come from one NVLink island,
+    3. hosts with the fewest units in ``mask``,
+    4. the host with the lower index.
+
+    If the ask needs several hosts, hosts with equal cost are then reordered. Hosts near each other come
+    first. If the ask is to be spread, hosts on different racks come first instead.
     """
     units = availability.units_of_kind_in(state, kind, mask)
     if ask.nvlink:
         units = _cheapest_nvlink_groups(state, ask, units, cost)
     hosts = state.host_of[units]
-    # One key and a stable sort: the units are already ordered by host, so little is left to sort.
+    # Sort by host, then by cost. The units are already ordered by host, so one combined key and a stable sort
+    # are fast.
     order = np.argsort(hosts * (int(cost.max(initial=0)) + 1) + cost[units], kind="stable")
     units, hosts = units[order], hosts[order]
     counts = np.bincount(hosts, minlength=len(state.hosts))
@@ -43,7 +53,7 @@ def cheapest_units(state: PoolState, ask: Ask, kind: int, mask: Mask, cost: Ints
     places = np.arange(len(tightest)) + len(tightest) * split[tightest]
     ranks = rank_by_preferences(state.hardware, ask, tightest, counts[tightest], places)
     by_cost = tightest[np.lexsort((ranks, host_cost[tightest]))]
-    if ask.hosts > 1:  # Only hosts with equal cost are reordered: no work is evicted for a preference.
+    if ask.hosts > 1:  # Reorder only hosts of equal cost, so that a preference never causes an eviction.
         front = by_cost[host_cost[by_cost] <= host_cost[by_cost[ask.hosts - 1]]]
         ordered = (
             spread_over_racks(state.hardware, by_cost)
@@ -57,11 +67,11 @@ def cheapest_units(state: PoolState, ask: Ask, kind: int, mask: Mask, cost: Ints
 def _in_one_island(
     state: PoolState, ask: Ask, units: Ints, cost: Ints, taken: Mask, host_cost: Ints
 ) -> tuple[Mask, Mask]:
-    """Return two masks: the units to take, and the hosts without a suitable NVLink island.
+    """Return two masks: the units to take, and the hosts on which no NVLink island is suitable.
 
-    An island is suitable if its units suffice and cost no more than the host's units in ``taken``. The units
-    of a host are taken from its smallest suitable island. On hosts without a suitable island, the units in
-    ``taken`` are taken.
+    An island is a group of GPUs of one host that NVLink connects. It is suitable if it has enough units, and
+    if these cost no more than the host's units in ``taken``. Each host gives units of its smallest suitable
+    island. A host without a suitable island gives its units in ``taken``.
     """
     islands = nvlink_islands(state.hardware)
     island_of = islands.of[units]
@@ -84,7 +94,10 @@ def _in_one_island(
 
 
 def _cheapest_nvlink_groups(state: PoolState, ask: Ask, units: Ints, cost: Ints) -> Ints:
-    """Return, for each host, the units of the NVLink group that serves the ask at the least cost."""
+    """Return, for each host, all units of the NVLink group that can serve the ask at the lowest cost.
+
+    Hosts without a large enough group give no units.
+    """
     groups: dict[tuple[int, int], list[int]] = {}
     for unit in (int(u) for u in units):
         group = state.units[unit].nvlink_group

@@ -1,4 +1,4 @@
-"""Check whether the pool could serve an ask if no other work was there."""
+"""Check whether a pool could serve an ask (the hardware that a workload requests) if the pool were empty."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scheduler.core.reasons import Reason, ReasonCode, reason_numbers
 
 
 def fits_on_empty_hosts(state: PoolState, ask: Ask, kind: int, mask: Mask) -> bool:
-    """Return True if the ask would fit with all units of ``mask`` free."""
+    """Return True if the ask would fit on units of one kind in ``mask`` if all these units were free."""
     if ask.nvlink:
         return cheapest_units(state, ask, kind, mask, np.zeros(len(state.units), dtype=np.int64)) is not None
     return (
@@ -24,7 +24,10 @@ def fits_on_empty_hosts(state: PoolState, ask: Ask, kind: int, mask: Mask) -> bo
 
 
 def infeasible_reason(state: PoolState, ask: Ask, team: int) -> Reason | None:
-    """Return the reason why even an empty pool could not serve an ask, or None."""
+    """Return the reason why even an empty pool could not serve an ask of a team.
+
+    None means that an empty pool could serve it.
+    """
     if state.pool.kind is PoolKind.STATIC and state.pool.team != team:
         return ReasonCode.NOT_YOUR_POOL, reason_numbers(owner=state.pool.team, pool=state.pool.id)
     kinds = state.kinds_for(ask)
@@ -50,11 +53,12 @@ def infeasible_reason(state: PoolState, ask: Ask, team: int) -> Reason | None:
 
 
 def _largest_cpu_and_memory(state: PoolState, ask: Ask, kinds: list[int]) -> dict[str, int]:
-    """Return the requested and the largest available CPU and memory, if CPU or memory is too small; otherwise
-    an empty dict.
+    """Return the numbers that explain why the hosts have too little CPU or memory for the ask.
 
-    The largest available amount is the most that ``ask.hosts`` hosts of one kind have, among the hosts with
-    the ask's labels and units. Unknown amounts are left out.
+    The result has the requested amounts and the largest possible amounts (``most_...``). It is empty if CPU
+    and memory are not the obstacle. A largest possible amount is the highest request that ``ask.hosts`` hosts
+    of one kind could all satisfy. Only hosts with the ask's labels and enough units count. Example: for
+    2 hosts with 32 and 64 cores, ``most_cpu_milli`` is 32000. Unknown amounts are left out.
     """
     if not (ask.cpu_milli or ask.memory_mib):
         return {}

@@ -1,7 +1,8 @@
-"""Rank a pool's hosts for an ask by the placement rule.
+"""Rank a pool's hosts for an ask by the placement rule (``scoring.placement_rule``).
 
-Work holds whole units. So the rule sees a host as a node with free GPUs of one class, free CPU and free
-memory. The class is the kind of the units.
+An ask is the hardware that a workload requests. The placement rule ranks abstract nodes. This module gives it
+each host as a node with whole free GPUs, free CPU and free memory. A MIG slice or a share also counts as a
+whole GPU here, because work holds whole units. The node's class is the kind of its units.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from scheduler.core.model.snapshot import Ask
 from scheduler.core.scoring.demand_mix import MILLI_PER_GPU, UNLIMITED_AMOUNT, DemandMix, NodeDemand
 from scheduler.core.scoring.placement_rule import ClassCapacity, NodeSize, PlacementRule, PlacementTerms
 
-# The demand that is assumed while a pool has no work: (units per host, weight). This demand stays in the mix,
-# but real demand soon outweighs it.
+# The demand that is assumed for every pool, as (units per host, weight). It matters in an empty pool. In a
+# busy pool the demand of real work has far more weight.
 PRIOR_DEMAND = ((1, 8), (2, 2), (4, 2), (8, 1))
 
 
@@ -30,8 +31,9 @@ class HostRanking:
         self.rule = PlacementRule(self._demand_mix(profile), sizes)
 
     def _largest_host(self, kind: int) -> NodeSize:
-        """Return the most units, CPU and memory of a host that has units of a kind. Unknown capacity counts
-        as unlimited.
+        """Return the most units, CPU and memory that any host with units of a kind has.
+
+        The three values may come from different hosts. Unknown capacity counts as unlimited.
         """
         hardware = self.state.hardware
         units = np.bincount(self.state.host_of[self.state.kind == kind], minlength=len(self.state.hosts))
@@ -44,7 +46,9 @@ class HostRanking:
         )
 
     def _demand_mix(self, profile: str) -> DemandMix:
-        """Return the demand per host of waiting and running work. Running work counts as demand for any
+        """Return the frequencies of the demands that waiting and running work has on one host.
+
+        Example: a gang on 4 hosts adds its demand on one host 4 times. Running work counts as demand for any
         model.
         """
         state, all_classes = self.state, (1 << len(self.kinds)) - 1
@@ -70,25 +74,31 @@ class HostRanking:
         return DemandMix.of(counted_demands)
 
     def ranks(self, ask: Ask, kind: int, counts: Ints, cpu: Ints, memory: Ints) -> Ints:
-        """Return the rank of each host with these free units, CPU and memory; lower is better. The ask must
-        fit on each host.
+        """Return the rank of each host; a lower rank is better.
+
+        ``counts``, ``cpu`` and ``memory`` are the free units, CPU (thousandths of a core) and memory (MiB) of
+        each host. The ask must fit on every host.
         """
         need = self.state.resolve_ask(ask).need
         return self._priced_rule().ranks_of_whole(self.class_of[kind], need, counts, cpu, memory)
 
     def terms(self, ask: Ask, kind: int, count: int, cpu: int, memory: int) -> PlacementTerms:
-        """Return the rule's terms for a host with these free units, CPU and memory before the ask is
-        placed on it.
+        """Return the terms of the rule for placing the ask on a host, to explain the choice.
+
+        ``count``, ``cpu`` and ``memory`` are the host's free units, CPU and memory before the placement.
         """
         need = self.state.resolve_ask(ask).need
         return self._priced_rule().terms(self.class_of[kind], need, count, cpu, memory)
 
     def model_price(self, kind: int) -> int:
-        """Return the cost of one unit of a kind, in score units, to the asks that can use no other kind."""
+        """Return the price of one unit of a kind, in score units.
+
+        The price is high if many asks compete for the kind because other kinds do not serve them.
+        """
         return int(self._priced_rule().prices.model_price[self.class_of[kind]])
 
     def _priced_rule(self) -> PlacementRule:
-        """Return the rule with its current prices."""
+        """Return the rule, after computing its prices again if these are out of date."""
         state, placed = self.state, len(self.state.placements)
         if self.rule.prices_are_due(placed):
             counts = [state.free_counts[kind] for kind in self.kinds]

@@ -1,9 +1,10 @@
 """Compute how a GPU can be split into MIG instances: which profiles fit on it, and where each instance
 begins.
 
-A profile takes compute slices, of which a GPU has 7, and an interval of memory slices. The interval may begin
-only at certain slices. If the driver does not report these slices (MIG is off), only counts and compute
-slices are checked, and the driver chooses the positions.
+A GPU has 7 compute slices and a number of memory slices. An instance of a profile takes some compute slices
+and an interval of memory slices. This interval may begin only at the memory slices that the driver reports.
+If MIG is off, the driver does not report them. Then only the number of instances and the compute slices are
+checked, and the driver chooses the positions.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ COMPUTE_SLICES_PER_GPU = 7
 
 @dataclass(frozen=True, slots=True)
 class MigProfileSpec:
-    """A profile that a GPU's driver offers.
+    """A MIG profile that the driver of a GPU offers.
 
-    ``size``: memory slices, 0 if unknown. ``starts``: the slices at which an instance may begin, empty if
-    unknown.
+    ``slices`` is the number of compute slices of one instance. ``most`` is the highest number of instances on
+    one GPU. ``size`` is the number of memory slices of one instance, or 0 if unknown. ``starts`` are the
+    memory slices at which an instance may begin; it is empty if unknown.
     """
 
     name: str
@@ -32,7 +34,7 @@ class MigProfileSpec:
 
 @dataclass(frozen=True, slots=True)
 class MigInstancePlacement:
-    """One instance. ``start`` is None if the driver chooses the position."""
+    """One MIG instance. ``start`` is its first memory slice, or None if the driver chooses the position."""
 
     profile: str
     start: int | None
@@ -40,10 +42,16 @@ class MigInstancePlacement:
 
 @dataclass(frozen=True, slots=True)
 class MigLayoutProblem:
-    """The reason why a set of profiles does not fit on a GPU.
+    """The reason why a list of profiles does not fit on a GPU.
 
-    ``why`` is ``unknown`` (no such profile), ``slices`` (too many compute slices), ``most`` (too many of one
-    profile) or ``places`` (no positions without overlap).
+    ``why`` is one of:
+
+    - ``unknown``: the GPU does not offer ``profile``.
+    - ``most``: there are too many instances of ``profile``.
+    - ``slices``: the instances need too many compute slices together.
+    - ``places``: no positions exist at which the instances do not overlap.
+
+    ``asked`` and ``allowed`` are the requested and the highest possible number, for ``most`` and ``slices``.
     """
 
     why: str
@@ -55,16 +63,16 @@ class MigLayoutProblem:
 def place_instances(
     requested: Sequence[str], offered: Mapping[str, MigProfileSpec]
 ) -> tuple[MigInstancePlacement, ...] | MigLayoutProblem:
-    """Return positions for the requested profiles, in order of their starts, or the reason why they do not
-    fit.
+    """Return a position for each requested profile, or the reason why the profiles do not fit on one GPU.
 
-    Without profiles the GPU stays whole, and the result is empty.
+    The positions are sorted by their first memory slice. If no profile is requested, the GPU is not split and
+    the result is empty.
     """
     problem = _count_problem(Counter(requested), offered)
     if problem is not None:
         return problem
-    # The largest profiles come first, because they have the fewest positions. ``_place_rest`` places equal
-    # profiles only in ascending order, so that no combination is tried twice.
+    # The largest profiles come first, because they have the fewest possible positions. ``_place_rest`` places
+    # instances of one profile only in ascending order, so that it tries no combination twice.
     largest_first = sorted((offered[name] for name in requested), key=lambda p: (-p.size, -p.slices, p.name))
     if any(not profile.starts or not profile.size for profile in largest_first):
         return tuple(MigInstancePlacement(profile.name, None) for profile in largest_first)
@@ -114,7 +122,10 @@ def _place_rest(
 
 
 def layout_text(profiles: Sequence[str]) -> str:
-    """Return a text such as "2x3g.40gb+1x1g.10gb", the largest profile first; "" for a whole GPU."""
+    """Return a text such as "2x3g.40gb+1x1g.10gb", with the largest profile first.
+
+    The text is "" for a GPU that is not split.
+    """
     counts = Counter(profiles)
     largest_first = sorted(counts, key=lambda name: (-_compute_slices_of(name), name))
     return "+".join(f"{counts[name]}x{name}" for name in largest_first)

@@ -1,6 +1,7 @@
-"""Order hosts by the preferences of an ask or workload: labels, spreading, and hosts to avoid or to prefer.
+"""Order hosts by preferences: labels, spreading over hosts and racks, and hosts to avoid or to prefer.
 
-Preferences order only the hosts that suffice. They never delay work.
+The preferences come from the ask (the hardware that a workload requests) or from the workload's earlier
+attempts. Preferences only order the hosts on which the ask fits. They never delay work.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from scheduler.core.model.snapshot import Ask, QueuedWorkload
 
 
 def rank_by_preferences(hardware: PoolHardware, ask: Ask, hosts: Ints, counts: Ints, ranks: Ints) -> Ints:
-    """Return the hosts' ranks: preferences come first, then the placement rule's ``ranks``.
+    """Return new ranks of the hosts, in which the ask's preferences have more weight than ``ranks``.
 
-    Hosts that miss the fewest preferred labels come first, then, for work to be spread, hosts with the most
-    free units.
+    A host with fewer missing preferred labels comes first. Among equal hosts, if the ask is to be spread, the
+    host with more free units (``counts``) comes first. The last criterion is ``ranks``, which come from the
+    placement rule.
     """
     if not ask.labels_preferred and not ask.spread:
         return ranks
@@ -31,8 +33,10 @@ def rank_by_preferences(hardware: PoolHardware, ask: Ask, hosts: Ints, counts: I
 
 
 def spread_over_racks(hardware: PoolHardware, hosts: Ints) -> Ints:
-    """Return the hosts for work to be spread, best first: one host of each rack, then a second host of each
-    rack, and so on.
+    """Return the hosts reordered for work that is to be spread over racks.
+
+    First comes one host of each rack, then a second host of each rack, and so on. ``hosts`` is ordered from
+    best to worst, and this order is kept among the hosts of one round.
     """
     taken: dict[str, int] = {}
     rounds = []
@@ -44,11 +48,13 @@ def spread_over_racks(hardware: PoolHardware, hosts: Ints) -> Ints:
 
 
 def preferred_unit_masks(hardware: PoolHardware, queued: QueuedWorkload, now: int) -> list[Mask | None]:
-    """Return the sets of units on which the workload is tried, in order of preference. The last is None,
-    which stands for all units.
+    """Return the masks of units on which the planner tries to place a workload, in order of preference.
 
-    Hosts on which the workload could not start are only in the last set. Among the other hosts, hosts with
-    the storage of the workload's checkpoint come first.
+    1. Hosts that have the storage with the workload's checkpoint, without the hosts to avoid.
+    2. All hosts except the hosts to avoid. The workload failed to start on these before.
+    3. None, which means all units.
+
+    A mask that would change nothing is left out.
     """
     avoided = (
         [hardware.host_index[host] for host in queued.avoids if host in hardware.host_index]
@@ -69,7 +75,7 @@ def preferred_unit_masks(hardware: PoolHardware, queued: QueuedWorkload, now: in
 
 
 def _without(hardware: PoolHardware, units: Mask, hosts: list[int]) -> Mask:
-    """Return the units that are not on these hosts."""
+    """Return the mask ``units`` without the units on ``hosts``."""
     if not hosts:
         return units
     remaining = units.copy()

@@ -1,6 +1,11 @@
-"""Check the limits on the slots that a workload may hold. The limits do not depend on the free units.
+"""Check the limits on the slots that a workload may hold. These limits do not depend on the free units.
 
-The limits are quota, caps, the headroom reserved for work ahead in the queue, and spare capacity.
+A slot is a fraction of a GPU. The limits are:
+
+- the quota of the team: its guarantee (slots that it can always have) and how much more it may borrow;
+- the caps on one user and on one workload;
+- headroom: slots below a limit that are reserved for work ahead in the queue;
+- spare capacity: slots that the pool keeps free for critical work.
 """
 
 from __future__ import annotations
@@ -13,8 +18,9 @@ from scheduler.core.model.waiting_queue import expected_seconds
 
 
 def headroom_for(state: PoolState, queued: QueuedWorkload, kind: int) -> Headroom:
-    """Return the headroom of a workload's team for one kind. Inside a reservation only the reservation is a
-    limit.
+    """Return whether the quota of the workload's team allows it on units of one kind, with the numbers.
+
+    Work inside a reservation is always allowed, because its reservation was checked against the quota.
     """
     if queued.reservation is not None:
         return Headroom(True, 0, 0, 0, UNLIMITED_SLOTS, 0, False)
@@ -23,7 +29,7 @@ def headroom_for(state: PoolState, queued: QueuedWorkload, kind: int) -> Headroo
 
 
 def within_caps(state: PoolState, queued: QueuedWorkload, kind: int) -> bool:
-    """Return True if the workload is within the caps on one user and on one workload."""
+    """Return True if the workload exceeds neither the cap on one user nor the cap on one workload."""
     if not within_workload_cap(state, queued, kind):
         return False
     if state.policy.max_slots_per_user is None:
@@ -32,15 +38,15 @@ def within_caps(state: PoolState, queued: QueuedWorkload, kind: int) -> bool:
 
 
 def within_workload_cap(state: PoolState, queued: QueuedWorkload, kind: int) -> bool:
-    """Return True if the workload is within the cap on one workload."""
+    """Return True if the workload does not exceed the cap on one workload."""
     cap = state.policy.max_slots_per_workload
     return cap is None or state.slots_needed(queued.ask, kind) <= cap
 
 
 def kinds_within_limits(state: PoolState, queued: QueuedWorkload) -> list[int]:
-    """Return the kinds that quota and caps allow, in the ask's order.
+    """Return the kinds of units that quota and caps allow for the workload, in the ask's order of preference.
 
-    The result is cached for equal asks until the team gets slots.
+    The result is cached for equal asks of a team until the team gets slots.
     """
     ask = state.resolve_ask(queued.ask)
     is_cacheable = queued.reservation is None and state.policy.max_slots_per_user is None
@@ -59,8 +65,10 @@ def kinds_within_limits(state: PoolState, queued: QueuedWorkload) -> list[int]:
 
 
 def leaves_headroom(state: PoolState, queued: QueuedWorkload, kind: int) -> bool:
-    """Return True if the workload does not use the headroom reserved for its team's or user's work ahead in
-    the queue.
+    """Return True if the workload may start on a kind without using reserved headroom.
+
+    Headroom is slots below a limit. It is reserved for work of the same team or user that is ahead in the
+    queue. The check also covers the guarantee that the team's upcoming reservations will need.
     """
     ledger, model = state.ledger, state.kinds[kind].model
     if ledger.reserved_user_headroom and not leaves_user_headroom(state, queued, kind):
@@ -82,7 +90,7 @@ def leaves_headroom(state: PoolState, queued: QueuedWorkload, kind: int) -> bool
 
 
 def leaves_user_headroom(state: PoolState, queued: QueuedWorkload, kind: int) -> bool:
-    """Return True if the workload does not use the headroom reserved within its user's cap."""
+    """Return True if the workload may start without using headroom reserved below its user's cap."""
     if (
         not state.ledger.reserved_user_headroom
         or queued.reservation is not None
@@ -94,8 +102,9 @@ def leaves_user_headroom(state: PoolState, queued: QueuedWorkload, kind: int) ->
 
 
 def may_use_spare(queued: QueuedWorkload) -> bool:
-    """Return True if the workload may use the pool's spare capacity: it is critical or runs inside a
-    reservation.
+    """Return True if the workload may use the pool's spare capacity.
+
+    It may if its priority is CRITICAL or it runs inside a reservation.
     """
     return queued.priority is Priority.CRITICAL or queued.reservation is not None
 
@@ -103,11 +112,14 @@ def may_use_spare(queued: QueuedWorkload) -> bool:
 def conflicting_own_reservation(
     state: PoolState, queued: QueuedWorkload, kind: int
 ) -> UpcomingReservation | None:
-    """Return the first upcoming reservation that would exceed the team's guarantee together with the
-    workload, or None.
+    """Return the team's first upcoming reservation that leaves too little of the guarantee for the workload.
 
-    This matters for non-preemptible work that would still run at the reservation's start. Such work could not
-    be evicted, so other teams could not reclaim their guarantee.
+    Only non-preemptible work that would still run at the reservation's start is checked. It cannot be
+    evicted. If it exceeded the guarantee together with the reservation, other teams could not get their own
+    guaranteed units back. None means that no reservation conflicts.
+
+    Example: a team with a guarantee of 8 GPUs has a reservation of 6 GPUs in 2 hours. A notebook with 4 GPUs
+    and a limit of 8 hours conflicts with it.
     """
     ledger, team_model = state.ledger, (queued.team, state.kinds[kind].model)
     if (
@@ -134,11 +146,11 @@ def conflicting_own_reservation(
 def _max_firm_slots_beside(
     state: PoolState, team_model: TeamAndModel
 ) -> list[tuple[UpcomingReservation, int]]:
-    """Return, for each upcoming reservation of a team, the most slots that the team's non-preemptible work
-    may hold now.
+    """Return (reservation, slots) for each upcoming reservation of a team.
 
-    Slots of work that ends before the reservation are allowed in addition. The result is cached for the
-    cycle.
+    The slots are the most that the team's non-preemptible work and bound reservations may hold now. It is the
+    guarantee minus the slots of all reservations at that time, plus the slots that will be released by then.
+    The result is cached for the cycle (one run of the planner).
     """
     cached = state.ledger.max_firm_beside_cache.get(team_model)
     if cached is None:
@@ -159,8 +171,9 @@ def _max_firm_slots_beside(
 
 
 def _firm_slots_released_by(state: PoolState, team_model: TeamAndModel, time: int) -> int:
-    """Return the slots that non-preemptible work and bound reservations of the team release until
-    ``time``.
+    """Return the slots that the team's non-preemptible work and bound reservations will release by ``time``.
+
+    A bound reservation is a reservation that has its units.
     """
     team, model = team_model
     table, team_work = state.table, state.team_array(team)

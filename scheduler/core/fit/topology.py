@@ -1,7 +1,8 @@
-"""Find GPUs in one NVLink island, and hosts that share an island or a rack by their labels.
+"""Find GPUs that NVLink connects, and hosts that are near each other.
 
-An island is an NVLink group within a host (``UnitInfo.nvlink_group``). If NVLink spans several hosts, these
-hosts have the same label ``island``. Hosts of one rack have the same label ``rack``.
+An NVLink island is a group of GPUs within one host that NVLink connects (``UnitInfo.nvlink_group``). If
+NVLink connects several hosts, they have equal values of the host label ``island``. Hosts of one rack have
+equal values of the host label ``rack``.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from scheduler.core.arrays import Ints
 from scheduler.core.model.hardware import PoolHardware
 from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 
-PROXIMITY_LABELS = ("island", "rack")  # labels that say which hosts are near each other
+PROXIMITY_LABELS = ("island", "rack")  # hosts with equal values of a label are near each other
 NO_PLACE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class NvlinkIslands:
-    """The NVLink islands of a pool.
+    """The NVLink islands within the hosts of a pool.
 
-    ``of[unit]`` is the unit's island, NO_PLACE without NVLink. ``host[island]`` is its host. ``matter`` is
-    False if the choice of an island has no effect: each host is one island, or there is no NVLink.
+    ``of[unit]`` is the number of the unit's island, or NO_PLACE if the unit has no NVLink. ``host[island]``
+    is the host of an island. ``matter`` is False if all GPUs of each host are in one island, or if the pool
+    has no NVLink. The choice of an island then has no effect.
     """
 
     of: Ints
@@ -32,7 +34,7 @@ class NvlinkIslands:
 
 
 def nvlink_islands(hardware: PoolHardware) -> NvlinkIslands:
-    """Return the NVLink islands within hosts."""
+    """Return the NVLink islands within the hosts of a pool. The result is cached with the hardware."""
     cached = hardware.derived.get("islands")
     if isinstance(cached, NvlinkIslands):
         return cached
@@ -55,10 +57,10 @@ def nvlink_islands(hardware: PoolHardware) -> NvlinkIslands:
 
 
 def host_places(hardware: PoolHardware, label: str) -> Ints | None:
-    """Return the number of each host's place, or None if no host has the label.
+    """Return, for each host, the number of its place: the group of hosts with an equal value of the label.
 
-    A place is the group of hosts with one value of the label. Places are numbered in the order of these
-    values. Hosts without the label get NO_PLACE.
+    Places are numbered in alphabetical order of the values. A host without the label gets NO_PLACE. The
+    result is None if no host has the label.
     """
     key = "places", label
     if key not in hardware.derived:
@@ -71,12 +73,12 @@ def host_places(hardware: PoolHardware, label: str) -> Ints | None:
 
 
 def order_by_proximity(hardware: PoolHardware, hosts_needed: int, hosts: Ints) -> Ints:
-    """Return the hosts in the order in which a gang of ``hosts_needed`` hosts takes them. ``hosts`` is
-    ordered from best to worst.
+    """Return the hosts in the order in which a gang (a workload on several hosts) takes them.
 
-    If one island can hold the gang, its hosts come first; otherwise the hosts of one rack that can hold the
-    gang. The place with the fewest suitable hosts is chosen, so that the other places stay whole. If no place
-    can hold the gang, the gang takes as few places as possible.
+    ``hosts`` is ordered from best to worst. If one island has at least ``hosts_needed`` of these hosts, its
+    hosts come first. Otherwise the hosts of one such rack come first. Among several such islands or racks,
+    the one with the fewest hosts is chosen, so that the others stay whole. If there is none, the order uses
+    as few islands or racks as possible.
     """
     if hosts_needed == 1:
         return hosts
@@ -94,8 +96,11 @@ def order_by_proximity(hardware: PoolHardware, hosts_needed: int, hosts: Ints) -
 
 
 def _fewest_places(numbers: Ints, hosts_needed: int, hosts: Ints) -> Ints:
-    """Return the hosts ordered by place: the largest places first, then the smallest place that can hold the
-    rest. Hosts of other places or without a place come last.
+    """Return the hosts in an order in which a gang uses few places (islands or racks).
+
+    The places with the most hosts come first, then the smallest place that has enough hosts for the rest.
+    Example: for 5 hosts and places with 4, 3 and 2 hosts, the first places are those with 4 and 2 hosts.
+    Hosts of other places, or without a place, come last.
     """
     members = np.bincount(numbers[numbers >= 0], minlength=1)
     order: list[int] = []

@@ -1,9 +1,14 @@
-"""Choose units for an ask: find the hosts that suffice, and the best of these hosts.
+"""Choose units for an ask (the hardware that a workload requests).
 
-Related units are kept together. Slices and shares are placed on the fullest GPU. Units of a host come from
-one NVLink island if possible. The hosts of a gang come from one island that spans hosts, else from one rack,
-else from as few racks as possible. Among the hosts that allow this, the placement rule
-(``ranking_for_profile``) decides.
+First find the hosts on which the ask fits, then choose the best of them. Units that belong together are kept
+together:
+
+- MIG slices and shares are placed on the GPU with the most slots in use.
+- Units of one host come from one NVLink island (GPUs that NVLink connects) if possible.
+- The hosts of a gang (a workload on several hosts) come from one NVLink island that spans hosts if possible.
+  The next choices are one rack, and then as few racks as possible.
+
+If several hosts are equal in these points, the placement rule (``ranking_for_profile``) decides.
 """
 
 from __future__ import annotations
@@ -24,19 +29,23 @@ from scheduler.core.model.snapshot import Ask
 from scheduler.core.scoring.demand_mix import nodes_with_capacity
 from scheduler.core.scoring.placement_rule import PlacementTerms
 
-AFFINITY_WEIGHT = 1 << 40  # outweighs every difference of the placement rule
+AFFINITY_WEIGHT = 1 << 40  # larger than every difference between ranks of the placement rule
 
 
 @dataclass(frozen=True, slots=True)
 class HostResources:
-    """The CPU (thousandths) and memory (MiB) that each host has free."""
+    """The free CPU (thousandths of a core) and free memory (MiB) of each host."""
 
     cpu_milli: Ints
     memory_mib: Ints
 
 
 def suitable_hosts(state: PoolState, ask: Ask, counts: Ints, resources: HostResources | None = None) -> Mask:
-    """Return the hosts with enough units, every label, and enough CPU and memory."""
+    """Return the mask of hosts that have all labels of the ask and enough units, CPU and memory.
+
+    ``counts`` are the available units of each host. If ``resources`` is None, the CPU and memory that are
+    free now count.
+    """
     cpu = state.cpu_free if resources is None else resources.cpu_milli
     memory = state.memory_free if resources is None else resources.memory_mib
     mask = nodes_with_capacity(state.resolve_ask(ask).need, cpu, memory, counts, counts)
@@ -52,10 +61,10 @@ def choose_units(
     available: Mask | None = None,
     resources: HostResources | None = None,
 ) -> list[int] | None:
-    """Return the best units of one kind for a whole ask, or None if it does not fit.
+    """Return the best units of one kind for an ask, on all of its hosts, or None if it does not fit.
 
-    ``available`` and ``resources`` describe a hypothetical state (victims have stopped). By default the
-    units, CPU and memory that are free now count.
+    ``available`` (units) and ``resources`` (CPU and memory) can describe a hypothetical state, for example
+    after evicted work has stopped. If they are None, the units, CPU and memory that are free now count.
     """
     counts = host_counts(state, kind, available)
     hosts = suitable_hosts(state, ask, counts, resources).nonzero()[0]
@@ -75,7 +84,11 @@ def choose_units_on_hosts(
     available: Mask | None = None,
     resources: HostResources | None = None,
 ) -> list[int] | None:
-    """Return the best units on the given suitable hosts. ``counts`` are the available units of each host."""
+    """Return the best units on ``hosts``, or None if the ask needs more hosts.
+
+    The ask must fit on each of these hosts (see ``suitable_hosts``). ``counts`` are the available units of
+    all hosts of the pool.
+    """
     free = state.free if available is None else available
     ranks = rank_hosts(state, ask, kind, counts[hosts], hosts, free, resources)
     keys = rank_by_preferences(state.hardware, ask, hosts, counts[hosts], ranks)
@@ -99,10 +112,11 @@ def choose_units_on_hosts(
 
 
 def kinds_in_order(state: PoolState, ask: Ask) -> list[int]:
-    """Return the kinds that serve an ask, in the order in which they are tried.
+    """Return the kinds of units that serve an ask, in the order in which the planner tries them.
 
-    This is the order of ``kinds_for``. If an ask prefers no model, equally capable models are ordered by
-    their model price, the lowest first, because other work needs the cheapest model least.
+    If the ask lists models, this is the order of its list. Otherwise the least capable kind comes first.
+    Among equally capable kinds, the kind with the lowest model price comes first, because other work needs
+    that model least.
     """
     kinds = state.kinds_for(ask)
     if ask.models or len(kinds) < 2 or not has_equally_capable_models(state.hardware):
@@ -112,12 +126,12 @@ def kinds_in_order(state: PoolState, ask: Ask) -> list[int]:
 
 
 def capability(kind: UnitKind) -> tuple[int, int]:
-    """Return the properties by which an ask can distinguish kinds."""
+    """Return (memory in MiB, compute capability), the properties by which an ask can select a kind."""
     return kind.memory_mib, kind.compute_capability
 
 
 def has_equally_capable_models(hardware: PoolHardware) -> bool:
-    """Return True if some kinds of one profile differ only in their models."""
+    """Return True if the pool has two kinds with equal profile, memory and compute capability."""
     if "several as capable" not in hardware.derived:
         capabilities = [(kind.profile, capability(kind)) for kind in hardware.kinds]
         hardware.derived["several as capable"] = len(set(capabilities)) < len(capabilities)
@@ -133,10 +147,11 @@ def rank_hosts(
     free: Mask,
     resources: HostResources | None = None,
 ) -> Ints:
-    """Return the rank of each candidate host, lower is better; ties go to the lower host.
+    """Return the rank of each host in ``hosts``; a lower rank is better.
 
-    Hosts that keep units together come first (slices and shares on a GPU in use, several units in one NVLink
-    island). Then the placement rule decides.
+    For slices and shares, hosts with a fuller GPU come first. For several whole GPUs, hosts that can give
+    them from one NVLink island come first. Otherwise the placement rule decides. Callers resolve equal ranks
+    in favour of the host with the lower index.
     """
     cpu = state.cpu_free if resources is None else resources.cpu_milli
     memory = state.memory_free if resources is None else resources.memory_mib
@@ -149,7 +164,7 @@ def rank_hosts(
 
 
 def ranking_for_profile(state: PoolState, profile: str) -> HostRanking:
-    """Return the host ranking for units of one profile. It is created on demand in each cycle."""
+    """Return the host ranking for units of one profile. It is created at its first use in each cycle."""
     cached = state.rankings.get(profile)
     if cached is None:
         cached = state.rankings[profile] = HostRanking(state, profile)
@@ -157,12 +172,12 @@ def ranking_for_profile(state: PoolState, profile: str) -> HostRanking:
 
 
 def placement_terms(state: PoolState, ask: Ask, kind: int, units: list[int]) -> PlacementTerms:
-    """Return the placement rule's terms for these units, summed over the hosts."""
+    """Return the terms of the placement rule for these units, added up over the hosts."""
     ranking, terms = ranking_for_profile(state, ask.profile), PlacementTerms(0, 0, 0, 0)
     for first in range(0, len(units), ask.units):
         host_units = units[first : first + ask.units]
         host = int(state.host_of[host_units[0]])
-        # units earmarked for this workload: ``free_counts`` does not include them
+        # ``free_counts`` does not include units that evictions freed for this workload alone.
         earmarked = sum(not state.free[unit] for unit in host_units)
         count = int(state.free_counts[kind][host]) + earmarked
         terms += ranking.terms(ask, kind, count, int(state.cpu_free[host]), int(state.memory_free[host]))
@@ -170,7 +185,7 @@ def placement_terms(state: PoolState, ask: Ask, kind: int, units: list[int]) -> 
 
 
 def largest_island(state: PoolState, kind: int, free: Mask) -> Ints:
-    """Return, per host, the most available units of a kind within one NVLink island."""
+    """Return, for each host, the available units of a kind in the NVLink island that has the most of them."""
     islands = nvlink_islands(state.hardware)
     chosen = units_of_kind_in(state, kind, intersection(free, islands.of >= 0))
     members = np.bincount(islands.of[chosen], minlength=len(islands.host))
@@ -180,7 +195,7 @@ def largest_island(state: PoolState, kind: int, free: Mask) -> Ints:
 
 
 def fullest_gpu(state: PoolState, kind: int, free: Mask) -> Ints:
-    """Return, per host, the most slots in use on a GPU that still has an available slice of this kind."""
+    """Return, for each host, the slots in use on its fullest GPU that has an available unit of a kind."""
     chosen = units_of_kind_in(state, kind, free)
     fullest = np.zeros(len(state.hosts), dtype=np.int64)
     np.maximum.at(fullest, state.host_of[chosen], state.gpu_used[state.gpu_of[chosen]])
@@ -188,9 +203,9 @@ def fullest_gpu(state: PoolState, kind: int, free: Mask) -> Ints:
 
 
 def pick_units_on_host(state: PoolState, ask: Ask, kind: int, host: int, free: Mask) -> list[int] | None:
-    """Return ``ask.units`` units of one kind among a host's available units, or None if these do not suffice.
+    """Return ``ask.units`` of a host's available units of one kind, or None if there are not enough.
 
-    The units are in one NVLink group if possible. Slices are on the fullest GPUs.
+    The units are in one NVLink group if possible. Slices are on the GPUs with the most slots in use.
     """
     first, last = int(state.first_unit[host]), int(state.first_unit[host + 1])
     units: list[int] = (first + (free[first:last] & (state.kind[first:last] == kind)).nonzero()[0]).tolist()
@@ -198,7 +213,10 @@ def pick_units_on_host(state: PoolState, ask: Ask, kind: int, host: int, free: M
 
 
 def pick_units(state: PoolState, ask: Ask, units: list[int]) -> list[int] | None:
-    """Return ``ask.units`` of one host's available units, or None if these do not suffice."""
+    """Return ``ask.units`` of the given available units of one host, or None if there are not enough.
+
+    If the ask requires NVLink, there are only enough if one NVLink group has that many.
+    """
     if len(units) < ask.units:
         return None
     if ask.profile != WHOLE_GPU_PROFILE:

@@ -1,7 +1,10 @@
-"""Hold a pool's hardware as arrays. The arrays stay the same from cycle to cycle until hosts or units change.
+"""Hold a pool's hardware as arrays.
 
-Units are ordered by host, GPU and id: a unit's index is stable, and the units of a host are adjacent. If two
-choices are equal otherwise, the lower index wins.
+A cycle is one run of the planner. Later cycles reuse the arrays until hosts or units change.
+
+A unit is a whole GPU, a MIG slice or a declared share of a GPU. Units are sorted by host, GPU and id, so the
+units of one host are adjacent. Code refers to a unit by its index in this order. If the planner has two
+equally good choices, it takes the lower index.
 """
 
 from __future__ import annotations
@@ -18,13 +21,17 @@ from scheduler.core.model.snapshot import Ask, HostInfo, UnitInfo
 from scheduler.core.scoring.demand_mix import MILLI_PER_GPU, NodeDemand
 
 FAR_FUTURE = 1 << 60  # later than every time that the planner handles
-# The cache of asks is cleared beyond this size, so that it does not grow without limit.
+# The cache of asks is cleared when it has more entries than this, so that it does not grow without limit.
 MAX_CACHED_ASKS = 50_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class UnitKind:
-    """A kind of unit: units of one kind are equivalent to every ask."""
+    """A kind of unit.
+
+    Units of one kind have the same memory, compute capability, model, profile and slots. An ask (the hardware
+    that a workload requests) therefore cannot tell them apart.
+    """
 
     memory_mib: int
     compute_capability: int
@@ -35,14 +42,15 @@ class UnitKind:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedAsk:
-    """The kinds and slots that the hardware offers to an ask, computed once for all equal asks."""
+    """The kinds of units that serve an ask, and the slots that it would hold. Equal asks share one object."""
 
-    number: int  # equal for equal asks
-    # kinds that serve the ask, in its order of preference; without a preference, the least capable first
+    number: int  # equal asks have equal numbers
+    # The kinds that serve the ask, in the order of its list of models. If the ask lists no models, the least
+    # capable kind comes first.
     kinds: list[int]
-    slots: list[int]  # for each kind of the pool: the slots that the ask would hold
-    is_share: bool  # True if it is an ask for time-sliced shares
-    need: NodeDemand  # per host
+    slots: list[int]  # for each kind of the pool: the slots that the ask would hold on units of that kind
+    is_share: bool  # True if the ask is for time-sliced shares
+    need: NodeDemand  # the units, CPU and memory that the ask needs on each of its hosts
 
 
 _kind_of = attrgetter("memory_mib", "compute_capability", "model", "profile", "slots")
@@ -50,7 +58,10 @@ _hardware_order = attrgetter("host", "gpu", "id")
 
 
 class PoolHardware:
-    """The hosts and units of one pool. Nothing here depends on time or on allocations."""
+    """The hosts and units of one pool.
+
+    No value depends on the time or on running work.
+    """
 
     def __init__(self, hosts: Iterable[HostInfo], units: Iterable[UnitInfo]) -> None:
         self.hosts: list[HostInfo] = sorted(hosts, key=attrgetter("id"))
@@ -62,7 +73,7 @@ class PoolHardware:
         self._read_units()
         self._read_hosts()
         self.all_units: Mask = np.ones(len(self.units), dtype=np.bool_)
-        # Other values derived from the hardware alone. Each module that stores one chooses its key.
+        # Values that other modules derive from the hardware alone. Each module chooses its own keys.
         self.derived: dict[Any, Any] = {}
         self._hosts_with_capacity: dict[tuple[frozenset[tuple[str, str]], int, int], Mask] = {}
         self._label_masks: dict[frozenset[tuple[str, str]], Mask] = {}
@@ -85,7 +96,7 @@ class PoolHardware:
         self.slots: Ints = np.array([kind.slots for kind in self.kinds], dtype=np.int64)[self.kind]
         self.healthy: Mask = np.array([u.healthy for u in self.units], dtype=np.bool_)
         self.first_unit: Ints = np.searchsorted(self.host_of, np.arange(len(self.hosts) + 1))
-        # Lists of the same values: reading single elements of an array is slow.
+        # Copies of the arrays as lists, because reading single elements of a numpy array is slow.
         self.host_list, self.gpu_list = self.host_of.tolist(), self.gpu_of.tolist()
         self.slots_list, self.kind_list = self.slots.tolist(), self.kind.tolist()
         self.units_of_kind = [np.flatnonzero(self.kind == kind) for kind in range(len(self.kinds))]
@@ -94,7 +105,8 @@ class PoolHardware:
 
     def _read_hosts(self) -> None:
         self.schedulable: Mask = np.array([h.schedulable for h in self.hosts], dtype=np.bool_)
-        # Units that take new work outside maintenance. Maintenance depends on time, so each cycle checks it.
+        # Units that may take new work, except in maintenance. Maintenance depends on the time, so each cycle
+        # checks it separately.
         self.in_service: Mask = self.healthy & self.schedulable[self.host_of]
         self.cpu_capacity: Ints = np.array([h.cpu_milli or FAR_FUTURE for h in self.hosts], dtype=np.int64)
         self.memory_capacity: Ints = np.array(
@@ -104,7 +116,7 @@ class PoolHardware:
         self.has_racks = any(self.rack_of)
 
     def label_mask(self, labels: frozenset[tuple[str, str]]) -> Mask:
-        """Return the hosts that have every one of these labels."""
+        """Return the mask of hosts that have all of these labels."""
         cached = self._label_masks.get(labels)
         if cached is None:
             cached = self._label_masks[labels] = np.array(
@@ -113,7 +125,7 @@ class PoolHardware:
         return cached
 
     def units_sharing_home_storage(self, home_storage: int) -> Mask:
-        """Return the units on hosts with this home storage."""
+        """Return the mask of units on the hosts that use this storage for home folders."""
         cached = self._units_by_home_storage.get(home_storage)
         if cached is None:
             hosts = np.array([host.home_storage == home_storage for host in self.hosts], dtype=np.bool_)
@@ -121,7 +133,10 @@ class PoolHardware:
         return cached
 
     def hosts_with_capacity(self, ask: Ask) -> Mask:
-        """Return the hosts with the ask's labels whose whole CPU and memory would suffice."""
+        """Return the mask of hosts that have the ask's labels and enough total CPU and memory.
+
+        CPU and memory that running work holds count as available.
+        """
         key = ask.labels, ask.cpu_milli, ask.memory_mib
         cached = self._hosts_with_capacity.get(key)
         if cached is None:
@@ -130,9 +145,10 @@ class PoolHardware:
         return cached
 
     def resolve_ask(self, ask: Ask) -> ResolvedAsk:
-        """Return the hardware's offer to an ask. Equal asks get the same object.
+        """Return the kinds of units that serve an ask, and its slots on each kind.
 
-        The first cache is keyed by the ask object's id, because hashing asks took a tenth of a cycle.
+        Equal asks share one result. The first cache uses ``id(ask)`` as its key, because hashing asks took a
+        tenth of a cycle's time.
         """
         cached = self._asks_by_row.get(id(ask))
         if cached is not None:
@@ -140,7 +156,7 @@ class PoolHardware:
         resolved = self._asks.get(ask)
         if resolved is None:
             resolved = self._asks[ask] = self._resolve(ask)
-        # The reference keeps the ask alive, so that no other object gets its id.
+        # The cache stores the ask itself too. This keeps the ask alive, so no other object can get its id.
         self._asks_by_row[id(ask)] = resolved, ask
         return resolved
 
@@ -160,32 +176,33 @@ class PoolHardware:
         return ResolvedAsk(len(self._asks), serving, slots, ask.profile.startswith("share"), need)
 
     def ask_number(self, ask: Ask) -> int:
-        """Return a number that is equal for equal asks."""
+        """Return the number of an ask. Equal asks have equal numbers."""
         cached = self._asks_by_row.get(id(ask))
         return (cached[0] if cached is not None else self.resolve_ask(ask)).number
 
     @property
     def ask_cache_is_full(self) -> bool:
-        """Return True if the cache of asks should be cleared."""
+        """Return True if the cache of asks has more than ``MAX_CACHED_ASKS`` entries."""
         return len(self._asks_by_row) > MAX_CACHED_ASKS
 
     def clear_ask_cache(self) -> None:
-        """Clear the cache and restart the numbering. Allowed only between cycles."""
+        """Clear the cache of asks and restart their numbers at 0. Call it only between cycles."""
         for cached in (self._asks, self._asks_by_row, self._hosts_with_capacity):
             cached.clear()
 
     def kinds_for(self, ask: Ask) -> list[int]:
-        """Return the kinds that serve an ask, in its order of preference. Without a preference, the least
-        capable kind comes first.
+        """Return the kinds that serve an ask, in the order of its list of models.
+
+        If the ask lists no models, the least capable kind comes first.
         """
         return self.resolve_ask(ask).kinds
 
     def units_serving(self, ask: Ask) -> Mask:
-        """Return the units of every kind that serves an ask."""
+        """Return the mask of units whose kind serves an ask."""
         return self.units_of_kinds(self.resolve_ask(ask).kinds)
 
     def units_of_kinds(self, kinds: list[int]) -> Mask:
-        """Return the units of these kinds."""
+        """Return the mask of units of these kinds."""
         key = tuple(kinds)
         cached = self._units_of_kinds.get(key)
         if cached is None:

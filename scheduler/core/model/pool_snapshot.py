@@ -1,8 +1,8 @@
-"""Arrange one pool of a snapshot for planning, and update it by deltas.
+"""Arrange one pool of a snapshot for planning, and update it when rows change.
 
-A cycle reads the pool's snapshot and never changes it. The parts that are expensive to build (hardware,
-running work, the queue) are updated only where rows changed. Values that depend on time are computed in each
-cycle.
+A cycle is one run of the planner. It reads the pool's snapshot and never changes it. Hardware, running work
+and the queue are expensive to build, so between cycles only their changed rows are updated. Values that
+depend on the time are computed in each cycle.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class PoolSnapshot:
         self.set_decayed_use(snapshot.teams, snapshot.decayed_use)
 
     def set_pool(self, pool: PoolInfo) -> None:
-        """Replace the pool's own row: name, kind and policy."""
+        """Replace the row of the pool itself. Rebuild the queue, because it depends on the pool's policy."""
         self.pool = pool
         self._set_queue(self.queue.rows())
 
     def set_hardware(self, hosts: Iterable[HostInfo], units: Iterable[UnitInfo]) -> None:
-        """Replace hosts and units, and rebuild everything that is indexed by them."""
+        """Replace hosts and units, and rebuild the running work and the queue, which refer to them."""
         self.hardware = PoolHardware((h for h in hosts if h.pool == self.pool.id), units)
         self.running_work = RunningWork(self.hardware, self.running_work.running)
         self._set_queue(self.queue.rows())
@@ -66,13 +66,16 @@ class PoolSnapshot:
         self.reservations = sorted((r for r in reservations if r.pool == self.pool.id), key=attrgetter("id"))
 
     def set_maintenance(self, windows: Iterable[MaintenanceInfo]) -> None:
-        """Replace the maintenance windows of this pool's hosts, as (host index, start, end)."""
+        """Replace the maintenance windows of this pool's hosts. Each becomes (host index, start, end)."""
         index = self.hardware.host_index
         self.maintenance = sorted((index[m.host], m.start, m.end) for m in windows if m.host in index)
 
     def set_decayed_use(self, teams: Iterable[TeamInfo], use: Iterable[DecayedUseInfo]) -> None:
-        """Replace each team's weight, and its decayed use divided by this weight. The team with the lowest
-        quotient borrows first.
+        """Replace each team's weight in fair share, and its decayed use divided by the weight.
+
+        Decayed use is the team's past use in slot-seconds, whose weight halves with every half-life. The team
+        with the lowest quotient borrows first. Example: 600 slot-seconds at weight 3 (200) come before 300 at
+        weight 1 (300).
         """
         used = {u.team: u.slot_seconds for u in use if u.pool == self.pool.id}
         self.weights = {team.id: max(1, team.weight) for team in teams}
@@ -91,5 +94,5 @@ class PoolSnapshot:
         self.queue.change(removed, rows)
         if self.hardware.ask_cache_is_full:
             self.hardware.clear_ask_cache()
-            # Clearing the cache renumbers the asks. The queue groups its workloads by these numbers.
+            # After the cache is cleared, asks get new numbers. The queue groups its workloads by ask number.
             self._set_queue(self.queue.rows())

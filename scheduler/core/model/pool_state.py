@@ -1,8 +1,14 @@
-"""Hold the working state of one pool while its plan is made: the pool's snapshot as arrays, and the decisions
-so far.
+"""Hold the working state of one pool in a cycle (one run of the planner): arrays, and the decisions so far.
 
-The snapshot is never changed: arrays that decisions change are copied first. Units and running work are
-referred to by their index (see ``PoolHardware`` and ``RunningWork``).
+The pool's snapshot is never changed. If decisions change an array of the snapshot, the state has a copy of
+it. Units and running workloads are identified by an index (see ``PoolHardware`` and ``RunningWork``).
+
+Terms:
+- An ask is the hardware that a workload requests. A kind is a set of units that no ask can tell apart.
+- A promise says that a unit is needed at a future time. It is a queue hold (the unit is held for a waiting
+  workload), a maintenance window, or a reservation.
+- A unit is bound to a reservation that has begun, and earmarked for a workload if evictions freed it.
+- Borrowed slots are slots above a team's guarantee.
 """
 
 from __future__ import annotations
@@ -43,7 +49,8 @@ QUEUE_HOLDS, MAINTENANCE, RESERVATIONS = (
     "maintenance",
     "reservations",
 )
-# Each past eviction counts like lost work of this duration, so that evictions rotate among workloads.
+# In the cost of an eviction, each past eviction of the workload counts like this much lost work. So different
+# workloads are evicted in turn.
 COST_PER_PAST_EVICTION_SECONDS = 30 * 60
 
 
@@ -76,7 +83,7 @@ class PoolState:
         self.bindings: list[ReservationBinding] = []
         self.unbound: list[UnboundReservation] = []
         self.predicted: dict[int, int] = {}  # predicted runtime (s) of the work placed by this plan
-        self.evicted: set[int] = set()  # indices of running work that this plan evicts
+        self.evicted: set[int] = set()  # indices of the running workloads that this plan evicts
         self.first_promise_by_kind = {
             QUEUE_HOLDS: self.queue_hold_from,
             MAINTENANCE: self.maintenance_from,
@@ -88,9 +95,9 @@ class PoolState:
         self._open_counts: dict[tuple[int, tuple[int, ...]], Ints] = {}
         self._by_cost: dict[int, Ints] = {}
         self._counts_in: dict[tuple[int, int], tuple[Ints, Mask]] = {}
-        # by workload, computed by ``fit.availability`` on demand
+        # By workload: the result of ``fit.availability.time_class``, which fills this cache.
         self.time_classes: dict[int, tuple[int, ...]] = {}
-        # by profile: ``HostRanking``, made by ``fit.unit_selection`` on demand
+        # By profile: a ``HostRanking``. ``fit.unit_selection`` fills this cache.
         self.rankings: dict[str, Any] = {}
 
     # -- reading the snapshot --------------------------------------------------------------------------------
@@ -141,12 +148,13 @@ class PoolState:
         self.run_id, self.run_team, self.run_priority = self.table[ID], self.table[TEAM], self.table[PRIORITY]
         self.run_reservation, self.run_slots = self.table[RESERVATION], self.table[SLOTS]
         unsaved = np.maximum(0, self.now - self.table[LAST_SAVED])
-        self.unsaved_slot_seconds: Ints = unsaved * self.run_slots  # slot-seconds that would be lost
+        # Work since the last checkpoint, in slot-seconds. An eviction without a new checkpoint loses it.
+        self.unsaved_slot_seconds: Ints = unsaved * self.run_slots
         self.cost_per_slot: Ints = unsaved + self.table[EVICTIONS] * COST_PER_PAST_EVICTION_SECONDS
         self.cost: Ints = self.cost_per_slot * self.run_slots  # the cost of evicting each workload
         old_enough = self.now >= self.table[STARTED] + self.policy.minimum_runtime_seconds
         self.evictable: Mask = (self.table[PREEMPTIBLE] == 1) & (self.table[STOPPING] == 0) & old_enough
-        self.gpu_teams: dict[int, int] = {}  # the team that has time-sliced work on each GPU
+        self.gpu_teams: dict[int, int] = {}  # by GPU: the team whose work time-slices this GPU
         shares = self.hardware.time_sliced_units[self.holder[self.hardware.time_sliced_units] >= 0]
         for unit in shares[np.argsort(self.holder[shares], kind="stable")].tolist():
             self.gpu_teams[int(self.gpu_of[unit])] = int(self.run_team[self.holder[unit]])
@@ -169,7 +177,7 @@ class PoolState:
                 [self.unit_index[u] for u in earmarked[workload].earmarked_units if u in self.unit_index]
             ] = workload
         self.evicting_for: dict[int, list[int]] = {}
-        self.stopping_unclaimed: list[int] = []  # work that stops for no reservation and no waiting workload
+        self.stopping_unclaimed: list[int] = []  # stopping work whose units are for nobody in particular
         for i in np.flatnonzero(self.table[STOPPING]).tolist():
             beneficiary = self.running[i].evicted_for_workload
             if beneficiary in queued_by_id and beneficiary is not None:
@@ -185,8 +193,9 @@ class PoolState:
             self.ledger.bind(reservation.team, self.model_of(unit), int(self.slots[unit]))
 
     def _count_in(self, units: list[int], team: int, cpu_milli: int, memory_mib: int) -> None:
-        """Count the GPUs, CPU and memory that a workload takes, and set its team as the team of its
-        time-sliced GPUs.
+        """Subtract the CPU and memory that a workload takes, and add its slots to the use of its GPUs.
+
+        If the units are time-sliced shares, record the workload's team as the team of these GPUs.
         """
         hardware = self.hardware
         for host in {hardware.host_list[u] for u in units}:
@@ -209,8 +218,9 @@ class PoolState:
     def expected_end_times(self) -> Ints:
         """Return the time at which each running workload is expected to end.
 
-        A workload that has run longer than predicted is expected to run as long again, up to its runtime
-        limit. A stopping workload ends by its deadline.
+        A workload that has run longer than predicted is expected to run for the same time once more, up to
+        its runtime limit. Example: predicted 1 hour, running for 3 hours: 3 more hours. A stopping workload
+        is expected to end at its deadline.
         """
         table, now = self.table, self.now
         overrun = np.maximum(now + 1, np.minimum(table[UNTIL], now + (now - table[STARTED])))
@@ -227,8 +237,9 @@ class PoolState:
 
     @cached_property
     def assignable(self) -> Mask:
-        """Return the units that take work now and are not bound to a reservation. Valid after reservations
-        are bound.
+        """Return the mask of units that take work now and are not bound to a reservation.
+
+        The result is cached, so use it only after this cycle has bound the reservations.
         """
         return intersection(self.usable, self.bound_to == 0)
 
@@ -242,12 +253,12 @@ class PoolState:
 
     @cached_property
     def cost_list(self) -> list[int]:
-        """Return ``cost`` as a list: reading single elements of an array is slow."""
+        """Return ``cost`` as a list, because reading single elements of an array is slow."""
         costs: list[int] = self.cost.tolist()
         return costs
 
     def team_work_by_eviction_cost(self, team: int) -> Ints:
-        """Return the indices of a team's running work, the cheapest to evict first.
+        """Return the indices of a team's running workloads, ordered by eviction cost, the lowest first.
 
         The result is cached, because costs do not change within a cycle.
         """
@@ -260,9 +271,9 @@ class PoolState:
         return cached
 
     def evictable_borrowed_work(self, model: str, team: int) -> Ints:
-        """Return the evictable work of other teams that hold more of a model than their guarantee.
+        """Return the evictable work of teams that hold more slots of a model than their guarantee.
 
-        Work inside reservations is left out.
+        Work of ``team`` itself and work inside reservations is left out. The result has indices.
         """
         teams = [
             other
@@ -279,16 +290,18 @@ class PoolState:
 
     @cached_property
     def _units_by_holder(self) -> tuple[Ints, Ints]:
-        """Return the units that running work holds, ordered by workload, and each workload's first position
-        in this order.
+        """Return (units, first): the units ordered by the workload that holds them.
+
+        The units of workload ``i`` are ``units[first[i]:first[i + 1]]``.
         """
         holder = self.pool_snapshot.running_work.holder
         order = np.argsort(holder, kind="stable")
         return order, np.searchsorted(holder[order], np.arange(len(self.running) + 1))
 
     def units_by_workload(self, workloads: Ints) -> tuple[Ints, Ints]:
-        """Return all units of the given running workloads, and for each unit the position of its holder in
-        ``workloads``.
+        """Return (units, positions): all units of the given running workloads.
+
+        For each unit, ``positions`` has the position of its workload in ``workloads``.
         """
         units, first = self._units_by_holder
         sizes = first[workloads + 1] - first[workloads]
@@ -298,7 +311,7 @@ class PoolState:
 
     @cached_property
     def work_by_team(self) -> dict[int, list[int]]:
-        """Return the running work of each team."""
+        """Return the indices of the running workloads of each team."""
         work_by_team: dict[int, list[int]] = {}
         for i, team in enumerate(self.run_team.tolist()):
             work_by_team.setdefault(team, []).append(i)
@@ -306,8 +319,9 @@ class PoolState:
 
     @cached_property
     def _evictable_counts(self) -> dict[tuple[int, int], Counter[int]]:
-        """Return the number of evictable workloads of each priority, by (team, kind). ``evict_workload``
-        updates these numbers.
+        """Return, for each (team, kind), the number of evictable workloads of each priority.
+
+        ``evict_workload`` updates these numbers.
         """
         held = np.flatnonzero(self.pool_snapshot.running_work.holder >= 0)
         holder = self.pool_snapshot.running_work.holder[held]
@@ -323,19 +337,19 @@ class PoolState:
 
     @cached_property
     def _lowest_evictable_priority(self) -> dict[tuple[int, int], int]:
-        """Return the lowest priority of evictable work, by (team, kind)."""
+        """Return, for each (team, kind), the lowest priority of the team's evictable work on the kind."""
         return {
             claim: min(priority for priority, count in cached.items())
             for claim, cached in self._evictable_counts.items()
         }
 
     def has_evictable_work(self, team: int, kind: int, below: int) -> bool:
-        """Return True if the team has evictable work of a priority below ``below`` on units of a kind."""
+        """Return True if the team has evictable work of lower priority than ``below`` on units of a kind."""
         return self._lowest_evictable_priority.get((team, kind), below) < below
 
     @cached_property
     def kinds_with_borrowed_work(self) -> set[int]:
-        """Return the kinds on which a team above its guarantee has evictable work."""
+        """Return the kinds on which some team that borrows has evictable work."""
         return {
             kind
             for team, kind in self._evictable_counts
@@ -349,7 +363,7 @@ class PoolState:
         return self.units[unit].model
 
     def promise_times(self, promise_kind: str) -> list[int]:
-        """Return the times at which promises of one kind begin, sorted."""
+        """Return the times at which promises of one kind begin, the earliest first."""
         return self._promise_times[promise_kind]
 
     def _note_promise(self, promise_kind: str, start: int) -> None:
@@ -362,8 +376,10 @@ class PoolState:
         self.time_classes.clear()
 
     def next_promise_after(self, promise_kind: str, time: int) -> int:
-        """Return the start of the first promise of a kind at or after ``time``. Return FAR_FUTURE if all
-        promises begin before ``time``, and 0 if no promise does.
+        """Return the earliest start that a promise on a unit may have if the unit is used until ``time``.
+
+        This is the start of the first promise at or after ``time``, or FAR_FUTURE if all promises begin
+        before ``time``. Return 0 if no promise begins before ``time``: then every unit may be used.
         """
         times = self._promise_times[promise_kind]
         if not times or times[0] >= time:
@@ -372,10 +388,11 @@ class PoolState:
         return times[place] if place < len(times) else FAR_FUTURE
 
     def skip_bounds(self, queued: QueuedWorkload, expected: int) -> tuple[int, int]:
-        """Return the bounds (expected runtime, runtime limit), in seconds.
+        """Return (expected runtime, runtime limit) in seconds: the bounds from which on work can be skipped.
 
-        ``queued`` got no units, and ``expected`` is its expected runtime (s). An otherwise equal workload
-        whose two values are at least the bounds cannot get units either.
+        ``queued`` got no units, and ``expected`` is its expected runtime in seconds. Suppose that another
+        workload differs only in its times. If both of its values are at least the bounds, it cannot get units
+        either, so the planner may skip it.
         """
         times = self.promise_times(QUEUE_HOLDS)
         place = bisect_left(times, self.now + expected)
@@ -383,9 +400,10 @@ class PoolState:
         return times[place - 1] - self.now + 1 if place else 0, queued.max_runtime_seconds if others else 0
 
     def units_clear_of(self, bounds: tuple[int, ...]) -> Mask | None:
-        """Return the units whose promises begin at the bounds or later; None stands for all units.
+        """Return the mask of units whose promises begin late enough. None means all units.
 
-        ``bounds`` are times for queue holds, maintenance and reservations, in this order; 0 means no bound.
+        ``bounds`` are the earliest allowed starts of queue holds, maintenance and reservations, in this
+        order. A bound of 0 allows every start.
         """
         if not any(bounds):
             return None
@@ -399,10 +417,10 @@ class PoolState:
         return mask
 
     def can_use_shared_counts(self, queued: QueuedWorkload) -> bool:
-        """Return True if ``free_counts_within`` is valid for the workload.
+        """Return True if ``free_counts_within`` counts exactly the units that the workload may take.
 
-        The counts are not valid for workloads with earmarked or reserved units. They are not valid for
-        time-sliced shares either, because these share a GPU only with work of their own team.
+        The counts are wrong for a workload that has earmarked units or runs inside a reservation. They are
+        also wrong for time-sliced shares, because work shares a GPU only with work of its own team.
         """
         return (
             queued.reservation is None
@@ -411,11 +429,10 @@ class PoolState:
         )
 
     def free_counts_within(self, kind: int, bounds: tuple[int, ...]) -> Ints:
-        """Return the free units of a kind on each host that are clear of the bounds (see
-        ``units_clear_of``).
+        """Return, for each host, the number of free units of a kind whose promises begin late enough.
 
-        The counts are cached and reduced as units are taken, because counting all units for each ask that
-        does not fit took a third of a cycle.
+        For ``bounds`` see ``units_clear_of``. The numbers are cached, and reduced when units are taken.
+        Before, counting all units for each ask that did not fit took a third of a cycle's time.
         """
         cached = self._open_counts.get((kind, bounds))
         if cached is None:
@@ -429,16 +446,16 @@ class PoolState:
         return cached
 
     def count_units_in(self, kind: int, mask: Mask) -> Ints:
-        """Return the number of units of a kind on each host that are in the mask.
+        """Return, for each host, the number of units of a kind that are in the mask.
 
-        The numbers are cached, so the mask must not change within the cycle.
+        The result is cached by the mask object, so the caller must not change the mask within the cycle.
         """
         cached = self._counts_in.get((kind, id(mask)))
         if cached is None:
             counts = np.bincount(self.host_of[mask & (self.kind == kind)], minlength=len(self.hosts)).astype(
                 np.int64
             )
-            # The reference keeps the mask alive, so that no other object gets its id.
+            # The cache stores the mask too. This keeps the mask alive, so no other object can get its id.
             cached = self._counts_in[kind, id(mask)] = counts, mask
         return cached[0]
 
@@ -480,7 +497,7 @@ class PoolState:
         self.placements.append(placement)
 
     def evict_workload(self, victim: int, eviction: Eviction) -> None:
-        """Evict running work. It holds its units until it has stopped."""
+        """Record the eviction of a running workload. The workload holds its units until it has stopped."""
         team, priority = int(self.run_team[victim]), int(self.run_priority[victim])
         for kind in {int(self.kind[unit]) for unit in self.units_of[victim]}:
             self._note_gone(team, kind, priority)
@@ -493,7 +510,7 @@ class PoolState:
         self.evictions.append(eviction)
 
     def _note_gone(self, team: int, kind: int, priority: int) -> None:
-        """Count down the evictable work of one team, kind and priority."""
+        """Subtract one workload from the evictable work of a team, kind and priority."""
         counts, lowest = self._evictable_counts[team, kind], self._lowest_evictable_priority
         counts[priority] -= 1
         if counts[priority] <= 0 and lowest.get((team, kind)) == priority:
@@ -511,8 +528,9 @@ class PoolState:
             self._note_promise(RESERVATIONS, start)
 
     def mark_taken(self, units: list[int], other: PoolState) -> None:
-        """Mark units as taken that are free in this state and taken in ``other``, a state of the same pool.
-        Copy their holders from ``other``.
+        """Mark units as taken, and copy their holders, earmarks and reservations from ``other``.
+
+        ``other`` is another state of the same pool, in which these units are taken.
         """
         self._remove_from_free(units)
         self.holder[units], self.earmarked_for[units], self.bound_to[units] = (
@@ -523,7 +541,7 @@ class PoolState:
         self.workloads_with_earmarks |= other.workloads_with_earmarks
 
     def bind_reservation(self, reservation: ReservationInfo, units: list[int]) -> None:
-        """Bind units to a reservation that starts."""
+        """Give units to a reservation that starts."""
         self._remove_from_free(units)
         self._mark_bound(reservation, units)
         self.bindings.append(
@@ -531,9 +549,7 @@ class PoolState:
         )
 
     def earmark(self, queued: QueuedWorkload, units: list[int], victims: list[int]) -> None:
-        """Earmark units, and CPU and memory on their hosts, for a workload. The victims are evicted for this
-        workload.
-        """
+        """Keep units, and CPU and memory on their hosts, for a workload for which the victims are evicted."""
         self._remove_from_free(units)
         for host in {int(self.host_of[u]) for u in units}:
             victims_here = [
@@ -548,8 +564,9 @@ class PoolState:
                 self.gpu_teams[int(self.gpu_of[unit])] = queued.team
 
     def release_earmarks(self, queued: QueuedWorkload) -> None:
-        """Free the units earmarked for a workload that cannot start. No eviction for this workload may be in
-        progress.
+        """Give up the units that are earmarked for a workload that cannot start.
+
+        Call it only if no eviction for this workload is in progress.
         """
         units = np.flatnonzero(
             (self.earmarked_for == queued.id)
@@ -578,7 +595,8 @@ class PoolState:
 
 
 def eviction_lead_seconds(state: PoolState) -> int:
-    """Return the time before a reservation's start at which work on its units is evicted: notice plus
-    grace.
+    """Return the seconds before a reservation's start at which the planner evicts work from its units.
+
+    It is the notice (time to write a checkpoint) plus the grace (time between stop signal and kill).
     """
     return state.policy.notice_seconds + state.policy.grace_seconds

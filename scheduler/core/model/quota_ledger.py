@@ -1,7 +1,10 @@
-"""Compute the limits of teams and users: guarantees, borrowing, caps, and decayed use.
+"""Count the slots that each team and user holds, and compute how many they may hold.
 
-All amounts are slots (a whole GPU has ``SLOTS_PER_GPU``), per team and GPU model of one pool. A reservation's
-slots count as held by its team once its units are bound. Work inside the reservation is not counted again.
+A team's guarantee is the number of slots that it can always have. A team borrows if it holds more than its
+guarantee. Amounts are slots (a whole GPU has ``SLOTS_PER_GPU``), per team and GPU model of one pool.
+
+A reservation counts as held by its team from the time at which it gets its units. Work inside the reservation
+is then not counted again.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from scheduler.core.model.snapshot import PoolInfo, PoolKind, QuotaInfo, Running
 UNLIMITED_SLOTS = 1 << 60
 
 TeamAndModel = tuple[int, str]  # (team, model)
-# The tiers of a start, in queue order: within the guarantee; partly borrowed, by a team below its guarantee;
-# only borrowed.
+# The quota tiers of a start, the first in the queue first:
+# - WITHIN_GUARANTEE: after the start, the team holds at most its guarantee.
+# - BELOW_GUARANTEE: the team is below its guarantee now, but exceeds it by the start.
+# - BORROWING: the team already holds its whole guarantee, so all slots of the start are borrowed.
 QUOTA_TIERS = WITHIN_GUARANTEE, BELOW_GUARANTEE, BORROWING = (
     0,
     1,
@@ -29,16 +34,21 @@ QUOTA_TIERS = WITHIN_GUARANTEE, BELOW_GUARANTEE, BORROWING = (
 def decayed_use(
     slot_seconds: float, held_slots: int, elapsed_seconds: float, half_life_seconds: float
 ) -> float:
-    """Return the decayed use after ``elapsed_seconds`` in which ``held_slots`` were held throughout."""
+    """Return a team's decayed use (past use that halves with every half-life) after some time has passed.
+
+    ``slot_seconds`` is the decayed use before that time. The team held ``held_slots`` during all of
+    ``elapsed_seconds``.
+    """
     remaining: float = 0.5 ** (elapsed_seconds / half_life_seconds)
     return slot_seconds * remaining + held_slots * half_life_seconds / math.log(2) * (1 - remaining)
 
 
 class Headroom(NamedTuple):
-    """The answer to a request of a team for more slots of a model.
+    """The answer to the question whether a team may hold more slots of a model.
 
-    ``borrowed`` is the part of these slots above the team's guarantee. ``held`` counts against ``limit``: the
-    slots of all of the team's work, or, if ``non_preemptible_only``, only of its non-preemptible work.
+    ``allowed`` is the answer. ``borrowed`` is the part of the requested slots that is above the guarantee.
+    ``held`` are the slots that count against ``limit``. They belong to all of the team's work, or only to its
+    non-preemptible work if ``non_preemptible_only`` is True.
     """
 
     allowed: bool
@@ -46,7 +56,7 @@ class Headroom(NamedTuple):
     held: int
     guaranteed: int
     limit: int
-    over: int  # slots above the limit
+    over: int  # the slots by which the request exceeds ``limit``; 0 if it does not
     non_preemptible_only: bool
 
 
@@ -54,12 +64,12 @@ class HeldSlots:
     """The slots that the running work of each team and user holds."""
 
     def __init__(self) -> None:
-        self.by_team: dict[TeamAndModel, int] = defaultdict(int)  # outside reservations
-        # the part of ``by_team`` that non-preemptible work holds
+        self.by_team: dict[TeamAndModel, int] = defaultdict(int)  # only work outside reservations
+        # The part of ``by_team`` that belongs to non-preemptible work.
         self.non_preemptible: dict[TeamAndModel, int] = defaultdict(int)
-        # the part of ``by_team`` that stopping work holds
+        # The part of ``by_team`` that belongs to evicted work that has not stopped yet.
         self.stopping: dict[TeamAndModel, int] = defaultdict(int)
-        self.by_user: dict[int, int] = defaultdict(int)  # inside and outside reservations
+        self.by_user: dict[int, int] = defaultdict(int)  # work inside and outside reservations
 
     def add(self, running: RunningWorkload, model: str, slots: int) -> None:
         """Add the slots of one model that a workload holds; negative ``slots`` subtract."""
@@ -77,7 +87,7 @@ class PoolQuotas:
     def __init__(self, pool: PoolInfo, quotas: Iterable[QuotaInfo]) -> None:
         self.guaranteed: dict[TeamAndModel, int] = {}
         self.limit: dict[TeamAndModel, int] = {}
-        self.used_up: dict[TeamAndModel, QuotaInfo] = {}  # quotas whose GPU-hours of the period are used up
+        self.used_up: dict[TeamAndModel, QuotaInfo] = {}  # quotas without GPU-hours left in this period
         for quota in quotas:
             if quota.pool == pool.id:
                 key = (quota.team, quota.model)
@@ -91,8 +101,9 @@ class PoolQuotas:
 
 
 class UpcomingReservation(NamedTuple):
-    """A team's reservation that has no units yet. It takes ``slots`` of the team's guarantee from ``start``
-    to ``end`` (s).
+    """A team's reservation that has no units yet.
+
+    It will take ``slots`` of the team's guarantee from ``start`` to ``end`` (seconds since the epoch).
     """
 
     start: int
@@ -103,11 +114,11 @@ class UpcomingReservation(NamedTuple):
 
 @dataclass(slots=True)
 class ReservedHeadroom:
-    """Headroom within a team's or user's limit that is reserved for a waiting workload until its
-    ``blockers`` end.
+    """Slots below a team's or user's limit that are kept for a waiting workload until it can start.
 
-    From ``start`` (s) on, work behind this workload may add ``left`` slots in total. If
-    ``non_preemptible_only``, preemptible work is not restricted.
+    The workload can start at ``start`` (seconds since the epoch), when its ``blockers`` have ended. Work
+    behind it in the queue that ends later than ``start`` may take ``left`` slots in total. If
+    ``non_preemptible_only`` is True, this restricts only non-preemptible work.
     """
 
     workload: int
@@ -124,25 +135,25 @@ class QuotaLedger:
         self.pool = pool
         self.guaranteed, self.limit, self.teams_with_quota = quotas.guaranteed, quotas.limit, quotas.teams
         self.used_up = quotas.used_up
-        self.held = held.by_team.copy()  # including bound reservations and the placements of this plan
-        # the part of ``held`` in reservations and non-preemptible work
+        self.held = held.by_team.copy()  # includes reservations with units and the placements of this plan
+        # The part of ``held`` that belongs to reservations and to non-preemptible work.
         self.non_preemptible = held.non_preemptible.copy()
-        self.held_at_start = held.by_team.copy()  # held before this plan's placements
+        self.held_at_start = held.by_team.copy()  # like ``held``, but without the placements of this plan
         self.stopping = held.stopping.copy()
         self.held_by_user = held.by_user.copy()
-        self.change_count: dict[int, int] = defaultdict(int)  # by team: number of changes of its held slots
-        # Cached by team, and cleared when the team gets slots.
+        self.change_count: dict[int, int] = defaultdict(int)  # by team: the number of changes of ``held``
+        # By team. ``add_held_slots`` clears a team's entries.
         self._rooms: dict[int, dict[tuple[str, int, bool, bool], Headroom]] = defaultdict(dict)
-        # Cached by team, and cleared when the team gets slots.
+        # By team. ``add_held_slots`` clears a team's entries.
         self.kinds_within_limits_cache: dict[int, dict[Hashable, list[int]]] = defaultdict(dict)
         self.upcoming_reservations: dict[TeamAndModel, list[UpcomingReservation]] = {}  # few teams have any
-        # Filled by ``quota_limits``.
+        # ``fit.quota_limits`` fills this cache.
         self.max_firm_beside_cache: dict[TeamAndModel, list[tuple[UpcomingReservation, int]]] = {}
         self.reserved_headroom: dict[TeamAndModel, ReservedHeadroom] = {}
-        self.reserved_user_headroom: dict[int, ReservedHeadroom] = {}  # within the cap on one user
+        self.reserved_user_headroom: dict[int, ReservedHeadroom] = {}  # by user: below the cap on one user
 
     def add_held_slots(self, team: int, model: str, slots: int, preemptible: bool) -> None:
-        """Count slots that a team gets or is promised."""
+        """Add slots that a team gets now, or will get, to the slots that it holds."""
         self.held[team, model] += slots
         self.non_preemptible[team, model] += 0 if preemptible else slots
         self.change_count[team] += 1
@@ -150,8 +161,10 @@ class QuotaLedger:
         self.kinds_within_limits_cache[team].clear()
 
     def leaves_headroom(self, team: int, model: str, slots: int, end: int, preemptible: bool) -> bool:
-        """Return True if work that ends at ``end`` does not use the headroom reserved for its team's work
-        ahead in the queue.
+        """Return True if work may start without using headroom that is reserved for its team's other work.
+
+        The other work is ahead in the queue. Headroom is slots below the team's limit. ``end`` is the time at
+        which the starting work ends.
         """
         reserved = self.reserved_headroom.get((team, model))
         return (
@@ -162,20 +175,30 @@ class QuotaLedger:
         )
 
     def leaves_user_headroom(self, user: int, slots: int, end: int) -> bool:
-        """Return True if work that ends at ``end`` does not use the headroom within the user cap that is
-        reserved for work ahead in the queue.
+        """Return True if work may start without using headroom that is reserved for the user's other work.
+
+        The other work is ahead in the queue. Headroom is slots below the cap on one user. ``end`` is the time
+        at which the starting work ends.
         """
         reserved = self.reserved_user_headroom.get(user)
         return reserved is None or end <= reserved.start or slots <= reserved.left
 
     def use_user_headroom(self, user: int, slots: int, end: int) -> None:
-        """Subtract started work that ends at ``end`` from ``left`` of the user's reserved headroom."""
+        """Subtract ``slots`` from ``left`` of the user's reserved headroom.
+
+        Call it for work that was started and ends at ``end``. If the work ends before the headroom is needed,
+        nothing changes.
+        """
         reserved = self.reserved_user_headroom.get(user)
         if reserved is not None and end > reserved.start:
             reserved.left -= slots
 
     def use_headroom(self, team: int, model: str, slots: int, end: int, preemptible: bool) -> None:
-        """Subtract started work that ends at ``end`` from ``left`` of the team's reserved headroom."""
+        """Subtract ``slots`` from ``left`` of the team's reserved headroom.
+
+        Call it for work that was started and ends at ``end``. If the work ends before the headroom is needed,
+        nothing changes.
+        """
         reserved = self.reserved_headroom.get((team, model))
         if (
             reserved is not None
@@ -185,21 +208,24 @@ class QuotaLedger:
             reserved.left -= slots
 
     def bind(self, team: int, model: str, slots: int) -> None:
-        """Count slots that are bound to a reservation of the team."""
+        """Add the slots of units that a reservation of the team gets to the slots that the team holds."""
         self.add_held_slots(team, model, slots, preemptible=False)
         self.held_at_start[team, model] += slots
 
     def guarantee(self, team: int, model: str) -> int:
-        """Return the slots that the team is guaranteed. The owner of a static pool is guaranteed the whole
-        pool.
+        """Return the slots that the team is guaranteed.
+
+        A static pool belongs to one team. This team is guaranteed the whole pool, and other teams nothing.
         """
         if self.pool.kind is PoolKind.STATIC:
             return UNLIMITED_SLOTS if team == self.pool.team else 0
         return self.guaranteed.get((team, model), 0)
 
     def guaranteed_slots_at(self, team: int, model: str, time: int) -> int:
-        """Return the slots that the team is guaranteed at a future time: used-up GPU-hours are available
-        again in the next period.
+        """Return the slots that the team will be guaranteed at a future time.
+
+        A guarantee whose GPU-hours are used up is 0 until the period ends. It is available again in the next
+        period.
         """
         quota = self.used_up.get((team, model))
         if quota is not None and quota.used_up_until is not None and time >= quota.used_up_until:
@@ -226,12 +252,14 @@ class QuotaLedger:
         )
 
     def headroom(self, team: int, model: str, need: int, preemptible: bool, may_borrow: bool) -> Headroom:
-        """Return the team's headroom for ``need`` more slots. The result is cached until the team gets slots,
-        because equal asks are frequent.
+        """Return whether the team may hold ``need`` more slots, with the numbers behind the answer.
 
-        Non-preemptible work must fit into the guarantee together with the team's other non-preemptible work.
-        The team's preemptible work is not counted in this check. If preemptible and non-preemptible work
-        together exceed the guarantee, other teams may reclaim the preemptible work.
+        All non-preemptible work of a team must fit within its guarantee. Preemptible work does not count in
+        this check. If both together exceed the guarantee, other teams may evict the preemptible work.
+        Example: a team with a guarantee of 8 GPUs and 8 preemptible GPUs in use may start a notebook on 1
+        more GPU.
+
+        The result is cached until the team gets slots, because equal requests are frequent.
         """
         cached, key = self._rooms[team], (model, need, preemptible, may_borrow)
         room = cached.get(key)
@@ -253,15 +281,15 @@ class QuotaLedger:
         )
 
     def is_within_guarantee(self, team: int, model: str, need: int) -> bool:
-        """Return True if the team, with ``need`` more slots, holds at most its guarantee."""
+        """Return True if the team would hold at most its guarantee after getting ``need`` more slots."""
         return self.held.get((team, model), 0) + need <= self.guarantee(team, model)
 
     def reclaimable_slots(self, team: int, model: str) -> int:
-        """Return the slots above the guarantee that are not already stopping. Other teams may reclaim these
-        slots.
+        """Return the borrowed slots that other teams may take back by evictions.
 
-        This plan's placements do not count: they cannot be evicted yet, and older work must not be evicted
-        instead of them.
+        The result is negative if the team holds less than its guarantee.
+        Slots of work that is already stopping do not count. Slots that this plan placed do not count either:
+        the new work cannot be evicted yet, and the team must not lose older work because of it.
         """
         return self.held_at_start[team, model] - self.stopping[team, model] - self.guarantee(team, model)
 

@@ -1,7 +1,7 @@
-"""Hold the running work of one pool as arrays: which units, CPU and memory are held, and by which workload.
+"""Hold the running work of one pool as arrays: which workload holds each unit, and the free CPU and memory.
 
-Running work is ordered by id, and a workload's index is its place in this order. Deltas change the arrays;
-the cost of a change depends on the number of changed rows, not on the pool's size.
+Running workloads are sorted by id. Code refers to a workload by its index in this order. When workloads start
+or end, ``RunningWork.change`` updates the arrays instead of building them again.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from scheduler.core.model.quota_ledger import HeldSlots
 from scheduler.core.model.snapshot import RunningWorkload
 
 NO_HOLDER = -1
-MAX_SINGLE_UPDATES = 64  # up to this many rows, single insertions into the lists are faster than new lists
+# Up to this many changed rows, inserting or deleting single list items is faster than building new lists.
+MAX_SINGLE_UPDATES = 64
 
-# Row numbers of ``table``. Each row has one property of all running work.
+# Row numbers of ``RunningWork.table``. Each row of the table has one property of all running workloads.
 ID, TEAM, PRIORITY, RESERVATION, STARTED, LAST_SAVED, UNTIL, PREDICTED, EVICTIONS, SLOTS = range(10)
 PREEMPTIBLE, STOPPING, STOP_BY = 10, 11, 12
 COLUMNS = 13
@@ -58,10 +59,12 @@ class RunningWork:
         self.cpu_free, self.memory_free = hardware.cpu_capacity.copy(), hardware.memory_capacity.copy()
         self.gpu_used: Ints = np.zeros(len(hardware.gpus), dtype=np.int64)
         self.held = HeldSlots()
-        # By (kind, units, CPU, memory) on one host: the number of such hosts of running workloads. This is
-        # the running part of the demand mix.
+        # For each (kind, units, CPU, memory) that a running workload holds on one host: the number of times
+        # that it occurs. Example: one gang with 8 units on each of 4 hosts counts 4. The placement rule uses
+        # these numbers as the demand of running work.
         self.host_demand_counts: Counter[tuple[int, int, int, int]] = Counter()
-        # True if a unit is held twice. Changes are then ambiguous, and the arrays have to be rebuilt.
+        # True if two workloads hold the same unit. ``holder`` then knows only one of them, so the caller must
+        # rebuild the arrays after a change.
         self.has_conflicts = False
         self.change((), running)
 
@@ -133,12 +136,15 @@ class RunningWork:
         self.running, self.units_of = [row for row, _ in merged], [row_units for _, row_units in merged]
 
     def _renumber(self, index: Ints) -> None:
-        """Replace each index ``i`` in ``holder`` by ``index[i]``, which is NO_HOLDER for removed work."""
+        """Replace each workload index ``i`` in ``holder`` by ``index[i]``.
+
+        ``index[i]`` is NO_HOLDER if the workload was removed.
+        """
         held = self.holder >= 0
         self.holder[held] = index[self.holder[held]]
 
     def _count(self, workloads: list[int], sign: int) -> None:
-        """Add (``sign`` 1) or subtract (-1) the GPUs, CPU, memory and slots that workloads hold."""
+        """Add the units, CPU, memory and slots of workloads to the totals. ``sign`` -1 subtracts them."""
         hardware = self.hardware
         for running, units in ((self.running[i], self.units_of[i]) for i in workloads):
             on_host: dict[int, list[int]] = {}

@@ -3,8 +3,9 @@
 Equal values give equal text, byte for byte, on every machine.
 
 Each table of a snapshot is ``{"fields": [names], "rows": [[values], ...]}``, with rows in the order of their
-keys. Values nested in a row (an ask, a policy) are objects. A file therefore names its own columns: a column
-that was added after the file was written gets its default, and a column that is unknown here is an error.
+keys. Values nested in a row (an ask, a policy) are JSON objects. Each file names its columns. If the code
+has a column that the file lacks, the column gets its default. If the file has a column that the code does not
+know, reading fails.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from scheduler.core.model.snapshot import (
 
 RECORDING_FORMAT = 2
 READABLE_FORMATS = (1, 2)
-# Column names of format 1 that have changed since. Files of every format may use the old names: the text of a
-# table is stored without a format, so a recording of format 2 can contain tables that were stored earlier.
+# Old column names of format 1 and their present names. Recordings of format 2 may also contain old names,
+# because the text of an unchanged table is stored once and reused by later recordings.
 RENAMED_FIELDS: dict[type, dict[str, str]] = {
     HostInfo: {"accepts": "schedulable", "homes": "home_storage"},
     UnitInfo: {"well": "healthy"},
@@ -51,7 +52,7 @@ RENAMED_FIELDS: dict[type, dict[str, str]] = {
 
 
 class RecordingFormatError(Exception):
-    """The text is not a recording in a readable format. The message says why."""
+    """The text is not a recording, or its format is not readable. The message gives the reason."""
 
 
 def table_text(rows: tuple[Any, ...]) -> str:
@@ -71,15 +72,15 @@ def plan_text(plan: Plan) -> str:
 
 
 def sha256_hex(text: str) -> str:
-    """Return the SHA-256 digest of a text in hex."""
+    """Return the SHA-256 digest of a text as hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def recording_text(epoch: int, now: int, plan_sha256: str, tables: Mapping[str, str]) -> str:
     """Return the text of one recording file.
 
-    ``now`` is the time at which the snapshot was planned, ``plan_sha256`` the digest of the plan's text, and
-    ``tables`` maps each table's name to its text.
+    ``now`` is the time at which the snapshot was planned (seconds since the epoch). ``plan_sha256`` is the
+    digest of the plan's text. ``tables`` maps each table's name to its text.
     """
     parts = [f'"{name}":{tables[name]}' for name in sorted(tables)]
     snapshot = f'{{"epoch":{epoch},{",".join(parts)}}}'

@@ -1,9 +1,12 @@
-"""Define the planner's input: frozen rows, no Django, no clock.
+"""Define the rows of a snapshot, which is the planner's input. The rows are frozen dataclasses.
 
-Times are whole seconds since the epoch (UTC). GPU capacity is counted in slots: a whole GPU has
-``SLOTS_PER_GPU`` slots, and a MIG slice or a share has a part of them. Guarantees and use therefore add up
-exactly, as integers. Ids are the database's primary keys. Every ordering ends in an id, so that a plan never
-depends on the order of rows.
+Times are whole seconds since the epoch (UTC). GPU capacity is counted in slots. A whole GPU has
+``SLOTS_PER_GPU`` slots (840). A MIG slice or a share of a GPU has fewer, for example 210 for a quarter. Sums
+of slots are therefore exact integers. Ids are the database's primary keys. The planner sorts by id whenever
+two rows are equal otherwise, so a plan never depends on the order of rows.
+
+A team's guarantee is the number of slots that the team can always have. A team borrows if it holds slots
+above its guarantee.
 """
 
 from __future__ import annotations
@@ -16,14 +19,14 @@ from scheduler.core.model.slots import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
 
 
 class PoolKind(StrEnum):
-    """The way in which teams share a pool."""
+    """Whether a pool belongs to one team or is shared by teams."""
 
     STATIC = "static"  # owned by one team
     DYNAMIC = "dynamic"  # shared by every team that has a quota in it
 
 
 class Priority(IntEnum):
-    """A workload's priority among its own team's workloads."""
+    """The priority of a workload among the workloads of its team."""
 
     LOW = 0
     NORMAL = 1
@@ -33,13 +36,13 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolPolicy:
-    """A pool's rules. Durations are in seconds, ``spare_slots`` in slots; None means no limit."""
+    """The rules of a pool. Fields named ``..._slots`` are in slots; None means no limit."""
 
     notice_seconds: int = 30  # time between the notice and the stop signal, in which a checkpoint is written
     grace_seconds: int = 30  # time between the stop signal and the kill
     minimum_runtime_seconds: int = 300  # a workload is not evicted before it has run this long
-    half_life_seconds: int = 7 * 86_400  # half-life of the decayed use that fair share compares
-    spare_slots: int = 0  # spare capacity, kept free for critical work
+    half_life_seconds: int = 7 * 86_400  # past use counts half as much in fair share after this time
+    spare_slots: int = 0  # slots that are kept free for work of priority CRITICAL
     longest_runtime_seconds: int = 7 * 86_400
     max_slots_per_user: int | None = None
     max_slots_per_workload: int | None = None
@@ -60,19 +63,20 @@ class PoolInfo:
 class HostInfo:
     """One host.
 
-    ``schedulable`` is False if the state of its lease, administration or repair excludes new work;
-    ``closed_code`` is then the reason.
+    ``schedulable`` is False if the host takes no new work, for example because an administrator closed it,
+    its agent does not report, or it needs repair. Then ``closed_code`` is the reason.
     """
 
     id: int
     name: str
     pool: int
     labels: frozenset[tuple[str, str]] = frozenset()
-    cpu_milli: int = 0  # 0: unknown, CPU is then not checked
-    memory_mib: int = 0  # 0: unknown, memory is then not checked
+    cpu_milli: int = 0  # thousandths of a core; 0 if unknown: the planner then does not check CPU
+    memory_mib: int = 0  # 0 if unknown: the planner then does not check memory
     schedulable: bool = True
-    closed_code: str = ""  # a ReasonCode value if schedulable is False
-    # id of the storage of its home folders; hosts that share a storage have the same id; None: unknown
+    closed_code: str = ""  # a ReasonCode value if ``schedulable`` is False, otherwise ""
+    # The id of the storage with the host's home folders. Hosts that share a storage have the same id. None if
+    # unknown.
     home_storage: int | None = None
 
 
@@ -83,19 +87,20 @@ class UnitInfo:
     id: int
     host: int
     gpu: int
-    model: str  # "H100-80GB"
-    profile: str = WHOLE_GPU_PROFILE  # "" whole GPU, "1g.10gb" MIG slice, "share-1/4" declared share
+    model: str  # for example "H100-80GB"
+    profile: str = WHOLE_GPU_PROFILE  # "" is a whole GPU, "1g.10gb" a MIG slice, "share-1/4" a declared share
     slots: int = SLOTS_PER_GPU
     memory_mib: int = 0
-    compute_capability: int = 0  # 90 for 9.0
+    compute_capability: int = 0  # ten times the version: 90 for 9.0
     nvlink_group: int | None = None
-    healthy: bool = True  # False if its GPU is quarantined or out of service
+    healthy: bool = True  # False if the GPU is quarantined or out of service
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request for ``units`` units on each of ``hosts`` hosts. Empty ``models`` allow any model with the
-    properties.
+    """A request for ``units`` units on each of ``hosts`` hosts.
+
+    If ``models`` is empty, every model with the requested memory and compute capability may serve it.
     """
 
     units: int
@@ -104,11 +109,11 @@ class Ask:
     profile: str = WHOLE_GPU_PROFILE
     min_memory_mib: int = 0
     min_compute_capability: int = 0
-    nvlink: bool = False  # all units on a host in one NVLink group
-    labels: frozenset[tuple[str, str]] = frozenset()  # the host must have each label
+    nvlink: bool = False  # True if all units on a host must be in one NVLink group
+    labels: frozenset[tuple[str, str]] = frozenset()  # a host must have all of these labels
     labels_preferred: frozenset[tuple[str, str]] = frozenset()  # hosts with more of the labels are preferred
-    spread: bool = False  # prefer empty hosts, and different racks
-    cpu_milli: int = 0  # on each host
+    spread: bool = False  # True to prefer empty hosts and different racks
+    cpu_milli: int = 0  # thousandths of a CPU core on each host
     memory_mib: int = 0  # host memory on each host, in addition to GPU memory
 
     @property
@@ -119,20 +124,22 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class QuotaInfo:
-    """One team's quota for one model in one pool, in slots. ``borrow_limit`` limits the slots above the
-    guarantee.
+    """The quota of one team for one GPU model in one pool, in slots.
+
+    The team may hold ``guaranteed`` slots and borrow at most ``borrow_limit`` more.
     """
 
     team: int
     pool: int
     model: str
     guaranteed: int
-    borrow_limit: int | None = None  # None: no limit
-    # Set if the GPU-hours of the period are used up: the end of the period, and the period's GPU-hours.
-    # ``guaranteed`` is then 0. ``borrow_limit`` is also 0 if nothing may start at all.
+    borrow_limit: int | None = None  # None means no limit
+    # A guarantee may cover only a number of GPU-hours per day, week or month. When these are used up,
+    # ``used_up_until`` is the end of that period, ``gpu_hours`` is their number, and ``guaranteed`` is 0.
+    # ``borrow_limit`` is also 0 if the team may start nothing until then.
     used_up_until: int | None = None
     gpu_hours: int = 0
-    # The values in force again from ``used_up_until`` on. They have no meaning if ``used_up_until`` is None.
+    # The quota's values from ``used_up_until`` on. They have no meaning if ``used_up_until`` is None.
     guaranteed_after_reset: int = 0
     borrow_limit_after_reset: int | None = None
 
@@ -148,8 +155,9 @@ class TeamInfo:
 
 @dataclass(frozen=True, slots=True)
 class DecayedUseInfo:
-    """The decayed slot-seconds that a team used in a pool, at the snapshot's time. The weight of a used
-    slot-second halves in every half-life.
+    """The past use of one team in one pool, in slot-seconds, with older use weighted less.
+
+    Example: with a half-life of 7 days, a slot-second of 7 days ago counts 0.5 and one of 14 days ago 0.25.
     """
 
     team: int
@@ -161,8 +169,8 @@ class DecayedUseInfo:
 class QueuedWorkload:
     """A waiting workload.
 
-    ``gate`` is a ReasonCode value that prevents its start even if every unit is free (a closed budget, an
-    unmet dependency), with its numbers in ``gate_numbers``.
+    ``gate`` is a ReasonCode value if something other than hardware prevents the start, for example a closed
+    budget or an unmet dependency. Otherwise it is "". ``gate_numbers`` are the numbers of that reason.
     """
 
     id: int
@@ -177,21 +185,22 @@ class QueuedWorkload:
     priority: Priority = Priority.NORMAL
     preemptible: bool = False
     may_borrow: bool = True  # False for work that is not preemptible
-    reservation: int | None = None  # runs only inside this reservation
-    not_before: int = 0  # end of the back-off after a failed attempt
-    evicted_by: int | None = None  # the workload for which it was evicted last
+    reservation: int | None = None  # if set, the workload runs only inside this reservation
+    not_before: int = 0  # the end of the waiting time after a failed attempt; 0 if there is none
+    evicted_by: int | None = None  # the workload for which this workload was last evicted
     gate: str = ""
     gate_numbers: tuple[tuple[str, Any], ...] = ()
-    # Units that evictions for this workload freed or will free. No other workload gets these units until this
-    # workload has started.
+    # Units that were freed, or will be freed, by evictions for this workload. No other workload gets these
+    # units before this workload has started.
     earmarked_units: tuple[int, ...] = ()
-    # True if all work evicted for this workload is of its own team; None if no work was evicted, or if the
-    # teams are unknown
+    # True if all work that was evicted for this workload belongs to its own team. None if no work was evicted
+    # for it, or if the teams of that work are unknown.
     room_made_by_own_team: bool | None = None
-    # hosts on which an attempt could not start; other hosts are preferred until avoids_until
+    # Hosts on which an attempt of this workload failed to start. Until ``avoids_until``, other hosts are
+    # preferred.
     avoids: tuple[int, ...] = ()
     avoids_until: int = 0
-    # the HostInfo.home_storage with its last checkpoint; hosts with this storage are preferred
+    # The storage (see ``HostInfo.home_storage``) with the last checkpoint. Hosts with it are preferred.
     checkpoint_storage: int | None = None
 
 
@@ -210,24 +219,27 @@ class RunningWorkload:
     predicted_end: int
     priority: Priority = Priority.NORMAL
     preemptible: bool = False
-    borrowed_slots: int = 0  # slots above the guarantee at its placement
+    borrowed_slots: int = 0  # slots above the team's guarantee, at the time of the placement
     checkpoint_at: int | None = None  # time of the last acknowledged checkpoint
     reservation: int | None = None
-    stopping: bool = False  # evicted, but still holds its units
-    stop_by: int | None = None  # deadline of a stopping workload
+    stopping: bool = False  # True if the workload is evicted but still holds its units
+    stop_by: int | None = None  # the time by which a stopping workload must have stopped
     evicted_for_workload: int | None = None
     evicted_for_reservation: int | None = None
-    # the workload for which this workload was evicted last; this workload may not evict it in return
+    # The workload for which this workload was last evicted. This workload may not evict it in return.
     evicted_by: int | None = None
-    evictions: int = 0  # number of past evictions; each makes it more expensive to evict
-    cpu_milli: int = 0  # on each of its hosts
-    memory_mib: int = 0  # on each of its hosts
-    ask: Ask | None = None  # its ask, for a requeue; None if only its units are known
+    evictions: int = 0  # the number of past evictions; each raises the cost of another eviction
+    cpu_milli: int = 0  # thousandths of a CPU core that it holds on each of its hosts
+    memory_mib: int = 0  # host memory that it holds on each of its hosts
+    ask: Ask | None = None  # the request with which it is queued again after an eviction; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class ReservationInfo:
-    """A confirmed reservation. ``units`` is empty until units are bound, at its start or shortly before."""
+    """A confirmed reservation.
+
+    ``units`` is empty until the planner gives the reservation its units, at its start or shortly before.
+    """
 
     id: int
     team: int
@@ -237,13 +249,13 @@ class ReservationInfo:
     start: int
     end: int
     units: tuple[int, ...] = ()
-    may_exceed_guarantee: bool = False  # True if the approver allowed it to use guarantees of others
-    user: int = 0  # its owner
+    may_exceed_guarantee: bool = False  # True if the approver let it use the guarantees of other teams
+    user: int = 0  # the owner of the reservation
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceInfo:
-    """A maintenance window of one host, ``[start, end)``."""
+    """A maintenance window of one host, from ``start`` until just before ``end``."""
 
     host: int
     start: int
@@ -252,7 +264,7 @@ class MaintenanceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All facts that the planner may use, at one time. The order of rows does not matter."""
+    """All facts that the planner may use, as they are at one time. The order of rows does not matter."""
 
     epoch: int
     pools: tuple[PoolInfo, ...] = ()

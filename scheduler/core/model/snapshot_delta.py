@@ -1,4 +1,4 @@
-"""Describe changes of a snapshot: the rows that are new or changed, and the keys of removed rows."""
+"""Describe the difference between two snapshots: the new or changed rows, and the keys of removed rows."""
 
 from __future__ import annotations
 
@@ -22,9 +22,13 @@ from scheduler.core.model.snapshot import (
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDelta:
-    """Changes of a snapshot. Removals are applied first; unknown keys are ignored."""
+    """The changes between two snapshots.
 
-    epoch: int | None = None  # None: unchanged
+    ``..._gone`` are the keys of removed rows. Removals are applied before additions. Keys that the snapshot
+    does not have are ignored.
+    """
+
+    epoch: int | None = None  # the new epoch, or None if it is unchanged
     pools: tuple[PoolInfo, ...] = ()
     pools_gone: tuple[int, ...] = ()
     hosts: tuple[HostInfo, ...] = ()
@@ -65,8 +69,9 @@ REMOVED_KEYS_FIELD = {name: f"{name}_gone" for name in SNAPSHOT_TABLES}
 
 
 def sort_rows(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with each table sorted by key. If several rows have the same key, the last one
-    wins.
+    """Return the snapshot with each table sorted by key.
+
+    If several rows of a table have the same key, only the last of these rows is kept.
     """
     rows = {name: {row_key(row): row for row in getattr(snapshot, name)} for name in SNAPSHOT_TABLES}
     return Snapshot(
@@ -76,7 +81,7 @@ def sort_rows(snapshot: Snapshot) -> Snapshot:
 
 
 def snapshot_difference(old: Snapshot, new: Snapshot) -> SnapshotDelta:
-    """Return the delta from ``old`` to ``new``. It is empty if they are equal."""
+    """Return the changes from ``old`` to ``new``. The result is empty if both snapshots have equal rows."""
     changes: dict[str, Any] = {} if old.epoch == new.epoch else {"epoch": new.epoch}
     for name in SNAPSHOT_TABLES:
         before = {row_key(row): row for row in getattr(old, name)}

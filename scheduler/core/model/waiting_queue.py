@@ -1,4 +1,8 @@
-"""Group the waiting work of one pool in classes of workloads that differ only in their times."""
+"""Group the waiting workloads of one pool into classes.
+
+Workloads of one class are equal in every property that decides about a start, except in their times (submit
+time, predicted runtime, runtime limit). The planner can then try one member instead of all.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +21,38 @@ MAX_RUNTIME_PENALTY_SECONDS = 48 * 3600
 
 
 def effective_submit_time(queued: QueuedWorkload) -> int:
-    """Return the submit time plus ten times the predicted runtime, but at most plus 48 hours."""
+    """Return the time by which the queue sorts a workload, so that short work comes before long work.
+
+    It is the submit time plus ten times the predicted runtime; at most 48 hours are added. Example: work that
+    is predicted to run for 1 hour counts as submitted 10 hours later.
+    """
     return queued.submitted + min(RUNTIME_WEIGHT * queued.predicted_seconds, MAX_RUNTIME_PENALTY_SECONDS)
 
 
 def expected_seconds(queued: QueuedWorkload) -> int:
-    """Return the expected maximum of the runtime: twice the prediction, at most the limit."""
+    """Return the runtime (s) that plans assume: twice the predicted runtime, at most the runtime limit.
+
+    The factor of 2 leaves a margin for predictions that are too short.
+    """
     return min(queued.max_runtime_seconds, max(1, 2 * queued.predicted_seconds))
 
 
 def expected_unit_seconds(queued: QueuedWorkload) -> int:
-    """Return the unit-seconds that a workload is expected to use."""
+    """Return the number of units of a workload times its predicted runtime in seconds."""
     return queued.ask.total_units * queued.predicted_seconds
 
 
 class EquivalenceClass:
-    """Waiting workloads that differ only in their times.
+    """Waiting workloads that are equal except in their times.
 
-    If a member cannot get units, no member that runs at least as long can get them.
+    If one member cannot get units now, members that run at least as long cannot get units either.
     """
 
     def __init__(self) -> None:
         self.members: list[tuple[int, int, QueuedWorkload]] = []  # (effective submit time, id, row), sorted
         self.ages: list[tuple[int, int, QueuedWorkload]] = []  # (submitted, id, row), sorted
         self.lengths: list[tuple[int, int]] = []  # (expected runtime, id), sorted
-        self.unit_seconds = 0  # expected unit-seconds of all members
+        self.unit_seconds = 0  # sum of ``expected_unit_seconds`` of all members
 
     def fill(self, rows: list[QueuedWorkload]) -> None:
         """Set the members of an empty class. This is faster than adding them one by one."""
@@ -49,7 +60,7 @@ class EquivalenceClass:
         self.ages = [(queued.submitted, queued.id, queued) for queued in rows]
         self.lengths = [(expected_seconds(queued), queued.id) for queued in rows]
         self.unit_seconds = sum([expected_unit_seconds(queued) for queued in rows])
-        if len(rows) > 1:  # In a mixed queue half of the classes have only one member.
+        if len(rows) > 1:  # Skip sorting for one member: often half of the classes have only one.
             self.members.sort()
             self.ages.sort()
             self.lengths.sort()
@@ -68,7 +79,7 @@ class EquivalenceClass:
 
     @property
     def first(self) -> QueuedWorkload:
-        """Return the member with the least effective submit time."""
+        """Return the member with the earliest effective submit time."""
         return self.members[0][2]
 
     def oldest(self, excluded: AbstractSet[int]) -> tuple[int, int, QueuedWorkload] | None:
@@ -77,18 +88,19 @@ class EquivalenceClass:
 
 
 class PoolQueue:
-    """The waiting work of one pool in equivalence classes.
+    """The waiting workloads of one pool, grouped into equivalence classes.
 
-    Workloads with a gate, a back-off, a reservation or a runtime limit above the pool's are in no class and
-    are checked individually.
+    Some workloads are in no class and are checked one by one. They have a gate (a reason that prevents their
+    start), a back-off, a reservation, or a longer runtime limit than the pool allows.
     """
 
     def __init__(self, hardware: PoolHardware, policy: PoolPolicy) -> None:
         self.hardware, self.policy = hardware, policy
         self.by_id: dict[int, QueuedWorkload] = {}
         self.groups: dict[tuple[int, Hashable], EquivalenceClass] = {}
-        self.individually_checked: dict[int, QueuedWorkload] = {}  # checked one by one in every cycle
-        self.earmarked: dict[int, QueuedWorkload] = {}  # workloads with earmarked units
+        self.individually_checked: dict[int, QueuedWorkload] = {}  # by id: the workloads in no class
+        # By id: the workloads with earmarked units (units that were freed for this workload alone).
+        self.earmarked: dict[int, QueuedWorkload] = {}
 
     def fill(self, rows: Iterable[QueuedWorkload]) -> None:
         """Set the rows of an empty queue. This is faster than adding them one by one."""
@@ -150,7 +162,10 @@ class PoolQueue:
         return [row for row in rows if id(self.groups[self._key(row)]) in class_ids]
 
     def asks(self) -> list[tuple[Ask, int]]:
-        """Return every waiting ask and its number of workloads. Equal asks may occur more than once."""
+        """Return (ask, number of workloads) for the requested hardware of all waiting workloads.
+
+        Equal asks may occur more than once in the result.
+        """
         by_number: dict[int, list[EquivalenceClass]] = defaultdict(list)
         for (number, _), group in self.groups.items():
             by_number[number].append(group)
@@ -167,8 +182,9 @@ class PoolQueue:
     def _key(self, queued: QueuedWorkload) -> tuple[int, Hashable]:
         user = 0 if self.policy.max_slots_per_user is None else queued.user
         number = self.hardware.ask_number(queued.ask)
-        # Members may differ in the workload for which they were evicted. This matters only if they may evict
-        # work, and then no member is skipped.
+        # The key does not say for which workload a member was evicted. Members may therefore differ in the
+        # work that they may not evict in return. Nothing is missed, because the planner skips no member of a
+        # class that may evict work.
         evicted = queued.evicted_by is not None
         owner = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, evicted
         return number, owner
