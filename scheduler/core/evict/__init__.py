@@ -1,1 +1,1 @@
-"""Choose the running work to evict so that a waiting workload can start."""
+"""Choose the running workloads to evict so that a waiting workload can start."""

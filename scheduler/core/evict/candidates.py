@@ -1,4 +1,8 @@
-"""Find the running work that a workload may evict, and the units that the workload could obtain."""
+"""Find the running work that a waiting workload may evict, and the units that it could get.
+
+A victim is a running workload that is chosen for eviction. A candidate is one that may be chosen. A unit is a
+whole GPU, a MIG slice or a share. A kind is a set of units that the request cannot tell apart.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,15 @@ from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.running_work import NO_HOLDER
 from scheduler.core.model.snapshot import QueuedWorkload
 
-MAX_READ_ONE_BY_ONE = 64  # Up to this many candidates, reading one by one is faster than arrays.
+MAX_READ_ONE_BY_ONE = 64  # Up to this many candidates, a Python loop is faster than numpy arrays.
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionChoice:
-    """The victims (indices of running work), and the units for the ask: free units and units of victims."""
+    """The result of a search: the victims, and the units that the waiting workload will get.
+
+    Both are indices. The units are free units and units of the victims.
+    """
 
     victims: list[int]
     units: list[int]
@@ -31,7 +38,7 @@ class ObtainableUnits:
     def __init__(self, state: PoolState, queued: QueuedWorkload, kind: int) -> None:
         self.state, self.queued, self.kind, self.ask = state, queued, kind, queued.ask
         self.units = self._units()
-        self.counts = (  # obtainable free units per host
+        self.counts = (  # for each host: the number of these units that are free now
             state.free_counts_within(kind, availability.time_class(state, queued))
             if state.can_use_shared_counts(queued)
             else availability.host_counts(state, kind, self.free)
@@ -39,13 +46,14 @@ class ObtainableUnits:
 
     @cached_property
     def free(self) -> Mask:
-        """Return the obtainable units that no workload holds. Computed on demand: most searches do not need
-        this mask.
+        """Return the mask of obtainable units that no workload holds.
+
+        It is computed at its first use, because most searches do not need it.
         """
         return intersection(self.units, self.state.holder == NO_HOLDER)
 
     def _units(self) -> Mask:
-        """Return the mask of units that the workload may use, held or not."""
+        """Return the mask of units that the workload may use if no running work holds them."""
         state, queued = self.state, self.queued
         if queued.reservation is not None:
             return intersection(state.bound_to == queued.reservation, state.usable)
@@ -58,8 +66,9 @@ class ObtainableUnits:
         return mask if clear is None else intersection(mask, clear)
 
     def units_after(self, victims: Iterable[int]) -> list[int] | None:
-        """Return the units that the ask would get after the victims have stopped, or None if it would not
-        fit.
+        """Return the units that the workload would get after the victims have stopped.
+
+        None means that the workload still would not fit.
         """
         state, mask = self.state, self.free.copy()
         cpu, memory = state.cpu_free.copy(), state.memory_free.copy()
@@ -75,12 +84,13 @@ class ObtainableUnits:
 
 
 class EvictionCandidates:
-    """The work that may be evicted for one workload, the cheapest first, and the units that each victim frees
-    on each host.
+    """The work that may be evicted for one workload, and the units that each victim frees on each host.
+
+    The cheapest candidate comes first.
     """
 
     def __init__(self, obtainable: ObtainableUnits, candidates: Ints) -> None:
-        """Read the candidates: indices of running work, in the order in which they are tried."""
+        """Read the candidates: indices of running workloads, ordered by eviction cost, the lowest first."""
         self.obtainable, self.state, self.model = (
             obtainable,
             obtainable.state,
@@ -92,7 +102,7 @@ class EvictionCandidates:
             self._read_many(candidates)
 
     def _read_few(self, candidates: list[int]) -> None:
-        """Read the candidates without arrays, which is faster for few candidates."""
+        """Read the candidates with a Python loop, which is faster for few candidates."""
         state, hardware, kind = self.state, self.state.hardware, self.obtainable.kind
         self.slots: dict[int, int] = {}
         self.by_host: dict[int, list[tuple[int, int]]] | None = {}
@@ -103,7 +113,7 @@ class EvictionCandidates:
             hardware.slots_list,
             hardware.model_of_kind,
         )
-        usable = self.obtainable.units.tobytes()  # reading single elements of arrays is slow
+        usable = self.obtainable.units.tobytes()  # reading single elements of a numpy array is slow
         for victim in candidates:
             count: dict[int, int] = {}
             slots = 0
@@ -119,8 +129,10 @@ class EvictionCandidates:
                 self.victims.append(victim)
 
     def _read_many(self, candidates: Ints) -> None:
-        """Read the candidates into arrays of equal length (host, victim, units freed), sorted by host,
-        then by cost.
+        """Read the candidates into arrays, which is faster for many candidates.
+
+        ``host``, ``victim`` and ``count`` have one element for each host of each victim: the victim frees
+        ``count`` units on this host. The elements are sorted by host, then by eviction cost.
         """
         state, obtainable = self.state, self.obtainable
         self.by_host = None
@@ -135,7 +147,7 @@ class EvictionCandidates:
             state.host_of[units[useful]] * len(candidates) + position[useful], return_counts=True
         )
         self.host, self.victim = pairs // len(candidates), candidates[pairs % len(candidates)]
-        self.victims = candidates[np.unique(position[useful])].tolist()  # candidates with a usable unit
+        self.victims = candidates[np.unique(position[useful])].tolist()  # those that free a usable unit
 
     def on_host(self, host: int) -> list[tuple[int, int]]:
         """Return (victim, units that the victim would free on the host), the cheapest victim first."""
@@ -146,10 +158,11 @@ class EvictionCandidates:
 
 
 def evictable_for(state: PoolState, queued: QueuedWorkload, kind: int, may_reclaim_borrowed: bool) -> Ints:
-    """Return the indices of the running work that the workload may evict, the cheapest first.
+    """Return the indices of the running work that the workload may evict, ordered by eviction cost.
 
-    ``state.evictable`` already excludes work that is not preemptible, is stopping, or has not run for the
-    pool's minimum runtime.
+    This is evictable work of its own team with lower priority. If ``may_reclaim_borrowed`` is True, it is
+    also evictable work of other teams that hold more than their guarantee (the slots that a team can always
+    have). Work is evictable if it is preemptible, is not stopping, and has run for the pool's minimum time.
     """
     own = state.team_work_by_eviction_cost(queued.team)
     own = own[state.evictable[own] & (state.run_priority[own] < queued.priority)]

@@ -1,19 +1,24 @@
-"""Choose the running work to evict if no free units suffice.
+"""Choose the running workloads to evict (the victims) if a waiting workload does not fit on free units.
 
-Rules:
-- Work of other teams is evicted only if it is borrowed, and only for a workload that is wholly within the
+A team's guarantee is the number of slots that it can always have. Slots above it are borrowed. The rules are:
+
+- Work of another team is evicted only if that team borrows, and only for a workload that is wholly within the
   guarantee of its own team.
-- Within a team, work of lower priority is evicted.
-- Only preemptible work that has run for the pool's minimum runtime is evicted, and always as a whole.
-- A workload never evicts the work for which it was itself evicted.
+- Within a team, a workload may evict work of lower priority.
+- Only preemptible work that has run for the pool's minimum runtime is evicted, and always on all its units.
+- If workload A was evicted for workload B, A does not evict B in return.
 
-The search looks for the cheapest allowed set of victims. A victim costs its slots times the time since its
-last checkpoint, plus half an hour times its slots for each past eviction. So evictions rotate, and a workload
-is not evicted again and again because it is small, young or saves often. Work that is only partly borrowed is
-evicted only if no set of wholly borrowed work suffices, regardless of the cost.
+The search looks for the cheapest allowed set of victims. The cost of a victim is its slots times a duration:
+the time since its last checkpoint, plus half an hour for each past eviction. Example: 2 GPUs, 10 minutes
+since the checkpoint and one past eviction cost 2 x (10 + 30) = 80 GPU-minutes. Without the half hours, a
+workload that is small or saves often would be evicted again and again.
 
-The search is greedy over hosts: it continues with the host that adds the least cost. On one host the cheapest
-set is found exactly. Finally unnecessary victims are removed from the set, the most expensive first.
+A first search takes only victims whose slots are wholly borrowed. Only if it fails, a second search may take
+victims that are partly borrowed. The cost does not matter for this choice.
+
+The search goes host by host and continues with the host that adds the least cost. On one host it finds the
+cheapest set exactly, if the exact set is allowed and suffices. At the end it removes unnecessary victims, the
+most expensive first.
 """
 
 from __future__ import annotations
@@ -31,7 +36,8 @@ from scheduler.core.fit.quota_limits import headroom_for, may_use_spare
 from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.snapshot import QueuedWorkload
 
-# The cost of a guaranteed slot: more than any lost work, so that borrowed slots are taken first.
+# The cost of taking one guaranteed slot. It is larger than any cost of lost work, so that the search takes
+# borrowed slots first.
 GUARANTEED_SLOT_COST = 1 << 40
 
 
@@ -44,7 +50,8 @@ class VictimSearch:
         room = headroom_for(state, queued, kind)
         self.over_limit = room.over
         self.over_user_cap = max(0, self.need - state.ledger.user_cap_left(queued.user))
-        # True if non-preemptible work fills the team's guarantee: this work cannot be evicted.
+        # True if the workload does not fit because non-preemptible work fills its team's guarantee. Evictions
+        # cannot help then.
         self.over_non_preemptible_guarantee = room.non_preemptible_only
         outside = queued.reservation is None
         self.may_reclaim_borrowed = outside and state.ledger.is_within_guarantee(
@@ -52,7 +59,10 @@ class VictimSearch:
         )
 
     def run(self) -> EvictionChoice | None:
-        """Return the cheapest allowed set that the search finds, or None if no set suffices."""
+        """Return the cheapest allowed victims that the search finds, with the units for the workload.
+
+        Return None if no allowed set of victims makes enough room.
+        """
         if self.over_non_preemptible_guarantee:
             return None
         victims = evictable_for(self.state, self.queued, self.kind, self.may_reclaim_borrowed)
@@ -75,11 +85,11 @@ class VictimSearch:
         return None
 
     def _host_cost_bounds(self) -> list[tuple[int, int]]:
-        """Return (lower bound of the cost, host) for each host that would suffice if all candidates were
-        evicted.
+        """Return (lower bound of the cost, host) for each host that could have enough room.
 
-        The bound is computed as if parts of a victim could be evicted. With this bound the search skips
-        nearly all hosts of a large pool.
+        A host is included if it would have enough room after the eviction of all candidates. The bound
+        assumes that a part of a victim can be evicted, so the true cost is never lower. With these bounds the
+        search skips nearly all hosts of a large pool.
         """
         state, ask, victims = self.state, self.ask, self.candidates
         if victims.by_host is not None:
@@ -106,7 +116,7 @@ class VictimSearch:
         return list(zip(lower_bound[hosts].tolist(), hosts.tolist(), strict=True))
 
     def _bounds_of_few(self, by_host: dict[int, list[tuple[int, int]]]) -> list[tuple[int, int]]:
-        """Return the result of ``_host_cost_bounds`` for few candidates, computed without arrays."""
+        """Return the result of ``_host_cost_bounds`` for few candidates, with a Python loop."""
         ask, free, cost = self.ask, self.obtainable.counts, self.state.cost_list
         labels = self.state.label_mask(ask.labels)
         already_suitable = unit_selection.suitable_hosts(self.state, ask, free).nonzero()[0].tolist()
@@ -124,7 +134,10 @@ class VictimSearch:
         return victims
 
     def _take_hosts(self, victim_set: VictimSet, bounds: list[tuple[int, int]]) -> bool:
-        """Add victims host by host until enough hosts suffice. Return False if there are not enough hosts."""
+        """Add victims host by host until enough hosts have room for the workload.
+
+        Return False if there are not enough such hosts.
+        """
         heap: list[tuple[int, int, int, int, list[int]]] = [
             (lower_bound, 0, host, -1, []) for lower_bound, host in bounds
         ]
@@ -151,8 +164,9 @@ class VictimSearch:
         return missing_hosts == 0
 
     def _choice_is_still_valid(self, victim_set: VictimSet, host: int, chosen: list[int]) -> bool:
-        """Return True if the victims chosen for a host are still allowed and sufficient, and none of them is
-        in the set yet.
+        """Return True if the victims that were chosen for a host can still be added to the set.
+
+        They must still be allowed, still make enough room on the host, and not be in the set yet.
         """
         return (
             not victim_set.members.intersection(chosen)
@@ -161,8 +175,9 @@ class VictimSearch:
         )
 
     def _cheapest_on(self, victim_set: VictimSet, host: int) -> tuple[int, list[int]] | None:
-        """Return (cost, victims): the cheapest victims that suffice on one host. Return None if there are
-        none.
+        """Return (cost, victims): the cheapest victims that make enough room on one host.
+
+        Return None if no victims do.
         """
         if victim_set.host_suffices(host):
             return 0, []
@@ -179,9 +194,11 @@ class VictimSearch:
     def _cheapest_exact(
         self, victim_set: VictimSet, host: int, on_host: list[tuple[int, int]]
     ) -> list[int] | None:
-        """Return the cheapest victims that free enough units on one host, or None.
+        """Return the cheapest victims that free enough units on one host.
 
-        This is dynamic programming over the number of units.
+        The method is dynamic programming over the number of units. The result is None if all candidates
+        together free too few units. The caller checks whether the victims are allowed and whether they also
+        free enough CPU and memory.
         """
         missing = self.ask.units - int(victim_set.free_units[host])
         best: list[tuple[int, tuple[int, ...]] | None] = [(0, ()), *[None] * max(0, missing)]
@@ -199,10 +216,10 @@ class VictimSearch:
     def _cheapest_greedy(
         self, victim_set: VictimSet, host: int, on_host: list[tuple[int, int]]
     ) -> list[int] | None:
-        """Return victims that suffice on one host, or None.
+        """Return victims that make enough room on one host, or None if none are found.
 
-        Victims are added one by one, then unnecessary victims are removed. This is used if the exact choice
-        is not allowed, or does not suffice because of CPU, memory or NVLink.
+        Victims are added one by one, then unnecessary victims are removed. The result may not be the
+        cheapest. This method is used if the result of ``_cheapest_exact`` is None, not allowed or not enough.
         """
         chosen: list[int] = []
         for victim, _ in on_host:
@@ -226,7 +243,10 @@ class VictimSearch:
         )
 
     def _take_enough(self, victim_set: VictimSet) -> bool:
-        """Add victims until quota, user cap and spare capacity also suffice. Return True on success."""
+        """Add victims until quota, user cap and the pool's spare capacity also allow the start.
+
+        Return False if they never do.
+        """
         for candidate in self.candidates.victims:
             if self._is_enough(victim_set.victims):
                 return True
@@ -235,8 +255,9 @@ class VictimSearch:
         return self._is_enough(victim_set.victims)
 
     def _is_enough(self, victims: Sequence[int]) -> bool:
-        """Return True if quota, user cap and the pool's spare capacity suffice once these victims have
-        stopped.
+        """Return True if quota, user cap and spare capacity allow the start after these victims have stopped.
+
+        Spare capacity is slots that the pool keeps free for critical work.
         """
         state, slots = self.state, self.candidates.slots
         own = (
@@ -261,10 +282,10 @@ class VictimSearch:
     def _drop_unneeded_victims(self, victim_set: VictimSet) -> None:
         """Remove unnecessary victims, the most expensive first.
 
-        A victim is unnecessary if enough hosts suffice without it.
+        A victim is unnecessary if the workload can still start without its eviction.
         """
         if len(victim_set.victims) == 1:
-            return  # A single victim is necessary: the search is not started if no eviction is needed.
+            return  # A single victim is necessary, because the search runs only if an eviction is needed.
         sufficient_hosts = victim_set.count_sufficient_hosts()
         for victim in sorted(victim_set.victims, key=self._most_expensive_first):
             hosts = [host for host, _ in victim_set.units_freed_by(victim)]
@@ -281,7 +302,10 @@ class VictimSearch:
 
 
 def kinds_to_try_eviction_on(state: PoolState, queued: QueuedWorkload) -> list[int]:
-    """Return the kinds on which the workload could evict work. This fast check excludes most workloads."""
+    """Return the kinds of units on which the workload might evict work.
+
+    This check is fast, and for most workloads it already excludes every eviction.
+    """
     ask, ledger = state.resolve_ask(queued.ask), state.ledger
     borrowed = state.kinds_with_borrowed_work if queued.reservation is None else frozenset[int]()
     return [
@@ -298,6 +322,6 @@ def kinds_to_try_eviction_on(state: PoolState, queued: QueuedWorkload) -> list[i
 def find_victims(state: PoolState, queued: QueuedWorkload, kind: int) -> EvictionChoice | None:
     """Return the running work to evict, and the units that the workload then gets.
 
-    Return None if no allowed set of victims suffices.
+    Return None if no allowed set of victims makes enough room.
     """
     return VictimSearch(state, queued, kind).run()

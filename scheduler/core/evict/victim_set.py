@@ -1,4 +1,7 @@
-"""Collect a set of victims, and compute the resources that they free on each host."""
+"""Collect a set of victims (running workloads to evict), and compute the resources that they free.
+
+A team's guarantee is the number of slots that it can always have. Slots above it are borrowed.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from scheduler.core.fit import unit_selection
 
 
 class VictimSet:
-    """A set of victims, with the resources that are free on each host after the victims have stopped, and the
-    slots that their teams lose.
+    """A set of victims for one waiting workload.
+
+    It knows the units, CPU and memory that each host would have free after the victims have stopped. It also
+    knows the slots that each other team would lose.
     """
 
     def __init__(
@@ -23,15 +28,16 @@ class VictimSet:
         self.team = obtainable.queued.team
         self.victims: list[int] = []
         self.members: set[int] = set()
-        self.slots_taken: dict[int, list[int]] = defaultdict(list)  # by other team: the slots of each victim
+        # By team, except the workload's own team: the slots of each of its victims.
+        self.slots_taken: dict[int, list[int]] = defaultdict(list)
         self.free_units: Ints = obtainable.counts.copy()
         self.cpu, self.memory = self.state.cpu_free.copy(), self.state.memory_free.copy()
         self.labels = self.state.label_mask(self.ask.labels)
         self.reclaimable: dict[int, int] = {}
-        self.units_freed_cache: dict[int, list[tuple[int, int]]] = {}  # by victim: (host, usable units there)
+        self.units_freed_cache: dict[int, list[tuple[int, int]]] = {}  # by victim: see ``units_freed_by``
 
     def add(self, victims: Sequence[int]) -> list[int]:
-        """Add victims. Return the hosts on which they free something."""
+        """Add victims. Return their hosts."""
         hosts: dict[int, None] = {}
         for victim in victims:
             self.victims.append(victim)
@@ -58,7 +64,10 @@ class VictimSet:
         return [host for host, _ in self.units_freed_by(victim)]
 
     def units_freed_by(self, victim: int) -> list[tuple[int, int]]:
-        """Return (host, units usable for the ask) for every host of a victim."""
+        """Return (host, units) for every host of a victim.
+
+        The units are the number of units that the victim frees there and that the waiting workload can use.
+        """
         cached = self.units_freed_cache.get(victim)
         if cached is None:
             hardware, units = self.state.hardware, self.state.units_of[victim]
@@ -73,8 +82,10 @@ class VictimSet:
     # -------------------------------------------------------------------------------------------------
 
     def over_guarantee(self, victim: int, extra_victims: Sequence[int]) -> int:
-        """Return the guaranteed slots that the victim's team would lose if this victim stopped after the set
-        and ``extra_victims``.
+        """Return the guaranteed slots that the victim's team would lose by the eviction of this victim.
+
+        The eviction is assumed to follow those of the set and of ``extra_victims``. Example: the team borrows
+        6 slots, earlier victims hold 4, and this victim holds 5. Then the team loses 3 guaranteed slots.
         """
         team = self.state.running[victim].team
         if team == self.team:
@@ -94,10 +105,10 @@ class VictimSet:
         return self.reclaimable[team]
 
     def is_allowed(self, extra_victims: Sequence[int]) -> bool:
-        """Return True if these victims may be added: no team loses guaranteed slots.
+        """Return True if these victims may be added to the set.
 
-        If ``may_cross_guarantee``, one victim of each team may be partly guaranteed: without this victim, the
-        team must still hold borrowed slots.
+        Usually no other team may lose guaranteed slots. If ``may_cross_guarantee`` is True, the last victim
+        of a team may take some, if the team still borrows slots before this eviction.
         """
         for team in {self.state.running[v].team for v in extra_victims} - {self.team}:
             slots = [*self.slots_taken[team], *self._slots_of(team, extra_victims)]
@@ -108,7 +119,10 @@ class VictimSet:
         return True
 
     def host_suffices(self, host: int, extra_victims: Sequence[int] = ()) -> bool:
-        """Return True if the ask fits on a host once the set and ``extra_victims`` have stopped."""
+        """Return True if the workload fits on a host after the set and ``extra_victims`` have stopped.
+
+        For a workload on several hosts, only its part on one host is checked.
+        """
         units, cpu, memory = int(self.free_units[host]), int(self.cpu[host]), int(self.memory[host])
         for victim in extra_victims:
             units += dict(self.units_freed_by(victim)).get(host, 0)
@@ -120,7 +134,7 @@ class VictimSet:
         return not ask.nvlink or self._has_island(host, extra_victims)
 
     def count_sufficient_hosts(self) -> int:
-        """Return the number of hosts that suffice once the set has stopped."""
+        """Return the number of hosts on which the workload fits after the set has stopped."""
         ask = self.ask
         enough = (
             (self.free_units >= ask.units) & (self.cpu >= ask.cpu_milli) & (self.memory >= ask.memory_mib)
@@ -129,7 +143,7 @@ class VictimSet:
         return sum(self.host_suffices(host) for host in hosts.tolist()) if ask.nvlink else len(hosts)
 
     def _has_island(self, host: int, extra_victims: Sequence[int]) -> bool:
-        """Return True if one NVLink group of the host would have enough free units."""
+        """Return True if one NVLink group of the host would have enough free units for the workload."""
         state, obtainable = self.state, self.obtainable
         first, last = int(state.first_unit[host]), int(state.first_unit[host + 1])
         victim_set = self.members | set(extra_victims)

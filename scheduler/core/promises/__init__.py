@@ -1,5 +1,5 @@
-"""Keep the promises to reservations.
+"""Keep the promises that are made to reservations.
 
-The package has the timeline of promised units, the binding of units at the start, and the checks of requested
-windows and extensions.
+The package computes for which times each unit is promised. It gives reservations their units at their start.
+It also checks whether a requested reservation or an extension fits.
 """

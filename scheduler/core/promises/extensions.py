@@ -1,4 +1,7 @@
-"""Check whether a reservation may be extended, and whether running work may stay beyond its runtime limit."""
+"""Check whether a reservation may be extended, and whether running work may exceed its runtime limit.
+
+A reservation can be kept if enough units are left for its whole time after all other promises.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,17 @@ def check_extension(
     horizon: int = SEARCH_HORIZON_SECONDS,
     borrows_again_from: int | None = None,
 ) -> WindowCheckResult:
-    """Check whether a reservation may keep its bound units until ``end``, which is later than its present
-    end.
+    """Check whether a reservation may keep its units until ``end``, which is later than its present end.
 
-    These units may not have maintenance until ``end``. Every other reservation that can be kept now must
-    still be kept. The guarantees of other teams apply to the added time. If the extension is not possible,
-    the result has the reason, and the first windows for the added time from the present end on.
+    The extension is allowed if these conditions hold:
+
+    - No maintenance of the units' hosts begins before ``end``.
+    - Every other reservation that can be kept now can still be kept.
+    - The guarantees of other teams and the user's cap allow the added time. This is not checked for a
+      reservation that may exceed guarantees.
+
+    If the extension is not possible, the result has the reason. It also has the first windows, from the
+    present end on, in which a reservation as long as the added time would fit.
     """
     row = next(r for r in snapshot.reservations if r.id == reservation)
     state, impossible = _pool_state_for(snapshot, row.ask, row.team, row.pool, now)
@@ -68,8 +76,9 @@ def check_extension(
 
 
 def _kept_if_extended(snapshot: Snapshot, state: PoolState, reservation: int, end: int, now: int) -> set[int]:
-    """Return the ids of the unbound reservations that could be kept if ``reservation`` lasted until
-    ``end``.
+    """Return the ids of the reservations that could be kept if ``reservation`` lasted until ``end``.
+
+    Only reservations that still need units are included.
     """
     extended = tuple(replace(r, end=end) if r.id == reservation else r for r in snapshot.reservations)
     pool_extended = PoolSnapshot(replace(snapshot, reservations=extended), state.pool)
@@ -77,7 +86,7 @@ def _kept_if_extended(snapshot: Snapshot, state: PoolState, reservation: int, en
 
 
 def _units_in_maintenance(timeline: PromiseTimeline, units: set[int], end: int, now: int) -> set[int]:
-    """Return the units in ``units`` that have maintenance between ``now`` and ``end``."""
+    """Return those of ``units`` whose hosts have maintenance between ``now`` and ``end``."""
     return {
         interval.unit
         for interval in timeline.promised_intervals
@@ -92,7 +101,7 @@ def _extension_quota_violation(
     requester: ReservationRequester,
     end: int,
 ) -> Reason:
-    """Return the reason if quotas or the user cap exclude the added time; else an empty code."""
+    """Return the reason if quotas or the user cap do not allow the added time. The code is "" if they do."""
     state = timeline.state
     used: dict[str, int] = {}
     for unit in own_units:
@@ -106,13 +115,14 @@ def _extension_quota_violation(
 
 
 def check_longer_runtime(snapshot: Snapshot, workload: int, until: int, now: int) -> WindowCheckResult:
-    """Check whether non-preemptible running work may stay until ``until``, which is later than its runtime
-    limit.
+    """Check whether running work may stay until ``until``, which is later than its runtime limit.
 
-    Every reservation that could be kept without this workload must still be kept, and no maintenance of its
-    hosts may begin before ``until``. Otherwise the result's number ``latest`` is the latest limit that fits,
-    or the present limit if no later limit fits. Preemptible work and work inside a reservation are never
-    blocked.
+    It may stay if no maintenance of its hosts begins before ``until``, and if no reservation is lost that
+    could be kept without this workload. Otherwise the number ``latest`` in the result is the latest runtime
+    limit that is possible. This is the present limit if no later limit is possible.
+
+    Preemptible work may always stay, because it can be evicted. Work inside a reservation may always stay,
+    because the reservation is the limit.
     """
     row = next((r for r in snapshot.running if r.id == workload), None)
     if row is None or row.preemptible or row.stopping or row.reservation is not None:
@@ -134,7 +144,7 @@ def check_longer_runtime(snapshot: Snapshot, workload: int, until: int, now: int
 
 
 class _LongerStay:
-    """The promises of a pool if one running workload stays beyond its runtime limit."""
+    """The promises of a pool under the assumption that one running workload exceeds its runtime limit."""
 
     def __init__(self, snapshot: Snapshot, row: RunningWorkload, now: int) -> None:
         self.snapshot, self.row, self.now = snapshot, row, now
@@ -152,7 +162,7 @@ class _LongerStay:
         return PromiseTimeline(PoolState(pool_snapshot, self.now))
 
     def reservations_broken_by(self, limit: int) -> list[ReservationInfo]:
-        """Return the reservations that would be broken if the workload stayed until ``limit``."""
+        """Return the reservations that could not be kept if the workload stayed until ``limit``."""
         kept = self._timeline((*self.others, replace(self.row, until=limit))).tentative_units.keys()
         broken = self.timeline_without.tentative_units.keys() - kept
         rows = (self.state.reservation_by_id[reservation] for reservation in broken)
@@ -161,10 +171,11 @@ class _LongerStay:
         )
 
     def latest_limit(self, in_service_until: int, until: int) -> int:
-        """Return the latest limit up to ``in_service_until`` that breaks no reservation.
+        """Return the latest runtime limit that breaks no reservation, at most ``in_service_until``.
 
-        The latest limit is found by bisection among the starts of reservations. A longer stay never keeps
-        more reservations, and a stay breaks a reservation only if it exceeds the reservation's start.
+        A stay can break a reservation only if it lasts beyond the reservation's start. So only these starts
+        and ``in_service_until`` are tried. A longer stay never breaks fewer reservations, so the search is a
+        bisection.
         """
         present = self.row.until
         starts = {r.start for r in self.state.reservations if present < r.start < until}

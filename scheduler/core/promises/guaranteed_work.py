@@ -1,7 +1,9 @@
-"""Separate borrowed from guaranteed work on the units that a reservation could take at its start.
+"""Compute how many guaranteed slots teams would lose if a reservation took certain units at its start.
 
-A team borrows the slots that it holds above its guarantee. No workload of the team is marked as the borrower:
-any of its workloads may be evicted until the team is back at its guarantee.
+A team's guarantee is the number of slots that it can always have. Slots above it are borrowed. No single
+workload of the team is marked as borrowed: any of its workloads may be evicted until the team holds only its
+guarantee. Example: a team with a guarantee of 8 GPUs runs 3 workloads with 4 GPUs each. One of them, no
+matter which, can be evicted without loss of guaranteed slots. Evicting two costs 4 guaranteed GPUs.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.running_work import NO_HOLDER
 from scheduler.core.model.snapshot import PoolKind, ReservationInfo
 
-# The cost of a guaranteed unit: more than the lost work of all units of a host.
+# The cost of losing one guaranteed unit. It is larger than the cost of all lost work on a whole host.
 GUARANTEED_UNIT_COST = 1 << 32
 
 
 def preemptible_holders(state: PoolState, reservation: ReservationInfo, units: Iterable[int]) -> list[int]:
-    """Return the evictable work that would still be on a reservation's units at its start."""
+    """Return the indices of evictable work that would still hold ``units`` at a reservation's start."""
     victims = []
     for victim in sorted({int(state.holder[u]) for u in units} - {NO_HOLDER}):
         if state.evictable[victim] and state.running[victim].until > reservation.start:
@@ -30,8 +32,9 @@ def preemptible_holders(state: PoolState, reservation: ReservationInfo, units: I
 
 
 class GuaranteedWork:
-    """The guaranteed slots of the model of ``kind`` that teams lose if work is evicted for one
-    reservation.
+    """The guaranteed slots that teams lose if work is evicted for one reservation.
+
+    Only slots of one GPU model count: the model of ``kind``.
     """
 
     def __init__(self, state: PoolState, reservation: ReservationInfo, kind: int) -> None:
@@ -47,7 +50,10 @@ class GuaranteedWork:
         return sum(max(0, slots - self._borrowed_slots(team)) for team, slots in by_team.items())
 
     def _borrowed_slots(self, team: int) -> int:
-        """Return the slots that a team borrows once the reservation has started."""
+        """Return the slots that a team will borrow once the reservation has started.
+
+        The reservation uses a part of its own team's guarantee, so that team then borrows more.
+        """
         state = self.state
         if state.pool.kind is PoolKind.STATIC and team == state.pool.team:
             return 0
@@ -57,12 +63,12 @@ class GuaranteedWork:
         return max(0, excess)
 
     def unit_costs(self, units: Ints) -> tuple[Ints, Ints]:
-        """Return two estimates of the cost of the guaranteed slots that are lost with each unit.
+        """Return two estimates, for each unit, of the cost of the guaranteed slots that its eviction takes.
 
-        The first estimate treats every victim as its team's only victim. It is too low if several victims of
-        a team together hold more slots than the team borrows. The second estimate counts a team's work as
-        borrowed in the order of its eviction cost, so that no choice of units can lose more than this
-        estimate.
+        The first estimate assumes that each workload is its team's only victim. It is too low if several
+        victims of a team together hold more slots than the team borrows. The second estimate goes through a
+        team's workloads from the cheapest to the most expensive to evict. It counts them as borrowed until
+        the borrowed slots are used up, and as guaranteed from then on.
         """
         state = self.state
         alone: Ints = np.zeros(len(state.units), dtype=np.int64)

@@ -1,13 +1,15 @@
-"""Keep the timeline of promises on each unit: reservations, maintenance, and running work that may not be
-evicted.
+"""Compute for which times each unit is promised: to a reservation, to maintenance, or to running work.
 
-A reservation holds no particular units before its start. To check that every reservation can be kept, each
-unbound reservation gets *tentative* units, in order of confirmation. No promise and no work that must stay
-overlaps its window on these units. New work is placed on tentative units only if it can be stopped in time,
-so that a confirmed reservation can still be kept.
+Running work counts as long as it must not be evicted. A reservation is bound when it gets its units, which is
+at its start. Before that it has no fixed units. To check that every reservation can be kept, each unbound
+reservation gets *tentative* units here. These units have no other promise during the reservation's window.
+New work is placed on tentative units only if it can be stopped before the reservation starts.
 
-A bound reservation whose hosts go into maintenance before its end also gets tentative units. It is moved to
-these units when the maintenance begins.
+A bound reservation also gets tentative units if maintenance of its hosts begins before its end. When the
+maintenance begins, the reservation is moved to these units.
+
+A team's guarantee is the number of slots that it can always have. The slots that it holds above its guarantee
+are borrowed.
 """
 
 from __future__ import annotations
@@ -27,24 +29,25 @@ from scheduler.core.model.snapshot import PoolKind, ReservationInfo
 from scheduler.core.promises.guaranteed_work import GuaranteedWork
 from scheduler.core.reasons import Reason, ReasonCode, reason_numbers
 
-# A full disk is usually cleared within minutes. So a promise may count on the host if the promise begins at
-# least this long after the end of notice and grace.
+# A full disk is usually cleared within minutes. So the planner promises units of a host with a full disk from
+# this time on (in addition to notice and grace, the time that an eviction takes).
 DISK_CLEANUP_SECONDS = 3600
 
 
 def full_disks_cleared_at(state: PoolState) -> int:
-    """Return the time from which a promise may count on hosts whose disks are full now.
+    """Return the time from which units of hosts with full disks may be promised again.
 
-    Notice and grace are added, so that work on other units can still be evicted in time if a disk stays full.
+    The time includes notice and grace. If a disk stays full, work on other units can then still be evicted
+    before the promise begins.
     """
     return state.now + eviction_lead_seconds(state) + DISK_CLEANUP_SECONDS
 
 
 def units_in_service(state: PoolState, start: int) -> Mask:
-    """Return the units that a promise from ``start`` on may count on.
+    """Return the mask of units that may be promised from ``start`` on.
 
-    These are healthy units on hosts that take new work now, or will take new work once their disks have
-    space.
+    They are the healthy units on hosts that take new work. If ``start`` is late enough, units of hosts that
+    are closed only because of a full disk are included.
     """
     if start < full_disks_cleared_at(state) or not has_full_disks(state):
         return state.in_service
@@ -61,7 +64,7 @@ def units_in_service(state: PoolState, start: int) -> Mask:
 
 
 def has_full_disks(state: PoolState) -> bool:
-    """Return True if a host takes no new work because its disk is full."""
+    """Return True if some host takes no new work because its disk is full."""
     derived = state.hardware.derived
     if "has full disks" not in derived:
         derived["has full disks"] = any(host.closed_code == ReasonCode.HOST_FULL for host in state.hosts)
@@ -69,10 +72,11 @@ def has_full_disks(state: PoolState) -> bool:
 
 
 def earliest_release_times(state: PoolState) -> Ints:
-    """Return the time until which each running workload holds its units.
+    """Return, for each running workload, the earliest time from which its units can be relied on to be free.
 
-    This is its runtime limit. For preemptible work it is the earliest time at which an eviction could have
-    ended it.
+    For non-preemptible work this is its deadline. Preemptible work can be evicted, so for it this is the
+    earliest time at which an eviction could be complete. For stopping work it is the time by which it must
+    have stopped.
     """
     table, now = state.table, state.now
     limit = np.maximum(table[UNTIL], now + 1)
@@ -86,10 +90,10 @@ def earliest_release_times(state: PoolState) -> Ints:
 
 
 def relocation_of(state: PoolState, reservation: ReservationInfo) -> ReservationInfo | None:
-    """Return the part of a bound reservation that its units can't serve, as a reservation without units.
+    """Return the part of a bound reservation that needs other units because of maintenance.
 
-    This part begins with the first maintenance of a host of these units. The result is None if no maintenance
-    begins before the reservation's end.
+    The part begins with the first maintenance of the hosts of its units. It is returned as a reservation
+    without units. The result is None if no maintenance begins before the reservation's end.
     """
     if not (reservation.units and state.maintenance):
         return None
@@ -103,7 +107,7 @@ def relocation_of(state: PoolState, reservation: ReservationInfo) -> Reservation
 
 
 def maintained_units(state: PoolState, start: int, end: int) -> Mask:
-    """Return the units whose hosts are in maintenance at some time in ``[start, end)``."""
+    """Return the mask of units whose hosts are in maintenance at some time in ``[start, end)``."""
     mask: Mask = np.zeros(len(state.units), dtype=np.bool_)
     for host, from_, until in state.maintenance:
         if from_ < end and until > start:
@@ -113,7 +117,10 @@ def maintained_units(state: PoolState, start: int, end: int) -> Mask:
 
 @dataclass(frozen=True, slots=True)
 class PromisedInterval:
-    """The promise of a unit for ``[start, end)``. ``team`` is None for maintenance."""
+    """One unit that is promised from ``start`` until just before ``end``.
+
+    ``team`` is None for maintenance. ``reservation`` is None for maintenance and for running work.
+    """
 
     unit: int
     start: int
@@ -126,9 +133,10 @@ class PromisedInterval:
 class ReservationRequester:
     """The team and user that request a reservation.
 
-    ``user`` is None if no user's cap applies. ``may_exceed`` is set if an operator allowed the reservation to
-    use the guarantees of others, and to exceed the borrow limit and the user cap. ``borrows_again_from`` is
-    the time at which a closed budget opens again, or None if the team may borrow now.
+    ``user`` is None if the cap on one user does not apply. ``may_exceed`` is True if an operator allowed the
+    reservation to use the guarantees of other teams and to exceed the borrow limit and the user cap. If the
+    team may not borrow now because its budget is used up, ``borrows_again_from`` is the time from which it
+    may borrow. It is None if the team may borrow now.
     """
 
     team: int
@@ -137,26 +145,27 @@ class ReservationRequester:
     borrows_again_from: int | None = None
 
     def may_borrow_at(self, time: int) -> bool:
-        """Return True if the team may borrow at this time."""
+        """Return True if the team may borrow at ``time``."""
         return self.borrows_again_from is None or time >= self.borrows_again_from
 
 
 class PromiseTimeline:
-    """Every interval in which a unit cannot be promised to another reservation, and the tentative units of
-    each reservation.
+    """All intervals in which units are promised, and the tentative units of each reservation.
+
+    The reservation ``exclude`` is treated as if it did not exist, for example because it is to be moved.
     """
 
     def __init__(self, state: PoolState, exclude: int | None = None) -> None:
         self.state, self.exclude = state, exclude
-        # maintenance and reservations; running work is in ``held_until``
+        # The intervals of maintenance and reservations. Running work is in ``held_until``.
         self.promised_intervals: list[PromisedInterval] = []
         self.held_until = self._held_until(exclude)
-        # by id: reservations that need units, and the relocated parts of bound reservations (see
-        # ``relocation_of``)
+        # By id: the reservations without units, and the parts of bound reservations that have to be moved
+        # (see ``relocation_of``).
         self.to_be_bound: dict[int, ReservationInfo] = {}
-        # by reservation: its tentative units; absent if it cannot be kept at present
+        # By reservation id: its tentative units. A reservation that cannot be kept at present has no entry.
         self.tentative_units: dict[int, list[int]] = {}
-        # by (reservation, model): slots among these units
+        # By (reservation id, model): the slots of the tentative units of this model.
         self._tentative_slots: dict[tuple[int, str], int] = {}
         self._promised_slots_cache: dict[tuple[str, int], dict[int, int]] = {}
         self._add_maintenance()
@@ -169,10 +178,10 @@ class PromiseTimeline:
                 self.promised_intervals.append(PromisedInterval(unit, start, end, None, None))
 
     def _held_until(self, exclude: int | None) -> Ints:
-        """Return, per unit, the time until which running work must stay on it; 0 without such work.
+        """Return, for each unit, the time until which running work holds it; 0 if no work holds it.
 
-        Work inside a reservation does not count, because its reservation is the promise. Work inside the
-        reservation ``exclude`` counts.
+        See ``earliest_release_times`` for this time. Work inside a reservation does not count, because the
+        reservation itself is the promise. Work inside the reservation ``exclude`` counts.
         """
         state = self.state
         until: Ints = np.zeros(len(state.units), dtype=np.int64)
@@ -184,7 +193,7 @@ class PromiseTimeline:
         return until
 
     def all_promised_intervals(self) -> list[PromisedInterval]:
-        """Return every promised interval, including running work."""
+        """Return all promised intervals, including those of running work."""
         state = self.state
         held = np.flatnonzero(self.held_until)
         teams = state.run_team[state.holder[held]]
@@ -196,11 +205,7 @@ class PromiseTimeline:
         ]
 
     def _add_reservations(self, exclude: int | None) -> None:
-        """Add bound reservations on their units, and unbound reservations on tentative units.
-
-        For unbound reservations the order of confirmation is tried first. Other orders are tried until all
-        reservations can be kept.
-        """
+        """Add the intervals of bound reservations, then choose tentative units for all other reservations."""
         self._add_bound([r for r in self.state.reservations if r.id != exclude])
         unbound = list(self.to_be_bound.values())
         self.tentative_units, self._tentative_slots = self._most_that_can_be_kept(unbound), {}
@@ -213,10 +218,10 @@ class PromiseTimeline:
                 )
 
     def _add_bound(self, reservations: list[ReservationInfo]) -> None:
-        """Add the intervals in which reservations have their units, until maintenance displaces them. Copy
-        all intervals to arrays.
+        """Add the intervals in which bound reservations have their units.
 
-        Reservations without units, and reservations that will be displaced, go into ``to_be_bound``.
+        If maintenance begins before a reservation's end, its interval ends there. The rest of it goes into
+        ``to_be_bound``, like the reservations without units. Finally copy all intervals to arrays.
         """
         for reservation in reservations:
             relocation = relocation_of(self.state, reservation)
@@ -236,7 +241,11 @@ class PromiseTimeline:
         )
 
     def _most_that_can_be_kept(self, unbound: list[ReservationInfo]) -> dict[int, list[int]]:
-        """Return the tentative units of the order in which the most reservations can be kept."""
+        """Return tentative units with which as many reservations as possible can be kept.
+
+        Units are assigned to one reservation after another, so the order matters. The orders are tried one by
+        one until all reservations can be kept: by confirmation, by start, and by size.
+        """
         best: dict[int, list[int]] | None = None
         for order in (
             unbound,
@@ -251,20 +260,24 @@ class PromiseTimeline:
         return best or {}
 
     def _assign(self, order: list[ReservationInfo]) -> None:
-        """Choose tentative units for the reservations in this order, as far as possible."""
+        """Choose tentative units for one reservation after another.
+
+        A reservation for which no units are left gets none.
+        """
         self.tentative_units, self._tentative_slots = {}, {}
         soonest = self.state.now + eviction_lead_seconds(self.state)
         for reservation in order:
-            # If the start is nearer than notice and grace, an eviction ends only at ``soonest``. Units that
-            # are free by then are the best choice.
+            # An eviction that begins now frees units at ``soonest``. If the reservation starts earlier, the
+            # best possible choice is units that are free by then.
             start = min(max(reservation.start, soonest), reservation.end - 1)
             units = self.find(reservation, start)
             if units is not None:
                 self.tentative_units[reservation.id] = units
 
     def open_units(self, start: int, end: int) -> Mask:
-        """Return the units without a promise in ``[start, end)``, on hosts that a promise from ``start`` on
-        may count on.
+        """Return the mask of units in service that have no promise in ``[start, end)``.
+
+        For "in service" see ``units_in_service``.
         """
         mask = intersection(units_in_service(self.state, start), self.held_until <= start)
         mask[self._unit[(self._start < end) & (self._end > start)]] = False
@@ -275,10 +288,10 @@ class PromiseTimeline:
         return mask
 
     def find(self, reservation: ReservationInfo, start: int) -> list[int] | None:
-        """Return units for a reservation from ``start`` to its end, or None.
+        """Return units for a reservation from ``start`` to its end, or None if there are not enough.
 
-        Units whose holders lose the least work are preferred. Near the start, units of borrowed work come
-        before units of guaranteed work.
+        Units on which evictions lose the least work are preferred. If evictions are due now, units of
+        borrowed work come before units of guaranteed work.
         """
         mask = self.open_units(start, reservation.end)
         cost = self.cost(start, reservation.id)
@@ -292,11 +305,10 @@ class PromiseTimeline:
     def _borrowers_first(
         self, reservation: ReservationInfo, kind: int, cheapest: list[int], mask: Mask, cost: Ints
     ) -> list[int]:
-        """Return the units whose eviction takes the fewest guaranteed slots from teams; among equal choices
-        the cheapest.
+        """Return the units whose eviction takes the fewest guaranteed slots from teams.
 
-        Evicted guaranteed work would reclaim borrowed units, so that more work would be evicted than the
-        reservation needs.
+        Among equal choices, return the cheapest. The reason: guaranteed work that is evicted has a right to
+        borrowed units of other teams. It would cause further evictions, beyond those for the reservation.
         """
         guaranteed_work = GuaranteedWork(self.state, reservation, kind)
         choices = [cheapest]
@@ -307,12 +319,14 @@ class PromiseTimeline:
         return min(choices, key=lambda units: (guaranteed_work.slots_lost(units), int(cost[units].sum())))
 
     def _kinds_to_bind(self, reservation: ReservationInfo, start: int) -> Iterator[int]:
-        """Yield the kinds that a reservation may get, in the order in which they are tried.
+        """Yield the kinds of units that a reservation may get, in the order in which they are tried.
 
-        If the reservation accepts several models, a kind is yielded only if other teams keep their
-        guarantees. If there is no such kind, the kinds of which its team is guaranteed enough are yielded. If
-        its team is not guaranteed enough of any kind, all kinds are yielded, because a confirmed reservation
-        is kept.
+        If the reservation accepts only one model, yield every kind of it. If it accepts several models, yield
+        the first of these lists that is not empty:
+
+        1. kinds that the reservation can take without breaking the guarantees of other teams,
+        2. kinds of which its own team is guaranteed enough slots,
+        3. all kinds, because a confirmed reservation must be kept.
         """
         state = self.state
         kinds = state.kinds_for(reservation.ask)
@@ -334,8 +348,9 @@ class PromiseTimeline:
             yield from own or kinds
 
     def promised(self, model: str, time: int) -> dict[int, int]:
-        """Return, by team, the slots of a model that are promised at a time, including running work that must
-        stay longer.
+        """Return, for each team, the slots of a model that are promised to it at ``time``.
+
+        Slots of running work that still holds its units at ``time`` are included.
         """
         promised_slots = dict(self._held_or_bound(model, time))
         of_model = _of_model(self.state, model)
@@ -352,9 +367,9 @@ class PromiseTimeline:
         return promised_slots
 
     def _held_or_bound(self, model: str, time: int) -> dict[int, int]:
-        """Return the promised slots without tentative units.
+        """Return, for each team, the slots of its bound reservations and running work at ``time``.
 
-        The result is cached, because ``promised`` is called for the same few times again and again.
+        The result is cached, because ``promised`` is called again and again for the same few times.
         """
         if (model, time) not in self._promised_slots_cache:
             state, of_model = self.state, _of_model(self.state, model)
@@ -371,18 +386,20 @@ class PromiseTimeline:
         return self._promised_slots_cache[model, time]
 
     def promise_starts_within(self, start: int, end: int) -> set[int]:
-        """Return the times inside a window at which a promise begins. Only at these times can the promised
-        slots increase.
+        """Return the times between ``start`` and ``end`` at which a promise begins.
+
+        Only at these times can the number of promised slots increase.
         """
         promised_starts = self._start[(self._start > start) & (self._start < end)].tolist()
         tentative_starts = (self.to_be_bound[promise].start for promise in self.tentative_units)
         return {*promised_starts, *(at for at in tentative_starts if start < at < end)}
 
     def cost(self, start: int, reservation: int | None) -> Ints:
-        """Return the cost of taking each unit.
+        """Return, for each unit, the cost of giving it to a reservation that starts at ``start``.
 
-        Long before the start, a free unit costs more than a held unit, so that free units are left for work
-        that must stay. Near the start, the cost of a unit depends on the cost of evicting its holder.
+        If no eviction is due yet, a free unit costs 1 and a held unit 0. So free units are left for work that
+        cannot be evicted. If evictions are due now, the cost is the cost of evicting the workload that holds
+        the unit.
         """
         state = self.state
         near = start - eviction_lead_seconds(state) <= state.now
@@ -395,8 +412,8 @@ class PromiseTimeline:
         own = state.reservation_by_id.get(reservation or 0)
         for i in np.flatnonzero(table[STOPPING]).tolist():
             if own is not None and state.running[i].evicted_for_reservation == own.id:
-                # After the reservation has begun, free units are better than units that are still being
-                # freed.
+                # Units that are being freed for this reservation cost nothing before its start. After its
+                # start, free units are better, because it can have them at once.
                 price[i] = int(own.start <= state.now)
         held = np.flatnonzero(state.holder >= 0)
         cost[held] = price[state.holder[held]]
@@ -407,13 +424,18 @@ class PromiseTimeline:
 def quota_violation(
     promises: PromiseTimeline, requester: ReservationRequester, model: str, need: int, start: int, end: int
 ) -> Reason:
-    """Return the reason why a team may not be promised ``need`` slots of a model for a window; the code is
-    empty if it may.
+    """Return the reason why a team may not be promised ``need`` slots of a model for ``[start, end)``.
 
-    At each time in the window the capacity must cover the slots that the team would hold, and, for each other
-    team, the larger of its guarantee and its promised slots. A team may always use its own guarantee. A
-    guarantee whose GPU-hours are used up is in force again from the next period on. A team that may not
-    borrow now may borrow from the time at which its budget opens.
+    The code is "" if it may. A team may always be promised slots within its own guarantee. Slots above it are
+    checked at each time of the window:
+
+    - The capacity must be enough for this team and all others. Each other team counts with its guarantee or
+      with its promised slots, whichever is more. Example: of 16 GPUs, another team is guaranteed 8 and a
+      third team is promised 4. This team may be promised at most 4.
+    - The team must stay within its borrow limit. If its budget is used up, the limit is its guarantee until
+      the budget opens again.
+
+    A guarantee whose GPU-hours are used up counts again from the next period on.
     """
     state, ledger, team = promises.state, promises.state.ledger, requester.team
     if (team, model) not in ledger.guaranteed:

@@ -1,6 +1,6 @@
-"""Bind units to reservations at their start, and evict preemptible work from these units in time.
+"""Bind reservations, that is, give them their units at their start. Evict preemptible work from these units.
 
-A reservation that has begun and cannot be bound gets a row with the reason.
+If a reservation has begun but cannot be bound, the plan gets a row with the reason.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from scheduler.core.reasons import ReasonCode, reason_numbers
 
 
 def bind_reservations(state: PoolState) -> PromiseTimeline:
-    """Bind the reservations that start, evict work from their units, and record the units that later
-    reservations are expected to get.
+    """Bind the reservations that start now, evict work for reservations that start soon, and plan the rest.
+
+    For later reservations, record the units that they are expected to get. Return the promises on all units.
     """
     promises = PromiseTimeline(state)
     for reservation in sorted(state.reservations, key=lambda r: (r.start, r.id)):
@@ -30,8 +31,8 @@ def bind_reservations(state: PoolState) -> PromiseTimeline:
                 state.unbound.append(units_missing(state, promises, reservation))
             continue
         if reservation.units:
-            # Maintenance will begin on the reservation's own units. From then on ``units`` are kept free for
-            # the reservation.
+            # Maintenance will begin on the hosts of the reservation's present units. From that time on,
+            # ``units`` replace them.
             state.note_reservation_units(promises.to_be_bound[reservation.id], units)
             continue
         if reservation.start <= state.now and all(
@@ -52,10 +53,10 @@ def bind_reservations(state: PoolState) -> PromiseTimeline:
 
 
 def note_upcoming_reservation(state: PoolState, reservation: ReservationInfo, units: list[int]) -> None:
-    """Count a future reservation against its team's guarantee, so that work that would still run at its start
-    leaves enough of the guarantee.
+    """Record the slots of the team's guarantee that a future reservation will need.
 
-    A reservation that an operator allowed to exceed the guarantee is not counted.
+    The team's non-preemptible work that would still run at the reservation's start must leave these slots. A
+    reservation that an operator allowed to exceed the guarantee is not recorded.
     """
     if reservation.may_exceed_guarantee or state.pool.kind is PoolKind.STATIC:
         return
@@ -72,9 +73,9 @@ def note_upcoming_reservation(state: PoolState, reservation: ReservationInfo, un
 def units_missing(
     state: PoolState, promises: PromiseTimeline, reservation: ReservationInfo
 ) -> UnboundReservation:
-    """Return the row of a reservation for which no choice of units lasts until its end.
+    """Return the plan's row for a reservation that has begun and for which there are not enough units.
 
-    Units have failed, are closed, or are held by work that must stay.
+    Units have failed, are closed, or are held by work that must not be evicted.
     """
     fitting = state.units_serving(reservation.ask)
     free = promises.open_units(state.now, reservation.end) & fitting
@@ -89,8 +90,9 @@ def units_missing(
 
 
 def units_in_use(state: PoolState, reservation: ReservationInfo, units: list[int]) -> UnboundReservation:
-    """Return the row of a reservation whose units are held by work that is stopping or may not be evicted
-    yet.
+    """Return the plan's row for a reservation that has begun and whose units are still in use.
+
+    The work on these units is stopping or may not be evicted yet.
     """
     held = [u for u in units if state.holder[u] != NO_HOLDER or state.earmarked_for[u] != 0]
     numbers = reason_numbers(
@@ -105,10 +107,11 @@ def units_in_use(state: PoolState, reservation: ReservationInfo, units: list[int
 def choose_units_with_fewer_evictions(
     state: PoolState, promises: PromiseTimeline, reservation: ReservationInfo, units: list[int]
 ) -> list[int]:
-    """Return units for a reservation that need fewer evictions.
+    """Return units for a reservation that need no more evictions than ``units``, and fewer if possible.
 
-    A victim may hold more units than the reservation takes. For each victim, the most expensive first, this
-    function tries to find units that spare the victim.
+    A victim may hold more units than the reservation needs. Example: two victims hold 2 units each and the
+    reservation takes one unit of both. Then two units of one victim suffice. The function goes through the
+    victims, the most expensive first, and tries to find units without evicting this victim.
     """
     victims = preemptible_holders(state, reservation, units)
     for victim in sorted(victims, key=lambda v: (-int(state.cost[v]), v)):
@@ -129,7 +132,7 @@ def choose_units_with_fewer_evictions(
 
 
 def evict_holders(state: PoolState, reservation: ReservationInfo, units: list[int]) -> None:
-    """Evict the preemptible work that would still be on a reservation's units at its start."""
+    """Evict the preemptible work that would still hold a reservation's units at its start."""
     for victim in preemptible_holders(state, reservation, units):
         running = state.running[victim]
         state.evict_workload(

@@ -1,6 +1,8 @@
-"""Check requested reservation windows: whether a window fits, and which windows fit first.
+"""Check whether a requested reservation fits at a given time, and find the first times at which it would fit.
 
-The checks use the timeline of promises (``PromiseTimeline``), guarantees, borrow limits and user caps.
+A window is the time ``[start, end)`` of a reservation. An ask is the hardware that it requests. A window fits
+if enough units are not promised otherwise (see ``PromiseTimeline``). It must also leave the guarantees of
+other teams (the slots that they can always have) and respect the team's borrow limit and the user's cap.
 """
 
 from __future__ import annotations
@@ -24,18 +26,19 @@ from scheduler.core.promises.promise_timeline import (
 )
 from scheduler.core.reasons import Reason, ReasonCode, ReasonNumbers, reason_numbers
 
-WINDOW_GRID_SECONDS = 60  # reservations start and end on whole minutes
+WINDOW_GRID_SECONDS = 60  # the windows that are found start on whole minutes
 SEARCH_HORIZON_SECONDS = 14 * 86_400
 MAX_WINDOWS_SHOWN = 3
-# A shown window still fits if it is requested within this time and nothing else has changed.
+# A window that is shown to a user can be requested for this long, if nothing else changes.
 WINDOW_VALID_SECONDS = 300
 
 
 def user_cap_violation(
     promises: PromiseTimeline, requester: ReservationRequester, need: int, start: int, end: int
 ) -> Reason:
-    """Return the reason if a user's reservations would exceed the pool's cap on one user; else an empty
-    code.
+    """Return the reason if the user's reservations would exceed the pool's cap on one user.
+
+    ``need`` is the number of slots of the new reservation. The code is "" if the cap is not exceeded.
     """
     state, cap = promises.state, promises.state.policy.max_slots_per_user
     if cap is None or requester.user is None:
@@ -51,8 +54,9 @@ def user_cap_violation(
 
 
 def _slots_promised(promises: PromiseTimeline, reservation: ReservationInfo) -> int:
-    """Return the slots of a reservation's bound or tentative units. Without such units, return the fewest
-    slots that its ask can need.
+    """Return the slots of the units that a reservation has, or is expected to get.
+
+    If no units are found for it at present, return the fewest slots that its ask can need.
     """
     state = promises.state
     units = [
@@ -68,7 +72,7 @@ def _slots_promised(promises: PromiseTimeline, reservation: ReservationInfo) -> 
 def _window_violation(
     promises: PromiseTimeline, ask: Ask, requester: ReservationRequester, start: int, end: int
 ) -> Reason:
-    """Return the reason why a window does not fit; the code is empty if it fits."""
+    """Return the reason why a window does not fit. The code is "" if it fits."""
     state = promises.state
     mask = promises.open_units(start, end)
     cost = promises.cost(start, None)
@@ -91,7 +95,7 @@ def _window_violation(
 def _quota_or_cap_violation(
     promises: PromiseTimeline, ask: Ask, kind: int, requester: ReservationRequester, start: int, end: int
 ) -> Reason:
-    """Return the reason if the user cap or quotas exclude a window; else an empty code."""
+    """Return the reason if the user cap or a quota does not allow a window. The code is "" if they do."""
     state = promises.state
     if requester.may_exceed:
         return "", ()
@@ -117,15 +121,18 @@ def check_reservation_window(
     user: int | None = None,
     borrows_again_from: int | None = None,
 ) -> WindowCheckResult:
-    """Check whether a reservation of ``ask`` for ``[start, end)`` keeps every promise made so far.
+    """Check whether a reservation of ``ask`` for ``[start, end)`` can be confirmed.
 
-    The window is checked against other reservations, running work that may not be evicted, maintenance and
-    closed hosts. Unless ``may_exceed_guarantee``, it is also checked against the guarantees of other teams,
-    the team's borrow limit (no borrowing before ``borrows_again_from``) and the cap on ``user``.
+    It must break no other reservation. Maintenance, closed hosts, and running work that may not be evicted
+    are obstacles. If ``may_exceed_guarantee`` is False, the window must also respect the guarantees of other
+    teams, the team's borrow limit and the cap on ``user``. The team may not borrow before
+    ``borrows_again_from``; None means no such restriction.
 
-    If the window does not fit, the result has the code, its numbers, and the first windows of the same length
-    that fit and can be requested for ``WINDOW_VALID_SECONDS``. These windows start on whole minutes between
-    ``earliest`` and ``now + horizon``. ``exclude_reservation`` is a reservation that is being moved.
+    If the window does not fit, the result has the reason and the first windows of the same length that fit.
+    These windows start on whole minutes, at ``earliest`` or later and at most ``horizon`` seconds after
+    ``now``. They can be requested for the next ``WINDOW_VALID_SECONDS``.
+
+    ``exclude_reservation`` is a reservation that is to be moved. It is treated as if it did not exist.
     """
     return check_reservation_windows(
         snapshot,
@@ -157,10 +164,11 @@ def check_reservation_windows(
     user: int | None = None,
     borrows_again_from: int | None = None,
 ) -> list[WindowCheckResult]:
-    """Check several windows that do not overlap, so that all of them may be promised together.
+    """Check several windows that do not overlap. Return one result for each window.
 
-    The result of the first window that does not fit has the first windows that fit, from its own start on.
-    Later results have only the reason.
+    Because they do not overlap, all windows that fit can be promised together. For the first window that does
+    not fit, the result also has the first windows that fit. If several windows are checked, these begin at
+    that window's start or later. The results of further windows have only the reason.
     """
     state, impossible = _pool_state_for(snapshot, ask, team, pool, now)
     if state is None or impossible is not None:
@@ -186,8 +194,10 @@ def check_reservation_windows(
 def _pool_state_for(
     snapshot: Snapshot, ask: Ask, team: int, pool: int, now: int
 ) -> tuple[PoolState | None, Reason | None]:
-    """Return the pool's state (None for an unknown pool), and the reason if no window can ever fit this
-    team's ask (else None).
+    """Return (state, reason) of a pool.
+
+    ``state`` is None if the pool is unknown. ``reason`` is None if some window may fit the team's ask;
+    otherwise it says why no window can ever fit.
     """
     owner = next((p for p in snapshot.pools if p.id == pool), None)
     if owner is None:
@@ -202,12 +212,14 @@ def _pool_state_for(
 def first_windows(
     promises: PromiseTimeline, ask: Ask, requester: ReservationRequester, length: int, limits: tuple[int, int]
 ) -> tuple[ReservationWindow, ...]:
-    """Return the first windows of a length in which an ask fits. They start within ``limits`` (both
-    included).
+    """Return the first windows of ``length`` seconds in which an ask fits.
 
-    The windows fit if requested now or up to ``WINDOW_VALID_SECONDS`` later: a reader needs time to choose a
-    window, and a later request evicts preemptible work later. Besides the earliest start, only start times at
-    which an obstacle ends are tried. This finds the first possible minute.
+    The windows start at or between the two times in ``limits``. Each window fits if it is requested now, and
+    also if it is requested ``WINDOW_VALID_SECONDS`` later, because a user needs time to choose. The later
+    check matters because preemptible work would also be evicted later.
+
+    Only the earliest start and the times at which an obstacle ends are tried. This is enough to find the
+    first possible minute.
     """
     state = promises.state
     later = PromiseTimeline(
@@ -229,15 +241,15 @@ def first_windows(
 
 
 def _start_times_to_try(promises: PromiseTimeline, requester: ReservationRequester) -> set[int]:
-    """Return the times at which fewer obstacles to a window may remain.
+    """Return the times at which an obstacle to a window ends.
 
-    A promise ends, a full disk counts as cleared, the GPU-hours of the team's guarantee are reset, or the
-    team may borrow again. Between these times a later start meets at least the same obstacles.
+    At such a time a promise ends, a full disk counts as cleared, the GPU-hours of the team's guarantee are
+    reset, or the team may borrow again. Between two such times, a later start has no fewer obstacles.
     """
     state = promises.state
     times = {interval.end for interval in promises.all_promised_intervals()}
     if requester.user is not None:
-        # A reservation that cannot be kept has no interval, but counts against its owner's cap.
+        # A reservation that cannot be kept has no promised interval, but it still counts for the user cap.
         times |= {r.end for r in state.reservations if r.user == requester.user and r.id != promises.exclude}
     if has_full_disks(state):
         times.add(full_disks_cleared_at(state))
@@ -257,10 +269,10 @@ def free_windows(
     earliest: int,
     horizon: int,
 ) -> tuple[ReservationWindow, ...]:
-    """Return the first windows of a length in which a reservation of ``ask`` would fit, if requested
-    within ``WINDOW_VALID_SECONDS``.
+    """Return the first windows of ``length`` seconds in which a reservation of ``ask`` would fit.
 
-    The windows start between ``earliest`` and ``now + horizon``. The result is empty if no such window fits.
+    The windows start at ``earliest`` or later and at most ``horizon`` seconds after ``now``. They can be
+    requested for the next ``WINDOW_VALID_SECONDS``. The result is empty if no window fits.
     """
     state, impossible = _pool_state_for(snapshot, ask, requester.team, pool, now)
     if state is None or impossible is not None:
@@ -271,8 +283,9 @@ def free_windows(
 def free_units_by_time(
     snapshot: Snapshot, pool: int, model: str, profile: str, start: int, end: int, step: int, now: int
 ) -> list[tuple[int, int]]:
-    """Return, for the calendar, (time, units of a model that could be promised for ``[time, time +
-    step)``).
+    """Return (time, number of units) for every ``step`` seconds from ``start`` to ``end``, for the calendar.
+
+    The number counts the units of a model and profile that could be promised for ``[time, time + step)``.
     """
     owner = next(p for p in snapshot.pools if p.id == pool)
     state = PoolState(PoolSnapshot(snapshot, owner), now)
@@ -286,7 +299,7 @@ def free_units_by_time(
 
 @dataclass(frozen=True, slots=True)
 class ReservationWindow:
-    """An interval ``[start, end)`` in which an ask fits."""
+    """A time from ``start`` until just before ``end`` in which an ask fits."""
 
     start: int
     end: int
@@ -294,9 +307,9 @@ class ReservationWindow:
 
 @dataclass(frozen=True, slots=True)
 class WindowCheckResult:
-    """The result of a check of a reservation's window.
+    """The answer to the question whether a reservation fits in a window.
 
-    If the ask does not fit, the result has the reason and the first windows of the same length that fit.
+    If it does not fit, the answer has the reason, and possibly the first windows that fit instead.
     """
 
     fits: bool

@@ -1,4 +1,4 @@
-"""Find reservations that no units can serve, before they start."""
+"""Find reservations for which there are not enough units, before they start."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from scheduler.core.reasons import ReasonCode, reason_numbers
 
 
 def unserved_reservations(snapshot: Snapshot, pool: int, now: int) -> tuple[UnboundReservation, ...]:
-    """Return the reservations of a pool that can't be kept at present, by id, with the reason.
+    """Return the reservations of a pool that cannot be kept at present, sorted by id, with the reason.
 
-    These are future reservations, and bound reservations that can't be moved to other units when maintenance
-    of their hosts begins. A reservation that has begun without units is not included: the plan has its
-    reason. The number ``closed`` counts the fitting units that are closed, unhealthy or in maintenance in the
-    reservation's window.
+    They are future reservations, and reservations that cannot be moved to other units when maintenance of
+    their hosts begins. A reservation that has begun without units is not included, because the plan has a row
+    for it. In the reason, ``closed`` is the number of suitable units that are closed, unhealthy, or in
+    maintenance during the reservation.
     """
     found = []
     for row in snapshot.pools:

@@ -1,1 +1,1 @@
-"""Order the waiting work: admission, turns by quota tier and fair share, runtime prediction."""
+"""Order the waiting work of a pool: admit it to the queue, sort it, and predict its runtimes."""

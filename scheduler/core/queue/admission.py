@@ -1,7 +1,15 @@
-"""Admit waiting workloads to the queue. Refuse workloads that could not start even if every unit was free.
+"""Admit waiting workloads to the queue. Refuse workloads that could not start even if every unit were free.
 
-Reasons: a gate (budget, dependency, array limit), back-off, the window of a reservation, missing hardware,
-caps, a missing quota or used-up GPU-hours. A refused workload has no position in the queue.
+A unit is a whole GPU, a MIG slice or a share. The reasons for a refusal are:
+
+- a gate: a closed budget, an unmet dependency or the limit of a job array;
+- a waiting time (back-off) after a failed attempt;
+- a reservation that has not begun, is over, or belongs to another team or project;
+- hardware that the pool does not have;
+- a cap on the runtime or on the slots of one workload;
+- a missing quota, or a quota whose GPU-hours are used up.
+
+A refused workload has no position in the queue.
 """
 
 from __future__ import annotations
@@ -17,27 +25,32 @@ from scheduler.core.reasons import Reason, ReasonCode, ReasonNumbers, reason_num
 
 
 class EligibleWork(NamedTuple):
-    """The workloads that may take turns in this cycle."""
+    """The workloads that are admitted to the queue in this cycle (one run of the planner).
+
+    A class contains workloads that differ only in their times. ``individuals`` are in no class, for example
+    because they run inside a reservation or had a back-off that is now over.
+    """
 
     classes: list[EquivalenceClass]
-    individuals: list[QueuedWorkload]  # workloads whose back-off is over or whose reservation has begun
+    individuals: list[QueuedWorkload]
 
     @property
     def expected_unit_seconds(self) -> int:
-        """Return the unit-seconds that the members of the classes are expected to use."""
+        """Return the unit-seconds (units times predicted runtime) of all members of the classes."""
         return sum(group.unit_seconds for group in self.classes)
 
 
 class AdmissionCheck:
-    """The admission rules of one pool. Equal asks are checked once."""
+    """The admission rules of one pool. The hardware check runs once for all workloads with equal asks."""
 
     def __init__(self, state: PoolState) -> None:
         self.state = state
         self._impossible: dict[tuple[int, int], Reason | None] = {}
 
     def rejection(self, queued: QueuedWorkload) -> Refusal | None:
-        """Return the refusal of a workload that could not start even if every unit was free, or None if it
-        is eligible.
+        """Return the refusal of a workload that could not start even if every unit were free.
+
+        None means that the workload is admitted to the queue.
         """
         gate = self._gate(queued)
         if gate is not None:
@@ -49,12 +62,14 @@ class AdmissionCheck:
         used_up = self._hours_used_up(queued)
         if used_up is None:
             return None
-        # GPU-hours are counted once a minute, so the new period's count may be a little late.
+        # GPU-hours are counted once a minute. Just after the period's end, ``until`` may therefore be in the
+        # past, but an expected start must be in the future.
         return Refusal(queued.id, *used_up, None, max(dict(used_up[1])["until"], self.state.now + 1))
 
     def _gate(self, queued: QueuedWorkload) -> tuple[str, ReasonNumbers, int | None] | None:
-        """Return (code, numbers, expected start) of the gate, back-off or reservation that prevents a start,
-        or None.
+        """Return (code, numbers, expected start) if a gate, a back-off or the reservation prevents a start.
+
+        The expected start is None if it is unknown. The result is None if nothing of these prevents a start.
         """
         now = self.state.now
         if queued.gate:
@@ -77,15 +92,16 @@ class AdmissionCheck:
         return None
 
     def _over_runtime_cap(self, queued: QueuedWorkload) -> Reason | None:
-        """Return the reason if the workload's runtime limit is above the pool's cap, or None."""
+        """Return the reason if the runtime limit is longer than the pool allows, otherwise None."""
         longest = self.state.policy.longest_runtime_seconds
         if queued.max_runtime_seconds <= longest:
             return None
         return ReasonCode.OVER_RUNTIME_CAP, reason_numbers(asked=queued.max_runtime_seconds, longest=longest)
 
     def _infeasibility(self, queued: QueuedWorkload) -> Reason | None:
-        """Return the reason if no hardware can serve the ask, or if it is above the cap on one workload;
-        otherwise None.
+        """Return the reason if the ask can never be served, otherwise None.
+
+        Either the pool does not have the hardware, or the ask needs more slots than one workload may hold.
         """
         key = self.state.ask_number(queued.ask), queued.team if self.state.pool.kind is PoolKind.STATIC else 0
         if key not in self._impossible:
@@ -94,7 +110,7 @@ class AdmissionCheck:
         return self._impossible[key]
 
     def _over_workload_cap(self, queued: QueuedWorkload) -> Reason | None:
-        """Return the reason if the ask needs more slots than one workload may hold, or None."""
+        """Return the reason if the ask needs more slots than one workload may hold, otherwise None."""
         cap = self.state.policy.max_slots_per_workload
         need = min(self.state.slots_needed(queued.ask, kind) for kind in self.state.kinds_for(queued.ask))
         return (
@@ -104,7 +120,7 @@ class AdmissionCheck:
         )
 
     def _no_quota(self, queued: QueuedWorkload) -> Reason | None:
-        """Return the reason if the team has no quota for any model that serves the ask, or None."""
+        """Return the reason if the team has no quota for any model that serves the ask, otherwise None."""
         state = self.state
         if state.pool.kind is PoolKind.STATIC or queued.reservation is not None:
             return None
@@ -115,9 +131,11 @@ class AdmissionCheck:
         return ReasonCode.NO_QUOTA, reason_numbers(models=models, pool=state.pool.id, team=queued.team)
 
     def _hours_used_up(self, queued: QueuedWorkload) -> Reason | None:
-        """Return the reason if the workload may not start before the period of the GPU-hours ends, or None.
+        """Return the reason if used-up GPU-hours prevent the start, otherwise None.
 
-        This is the case if the GPU-hours of every accepted model are used up and the workload may not borrow.
+        A team's guarantee may cover only a number of GPU-hours per day, week or month. The start is prevented
+        if these GPU-hours are used up for every model that the workload accepts, and if it may not borrow
+        units of any of these models instead.
         """
         state, may_borrow = self.state, queued.preemptible and queued.may_borrow
         is_static = state.pool.kind is PoolKind.STATIC
@@ -134,7 +152,11 @@ class AdmissionCheck:
         )
 
     def _first_quota_to_reset(self, queued: QueuedWorkload, may_borrow: bool) -> QuotaInfo | None:
-        """Return the quota whose period ends first, or None if an accepted model still allows a start."""
+        """Return the quota whose GPU-hours are reset first, among the models that the workload accepts.
+
+        None means that the workload may still start on some accepted model, or that the team has no quota for
+        any of them.
+        """
         state, used_up = self.state, self.state.ledger.used_up
         team_models = [(queued.team, state.kinds[kind].model) for kind in state.kinds_for(queued.ask)]
         earliest: QuotaInfo | None = None
@@ -150,8 +172,9 @@ class AdmissionCheck:
 
 
 def admit(state: PoolState, explain: bool) -> EligibleWork:
-    """Return the workloads that could start on free units. Exclude the others, and record their refusals if
-    ``explain`` is set.
+    """Return the workloads that could start if enough units were free.
+
+    If ``explain`` is True, record the refusals of all other workloads.
     """
     check, queue = AdmissionCheck(state), state.pool_snapshot.queue
     classes, individuals = [], []

@@ -1,9 +1,15 @@
-"""Predict a job's runtime at its submission: the median of similar finished jobs.
+"""Predict a job's runtime at its submission as the median runtime of similar finished jobs.
 
-Similar jobs have the same user, a size between the same two powers of two, and a runtime limit within a
-factor of three. The latest 200 jobs count, and at least five are needed. If the user has fewer, similar jobs
-of the same team count. If the team has fewer too, the prediction is the limit times the pool's median of
-runtime / limit. The prediction is never above the limit. The caller supplies the finished jobs, from the
+Two jobs are similar if their numbers of units are between the same two powers of two, and if their runtime
+limits differ at most by a factor of three. Example: jobs of 4 to 7 units are of similar size.
+
+1. If the user has at least five similar jobs, the median of the latest 200 of them is the prediction.
+2. Otherwise the same rule is applied to the similar jobs of the team.
+3. Otherwise the pool's latest jobs give the median of (runtime / runtime limit). The prediction is this
+   median times the runtime limit of the new job. With fewer than five such jobs, it is the runtime limit
+   itself.
+
+The prediction is never longer than the runtime limit. The caller supplies the finished jobs, from the
 database or from a simulation.
 """
 
@@ -19,14 +25,15 @@ from scheduler.core.model.snapshot import QueuedWorkload
 MAX_SIMILAR_JOBS = 200
 MIN_SIMILAR_JOBS = 5
 SIMILAR_LIMIT_FACTOR = 3
-# The most finished jobs that a simulation keeps for each user or team and each size. Jobs with similar limits
-# are searched among these.
+# A simulation keeps at most this many finished jobs for each user and size, and for each team and size. It
+# searches them for jobs with similar runtime limits.
 MAX_REMEMBERED_JOBS = 2000
 
 
 def size_class(total_units: int) -> tuple[int, int]:
-    """Return the range ``[smallest, end)`` of unit counts of the same size, from one power of two to the
-    next.
+    """Return (smallest, end): the unit counts of similar jobs, from one power of two to just below the next.
+
+    Example: 5 units return (4, 8).
     """
     smallest = 1 << (total_units.bit_length() - 1)
     return smallest, 2 * smallest
@@ -40,10 +47,11 @@ def similar_limits(limit: int) -> tuple[float, float]:
 def predicted_seconds(
     user_runtimes: Sequence[float], team_runtimes: Sequence[float], ratios: Sequence[float], limit: int
 ) -> int:
-    """Return the predicted runtime, between 1 second and ``limit``.
+    """Return the predicted runtime in seconds, between 1 and ``limit`` (the job's runtime limit).
 
-    ``user_runtimes`` and ``team_runtimes`` are runtimes (seconds) of similar jobs, ``ratios`` are the pool's
-    values of runtime / limit. Each has at most the latest ``MAX_SIMILAR_JOBS`` jobs.
+    ``user_runtimes`` and ``team_runtimes`` are the runtimes (seconds) of similar jobs. ``ratios`` are the
+    values of runtime / runtime limit of the pool's jobs. The caller gives at most the latest
+    ``MAX_SIMILAR_JOBS`` values of each.
     """
     for runtimes in (user_runtimes, team_runtimes):
         if len(runtimes) >= MIN_SIMILAR_JOBS:
@@ -58,7 +66,7 @@ def _clamp_to_limit(seconds: float, limit: int) -> int:
 
 
 class RuntimeHistory:
-    """The jobs that finished so far in a simulation, and predictions made from them."""
+    """The finished jobs of a simulation, from which it predicts the runtimes of new jobs."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, int, int], deque[tuple[int, int]]] = defaultdict(
@@ -92,7 +100,7 @@ class RuntimeHistory:
         return predicted_seconds(user_runtimes, team_runtimes, self._sorted_ratios, limit)
 
     def _similar(self, key: tuple[str, int, int], limit: int) -> list[int]:
-        """Return the runtimes of similar jobs, the latest first."""
+        """Return the runtimes (seconds) of at most ``MAX_SIMILAR_JOBS`` similar jobs, the latest first."""
         least, greatest = similar_limits(limit)
         similar: list[int] = []
         for run_limit, runtime in reversed(self._runs[key]):

@@ -1,4 +1,9 @@
-"""Order one team's queue in one lane, and skip members of equivalence classes that cannot start."""
+"""Order the waiting workloads of one team, and skip workloads that are known to get no units.
+
+The queue of a pool has lanes (see ``queue.turn``): a lane is planned completely before the next one. A team
+has its own queues in each lane. Workloads that differ only in their times form an equivalence class. If one
+member of a class gets no units, other members often need not be tried.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +37,10 @@ def is_large_job(queued: QueuedWorkload) -> bool:
 
 
 class TeamQueue:
-    """One team's queue in one lane, ordered by priority. Within one priority, overdue workloads come first.
-    The others follow by effective submit time.
+    """A queue of one team in one lane, ordered by priority.
+
+    Within one priority, overdue workloads (see ``_aged``) come first. The other workloads follow by their
+    effective submit time, which puts short work before long work.
     """
 
     def __init__(
@@ -47,15 +54,15 @@ class TeamQueue:
         self.by_priority: dict[int, list[EquivalenceClass]] = defaultdict(list)
         for group in groups:
             self.by_priority[group.first.priority].append(group)
-        # By class: the last member that was skipped since the last turn.
+        # By id() of a class: its last member that was skipped since the previous call of ``next``.
         self.last_skipped: dict[int, QueuedWorkload] = {}
         self._turns = self._iterate()
 
     def next(self) -> tuple[QueuedWorkload, EquivalenceClass, bool, list[QueuedWorkload]] | None:
-        """Return the next turn, or None at the end.
+        """Return (workload, its class, whether it is overdue, skipped workloads) for the next workload.
 
-        A turn is (workload, its class, True if the workload waited too long, skipped members). The skipped
-        members are, per class, the last member that was skipped since the previous turn.
+        Workloads that are known to get no units are skipped. Of each class, the result has only the last
+        workload that was skipped since the previous call. Return None at the end of the queue.
         """
         turn = next(self._turns, None)
         if turn is None:
@@ -72,8 +79,10 @@ class TeamQueue:
             yield from ((*pair, False) for pair in rest)
 
     def _aged(self, groups: list[EquivalenceClass]) -> list[tuple[QueuedWorkload, EquivalenceClass]]:
-        """Return the oldest workload and the oldest large workload, in order of submission. A workload that
-        has not waited too long is left out.
+        """Return the overdue workloads, at most two, in order of submission.
+
+        They are the oldest workload, if it has waited for more than 24 hours, and the oldest large workload,
+        if it has waited for more than 6 hours.
         """
         turn: dict[tuple[int, int], tuple[QueuedWorkload, EquivalenceClass]] = {}
         for candidates, after in (
@@ -91,16 +100,17 @@ class TeamQueue:
     def _by_submit_time(
         self, groups: list[EquivalenceClass], excluded: AbstractSet[int]
     ) -> Iterator[tuple[QueuedWorkload, EquivalenceClass]]:
-        """Merge the classes by effective submit time, without the members that are known to be unschedulable.
+        """Yield (workload, its class) of all classes, ordered by effective submit time.
 
-        In a long queue nearly all members are unschedulable, so whole classes are dropped from the merge at
-        once.
+        Workloads that are known to get no units are skipped. In a long queue these are nearly all workloads.
+        If no member of a class can get units, the whole class is therefore removed from the merge at once.
         """
         heap = [(*group.members[0][:2], number, 0) for number, group in enumerate(groups)]
         heapq.heapify(heap)
-        # By number of a dropped class: the index of its first member that is not yet skipped.
+        # The classes that are removed from the merge. By number of the class: the index of its first member
+        # that has not been recorded as skipped.
         given_up: dict[int, int] = {}
-        # Both are empty while refusals are explained.
+        # Both are empty if the planner explains refusals, because it then visits every workload.
         whole, partly = (
             self.unschedulable.skipped_classes,
             self.unschedulable.skipped_runtimes,
@@ -135,8 +145,11 @@ class TeamQueue:
         before: tuple[int, int] | None,
         excluded: AbstractSet[int],
     ) -> int:
-        """Skip the members of a dropped class from the index ``reached`` up to ``before`` (effective submit
-        time, id). Return the index of the next member.
+        """Record the skipped members of a class that was removed from the merge.
+
+        They are the members from the index ``reached`` on whose (effective submit time, id) is less than
+        ``before``. If ``before`` is None, they are all members from ``reached`` on. Return the index of the
+        first member after them.
         """
         to = len(group.members) if before is None else bisect_left(group.members, before)
         for index in range(to - 1, reached - 1, -1):
@@ -147,35 +160,35 @@ class TeamQueue:
 
 
 class SkipScope(Enum):
-    """The members of an equivalence class that cannot start if one member cannot."""
+    """Which other members of an equivalence class cannot start, if one member got no units."""
 
     NONE = "none"
-    EQUAL_OR_LONGER = "equal or longer"  # expected runtime and runtime limit are at least as long
+    # The members whose expected runtime and runtime limit are both at least as long.
+    EQUAL_OR_LONGER = "equal or longer"
     ALL = "all"
 
 
 class UnschedulableClasses:
-    """The members of equivalence classes that are known to get no units in this cycle.
+    """The members of equivalence classes that are known to get no units in this cycle (run of the planner).
 
-    If a member gets no units, a member that runs at least as long gets none either. One reason is that units
-    are taken within a cycle, but not released. The other reason is that a longer workload may use fewer of
-    the units that are promised to others.
+    If one member gets no units, a member that runs at least as long gets none either, for two reasons. First,
+    free units only become fewer within a cycle. Second, some free units are promised to others from a future
+    time on, and a longer workload may use fewer of these.
     """
 
     def __init__(self, state: PoolState) -> None:
         self.state = state
         self.skipped_classes: set[int] = set()
-        # By class: (expected runtime, runtime limit) in seconds, from which on members are skipped.
+        # By id() of a class: pairs (expected runtime, runtime limit) in seconds. A member is skipped if both
+        # of its values are at least those of one pair.
         self.skipped_runtimes: dict[int, list[tuple[int, int]]] = {}
 
     def note(self, group: EquivalenceClass, queued: QueuedWorkload, scope: SkipScope) -> None:
-        """Record that a member of the class got no units, so that the members in ``scope`` cannot get any
-        either.
-        """
+        """Record that a member of the class got no units, so that the members in ``scope`` are skipped."""
         if scope is SkipScope.EQUAL_OR_LONGER:
             expected, longest = self.state.skip_bounds(queued, expected_seconds(queued))
             if group.lengths[0][0] >= expected and longest == 0:
-                scope = SkipScope.ALL  # No member of the class is shorter.
+                scope = SkipScope.ALL  # Every member of the class is at least as long.
             else:
                 self.skipped_runtimes.setdefault(id(group), []).append((expected, longest))
         if scope is SkipScope.ALL:
