@@ -1,1 +1,1 @@
-"""Explain a refusal: the reason, the position, the expected start, and the units held for the workload."""
+"""Explain why a workload waits: the reason, its position in the queue, its expected start, and held units."""

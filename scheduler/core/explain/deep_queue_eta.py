@@ -1,14 +1,17 @@
 """Estimate when work deep in a queue may start. Count the units that become free, without choosing hosts.
 
-``Forecast`` gives the first waiting workloads their hosts and times. This module continues with the later
-workloads. For each kind it has the number of units that are expected to be free at each time. Each workload,
-in queue order, takes the earliest time from which enough units are free for its duration. These units are
-then subtracted for later workloads. A small ask may therefore start before larger asks ahead of it, as it
-will in reality. No workload delays a workload ahead of it.
+An ask is the hardware that a workload requests. A kind is a set of units that asks cannot tell apart.
 
-Units are counted in pieces: an ask for 4 units on a host cannot use 4 hosts with one free unit each. The
-capacity for a size is the number of free units in whole pieces of this size. Smaller asks take leftover units
-first, as the placement rule does, then whole pieces.
+``Forecast`` gives the first waiting workloads their hosts and start times. This module continues with the
+later workloads. For each kind it has the number of units that are expected to be free at each time. Each
+workload, in queue order, gets the earliest time from which enough units are free for its duration. Its units
+are then subtracted, so that later workloads cannot use them. A small ask may start before larger asks ahead
+of it, as it will in reality. No workload delays a workload ahead of it.
+
+A piece of size 4 is 4 free units on one host. Units are counted in pieces, because an ask for 4 units on a
+host cannot use 4 hosts with one free unit each. Example: hosts with 6 and 3 free units have 4 units in whole
+pieces of size 4, and 6 + 3 = 9 in pieces of size 3. The other units are leftover for this size. Smaller asks
+take leftover units first, as the placement rule does, and then break whole pieces.
 """
 
 from __future__ import annotations
@@ -24,29 +27,31 @@ from scheduler.core.model.hardware import FAR_FUTURE
 from scheduler.core.model.pool_state import PoolState
 from scheduler.core.model.snapshot import QueuedWorkload
 
-# Up to this many workloads behind the forecast are counted one by one, and the rest by the pool's throughput.
+# Up to this many workloads behind the forecast are counted one by one. The start of later workloads is
+# estimated from the pool's throughput.
 MAX_COUNTED_SINGLY = 2_000
-# The most times at which units are counted: more times make the estimate slower. A time later than all others
-# is always added.
+# The most times at which units are counted, because more times make the estimate slower. A time that is later
+# than all others is always added, even above this limit.
 MAX_TIME_POINTS = 256
 
 
 class DeepQueueEta:
-    """Expected starts of the workloads behind the forecast's depth, in queue order."""
+    """The expected starts of the workloads that come after those of the forecast, in queue order."""
 
     def __init__(self, state: PoolState, forecast: Forecast) -> None:
         self.state, self.forecast = state, forecast
         self.counted = 0
         self._capacity = int(state.slots[state.usable].sum())
-        self._uncounted_slot_seconds = 0  # slot-seconds of the workloads that were not counted one by one
-        # By kind: the free units for non-preemptible work, and for preemptible work.
+        # The slot-seconds (slots times predicted runtime) of the workloads that were not counted one by one.
+        self._uncounted_slot_seconds = 0
+        # By kind: (free units for non-preemptible work, free units for preemptible work).
         self._free_units_by_kind: dict[int, tuple[FreeUnitsOverTime, FreeUnitsOverTime]] = {}
 
     def expected_start(self, queued: QueuedWorkload, kinds: Sequence[int], seconds: int) -> int | None:
-        """Return the expected start of a workload that may use these kinds for ``seconds``, and subtract its
-        units.
+        """Return the expected start of a workload, and subtract its units for later workloads.
 
-        Return None if there are never enough units of any kind.
+        The workload may use units of ``kinds`` and needs them for ``seconds``. Return None if no kind ever
+        has enough free units.
         """
         ask = queued.ask
         starts: list[tuple[int, int, int]] = []
@@ -66,7 +71,7 @@ class DeepQueueEta:
         return max(start, self.state.now + 1)
 
     def note_placed(self, units: Sequence[int], seconds: int) -> None:
-        """Subtract the units of work that this cycle started after counting began."""
+        """Subtract the units of work that this cycle started after the units had been counted."""
         hosts: dict[tuple[int, int], int] = {}
         for unit in units:
             position = int(self.state.kind[unit]), int(self.state.host_of[unit])
@@ -78,7 +83,7 @@ class DeepQueueEta:
                     free_units.reset_search()
 
     def note_expected(self, kind: int, queued: QueuedWorkload, start: int) -> None:
-        """Subtract the units of a workload that got its start from the forecast after counting began."""
+        """Subtract the units of a workload that got its start from the forecast after the counting."""
         self._take(kind, queued.ask.units, queued.ask.hosts, start, start + queued.predicted_seconds)
 
     def _take(self, kind: int, units: int, hosts: int, start: int, end: int) -> None:
@@ -88,9 +93,10 @@ class DeepQueueEta:
             for_preemptible.take(units, hosts, start, end)
 
     def _free_units_of(self, kind: int) -> tuple[FreeUnitsOverTime, FreeUnitsOverTime]:
-        """Return the free units of a kind: for non-preemptible work, and for preemptible work.
+        """Return (free units for non-preemptible work, free units for preemptible work) of a kind.
 
-        Preemptible work may use reserved units until it is evicted.
+        The second also includes units of future reservations, because preemptible work may use these until it
+        is evicted.
         """
         if kind not in self._free_units_by_kind:
             times, profile = self.forecast.times, self.forecast.profile(kind)
@@ -102,13 +108,14 @@ class DeepQueueEta:
 
 
 class FreeUnitsOverTime:
-    """Expected free units of one kind at certain times, in whole pieces of each size.
+    """The expected free units of one kind at certain times, counted in whole pieces of each size.
 
-    The search does not check that the pieces of a gang are on different hosts.
+    A workload on several hosts (a gang) needs one piece on each. The search does not check that its pieces
+    are on different hosts.
     """
 
     def __init__(self, times: list[int], profile: Ints, now: int) -> None:
-        """Count the whole pieces in ``profile[time, host]``, the number of free units."""
+        """Count the whole pieces. ``profile[time, host]`` is the number of free units."""
         self.times = list(times)
         self.now = now
         free = np.maximum(profile, 0)
@@ -116,29 +123,30 @@ class FreeUnitsOverTime:
         sizes = np.arange(self.largest + 1)
         levels = np.arange(len(times))[:, None] * len(sizes) + free
         hosts = np.bincount(levels.ravel(), minlength=len(times) * len(sizes)).reshape(len(times), -1)
-        # for each number of free units: the units in whole pieces of each size
+        # pieces[n, size - 1]: the units in whole pieces of this size on a host with n free units.
         pieces = sizes[:, None] // sizes[1:] * sizes[1:]
         whole_pieces = (hosts @ pieces).T
-        # Indices: [size - 1, time]. The table is wider than the known times, because shifting the later times
-        # for an insertion is ten times faster than creating new tables.
+        # The indices are [size - 1, time]. The table has empty columns at the end. To insert a time, the
+        # later columns are shifted, which is ten times faster than creating a new table.
         self.whole_pieces: Ints = np.zeros(
             (self.largest, max(MAX_TIME_POINTS, 2 * len(times))), dtype=np.int64
         )
         self.whole_pieces[:, : len(times)] = whole_pieces
         self.leftover_units: Ints = self.whole_pieces[0] - self.whole_pieces
-        # by (units, hosts, duration class): the time at which the last search ended
+        # By (units, hosts, duration class): the time that the last search found.
         self._reached: dict[tuple[int, int, int], int] = {}
 
     def earliest(self, units: int, hosts: int, seconds: int) -> int | None:
-        """Return the first time after now from which ``hosts`` pieces of ``units`` are free for
-        ``seconds``, or None.
+        """Return the first time after now from which enough units are free for ``seconds``, or None.
+
+        Enough are ``hosts`` whole pieces of ``units`` units each.
         """
         if units > self.largest:
             return None
         need, free_units = units * hosts, self.whole_pieces[units - 1]
-        # Free units only decrease, so an equal ask never starts earlier than the previous ask, unless units
-        # were taken now (``reset_search``). Durations within a factor of two count as equal, because
-        # otherwise hardly any asks would be equal.
+        # Each start reduces the free units, so an equal ask never starts earlier than the previous one. The
+        # search continues from there. (``reset_search`` handles the exception.) Durations within a factor of
+        # two count as equal, because otherwise hardly any asks would be equal.
         duration_class = seconds.bit_length()
         key = units, hosts, duration_class
         index = bisect_right(self.times, max(self.now, self._reached.get(key, 0) - 1))
@@ -147,19 +155,20 @@ class FreeUnitsOverTime:
             shortages = (free_units[index:end] < need).nonzero()[0]
             if not len(shortages):
                 break
-            index += int(shortages[-1]) + 1  # after the last time with a shortage
+            index += int(shortages[-1]) + 1  # continue after the last time with too few units
         self._reached[key] = self.times[index] if index < len(self.times) else FAR_FUTURE
         return self.times[index] if index < len(self.times) else None
 
     def reset_search(self) -> None:
-        """Restart the searches from now, after units were taken that were free now.
+        """Let all searches begin at the present time again.
 
-        The time at which these units become free again is a new possible start.
+        Call it after units that are free now were taken. The time at which these units become free again is a
+        new possible start.
         """
         self._reached.clear()
 
     def take(self, units: int, hosts: int, start: int, end: int) -> None:
-        """Subtract ``hosts`` pieces of ``units`` from ``start`` to ``end``."""
+        """Subtract ``hosts`` pieces of ``units`` units each, at all times from ``start`` until ``end``."""
         units = min(units, self.largest)
         first, last = bisect_left(self.times, start), self._index_of(end)
         self.whole_pieces[:units, first:last] -= units * hosts
@@ -171,8 +180,10 @@ class FreeUnitsOverTime:
         self.whole_pieces[units:, first:last] -= units * hosts - taken
 
     def _index_of(self, time: int) -> int:
-        """Return the index of ``time``. Insert it if there is capacity or if it is later than all other
-        times; otherwise return the index of the next time.
+        """Return the index of ``time`` in ``times``.
+
+        A missing time is inserted if there are fewer than MAX_TIME_POINTS times, or if it is later than all
+        others. Otherwise return the index of the next later time.
         """
         position = bisect_left(self.times, time)
         last = position == len(self.times)

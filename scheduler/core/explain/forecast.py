@@ -1,7 +1,8 @@
 """Forecast the number of free units on each host over time.
 
-The first waiting workloads take their units one after another, in queue order. ``DeepQueueEta`` continues
-with the later workloads.
+The first waiting workloads take units from the forecast one after another, in queue order. So it gives them
+their expected starts. ``DeepQueueEta`` gives the later workloads a coarser estimate. A kind is a set of units
+that requests cannot tell apart.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from scheduler.core.model.pool_state import PoolState, eviction_lead_seconds
 from scheduler.core.model.snapshot import Ask
 from scheduler.core.promises.promise_timeline import PromiseTimeline
 
-# The most points of the forecast's time grid: more points would be slower, and predictions are not more
-# precise.
+# The most points of the forecast's time grid. More points would be slower and no better, because predicted
+# runtimes are not precise.
 MAX_FORECAST_TIME_POINTS = 96
 
 
 class Forecast:
-    """The expected free units of each kind, host and time.
+    """The expected number of free units of each kind on each host, at each time of a grid.
 
-    Times at which units are freed are rounded up to the grid. Times at which units are taken are rounded
-    down. So a start is never expected too early.
+    The time at which a unit becomes free is rounded up to the grid. The time at which a unit is taken is
+    rounded down. So the rounding never makes an expected start too early.
     """
 
     def __init__(self, state: PoolState, promises: PromiseTimeline) -> None:
@@ -39,15 +40,15 @@ class Forecast:
             times = times[
                 np.arange(MAX_FORECAST_TIME_POINTS) * (len(times) - 1) // (MAX_FORECAST_TIME_POINTS - 1)
             ]
-        # A list, because single elements are read faster from a list than from an array.
+        # This is a list, because reading single elements is faster from a list than from an array.
         self.times: list[int] = times.tolist()
         self.profiles: dict[int, Ints] = {}
-        # By kind, like ``profiles``: the units taken by future reservations. Kinds without such units are
-        # absent.
+        # By kind: the number of units that future reservations take, indexed like ``profiles``. A kind
+        # without such units has no entry.
         self.reserved: dict[int, Ints] = {}
 
     def _free_at(self) -> Ints:
-        """Return the time at which each unit is expected to be free."""
+        """Return, for each unit, the time at which it is expected to be free; FAR_FUTURE if never."""
         state = self.state
         free_at = np.where(state.usable, state.now, FAR_FUTURE).astype(np.int64)
         for host, start, end in state.maintenance:
@@ -72,7 +73,7 @@ class Forecast:
         return max(0, bisect_right(self.times, time) - 1)
 
     def profile(self, kind: int) -> Ints:
-        """Return the expected free units of a kind as an array ``[time, host]``."""
+        """Return the expected number of free units of a kind as an array ``[time, host]``."""
         cached = self.profiles.get(kind)
         if cached is None:
             cached = self.profiles[kind] = self._profile(kind)
@@ -113,9 +114,10 @@ class Forecast:
             self.free_at[unit] = until
 
     def _extend_to(self, time: int) -> None:
-        """Add ``time`` to the grid if there is capacity, or if it is later than the whole grid.
+        """Add ``time`` to the grid if the grid is not full, or if ``time`` is later than the whole grid.
 
-        Without a grid point at ``time``, units that are taken until then would never count as free again.
+        Units that are taken until ``time`` become free again at the next grid point. If there were no later
+        point, they would never become free.
         """
         index = self._at_or_after(time)
         if index < len(self.times) and (
@@ -128,7 +130,7 @@ class Forecast:
                 cached[kind] = np.insert(profile, index, profile[index - 1], axis=0)
 
     def note_earmarked(self, units: list[int]) -> None:
-        """Subtract units that are earmarked for work that starts soon."""
+        """Subtract units that evictions free for a particular workload, which will start on them soon."""
         for unit in units:
             kind = int(self.state.kind[unit])
             if kind in self.profiles and self.free_at[unit] < FAR_FUTURE:
@@ -137,8 +139,9 @@ class Forecast:
                 )
 
     def unreserved(self, kind: int) -> Ints:
-        """Return the profile including units of future reservations: preemptible work may use these until
-        it is evicted.
+        """Return the profile of a kind, with the units of future reservations counted as free.
+
+        Preemptible work may use these units until it is evicted.
         """
         profile = self.profile(kind)
         return profile + self.reserved[kind] if kind in self.reserved else profile
@@ -146,10 +149,11 @@ class Forecast:
     def earliest(
         self, ask: Ask, kind: int, seconds: int, not_before: int, evictable_after: int | None = None
     ) -> tuple[int, list[int]] | None:
-        """Return (time, hosts): the first time from ``not_before`` on at which the ask fits for ``seconds``.
+        """Return (time, hosts): the first time from which the ask fits on these hosts for ``seconds``.
 
-        Return None if there is no such time. If ``evictable_after`` is given, the work can be evicted after
-        this many seconds, so reservations that start after this are no obstacle.
+        The time is ``not_before`` or later. Return None if there is no such time. If ``evictable_after`` is
+        given, the work can be evicted after this many seconds. A reservation that starts later than that
+        after the work is then no obstacle.
         """
         profile = self.profile(kind)
         labels = self.state.hardware.hosts_with_capacity(ask)

@@ -1,9 +1,10 @@
 """Find the first time at which evictions would make room for a waiting workload.
 
-Running work is protected from eviction until it has run for the pool's minimum runtime. Suppose that
-borrowers have just taken the guaranteed units of a team. Without this module, the expected start of the
-team's next workload would be the expected end of the borrowers' work: hours instead of minutes. The planner's
-victim search therefore runs again, on a pool state in which no running work is protected any more.
+Running work is protected from eviction until it has run for the pool's minimum runtime. Example: other teams
+have just borrowed units that team A is guaranteed, and the minimum runtime is 5 minutes. The next workload of
+team A can start by evictions in about 5 minutes. Without this module, its expected start would be the end of
+the other teams' work, perhaps in hours. Therefore the search for victims (workloads to evict) runs again, on
+a pool state in which no work is protected any more.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from scheduler.core.reasons import ReasonCode
 
 @dataclass(frozen=True, slots=True)
 class FutureRoom:
-    """Future evictions: ``victims`` (ids) can be evicted at ``evict_at``, and their units are free at
-    ``start``.
+    """Future evictions that make room for a workload.
+
+    ``victims`` are the ids of the workloads that can be evicted at the time ``evict_at``. Their units are
+    free at the time ``start``.
     """
 
     victims: tuple[int, ...]
@@ -35,7 +38,7 @@ class FutureRoom:
 
 
 class FutureEvictions:
-    """The search for future evictions for the refused workloads, one after another in queue order."""
+    """The search for future evictions. It runs for one refused workload after another, in queue order."""
 
     def __init__(self, state: PoolState) -> None:
         self.state = state
@@ -47,9 +50,9 @@ class FutureEvictions:
         self._future_state: PoolState | None = None
 
     def room_for(self, queued: QueuedWorkload) -> FutureRoom | None:
-        """Return the earliest evictions that make room for the workload, or None if there are none.
+        """Return the earliest future evictions that make room for the workload, or None if there are none.
 
-        The future state records the result, so that later searches use neither the victims nor the units.
+        The result is recorded, so that searches for later workloads use other victims and other units.
         """
         if not self.has_protected_work or queued.reservation is not None:
             return None
@@ -64,8 +67,8 @@ class FutureEvictions:
         ).tolist()
         if not times or self._victims_at(queued, kinds, times[-1]) is None:
             return None
-        # Evictions that are possible at one time are possible later too, so the first time is found by
-        # bisection.
+        # Evictions that are possible at one time are also possible at any later time. So bisection finds the
+        # first time.
         evict_at = times[
             bisect_left(
                 times,
@@ -98,7 +101,7 @@ class FutureEvictions:
     def _victims_at(
         self, queued: QueuedWorkload, kinds: list[int], at: int
     ) -> tuple[int, candidates.EvictionChoice] | None:
-        """Return (kind, choice) of the evictions that are possible at a time, or None."""
+        """Return (kind, victims and units) of the evictions that are possible at a time, or None."""
         future_state, all_evictable = self._state_then(), self._state_then().evictable
         future_state.evictable = intersection(all_evictable, self.evictable_from <= at)
         try:
@@ -110,8 +113,9 @@ class FutureEvictions:
             future_state.evictable = all_evictable
 
     def _state_then(self) -> PoolState:
-        """Return the pool's state at a time when no running work is protected any more. Units that this cycle
-        has taken are not free in it.
+        """Return the pool's state at a time at which no running work is protected any more.
+
+        Units that were taken so far in this cycle (run of the planner) are not free in this state.
         """
         if self._future_state is None:
             self._future_state = PoolState(

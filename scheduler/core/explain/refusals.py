@@ -1,7 +1,11 @@
-"""Record refusals: the reason, the position, the expected start and the blocking workloads.
+"""Record refusals. A refusal says why a workload waits, its position, its expected start, and its blockers.
 
-``WaitReasons`` finds the reason. ``Forecast`` gives the expected start, after all work ahead has taken its
-units. Particular units are held for the first refused workloads.
+Blockers are the workloads that must end first. ``WaitReasons`` finds the reason. ``Forecast`` gives the
+expected start, after all work ahead in the queue has taken its units.
+
+For the first refused workloads, units are held: other work may use a held unit only if it is expected to end
+before the workload's expected start. Without this, a large workload could wait for ever while small ones keep
+taking the units that become free. Headroom (slots below a quota or cap) is reserved for the same reason.
 """
 
 from __future__ import annotations
@@ -29,57 +33,59 @@ from scheduler.core.model.waiting_queue import expected_seconds
 from scheduler.core.promises.promise_timeline import PromiseTimeline
 from scheduler.core.reasons import ReasonCode, reason_numbers
 
-# The most refused workloads for which units of one kind are held while the queue is short. In a longer queue
-# the limit is one workload.
+# In a short queue, units of one kind are held for at most this many refused workloads. In a long queue they
+# are held for one workload only.
 MAX_HELD_PLACES_PER_KIND = 2
 SHORT_QUEUE_SECONDS = 72 * 3600  # A queue is short if the pool could finish it within this time.
-# The number of workloads per pool that get their start from the forecast. Later workloads get it from
-# ``DeepQueueEta``.
+# For this many workloads of a pool, the forecast computes the expected start. For later workloads,
+# ``DeepQueueEta`` gives a coarser estimate.
 FORECAST_DEPTH = 64
-# The most workloads behind this depth that the forecast tries for a kind while no unit of this kind is held.
+# If no unit of a kind is held within FORECAST_DEPTH, the forecast tries up to this many later workloads that
+# can use the kind.
 MAX_DEEP_TRIES_PER_KIND = 8
 MAX_BLOCKERS_NAMED = 20
 
 
 def required_free_seconds(queued: QueuedWorkload) -> int:
-    """Return the seconds for which units must stay free so that a workload may start on them.
+    """Return the seconds for which units must be free so that a workload may start on them.
 
-    This is the runtime limit. Preemptible work, which may be evicted for a reservation, needs the units only
-    for its expected runtime.
+    For non-preemptible work this is the runtime limit. Preemptible work can be evicted if it takes longer
+    than expected, so for it this is the expected runtime.
     """
     return expected_seconds(queued) if queued.preemptible else queued.max_runtime_seconds
 
 
 def is_short_queue(unit_seconds: int, state: PoolState) -> bool:
-    """Return True if the queue is short, so that more units may be held.
+    """Return True if the pool could finish its queue within SHORT_QUEUE_SECONDS.
 
-    Held units are partly idle. This costs little in a pool that finishes its queue soon, but delays all
-    waiting work in an overloaded pool (docs/benchmarks.md).
+    ``unit_seconds`` is the expected use of the whole queue. In a short queue, units are held for more
+    workloads. Held units are idle for a part of the time. This costs little in a pool that finishes its queue
+    soon, but it delays all waiting work in an overloaded pool (docs/benchmarks.md).
     """
     return unit_seconds <= SHORT_QUEUE_SECONDS * int(state.usable.sum())
 
 
 class RefusalRecorder:
-    """The refusals of one pool's cycle, in the order of its queue."""
+    """The refusals of one pool in one cycle (one run of the planner), in queue order."""
 
     def __init__(self, state: PoolState, promises: PromiseTimeline, unit_seconds: int, explain: bool) -> None:
         """Prepare to record refusals.
 
-        ``unit_seconds`` is the expected use of all eligible work, in unit-seconds. ``explain`` is True if
-        reasons are recorded.
+        ``unit_seconds`` is the expected use of all work in the queue, in unit-seconds. If ``explain`` is
+        False, only refusals with held or earmarked units are recorded.
         """
         self.state, self.promises, self.explain = state, promises, explain
         self.wait_reasons = WaitReasons(state)
         self.position = 0
         self.max_held_places = MAX_HELD_PLACES_PER_KIND if is_short_queue(unit_seconds, state) else 1
-        self.held: Counter[int] = Counter()  # by kind: places held so far
+        self.held: Counter[int] = Counter()  # by kind: the number of workloads for which units are held
         self.forecast_count = 0
-        self.deep_tries: Counter[int] = Counter()  # by kind
+        self.deep_tries: Counter[int] = Counter()  # by kind: see MAX_DEEP_TRIES_PER_KIND
         self.forecast: Forecast | None = None
         self.future_evictions: FutureEvictions | None = None
-        self.deep_queue_eta: DeepQueueEta | None = None  # for workloads behind the forecast's depth
+        self.deep_queue_eta: DeepQueueEta | None = None  # for workloads behind FORECAST_DEPTH
         self._work_by_end: dict[int, list[int]] = {}
-        # by team: (expected end, workload, units)
+        # By team: (expected end, workload, units) of the work that this plan started.
         self._started: dict[int, list[tuple[int, QueuedWorkload, list[int]]]] = defaultdict(list)
 
     def note_placed(self, queued: QueuedWorkload, units: list[int]) -> None:
@@ -91,14 +97,15 @@ class RefusalRecorder:
             self.deep_queue_eta.note_placed(units, queued.predicted_seconds)
 
     def note_evicted(self, team: int) -> None:
-        """Clear the cached list of a team's work, ordered by end, because evicted work ends sooner."""
+        """Clear the cached list of a team's work by end, because evicted work ends sooner than expected."""
         self._work_by_end.pop(team, None)
 
     def refuse_until_evicted(
         self, queued: QueuedWorkload, kind: int, units: list[int], leaving: list[int]
     ) -> None:
-        """Refuse a workload until its victims have stopped. Earmark its units, and count them as held by its
-        team.
+        """Refuse a workload until the work that is evicted for it (``leaving``) has stopped.
+
+        Keep ``units`` for the workload alone (earmark them), and count them as held by its team.
         """
         state = self.state
         state.earmark(queued, units, leaving)
@@ -154,7 +161,7 @@ class RefusalRecorder:
         elif code in (ReasonCode.HOST_CLOSED, ReasonCode.HOST_FULL):
             start = None
         elif code == ReasonCode.HELD_FOR_RESERVATION and dict(numbers).get("own"):
-            # The team's own reservation takes the guarantee until its end.
+            # A reservation of the workload's own team uses the guarantee until the reservation ends.
             start = max(int(dict(numbers)["end"]), self.state.now + 1)
         else:
             start, blockers, held = self._start_on_units(queued, allowed)
@@ -169,8 +176,8 @@ class RefusalRecorder:
     def may_hold_units(self, kinds: Sequence[int]) -> bool:
         """Return True if units of these kinds may be held for the next refused workload.
 
-        Behind the forecast's depth, units may be held only if no unit of these kinds is held yet. Without
-        this exception, large work would starve behind many workloads that wait for other kinds.
+        For workloads behind FORECAST_DEPTH, units may be held only if no unit of these kinds is held yet.
+        Otherwise a large workload would starve if many workloads ahead of it wait for other kinds.
         """
         if self.forecast_count < FORECAST_DEPTH:
             return any(self.held[kind] < self.max_held_places for kind in kinds)
@@ -179,14 +186,18 @@ class RefusalRecorder:
         )
 
     def affects_holds(self, kinds: Sequence[int]) -> bool:
-        """Return True if the forecast of this refused workload can change the units held for this or later
-        workloads.
+        """Return True if a forecast for this refused workload may change which units are held.
+
+        The units may be held for this workload or for later ones, whose forecasts start from this one.
         """
         in_forecast_depth = self.forecast_count < FORECAST_DEPTH
         return self.may_hold_units(range(len(self.state.kinds)) if in_forecast_depth else kinds)
 
     def _refuse_without_reason(self, queued: QueuedWorkload) -> None:
-        """Record the refusal only if units are held for the workload, because nobody reads other refusals."""
+        """Record the refusal only if units are held for the workload.
+
+        This is for plans in which nobody reads the other refusals.
+        """
         reserved = self._reserve_headroom(queued) or self._reserve_user_headroom(queued)
         if queued.reservation is not None or not self.affects_holds(self.state.kinds_for(queued.ask)):
             return
@@ -206,11 +217,10 @@ class RefusalRecorder:
             )
 
     def _reserve_headroom(self, queued: QueuedWorkload) -> ReservedHeadroom | None:
-        """Reserve headroom for a team's first workload that waits for quota. Return None if ``queued`` is not
-        this workload.
+        """Reserve headroom for ``queued`` if it is its team's first workload that waits for quota.
 
-        Work behind ``queued`` may use the headroom only if this work ends before ``queued`` can start.
-        Otherwise small work would keep the team at its limit.
+        Return None if it is not. Work behind ``queued`` may use the reserved slots only if this work ends
+        before ``queued`` can start. Otherwise small workloads of the team could keep it at its limit.
         """
         state, kinds = self.state, self.state.kinds_for(queued.ask)
         key = queued.team, state.kinds[kinds[0]].model
@@ -232,10 +242,9 @@ class RefusalRecorder:
         return reserved
 
     def _reserve_user_headroom(self, queued: QueuedWorkload) -> ReservedHeadroom | None:
-        """Reserve headroom for the user's first workload that waits for the user cap. Otherwise the user's
-        smaller jobs could starve it.
+        """Reserve headroom for ``queued`` if it is its user's first workload that waits for the user cap.
 
-        Return None if ``queued`` is not this workload.
+        Return None if it is not. Without the reserved slots, smaller jobs of the user could starve it.
         """
         state, kinds = self.state, self.state.kinds_for(queued.ask)
         if state.policy.max_slots_per_user is None or queued.reservation is not None:
@@ -258,7 +267,7 @@ class RefusalRecorder:
     ) -> tuple[int, tuple[int, ...]]:
         """Return (expected start, held units) of a workload for which headroom is reserved.
 
-        Units are also held. Otherwise other work could occupy them when the headroom becomes available.
+        Units are also held if possible. Otherwise the units could be in use when the headroom is available.
         """
         held: tuple[int, ...] = ()
         first = self.state.kinds_for(queued.ask)[:1]
@@ -268,8 +277,9 @@ class RefusalRecorder:
         return max(reserved.start, self.state.now + 1), held
 
     def _start_behind_own_team(self, queued: QueuedWorkload) -> tuple[int | None, tuple[int, ...]]:
-        """Return (expected start, blockers) of the workload ahead in the queue for which the headroom is
-        reserved.
+        """Return (expected start, blockers) of a workload that waits behind other work of its team or user.
+
+        Both are those of the other workload, for which headroom is reserved.
         """
         own_headroom = self.state.ledger.reserved_user_headroom.get(queued.user)
         if own_headroom is not None and not any(
@@ -287,11 +297,11 @@ class RefusalRecorder:
     def _start_on_units(
         self, queued: QueuedWorkload, allowed: list[int], not_before: int = 0
     ) -> tuple[int | None, tuple[int, ...], tuple[int, ...]]:
-        """Return (expected start, blockers, held units) from the forecast, and subtract the workload's units
-        from it.
+        """Return (expected start, blockers, held units) of a workload that waits for units.
 
-        The start is later than ``now``: the workload does not fit now, possibly because of CPU or NVLink,
-        which the forecast does not model.
+        The workload's units are subtracted from the forecast. The start is always later than ``now``, even if
+        the forecast has enough free units now. In this case CPU or NVLink, which the forecast does not model,
+        prevents the start.
         """
         state = self.state
         if self.forecast_count >= FORECAST_DEPTH:
@@ -318,8 +328,9 @@ class RefusalRecorder:
     def _earliest_place(
         self, forecast: Forecast, queued: QueuedWorkload, allowed: list[int], after: int
     ) -> tuple[int, int, list[int]] | None:
-        """Return (time, kind, hosts) of the forecast's earliest start. Among equal starts the first allowed
-        kind wins.
+        """Return (time, kind, hosts) of the earliest start in the forecast, or None if there is none.
+
+        If several kinds have the same start, the first of ``allowed`` is returned.
         """
         best: tuple[int, int, list[int]] | None = None
         evictable_after = (
@@ -334,14 +345,14 @@ class RefusalRecorder:
         return best
 
     def _future_room(self, queued: QueuedWorkload, start: int | None) -> FutureRoom | None:
-        """Return future evictions that free units before ``start``, or None.
+        """Return future evictions that make room for the workload before ``start``, or None.
 
-        These evictions become possible when the minimum runtime of running work has passed. ``start`` is the
-        expected start without these evictions, or None.
+        Such evictions become possible when running work has reached the pool's minimum runtime. ``start`` is
+        the expected start without evictions; None if there is none.
         """
         if self.deep_queue_eta is not None:
-            # Work that may reclaim borrowed units comes first in the queue, so nothing is found deep in the
-            # queue.
+            # Work that may evict borrowed work of other teams is near the front of the queue. So a search
+            # deep in the queue would find nothing.
             return None
         if self.future_evictions is None:
             self.future_evictions = FutureEvictions(self.state)
@@ -349,17 +360,17 @@ class RefusalRecorder:
         return room if room is not None and (start is None or room.start < start) else None
 
     def _start_deep_in_queue(self, queued: QueuedWorkload, allowed: list[int]) -> int | None:
-        """Return the expected start of a workload deep in the queue."""
+        """Return the expected start of a workload behind FORECAST_DEPTH, or None if it never starts."""
         if self.deep_queue_eta is None:
             assert self.forecast is not None
             self.deep_queue_eta = DeepQueueEta(self.state, self.forecast)
         return self.deep_queue_eta.expected_start(queued, allowed, required_free_seconds(queued))
 
     def _hold_units(self, queued: QueuedWorkload, kind: int, hosts: list[int], start: int) -> tuple[int, ...]:
-        """Hold units on the hosts where the workload is expected to start. Return their ids.
+        """Hold units on the hosts on which the workload is expected to start. Return the ids of the units.
 
-        The units that become free last before this start are chosen, so that other work can use the units
-        that are free for longer.
+        On each host, the units that become free last before the start are chosen. The other units, which are
+        free for a longer time, stay usable for other work.
         """
         assert self.forecast is not None
         state = self.state
@@ -371,7 +382,7 @@ class RefusalRecorder:
                 (state.kind[first:last] == kind) & (free_at <= start) & (state.earmarked_for[first:last] == 0)
             )
             candidates_here = first + np.flatnonzero(is_open & (state.reserved_from[first:last] > start))
-            # Units held for another workload are chosen last.
+            # Units that are already held for another workload are chosen last.
             held = state.queue_hold_from[candidates_here] < FAR_FUTURE
             freed_last = np.lexsort((-self.forecast.free_at[candidates_here], held))[: queued.ask.units]
             chosen += candidates_here[freed_last].tolist()
@@ -381,7 +392,7 @@ class RefusalRecorder:
     def _blockers(self, kind: int, hosts: list[int], start: int) -> tuple[int, ...]:
         """Return the ids of the workloads on these hosts that are expected to end by ``start``.
 
-        If there are more than MAX_BLOCKERS_NAMED, only the last to end are returned.
+        If there are more than MAX_BLOCKERS_NAMED, return only the workloads that end last.
         """
         state, ending = self.state, []
         for host in hosts:
@@ -392,8 +403,10 @@ class RefusalRecorder:
         return tuple(sorted({workload for _, workload in sorted(set(ending))[:MAX_BLOCKERS_NAMED]}))
 
     def _start_within_limits(self, queued: QueuedWorkload, code: str) -> tuple[int | None, tuple[int, ...]]:
-        """Return (time, blockers): the time by which enough of the team's (or user's) work will have ended,
-        and this work. The time is None if no end suffices.
+        """Return (time, blockers) of a workload that waits for its team's quota or its user's cap.
+
+        At this time, enough work of the team or user will have ended. The blockers are the ids of this work.
+        The time is None if the end of all this work would not be enough.
         """
         ends = [self._end_of_own_work(queued, kind, code) for kind in self.state.kinds_for(queued.ask)]
         options = [
@@ -404,10 +417,11 @@ class RefusalRecorder:
     def _end_of_own_work(
         self, queued: QueuedWorkload, kind: int, code: str
     ) -> tuple[int, tuple[int, ...], int] | None:
-        """Return (time, blockers, surplus slots) for one kind, or None if no end of work suffices.
+        """Return (time, blockers, surplus) for one kind of units.
 
-        At this time enough work of the team (or user) will have ended. The blockers are this work. The
-        surplus is the number of released slots that the workload does not need.
+        At this time, enough work of the team (or user) will have ended. The blockers are the ids of this
+        work. The surplus is the number of slots that it releases and that the workload does not need. Return
+        None if the end of all this work would not be enough.
         """
         state = self.state
         model, need = state.kinds[kind].model, state.slots_needed(queued.ask, kind)
@@ -443,11 +457,13 @@ class RefusalRecorder:
     def _work_of_team(
         self, team: int, non_preemptible_only: bool
     ) -> tuple[Iterable[int], list[tuple[int, int, list[int]]]]:
-        """Return a team's running work outside reservations, ordered by its end, and (end, id, units) of the
-        work that this plan started.
+        """Return (running, started): a team's work outside reservations.
+
+        ``running`` are the indices of running workloads, ordered by their expected end. ``started`` has
+        (expected end, id, units) of the work that this plan started.
         """
         running = self.state.running
-        own_work = (  # evaluated only as far as needed
+        own_work = (  # a generator, because callers often need only the first elements
             i
             for i in self._team_work_by_end(team)
             if running[i].reservation is None and not (non_preemptible_only and running[i].preemptible)
@@ -460,9 +476,7 @@ class RefusalRecorder:
         return own_work, started_rows
 
     def _work_of_user(self, user: int) -> tuple[Iterable[int], list[tuple[int, int, list[int]]]]:
-        """Return a user's running work, ordered by its end, and (end, id, units) of the work that this plan
-        started.
-        """
+        """Return (running, started): a user's work, in the format of ``_work_of_team``."""
         own_work = (i for i, r in enumerate(self.state.running) if r.user == user)
         started = (row for team in self._started.values() for row in team)
         started_rows = [(end, q.id, units) for end, q, units in started if q.user == user]
@@ -475,14 +489,16 @@ class RefusalRecorder:
         return end, self.state.running[i].id
 
     def _team_work_by_end(self, team: int) -> list[int]:
-        """Return a team's running work, the first to end first."""
+        """Return the indices of a team's running work, ordered by expected end."""
         if team not in self._work_by_end:
             self._work_by_end[team] = sorted(self.state.work_by_team.get(team, []), key=self._end_and_id)
         return self._work_by_end[team]
 
     def _start_inside_reservation(self, queued: QueuedWorkload) -> tuple[int | None, tuple[int, ...]]:
-        """Return (time, blockers): the time by which enough work inside the same reservation will have ended,
-        and this work. The time is None if it is not before the reservation's end.
+        """Return (time, blockers) of a workload that waits for other work inside its reservation.
+
+        At this time, enough work inside the reservation will have ended. The blockers are the ids of this
+        work. The time is None if this is not before the reservation's end.
         """
         state = self.state
         reservation = state.reservation_by_id[queued.reservation or 0]

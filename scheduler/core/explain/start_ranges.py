@@ -1,8 +1,9 @@
-"""Give an expected start as a range: the forecast, widened by the errors of the latest forecasts.
+"""Give an expected start as a range: the forecast, widened by the errors of earlier forecasts.
 
-A forecast simulates the plan with predicted runtimes. Their errors become errors of the forecast: about half
-of all workloads start later than the forecast expects. The ends of the range come from past waits whose
-expected length was similar. The range is never a guarantee.
+A forecast is based on predicted runtimes. If these are wrong, so is the forecast: about half of all workloads
+start later than expected. The range comes from past waits whose expected length was similar. Example: if
+similar waits took between 0.5 and 2 times as long as expected, an expected wait of 1 hour gives the range
+from 30 minutes to 2 hours. The range is never a guarantee.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-UPPER_PERCENTILE, LOWER_PERCENTILE = 85, 15  # percentiles of actual / expected wait
-MAX_OUTCOMES = 400  # latest records that are used
+UPPER_PERCENTILE, LOWER_PERCENTILE = 85, 15  # percentiles of (actual wait / expected wait) for both ends
+MAX_OUTCOMES = 400  # the number of latest waits that are used
 SIMILAR_WAIT_FACTOR = 3  # two expected waits are similar if they differ by at most this factor
 MIN_OUTCOMES = 20
-# Lower bound for both waits of a ratio: without it, an error of seconds in a short wait gives a large ratio.
+# Shorter waits count as this long in a ratio. Otherwise an error of a few seconds in a short wait would give
+# a large ratio.
 MIN_WAIT_SECONDS = 60
-DEFAULT_UPPER_RATIO, DEFAULT_LOWER_RATIO = 3.0, 0.25  # used while there are too few records
+DEFAULT_UPPER_RATIO, DEFAULT_LOWER_RATIO = 3.0, 0.25  # used while there are too few past waits
 
 
 @dataclass(frozen=True, slots=True)
 class StartRange:
-    """An expected start as a range (s). A start before ``earliest`` or after ``latest`` is unlikely."""
+    """An expected start as a range of times. A start before ``earliest`` or after ``latest`` is unlikely."""
 
     earliest: int
     expected: int
@@ -31,14 +33,14 @@ class StartRange:
 
 
 def wait_ratio(expected_wait: int, actual_wait: int) -> float:
-    """Return the actual wait divided by the expected wait."""
+    """Return the actual wait divided by the expected wait (both at least MIN_WAIT_SECONDS)."""
     return max(MIN_WAIT_SECONDS, actual_wait) / max(MIN_WAIT_SECONDS, expected_wait)
 
 
 def start_range(now: int, expected_start: int, past_errors: Sequence[float]) -> StartRange:
-    """Return the range of a start that the forecast expects at ``expected_start``.
+    """Return the range for a start that the forecast expects at ``expected_start``.
 
-    ``past_errors`` are the latest values of ``wait_ratio``.
+    ``past_errors`` are the values of ``wait_ratio`` of past waits.
     """
     lower, upper = DEFAULT_LOWER_RATIO, DEFAULT_UPPER_RATIO
     if len(past_errors) >= MIN_OUTCOMES:
@@ -52,11 +54,11 @@ def start_range(now: int, expected_start: int, past_errors: Sequence[float]) -> 
 
 
 def ratios_of_similar_waits(past: Sequence[tuple[int, float]], expected_wait: int) -> list[float]:
-    """Return the ratios of past waits with a similar expected length, or all ratios if there are too few such
-    waits.
+    """Return the ratios of past waits whose expected length was similar to ``expected_wait``.
 
-    ``past`` has (expected wait in seconds, ``wait_ratio``). Short waits have larger relative errors than long
-    waits, so one range for both would be too wide for long waits or too narrow for short ones.
+    If there are too few such waits, return all ratios. ``past`` has pairs (expected wait in seconds,
+    ``wait_ratio``). Short waits have larger relative errors than long waits. One range for both would be too
+    wide for long waits or too narrow for short ones.
     """
     wait = max(MIN_WAIT_SECONDS, expected_wait)
     similar = [
@@ -71,33 +73,33 @@ def ratios_of_similar_waits(past: Sequence[tuple[int, float]], expected_wait: in
 
 @dataclass(frozen=True, slots=True)
 class EstimateOutcome:
-    """One expected wait that was shown for a workload, and its actual wait, in seconds.
+    """One expected wait that was shown to a user, and the actual wait of the workload, in seconds.
 
-    ``latest_wait`` is the upper end of the range, None if no range was shown. ``waited`` is the time until
-    the workload started or left the queue, or until now.
+    ``latest_wait`` is the upper end of the range that was shown, or None if no range was shown. ``waited`` is
+    the time until the workload started or left the queue. If it still waits, it is the time until now.
     """
 
     expected_wait: int
     latest_wait: int | None
     waited: int
     started: bool
-    simulated: bool = False  # from the simulated past of a demo site
+    simulated: bool = False  # True if it belongs to the simulated past of a demo site
 
     @property
     def is_conclusive(self) -> bool:
-        """Return True if the outcome shows the error of the forecast.
+        """Return True if the error of the forecast is known.
 
-        The outcome does not show it if the workload left the queue early, or has not yet waited longer than
-        expected.
+        It is not known if the workload left the queue early, or if it still waits and has not waited longer
+        than expected.
         """
         return self.started or self.waited > self.expected_wait
 
     @property
     def started_in_range(self) -> bool | None:
-        """Return True if the workload started by the upper end of the range.
+        """Return True if the workload started before or at the upper end of the range, False if it did not.
 
-        The result is None if there was no range, or if the workload did not start but had not waited beyond
-        the range.
+        The result is None if no range was shown. It is also None if the workload has not started and its wait
+        did not exceed the range.
         """
         if self.latest_wait is None:
             return None
@@ -108,11 +110,13 @@ class EstimateOutcome:
 
 @dataclass(frozen=True, slots=True)
 class EstimateAccuracy:
-    """The accuracy of one pool's expected starts.
+    """The accuracy of the expected starts of one pool.
 
-    ``errors`` are ratios for ``start_range``. ``past`` has each ratio with its expected wait (s).
-    ``with_range`` workloads had a range, and ``started_in_range_count`` of them started by its upper end.
-    ``median_error`` (s) is the median over ``started_count`` started workloads.
+    - ``errors`` are the values of ``wait_ratio`` for ``start_range``.
+    - ``past`` has pairs (expected wait in seconds, ``wait_ratio``).
+    - ``with_range`` is the number of workloads for which a range was shown. ``started_in_range_count`` of
+      these started by the upper end of the range.
+    - ``median_error`` is the median error in seconds over the ``started_count`` workloads that started.
     """
 
     errors: tuple[float, ...] = ()
@@ -121,15 +125,15 @@ class EstimateAccuracy:
     with_range: int = 0
     started_in_range_count: int = 0
     past: tuple[tuple[int, float], ...] = ()
-    simulated: int = 0  # number of simulated workloads in ``started_count``
+    simulated: int = 0  # the number of simulated workloads among ``started_count``
 
     @property
     def has_enough_outcomes(self) -> bool:
-        """Return True if there are enough outcomes for ranges."""
+        """Return True if there are enough past waits to show ranges."""
         return len(self.errors) >= MIN_OUTCOMES
 
     def range(self, now: int, expected_start: int) -> StartRange | None:
-        """Return the range of a start; None if there are too few outcomes."""
+        """Return the range for a start, or None if there are too few past waits."""
         if not self.has_enough_outcomes:
             return None
         return start_range(
@@ -138,7 +142,7 @@ class EstimateAccuracy:
 
 
 def estimate_accuracy(outcomes: Iterable[EstimateOutcome]) -> EstimateAccuracy:
-    """Return the accuracy of one pool's expected starts, from outcomes in any order."""
+    """Return the accuracy of the expected starts of one pool. The outcomes may be in any order."""
     conclusive = [outcome for outcome in outcomes if outcome.is_conclusive]
     errors_seconds = [
         abs(outcome.waited - outcome.expected_wait) for outcome in conclusive if outcome.started
@@ -161,20 +165,21 @@ def estimate_accuracy(outcomes: Iterable[EstimateOutcome]) -> EstimateAccuracy:
 
 
 def _percentile(ranked: Sequence[float], percent: int) -> float:
-    """Return a percentile by nearest rank; ``ranked`` is sorted and not empty."""
+    """Return a percentile of ``ranked`` by the nearest-rank method. The list is sorted and not empty."""
     return ranked[max(0, -(-len(ranked) * percent // 100) - 1)]
 
 
 class EstimateHistory:
-    """The latest expected waits and their outcomes in a simulation.
+    """The latest expected and actual waits in a simulation.
 
-    Workloads that still wait also count after they have waited longer than expected. Otherwise the estimates
-    would look accurate while the queue grows.
+    A workload that still waits counts too, as soon as it has waited longer than expected. Without this, the
+    estimates would look accurate while the queue grows.
     """
 
     def __init__(self) -> None:
         self._past: deque[tuple[int, float]] = deque(maxlen=MAX_OUTCOMES)
-        self._waiting: dict[int, tuple[int, int]] = {}  # by workload: (time of the estimate, expected wait)
+        # By workload id: (time of the estimate, expected wait in seconds).
+        self._waiting: dict[int, tuple[int, int]] = {}
 
     def note_estimate(self, workload: int, now: int, expected_start: int) -> None:
         """Record the expected start of a workload."""
@@ -187,9 +192,9 @@ class EstimateHistory:
             self._past.append((expected, wait_ratio(expected, now - expected_since)))
 
     def errors(self, now: int, expected_wait: int) -> list[float]:
-        """Return the ratios for a workload with this expected wait (s).
+        """Return the values of ``wait_ratio`` for a workload with this expected wait in seconds.
 
-        They include workloads that are overdue now.
+        Workloads that still wait and have waited longer than expected are included.
         """
         waiting = self._waiting.values()
         overdue = [

@@ -1,6 +1,8 @@
-"""Find the reason why a workload waits: the first obstacle without which it would start.
+"""Find the reason why a workload waits.
 
-To find it, the placement is tried several times. Each time one more kind of obstacle is ignored.
+The reason is the first obstacle without which the workload would start. To find it, the placement is tried
+several times, and each time one more kind of obstacle is ignored. Some obstacles are promises: a free unit is
+held for work ahead in the queue, or needed soon by maintenance or a reservation.
 """
 
 from __future__ import annotations
@@ -28,11 +30,14 @@ from scheduler.core.model.running_work import NO_HOLDER
 from scheduler.core.model.snapshot import Priority, QueuedWorkload
 from scheduler.core.reasons import Reason, ReasonCode, reason_numbers
 
-MAX_HOSTS_NAMED = 5  # most host names in the numbers of a reason
+MAX_HOSTS_NAMED = 5  # the most host names in the numbers of a reason
 
 
 class WaitReasons:
-    """The obstacles of the waiting workloads in one pool's cycle. Equal asks are checked once."""
+    """The obstacles of the waiting workloads of one pool in one cycle (one run of the planner).
+
+    Results are cached, so that workloads with equal requests are checked only once.
+    """
 
     def __init__(self, state: PoolState) -> None:
         self.state = state
@@ -41,16 +46,17 @@ class WaitReasons:
         self._possible: dict[int, list[int]] = {}
 
     def first_reason(self, queued: QueuedWorkload, allowed: list[int], ahead: int) -> Reason:
-        """Return the first obstacle of a workload that has ``ahead`` others ahead of it in the queue.
+        """Return the first obstacle of a workload.
 
-        ``allowed``: the kinds that its limits allow.
+        ``allowed`` are the kinds of units that its limits allow (see ``allowed_kinds``). ``ahead`` is the
+        number of workloads ahead of it in the queue.
         """
         limits = None if allowed else self._quota_or_cap_reason(queued) or self._behind_own_team(queued)
         if limits is not None:
             return limits
         code, numbers = self._hardware_reason(queued, allowed)
         if code in (ReasonCode.WAITS_FOR_UNITS, ReasonCode.BEHIND_OTHERS):
-            return code, (("ahead", ahead), *numbers)  # sorted by name: no other name comes before "ahead"
+            return code, (("ahead", ahead), *numbers)  # "ahead" is first in the alphabet among these names
         if code == ReasonCode.HELD_FOR_RESERVATION:
             return code, reason_numbers(
                 **dict(numbers), runs=availability.seconds_until_releasable(self.state, queued)
@@ -60,11 +66,11 @@ class WaitReasons:
         return code, numbers
 
     def _hardware_reason(self, queued: QueuedWorkload, allowed: list[int]) -> Reason:
-        """Return the reason that names the missing units, or the promise to others.
+        """Return the reason: too few free units, or free units that are promised to others.
 
-        The result is cached for all workloads with the same key. Promises also depend on the workload's
-        times. For each new time class, missing units are checked again, because other workloads took units in
-        the meantime.
+        "Too few free units" is cached for all workloads with the same key. "Promised to others" also depends
+        on how long a workload runs, so it is cached by key and time class. For each new time class, the free
+        units are counted again, because other workloads may have taken some since.
         """
         key = self._hardware_reason_key(queued, allowed)
         cached = self._missing_units_cache.get(key)
@@ -82,7 +88,7 @@ class WaitReasons:
     def _hardware_reason_key(self, queued: QueuedWorkload, allowed: list[int]) -> Hashable:
         """Return the key under which a workload's obstacles are cached.
 
-        Workloads with the same key have the same obstacles, except for obstacles that depend on their times.
+        Workloads with equal keys have equal obstacles, except for obstacles that depend on their runtime.
         """
         team = queued.team if self.state.is_shared(queued.ask) else 0
         earmark_owner = queued.id if queued.id in self.state.workloads_with_earmarks else 0
@@ -91,8 +97,9 @@ class WaitReasons:
         return number, spare, queued.reservation, team, earmark_owner, tuple(allowed)
 
     def allowed_kinds(self, queued: QueuedWorkload) -> list[int]:
-        """Return the kinds that the workload's limits allow. Free units of other kinds do not help the
-        workload.
+        """Return the kinds of units that the workload may use according to quota, caps and reserved headroom.
+
+        Kinds on which it would not even fit in an empty pool are left out.
         """
         within_limits = kinds_within_limits(self.state, queued)
         if not within_limits:
@@ -103,9 +110,7 @@ class WaitReasons:
         ]
 
     def _possible_kinds(self, queued: QueuedWorkload) -> list[int]:
-        """Return the kinds on which the workload would fit in an empty pool. Limits on other kinds do not
-        matter.
-        """
+        """Return the kinds of units on which the workload would fit in an empty pool."""
         number = self.state.ask_number(queued.ask)
         cached = self._possible.get(number)
         if cached is None:
@@ -118,8 +123,10 @@ class WaitReasons:
         return headroom_for(self.state, queued, kind).allowed and within_caps(self.state, queued, kind)
 
     def _behind_own_team(self, queued: QueuedWorkload) -> Reason | None:
-        """Return the reason if the headroom for every allowed kind is reserved for work ahead of the
-        workload, or None.
+        """Return the reason if the workload must leave slots to other work of its team or user.
+
+        The slots are headroom that is reserved for work ahead in the queue, or a part of the guarantee that
+        an upcoming reservation of the team needs. Return None if some kind of units is not affected.
         """
         state = self.state
         for kind in self._possible_kinds(queued):
@@ -163,8 +170,9 @@ class WaitReasons:
         return None
 
     def _quota_or_cap_reason(self, queued: QueuedWorkload) -> Reason | None:
-        """Return the reason if no kind is within quota and user cap, with the numbers of the workload's
-        preferred kind; otherwise None.
+        """Return the reason if quota or the user cap excludes every kind of units, otherwise None.
+
+        The numbers of the reason are those of the workload's preferred kind.
         """
         state, reason = self.state, None
         for kind in self._possible_kinds(queued):
@@ -194,8 +202,9 @@ class WaitReasons:
         return reason
 
     def _missing_units(self, queued: QueuedWorkload, kinds: list[int]) -> Reason | None:
-        """Return the reason that names the missing units if the workload does not fit even without promises;
-        otherwise None.
+        """Return the reason if too few units are free, otherwise None.
+
+        Free units that are promised to others count as free here.
         """
         state, ask = self.state, queued.ask
         if queued.reservation is not None:
@@ -219,8 +228,9 @@ class WaitReasons:
         )
 
     def _hosts_closed(self, queued: QueuedWorkload, kinds: list[int]) -> Reason:
-        """Return the reason why the hosts that could serve the workload take no new work: maintenance, full
-        disks, or another state.
+        """Return the reason why too few hosts that could serve the workload take new work.
+
+        It is maintenance, full disks, or another state of the hosts.
         """
         state = self.state
         if any(fits_on_empty_hosts(state, queued.ask, kind, state.in_service) for kind in kinds):
@@ -236,7 +246,11 @@ class WaitReasons:
         return self._other_closed_hosts(queued)
 
     def _in_maintenance(self) -> Reason:
-        """Return the reason with the first start and the first end of the current maintenance windows."""
+        """Return the reason for maintenance.
+
+        Its numbers are the earliest start and the earliest end of the maintenance windows that are in
+        progress.
+        """
         state = self.state
         current = [(start, end) for _, start, end in state.maintenance if start <= state.now < end]
         return ReasonCode.HELD_FOR_MAINTENANCE, reason_numbers(
@@ -244,7 +258,9 @@ class WaitReasons:
         )
 
     def _other_closed_hosts(self, queued: QueuedWorkload) -> Reason:
-        """Return the reason with the number of closed hosts in the pool, their codes, and the number of
+        """Return the reason for hosts that are closed for other causes than maintenance or full disks.
+
+        Its numbers are the number of closed hosts in the pool, the codes of their states, and the number of
         unhealthy units.
         """
         state = self.state
@@ -259,7 +275,7 @@ class WaitReasons:
 
     @cached_property
     def _healthy_or_disk_full(self) -> Mask:
-        """Return the units that would take work if the disks of their hosts had space."""
+        """Return the mask of units that take new work, or would if the disks of their hosts had space."""
         state = self.state
         schedulable = np.array(
             [h.schedulable or h.closed_code == ReasonCode.HOST_FULL for h in state.hosts], dtype=np.bool_
@@ -267,15 +283,17 @@ class WaitReasons:
         return intersection(state.hardware.healthy, schedulable[state.host_of])
 
     def _promised_to_others(self, queued: QueuedWorkload, kinds: list[int]) -> Reason:
-        """Return the reason with the first obstacle to using the free units: spare capacity, queue holds,
-        maintenance or a reservation.
+        """Return the reason why the workload may not use enough of the free units.
+
+        It is the first of: spare capacity for critical work, units held for work ahead in the queue,
+        maintenance, a reservation.
         """
         state, need = self.state, queued.ask.total_units
-        # these include units earmarked for the workload
+        # The available units include units that evictions freed for this workload.
         available = availability.available_units(state, queued, availability.ALL_PROMISES)
         candidates = intersection(state.free if available is None else available, state.units_of_kinds(kinds))
         free = int(candidates.sum())
-        # The workload fits with all promises kept, so only the spare capacity prevents its start.
+        # If the workload fits with all promises kept, only the spare capacity prevents its start.
         if self._fits_ignoring(queued, kinds, availability.NO_PROMISES):
             spare = state.policy.spare_slots
             slots = state.slots_needed(queued.ask, kinds[0])

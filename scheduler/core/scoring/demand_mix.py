@@ -1,4 +1,7 @@
-"""Model the demand of requests on one node, and the frequency of each demand in a pool."""
+"""Model the demand that a request has on one node (host), and the frequency of each demand in a pool.
+
+Nodes of one class have GPUs of one kind. The mix of a pool is the list of its demands with their frequencies.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from scheduler.core.arrays import Ints, Mask
 MILLI_PER_GPU = 1000  # thousandths of a whole GPU
 
 
-ANY_CLASS = -1  # every class serves the demand
+ANY_CLASS = -1  # the bit mask of all classes
 
 
 DRAW_SEED = 20_230_710
@@ -29,7 +32,7 @@ SPLITMIX_STEP, SPLITMIX_ROUNDS = (
 BATCH_SIZE = 64
 
 
-MAX_DEMANDS_IN_MIX = 512  # only the most frequent demands are kept, because the others are too rare to matter
+MAX_DEMANDS_IN_MIX = 512  # only the most frequent demands are kept, because rarer ones do not matter
 
 
 UNLIMITED_AMOUNT = (1 << 31) - 1  # more CPU, memory or GPU than any node has
@@ -37,10 +40,11 @@ UNLIMITED_AMOUNT = (1 << 31) - 1  # more CPU, memory or GPU than any node has
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeDemand:
-    """The resources that one request takes on one node: ``milli`` thousandths of each of ``gpus`` GPUs.
+    """The resources that one request takes on one node.
 
-    ``milli`` is below 1000 only if ``gpus`` is 1. Work without GPUs has 0 GPUs. ``classes`` is a bit mask of
-    the node classes that serve the demand, or ANY_CLASS.
+    It takes ``milli`` thousandths of each of ``gpus`` GPUs. ``milli`` is 1000 for whole GPUs. It is less for
+    a share of one GPU. ``gpus`` is 0 for work without GPUs. ``cpu`` is in thousandths of a core, ``memory``
+    in MiB. ``classes`` is a bit mask of the node classes that serve the demand, or ANY_CLASS.
     """
 
     gpus: int
@@ -51,12 +55,12 @@ class NodeDemand:
 
     @property
     def whole(self) -> int:
-        """Return the number of untouched GPUs that the demand needs."""
+        """Return the number of untouched (completely free) GPUs that the demand needs."""
         return self.gpus if self.milli == MILLI_PER_GPU else 0
 
     @property
     def total(self) -> int:
-        """Return the thousandths of GPU that the demand takes."""
+        """Return the thousandths of a GPU that the demand takes on all its GPUs together."""
         return self.gpus * self.milli
 
     def allows(self, node_class: int) -> bool:
@@ -66,14 +70,14 @@ class NodeDemand:
 
 @dataclass(frozen=True, slots=True)
 class DemandMix:
-    """The frequency of each demand, as integer weights. The demands are sorted."""
+    """The demands of a pool, sorted, with their frequencies as integer weights."""
 
     needs: tuple[NodeDemand, ...]
     weights: tuple[int, ...]
 
     @staticmethod
     def of(counted: Iterable[tuple[NodeDemand, int]]) -> DemandMix:
-        """Return the mix with these weights. The weights of equal demands are added."""
+        """Return the mix of pairs (demand, weight). The weights of equal demands are added."""
         total: dict[NodeDemand, int] = {}
         for need, weight in counted:
             total[need] = total.get(need, 0) + weight
@@ -81,8 +85,9 @@ class DemandMix:
         return DemandMix(tuple(need for need, _ in rows), tuple(weight for _, weight in rows))
 
     def batches(self, count: int) -> Ints:
-        """Return ``count`` batches of BATCH_SIZE demands each, as indices into ``needs``. Equal mixes give
-        equal batches.
+        """Draw ``count`` batches of BATCH_SIZE demands each, and return them as indices into ``needs``.
+
+        Demands with a higher weight are drawn more often. Equal mixes give equal batches.
         """
         steps = np.cumsum(np.array(self.weights, dtype=np.int64))
         points = np.array(
@@ -92,11 +97,12 @@ class DemandMix:
 
 
 def round_weights(mix: DemandMix) -> DemandMix:
-    """Return the mix with each weight rounded to its first four binary digits, without the rarest demands.
+    """Return the mix without the rarest demands, and with each weight rounded to four binary digits.
 
-    A single request then seldom changes the mix, so that values computed for the mix stay valid. The rounding
-    (at most 6 %) has no measurable cost; rounding to powers of two wastes one percent of a cluster with
-    scarce CPU.
+    Example: the weight 1001 becomes 1024. A single new request then seldom changes the mix, so values that
+    were computed for the mix can be used again. The rounding changes a weight by at most 6 % and has no
+    measurable cost. Rounding to powers of two was measured too: it wastes one percent of a cluster in which
+    CPU is scarce.
     """
     rows = sorted(zip(mix.weights, mix.needs, strict=True), key=lambda pair: (-pair[0], pair[1]))[
         :MAX_DEMANDS_IN_MIX
@@ -111,7 +117,7 @@ def _round_weight(weight: int) -> int:
 
 @lru_cache(maxsize=4)
 def _quasi_random(count: int) -> tuple[int, ...]:
-    """Return ``count`` pseudo-random integers below 2^64, always the same (splitmix64)."""
+    """Return ``count`` pseudo-random integers below 2^64 (splitmix64). They are the same in every call."""
     state, numbers = DRAW_SEED, []
     for _ in range(count):
         state = (state + SPLITMIX_STEP) % 2**64
@@ -123,7 +129,11 @@ def _quasi_random(count: int) -> tuple[int, ...]:
 
 
 def nodes_with_capacity(need: NodeDemand, cpu: Ints, memory: Ints, whole: Ints, largest: Ints) -> Mask:
-    """Return a mask of the nodes with enough free capacity for a demand, whatever their class."""
+    """Return the mask of nodes that have enough free capacity for a demand. Their class is not checked.
+
+    For each node, ``whole`` is the number of untouched GPUs. If the demand is a share, ``largest`` must be at
+    least ``need.milli``; it is the free part of the node's GPU with the most free capacity.
+    """
     mask: Mask = whole >= need.whole if need.whole else largest >= (need.milli if need.gpus else 0)
     if need.cpu:
         mask &= cpu >= need.cpu

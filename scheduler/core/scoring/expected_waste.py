@@ -1,10 +1,14 @@
-"""Compute the expected waste: the GPU capacity of a node that the asks expected in the pool cannot use.
+"""Compute the expected waste of a node: the free GPU capacity that the expected asks cannot use.
 
-A node describes a host by its free CPU (thousandths), free memory (MiB), the free thousandths of each GPU,
-and a class (the model; in a pool, the kind of unit). Fixed batches of asks are drawn from the pool's mix. The
-asks of a batch are placed on the node one after another, if they fit. The node's waste is the GPU that stays
-idle, as the mean over the batches. All values are integers, so that every machine gets the same result; the
-seed of the draws is a constant of the rule.
+A node describes a host by its free CPU (thousandths of a core), its free memory (MiB), the free thousandths
+of each GPU, and a class (the kind of its GPUs). An ask is the demand of a request on one node. The pool's mix
+says how often each ask occurs.
+
+Batches of asks are drawn from the mix. For each batch, the asks are placed on the node one after another if
+they fit. The waste is the GPU capacity that is idle at the end, as the mean over the batches. Example: on a
+node with 2 free GPUs and no free CPU, no ask fits that needs CPU, so the waste can be up to 2 GPUs.
+
+All values are integers and the draws have a fixed seed, so every machine gets the same result.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ from scheduler.core.arrays import Ints, Ints32, Mask
 from scheduler.core.scoring.demand_mix import BATCH_SIZE, MILLI_PER_GPU, UNLIMITED_AMOUNT, DemandMix
 
 BATCH_COUNT = 32
-# A batch ends as soon as it has this many asks and they ask for this multiple of the node's idle GPU.
+# A batch ends when both limits are reached: this many asks, and together this multiple of the node's idle GPU
+# capacity.
 MIN_DEMANDS_PER_BATCH, MAX_DEMAND_TO_IDLE_RATIO = (
     16,
     4,
@@ -23,8 +28,9 @@ MIN_DEMANDS_PER_BATCH, MAX_DEMAND_TO_IDLE_RATIO = (
 
 
 class ExpectedWaste:
-    """The expected unusable GPU of a node by its state, summed over the batches. Each state is computed
-    once.
+    """The expected waste of a node for each state of its free resources.
+
+    Values are sums over the batches, not means. The result for each state is cached.
     """
 
     def __init__(self, mix: DemandMix, classes: int, batches: int = BATCH_COUNT) -> None:
@@ -35,19 +41,20 @@ class ExpectedWaste:
         self.whole = _column([n.whole for n in mix.needs], drawn)
         self.total = _column([n.total for n in mix.needs], drawn)
         serves = np.array([[n.allows(k) for n in mix.needs] for k in range(classes)], dtype=np.bool_)
-        self.serves: Mask = serves[:, drawn]  # [class, batch, position in the batch]
+        # serves[class, batch, position]: True if the class serves the ask at this position of the batch.
+        self.serves: Mask = serves[:, drawn]
         self.asked_before: Ints32 = (np.cumsum(self.serves, axis=2) - self.serves).astype(np.int32)
         offered = self.serves * self.total
         self.offered_before: Ints32 = (np.cumsum(offered, axis=2) - offered).astype(np.int32)
         self.has_shares: bool = any(need.gpus and not need.whole for need in mix.needs)
         self._known: dict[bytes, tuple[int, int, int]] = {}
-        self.states_computed: int = 0  # states computed so far
+        self.states_computed: int = 0  # the number of states that were computed so far
 
     def of(self, node_class: Ints, cpu: Ints, memory: Ints, gpus: Ints) -> Ints:
-        """Return the waste of each state, in thousandths of GPU times the number of batches.
+        """Return the waste of each state, in thousandths of a GPU, summed over the batches.
 
-        Memory hardly ever runs out first, so a state is first looked up without a memory limit. The state is
-        computed again with its own memory only if the batches used more than this memory.
+        Memory hardly ever runs out first. So a state is first looked up as if the node had unlimited memory.
+        If the batches used more memory than the node has, the state is computed again with its real memory.
         """
         states = _states(node_class, cpu, UNLIMITED_AMOUNT, gpus)
         wastes: Ints
@@ -59,9 +66,9 @@ class ExpectedWaste:
         return wastes
 
     def most_used(self, node_class: int, max_gpus: int) -> tuple[int, int]:
-        """Return the most CPU and memory that any batch uses on a node with unlimited CPU and memory.
+        """Return (CPU, memory): the most that any batch uses on a node with unlimited CPU and memory.
 
-        The node has up to ``max_gpus`` untouched GPUs.
+        The node has at most ``max_gpus`` GPUs, all of them completely free.
         """
         if not self.has_shares:
             unlimited = np.array([UNLIMITED_AMOUNT], dtype=np.int64)
@@ -74,11 +81,11 @@ class ExpectedWaste:
         return int(used_cpu.max(initial=0)), int(used_memory.max(initial=0))
 
     def of_whole_gpus(self, node_class: int, max_gpus: int, cpu: Ints, memory: Ints) -> tuple[Ints, int, int]:
-        """Return the waste of nodes with each (CPU, memory) and 0 to ``max_gpus`` untouched GPUs, and the
-        most CPU and memory used.
+        """Return (waste, most CPU used, most memory used) for nodes with completely free GPUs.
 
-        This is only for mixes without shares. It needs no row per GPU, so hosts with dozens of slices take a
-        tenth of the time.
+        ``waste[i, n]`` is for a node with ``cpu[i]``, ``memory[i]`` and ``n`` free GPUs (0 to ``max_gpus``).
+        Call it only for mixes without shares of a GPU. It counts GPUs instead of tracking each one. For hosts
+        with dozens of slices this takes a tenth of the time.
         """
         counts = max_gpus + 1
         free = np.tile(np.repeat(np.arange(counts, dtype=np.int64), self.batches), len(cpu))
@@ -105,7 +112,7 @@ class ExpectedWaste:
         return waste, int(cpu.max()) - int(left_cpu.min()), int(memory.max()) - int(left_memory.min())
 
     def _look_up(self, states: Ints32) -> Ints:
-        """Return (waste, most CPU used, most memory used), each with a column per state."""
+        """Return three rows with one column per state: waste, most CPU used, most memory used."""
         keys = [row.tobytes() for row in states]
         missing: dict[bytes, int] = {}
         for i, key in enumerate(keys):
@@ -119,14 +126,14 @@ class ExpectedWaste:
         return np.array([self._known[key] for key in keys], dtype=np.int64).reshape(-1, 3).T
 
     def _fill(self, node_class: Ints32, cpu: Ints32, memory: Ints32, gpus: Ints32) -> Ints:
-        """Place each batch on each state, and return three rows with a column per state.
+        """Place each batch on each state, and return three rows with one column per state.
 
-        The rows are the idle thousandths, summed over the batches, the most CPU and the most memory that a
-        batch used.
+        The rows are the idle thousandths of a GPU, summed over the batches; the most CPU that a batch used;
+        and the most memory that a batch used.
 
-        All batches of all states are computed in parallel. An ask that did not fit never fits later, because
-        a node only gets fuller. So each round places the next ask that fits. The number of rounds is the most
-        asks that are placed in a batch, not the size of a batch.
+        All batches of all states are computed in parallel. In each round, every batch places its next ask
+        that fits. Asks that do not fit are dropped, because the node only gets fuller. So there are only as
+        many rounds as asks are placed in one batch, which is fewer than the size of a batch.
         """
         count, batches = len(cpu), self.batches
         bounded = bool((memory < UNLIMITED_AMOUNT).any())
@@ -174,8 +181,9 @@ class ExpectedWaste:
 
     @staticmethod
     def _place(gpu: Ints32, whole: Ints32, total: Ints32) -> None:
-        """Place one ask on each row of GPUs: whole GPUs on the first untouched GPUs, a share on the fullest
-        GPU on which it fits.
+        """Place one ask on each row of GPUs, and subtract it from the free thousandths in ``gpu``.
+
+        An ask for whole GPUs takes the first untouched GPUs. A share takes the fullest GPU on which it fits.
         """
         untouched = gpu == MILLI_PER_GPU
         gpu[untouched & (np.cumsum(untouched, axis=1) <= whole[:, None])] = 0
@@ -186,11 +194,10 @@ class ExpectedWaste:
 
 
 def _largest_ask(gpu: Ints32) -> Ints32:
-    """Return the most thousandths that one ask can get from each row of GPUs: all untouched GPUs, or else the
-    most of one GPU.
+    """Return, for each row of GPUs, the most thousandths of a GPU that one ask can get.
 
-    An ask fits if it needs at most this amount. This is true for whole GPUs and for shares, because a share
-    is less than one GPU.
+    It is the sum of all untouched GPUs. If no GPU is untouched, it is the free part of the emptiest GPU. An
+    ask fits if it needs at most this amount: whole GPUs need untouched GPUs, and a share is less than a GPU.
     """
     whole = MILLI_PER_GPU * (gpu == MILLI_PER_GPU).sum(axis=1, dtype=np.int32)
     max_gpus: Ints32 = np.maximum(whole, gpu.max(axis=1))
@@ -203,7 +210,7 @@ def _column(values: list[int], drawn: Ints) -> Ints32:
 
 
 def _states(node_class: Ints | int, cpu: Ints | int, memory: int, gpus: Ints) -> Ints32:
-    """Return rows (class, CPU, memory, free thousandths of each GPU in ascending order)."""
+    """Return one row per state: class, CPU, memory, and each GPU's free thousandths in ascending order."""
     states = np.empty((len(gpus), gpus.shape[1] + 3), dtype=np.int32)
     states[:, 0], states[:, 1], states[:, 2] = node_class, cpu, memory
     states[:, 3:] = np.sort(gpus, axis=1)

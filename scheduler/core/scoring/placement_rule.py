@@ -1,16 +1,20 @@
-"""Rank nodes by the placement rule. The planner and the placement benchmark use this rule.
+"""Rank nodes (hosts) by the placement rule. The planner and the placement benchmark use this rule.
 
-The gain of placing a demand on a node is
+A demand is the resources that a request takes on one node. The gain of placing a demand on a node is
 
     waste before - waste after - model price - slot price
 
-The waste is the GPU capacity that the expected demands could not use (``ExpectedWaste``). The prices are for
-scarce models and for space for several GPUs (``ScarcityPrices``). The node with the largest gain ranks first.
+- The waste is the free GPU capacity of the node that the expected demands could not use (``ExpectedWaste``).
+- The model price is high for scarce GPU models (``ScarcityPrices``).
+- The slot price is high if space for several GPUs on one node is scarce and the placement takes such a space.
 
-The state of a node is its class, its free GPUs (``GpuStates``), and its free CPU and memory. CPU and memory
-are rounded down to levels, up to the amount that the expected demands could use on the largest node. All
-larger amounts count as equal. The waste of nodes is therefore a small table for each mix, and ranks are
-looked up in this table.
+The node with the largest gain ranks first. Example: a demand for 1 GPU goes to a node with 1 free GPU rather
+than to a node with 8, if demands for 8 GPUs are expected.
+
+The state of a node is its class (the kind of its GPUs), its free GPUs (``GpuStates``), and its free CPU and
+memory. CPU and memory are rounded down to levels. Amounts that are larger than the expected demands could use
+on the largest node count as equal. So there are few states. The waste of each state is kept in a table, and
+ranks are computed from this table.
 """
 
 from __future__ import annotations
@@ -38,8 +42,8 @@ from scheduler.core.scoring.scarcity_prices import (
 )
 
 MAX_CPU_LEVELS = 128
-# Few levels suffice for memory, which hardly ever runs out first, and for the CPU of nodes with dozens of
-# slices, on which one slice is a small loss. A fine table is expensive to compute.
+# A table with many levels is expensive to compute. Few levels are enough for memory, which hardly ever runs
+# out first. They are also enough for the CPU of nodes with dozens of slices, where one slice is a small loss.
 MAX_MEMORY_LEVELS = MAX_CPU_LEVELS_OF_SLICES = 8
 MANY_GPUS = 17
 NOT_COMPUTED = -1
@@ -47,7 +51,7 @@ NOT_COMPUTED = -1
 
 @dataclass(frozen=True, slots=True)
 class PlacementTerms:
-    """The rule's terms for one placement, in thousandths of a unit. They explain why the host was chosen."""
+    """The four terms of the gain of one placement, in thousandths of a unit. They explain the choice."""
 
     waste_before: int
     waste_after: int
@@ -64,22 +68,22 @@ class PlacementTerms:
 
     @property
     def gain(self) -> int:
-        """Return the gain of the placement."""
+        """Return the gain of the placement, in thousandths of a unit."""
         return self.waste_before - self.waste_after - self.model_price - self.slot_price
 
 
 @dataclass(frozen=True, slots=True)
 class ClassCapacity:
-    """The free capacity of all nodes of one class, with a row per node."""
+    """The free capacity of all nodes of one class. The arrays have one element per node."""
 
     cpu: Ints
-    whole: Ints  # untouched GPUs
-    idle_milli: int  # thousandths of GPU, of all nodes together
+    whole: Ints  # the number of untouched (completely free) GPUs
+    idle_milli: int  # the free thousandths of a GPU on all nodes together
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSize:
-    """The most GPUs, CPU and memory of one node of a class."""
+    """The most GPUs, CPU and memory that a node of a class has."""
 
     gpus: int
     cpu: int = UNLIMITED_AMOUNT
@@ -87,15 +91,15 @@ class NodeSize:
 
 
 class GpuStates:
-    """Numbers for the possible states of one node's free GPUs. The order of the GPUs does not matter.
+    """The possible states of the free GPUs of one node, each with a number.
 
-    The state of ``n`` untouched GPUs and no other free GPU has the number ``n``. States in which a share is
-    in use have higher numbers.
+    The order of the GPUs does not matter. If ``n`` GPUs are completely free and all others are full, the
+    state has the number ``n``. States in which a GPU is partly free have higher numbers.
     """
 
     def __init__(self, max_gpus: int) -> None:
         untouched = np.arange(max_gpus + 1)
-        # by number: the free thousandths of each GPU, in ascending order
+        # rows[number]: the free thousandths of each GPU in this state, in ascending order.
         self.rows: Ints = np.where(np.arange(max_gpus) >= max_gpus - untouched[:, None], MILLI_PER_GPU, 0)
         self.whole: Ints = untouched
         self._numbers = {row.tobytes(): number for number, row in enumerate(self.rows)}
@@ -114,17 +118,18 @@ class GpuStates:
 
 
 class ResourceLevels:
-    """Levels of free CPU or memory of the nodes of a class.
+    """Levels of free CPU or free memory, to which the amounts of the nodes of a class are rounded down.
 
-    A level is a multiple of the greatest common divisor of the demands. If few levels are needed, rounding
-    down loses nothing.
+    The step between levels is a multiple of the greatest common divisor of the demands. If it is the divisor
+    itself, rounding loses nothing. Example: if all demands are multiples of 4 cores, 7 free cores are worth
+    as much as 4.
     """
 
     def __init__(self, capacity: int, usable: int, divisor: int, max_levels: int) -> None:
         """Compute the levels.
 
-        ``capacity`` is the amount of the largest node. ``usable`` is the most that the expected demands use
-        on a node with unlimited capacity.
+        ``capacity`` is the amount that the largest node has. ``usable`` is the most that the expected demands
+        use on a node with unlimited capacity. ``divisor`` is the greatest common divisor of the demands.
         """
         bound = min(capacity, usable)
         self.step = max(1, divisor * -(-bound // (divisor * max_levels)))
@@ -135,8 +140,9 @@ class ResourceLevels:
             self.amounts[-1] = UNLIMITED_AMOUNT
 
     def of(self, amounts: Ints) -> Ints:
-        """Return the level of each amount. Negative amounts, which are possible for asks without CPU and
-        memory, count as 0.
+        """Return the level of each amount. Negative amounts count as 0.
+
+        The free CPU or memory of a node can be negative. An ask that requests none of it still fits there.
         """
         levels: Ints = np.minimum(np.maximum(amounts // self.step, 0), self.highest)
         return levels
@@ -147,10 +153,13 @@ class ResourceLevels:
 
 
 class WasteTables:
-    """The waste of nodes of each class by (CPU level, memory level, GPU state), computed on demand."""
+    """Tables of the waste of a node: one table per class, indexed by CPU level, memory level and GPU state.
+
+    Entries are computed when they are first needed.
+    """
 
     def __init__(self, mix: DemandMix, largest_nodes: tuple[NodeSize, ...]) -> None:
-        """Make empty tables. ``largest_nodes`` has the size of the largest node of each class."""
+        """Create empty tables. ``largest_nodes`` has the size of the largest node of each class."""
         self.waste = ExpectedWaste(mix, len(largest_nodes))
         self.gpu_states = GpuStates(max((node.gpus for node in largest_nodes), default=0))
         self.cpu: list[ResourceLevels] = []  # by class
@@ -169,7 +178,10 @@ class WasteTables:
             self._tables.append(np.full(shape, NOT_COMPUTED, dtype=np.int64))
 
     def at(self, node_class: int, cpu: Ints, memory: Ints, gpus: Ints) -> Ints:
-        """Return the waste of states, given as (CPU, memory) levels and numbers of GPU states."""
+        """Return the waste of each state.
+
+        ``cpu`` and ``memory`` are levels, and ``gpus`` are the numbers of GPU states.
+        """
         table = self._tables[node_class]
         if table.shape[2] < len(self.gpu_states) and int(gpus.max(initial=0)) >= table.shape[2]:
             more = ((0, 0), (0, 0), (0, 2 * len(self.gpu_states) - table.shape[2]))
@@ -182,10 +194,10 @@ class WasteTables:
         return found
 
     def _compute(self, node_class: int, cpu: Ints, memory: Ints, gpus: Ints) -> None:
-        """Compute the waste of these states. In a mix without shares, compute it for every number of GPUs
-        with the same CPU and memory.
+        """Compute the waste of these states and store it in the table.
 
-        One call for many states costs little more than a call for one.
+        If no demand is for a share of a GPU, compute it for every number of free GPUs with the same CPU and
+        memory. This costs little more than one state.
         """
         table = self._tables[node_class]
         cpu_levels, memory_levels = self.cpu[node_class], self.memory[node_class]
@@ -206,7 +218,10 @@ class WasteTables:
 
 @lru_cache(maxsize=64)
 def waste_tables(mix: DemandMix, largest_nodes: tuple[NodeSize, ...]) -> WasteTables:
-    """Return the tables of a mix. They depend on nothing else, so they are cached from cycle to cycle."""
+    """Return the waste tables of a mix.
+
+    They depend only on the mix and the largest nodes, so later cycles (runs of the planner) use them again.
+    """
     return WasteTables(mix, largest_nodes)
 
 
@@ -218,14 +233,18 @@ class PlacementRule:
         self.mix = round_weights(mix)
         self.tables = waste_tables(self.mix, largest_nodes)
         self.prices = ScarcityPrices(self.mix, len(largest_nodes), self.tables.waste.batches)
-        self._slot_values: list[Ints] = []  # by class: the value of a node's slots by (CPU level, whole GPUs)
+        # By class: the total price of a node's slots, indexed by CPU level and number of whole GPUs.
+        self._slot_values: list[Ints] = []
         self._slots = [self._slots_by_state(i, node.gpus) for i, node in enumerate(largest_nodes)]
         self._ample_ranks: dict[tuple[int, int], Ints] = {}
         self._terms: dict[tuple[int, ...], PlacementTerms] = {}
         self._priced_at = -PRICE_REFRESH_PLACEMENTS
 
     def prices_are_due(self, placed: int) -> bool:
-        """Return True if ``PRICE_REFRESH_PLACEMENTS`` placements were made since the last computation."""
+        """Return True if enough placements were made since prices were last computed.
+
+        ``placed`` is the number of placements of this cycle so far.
+        """
         return placed - self._priced_at >= PRICE_REFRESH_PLACEMENTS
 
     def refresh_prices(self, placed: int, free: Sequence[ClassCapacity]) -> None:
@@ -246,11 +265,11 @@ class PlacementRule:
     def ranks(
         self, node_class: int, need: NodeDemand, before: Ints, after: Ints, cpu: Ints, memory: Ints
     ) -> Ints:
-        """Return the rank of each node; lower is better. The model price is left out, because it is equal
-        within a class.
+        """Return the rank of each node; a lower rank is better.
 
         ``before`` and ``after`` are the numbers of the GPU states before and after the placement. ``cpu`` and
-        ``memory`` are the amounts that are free before the placement.
+        ``memory`` are the free amounts before the placement. The rank does not include the model price,
+        because it is equal for all nodes of a class.
         """
         tables = self.tables
         cpu_levels, memory_levels = tables.cpu[node_class], tables.memory[node_class]
@@ -263,7 +282,10 @@ class PlacementRule:
         return ranks
 
     def ranks_of_whole(self, node_class: int, need: NodeDemand, count: Ints, cpu: Ints, memory: Ints) -> Ints:
-        """Return the rank of nodes that have only whole GPUs, ``count`` of them free."""
+        """Return the rank of each node, for nodes whose GPUs are all either completely free or full.
+
+        ``count`` is the number of free GPUs of each node.
+        """
         ample_cpu = self.tables.cpu[node_class].ample + need.cpu
         ample_memory = self.tables.memory[node_class].ample + need.memory
         if cpu.min() < ample_cpu or memory.min() < ample_memory:
@@ -278,7 +300,10 @@ class PlacementRule:
         return by_count[count]
 
     def terms(self, node_class: int, need: NodeDemand, count: int, cpu: int, memory: int) -> PlacementTerms:
-        """Return the rule's terms for a node that has only whole GPUs, ``count`` of them free before."""
+        """Return the four terms of the gain for a node whose GPUs are all either completely free or full.
+
+        ``count``, ``cpu`` and ``memory`` are the free amounts before the placement.
+        """
         cpu_levels, memory_levels = self.tables.cpu[node_class], self.tables.memory[node_class]
         cpu_before, cpu_after = cpu_levels.level(cpu), cpu_levels.level(cpu - need.cpu)
         memory_before, memory_after = memory_levels.level(memory), memory_levels.level(memory - need.memory)
@@ -301,7 +326,10 @@ class PlacementRule:
         return known
 
     def _slots_by_state(self, node_class: int, max_gpus: int) -> Ints:
-        """Return the slots of each shape by (CPU level, whole GPUs)."""
+        """Return the number of slots of each shape, indexed by [CPU level, number of whole GPUs, shape].
+
+        A shape is a demand for several GPUs, and a slot is space for one such demand (``ScarcityPrices``).
+        """
         width, cpu = max_gpus + 1, self.tables.cpu[node_class].amounts
         whole = np.tile(np.arange(width), len(cpu))
         slots = self.prices.slots(np.full(len(whole), node_class), np.repeat(cpu, width), whole)

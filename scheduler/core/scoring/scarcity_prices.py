@@ -1,7 +1,12 @@
-"""Price scarce resources: GPUs of a model that some asks need, and space for several GPUs on one node.
+"""Compute prices of scarce resources: GPUs of a model, and space for several GPUs on one node (host).
+
+An ask is the demand of a request on one node. A class is a set of nodes with the same kind of GPU. The mix
+says how often each ask occurs. A shape is an ask for at least 2 whole GPUs. A slot of a shape is space for
+one such ask on one node. Example: a node with 5 free GPUs has 2 slots of the shape "2 GPUs", if it has enough
+CPU. (This slot is not the slot in which the planner counts GPU capacity.)
 
 The expected demand is the mix, scaled to the capacity that is free now. This assumes that all free capacity
-will be requested, so no time horizon is needed.
+will be requested, so no period of time has to be chosen.
 """
 
 from __future__ import annotations
@@ -17,13 +22,14 @@ from scheduler.core.scoring.expected_waste import BATCH_COUNT
 LOAD_BALANCING_SWEEPS = 6
 MAX_SCARCITY = 1.5
 SLOT_WEIGHT = 0.05
-# score units per thousandth of GPU, for each batch
+# The number of score units that one thousandth of a GPU is worth, for each batch (see ``ExpectedWaste``).
 SCORE_UNITS_PER_MILLI = 64
 
 
 class ScarcityPrices:
-    """The current prices of scarce models and of scarce space for several GPUs, in score units
-    (``SCORE_UNITS_PER_MILLI``).
+    """The current prices of GPU models and of space for several GPUs.
+
+    Prices are in score units (see ``SCORE_UNITS_PER_MILLI``). A price is 0 if nothing needs the resource.
     """
 
     def __init__(self, mix: DemandMix, classes: int, batches: int = BATCH_COUNT) -> None:
@@ -33,7 +39,7 @@ class ScarcityPrices:
         self.milli_per_ask = asked / weights if weights else 0.0
         all_classes = (1 << classes) - 1
         groups: dict[int, int] = {}
-        # (GPUs, CPU, classes): the shapes for which slots are counted
+        # The shapes, as (GPUs, CPU, bit mask of the classes that serve the ask).
         self.slot_shapes: list[tuple[int, int, int]] = []
         frequency: dict[tuple[int, int, int], float] = {}
         for need, weight in zip(mix.needs, mix.weights, strict=True):
@@ -51,18 +57,22 @@ class ScarcityPrices:
         self.shape_cpu: Ints = np.array([max(1, cpu) for _, cpu, _ in self.slot_shapes], dtype=np.int64)
         serves = [[shape[2] >> k & 1 for shape in self.slot_shapes] for k in range(classes)]
         self.shape_serves: Ints = np.array(serves, dtype=np.int64).reshape(classes, len(self.slot_shapes))
-        self.model_price: Ints = np.zeros(classes, dtype=np.int64)  # score units per thousandth of GPU taken
-        self.slot_price: Ints = np.zeros(len(self.slot_shapes), dtype=np.int64)  # score units per slot lost
+        # By class: score units per thousandth of a GPU that is taken.
+        self.model_price: Ints = np.zeros(classes, dtype=np.int64)
+        # By shape: score units per slot that is lost.
+        self.slot_price: Ints = np.zeros(len(self.slot_shapes), dtype=np.int64)
 
     def slots(self, node_class: Ints, cpu: Ints, whole: Ints) -> Ints:
-        """Return the number of asks of each shape that fit in each of these states: [state, shape]."""
+        """Return the number of slots of each shape that a node has, for each state, as [state, shape]."""
         by_gpus = whole[:, None] // self.shape_gpus
         by_cpu = cpu[:, None] // self.shape_cpu
         shape: Ints = np.minimum(by_gpus, by_cpu) * self.shape_serves[node_class]
         return shape
 
     def refresh(self, free: Sequence[int], slots: Sequence[int]) -> None:
-        """Compute the prices from the free thousandths of each class and the available slots of each
+        """Compute the prices.
+
+        ``free`` are the free thousandths of a GPU of each class. ``slots`` are the available slots of each
         shape.
         """
         total = sum(free)
@@ -78,7 +88,8 @@ class ScarcityPrices:
     def _slot_price(self, i: int, asks: float, available: int) -> int:
         """Return the price of one slot of shape ``i``.
 
-        A larger ask counts as several asks of this shape, as many as fit in its GPUs.
+        ``asks`` is the expected number of asks, and ``available`` the number of slots. A larger ask counts as
+        several asks of this shape. Example: an ask for 8 GPUs needs 4 slots of the shape "2 GPUs".
         """
         gpus, cpu, allowed = self.slot_shapes[i]
         demand = 0.0
@@ -92,9 +103,10 @@ class ScarcityPrices:
         return round(SLOT_WEIGHT * gpus * MILLI_PER_GPU * square * square * self.unit)
 
     def _loads(self, free: list[int], total: int) -> list[float]:
-        """Return the load of each class from asks that only some classes serve.
+        """Return, for each class, the expected load of asks that not every class serves.
 
-        Each group of asks with the same classes is spread over these classes to balance load / free.
+        Asks that are served by the same classes form a group. The load of each group is spread over its
+        classes, so that load / free capacity is as equal as possible.
         """
         load = [0.0] * self.classes
         parts = [[0.0] * self.classes for _ in self.groups]
@@ -111,8 +123,10 @@ class ScarcityPrices:
 
 
 def _water_fill(amount: float, levels: list[tuple[float, int]]) -> list[float]:
-    """Distribute an amount over levels (content, width) so that the lowest levels rise together. Return the
-    part of each level.
+    """Distribute an amount over vessels as if it were water: the vessels with the lowest level rise together.
+
+    ``levels`` has (content, width) of each vessel; its level is content / width. Return the part that each
+    vessel gets. Example: 6 over the vessels (0, 1) and (4, 1) gives 5 and 1, so both end at level 5.
     """
     order = sorted(range(len(levels)), key=lambda i: (levels[i][0] / levels[i][1], i))
     content, width, level = 0.0, 0, 0.0
@@ -127,4 +141,4 @@ def _water_fill(amount: float, levels: list[tuple[float, int]]) -> list[float]:
     return [max(0.0, level * wide - filled) for filled, wide in levels]
 
 
-PRICE_REFRESH_PLACEMENTS = 16  # placements between two price computations
+PRICE_REFRESH_PLACEMENTS = 16  # the number of placements after which prices are computed again

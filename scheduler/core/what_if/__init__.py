@@ -1,4 +1,5 @@
-"""Answer hypothetical questions with ``plan()`` on a changed snapshot.
+"""Answer hypothetical questions by running ``plan()`` on a changed snapshot.
 
-The questions are previews, alternatives, comparisons, drains and simulations.
+Examples: Would this workload start now? Which similar request would start sooner? What would a drain of this
+host stop? The package also has the simulation of a whole site.
 """

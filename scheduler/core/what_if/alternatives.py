@@ -1,5 +1,6 @@
-"""Find similar requests with which a waiting workload would start sooner. Every answer comes from ``plan()``
-on a changed snapshot.
+"""Find similar requests with which a waiting workload would start sooner.
+
+Each similar request is tested by planning a copy of the pool in which it replaces the original request.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from scheduler.core.promises.promise_timeline import ReservationRequester
 from scheduler.core.promises.reservation_windows import ReservationWindow
 
 MAX_ALTERNATIVES = 5
-MAX_CHANGES_TRIED, MIN_CHANGES_TRIED = 24, 2  # changed requests that are planned
-# Limits the sum over all these plans. A turn is the decision about one queued workload in one plan.
+MAX_CHANGES_TRIED, MIN_CHANGES_TRIED = 24, 2  # the number of changed requests that are planned
+# A turn is the decision about one workload in one plan. When all plans together had this many turns, no
+# further request is planned.
 MAX_TURNS_EVALUATED = 1_600
 
 
@@ -34,19 +36,19 @@ class ChangedField(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AllowedChanges:
-    """The changes of a request that are allowed in addition to changes of hardware and time."""
+    """The changes of a request that are allowed in addition to changes of its hardware and runtime limit."""
 
     priority: Priority = Priority.LOW  # the highest allowed priority
-    preemptible: bool = False  # True if it may become preemptible, and then borrow
+    preemptible: bool = False  # True if the request may become preemptible, so that it may borrow
 
 
-# fields for which only the smallest sufficient change is shown
+# Of several changes of one of these fields, only the smallest that helps is shown.
 MINIMAL_CHANGES = ((ChangedField.RUNTIME,), (ChangedField.PRIORITY,))
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A similar request, found by ``plan()``, that would start now or at ``expected_start``."""
+    """A similar request that would start now or at ``expected_start``, which is sooner than the original."""
 
     ask: Ask
     starts_now: bool
@@ -58,9 +60,10 @@ class Alternative:
 
 
 class PoolWhatIf:
-    """One pool at one time, planned repeatedly with one waiting workload changed.
+    """One pool at one time, which is planned repeatedly with different versions of one workload.
 
-    ``turns_evaluated`` counts the turns of all plans: each plan stops after the turn of the changed workload.
+    Each plan stops as soon as it has decided about this workload. ``turns_evaluated`` is the number of
+    decisions of all plans together.
     """
 
     def __init__(self, snapshot: Snapshot, pool: PoolInfo, now: int, team: int) -> None:
@@ -69,13 +72,14 @@ class PoolWhatIf:
         self._team_alone = PoolSnapshot(replace(snapshot, queued=team_queued), pool)
 
     def answer(self, queued: QueuedWorkload) -> Placement | Refusal:
-        """Return the plan's answer to ``queued``, which replaces the waiting workload with the same id."""
+        """Return the plan's decision about ``queued``. It replaces the waiting workload with the same id."""
         self.pool_snapshot.change_queued((), (queued,))
         return self._answer(self.pool_snapshot, queued)
 
     def answer_without_other_teams(self, queued: QueuedWorkload) -> Placement | Refusal:
-        """Return the plan's answer if no other team had waiting work. With the other teams the workload does
-        not start sooner.
+        """Return the plan's decision about ``queued`` if no other team had waiting work.
+
+        This plan is fast. If the workload does not start sooner in it, it does not start sooner in reality.
         """
         self._team_alone.change_queued((), (queued,))
         return self._answer(self._team_alone, queued)
@@ -87,7 +91,7 @@ class PoolWhatIf:
         return next(answer for answer in answers if answer.workload == queued.id)
 
     def start(self, answer: Placement | Refusal) -> int | None:
-        """Return the time at which a workload with this answer starts, or None."""
+        """Return the start time (s) according to a plan's decision, or None if it is unknown."""
         return self.now if isinstance(answer, Placement) else answer.expected_start
 
 
@@ -100,14 +104,15 @@ def earlier_alternatives(
 ) -> list[Alternative]:
     """Return similar requests with which a waiting workload would start sooner.
 
-    These requests have another model, fewer GPUs or hosts, less time, or, if ``allowed``, are preemptible or
-    of higher priority. Requests that start now come first. The others are ordered by expected start, then by
-    the size of the change. The result is empty if the workload is unknown or no change would help.
-    ``known_refusal`` is the last plan's refusal of the workload. Without it the workload is planned once
-    more.
+    A similar request has another GPU model, fewer GPUs or hosts, or a shorter runtime limit. If ``allowed``
+    says so, it may also be preemptible or of higher priority. The requests are ordered by their start, then
+    by the size of the change. The result is empty if the workload is unknown or no change would help.
 
-    The computation is bounded. A request that could not start sooner even without other teams is not planned.
-    If very many workloads are ahead in the queue, only the most promising requests are planned.
+    ``known_refusal`` is the last plan's refusal of the workload. If it is None, the original request is
+    planned too.
+
+    The effort is limited. A request that would not start sooner even without other teams is not planned. If
+    many workloads are ahead in the queue, only the most promising requests are planned.
     """
     queued = next((q for q in snapshot.queued if q.id == workload), None)
     return [] if queued is None else earlier_alternatives_for(snapshot, queued, now, allowed, known_refusal)
@@ -120,7 +125,7 @@ def earlier_alternatives_for(
     allowed: AllowedChanges,
     known_refusal: Refusal | None = None,
 ) -> list[Alternative]:
-    """Return the result of ``earlier_alternatives`` for a workload that need not be waiting."""
+    """Return the result of ``earlier_alternatives`` for a workload that need not be in the snapshot."""
     pool = next((p for p in snapshot.pools if p.id == queued.pool), None)
     if pool is None or queued.gate or queued.reservation is not None:
         return []
@@ -141,7 +146,10 @@ def _planned_alternatives(
     answer: Refusal,
     now: int,
 ) -> list[tuple[int, int, Alternative]]:
-    """Return the changed requests that the planner starts sooner, each with its start and its rank."""
+    """Return (start, rank, alternative) for the changed requests that start sooner than the original.
+
+    The rank is the position among the changed requests: smaller changes have lower ranks.
+    """
     candidates: list[tuple[int, int, Alternative]] = []
     for tried, (rank, changed_request, changed) in enumerate(changes):
         if len(candidates) == MAX_ALTERNATIVES or (
@@ -151,7 +159,7 @@ def _planned_alternatives(
         if changed in MINIMAL_CHANGES and any(
             alternative.changed == changed and at <= now for at, _, alternative in candidates
         ):
-            continue  # a smaller change already starts now
+            continue  # A smaller change of this field already starts now.
         planned = what_if.answer(changed_request)
         start = what_if.start(planned)
         if start is not None and _is_sooner(start, answer):
@@ -164,8 +172,10 @@ def _planned_alternatives(
 def _promising_changes(
     what_if: PoolWhatIf, snapshot: Snapshot, queued: QueuedWorkload, allowed: AllowedChanges, answer: Refusal
 ) -> list[tuple[int, QueuedWorkload, tuple[ChangedField, ...]]]:
-    """Return the changed requests that could start sooner without other teams, the soonest first, each
-    with its rank.
+    """Return (rank, request, changed fields) for the changed requests that could start sooner.
+
+    They would start sooner if no other team had waiting work. The request with the earliest start comes
+    first.
     """
     candidates: list[tuple[int, int, QueuedWorkload, tuple[ChangedField, ...]]] = []
     for rank, (changed_request, changed) in enumerate(
@@ -183,9 +193,10 @@ def _is_sooner(start: int, answer: Refusal) -> bool:
 
 
 def _drop_larger_changes(alternatives: list[Alternative]) -> list[Alternative]:
-    """Return the alternatives without larger changes of a field than necessary (see ``MINIMAL_CHANGES``).
+    """Return the alternatives without unnecessarily large changes of the fields in ``MINIMAL_CHANGES``.
 
-    A larger change is dropped if a smaller change of the same field starts no later.
+    ``alternatives`` is ordered by start, then by size of the change. Of several changes of such a field, only
+    the first is kept. Example: if half the runtime limit already starts now, a quarter is dropped.
     """
     seen: set[tuple[ChangedField, ...]] = set()
     kept = []
@@ -215,11 +226,10 @@ def reservable_windows(
     length: int,
     horizon: int,
 ) -> tuple[ReservationWindow, ...]:
-    """Return the first windows of ``length`` seconds in which a reservation of the workload's ask would
-    fit.
+    """Return the first windows of ``length`` seconds in which the workload's hardware could be reserved.
 
-    These windows follow the rules of ``reservation_windows.free_windows``. They start on whole minutes, at
-    most ``horizon`` seconds after ``now``.
+    See ``reservation_windows.free_windows`` for the rules. The windows start on whole minutes, at most
+    ``horizon`` seconds after ``now``.
     """
     return reservation_windows.free_windows(
         snapshot, queued.ask, requester, queued.pool, length, now, now, horizon
@@ -229,8 +239,9 @@ def reservable_windows(
 def _changed_requests(
     snapshot: Snapshot, queued: QueuedWorkload, allowed: AllowedChanges
 ) -> list[tuple[QueuedWorkload, tuple[ChangedField, ...]]]:
-    """Return changed requests, the smallest changes first: one field changed, then model and size
-    together.
+    """Return (changed request, changed fields) for all changes to try, the smallest change first.
+
+    Requests with one changed field come first, then requests with another model and a smaller size.
     """
     ask = queued.ask
     other_models = _other_models(snapshot, queued)
@@ -257,7 +268,10 @@ def _changed_requests(
 
 
 def _other_models(snapshot: Snapshot, queued: QueuedWorkload) -> list[tuple[str]]:
-    """Return the other models of the pool that offer the profile; empty if the request allows any model."""
+    """Return the pool's GPU models, except those of the request, that offer its profile.
+
+    The result is empty if the request allows any model.
+    """
     hosts = {host.id for host in snapshot.hosts if host.pool == queued.pool}
     models = {
         unit.model for unit in snapshot.units if unit.host in hosts and unit.profile == queued.ask.profile
@@ -266,7 +280,7 @@ def _other_models(snapshot: Snapshot, queued: QueuedWorkload) -> list[tuple[str]
 
 
 def _halves(count: int) -> list[int]:
-    """Return the counts from repeated halving, down to 1."""
+    """Return the counts from repeated halving, down to 1. Example: 8 returns [4, 2, 1]."""
     halves = []
     while count > 1:
         count //= 2
@@ -275,7 +289,10 @@ def _halves(count: int) -> list[int]:
 
 
 def _runtimes(queued: QueuedWorkload) -> list[int]:
-    """Return shorter limits in whole hours that still cover the expected runtime: a half and a quarter."""
+    """Return shorter runtime limits (s): a half and a quarter of the present limit, in whole hours.
+
+    Limits that are shorter than the predicted runtime are left out.
+    """
     halves = (queued.max_runtime_seconds // part // 3600 * 3600 for part in (2, 4))
     return [seconds for seconds in halves if seconds >= max(3600, queued.predicted_seconds)]
 

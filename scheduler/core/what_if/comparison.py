@@ -1,4 +1,7 @@
-"""Compare two workloads, and find the reason why one starts, or started, before the other."""
+"""Find the reason why one workload starts, or has started, before another.
+
+The turn of a workload is the point in a cycle (one run of the planner) at which the planner decides about it.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,21 @@ from scheduler.core.what_if.requeue import as_requeued
 
 
 class ComparisonBasis(StrEnum):
-    """The fact that explains why one workload starts before another."""
+    """The fact that explains why a workload A starts before a waiting workload B."""
 
-    THERE_FIRST = "there_first"  # it held its units before the other workload was submitted
-    ORDER = "order"  # its turn comes first
-    FIT = "fit"  # its turn comes later, but it could use units that the other could not
+    THERE_FIRST = "there_first"  # A already ran when B was submitted.
+    ORDER = "order"  # A has its turn before B.
+    FIT = "fit"  # A has its turn after B, but A could use units that B could not use.
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadComparison:
-    """The reason why another workload starts, or started, before a waiting workload.
+    """The reason why another workload starts, or has started, before a waiting workload.
 
-    The criterion and the turns come from a cycle at the present time. If the other workload runs, this cycle
-    treats it as requeued. The values are None if a workload is not admitted to the queue.
-    ``answer_without_other`` is the plan's answer to the waiting workload if the other did not exist.
+    ``own_turn``, ``other_turn`` and ``criterion`` come from a plan at the present time. If the other workload
+    is running, this plan treats it as waiting again. A turn is None if its workload is not admitted to the
+    queue. ``criterion`` is None unless the other workload has its turn first. ``answer_without_other`` is the
+    plan's decision about the waiting workload if the other did not exist.
     """
 
     basis: ComparisonBasis
@@ -40,13 +44,14 @@ class WorkloadComparison:
 
 @dataclass(frozen=True, slots=True)
 class PoolTurns:
-    """The turns of one pool's queue in a cycle at the present time."""
+    """The turns of all workloads of one pool, by workload id, in a plan at the present time."""
 
     turns: dict[int, QueueTurn]
 
     def before(self, workload: int) -> list[tuple[QueueTurn, TurnCriterion]]:
-        """Return the turns before the turn of a waiting workload, in order, each with the criterion that puts
-        it first. The list is empty if the workload has no turn.
+        """Return (turn, criterion) for all turns before the turn of a waiting workload, in order.
+
+        The criterion is the reason why that turn comes first. The list is empty if the workload has no turn.
         """
         mine = self.turns.get(workload)
         if mine is None:
@@ -59,7 +64,7 @@ class PoolTurns:
 
 
 def turns_in_pool(snapshot: Snapshot, pool: int, now: int) -> PoolTurns:
-    """Return the turns of a pool's queue in the order in which ``plan()`` processes them."""
+    """Return the turns of a pool's workloads, in the order in which the planner decides about them."""
     turns: dict[int, QueueTurn] = {}
     for pool_row in snapshot.pools:
         if pool_row.id == pool:
@@ -67,15 +72,14 @@ def turns_in_pool(snapshot: Snapshot, pool: int, now: int) -> PoolTurns:
     return PoolTurns(turns)
 
 
-# Not split: the steps compute the fields of the result in their order.
+# The function is not split, because its steps compute the fields of the result one after another.
 def compare_workloads(
     snapshot: Snapshot, workload: int, other: int, now: int, other_submitted: int
 ) -> WorkloadComparison | None:
-    """Return the reason why ``other``, which waits or runs in the same pool, starts before ``workload``,
-    which waits.
+    """Return the reason why ``other`` starts, or has started, before ``workload``.
 
-    ``other_submitted`` is the submit time (s) of ``other``. Return None if one of the two is not in the
-    snapshot.
+    ``workload`` waits. ``other`` waits or runs in the same pool, and ``other_submitted`` is its submit time
+    (seconds since the epoch). Return None if one of the two is not in the snapshot.
     """
     queued = next((q for q in snapshot.queued if q.id == workload), None)
     queued_other = next((q for q in snapshot.queued if q.id == other), None)

@@ -1,5 +1,6 @@
-"""Find the workloads and reservations that a drain or maintenance of a host, or a loss of units, would
-affect.
+"""Find the workloads and reservations that would be affected if a host or some units were not available.
+
+The causes are a drain of a host (its work is moved to other hosts), maintenance, or a loss of units.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from scheduler.core.what_if.requeue import as_requeued, home_storage_of
 
 @dataclass(frozen=True, slots=True)
 class DrainedWorkload:
-    """A workload on a host to be drained. It would start elsewhere now (``placement``) or wait
-    (``refusal``).
+    """A workload on a host that is to be drained.
+
+    If it could start on other hosts now, ``placement`` is set. If it would have to wait, ``refusal`` is set.
     """
 
     workload: int
@@ -27,16 +29,19 @@ class DrainedWorkload:
     preemptible: bool
     placement: Placement | None
     refusal: Refusal | None
-    # True if it would run on a host on which its checkpoint is not available.
+    # True if the workload would run on a host on which its checkpoint is not available.
     loses_checkpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DrainEffect:
-    """The workloads and reservations (ids) that a drain of a host would affect."""
+    """The workloads, and the ids of the reservations, that a drain of a host would affect.
+
+    For ``moved_reservations`` and ``broken_reservations`` see ``ReservationEffect``.
+    """
 
     workloads: tuple[DrainedWorkload, ...]
-    reservations: tuple[int, ...]  # bound to units of this host
+    reservations: tuple[int, ...]  # the reservations that have units on this host
     moved_reservations: tuple[int, ...]
     broken_reservations: tuple[int, ...]
 
@@ -45,8 +50,8 @@ class DrainEffect:
 class ReservationEffect:
     """The ids of the reservations that a change of a host affects.
 
-    Reservations in ``moved`` would be served by units of other hosts. Reservations in ``broken`` can be
-    served now, but not after the change. Both contain active and future reservations.
+    Reservations in ``moved`` would get units of other hosts. Reservations in ``broken`` have enough units
+    now, but not after the change. Both lists contain reservations that have begun and future ones.
     """
 
     moved: tuple[int, ...]
@@ -54,8 +59,9 @@ class ReservationEffect:
 
 
 def drain_effect(snapshot: Snapshot, host: int, now: int) -> DrainEffect:
-    """Return the workloads that a drain would displace from a host, their new placements if they fit now, and
-    the affected reservations.
+    """Return the workloads that a drain would remove from a host, and the reservations that it would affect.
+
+    For each workload, the result says whether it would start on another host now.
     """
     units = {unit.id for unit in snapshot.units if unit.host == host}
     displaced = sorted((row for row in snapshot.running if units & set(row.units)), key=lambda row: row.id)
@@ -94,9 +100,7 @@ def drain_effect(snapshot: Snapshot, host: int, now: int) -> DrainEffect:
 
 
 def _without_units(snapshot: Snapshot, units: set[int], now: int) -> tuple[ReservationInfo, ...]:
-    """Return all reservations. Reservations that are bound to one of ``units`` have no units in the
-    result.
-    """
+    """Return all reservations, but remove the units of each reservation that has one of ``units``."""
     return tuple(
         replace(row, units=()) if units & set(row.units) and row.end > now else row
         for row in snapshot.reservations
@@ -104,8 +108,9 @@ def _without_units(snapshot: Snapshot, units: set[int], now: int) -> tuple[Reser
 
 
 def maintenance_effect(snapshot: Snapshot, host: int, start: int, end: int, now: int) -> ReservationEffect:
-    """Return the reservations that maintenance of a host would move or break. The maintenance may be in the
-    snapshot already.
+    """Return the reservations that maintenance of a host would move or break.
+
+    It does not matter whether the snapshot already contains this maintenance.
     """
     window = MaintenanceInfo(host, start, end)
     before = replace(snapshot, maintenance=tuple(row for row in snapshot.maintenance if row != window))
@@ -114,7 +119,10 @@ def maintenance_effect(snapshot: Snapshot, host: int, start: int, end: int, now:
 
 
 def effect_on_reservations(before: Snapshot, after: Snapshot, host: int, now: int) -> ReservationEffect:
-    """Return the reservations of a host's pool that a change of the host moves or breaks."""
+    """Return the reservations that a change of a host moves or breaks.
+
+    ``before`` and ``after`` are the snapshots without and with the change.
+    """
     units = {unit.id for unit in before.units if unit.host == host}
     pool = next((h.pool for h in before.hosts if h.id == host), None)
     units_before, units_after = (
@@ -130,10 +138,10 @@ def effect_on_reservations(before: Snapshot, after: Snapshot, host: int, now: in
 
 
 def _units_of_reservations(snapshot: Snapshot, pool: int | None, now: int) -> dict[int, frozenset[int]]:
-    """Return the units that serve each reservation of a pool until its end. Reservations that can't be kept
-    are left out.
+    """Return, for each reservation of a pool, the ids of the units that it has or is expected to get.
 
-    These are the bound units, or the tentative units of a reservation that is not bound or has to be moved.
+    If a reservation has to be moved to other units, the result has the other units. Reservations for which
+    there are not enough units are left out.
     """
     found: dict[int, frozenset[int]] = {}
     for p in snapshot.pools:
@@ -155,7 +163,8 @@ def _units_of_reservations(snapshot: Snapshot, pool: int | None, now: int) -> di
 def _loses_checkpoint(overlay: Snapshot, running: RunningWorkload, placement: Placement | None) -> bool:
     """Return True if the workload would certainly run on a host without its checkpoint.
 
-    Without a placement, it could run on any host of the pool that takes new work.
+    If ``placement`` is None, its hosts are unknown. Then all hosts of the pool that take new work are
+    considered.
     """
     storage = home_storage_of(overlay, running)
     if storage is None:
@@ -178,8 +187,9 @@ def _loses_checkpoint(overlay: Snapshot, running: RunningWorkload, placement: Pl
 def reservations_broken_without(
     snapshot: Snapshot, pool: int, units: Collection[int], now: int
 ) -> tuple[int, ...]:
-    """Return the reservations that can be kept now, but not without these units, for example the units of a
-    GPU to be split.
+    """Return the ids of the reservations that can be kept now, but not without ``units``.
+
+    Example: the units of a GPU that an operator wants to split.
     """
     overlay = replace(
         snapshot, units=tuple(replace(u, healthy=False) if u.id in units else u for u in snapshot.units)
@@ -190,5 +200,5 @@ def reservations_broken_without(
 
 
 def _keepable_reservations(snapshot: Snapshot, pool: int | None, now: int) -> set[int]:
-    """Return the reservations of a pool that can be kept until their ends."""
+    """Return the ids of the reservations of a pool that can be kept until their ends."""
     return set(_units_of_reservations(snapshot, pool, now))

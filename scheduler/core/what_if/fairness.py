@@ -1,4 +1,4 @@
-"""Compute the fair-share table of a pool."""
+"""Compute the fair-share table of a pool, which compares the teams' past use with their weights."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from scheduler.core.model.snapshot import PoolInfo, PoolKind, QueuedWorkload, Sn
 
 @dataclass(frozen=True, slots=True)
 class FairnessRow:
-    """One team in one pool. Amounts are slots; ``decayed_use`` is in slot-seconds.
+    """One team in one pool. Amounts are in slots (840 for a whole GPU).
 
-    ``share`` is the team's part (0 to 1) of all decayed use. ``fair_share`` is the team's weight divided by
-    the sum of the weights of all teams in the table.
+    ``decayed_use`` is past use in slot-seconds, which halves with every half-life. ``share`` is the team's
+    part (0 to 1) of the decayed use of all teams in the table. ``fair_share`` is the team's weight divided by
+    the sum of the weights of these teams.
     """
 
     team: int
@@ -30,8 +31,9 @@ class FairnessRow:
 
 
 def fairness_table(snapshot: Snapshot, pool: int, now: int) -> list[FairnessRow]:
-    """Return one row per team with a quota in the pool, by team id. A static pool has one row, for its
-    owner.
+    """Return one row for each team with a quota in the pool, sorted by team id.
+
+    A static pool belongs to one team, so its table has one row.
     """
     owner = next(p for p in snapshot.pools if p.id == pool)
     state = PoolState(PoolSnapshot(snapshot, owner), now)
@@ -66,6 +68,9 @@ def _guaranteed_slots(state: PoolState, pool: PoolInfo, team: int, models: set[s
 
 
 def _slots_asked(state: PoolState, queued: QueuedWorkload) -> int:
-    """Return the slots of the ask's first choice, or 0 if the pool has no such hardware."""
+    """Return the slots that a waiting workload would hold on its preferred kind of unit.
+
+    Return 0 if the pool has no suitable hardware.
+    """
     kinds = state.kinds_for(queued.ask)
     return state.slots_needed(queued.ask, kinds[0]) if kinds else 0

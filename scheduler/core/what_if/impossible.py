@@ -1,7 +1,7 @@
 """Check whether a workload could ever start.
 
-``plan()`` runs on a pool without other workloads and reservations. Every host and GPU is in service, and no
-GPU-hours or budget are used up. If the plan refuses the workload, waiting does not help.
+For the check, the pool is planned without other workloads and reservations. Every host and GPU is in service,
+and no GPU-hours or budget are used up. If the plan still refuses the workload, waiting does not help.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from scheduler.core.model.snapshot import QueuedWorkload, Snapshot
 from scheduler.core.reasons import ReasonCode
 from scheduler.core.what_if.preview import preview
 
-# Reasons that an operator can remove, so waiting can be worthwhile. For all other reasons the user has to
-# change the request.
+# With these reasons, an operator can make the start possible, so waiting can help. With all other reasons,
+# the user has to change the request.
 GRANTABLE_CODES = frozenset({ReasonCode.NO_QUOTA, ReasonCode.OVER_QUOTA})
 
 
 def impossible_reason(snapshot: Snapshot, queued: QueuedWorkload, now: int) -> Refusal | None:
     """Return the refusal of a workload that could never start, or None if it could start.
 
-    No GPU-hours may be used up in ``snapshot``. For a workload inside a reservation, only the reservation's
-    bound units count. The result is None while no units are bound.
+    The caller gives a ``snapshot`` in which no GPU-hours are used up. A workload inside a reservation can use
+    only the units of the reservation. As long as the reservation has no units, the result is None.
     """
     own = tuple(r for r in snapshot.reservations if r.id == queued.reservation)
     if queued.reservation is not None and not any(r.units for r in own):
@@ -36,7 +36,7 @@ def impossible_reason(snapshot: Snapshot, queued: QueuedWorkload, now: int) -> R
         reservations=own,
         maintenance=(),
     )
-    # A closed budget excludes borrowing only for a time, so it is ignored.
+    # A closed budget forbids borrowing only for a time, so it is ignored here.
     ungated = replace(
         queued, gate="", gate_numbers=(), not_before=0, may_borrow=queued.preemptible, earmarked_units=()
     )

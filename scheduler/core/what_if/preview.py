@@ -1,4 +1,4 @@
-"""Preview the plan's answer to a workload that is not submitted yet."""
+"""Preview the plan's decision about a workload that is not submitted yet."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from scheduler.core.planner import plan
 
 
 def preview(snapshot: Snapshot, queued: QueuedWorkload, now: int) -> Placement | Refusal:
-    """Return the plan's answer to a workload if it was submitted now. A waiting workload with the same id is
-    replaced.
+    """Return the plan's decision about a workload as if it had been submitted.
+
+    A waiting workload with the same id is replaced.
     """
     overlay = replace(snapshot, queued=(*(q for q in snapshot.queued if q.id != queued.id), queued))
     return _answer(overlay, queued.id, now)

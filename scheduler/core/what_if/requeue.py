@@ -1,4 +1,4 @@
-"""Turn a running workload into a queued workload, for hypothetical plans."""
+"""Convert a running workload to a waiting workload, for hypothetical plans."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from scheduler.core.model.snapshot import Ask, QueuedWorkload, RunningWorkload, 
 
 
 def ask_of(snapshot: Snapshot, running: RunningWorkload) -> Ask:
-    """Return the ask of a running workload. If it is unknown, return an ask that corresponds to the
-    workload's units.
+    """Return the ask of a running workload, which is the hardware that it requested.
+
+    If it is unknown, return an ask that matches the units of the workload.
     """
     if running.ask is not None:
         return running.ask
@@ -26,7 +27,10 @@ def ask_of(snapshot: Snapshot, running: RunningWorkload) -> Ask:
 
 
 def home_storage_of(snapshot: Snapshot, running: RunningWorkload) -> int | None:
-    """Return the home storage that all hosts of a workload share, or None if it differs or is unknown."""
+    """Return the id of the home storage that all hosts of a workload use.
+
+    Return None if they use different storages or if it is unknown.
+    """
     own_units = set(running.units)
     hosts = {unit.host for unit in snapshot.units if unit.id in own_units}
     storage = {host.home_storage for host in snapshot.hosts if host.id in hosts}
@@ -34,8 +38,9 @@ def home_storage_of(snapshot: Snapshot, running: RunningWorkload) -> int | None:
 
 
 def as_requeued(snapshot: Snapshot, running: RunningWorkload, now: int) -> QueuedWorkload:
-    """Return a running workload as a queued workload. Its limit is its remaining runtime, and its submit time
-    is the time of its start.
+    """Return a running workload as a waiting workload.
+
+    The runtime limit is the remaining time of the running workload. The submit time is the time of its start.
     """
     return QueuedWorkload(
         id=running.id,
@@ -51,6 +56,6 @@ def as_requeued(snapshot: Snapshot, running: RunningWorkload, now: int) -> Queue
         preemptible=running.preemptible,
         may_borrow=running.preemptible,
         reservation=running.reservation,
-        # An evicted workload writes its checkpoint to its hosts' storage.
+        # An evicted workload writes its checkpoint to the storage of its present hosts.
         checkpoint_storage=home_storage_of(snapshot, running),
     )

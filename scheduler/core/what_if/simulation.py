@@ -1,24 +1,24 @@
 """Run the planner in simulated time, event by event.
 
 ``run_simulation(snapshot, arrivals, until, start=..., on_event=..., reservations=...)`` plans with an
-``IncrementalPlanner`` whenever something changed, carries the plan out as agents would (notice, checkpoint,
-stop, requeue), and calls ``on_event(SimulationEvent)`` in order of time. It returns the snapshot at
-``until``. There is no clock and no randomness: equal arrivals give equal events.
+``IncrementalPlanner`` whenever something has changed. It carries the plan out as agents would: notice,
+checkpoint, stop, requeue. It calls ``on_event(SimulationEvent)`` for each event, in order of time. At the end
+it returns the snapshot at ``until``. There is no clock and no randomness: equal arrivals give equal events.
 
     arrivals = [WorkloadArrival(at=t0, queued=QueuedWorkload(id=1, ..., submitted=t0), runtime_seconds=5400)]
     events: list[SimulationEvent] = []
     after = run_simulation(snapshot, arrivals, until=t0 + 86_400, start=t0, on_event=events.append)
 
 Events:
-- QUEUED: the workload arrived, or was requeued after an eviction; ``attempt`` counts from 1.
-- PLACED: the workload holds ``units`` from now on; with ``borrowed_slots``, ``code`` and ``numbers``.
-- EVICTED: the workload got the notice; it still runs and holds its units.
-- STOPPED: the workload stopped after an eviction; ``code`` is CHECKPOINTED or KILLED_AT_GRACE.
-- ENDED: the workload ended on its own; ``code`` is FINISHED or TIME_LIMIT.
+- QUEUED: the workload arrived, or was requeued after an eviction. ``attempt`` is 1 for its first attempt.
+- PLACED: the workload holds ``units`` from now on. ``borrowed_slots``, ``code`` and ``numbers`` are set.
+- EVICTED: the workload got the notice. It still runs and holds its units.
+- STOPPED: the workload stopped after an eviction. ``code`` is CHECKPOINTED or KILLED_AT_GRACE.
+- ENDED: the workload ended without an eviction. ``code`` is FINISHED or TIME_LIMIT.
 - RESERVATION_BOUND: the reservation got its ``units``.
 - RESERVATION_OVER: the reservation reached its end.
 
-An attempt holds its units in ``[PLACED.at, STOPPED.at or ENDED.at)``.
+An attempt holds its units from its PLACED event until just before its STOPPED or ENDED event.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ from scheduler.core.what_if.requeue import as_requeued
 
 @dataclass(frozen=True, slots=True)
 class WorkloadArrival:
-    """A workload that is submitted at ``at``, with facts that are unknown at its submission."""
+    """A workload that is submitted at ``at``, with facts that the planner does not know."""
 
     at: int
     queued: QueuedWorkload
-    runtime_seconds: int  # its whole runtime without interruptions
-    # Seconds between checkpoints, also written on notice. None: an eviction loses all progress.
+    runtime_seconds: int  # the runtime that the workload would have without interruptions
+    # The seconds between two checkpoints. The workload also writes a checkpoint at the notice of an eviction.
+    # None means that it writes none, so an eviction loses all progress.
     checkpoint_seconds: int | None = None
 
 
@@ -66,7 +67,7 @@ class ReservationArrival:
 
 
 class SimulationEventKind(StrEnum):
-    """The kinds of simulation events, see the module's docstring."""
+    """The kinds of simulation events. The module's docstring describes them."""
 
     QUEUED = "queued"
     PLACED = "placed"
@@ -90,7 +91,7 @@ class SimulationEvent:
     borrowed_slots: int = 0
     code: str = ""
     numbers: ReasonNumbers = ()
-    for_workload: int | None = None  # the beneficiary of EVICTED and STOPPED
+    for_workload: int | None = None  # EVICTED and STOPPED: the workload for which this one was evicted
     for_reservation: int | None = None
 
 
@@ -101,14 +102,17 @@ class SimulatedJob:
     arrival: WorkloadArrival
     queued: QueuedWorkload
     attempt: int = 1
-    saved_seconds: int = 0  # progress that is saved in a checkpoint
+    saved_seconds: int = 0  # the seconds of progress that are saved in a checkpoint
     running: RunningWorkload | None = None
     ends: int = 0  # when the attempt ends without interruption
     eviction: Eviction | None = None
 
 
 class Simulation:
-    """The simulation of one organisation. Future actions are in a heap of (time, number, action)."""
+    """The simulation of one organisation.
+
+    Future actions are in a heap of (time, number, action). The number keeps actions of one time in order.
+    """
 
     def __init__(
         self,
@@ -119,18 +123,18 @@ class Simulation:
         on_refusal: Callable[[int, Refusal], None] | None = None,
     ) -> None:
         self.base, self.now, self.on_event, self.predict = snapshot, start, on_event, predict
-        # called with (now, refusal) for the workloads in ``refusal_requested_for`` at the next plan
+        # At the next plan, this is called with (now, refusal) for the workloads in ``refusal_requested_for``.
         self.on_refusal = on_refusal
         self.refusal_requested_for: set[int] = set()
-        # request the refusal of every workload at the first plan of each wait
+        # If True, every workload is added to ``refusal_requested_for`` whenever it begins to wait.
         self.report_all_refusals = False
         self.planner = IncrementalPlanner(
             replace(snapshot, queued=(), running=(), reservations=(), decayed_use=())
         )
         self.plans = 0
-        self.held: dict[tuple[int, int], int] = defaultdict(int)  # by (team, pool): slots in use
-        # Ids of rows that changed since the last plan. ``checkpointing`` has the running work whose row
-        # changes with time.
+        self.held: dict[tuple[int, int], int] = defaultdict(int)  # by (team, pool): the slots in use
+        # The first three sets have the ids of the rows that changed since the last plan. ``checkpointing``
+        # has the ids of running work that writes checkpoints, because its row changes with time.
         self.changed_queued: set[int] = set()
         self.changed_running: set[int] = set()
         self.changed_reservations: set[int] = set()
@@ -144,8 +148,8 @@ class Simulation:
         self.use_updated_at = start
         self.heap: list[tuple[int, int, Callable[[], None]]] = []
         self.number = count()
-        self.changed = True  # True if something changed that could change the plan
-        # Pools in which evictions are possible, for a guarantee or for a higher priority.
+        self.changed = True  # True if something has changed since the last plan that could affect a plan
+        # The pools in which evictions are possible, because of a guarantee or of different priorities.
         self.pools_with_possible_evictions = {quota.pool for quota in snapshot.quotas if quota.guaranteed}
         self.priorities: dict[int, set[int]] = defaultdict(set)
         for use in snapshot.decayed_use:
@@ -162,7 +166,7 @@ class Simulation:
             self._add_reservation(reservation)
 
     def at(self, time: int, action: Callable[[], None]) -> None:
-        """Schedule an action."""
+        """Schedule an action for a time."""
         heapq.heappush(self.heap, (max(time, self.now), next(self.number), action))
 
     def submit(self, arrival: WorkloadArrival) -> None:
@@ -170,7 +174,7 @@ class Simulation:
         self.at(arrival.at, partial(self.arrive, arrival))
 
     def run(self, until: int) -> None:
-        """Advance to ``until``. All actions at one time are run, then one plan follows."""
+        """Advance to ``until``. At each time, run all actions of this time, then plan once."""
         self._replan()
         while self.heap and self.heap[0][0] < until:
             time = self.heap[0][0]
@@ -181,7 +185,7 @@ class Simulation:
         self._advance_to(until)
 
     def snapshot(self) -> Snapshot:
-        """Return the snapshot that the planner would see now."""
+        """Return the snapshot that the planner would get now."""
         use = tuple(DecayedUseInfo(team, pool, amount) for (team, pool), amount in sorted(self.use.items()))
         return replace(
             self.base,
@@ -218,7 +222,7 @@ class Simulation:
         )
 
     def _take_over(self, running: RunningWorkload) -> None:
-        """Add work that already runs when the simulation starts. It ends as predicted."""
+        """Add a workload that already runs when the simulation starts. It ends at its predicted end."""
         queued = replace(
             as_requeued(self.base, running, running.started),
             predicted_seconds=max(1, running.predicted_end - running.started),
@@ -264,7 +268,7 @@ class Simulation:
     # -------------------------------------------------------------------------------
 
     def _replan(self) -> None:
-        """Plan if something changed and something waits."""
+        """Run the planner if something has changed, and if a workload or reservation waits for units."""
         if self.changed and (self.queued or any(not r.units for r in self.reservations.values())):
             self.planner.change(self._delta())
             self.plans += 1
@@ -296,7 +300,7 @@ class Simulation:
         )
 
     def _note_held(self, running: RunningWorkload, sign: int) -> None:
-        """Count the units of a workload as held (``sign`` 1), or as no longer held (-1)."""
+        """Add the slots of a workload to the held slots of its team; ``sign`` -1 subtracts them."""
         self.held[running.team, running.pool] += sign * sum(self.slots[u] for u in running.units)
         self.changed_running.add(running.id)
 
@@ -305,7 +309,7 @@ class Simulation:
             bound_reservation = replace(self.reservations[binding.reservation], units=binding.units)
             self.reservations[bound_reservation.id] = bound_reservation
             self.changed_reservations.add(bound_reservation.id)
-            self.at(self.now, self._request_replan)  # work inside the reservation may start now
+            self.at(self.now, self._request_replan)  # plan again: work inside the reservation may start now
             self.on_event(
                 SimulationEvent(
                     self.now,
@@ -350,7 +354,7 @@ class Simulation:
             self.checkpointing.add(queued.id)
         self.at(job.ends, lambda: self._end(job, running))
         if queued.preemptible and self.queued and queued.pool in self.pools_with_possible_evictions:
-            # After the minimum runtime this workload can be evicted for work that waits now.
+            # Plan again after the minimum runtime, when this workload can be evicted for waiting work.
             self.at(self.now + self.policies[queued.pool].minimum_runtime_seconds, self._request_replan)
         self.on_event(
             SimulationEvent(
@@ -393,11 +397,11 @@ class Simulation:
 
     def _evict(self, job: SimulatedJob, eviction: Eviction) -> None:
         running = job.running
-        assert running is not None  # the plan evicts only running work
+        assert running is not None  # A plan evicts only running work.
         policy = self.policies[running.pool]
         job.eviction = eviction
         self.changed_running.add(running.id)
-        # Work that can checkpoint stops well before it would be killed.
+        # Work that writes checkpoints stops on its own after the signal, well before the kill.
         can_checkpoint = job.arrival.checkpoint_seconds is not None
         removed = eviction.stop_at + (policy.grace_seconds // 3 if can_checkpoint else policy.grace_seconds)
         self.at(removed, lambda: self._stopped(job, running, eviction))
@@ -416,11 +420,12 @@ class Simulation:
         )
 
     def _stopped(self, job: SimulatedJob, attempt: RunningWorkload, eviction: Eviction) -> None:
-        """Requeue a workload that stopped after an eviction. It keeps its submit time, and its progress if it
-        writes checkpoints.
+        """Put a workload back in the queue after it has stopped because of an eviction.
+
+        It keeps its submit time. If it writes checkpoints, it also keeps its progress.
         """
         if job.running is not attempt:
-            return  # it ended on its own during its notice
+            return  # The workload ended before the eviction could stop it.
         self._release_units(job, attempt)
         job.eviction = None
         saves = job.arrival.checkpoint_seconds is not None
@@ -461,9 +466,9 @@ class Simulation:
         self._queue_event(job)
 
     def _running_row(self, job: SimulatedJob) -> RunningWorkload:
-        """Return the running row with its last checkpoint and its eviction."""
+        """Return the workload's row with its latest checkpoint and its eviction, if any."""
         running = job.running
-        assert running is not None  # called for running jobs only
+        assert running is not None  # The function is called only for running jobs.
         every = job.arrival.checkpoint_seconds
         checkpoint = running.checkpoint_at
         if every:
@@ -486,7 +491,10 @@ class Simulation:
     # ---------------------------------------------------------------------------------------------
 
     def _advance_to(self, time: int) -> None:
-        """Advance the clock and every team's decayed use."""
+        """Advance the simulated time and every team's decayed use.
+
+        Decayed use is past use in slot-seconds, which halves with every half-life.
+        """
         seconds = time - self.use_updated_at
         if seconds > 0:
             for key in {*self.use, *self.held}:
@@ -508,10 +516,13 @@ def run_simulation(
     predict: Callable[[QueuedWorkload], QueuedWorkload] | None = None,
     on_refusal: Callable[[int, Refusal], None] | None = None,
 ) -> Snapshot:
-    """Simulate ``[start, until)`` from a snapshot; see the module's docstring for the events.
+    """Simulate the time from ``start`` until just before ``until``, beginning with ``snapshot``.
 
-    ``predict`` returns the row of a submitted workload that joins the queue, for example with its predicted
-    runtime. ``on_refusal`` is called with (now, refusal) for the first refusal of each wait.
+    The module's docstring describes the events. Return the snapshot at ``until``.
+
+    ``predict`` is called with each submitted workload. It returns the row that joins the queue, for example
+    with a predicted runtime. ``on_refusal`` is called with (now, refusal) for the first refusal of a workload
+    each time that it begins to wait.
     """
     simulation = Simulation(snapshot, start, on_event, predict, on_refusal)
     simulation.report_all_refusals = on_refusal is not None
