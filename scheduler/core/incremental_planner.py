@@ -1,12 +1,12 @@
-"""Keep one snapshot up to date with deltas, and plan on it.
+"""Keep one snapshot up to date with deltas (sets of changed rows), and plan on it.
 
     planner = IncrementalPlanner(snapshot)
     planner.change(SnapshotDelta(queued=(new,), running_gone=(17,)))
     planner.plan(now) == plan(planner.snapshot(), now)  # byte for byte
 
 A delta has the new and changed rows, and the keys of removed rows. Applying a delta a second time has no
-effect. Rows are keyed by id, quotas by (team, pool, model), decayed use by (team, pool), and maintenance
-windows, which have no id, by the whole window.
+effect. The key of a row is its id, with three exceptions. The key of a quota is (team, pool, model), and that
+of decayed use is (team, pool). The key of a maintenance window, which has no id, is the whole window.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from scheduler.core.planner import plan_pools
 class IncrementalPlanner:
     """A snapshot that changes, with its pools arranged for planning.
 
-    The cost of a change depends on the number of changed rows. A pool is rebuilt only if its hosts, units or
-    policy change.
+    A change of workloads updates only the changed rows. The arrays of a pool are rebuilt only if its hosts,
+    units or policy change.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -59,7 +59,7 @@ class IncrementalPlanner:
         self._change_workloads("queued", changed["queued"], PoolSnapshot.change_queued)
 
     def _change_pool_tables(self, changed: dict[str, dict[Any, Any]]) -> None:
-        """Pass each changed table to every pool as a whole. These tables are small."""
+        """Replace each changed small table, such as quotas or reservations, as a whole in every pool."""
         for name, set_rows in (
             ("quotas", PoolSnapshot.set_quotas),
             ("reservations", PoolSnapshot.set_reservations),
@@ -75,7 +75,7 @@ class IncrementalPlanner:
                 )
 
     def _change_rows(self, name: str, delta: SnapshotDelta) -> dict[Any, Any]:
-        """Change one table. Return the old row of each changed key, or None for a new key."""
+        """Apply the delta to one table. Return, for each changed key, its old row, or None for a new key."""
         rows, changed = self._rows[name], {}
         for removed in getattr(delta, REMOVED_KEYS_FIELD[name]):
             key = row_key(removed) if isinstance(removed, MaintenanceInfo) else removed
@@ -90,7 +90,7 @@ class IncrementalPlanner:
         return changed
 
     def _change_hardware(self, changed: dict[str, dict[Any, Any]]) -> None:
-        """Rebuild the pools whose hosts or units changed."""
+        """Rebuild the hardware of the pools whose hosts or units changed."""
         hosts = {*changed["hosts"]} | {unit.host for unit in changed["units"].values() if unit is not None}
         hosts |= {self._rows["units"][unit].host for unit in changed["units"] if unit in self._rows["units"]}
         rows = [*(row for row in changed["hosts"].values() if row is not None)]
@@ -129,13 +129,13 @@ class IncrementalPlanner:
         }
 
     def snapshot(self) -> Snapshot:
-        """Return the current snapshot, rows in the order of their keys."""
+        """Return the current snapshot, with each table sorted by key."""
         tables = {
             name: tuple(self._rows[name][key] for key in sorted(self._rows[name])) for name in SNAPSHOT_TABLES
         }
         return Snapshot(self.epoch, **tables)
 
     def plan(self, now: int, *, explain: bool = True) -> Plan:
-        """Return the plan. It equals ``plan(self.snapshot(), now, explain=explain)``, byte for byte."""
+        """Return the plan. It is equal to ``plan(self.snapshot(), now, explain=explain)``, byte for byte."""
         pools = [self._pools[pool] for pool in sorted(self._pools)]
         return plan_pools(self.epoch, pools, list(self._unknown_pool.values()), now, explain)

@@ -1,7 +1,7 @@
-"""Plan one cycle: a snapshot in, a plan out. Start reading at ``plan_pool``, which has all steps.
+"""Plan one cycle: compute a plan from a snapshot. Begin reading at ``plan_pool``, which has all steps.
 
-Pure functions: no Django, no clock, no I/O, no randomness. Equal input gives an equal plan; the order of the
-input rows does not matter.
+All functions are pure: no Django, no clock, no I/O, no randomness. Equal snapshots give equal plans, whatever
+the order of their rows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from scheduler.core.workload_turn import WorkloadTurn
 def plan(snapshot: Snapshot, now: int, *, explain: bool = True) -> Plan:
     """Return the placements, evictions, bindings and refusals for ``now`` (seconds since the epoch).
 
-    ``explain=False`` makes the same decisions faster, for simulations in which nobody reads the refusals. The
-    plan then contains only the refusals of workloads with earmarked or held units.
+    ``explain=False`` makes the same decisions faster. It is for simulations, in which nobody reads the
+    refusals. The plan then has only the refusals of workloads for which units are held, or for which other
+    work is being evicted.
     """
     pools = {pool.id: PoolSnapshot(snapshot, pool) for pool in snapshot.pools}
     workloads_without_pool = [queued for queued in snapshot.queued if queued.pool not in pools]
@@ -39,7 +40,7 @@ def plan_pools(
 ) -> Plan:
     """Plan each pool and merge the results, each table sorted by id.
 
-    Workloads whose pool is unknown are refused as ``not_your_pool``, if ``explain`` is set.
+    If ``explain`` is True, workloads whose pool is unknown are refused with the code ``not_your_pool``.
     """
     states = [plan_pool(pool, now, explain) for pool in pools]
     without_pool = [
@@ -75,18 +76,20 @@ def plan_pool(
 ) -> PoolState:
     """Plan one pool: decide for every reservation and every waiting workload.
 
-    Returns the pool's state, which contains the pool's part of the plan. ``recorded_turns``, if given, is
-    filled with the turn of each workload, by id. If ``last_workload`` is given, planning stops after the turn
-    of this workload, because later turns do not change its result.
+    Return the pool's state, which contains the pool's part of the plan.
+
+    The turn of a workload is the point at which the planner decides about it. If ``recorded_turns`` is given,
+    each workload's turn is stored in it under the workload's id. If ``last_workload`` is given, planning
+    stops after the turn of this workload, because later turns do not change its result.
     """
     state = PoolState(pool, now)
     # 1. Reservations that have started get their units. Preemptible work on these units is evicted in time.
     promises = bind_reservations(state)
-    # 2. Workloads that could not start even if all units were free are refused (gate, back-off, window,
-    # hardware, cap, quota).
+    # 2. Workloads that could not start even if all units were free are refused, for example because of a
+    # closed budget, missing hardware or a missing quota.
     eligible = admit(state, explain)
-    # 3. In queue order: place on free units, else preempt, else refuse. Units are held for the first refused
-    # workloads.
+    # 3. In queue order, each workload is placed on free units; otherwise work is evicted for it; otherwise it
+    # is refused. Units are held for the first refused workloads.
     order = TurnOrder(state, eligible, recorded_turns)
     refusals = RefusalRecorder(state, promises, eligible.expected_unit_seconds, explain)
     turn = WorkloadTurn(state, order, refusals)

@@ -1,7 +1,7 @@
 """Define the closed list of reason codes.
 
-The code that makes a decision sets the reason code and its numbers. ``portal/wording`` makes the sentence,
-``docs/reasons.md`` explains each code, and a test compares the two.
+The module that makes a decision also sets its reason code and the numbers. ``portal/wording`` turns them into
+a sentence, and ``docs/reasons.md`` explains each code. A test checks that the two agree.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ReasonCode(StrEnum):
     DEPENDENCY_NEVER_MET = "dependency_never_met"
 
 
-ReasonNumbers = tuple[tuple[str, Any], ...]  # sorted (name, JSON value) pairs
+ReasonNumbers = tuple[tuple[str, Any], ...]  # pairs (name, JSON value), sorted by name
 
 
 Reason = tuple[str, ReasonNumbers]  # a ReasonCode value with its numbers

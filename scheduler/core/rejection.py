@@ -1,7 +1,7 @@
 """Define the exception for a request that the current state does not allow.
 
-The scheduler, telemetry and the portal raise it. ``portal.wording.refusal_texts`` has the sentence of each
-code; pages and the API show it.
+The scheduler, telemetry and the portal raise it. Pages and the API show a sentence for each code, which is
+defined in ``portal.wording.refusal_texts``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from scheduler.core.reasons import ReasonNumbers
 class OperationRejected(Exception):
     """The current state does not allow the operation.
 
-    ``code``: a ReasonCode, or another code if no reason of the engine fits. ``numbers``: the facts.
-    ``first_windows``: windows that would fit instead, for reservations only. ``field``: the argument to
-    change; empty if several arguments cause the rejection. ``operation``: the rejected operation, if the
-    code's sentence names it.
+    - ``code`` is a ReasonCode, or another code if no ReasonCode fits.
+    - ``numbers`` are the facts for the sentence.
+    - ``first_windows`` are times at which a rejected reservation would fit instead.
+    - ``field`` is the argument that the caller should change. It is empty if several arguments together cause
+      the rejection.
+    - ``operation`` is the rejected operation. It is set only if the sentence of the code names it.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class OperationRejected(Exception):
 
     @property
     def windows(self) -> list[tuple[datetime, datetime]]:
-        """Return the windows that would fit instead, as times in UTC."""
+        """Return (start, end) of the times at which a reservation would fit instead, in UTC."""
         return [
             (datetime.fromtimestamp(window.start, UTC), datetime.fromtimestamp(window.end, UTC))
             for window in self.first_windows

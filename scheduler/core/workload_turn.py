@@ -1,7 +1,8 @@
-"""Decide one workload's turn: place it on free units, preempt running work for it, or refuse it.
+"""Decide about one workload: place it on free units, evict running work for it, or refuse it.
 
-Equal asks are tried once. Within a cycle units are only taken (see ``preempt_for`` for the one exception), so
-an ask that did not fit once will not fit later in the cycle.
+An ask is the hardware that a workload requests. A cycle is one run of the planner. Within a cycle, free units
+only become fewer (``preempt_for`` has the one exception). So an ask that did not fit once does not fit later
+in the cycle, and equal asks are tried only once.
 """
 
 from __future__ import annotations
@@ -33,34 +34,40 @@ from scheduler.core.reasons import ReasonCode, reason_numbers
 
 
 class WorkloadTurn:
-    """The decisions of one pool's cycle, one workload after another. It remembers the asks that did not
-    fit.
+    """The decisions about the workloads of one pool in one cycle.
+
+    The planner calls it for one workload after another. It remembers the asks that did not fit.
+
+    A time class says how long a workload runs in comparison with the times from which units are promised to
+    others. Workloads of one time class may take the same units. A unit is earmarked for a workload if it was
+    freed, or is being freed, by evictions for this workload.
     """
 
     def __init__(self, state: PoolState, order: TurnOrder, refusals: RefusalRecorder) -> None:
         self.state, self.order, self.refusals = state, order, refusals
-        # Asks that do not fit now, as (ask number, kind, time class). An ask that fits for no time class is
-        # also in the set as (ask number, kind).
+        # Asks that do not fit now. The entry (ask number, kind, time class) is for one time class. The entry
+        # (ask number, kind) says that the ask does not fit for any time class.
         self._does_not_fit: set[tuple[int, int] | tuple[int, int, tuple[int, ...]]] = set()
-        self._fits_nowhere: set[int] = set()  # ask numbers that fit on no kind, for any time class
+        self._fits_nowhere: set[int] = set()  # the numbers of asks that fit on no kind, for any time class
         self._no_victims: set[Hashable] = set()
-        # Asks that do not fit even with the units of stopping work that has no beneficiary.
+        # Asks that would not fit even with the units of stopping work that was not evicted for anyone in
+        # particular. The entries are (ask number, kind, time class).
         self._not_soon_free: set[tuple[int, int, tuple[int, ...]]] = set()
-        # True if the workload whose turn it is could evict running work on some kind.
+        # True if the present workload might evict running work on some kind.
         self._may_evict = False
 
     # -- placement on free units --------------------
 
     def place(self, queued: QueuedWorkload) -> bool:
-        """Place the workload on free units and return True, or return False.
+        """Start the workload on free units if possible. Return True if it was started.
 
-        The kinds are tried in the order of the ask's preference. Hosts to avoid, and hosts without the
-        workload's checkpoint, are tried last.
+        The kinds of units are tried in the ask's order of preference. Hosts on which the workload failed
+        before, and hosts without its checkpoint, are tried last.
         """
         if self.state.ask_number(queued.ask) in self._fits_nowhere and self.state.can_use_shared_counts(
             queued
         ):
-            # Fast path: in a full pool nearly every queued workload ends here, after one look-up.
+            # Fast path: in a full pool nearly every waiting workload is rejected here, after one look-up.
             return False
         allowed_kinds = kinds_within_limits(self.state, queued)
         if not allowed_kinds:
@@ -88,7 +95,7 @@ class WorkloadTurn:
                 and not self._leaves_spare_capacity(queued, units)
                 and queued.id in self.state.workloads_with_earmarks
             ):
-                # Earmarked units are not part of the spare capacity.
+                # Units that are earmarked for the workload are not spare capacity, so it may take them.
                 units = self._choose_earmarked_units(queued, kind, allowed_units)
             if units is not None and self._leaves_spare_capacity(queued, units):
                 if not self.order.may_take_kind_now(queued, kind):
@@ -99,14 +106,18 @@ class WorkloadTurn:
         return False
 
     def was_requeued(self, queued: QueuedWorkload) -> bool:
-        """Return True if the workload gets a later turn, after the work that is guaranteed the units it would
-        borrow.
+        """Return True if the planner will decide about the workload a second time in this cycle.
+
+        This happens if the workload would borrow units now. Other teams' work that is guaranteed these units
+        comes first.
         """
         return self.order.requeued
 
     def _leaves_spare_capacity(self, queued: QueuedWorkload, units: list[int]) -> bool:
-        """Return True if the workload may use the pool's spare capacity, or if this capacity stays free when
-        these units are taken.
+        """Return True if the pool's spare capacity allows the workload to take these units.
+
+        Spare capacity is slots that the pool keeps free for critical work. Either the workload may use it, or
+        enough slots stay free after it has taken the units.
         """
         state = self.state
         if may_use_spare(queued):
@@ -115,7 +126,10 @@ class WorkloadTurn:
         return taken == 0 or state.free_slots - taken >= state.policy.spare_slots
 
     def _choose_free_units(self, queued: QueuedWorkload, kind: int) -> list[int] | None:
-        """Return free units of one kind for the ask, or None. Remembers the asks that do not fit."""
+        """Return free units of one kind for the workload, or None if it does not fit.
+
+        An ask that does not fit is remembered, so that equal asks are not tried again.
+        """
         state, ask = self.state, queued.ask
         if not state.can_use_shared_counts(queued):
             return unit_selection.choose_units(state, ask, kind, availability.available_units(state, queued))
@@ -140,8 +154,9 @@ class WorkloadTurn:
     def _choose_free_units_within(
         self, queued: QueuedWorkload, kind: int, allowed_units: Mask
     ) -> list[int] | None:
-        """Return free units among ``allowed_units`` only, or None. A failure is not remembered, because the
-        ask may fit on other units.
+        """Return free units of one kind among ``allowed_units``, or None if the workload does not fit there.
+
+        A failure is not remembered, because the ask may fit on other units.
         """
         state, number = self.state, self.state.ask_number(queued.ask)
         if state.can_use_shared_counts(queued) and (
@@ -160,7 +175,7 @@ class WorkloadTurn:
     def _choose_earmarked_units(
         self, queued: QueuedWorkload, kind: int, allowed_units: Mask | None
     ) -> list[int] | None:
-        """Return units that are earmarked for the workload, or None."""
+        """Return units that are earmarked for the workload, or None if these are not enough."""
         state, available = self.state, availability.available_units(self.state, queued)
         if available is None:
             return None
@@ -173,7 +188,11 @@ class WorkloadTurn:
         )
 
     def _start(self, queued: QueuedWorkload, kind: int, units: list[int], room: Headroom) -> None:
-        """Record the placement, and count it against the reserved headroom of its team and user."""
+        """Record the placement.
+
+        Also subtract its slots from the headroom of its team and user, which are slots below a limit that are
+        reserved for work ahead in the queue.
+        """
         state = self.state
         until = state.now + queued.max_runtime_seconds
         if queued.reservation is not None:
@@ -201,7 +220,7 @@ class WorkloadTurn:
         self.refusals.note_placed(queued, units)
 
     def _start_code(self, queued: QueuedWorkload, kind: int, room: Headroom) -> str:
-        """Return the code of the reason why the workload could start."""
+        """Return the ReasonCode that says why the workload could start."""
         if queued.reservation is not None:
             return ReasonCode.INSIDE_RESERVATION
         if self.state.pool.kind is PoolKind.STATIC:
@@ -217,24 +236,25 @@ class WorkloadTurn:
     # -- preemption --------------------
 
     def preempt_for(self, queued: QueuedWorkload) -> bool:
-        """Evict running work for the workload, or wait for evictions in progress. Return True if evictions
-        will free its units.
+        """Evict running work for the workload, or wait for evictions that are in progress.
 
-        Otherwise release the workload's earmarks, unless an eviction for it is still in progress.
+        Return True if evictions will free enough units. Otherwise the workload gives up its earmarked units,
+        unless work is still stopping for it.
         """
         if self._eviction_is_in_progress(queued) or self._try_eviction(queued):
             return True
         if queued.id in self.state.workloads_with_earmarks and queued.id not in self.state.evicting_for:
             self.state.release_earmarks(queued)
-            # This is the only place where units become free again within a cycle.
+            # Only here units become free again within a cycle, so asks may fit now that did not fit before.
             self._does_not_fit.clear()
             self._fits_nowhere.clear()
             self._not_soon_free.clear()
         return False
 
     def _try_eviction(self, queued: QueuedWorkload) -> bool:
-        """Evict the cheapest allowed victims on the first kind where this is possible. Return True if work
-        was evicted.
+        """Evict running work on the first kind of units on which this makes enough room.
+
+        Return True if work was evicted.
         """
         state = self.state
         kinds = victim_search.kinds_to_try_eviction_on(state, queued)
@@ -257,7 +277,10 @@ class WorkloadTurn:
         return False
 
     def _victim_search_key(self, queued: QueuedWorkload, kind: int) -> Hashable:
-        """Return the key under which a failed search is remembered. Equal keys have equal results."""
+        """Return the key under which a failed search for victims is remembered.
+
+        If a search fails, a search with an equal key fails too.
+        """
         user = queued.user if self.state.policy.max_slots_per_user is not None else 0
         owner = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, queued.reservation
         return (
@@ -269,7 +292,10 @@ class WorkloadTurn:
         )
 
     def _eviction_is_in_progress(self, queued: QueuedWorkload) -> bool:
-        """Return True if work that already stops for the workload frees enough units. Earmark these units."""
+        """Return True if work that is already stopping for the workload will free enough units.
+
+        If so, refuse the workload until then, and earmark these units for it.
+        """
         state = self.state
         if queued.id not in state.workloads_with_earmarks:
             return False
@@ -284,10 +310,10 @@ class WorkloadTurn:
         return False
 
     def _suits_units_being_freed(self, queued: QueuedWorkload) -> bool:
-        """Return True if the workload fits on free units and the units of stopping work without a
-        beneficiary.
+        """Return True if the workload will fit on free units and on units that are being freed already.
 
-        The workload then needs no eviction of its own.
+        These are units of stopping work that was not evicted for anyone in particular. The workload then
+        needs no evictions of its own.
         """
         state = self.state
         stopping = state.stopping_unclaimed
@@ -307,7 +333,7 @@ class WorkloadTurn:
         return False
 
     def _evict(self, queued: QueuedWorkload, kind: int, choice: candidates.EvictionChoice) -> None:
-        """Evict the chosen victims, and refuse the workload until they are gone."""
+        """Evict the chosen victims, and refuse the workload until they have stopped."""
         state = self.state
         for victim in choice.victims:
             running = state.running[victim]
@@ -328,28 +354,30 @@ class WorkloadTurn:
     # -- refusal --------------------
 
     def refuse(self, queued: QueuedWorkload) -> None:
-        """Refuse the workload, hold units for it if it is among the first, and skip equal workloads that
-        cannot start.
+        """Refuse the workload, and skip equal workloads that cannot start either.
+
+        Units are held for the workload if it is one of the first refused workloads.
         """
         self.refusals.refuse(queued)
         self.order.note_unplaced(queued, self._skip_scope(queued))
 
     def _skip_scope(self, queued: QueuedWorkload) -> SkipScope:
-        """Return the members of the refused workload's class that can be skipped in this cycle.
+        """Return which equal workloads can be skipped in this cycle after this workload was refused.
 
-        No member is skipped if refusals are explained, if units could be held for a member, or if a member
-        could evict work that this workload could not.
+        Equal workloads (one equivalence class) differ only in their times. None is skipped if refusals are
+        explained, if units could be held for one of them, or if one of them could evict work that this
+        workload may not evict.
         """
         if self.refusals.explain:
             return SkipScope.NONE
         state, may_evict = self.state, self._may_evict
         if may_evict and queued.evicted_by is not None:
-            return SkipScope.NONE  # Members may differ in the workload that they may not evict.
+            return SkipScope.NONE  # Each member may be forbidden to evict a different workload.
         allowed = kinds_within_limits(state, queued)
         if not allowed:
             return SkipScope.EQUAL_OR_LONGER if may_evict else SkipScope.ALL
         if not all(leaves_headroom(state, queued, kind) for kind in allowed):
-            return SkipScope.NONE  # Other members may end in time, or be small enough.
+            return SkipScope.NONE  # Other members may end before the reserved headroom is needed.
         if self.refusals.affects_holds(allowed):
             return SkipScope.NONE
         if may_evict:
@@ -363,7 +391,7 @@ class WorkloadTurn:
 
 
 def enough_free_hosts(state: PoolState, ask: Ask, kind: int) -> bool:
-    """Return True if the ask would fit on the free units if none of them were promised to others."""
+    """Return True if the ask would fit on all free units, including those promised to others."""
     return (
         int(np.count_nonzero(unit_selection.suitable_hosts(state, ask, state.free_counts[kind]))) >= ask.hosts
     )
