@@ -13,25 +13,25 @@ from typing import Any
 class ReasonCode(StrEnum):
     """The reason why a workload starts, waits or ended, or why a reservation has no units."""
 
-    # why a workload starts
+    # Reasons why a workload starts.
     FREE_WITHIN_GUARANTEE = "free_within_guarantee"
     FREE_BORROWED = "free_borrowed"
     INSIDE_RESERVATION = "inside_reservation"
     RECLAIMED_GUARANTEE = "reclaimed_guarantee"
     OUTRANKED_WITHIN_TEAM = "outranked_within_team"
     OWN_STATIC_POOL = "own_static_pool"
-    # why a workload is evicted
+    # Reasons why a workload is evicted.
     EVICTED_FOR_GUARANTEE = "evicted_for_guarantee"
     EVICTED_FOR_PRIORITY = "evicted_for_priority"
     EVICTED_FOR_RESERVATION = "evicted_for_reservation"
-    # why a workload waits: until its request, the hardware or a quota changes
+    # Reasons why a workload waits. They end when its request, the hardware or a quota changes.
     NO_SUCH_HARDWARE = "no_such_hardware"
     TOO_BIG_FOR_ANY_HOST = "too_big_for_any_host"
     NOT_YOUR_POOL = "not_your_pool"
     NO_QUOTA = "no_quota"
     OVER_WORKLOAD_CAP = "over_workload_cap"
     OVER_RUNTIME_CAP = "over_runtime_cap"
-    # why a workload waits: until a limit, a gate or a host's state changes
+    # Reasons why a workload waits. They end when a limit, a gate (for example a budget) or a host changes.
     OVER_QUOTA = "over_quota"
     OVER_USER_CAP = "over_user_cap"
     GPU_HOURS_USED_UP = "gpu_hours_used_up"
@@ -44,7 +44,7 @@ class ReasonCode(StrEnum):
     RESERVATION_NOT_YOURS = "reservation_not_yours"
     HOST_CLOSED = "host_closed"
     ISOLATION_TOO_WEAK = "isolation_too_weak"
-    # why a workload waits: until units are free for it
+    # Reasons why a workload waits. They end when enough units are free for it.
     WAITS_FOR_UNITS = "waits_for_units"
     WAITS_FOR_EVICTION = "waits_for_eviction"
     HELD_FOR_RESERVATION = "held_for_reservation"
@@ -52,20 +52,20 @@ class ReasonCode(StrEnum):
     BEHIND_OTHERS = "behind_others"
     BEHIND_OWN_TEAM = "behind_own_team"
     SPARE_CAPACITY_KEPT = "spare_capacity_kept"
-    # why a workload is not accepted into the queue
+    # The reason why a new workload is not accepted.
     TOO_MANY_WAITING = "too_many_waiting"
-    # why a reservation does not fit
+    # Reasons why a requested reservation does not fit.
     WINDOW_FULL = "window_full"
     WINDOW_EATS_GUARANTEES = "window_eats_guarantees"
     EXTENSION_BLOCKED = "extension_blocked"
-    # why running work may not get more time
+    # The reason why running work may not get more time.
     MORE_TIME_BLOCKED = "more_time_blocked"
-    # why a reservation that has begun has no units
+    # Reasons why a reservation that has begun has no units.
     RESERVED_UNITS_MISSING = "reserved_units_missing"
     RESERVED_UNITS_IN_USE = "reserved_units_in_use"
-    # why a reservation could not be served at its start, or for the rest of its time
+    # The reason why a reservation will not have enough units at its start, or for the rest of its time.
     RESERVATION_AT_RISK = "reservation_at_risk"
-    # how an attempt ended (also used by the agent)
+    # How an attempt ended. The agent uses these codes too.
     FINISHED = "finished"
     FAILED = "failed"
     CHECKPOINTED = "checkpointed"
@@ -94,5 +94,5 @@ Reason = tuple[str, ReasonNumbers]  # a ReasonCode value with its numbers
 
 
 def reason_numbers(**values: object) -> ReasonNumbers:
-    """Return the numbers of a reason, sorted by name."""
+    """Return the keyword arguments as the numbers of a reason, sorted by name."""
     return tuple(sorted(values.items()))

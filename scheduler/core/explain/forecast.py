@@ -152,8 +152,8 @@ class Forecast:
         """Return (time, hosts): the first time from which the ask fits on these hosts for ``seconds``.
 
         The time is ``not_before`` or later. Return None if there is no such time. If ``evictable_after`` is
-        given, the work can be evicted after this many seconds. A reservation that starts later than that
-        after the work is then no obstacle.
+        given, the work can be evicted once it has run for this many seconds. A later reservation is then no
+        obstacle.
         """
         profile = self.profile(kind)
         labels = self.state.hardware.hosts_with_capacity(ask)

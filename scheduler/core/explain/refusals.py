@@ -4,8 +4,8 @@ Blockers are the workloads that must end first. ``WaitReasons`` finds the reason
 expected start, after all work ahead in the queue has taken its units.
 
 For the first refused workloads, units are held: other work may use a held unit only if it is expected to end
-before the workload's expected start. Without this, a large workload could wait for ever while small ones keep
-taking the units that become free. Headroom (slots below a quota or cap) is reserved for the same reason.
+before the workload's expected start. Otherwise a large workload could starve, because small workloads take
+every unit that becomes free. Headroom (slots below a quota or cap) is reserved for the same reason.
 """
 
 from __future__ import annotations
@@ -176,8 +176,9 @@ class RefusalRecorder:
     def may_hold_units(self, kinds: Sequence[int]) -> bool:
         """Return True if units of these kinds may be held for the next refused workload.
 
-        For workloads behind FORECAST_DEPTH, units may be held only if no unit of these kinds is held yet.
-        Otherwise a large workload would starve if many workloads ahead of it wait for other kinds.
+        Usually only workloads within FORECAST_DEPTH get held units. A later workload gets them too if no unit
+        of these kinds is held yet. Without this exception, a large workload would starve if many workloads
+        ahead of it wait for other kinds.
         """
         if self.forecast_count < FORECAST_DEPTH:
             return any(self.held[kind] < self.max_held_places for kind in kinds)

@@ -432,7 +432,7 @@ class PoolState:
         """Return, for each host, the number of free units of a kind whose promises begin late enough.
 
         For ``bounds`` see ``units_clear_of``. The numbers are cached, and reduced when units are taken.
-        Before, counting all units for each ask that did not fit took a third of a cycle's time.
+        Without the cache, counting the units for every ask that does not fit took a third of a cycle's time.
         """
         cached = self._open_counts.get((kind, bounds))
         if cached is None:

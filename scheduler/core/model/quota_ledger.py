@@ -287,9 +287,9 @@ class QuotaLedger:
     def reclaimable_slots(self, team: int, model: str) -> int:
         """Return the borrowed slots that other teams may take back by evictions.
 
-        The result is negative if the team holds less than its guarantee.
-        Slots of work that is already stopping do not count. Slots that this plan placed do not count either:
-        the new work cannot be evicted yet, and the team must not lose older work because of it.
+        The result is negative if the team holds less than its guarantee. Slots of work that is already
+        stopping do not count. Slots that this plan placed do not count either: the new work cannot be evicted
+        yet, and the team must not lose older work because of it.
         """
         return self.held_at_start[team, model] - self.stopping[team, model] - self.guarantee(team, model)
 

@@ -307,8 +307,8 @@ class PromiseTimeline:
     ) -> list[int]:
         """Return the units whose eviction takes the fewest guaranteed slots from teams.
 
-        Among equal choices, return the cheapest. The reason: guaranteed work that is evicted has a right to
-        borrowed units of other teams. It would cause further evictions, beyond those for the reservation.
+        Among equal choices, return the cheapest. Evictions of guaranteed work are avoided because such work
+        may in turn evict borrowed work of other teams. More work would then be evicted than necessary.
         """
         guaranteed_work = GuaranteedWork(self.state, reservation, kind)
         choices = [cheapest]
@@ -321,8 +321,8 @@ class PromiseTimeline:
     def _kinds_to_bind(self, reservation: ReservationInfo, start: int) -> Iterator[int]:
         """Yield the kinds of units that a reservation may get, in the order in which they are tried.
 
-        If the reservation accepts only one model, yield every kind of it. If it accepts several models, yield
-        the first of these lists that is not empty:
+        Yield every kind that serves the reservation if it accepts only one model, may exceed guarantees, or
+        is in a static pool. Otherwise yield the first of these lists that is not empty:
 
         1. kinds that the reservation can take without breaking the guarantees of other teams,
         2. kinds of which its own team is guaranteed enough slots,

@@ -39,7 +39,8 @@ class AllowedChanges:
     """The changes of a request that are allowed in addition to changes of its hardware and runtime limit."""
 
     priority: Priority = Priority.LOW  # the highest allowed priority
-    preemptible: bool = False  # True if the request may become preemptible, so that it may borrow
+    # True if the request may become preemptible. It may then also exceed its team's guarantee.
+    preemptible: bool = False
 
 
 # Of several changes of one of these fields, only the smallest that helps is shown.

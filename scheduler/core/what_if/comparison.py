@@ -72,7 +72,7 @@ def turns_in_pool(snapshot: Snapshot, pool: int, now: int) -> PoolTurns:
     return PoolTurns(turns)
 
 
-# The function is not split, because its steps compute the fields of the result one after another.
+# Not split: its steps compute the fields of the result one after another.
 def compare_workloads(
     snapshot: Snapshot, workload: int, other: int, now: int, other_submitted: int
 ) -> WorkloadComparison | None:

@@ -53,7 +53,7 @@ class WorkloadArrival:
     at: int
     queued: QueuedWorkload
     runtime_seconds: int  # the runtime that the workload would have without interruptions
-    # The seconds between two checkpoints. The workload also writes a checkpoint at the notice of an eviction.
+    # The seconds between two checkpoints. The workload also writes a checkpoint when it is evicted.
     # None means that it writes none, so an eviction loses all progress.
     checkpoint_seconds: int | None = None
 
@@ -104,7 +104,7 @@ class SimulatedJob:
     attempt: int = 1
     saved_seconds: int = 0  # the seconds of progress that are saved in a checkpoint
     running: RunningWorkload | None = None
-    ends: int = 0  # when the attempt ends without interruption
+    ends: int = 0  # the time at which the attempt ends if it is not interrupted
     eviction: Eviction | None = None
 
 
@@ -370,7 +370,7 @@ class Simulation:
         )
 
     def _end(self, job: SimulatedJob, attempt: RunningWorkload) -> None:
-        """End an attempt that has reached its end, unless it was evicted before."""
+        """End an attempt that has reached its end, unless an eviction has already stopped it."""
         if job.running is not attempt:
             return
         self._release_units(job, attempt)
