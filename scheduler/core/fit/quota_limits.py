@@ -136,14 +136,14 @@ def conflicting_own_reservation(
     return next(
         (
             row
-            for row, max_slots in _max_firm_slots_beside(state, team_model)
+            for row, max_slots in _max_firm_slots_with_others(state, team_model)
             if row.start < limit and firm > max_slots
         ),
         None,
     )
 
 
-def _max_firm_slots_beside(
+def _max_firm_slots_with_others(
     state: PoolState, team_model: TeamAndModel
 ) -> list[tuple[UpcomingReservation, int]]:
     """Return (reservation, slots) for each upcoming reservation of a team.
@@ -152,7 +152,7 @@ def _max_firm_slots_beside(
     guarantee minus the slots of all reservations at that time, plus the slots that will be released by then.
     The result is cached for the cycle (one run of the planner).
     """
-    cached = state.ledger.max_firm_beside_cache.get(team_model)
+    cached = state.ledger.max_firm_with_others_cache.get(team_model)
     if cached is None:
         rows, cached = state.ledger.upcoming_reservations[team_model], []
         for row in rows:
@@ -166,7 +166,7 @@ def _max_firm_slots_beside(
                     + _firm_slots_released_by(state, team_model, time),
                 )
             )
-        state.ledger.max_firm_beside_cache[team_model] = cached
+        state.ledger.max_firm_with_others_cache[team_model] = cached
     return cached
 
 

@@ -148,7 +148,7 @@ class QuotaLedger:
         self.kinds_within_limits_cache: dict[int, dict[Hashable, list[int]]] = defaultdict(dict)
         self.upcoming_reservations: dict[TeamAndModel, list[UpcomingReservation]] = {}  # few teams have any
         # ``fit.quota_limits`` fills this cache.
-        self.max_firm_beside_cache: dict[TeamAndModel, list[tuple[UpcomingReservation, int]]] = {}
+        self.max_firm_with_others_cache: dict[TeamAndModel, list[tuple[UpcomingReservation, int]]] = {}
         self.reserved_headroom: dict[TeamAndModel, ReservedHeadroom] = {}
         self.reserved_user_headroom: dict[int, ReservedHeadroom] = {}  # by user: below the cap on one user
 
