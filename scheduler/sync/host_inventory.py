@@ -316,7 +316,7 @@ def _create_gpus(host: Host, new: list[GpuSeen], now: datetime) -> None:
         if gpu.repair_state != RepairState.WELL
     )
     Unit.objects.bulk_create(
-        _unit_of(gpu, unit, now) for gpu, seen in zip(gpus, new, strict=True) for unit in _wanted_units(seen)
+        _unit_of(gpu, unit, now) for gpu, seen in zip(gpus, new, strict=True) for unit in seen.units
     )
 
 
@@ -377,11 +377,13 @@ def _spare_index(host: Host) -> int:
 def _units(gpu: Gpu, seen: GpuSeen, held: bool, now: datetime) -> bool:
     """Update the units of a GPU from the report.
 
+    A GPU in MIG mode without instances reports no units, so no workload can get a part of it.
+
     Return False if the GPU's geometry changed while a workload holds a part of it. The GPU is then
     quarantined, and its units stay unchanged.
     """
     rows = list(Unit.objects.filter(gpu=gpu, retired_at__isnull=True))
-    wanted = _wanted_units(seen)
+    wanted = seen.units
     new: UnitLayout = {(u.profile, u.uuid, u.first_slot, u.slots) for u in wanted}
     old: UnitLayout = {_unit_layout(gpu, row) for row in rows}
     if new != old:
@@ -397,13 +399,6 @@ def _units(gpu: Gpu, seen: GpuSeen, held: bool, now: datetime) -> bool:
     if gpu.repair_state == RepairState.QUARANTINED and gpu.state_reason == CHANGED_WHILE_HELD:
         _return(gpu, "its new geometry is applied", now)
     return True
-
-
-def _wanted_units(seen: GpuSeen) -> list[UnitSeen]:
-    whole = UnitSeen(
-        uuid=seen.uuid, profile="", first_slot=0, slots=SLOTS_PER_GPU, memory_mib=seen.memory_mib
-    )
-    return seen.units or [whole]
 
 
 def _unit_layout(gpu: Gpu, row: Unit) -> tuple[str, str, int, int]:

@@ -201,6 +201,21 @@ def test_a_change_fails_if_the_gpu_is_quarantined_before_it_begins(world: World,
     assert alpha.sync(at(10, 3)).geometries == []
 
 
+def test_a_gpu_in_mig_mode_without_instances_gets_no_work_and_can_be_split_again(
+    world: World, alpha: MigAgent
+) -> None:
+    """MIG instances disappear when a host reboots, but the GPU stays in MIG mode."""
+    alpha.set_geometry(0, HALVES)
+    alpha.sync(at(9, 1))
+    gpu = Gpu.objects.get(host=alpha.host, index=0)
+    assert Unit.objects.filter(gpu=gpu, retired_at=None).count() == 2
+    first, *others = alpha.inventory.gpus
+    alpha.inventory = replace(alpha.inventory, gpus=[replace(first, units=[]), *others])
+    alpha.sync(at(9, 2))
+    assert not Unit.objects.filter(gpu=gpu, retired_at=None).exists()
+    assert geometry_changes.request_geometry(gpu, HALVES, now=at(9, 3)).before == []
+
+
 def test_each_rejection_has_its_reason_and_its_numbers(world: World, alpha: MigAgent) -> None:
     gpu = gpu_of(world)
     misfit = refusal(gpu, [*HALVES, "1g.10gb"])

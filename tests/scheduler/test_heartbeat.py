@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.protocol import DiagnosticSeen, GpuSeen, HomesSeen, Observed
+from agent.protocol import DiagnosticSeen, GpuSeen, HomesSeen, Observed, UnitSeen
 from scheduler import services
 from scheduler.coordination.clock_check import ClockSample
 from scheduler.cycle import engine
@@ -67,12 +67,16 @@ def test_an_unchanged_frame_gets_the_same_answer_as_the_full_sync(world: World, 
     assert heard_at(agent) == world.now + LATER
 
 
+def whole_gpu(index: int, uuid: str) -> GpuSeen:
+    return GpuSeen(index, uuid, "H100-80GB", 81_559, units=[UnitSeen(uuid, "", 0, 840, 81_559)])
+
+
 @pytest.mark.parametrize("gpus", [1, 60])
 def test_the_first_report_of_a_host_takes_the_same_number_of_queries_for_any_number_of_gpus(
     world: World, gpus: int, django_assert_max_num_queries: Callable[[int], Any]
 ) -> None:
     agent = FakeAgent.of(make_host("new", world.shared, [], world.now))
-    new = [GpuSeen(number, f"GPU-new-{number}", "H100-80GB", 81_559) for number in range(gpus)]
+    new = [whole_gpu(number, f"GPU-new-{number}") for number in range(gpus)]
     agent.inventory = replace(agent.inventory, gpus=new)
     with django_assert_max_num_queries(25):
         agent.sync(world.now)
@@ -84,9 +88,7 @@ def test_a_new_gpu_may_take_the_index_of_a_held_gpu_that_is_no_longer_reported(
 ) -> None:
     held = Gpu.objects.get(units__allocations__run__host=agent.host)
     kept = [gpu for gpu in agent.inventory.gpus if gpu.uuid != held.uuid]
-    agent.inventory = replace(
-        agent.inventory, gpus=[*kept, GpuSeen(held.index, "GPU-instead", held.model, 81_559)]
-    )
+    agent.inventory = replace(agent.inventory, gpus=[*kept, whole_gpu(held.index, "GPU-instead")])
     agent.sync(world.now + LATER)
     assert Gpu.objects.get(uuid="GPU-instead").index == held.index
     held.refresh_from_db()
