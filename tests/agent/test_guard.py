@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +18,7 @@ from agent.host.gpu_locks import SlotClaim, SlotsLocked
 from agent.isolation.cgroups import Cgroups
 from agent.runs.local_run import LocalRun
 from agent.runs.orphaned_runs import OrphanedRuns
+from tests.agent.command_lines import command_line
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
@@ -48,9 +48,7 @@ async def start_hidden_child(edge: FakeEdge, agent: AgentProcess) -> processes.P
 
     def is_present() -> bool:
         below = processes.descendants(processes.scan(), agent.shim("run-1")["pid"])
-        found[:] = [
-            each for each in below if Path(f"/proc/{each.pid}/cmdline").read_bytes() == b"sleep\x00304\x00"
-        ]
+        found[:] = [each for each in below if command_line(each.pid) == [b"sleep", b"304"]]
         return bool(found)
 
     await edge.until(is_present)

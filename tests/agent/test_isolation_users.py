@@ -19,6 +19,7 @@ from agent.isolation.team_users import TeamUserError, TeamUsers, UidRange
 from agent.protocol import RunWanted
 from agent.shim import workload_entry
 from agent.storage import file_trees
+from tests.agent.command_lines import command_line
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 from tests.agent.test_isolation import output
@@ -72,7 +73,7 @@ async def wait_for_process(agent: AgentProcess, name: bytes) -> int:
         return [
             process.pid
             for process in processes.descendants(processes.scan(), agent.shim("run-1")["pid"])
-            if name in Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+            if name in command_line(process.pid)
         ]
 
     await agent.edge.until(pids)

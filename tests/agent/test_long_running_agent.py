@@ -32,6 +32,7 @@ from agent.server import connection
 from agent.server.connection import SyncConnection
 from agent.server.reporting import ServerReporter
 from agent.server.sample_spool import SampleSpool
+from tests.agent.command_lines import command_line
 from tests.agent.conftest import job
 from tests.waiting import until
 
@@ -252,7 +253,7 @@ async def test_a_run_does_not_start_if_its_generation_cannot_be_stored(runs: Run
     started = [
         process.pid
         for process in processes.descendants(processes.scan(), os.getpid())
-        if shim in Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+        if shim in command_line(process.pid)
     ]
     assert not started and not (runs.state.folder / "began").exists()
 
