@@ -21,7 +21,7 @@ UNBOUND_CODES = {ReasonCode.RESERVED_UNITS_MISSING, ReasonCode.RESERVED_UNITS_IN
 
 
 def bindings_are_right(lookups: PlanLookups) -> Iterator[str]:
-    """Report bindings outside the reservation's window, and bindings to wrong units.
+    """Report bindings at a time outside the reservation's window, and bindings to wrong units.
 
     A unit is wrong if the reservation did not request it, if work still holds it, if it is not in service, or
     if it is bound to two reservations.
@@ -73,11 +73,10 @@ def _not_in_service(
 
 
 def bindings_leave_others_their_guarantee(lookups: PlanLookups) -> Iterator[str]:
-    """Report reservations that are bound to a model guaranteed to other teams, although another model was
-    possible.
+    """Report bindings that violate the guarantee of another team, although another model was possible.
 
-    Another accepted model was possible if the team's own guarantee of that model covers the reservation. A
-    reservation is not checked if its team has another reservation at the same time.
+    Another model was possible if the reservation accepts it, and if its team's guarantee of that model covers
+    the reservation. A reservation is not checked if its team has another reservation at the same time.
     """
     for binding in lookups.plan.bindings:
         row = lookups.reservations.get(binding.reservation)
@@ -113,10 +112,10 @@ def _has_rival_of_own_team(lookups: PlanLookups, row: ReservationInfo) -> bool:
 def _other_model_within_guarantee(
     lookups: PlanLookups, row: ReservationInfo, model: str, needs: dict[str, int], start: int
 ) -> str | None:
-    """Return an accepted model other than ``model`` of which the team's guarantee covers the reservation.
+    """Return another accepted model than ``model``, on which the team's guarantee covers the reservation.
 
-    ``needs`` gives the slots that the reservation needs on each accepted model. Return None if there is no
-    such model.
+    ``needs`` has the slots that the reservation needs on each accepted model. Return None if the guarantee
+    covers the reservation on no other model.
     """
     for name, need in sorted(needs.items()):
         key = (row.pool, row.team, name)
@@ -126,9 +125,9 @@ def _other_model_within_guarantee(
 
 
 def unbound_reservations_have_a_reason(lookups: PlanLookups) -> Iterator[str]:
-    """Report reservations that wait for units and do not have exactly one reason.
+    """Report reservations that wait for units, and for which the plan does not give exactly one reason.
 
-    Also report reasons with a wrong code or without numbers, and reasons of reservations that do not wait.
+    Also report reasons with a wrong code or without numbers, and reasons for reservations that do not wait.
     """
     bound = {b.reservation for b in lookups.plan.bindings}
     reason_counts = Counter(u.reservation for u in lookups.plan.unbound)
@@ -211,7 +210,7 @@ def _units_in_service_for(lookups: PlanLookups, reservation: ReservationInfo) ->
 
 
 def no_evictions_for_satisfied_reservations(lookups: PlanLookups) -> Iterator[str]:
-    """Report each victim that a reservation does not need, because it has enough units without it."""
+    """Report each eviction for a reservation that has enough units without this eviction."""
     for reservation in sole_unbound_reservations(lookups):
         victims = [e.workload for e in lookups.evictions if e.for_reservation == reservation.id]
         free = [

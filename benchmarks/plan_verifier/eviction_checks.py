@@ -1,7 +1,7 @@
 """Check evictions: only allowed work is evicted, with enough notice, and only to enable a start.
 
-A victim is a workload that the plan evicts. A beneficiary is the workload or reservation that needs its
-units.
+A victim is a workload that the plan evicts. The beneficiary of an eviction is the workload or reservation for
+which the victim is evicted.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ def _each(lookups: PlanLookups) -> Iterator[tuple[Eviction, RunningWorkload, str
 
 
 def _for_workloads(lookups: PlanLookups) -> Iterator[tuple[RunningWorkload, QueuedWorkload, str]]:
-    """Yield (victim, beneficiary, name of the eviction) for each eviction for a waiting workload of the
-    victim's pool.
+    """Yield (victim, beneficiary, name of the eviction) for each eviction in favour of a workload.
 
-    The name is used in the sentences of the violations.
+    The workload waits in the victim's pool. The name is used in the sentences that report violations.
     """
     for eviction, victim, subject in _each(lookups):
         queued = lookups.queued.get(eviction.for_workload or 0)
@@ -96,7 +95,7 @@ def evictions_have_a_true_reason(lookups: PlanLookups) -> Iterator[str]:
 
 
 def beneficiary_waits_for_its_eviction(lookups: PlanLookups) -> Iterator[str]:
-    """Report workloads for which work is evicted although they do not wait for it.
+    """Report evictions in favour of a workload that does not wait for this eviction.
 
     The beneficiary must wait in the victim's pool. Its refusal must have the code WAITS_FOR_EVICTION and list
     the victim as a blocker.
@@ -116,16 +115,17 @@ def beneficiary_waits_for_its_eviction(lookups: PlanLookups) -> Iterator[str]:
 
 
 def no_eviction_cycles(lookups: PlanLookups) -> Iterator[str]:
-    """Report workloads that evict the workload for which they were evicted themselves."""
+    """Report each eviction of a workload A for a workload B, if B was evicted for A before."""
     for victim, queued, subject in _for_workloads(lookups):
         if queued.evicted_by == victim.id:
             yield f"{subject}: workload {queued.id} was evicted for it, and now evicts it"
 
 
 def within_a_team_by_priority(lookups: PlanLookups) -> Iterator[str]:
-    """Report victims of the beneficiary's own team whose priority is not lower.
+    """Report victims of the beneficiary's own team whose priority is not lower than the beneficiary's.
 
-    Also report victims of the same team that run inside another reservation than the beneficiary.
+    Also report victims of this team if only one of the two is inside a reservation, or if they are inside
+    different reservations.
     """
     for victim, queued, subject in _for_workloads(lookups):
         if victim.team == queued.team:
@@ -154,8 +154,8 @@ def across_teams_only_borrowed_work_is_evicted(lookups: PlanLookups) -> Iterator
 
     The priority does not matter. Work is evicted as a whole, so the last victim of a team may be partly
     within the team's guarantee. Example: a team that has borrowed 4 GPUs may lose two workloads of 3 GPUs,
-    because it still borrows 1 GPU after the first eviction. The plan does not show which victim was the last,
-    so the largest victim is not counted.
+    because it still borrows 1 GPU after the first eviction. The plan does not show which victim was the last.
+    So the check assumes that the largest victim was the last, and does not count its slots.
     """
     lost_to_teams, lost_to_reservations = _lost_slots(lookups)
     for key, counts in sorted(lost_to_teams.items()):
@@ -200,10 +200,11 @@ def _stopping_slots(lookups: PlanLookups, key: TeamModel) -> int:
 
 
 def for_a_reservation_at_its_start(lookups: PlanLookups) -> Iterator[str]:
-    """Report work that is evicted for a reservation too early, without need, or from another pool.
+    """Report evictions for a reservation that are too early, not needed, or in another pool.
 
-    Too early means more than notice plus grace before the start. There is no need if the work would end
-    before the start anyway, or if it holds no units that the reservation requested.
+    An eviction is too early if it happens more than notice plus grace before the reservation starts. It is
+    not needed if the work would end before this start anyway, or if none of the work's units serve the
+    reservation.
     """
     for eviction, victim, subject in _each(lookups):
         if eviction.for_reservation is None:
@@ -223,7 +224,7 @@ def for_a_reservation_at_its_start(lookups: PlanLookups) -> Iterator[str]:
 
 
 class EvictionBeneficiary:
-    """A workload for which others are evicted.
+    """A waiting workload for which the plan evicts other work.
 
     ``victims`` are the workloads that this plan evicts for it. ``stopping`` are the workloads that an earlier
     plan evicted for it. ``own`` are the free units that are earmarked for it.
@@ -279,7 +280,8 @@ class EvictionBeneficiary:
     def is_allowed(self, stopped: list[int], kind: KindTuple) -> bool:
         """Return True if quota, caps and spare capacity allow a start after these workloads have stopped.
 
-        True is certain, whatever other work the plan starts.
+        True is certain, whatever other work the plan starts. False is not certain: it is returned in each
+        pool with spare capacity that the workload may not use.
         """
         spare = self.lookups.pools[self.queued.pool].policy.spare_slots
         may_use_spare = self.queued.priority is Priority.CRITICAL or self.queued.reservation is not None
@@ -292,9 +294,10 @@ def _beneficiaries(lookups: PlanLookups) -> Iterator[EvictionBeneficiary]:
 
 
 def evictions_enable_the_start(lookups: PlanLookups) -> Iterator[str]:
-    """Report beneficiaries that do not fit on their free units together with the units of their victims.
+    """Report beneficiaries that do not fit even after their victims have stopped.
 
-    Also report victims that hold no unit that the beneficiary asked for.
+    A beneficiary may then use the units of its victims, its earmarked units and free units. Also report
+    victims that hold no unit of a kind that the beneficiary accepts.
     """
     for beneficiary in _beneficiaries(lookups):
         stopped = [*beneficiary.victims, *beneficiary.stopping]
@@ -322,7 +325,7 @@ def every_eviction_is_needed(lookups: PlanLookups) -> Iterator[str]:
     """Report each victim without which the beneficiary would still fit.
 
     If the beneficiary fits on free units, report all its victims. A pool is not checked if some of its units
-    are promised for the future or if earmarked units were given up.
+    are promised for the future, or if a workload gives up its earmarked units.
     """
     for beneficiary in _beneficiaries(lookups):
         pool = beneficiary.queued.pool
@@ -349,8 +352,9 @@ def every_eviction_is_needed(lookups: PlanLookups) -> Iterator[str]:
 def _fits_without(
     lookups: PlanLookups, beneficiary: EvictionBeneficiary, victim: int, free: list[UnitInfo]
 ) -> bool:
-    """Return True if the beneficiary fits without the eviction of ``victim``, on units of a kind that the
-    victim holds.
+    """Return True if the beneficiary fits without the eviction of ``victim``.
+
+    Only units of the kinds that the victim holds are considered.
     """
     stopped = [v for v in beneficiary.victims if v != victim]
     victim_kinds = {kind_tuple(lookups.units[u]) for u in lookups.running[victim].units if u in lookups.units}
@@ -380,8 +384,9 @@ def _has_no_promises(lookups: PlanLookups, pool: int) -> bool:
 
 
 def _stopping_unclaimed(lookups: PlanLookups, queued: QueuedWorkload) -> list[int]:
-    """Return the ids of running work of the pool that is stopping, but not for a reservation or for a waiting
-    workload.
+    """Return the ids of the workloads in the pool that are stopping for another reason than an eviction.
+
+    Workloads that were evicted for a workload that no longer waits are included.
     """
     return [
         r.id

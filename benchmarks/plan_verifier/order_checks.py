@@ -17,7 +17,7 @@ from scheduler.core.model.plan import Placement
 from scheduler.core.model.snapshot import QueuedWorkload
 from scheduler.core.reasons import ReasonCode
 
-# Limits the time of the check in a large pool. A pair is a waiting and a started workload.
+# A pair is a waiting workload and a started workload. The limit keeps the check short in a large pool.
 MAX_PAIRS_CHECKED = 40_000
 
 
@@ -30,8 +30,8 @@ def _overtaken_pairs(lookups: PlanLookups) -> list[tuple[QueuedWorkload, QueuedW
 def _find_overtaken(lookups: PlanLookups) -> Iterator[tuple[QueuedWorkload, QueuedWorkload, str]]:
     """Yield (waiting, started, model) for each waiting workload that a started workload overtook.
 
-    ``model`` is the model of the started workload's units. Only workloads for which the queue order alone
-    decides are compared, and only within one pool.
+    ``model`` is the model of the started workload's units. Workloads of different pools are not compared. A
+    workload is left out if other rules than the queue order decide which free units it gets.
     """
     started = _started_by_pool(lookups)
     pairs_checked = 0
@@ -54,8 +54,8 @@ def _find_overtaken(lookups: PlanLookups) -> Iterator[tuple[QueuedWorkload, Queu
 def _started_by_pool(lookups: PlanLookups) -> dict[int, list[tuple[QueuedWorkload, Placement]]]:
     """Return the placements outside reservations by pool, each with its workload.
 
-    Workloads for which an earlier plan evicted work are left out, because freed units are kept for them
-    whatever the queue order is.
+    Workloads for which an earlier plan evicted work are left out. The queue order does not matter for them,
+    because the freed units are kept for them.
     """
     started: dict[int, list[tuple[QueuedWorkload, Placement]]] = defaultdict(list)
     for placement in lookups.placements:
@@ -68,9 +68,9 @@ def _started_by_pool(lookups: PlanLookups) -> dict[int, list[tuple[QueuedWorkloa
 def _waits_in_ordinary_lane(lookups: PlanLookups, waiting: QueuedWorkload) -> bool:
     """Return True if the queue order alone decides which free units the workload gets.
 
-    This is not so for work inside reservations, for time-sliced shares or in a static pool. It is also not so
-    if work was evicted for the workload, if its team is at its quota, or if earmarked units of its pool were
-    given up.
+    The result is False for work inside a reservation, for time-sliced shares, and in a static pool. It is
+    also False if an earlier plan evicted work for the workload, if a workload of its team is refused because
+    of the quota, or if a workload of the pool gives up earmarked units.
     """
     return not (
         waiting.reservation is not None
@@ -93,7 +93,10 @@ def priority_orders_within_a_team(lookups: PlanLookups) -> Iterator[str]:
 
 
 def guarantees_come_before_borrowing(lookups: PlanLookups) -> Iterator[str]:
-    """Report borrowers that overtake waiting work that is wholly within its team's guarantee."""
+    """Report borrowers that overtake guaranteed work of another team.
+
+    Waiting work is guaranteed if its team's guarantee certainly covers it.
+    """
     for waiting, started, model in _overtaken_pairs(lookups):
         borrows = lookups.held((started.pool, started.team, model)) >= lookups.guarantee(
             (started.pool, started.team, model)
@@ -108,8 +111,8 @@ def guarantees_come_before_borrowing(lookups: PlanLookups) -> Iterator[str]:
 def borrowers_share_fairly(lookups: PlanLookups) -> Iterator[str]:
     """Report borrowers that overtake work of a team with less use.
 
-    The use of a team is its decayed use divided by its weight. Use that this plan adds to the overtaken team
-    counts too.
+    The use of a team is its decayed use divided by its weight. The use that this plan adds to the overtaken
+    team is included.
     """
     for waiting, started, _ in _overtaken_pairs(lookups):
         if waiting.team == started.team or not _only_borrows(lookups, started):
@@ -122,8 +125,8 @@ def borrowers_share_fairly(lookups: PlanLookups) -> Iterator[str]:
 def _only_borrows(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
     """Return True if the workload can start only as a borrower.
 
-    This is so if its team already holds, before the plan, its whole guarantee of every model that serves the
-    workload.
+    Such a workload belongs to a team that already holds its whole guarantee before the plan, on every model
+    that serves the workload.
     """
     models = lookups.slots_needed_by_model(queued)
     keys = [(queued.pool, queued.team, model) for model in models]
@@ -131,8 +134,7 @@ def _only_borrows(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
 
 
 def _is_guaranteed_all(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
-    """Return True if the planner certainly considers the workload within its team's guarantee, and never as a
-    borrower.
+    """Return True if the workload certainly starts within its team's guarantee, and never as a borrower.
 
     Two conditions make this certain. First, for every model that serves the workload, the guarantee covers
     all held and waiting work of the team. Second, the same is true for each waiting workload of the team that
@@ -187,8 +189,9 @@ def _weight(lookups: PlanLookups, team: int) -> int:
 
 
 def _added_use(lookups: PlanLookups, queued: QueuedWorkload) -> float:
-    """Return the most use that this plan can add to the workload's team, in slot-seconds divided by the
-    team's weight.
+    """Return the most use that this plan can add to the workload's team.
+
+    The unit is slot-seconds, divided by the team's weight.
     """
     added = 0.0
     for placement in lookups.placements:
@@ -200,7 +203,7 @@ def _added_use(lookups: PlanLookups, queued: QueuedWorkload) -> float:
 
 
 def the_first_preference_comes_first(lookups: PlanLookups) -> Iterator[str]:
-    """Report workloads that got one model although a preferred model was free and within their limits."""
+    """Report workloads that got a less preferred model, although a preferred model was free and allowed."""
     for placement in lookups.placements:
         queued = lookups.queued[placement.workload]
         if (
@@ -210,7 +213,7 @@ def the_first_preference_comes_first(lookups: PlanLookups) -> Iterator[str]:
         ):
             continue
         if queued.avoids or queued.checkpoint_storage is not None:
-            continue  # A better host is more important than the preferred model.
+            continue  # For the planner, a better host is more important than a preferred model.
         got = lookups.units[placement.units[0]].model
         preferred = queued.ask.models[: queued.ask.models.index(got)] if got in queued.ask.models else ()
         free = [u for u in lookups.free_after_plan.get(queued.pool, ()) if u.model in preferred]
@@ -278,9 +281,9 @@ def _free_units_are_conclusive(lookups: PlanLookups, queued: QueuedWorkload) -> 
 def backfill_delays_nobody(lookups: PlanLookups) -> Iterator[str]:
     """Report work on held units that can delay the workload for which the units are held.
 
-    A held unit must serve the waiting workload, and must be free of reservations at its expected start. Work
-    on the unit must be expected to end before that time. For work of the same team with lower priority, the
-    expected runtime counts twice.
+    A held unit must serve the waiting workload. At the expected start of this workload, no reservation may
+    have the unit, and other work on the unit must be expected to have ended. The expected runtime counts
+    twice for work that starts now, belongs to the waiting workload's team and has a lower priority.
     """
     for refusal in lookups.plan.refusals:
         waiting = lookups.queued.get(refusal.workload)

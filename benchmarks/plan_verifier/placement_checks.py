@@ -24,7 +24,8 @@ START_CODES = {
 def known_placements(lookups: PlanLookups) -> Iterator[tuple[Placement, QueuedWorkload, str]]:
     """Yield (placement, its workload, name of the workload) for each placement of known rows.
 
-    The name is used in the sentences of the violations.
+    A placement has known rows if its workload, its pool and its units exist. The name is used in the
+    sentences that report violations.
     """
     for placement in lookups.placements:
         yield placement, lookups.queued[placement.workload], f"workload {placement.workload}"
@@ -46,7 +47,7 @@ def freed_units_are_earmarked(lookups: PlanLookups) -> Iterator[str]:
     """Report units that evictions freed for one workload, and that the plan gives to another workload or to a
     reservation.
 
-    Freed units are kept for the first workload until it starts or abandons them.
+    Freed units are kept for the workload for which they were freed, until it starts or gives them up.
     """
     for placement in lookups.plan.placements:
         for unit in placement.units:
@@ -60,7 +61,10 @@ def freed_units_are_earmarked(lookups: PlanLookups) -> Iterator[str]:
 
 
 def gangs_start_whole(lookups: PlanLookups) -> Iterator[str]:
-    """Report workloads that do not get exactly the requested hosts and units per host, all of one kind."""
+    """Report workloads that do not get exactly the requested number of hosts and of units per host.
+
+    Also report workloads that get units of different kinds.
+    """
     for placement, queued, subject in known_placements(lookups):
         units = [lookups.units[u] for u in placement.units]
         per_host = Counter(u.host for u in units)
@@ -74,7 +78,11 @@ def gangs_start_whole(lookups: PlanLookups) -> Iterator[str]:
 
 
 def asks_get_matching_units(lookups: PlanLookups) -> Iterator[str]:
-    """Report units with another model, profile, memory, compute capability, label or pool than requested."""
+    """Report placements on units or hosts that do not match the request.
+
+    The units must match the requested model, profile, memory and compute capability. The hosts must have the
+    requested labels and be in the workload's pool.
+    """
     for placement, queued, subject in known_placements(lookups):
         for unit in (lookups.units[u] for u in placement.units):
             if not serves(unit, queued.ask):
@@ -101,7 +109,7 @@ def nvlink_is_one_island(lookups: PlanLookups) -> Iterator[str]:
 
 
 def only_healthy_gpus_on_open_hosts(lookups: PlanLookups) -> Iterator[str]:
-    """Report work that starts on a closed host, during maintenance of its host, or on an unhealthy GPU."""
+    """Report work that starts on a closed host, on a host under maintenance, or on an unhealthy GPU."""
     for placement, _, subject in known_placements(lookups):
         units = [lookups.units[u] for u in placement.units]
         for host in sorted({u.host for u in units}):
@@ -127,8 +135,9 @@ def cpu_and_memory_suffice(lookups: PlanLookups) -> Iterator[str]:
 def gates_hold(lookups: PlanLookups) -> Iterator[str]:
     """Report work that the plan may not start.
 
-    Work may not start behind a closed gate (for example a closed budget), during the back-off after a failed
-    attempt, with a runtime above the pool's cap, or in an unknown pool.
+    A gate is a condition that prevents a start, for example a closed budget. Work may not start behind a
+    gate, during the wait after a failed attempt, with a runtime limit above the pool's limit, or in an
+    unknown pool.
     """
     for placement in lookups.plan.placements:
         if (
@@ -171,7 +180,7 @@ def work_ends_in_time(lookups: PlanLookups) -> Iterator[str]:
 
 
 def shares_serve_one_team(lookups: PlanLookups) -> Iterator[str]:
-    """Report GPUs whose time-sliced shares serve two teams at once."""
+    """Report GPUs whose time-sliced shares are held by two teams at the same time."""
     teams: dict[int, set[int]] = defaultdict(set)
     holders = [(r.team, r.units) for r in lookups.snapshot.running]
     holders += [(queued.team, placement.units) for placement, queued, _ in known_placements(lookups)]
@@ -204,7 +213,7 @@ def slices_fill_used_gpus(lookups: PlanLookups) -> Iterator[str]:
 def _takes_any_free_slice(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
     """Return True if the workload requests MIG slices and may use every free slice of its pool.
 
-    The result is False if some free slices may be kept for other work or for a reservation.
+    If some free slices may be kept for other work or for a reservation, the result is False.
     """
     profile, pool = queued.ask.profile, queued.pool
     if not profile or profile.startswith("share") or queued.ask.nvlink or queued.reservation is not None:
@@ -220,9 +229,10 @@ def _takes_any_free_slice(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
 
 
 def placements_have_a_true_reason(lookups: PlanLookups) -> Iterator[str]:
-    """Report placements whose code does not match the way in which the work can start.
+    """Report placements whose reason code is wrong for the way in which the work starts.
 
-    Also report placements without numbers.
+    Work starts in one of these ways: in a reservation, in a static pool, on units that evictions freed,
+    borrowed, or within the guarantee. Also report placements whose ``numbers`` are empty.
     """
     for placement, queued, subject in known_placements(lookups):
         if placement.code not in START_CODES:

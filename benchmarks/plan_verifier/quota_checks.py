@@ -19,8 +19,8 @@ TeamModelRows = tuple[TeamModel, QuotaInfo | None, list[Placement]]
 def _rows_by_team(lookups: PlanLookups) -> Iterator[TeamModelRows]:
     """Yield (key, quota, placements) for each (pool, team, model) on which the plan starts work.
 
-    Only work outside reservations in dynamic pools counts. ``quota`` is None if the team has no quota for the
-    model.
+    Only work outside reservations and in dynamic pools is included. ``quota`` is None if the team has no
+    quota for the model.
     """
     groups: dict[TeamModel, list[Placement]] = defaultdict(list)
     for placement, queued, _ in known_placements(lookups):
@@ -53,9 +53,9 @@ def quotas_hold(lookups: PlanLookups) -> Iterator[str]:
 def only_what_may_borrow_borrows(lookups: PlanLookups) -> Iterator[str]:
     """Report teams that exceed their guarantee with work that may not borrow.
 
-    Work that is not preemptible may not borrow: the team's non-preemptible work must fit into the guarantee.
-    A budget can exclude further work from borrowing: such work must fit into the guarantee together with all
-    work that the team already holds.
+    Non-preemptible work may not borrow: all non-preemptible work of a team must fit into the guarantee. A
+    budget can forbid other work to borrow. Such work must fit into the guarantee together with all slots
+    that the team already holds.
     """
     for key, quota, placements in _rows_by_team(lookups):
         if quota is None:
@@ -124,10 +124,9 @@ def caps_hold(lookups: PlanLookups) -> Iterator[str]:
 def spare_capacity_is_kept(lookups: PlanLookups) -> Iterator[str]:
     """Report pools in which ordinary work uses the spare capacity.
 
-    Only critical work and work inside reservations may use it.
-
-    Units that evictions freed for a workload are not counted. No other workload may use them, and the planner
-    checked the spare capacity when it decided the evictions.
+    Only critical work and work inside reservations may use the spare capacity. Units that evictions freed for
+    a workload are not counted. No other workload may use them, and the planner checked the spare capacity
+    when it decided on these evictions.
     """
     taken: dict[int, int] = defaultdict(int)
     earmarked = set(lookups.earmark)

@@ -77,7 +77,7 @@ def refusals_have_a_reason_with_numbers(lookups: PlanLookups) -> Iterator[str]:
 
 
 def gates_are_shown(lookups: PlanLookups) -> Iterator[str]:
-    """Report workloads behind a gate that are refused with another code than the gate.
+    """Report workloads behind a gate whose refusal has another code than the gate.
 
     A gate is a condition that prevents a start even if units are free, for example a closed budget.
     """
@@ -125,7 +125,7 @@ def blockers_run(lookups: PlanLookups) -> Iterator[str]:
     """Report blockers that do not run in the workload's pool, or that are listed twice.
 
     A blocker is a workload that has to end first. A workload that waits for an eviction must have at least
-    one.
+    one blocker.
     """
     for refusal, queued, subject in _each(lookups):
         if refusal.code == ReasonCode.WAITS_FOR_EVICTION and not refusal.blockers:
@@ -246,7 +246,7 @@ def _over_user_cap(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[s
 def _gpu_hours_used_up(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
     """Return True if the team has used up its GPU-hours of every model that the workload can use.
 
-    Models without a quota are ignored. The workload must also not be allowed to borrow instead.
+    Models without a quota are ignored. The result is False if the workload may borrow instead.
     """
     keys = [(queued.pool, queued.team, model) for model in lookups.slots_needed_by_model(queued)]
     quotas = [lookups.quotas[key] for key in keys if key in lookups.quotas]
@@ -267,8 +267,8 @@ def _host_closed(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, obje
 def _host_full(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
     """Return True if the workload cannot start only because the disks of some hosts are full.
 
-    In ``numbers``, ``full`` must be the number of hosts with full disks, and ``hosts`` may name only such
-    hosts.
+    Also check ``numbers``: ``full`` must be the number of hosts with full disks, and ``hosts`` may contain
+    only names of these hosts.
     """
     units = lookups.units_by_pool.get(queued.pool, ())
     full = {
@@ -403,8 +403,8 @@ def _free_units_inside(lookups: PlanLookups, pool: int, reservation: int) -> lis
 def _free_units_may_be_kept_from(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
     """Return True if the planner may be right to give the workload no free units.
 
-    This is so during evictions in its pool, if work was evicted for it, or if headroom is reserved for other
-    work of its team.
+    The planner may be right in three cases: a workload of the pool waits for evictions, an earlier plan
+    evicted work for this workload, or headroom is reserved for other work of the team.
     """
     return (
         queued.pool in lookups.pools_with_room_being_made

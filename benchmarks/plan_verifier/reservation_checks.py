@@ -1,4 +1,4 @@
-"""Check that only entitled work starts inside reservations, and that no start makes one impossible."""
+"""Check that only entitled work starts inside reservations, and that all reservations stay possible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def only_reservation_work_on_bound_units(lookups: PlanLookups) -> Iterator[str]:
 
 
 def work_is_entitled_to_its_reservation(lookups: PlanLookups) -> Iterator[str]:
-    """Report work that starts in a reservation of another team or project, or outside its window."""
+    """Report work that starts in a reservation of another team or project, or outside the reserved time."""
     for _, queued, subject in known_placements(lookups):
         if queued.reservation is None:
             continue
@@ -46,7 +46,7 @@ def reservations_stay_feasible(lookups: PlanLookups) -> Iterator[str]:
     for pool in sorted(lookups.pools):
         promised = largest_first(lookups.unbound(pool))
         if not can_all_be_kept(lookups, promised, before):
-            continue  # Perhaps no plan can keep all of them.
+            continue  # Perhaps no plan can keep all these reservations.
         for reservation in promised:
             rivals = [r for r in promised if r.start <= reservation.start < r.end]
             if not can_be_kept(lookups, reservation, after):
@@ -58,10 +58,10 @@ def reservations_stay_feasible(lookups: PlanLookups) -> Iterator[str]:
 
 
 def _release_times_after_plan(lookups: PlanLookups) -> dict[int, int]:
-    """Return, for each unit that work outside reservations holds after the plan, the time at which the work
-    can release it.
+    """Return the time by which the work that has a unit after the plan has released it, by unit.
 
-    Preemptible work is assumed to be evicted as soon as possible.
+    Only the units of work outside reservations are included. Preemptible work is assumed to be evicted as
+    soon as possible.
     """
     after = dict(lookups.release_times)
     for placement, queued, _ in known_placements(lookups):
@@ -84,8 +84,8 @@ def open_units_for(
 ) -> list[UnitInfo]:
     """Return the units that can be free for the reservation during its whole window.
 
-    ``stays`` gives the time until which work holds each unit. A unit must be healthy, on an open host without
-    maintenance in the window, and free of work and other reservations at the start.
+    ``stays`` has the time until which work holds each unit. A unit must be healthy, and no work and no other
+    reservation may have it at the start. Its host must be open, and must have no maintenance in the window.
     """
     start = max(reservation.start, lookups.now + lookups.eviction_lead(reservation.pool))
     open_units = []
@@ -109,7 +109,7 @@ def can_be_kept(lookups: PlanLookups, reservation: ReservationInfo, stays: dict[
 def can_all_be_kept(lookups: PlanLookups, promised: list[ReservationInfo], stays: dict[int, int]) -> bool:
     """Return True if units can be assigned to all reservations, one reservation after another.
 
-    False is not certain: a better assignment may exist.
+    False does not prove that the reservations cannot be kept, because a better assignment may exist.
     """
     assigned: list[tuple[ReservationInfo, set[int]]] = []
     for reservation in promised:
@@ -165,10 +165,10 @@ def non_preemptible_work_leaves_room_for_its_teams_reservation(lookups: PlanLook
 def _non_preemptible_slots_before_plan(
     lookups: PlanLookups, row: ReservationInfo, model: str, at: int
 ) -> int:
-    """Return the slots of ``model`` that the team holds at time ``at`` in non-preemptible work and bound
-    reservations.
+    """Return the slots of ``model`` that a team holds at time ``at``, without preemptible work.
 
-    Work that this plan starts is not counted.
+    They belong to the team's bound reservations, and to its non-preemptible work outside reservations. Work
+    that this plan starts is not counted.
     """
     of_team = (row.pool, row.team)
     working = [r for r in lookups.snapshot.running if (r.pool, r.team) == of_team and r.until > at]
@@ -181,11 +181,10 @@ def _non_preemptible_slots_before_plan(
 def _non_preemptible_starts(
     lookups: PlanLookups, row: ReservationInfo, model: str, at: int
 ) -> list[tuple[str, int]]:
-    """Return (name, slots of ``model``) of each workload of the team that the plan starts and that may still
-    run at ``at``.
+    """Return (name, slots of ``model``) of the team's workloads that the plan starts.
 
-    Only non-preemptible work outside reservations counts. Work for which an earlier plan evicted other work
-    is left out.
+    Only non-preemptible work outside reservations that may still run at ``at`` is included. Work for which an
+    earlier plan evicted other work is left out.
     """
     return [
         (subject, lookups.slots_by_model(placement.units)[model])
@@ -199,9 +198,9 @@ def _non_preemptible_starts(
 
 
 def sole_unbound_reservations(lookups: PlanLookups) -> Iterator[ReservationInfo]:
-    """Yield each reservation that is the only unbound one of its pool and can use only one kind of unit.
+    """Yield each unbound reservation that is alone in its pool and can use only one kind of unit.
 
-    With several reservations or kinds, the planner can choose between several correct plans.
+    With several unbound reservations or several kinds, the planner can choose between several correct plans.
     """
     for pool in sorted(lookups.pools):
         unbound = lookups.unbound(pool)

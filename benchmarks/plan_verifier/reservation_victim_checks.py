@@ -14,11 +14,12 @@ SECONDS_PER_PAST_EVICTION = 1800
 
 
 def borrowers_are_evicted_before_guaranteed_work(lookups: PlanLookups) -> Iterator[str]:
-    """Report guaranteed work that is evicted for a reservation, although free units and borrowed work
-    suffice.
+    """Report guaranteed work that is evicted for a reservation without need.
+
+    There is no need if free units and the units of borrowed work suffice for the reservation.
     """
     if lookups.plan.bindings:
-        return  # New bindings take slots from guarantees; the snapshot does not show these slots.
+        return  # New bindings use up slots of guarantees, and the snapshot does not contain these bindings.
     for reservation in sole_unbound_reservations(lookups):
         soonest = lookups.now + lookups.eviction_lead(reservation.pool)
         if not reservation.start <= soonest < reservation.end or lookups.is_static(reservation.pool):
@@ -43,7 +44,7 @@ def _borrowed_work_suffices(lookups: PlanLookups, reservation: ReservationInfo) 
 
 
 def _obtainable_units(lookups: PlanLookups, reservation: ReservationInfo) -> Iterator[UnitInfo]:
-    """Yield the units for the reservation that are free now or can be freed within notice plus grace."""
+    """Yield the units that serve the reservation and can be free for it within notice plus grace."""
     soonest = lookups.now + lookups.eviction_lead(reservation.pool)
     for unit in lookups.units_by_pool.get(reservation.pool, ()):
         is_open = unit.healthy and lookups.hosts[unit.host].schedulable and unit.id not in lookups.bound
@@ -67,9 +68,9 @@ def _guaranteed_work(
 ) -> set[int]:
     """Return the ids of the victims whose eviction takes slots from a team's guarantee.
 
-    Each team first loses the slots that it borrowed, with the cheapest victims first. All further victims of
-    the team are guaranteed work. The team of the reservation may lose as many more slots as the reservation
-    needs.
+    The victims of a team are counted from the cheapest on. As long as their slots do not exceed the slots
+    that the team has borrowed, they are borrowed work. All further victims are guaranteed work. The team of
+    the reservation may lose as many more slots as the reservation needs.
     """
     pool = reservation.pool
     model, need = next(iter(lookups.least_slots_by_model(reservation.ask, pool).items()))
@@ -100,8 +101,8 @@ def _borrowed_slots(lookups: PlanLookups, pool: int, team: int, model: str) -> i
 def _eviction_cost(lookups: PlanLookups, running: RunningWorkload) -> int:
     """Return the work that an eviction loses, in slot-seconds.
 
-    The lost seconds are the time since the last checkpoint or the start. Each past eviction adds half an
-    hour.
+    The lost seconds are counted from the last checkpoint, or from the start if there is no checkpoint. Each
+    past eviction adds half an hour to the lost seconds.
     """
     saved = max(running.started, running.checkpoint_at or running.started)
     unsaved = max(0, lookups.now - saved)

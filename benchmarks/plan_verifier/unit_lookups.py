@@ -100,8 +100,8 @@ class UnitLookups:
         self.bound = {u: r.id for r in self.snapshot.reservations if r.end > self.now for u in r.units}
         self.bound |= {u: b.reservation for b in self.plan.bindings for u in b.units}
         # Units that evictions freed for a workload stay earmarked while it waits for further evictions. The
-        # workload abandons them if it starts, or if it is refused for another reason. If it starts on other
-        # units, its earmarked units become free in the next cycle.
+        # workload gives up these earmarks when it starts, or when it is refused for another reason. If it
+        # starts on other units, its earmarked units become free in the next cycle.
         self.abandoned_earmarks = {
             r.workload for r in self.plan.refusals if r.code != ReasonCode.WAITS_FOR_EVICTION
         } | self.placed.keys()
@@ -146,10 +146,11 @@ class UnitLookups:
         )
 
     def is_open_from(self, host: int, start: int) -> bool:
-        """Return True if a promise that begins at ``start`` may count on the host.
+        """Return True if units of the host may be promised from ``start`` on.
 
-        A host that takes work now always counts. A host with a full disk counts if its disk can be cleared
-        before ``start``: notice, grace and ``DISK_CLEANUP_SECONDS`` must fit into the time until then.
+        They may always be promised if the host takes work now. If the disk of the host is full, they may be
+        promised if the disk can be cleared before ``start``: notice, grace and ``DISK_CLEANUP_SECONDS`` must
+        fit into the time until ``start``.
         """
         row = self.hosts[host]
         if row.schedulable or row.closed_code != ReasonCode.HOST_FULL:
@@ -160,7 +161,7 @@ class UnitLookups:
     def free_before_plan(self) -> dict[int, list[UnitInfo]]:
         """Return the usable units of each pool that no work holds and that are bound to no reservation.
 
-        Units that this plan binds are left out too.
+        Units that this plan binds to a reservation are left out too.
         """
         return {
             pool: [
@@ -173,7 +174,7 @@ class UnitLookups:
     def free_after_plan(self) -> dict[int, list[UnitInfo]]:
         """Return the units of ``free_before_plan`` that are still free after the plan, by pool.
 
-        Units earmarked for a workload are left out, even if the workload abandons them in this plan.
+        Units that are earmarked for a workload are left out, even if the workload gives them up in this plan.
         """
         taken = self.placed_on.keys() | self.earmark.keys() | self.abandoned_units
         return {

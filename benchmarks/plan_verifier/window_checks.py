@@ -53,7 +53,7 @@ def _wrong_acceptance(lookups: PlanLookups, ask: Ask, pool: int, start: int, end
     if not lookups.fits(ask, obtainable, on_empty_hosts=True):
         yield "accepted, but no units are free for the whole window"
     if not can_all_be_kept(lookups, largest_first(lookups.unbound(pool)), lookups.release_times):
-        return  # Perhaps not all earlier reservations can be kept, so their needs prove no error.
+        return  # Perhaps the earlier reservations cannot all be kept. Then their needs prove no error.
     promised = [
         r
         for r in lookups.unbound(pool)
@@ -116,8 +116,9 @@ def _violated_guarantees(
 
 
 def _beyond_limits(lookups: PlanLookups, ask: Ask, team: int, pool: int, start: int) -> Iterator[str]:
-    """Report an acceptance for which the team exceeds its guarantee plus borrow limit on every accepted
-    model.
+    """Report an acceptance with which the team exceeds its limit on every accepted model.
+
+    The limit is the team's guarantee plus its borrow limit.
     """
     allowed = []
     for model, need in lookups.least_slots_by_model(ask, pool).items():
@@ -135,10 +136,10 @@ def _beyond_limits(lookups: PlanLookups, ask: Ask, team: int, pool: int, start: 
 def first_violated_guarantee(
     lookups: PlanLookups, model: str, need: int, team: int, pool: int, window: tuple[int, int]
 ) -> int | None:
-    """Return the first time in the window at which ``need`` more slots of the team violate a guarantee of
-    another team.
+    """Return the first time in the window at which the guarantee of another team is violated.
 
-    Return None if there is no such time. Of all reservations, only those that have units now are counted.
+    The team is assumed to hold ``need`` more slots. Return None if no guarantee is violated. Only
+    reservations that have units now are counted.
     """
     start, end = window
     capacity = _capacity_from(lookups, pool, model, start)

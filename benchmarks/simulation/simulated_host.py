@@ -1,5 +1,6 @@
-"""Simulate a GPU host in virtual time: the real agent with simulated clocks, processes and a
-simulated disk.
+"""Simulate a GPU host in virtual time.
+
+The host runs the real agent. Its clocks, its processes and the free space of its disk are simulated.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ class SimulatedShim:
     stop_requested_at: float | None = None
     kill_at: float | None = None
     killed: bool = False
-    lease_until: float = 0.0  # end of the lease as last read from its file; 0 if it is over
+    # The end of the lease as last read from the lease file, in seconds of the machine's boottime. It is 0.0
+    # until the file has been read once.
+    lease_until: float = 0.0
 
     def tick(self) -> None:
         """Read the shim's files and clocks once, and act on their contents."""
@@ -262,7 +265,7 @@ class SimulatedHost:
     booted_at: float = 0.0
     wall_offset: float = 0.0
     disk_is_full: bool = False
-    writes_until_kill: int = 0  # counted writes until the agent is killed; 0 if no kill is planned
+    writes_until_kill: int = 0  # calls of ``written`` until the agent is killed; 0 if no kill is planned
     shims: list[SimulatedShim] = field(default_factory=list)
     agent: Agent | None = None
     agents: int = 0  # number of agents started so far; timers of earlier agents are ignored
@@ -468,7 +471,7 @@ class SimulatedHost:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Let the agent's code in this context use the clocks, processes and boot id of this host."""
+        """Make the agent's code use the clocks, processes and boot id of this host inside this context."""
         before, self.world.current_host = self.world.current_host, self
         try:
             yield
@@ -476,9 +479,9 @@ class SimulatedHost:
             self.world.current_host = before
 
     def written(self) -> None:
-        """Count a write of the agent, and kill the agent when the planned count is reached.
+        """Count down to the planned kill of the agent, and raise SimulatedKill when the count reaches 0.
 
-        The agent's code calls this method before and after each write.
+        The simulated ``write_json`` calls this method before and after each write, so a write counts twice.
         """
         if self.writes_until_kill:
             self.writes_until_kill -= 1

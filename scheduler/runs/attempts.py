@@ -87,8 +87,8 @@ def end_run(
 def _own_outcome(run: Run, outcome: str) -> str:
     """Return the outcome of this run alone, without the failures of other members of its gang.
 
-    A member that was stopped because another member's GPU failed reports GPU_ERROR. Its outcome becomes
-    CANCELLED, because it has lost no GPU of its own.
+    If the GPU of one member failed, another member that was stopped for this reason reports GPU_ERROR too.
+    Its outcome becomes CANCELLED, because it has lost no GPU of its own.
     """
     stopped_with_gang = (
         outcome == ReasonCode.GPU_ERROR
@@ -103,8 +103,9 @@ def _own_outcome(run: Run, outcome: str) -> str:
 def _charge_code(run: Run, outcome: str) -> str:
     """Return the code that decides who pays for the run.
 
-    It is the code of the last command. If the run finished or was lost, it is the run's outcome. The run's
-    reaction to a stop command does not change who pays. For example, a job that ignores its owner's
+    If the run finished, was lost or could not be set up on its host, the code is the run's outcome. Otherwise
+    it is the code of the last command that has a code, or the outcome if there is no such command. So the
+    run's reaction to a stop command does not change who pays. For example, a job that ignores its owner's
     cancellation until it is killed was not preempted. A job that ends without a checkpoint after its eviction
     was preempted.
     """
@@ -124,8 +125,8 @@ def settle_workload(workload: Workload, now: datetime) -> None:
         _attempt_ended(workload, runs, now)
         return
     _note_progress(workload, runs, now)
-    # A run that saved a checkpoint after the notice and then ended has not failed. So the other runs are not
-    # stopped before their notice ends.
+    # A run that saved a checkpoint after the notice and then ended has not failed. So the end of this run
+    # does not stop the other runs before their notice ends.
     expected = (
         ReasonCode.FINISHED,
         *((ReasonCode.CHECKPOINTED,) if workload.state == WorkloadState.NOTICE else ()),
@@ -213,8 +214,8 @@ def attempt_outcomes(attempts: Collection[Sequence[Run]]) -> list[tuple[Run, str
     that lost a GPU, the outcome of the attempt is GPU_ERROR. The run itself may have another outcome, because
     another member failed first. Retries and pages use the outcome of the attempt.
 
-    This takes at most three queries, and none for work on one host. Loading the workloads of the runs is not
-    counted.
+    The function takes at most three queries, and no query for work on one host. In addition, the workloads of
+    the runs are loaded if they are not loaded yet.
     """
     causes = gangs.first_failures(
         [[run for run in runs if run.outcome != ReasonCode.FINISHED] or runs for runs in attempts]
@@ -303,12 +304,15 @@ def _requeue(
 
 
 def _gpu_event_numbers(run: Run) -> dict[str, object]:
-    """Return the run's GPU events as numbers of the reason, for the sentence that explains its outcome."""
+    """Return the run's GPU events as numbers of the reason.
+
+    The sentence that explains the run's outcome contains them.
+    """
     return {"event": ", ".join(run.gpu_events)} if run.gpu_events else {}
 
 
 def _failed_host_count(workload: Workload) -> int:
-    """Return the number of hosts on which the workload failed so that the host may be the cause.
+    """Return the number of hosts that may themselves be the cause of a failure of the workload.
 
     A host counts if the workload could not start or lost its GPU on it. A host also counts if the workload
     failed immediately on it without a stop command. In a gang's attempt, only the host of the member that

@@ -22,7 +22,7 @@ LIVE_STATES = (
 
 
 def live_runs(workload: Workload) -> list[Run]:
-    """Return the runs of the current attempt that have not ended, by rank."""
+    """Return the runs of the current attempt that have not ended, in the order of their ranks."""
     runs = Run.objects.filter(workload=workload, attempt=workload.attempt).exclude(state=RunState.ENDED)
     return list(runs.order_by("rank"))
 
@@ -38,11 +38,11 @@ def order_start(runs: Sequence[Run], now: datetime) -> None:
 def give_notice(
     workload: Workload, *, code: str, stop_at: datetime, grace_seconds: int, now: datetime, **also: object
 ) -> bool:
-    """Order a running workload to write a checkpoint and end by ``stop_at``.
+    """Order a running workload to write a checkpoint and to end by ``stop_at``.
 
-    ``also``: further columns to set on the workload. ``grace_seconds`` is the pool's current grace period. A
-    run that received a longer grace period at its start keeps it. Return False and write nothing if the
-    workload is not running.
+    ``also`` has further columns to set on the workload. ``grace_seconds`` is the pool's current grace period.
+    A run that received a longer grace period at its start keeps it. If the workload is not running, return
+    False and write nothing.
     """
     runs = live_runs(workload)
     gone_by = stop_at + longest_grace(runs, grace_seconds)
@@ -56,7 +56,8 @@ def give_notice(
         **also,
     ):
         return False
-    if any(run.saved for run in runs):  # the run saved after an earlier notice that was withdrawn
+    # A run wrote a checkpoint after an earlier notice, which was withdrawn. It must save again now.
+    if any(run.saved for run in runs):
         Run.objects.filter(pk__in=[run.pk for run in runs]).update(saved=False)
     _create_commands(runs, Command.Verb.NOTICE, code, stop_at, now)
     nudge.pages(nudge.workload_topic(workload.public_id), nudge.QUEUE)
@@ -66,8 +67,8 @@ def give_notice(
 def order_stop(workload: Workload, *, code: str, grace_seconds: int, now: datetime, **also: object) -> bool:
     """Order a live workload to stop now. The reason of an earlier stop request is kept.
 
-    ``also`` and ``grace_seconds`` have the same meaning as in ``give_notice``. Return False and write nothing
-    if the workload is already stopping or not live.
+    ``also`` and ``grace_seconds`` have the same meaning as in ``give_notice``. If the workload is already
+    stopping or not live, return False and write nothing.
     """
     old = WorkloadState(workload.state)
     if old not in LIVE_STATES or old == WorkloadState.STOPPING:
@@ -95,7 +96,7 @@ def stop_remaining(runs: Sequence[Run], *, code: str, now: datetime) -> None:
 
 
 def runs_ordered_to_stop(runs: Iterable[Run]) -> set[int]:
-    """Return the ids of those ``runs`` that have a stop command. Ended runs are included."""
+    """Return the ids of the ``runs`` that have a stop command. Runs that have ended are included."""
     stops = Command.objects.filter(run__in=list(runs), verb=Command.Verb.STOP)
     return set(stops.values_list("run_id", flat=True))
 
@@ -108,7 +109,10 @@ def mark_done(runs: Iterable[Run], now: datetime) -> None:
 
 
 def longest_grace(runs: Sequence[Run], pool_seconds: int) -> timedelta:
-    """Return the longest grace period of the pool (at present) and of ``runs`` (from their start)."""
+    """Return the longest of several grace periods.
+
+    These are the pool's present grace period, and the grace periods that ``runs`` received at their start.
+    """
     return timedelta(seconds=max([pool_seconds, *(run.grace_seconds for run in runs)]))
 
 

@@ -32,9 +32,9 @@ def is_gang(workload: Workload) -> bool:
 
 
 def gang_placements(runs: Iterable[Run]) -> dict[int, GangWanted]:
-    """Return the rank and the gang of each run, by run id. Runs of work on one host are omitted.
+    """Return the rank and the gang of each run, by run id. Runs of work on one host are left out.
 
-    Load ``runs`` with their workloads. This takes at most one query.
+    The function takes at most one query, if the caller has loaded ``runs`` with their workloads.
     """
     gangs = {(run.workload_id, run.attempt): run.workload for run in runs if is_gang(run.workload)}
     if not gangs:
@@ -75,7 +75,7 @@ def release_gang(workload: Workload) -> None:
         nudge.hosts(run.host_id for run in members)
 
 
-# The failure of a GPU can be reported this long after the end of the run that it stopped.
+# A GPU failure can end a run. The failure can be reported until this long after the end of the run.
 GPU_FAULT_WINDOW = timedelta(minutes=1)
 LOSS_CODES = (ReasonCode.GPU_ERROR, ReasonCode.HOST_LOST, ReasonCode.LEASE_LOST)
 
@@ -86,11 +86,11 @@ def first_failures(attempts: Collection[Sequence[Run]]) -> list[Run]:
     In a gang, the members are ordered by these rules, and the first member is returned:
 
     1. Members that lost their host or a GPU come first. Others may have failed before the loss was reported.
-    2. Members that saved a checkpoint come last, because the gang has saved only when all members have saved.
+    2. Members that saved a checkpoint come last. The gang has saved only if all its members have saved.
     3. Members without a stop command come before members with a stop command.
     4. Members that ended earlier come first.
 
-    This takes at most two queries, and none for work on one host.
+    The function takes at most two queries, and no query for work on one host.
     """
     gang_runs = [run for runs in attempts if len(runs) > 1 for run in runs]
     lost = runs_that_lost_a_gpu(gang_runs)
@@ -111,7 +111,7 @@ def first_failures(attempts: Collection[Sequence[Run]]) -> list[Run]:
 
 
 def runs_that_lost_a_gpu(runs: Sequence[Run]) -> set[int]:
-    """Return the ids of runs that lost a GPU. This takes one query.
+    """Return the ids of the ``runs`` that lost a GPU. The function takes one query.
 
     A run has lost a GPU if the GPU was quarantined or taken out while the run held it, or at most
     GPU_FAULT_WINDOW after the run's end.

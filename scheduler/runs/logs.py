@@ -1,8 +1,9 @@
 """Store the beginning and the end of each run's log in segment files below GPUPOOL_STATE/logs.
 
-The name of a segment file is its number. The file holds the log's bytes from number * SEGMENT_BYTES. The
-first segment is always kept, because it shows how the run began. If there are more than MAX_SEGMENTS, the
-oldest of the other segments are removed. A log stays after its run's end, until ``delete_old_logs``.
+The name of a segment file is its number. Segment ``n`` has the log's bytes from n * SEGMENT_BYTES on. The
+first segment is always kept, because it shows how the run began. If there are more than MAX_SEGMENTS
+segments, the oldest of the other segments are removed. The log of an ended run is kept until
+``delete_old_logs`` deletes it.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def read_log(run: uuid.UUID, offset: int = 0, most: int = 256 * 1024) -> tuple[s
         number, at = divmod(position, SEGMENT_BYTES)
         piece = _read(run, number, at, min(most - len(data), SEGMENT_BYTES - at))
         if not piece:
-            break  # the next bytes are not kept, and the next call continues after this gap
+            break  # The next bytes are not kept. The next call continues after this gap.
         data, position = data + piece, position + len(piece)
     data = data[: len(data) - _partial_character_bytes(data)] or data
     return _gap_notice(first - offset) + data.replace(b"\0", b"").decode(errors="replace"), first + len(data)
@@ -80,9 +81,9 @@ def read_whole_log(run: uuid.UUID) -> bytes | None:
 
 
 def delete_old_logs(before: datetime, most: int) -> int:
-    """Delete up to ``most`` logs of ended runs that were last written before ``before``.
+    """Delete up to ``most`` logs of ended runs. Return the number of deleted logs.
 
-    Return the number of deleted logs.
+    Only logs that were last written before ``before`` are deleted.
     """
     old: list[uuid.UUID] = []
     for folder in _all():

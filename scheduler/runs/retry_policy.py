@@ -46,7 +46,8 @@ WORKLOAD_FAILURE_CODES = (
 MAX_LOST_ATTEMPTS = 5
 
 
-MAX_FAILED_HOSTS = 3  # work that failed on this many hosts is the likely cause itself and is not retried
+# Work that failed on this many hosts is probably itself the cause of the failures, so it is not retried.
+MAX_FAILED_HOSTS = 3
 
 
 AVOID_HOST_CODES = (ReasonCode.START_FAILED, ReasonCode.DISK_RAN_LOW, *HOST_SETUP_CODES)

@@ -1,8 +1,8 @@
 """Find the units that a workload may take now.
 
 A unit (a whole GPU, a MIG slice or a share) may be promised from a future time on: to a workload ahead in the
-queue, to a maintenance window, or to a reservation. A workload may take a free unit only if the workload
-releases the unit before that time.
+queue, to a maintenance window, or to a reservation. Another workload may take the unit before this time only
+if it will also release the unit before this time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def time_class(
     first promise after the time at which the workload releases its units. A bound of 0 allows every start.
     Workloads with equal bounds form one time class: they may take the same units.
 
-    The bounds of the kinds in ``ignoring`` are 0. A caller can so find out which promise is the obstacle.
+    The bounds of the kinds in ``ignoring`` are 0. With this parameter, a caller can find out which kind of
+    promise prevents a start.
     """
     bounds = state.time_classes.get(queued.id)
     if bounds is None:
@@ -67,7 +68,7 @@ def units_clear_of_promises(
 ) -> Mask | None:
     """Return the mask of units that the workload would release before a promise on them begins.
 
-    None means all units. Promises of the kinds in ``ignoring`` do not count.
+    None means all units. Promises of the kinds in ``ignoring`` are ignored.
     """
     return state.units_clear_of(time_class(state, queued, ignoring))
 
@@ -77,8 +78,8 @@ def available_units(
 ) -> Mask | None:
     """Return the mask of units that the workload may take now.
 
-    None means every free unit, which is the common and cheap case. Promises of the kinds in ``ignoring`` do
-    not count.
+    None means every free unit. This is the common case, and no mask has to be computed for it. Promises of
+    the kinds in ``ignoring`` are ignored.
     """
     if queued.reservation is not None:
         return intersection(
@@ -109,7 +110,7 @@ def units_without_other_teams_shares(state: PoolState, team: int) -> Mask:
 def host_counts(state: PoolState, kind: int, available: Mask | None) -> Ints:
     """Return, for each host, the number of available units of a kind.
 
-    If ``available`` is None, the free units count.
+    If ``available`` is None, the result has the numbers of free units.
     """
     if available is None:
         return state.free_counts[kind]

@@ -17,15 +17,15 @@ from scheduler.core.model.snapshot import Ask
 
 
 def cheapest_units(state: PoolState, ask: Ask, kind: int, mask: Mask, cost: Ints) -> list[int] | None:
-    """Return the cheapest units of one kind for an ask, or None if it does not fit.
+    """Return the cheapest units of one kind for an ask, or None if the ask does not fit.
 
-    The units are chosen from ``mask``. ``cost`` has the cost of every unit of the pool. Hosts with equal cost
-    are ordered by, in this sequence:
+    The units are chosen from ``mask``. ``cost`` has the cost of every unit of the pool. These criteria order
+    hosts with equal cost; the first has the most weight:
 
     1. the ask's preferences (labels, spreading),
-    2. hosts whose units can come from one NVLink island,
-    3. hosts with the fewest units in ``mask``,
-    4. the host with the lower index.
+    2. whether the units can come from one NVLink island (such hosts come first),
+    3. the number of units in ``mask`` (the host with the fewest comes first),
+    4. the index of the host (the lowest comes first).
 
     If the ask needs several hosts, hosts with equal cost are then reordered. Hosts near each other come
     first. If the ask is to be spread, hosts on different racks come first instead.
@@ -70,8 +70,8 @@ def _in_one_island(
     """Return two masks: the units to take, and the hosts on which no NVLink island is suitable.
 
     An island is a group of GPUs of one host that NVLink connects. It is suitable if it has enough units, and
-    if these cost no more than the host's units in ``taken``. Each host gives units of its smallest suitable
-    island. A host without a suitable island gives its units in ``taken``.
+    if these units cost no more than the host's units in ``taken``. On each host, the units of the smallest
+    suitable island are taken. On a host without a suitable island, the units in ``taken`` are taken.
     """
     islands = nvlink_islands(state.hardware)
     island_of = islands.of[units]
@@ -94,9 +94,9 @@ def _in_one_island(
 
 
 def _cheapest_nvlink_groups(state: PoolState, ask: Ask, units: Ints, cost: Ints) -> Ints:
-    """Return, for each host, all units of the NVLink group that can serve the ask at the lowest cost.
+    """Return, for each host, all units of the NVLink island that can serve the ask at the lowest cost.
 
-    Hosts without a large enough group give no units.
+    The result has no units of hosts without a large enough island.
     """
     groups: dict[tuple[int, int], list[int]] = {}
     for unit in (int(u) for u in units):

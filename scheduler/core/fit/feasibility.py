@@ -26,7 +26,7 @@ def fits_on_empty_hosts(state: PoolState, ask: Ask, kind: int, mask: Mask) -> bo
 def infeasible_reason(state: PoolState, ask: Ask, team: int) -> Reason | None:
     """Return the reason why even an empty pool could not serve an ask of a team.
 
-    None means that an empty pool could serve it.
+    Return None if an empty pool could serve the ask.
     """
     if state.pool.kind is PoolKind.STATIC and state.pool.team != team:
         return ReasonCode.NOT_YOUR_POOL, reason_numbers(owner=state.pool.team, pool=state.pool.id)
@@ -57,8 +57,9 @@ def _largest_cpu_and_memory(state: PoolState, ask: Ask, kinds: list[int]) -> dic
 
     The result has the requested amounts and the largest possible amounts (``most_...``). It is empty if CPU
     and memory are not the obstacle. A largest possible amount is the highest request that ``ask.hosts`` hosts
-    of one kind could all satisfy. Only hosts with the ask's labels and enough units count. Example: for
-    2 hosts with 32 and 64 cores, ``most_cpu_milli`` is 32000. Unknown amounts are left out.
+    of one kind could all satisfy. Only hosts with the ask's labels and enough units are considered. Example:
+    if an ask needs 2 hosts and they have 32 and 64 cores, ``most_cpu_milli`` is 32000. Unknown amounts are
+    left out.
     """
     if not (ask.cpu_milli or ask.memory_mib):
         return {}

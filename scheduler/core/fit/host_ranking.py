@@ -1,8 +1,9 @@
 """Rank a pool's hosts for an ask by the placement rule (``scoring.placement_rule``).
 
-An ask is the hardware that a workload requests. The placement rule ranks abstract nodes. This module gives it
-each host as a node with whole free GPUs, free CPU and free memory. A MIG slice or a share also counts as a
-whole GPU here, because work holds whole units. The node's class is the kind of its units.
+An ask is the hardware that a workload requests. The placement rule ranks abstract nodes. This module
+describes each host to the rule as a node with whole free GPUs, free CPU and free memory. A MIG slice or a
+share also counts as a whole GPU here, because work holds whole units. The node's class is the kind of its
+units.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from scheduler.core.model.snapshot import Ask
 from scheduler.core.scoring.demand_mix import MILLI_PER_GPU, UNLIMITED_AMOUNT, DemandMix, NodeDemand
 from scheduler.core.scoring.placement_rule import ClassCapacity, NodeSize, PlacementRule, PlacementTerms
 
-# The demand that is assumed for every pool, as (units per host, weight). It matters in an empty pool. In a
+# The demand that is assumed for every pool, as (units per host, weight). It decides in an empty pool. In a
 # busy pool the demand of real work has far more weight.
 PRIOR_DEMAND = ((1, 8), (2, 2), (4, 2), (8, 1))
 
@@ -31,7 +32,7 @@ class HostRanking:
         self.rule = PlacementRule(self._demand_mix(profile), sizes)
 
     def _largest_host(self, kind: int) -> NodeSize:
-        """Return the most units, CPU and memory that any host with units of a kind has.
+        """Return the largest number of units, CPU and memory of the hosts that have units of a kind.
 
         The three values may come from different hosts. Unknown capacity counts as unlimited.
         """
@@ -46,10 +47,10 @@ class HostRanking:
         )
 
     def _demand_mix(self, profile: str) -> DemandMix:
-        """Return the frequencies of the demands that waiting and running work has on one host.
+        """Return the demands of waiting and running work on one host, and the frequency of each demand.
 
-        Example: a gang on 4 hosts adds its demand on one host 4 times. Running work counts as demand for any
-        model.
+        Example: a gang on 4 hosts adds its demand on one host 4 times. The function assumes that running work
+        could also use every other model.
         """
         state, all_classes = self.state, (1 << len(self.kinds)) - 1
         counted_demands = [
@@ -98,7 +99,7 @@ class HostRanking:
         return int(self._priced_rule().prices.model_price[self.class_of[kind]])
 
     def _priced_rule(self) -> PlacementRule:
-        """Return the rule, after computing its prices again if these are out of date."""
+        """Return the rule with its present prices. Compute the prices again first if they are out of date."""
         state, placed = self.state, len(self.state.placements)
         if self.rule.prices_are_due(placed):
             counts = [state.free_counts[kind] for kind in self.kinds]

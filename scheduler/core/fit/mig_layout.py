@@ -21,8 +21,8 @@ class MigProfileSpec:
     """A MIG profile that the driver of a GPU offers.
 
     ``slices`` is the number of compute slices of one instance. ``most`` is the highest number of instances on
-    one GPU. ``size`` is the number of memory slices of one instance, or 0 if unknown. ``starts`` are the
-    memory slices at which an instance may begin; it is empty if unknown.
+    one GPU. ``size`` is the number of memory slices of one instance, or 0 if it is unknown. ``starts`` has
+    the memory slices at which an instance may begin. It is empty if they are unknown.
     """
 
     name: str
@@ -51,7 +51,7 @@ class MigLayoutProblem:
     - ``slices``: the instances need too many compute slices together.
     - ``places``: no positions exist at which the instances do not overlap.
 
-    ``asked`` and ``allowed`` are the requested and the highest possible number, for ``most`` and ``slices``.
+    For ``most`` and ``slices``, ``asked`` is the requested number and ``allowed`` is its limit.
     """
 
     why: str

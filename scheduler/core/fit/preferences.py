@@ -16,9 +16,9 @@ from scheduler.core.model.snapshot import Ask, QueuedWorkload
 def rank_by_preferences(hardware: PoolHardware, ask: Ask, hosts: Ints, counts: Ints, ranks: Ints) -> Ints:
     """Return new ranks of the hosts, in which the ask's preferences have more weight than ``ranks``.
 
-    A host with fewer missing preferred labels comes first. Among equal hosts, if the ask is to be spread, the
-    host with more free units (``counts``) comes first. The last criterion is ``ranks``, which come from the
-    placement rule.
+    A host with fewer missing preferred labels comes first. If several hosts are equal in this point and the
+    ask is to be spread, the host with the most free units (``counts``) comes first. The last criterion is
+    ``ranks``, which come from the placement rule.
     """
     if not ask.labels_preferred and not ask.spread:
         return ranks
@@ -35,8 +35,8 @@ def rank_by_preferences(hardware: PoolHardware, ask: Ask, hosts: Ints, counts: I
 def spread_over_racks(hardware: PoolHardware, hosts: Ints) -> Ints:
     """Return the hosts reordered for work that is to be spread over racks.
 
-    First comes one host of each rack, then a second host of each rack, and so on. ``hosts`` is ordered from
-    best to worst, and this order is kept among the hosts of one round.
+    The first round has one host of each rack, the second round has a second host of each rack, and so on.
+    ``hosts`` is ordered from best to worst, and each round keeps this order.
     """
     taken: dict[str, int] = {}
     rounds = []
@@ -50,11 +50,12 @@ def spread_over_racks(hardware: PoolHardware, hosts: Ints) -> Ints:
 def preferred_unit_masks(hardware: PoolHardware, queued: QueuedWorkload, now: int) -> list[Mask | None]:
     """Return the masks of units on which the planner tries to place a workload, in order of preference.
 
-    1. Hosts that have the storage with the workload's checkpoint, without the hosts to avoid.
-    2. All hosts except the hosts to avoid. The workload failed to start on these before.
+    1. The units of hosts that have the storage with the workload's checkpoint, except the hosts to avoid.
+    2. The units of all hosts except the hosts to avoid.
     3. None, which means all units.
 
-    A mask that would change nothing is left out.
+    The hosts to avoid are the hosts on which the workload recently failed to start or ran low on disk. A mask
+    that would exclude no unit is left out.
     """
     avoided = (
         [hardware.host_index[host] for host in queued.avoids if host in hardware.host_index]

@@ -57,10 +57,11 @@ def nvlink_islands(hardware: PoolHardware) -> NvlinkIslands:
 
 
 def host_places(hardware: PoolHardware, label: str) -> Ints | None:
-    """Return, for each host, the number of its place: the group of hosts with an equal value of the label.
+    """Return, for each host, the number of its place.
 
-    Places are numbered in alphabetical order of the values. A host without the label gets NO_PLACE. The
-    result is None if no host has the label.
+    A place is a group of hosts with equal values of ``label``, for example a rack. Places are numbered in
+    alphabetical order of the values. A host without the label gets NO_PLACE. The result is None if no host
+    has the label.
     """
     key = "places", label
     if key not in hardware.derived:
@@ -75,10 +76,11 @@ def host_places(hardware: PoolHardware, label: str) -> Ints | None:
 def order_by_proximity(hardware: PoolHardware, hosts_needed: int, hosts: Ints) -> Ints:
     """Return the hosts in the order in which a gang (a workload on several hosts) takes them.
 
-    ``hosts`` is ordered from best to worst. If one island has at least ``hosts_needed`` of these hosts, its
-    hosts come first. Otherwise the hosts of one such rack come first. Among several such islands or racks,
-    the one with the fewest hosts is chosen, so that the others stay whole. If there is none, the order uses
-    as few islands or racks as possible.
+    ``hosts`` is ordered from best to worst. An island is a group of hosts with equal values of the host label
+    ``island``. If an island has at least ``hosts_needed`` of these hosts, its hosts come first. Otherwise, if
+    a rack has this many, its hosts come first. If several islands or racks are large enough, the smallest of
+    them is chosen, so that the larger ones stay whole. If none is large enough, the order uses as few
+    racks (or islands, if no host has a rack) as possible.
     """
     if hosts_needed == 1:
         return hosts

@@ -43,8 +43,8 @@ class HostResources:
 def suitable_hosts(state: PoolState, ask: Ask, counts: Ints, resources: HostResources | None = None) -> Mask:
     """Return the mask of hosts that have all labels of the ask and enough units, CPU and memory.
 
-    ``counts`` are the available units of each host. If ``resources`` is None, the CPU and memory that are
-    free now count.
+    ``counts`` has the number of available units of each host. If ``resources`` is None, the function uses the
+    CPU and memory that are free now.
     """
     cpu = state.cpu_free if resources is None else resources.cpu_milli
     memory = state.memory_free if resources is None else resources.memory_mib
@@ -61,10 +61,11 @@ def choose_units(
     available: Mask | None = None,
     resources: HostResources | None = None,
 ) -> list[int] | None:
-    """Return the best units of one kind for an ask, on all of its hosts, or None if it does not fit.
+    """Return the best units of one kind for an ask, or None if the ask does not fit.
 
-    ``available`` (units) and ``resources`` (CPU and memory) can describe a hypothetical state, for example
-    after evicted work has stopped. If they are None, the units, CPU and memory that are free now count.
+    The units are on as many hosts as the ask needs. ``available`` (units) and ``resources`` (CPU and memory)
+    can describe a hypothetical state, for example the state after evicted work has stopped. If they are None,
+    the function uses the units, CPU and memory that are free now.
     """
     counts = host_counts(state, kind, available)
     hosts = suitable_hosts(state, ask, counts, resources).nonzero()[0]
@@ -84,10 +85,10 @@ def choose_units_on_hosts(
     available: Mask | None = None,
     resources: HostResources | None = None,
 ) -> list[int] | None:
-    """Return the best units on ``hosts``, or None if the ask needs more hosts.
+    """Return the best units on ``hosts`` for an ask, or None if the ask needs more hosts.
 
-    The ask must fit on each of these hosts (see ``suitable_hosts``). ``counts`` are the available units of
-    all hosts of the pool.
+    One host's part of the ask must fit on each of these hosts (see ``suitable_hosts``). ``counts`` has the
+    number of available units of each host of the pool.
     """
     free = state.free if available is None else available
     ranks = rank_hosts(state, ask, kind, counts[hosts], hosts, free, resources)
@@ -115,8 +116,8 @@ def kinds_in_order(state: PoolState, ask: Ask) -> list[int]:
     """Return the kinds of units that serve an ask, in the order in which the planner tries them.
 
     If the ask lists models, this is the order of its list. Otherwise the least capable kind comes first.
-    Among equally capable kinds, the kind with the lowest model price comes first, because other work needs
-    that model least.
+    Among equally capable kinds, the kind whose model other work needs least comes first (lowest
+    ``model_price``).
     """
     kinds = state.kinds_for(ask)
     if ask.models or len(kinds) < 2 or not has_equally_capable_models(state.hardware):
@@ -126,7 +127,7 @@ def kinds_in_order(state: PoolState, ask: Ask) -> list[int]:
 
 
 def capability(kind: UnitKind) -> tuple[int, int]:
-    """Return (memory in MiB, compute capability), the properties by which an ask can select a kind."""
+    """Return (memory in MiB, compute capability). An ask can require a minimum of both."""
     return kind.memory_mib, kind.compute_capability
 
 
@@ -149,9 +150,9 @@ def rank_hosts(
 ) -> Ints:
     """Return the rank of each host in ``hosts``; a lower rank is better.
 
-    For slices and shares, hosts with a fuller GPU come first. For several whole GPUs, hosts that can give
-    them from one NVLink island come first. Otherwise the placement rule decides. Callers resolve equal ranks
-    in favour of the host with the lower index.
+    For slices and shares, hosts with a fuller GPU come first. For several whole GPUs, hosts on which one
+    NVLink island has enough of them come first. Otherwise the placement rule decides. If two hosts have equal
+    ranks, callers choose the host with the lower index.
     """
     cpu = state.cpu_free if resources is None else resources.cpu_milli
     memory = state.memory_free if resources is None else resources.memory_mib
@@ -164,7 +165,10 @@ def rank_hosts(
 
 
 def ranking_for_profile(state: PoolState, profile: str) -> HostRanking:
-    """Return the host ranking for units of one profile. It is created at its first use in each cycle."""
+    """Return the host ranking for units of one profile.
+
+    A ranking is created at its first use in each cycle (run of the planner).
+    """
     cached = state.rankings.get(profile)
     if cached is None:
         cached = state.rankings[profile] = HostRanking(state, profile)
@@ -172,12 +176,12 @@ def ranking_for_profile(state: PoolState, profile: str) -> HostRanking:
 
 
 def placement_terms(state: PoolState, ask: Ask, kind: int, units: list[int]) -> PlacementTerms:
-    """Return the terms of the placement rule for these units, added up over the hosts."""
+    """Return the terms of the placement rule for ``units``, added up over their hosts."""
     ranking, terms = ranking_for_profile(state, ask.profile), PlacementTerms(0, 0, 0, 0)
     for first in range(0, len(units), ask.units):
         host_units = units[first : first + ask.units]
         host = int(state.host_of[host_units[0]])
-        # ``free_counts`` does not include units that evictions freed for this workload alone.
+        # Units that evictions freed for this workload are not in ``free_counts``, so they are added.
         earmarked = sum(not state.free[unit] for unit in host_units)
         count = int(state.free_counts[kind][host]) + earmarked
         terms += ranking.terms(ask, kind, count, int(state.cpu_free[host]), int(state.memory_free[host]))
@@ -185,7 +189,7 @@ def placement_terms(state: PoolState, ask: Ask, kind: int, units: list[int]) -> 
 
 
 def largest_island(state: PoolState, kind: int, free: Mask) -> Ints:
-    """Return, for each host, the available units of a kind in the NVLink island that has the most of them."""
+    """Return, for each host, the largest number of available units of a kind that one NVLink island has."""
     islands = nvlink_islands(state.hardware)
     chosen = units_of_kind_in(state, kind, intersection(free, islands.of >= 0))
     members = np.bincount(islands.of[chosen], minlength=len(islands.host))
@@ -195,7 +199,7 @@ def largest_island(state: PoolState, kind: int, free: Mask) -> Ints:
 
 
 def fullest_gpu(state: PoolState, kind: int, free: Mask) -> Ints:
-    """Return, for each host, the slots in use on its fullest GPU that has an available unit of a kind."""
+    """Return, for each host, the slots in use on the fullest GPU that has an available unit of a kind."""
     chosen = units_of_kind_in(state, kind, free)
     fullest = np.zeros(len(state.hosts), dtype=np.int64)
     np.maximum.at(fullest, state.host_of[chosen], state.gpu_used[state.gpu_of[chosen]])
@@ -203,9 +207,10 @@ def fullest_gpu(state: PoolState, kind: int, free: Mask) -> Ints:
 
 
 def pick_units_on_host(state: PoolState, ask: Ask, kind: int, host: int, free: Mask) -> list[int] | None:
-    """Return ``ask.units`` of a host's available units of one kind, or None if there are not enough.
+    """Return as many available units of one kind on a host as the ask needs per host (``ask.units``).
 
-    The units are in one NVLink group if possible. Slices are on the GPUs with the most slots in use.
+    Return None if there are not enough. The units are in one NVLink island if possible. Slices are on the
+    GPUs with the most slots in use.
     """
     first, last = int(state.first_unit[host]), int(state.first_unit[host + 1])
     units: list[int] = (first + (free[first:last] & (state.kind[first:last] == kind)).nonzero()[0]).tolist()
@@ -213,9 +218,9 @@ def pick_units_on_host(state: PoolState, ask: Ask, kind: int, host: int, free: M
 
 
 def pick_units(state: PoolState, ask: Ask, units: list[int]) -> list[int] | None:
-    """Return ``ask.units`` of the given available units of one host, or None if there are not enough.
+    """Return as many of one host's available ``units`` as the ask needs per host (``ask.units``).
 
-    If the ask requires NVLink, there are only enough if one NVLink group has that many.
+    Return None if there are not enough, or if the ask requires NVLink and no NVLink island has enough.
     """
     if len(units) < ask.units:
         return None

@@ -17,8 +17,10 @@ from scheduler.core.promises.promise_timeline import ReservationRequester
 from scheduler.core.promises.reservation_windows import ReservationWindow
 
 MAX_ALTERNATIVES = 5
-MAX_CHANGES_TRIED, MIN_CHANGES_TRIED = 24, 2  # the number of changed requests that are planned
-# A turn is the decision about one workload in one plan. When all plans together had this many turns, no
+# At most MAX_CHANGES_TRIED changed requests are examined. Of the promising ones, at least MIN_CHANGES_TRIED
+# are planned, even if MAX_TURNS_EVALUATED has been reached.
+MAX_CHANGES_TRIED, MIN_CHANGES_TRIED = 24, 2
+# A turn is the decision about one workload in one plan. When all plans together have had this many turns, no
 # further request is planned.
 MAX_TURNS_EVALUATED = 1_600
 
@@ -36,20 +38,21 @@ class ChangedField(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AllowedChanges:
-    """The changes of a request that are allowed in addition to changes of its hardware and runtime limit."""
+    """The allowed changes of a request. Its hardware and its runtime limit may always be changed."""
 
     priority: Priority = Priority.LOW  # the highest allowed priority
     # True if the request may become preemptible. It may then also exceed its team's guarantee.
     preemptible: bool = False
 
 
-# Of several changes of one of these fields, only the smallest that helps is shown.
+# If several changes of one of these fields help, only the change with the earliest start is shown. If several
+# have the same start, only the smallest of them is shown.
 MINIMAL_CHANGES = ((ChangedField.RUNTIME,), (ChangedField.PRIORITY,))
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A similar request that would start now or at ``expected_start``, which is sooner than the original."""
+    """A similar request that would start sooner than the original request: now or at ``expected_start``."""
 
     ask: Ask
     starts_now: bool
@@ -61,7 +64,7 @@ class Alternative:
 
 
 class PoolWhatIf:
-    """One pool at one time, which is planned repeatedly with different versions of one workload.
+    """One pool at a fixed point in time. It is planned repeatedly with different versions of one workload.
 
     Each plan stops as soon as it has decided about this workload. ``turns_evaluated`` is the number of
     decisions of all plans together.
@@ -73,14 +76,18 @@ class PoolWhatIf:
         self._team_alone = PoolSnapshot(replace(snapshot, queued=team_queued), pool)
 
     def answer(self, queued: QueuedWorkload) -> Placement | Refusal:
-        """Return the plan's decision about ``queued``. It replaces the waiting workload with the same id."""
+        """Return the plan's decision about ``queued``.
+
+        In the planned pool, ``queued`` replaces the waiting workload with the same id, if there is one.
+        """
         self.pool_snapshot.change_queued((), (queued,))
         return self._answer(self.pool_snapshot, queued)
 
     def answer_without_other_teams(self, queued: QueuedWorkload) -> Placement | Refusal:
-        """Return the plan's decision about ``queued`` if no other team had waiting work.
+        """Return the decision about ``queued`` of a plan in which no other team has waiting work.
 
-        This plan is fast. If the workload does not start sooner in it, it does not start sooner in reality.
+        Such a plan is fast. If even this plan does not start the workload sooner than the original request
+        would start, a plan with all teams does not either.
         """
         self._team_alone.change_queued((), (queued,))
         return self._answer(self._team_alone, queued)
@@ -92,7 +99,7 @@ class PoolWhatIf:
         return next(answer for answer in answers if answer.workload == queued.id)
 
     def start(self, answer: Placement | Refusal) -> int | None:
-        """Return the start time (s) according to a plan's decision, or None if it is unknown."""
+        """Return the start time (seconds since the epoch) in a plan's decision, or None if it is unknown."""
         return self.now if isinstance(answer, Placement) else answer.expected_start
 
 
@@ -175,8 +182,8 @@ def _promising_changes(
 ) -> list[tuple[int, QueuedWorkload, tuple[ChangedField, ...]]]:
     """Return (rank, request, changed fields) for the changed requests that could start sooner.
 
-    They would start sooner if no other team had waiting work. The request with the earliest start comes
-    first.
+    Such a request starts sooner than the original in a plan in which no other team has waiting work. The
+    request with the earliest start comes first.
     """
     candidates: list[tuple[int, int, QueuedWorkload, tuple[ChangedField, ...]]] = []
     for rank, (changed_request, changed) in enumerate(
@@ -194,10 +201,11 @@ def _is_sooner(start: int, answer: Refusal) -> bool:
 
 
 def _drop_larger_changes(alternatives: list[Alternative]) -> list[Alternative]:
-    """Return the alternatives without unnecessarily large changes of the fields in ``MINIMAL_CHANGES``.
+    """Return the alternatives with at most one change of each field in ``MINIMAL_CHANGES``.
 
-    ``alternatives`` is ordered by start, then by size of the change. Of several changes of such a field, only
-    the first is kept. Example: if half the runtime limit already starts now, a quarter is dropped.
+    ``alternatives`` is ordered by start, then by size of the change. If several of them change the same field
+    of ``MINIMAL_CHANGES``, only the first is kept. Example: if half the runtime limit already starts now, a
+    quarter is dropped.
     """
     seen: set[tuple[ChangedField, ...]] = set()
     kept = []
@@ -269,7 +277,7 @@ def _changed_requests(
 
 
 def _other_models(snapshot: Snapshot, queued: QueuedWorkload) -> list[tuple[str]]:
-    """Return the pool's GPU models, except those of the request, that offer its profile.
+    """Return the pool's GPU models that offer the requested profile, except the requested models.
 
     The result is empty if the request allows any model.
     """
@@ -290,9 +298,9 @@ def _halves(count: int) -> list[int]:
 
 
 def _runtimes(queued: QueuedWorkload) -> list[int]:
-    """Return shorter runtime limits (s): a half and a quarter of the present limit, in whole hours.
+    """Return shorter runtime limits in seconds: a half and a quarter of the present limit.
 
-    Limits that are shorter than the predicted runtime are left out.
+    They are rounded down to whole hours. Limits below one hour or below the predicted runtime are left out.
     """
     halves = (queued.max_runtime_seconds // part // 3600 * 3600 for part in (2, 4))
     return [seconds for seconds in halves if seconds >= max(3600, queued.predicted_seconds)]

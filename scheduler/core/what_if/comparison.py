@@ -31,8 +31,8 @@ class WorkloadComparison:
 
     ``own_turn``, ``other_turn`` and ``criterion`` come from a plan at the present time. If the other workload
     is running, this plan treats it as waiting again. A turn is None if its workload is not admitted to the
-    queue. ``criterion`` is None unless the other workload has its turn first. ``answer_without_other`` is the
-    plan's decision about the waiting workload if the other did not exist.
+    queue. ``criterion`` is the reason why the other workload has its turn first, or None if it does not have
+    it first. ``answer_without_other`` is the decision about the waiting workload in a plan without the other.
     """
 
     basis: ComparisonBasis
@@ -72,7 +72,7 @@ def turns_in_pool(snapshot: Snapshot, pool: int, now: int) -> PoolTurns:
     return PoolTurns(turns)
 
 
-# Not split: its steps compute the fields of the result one after another.
+# Not split: the function computes the fields of the result one after another.
 def compare_workloads(
     snapshot: Snapshot, workload: int, other: int, now: int, other_submitted: int
 ) -> WorkloadComparison | None:

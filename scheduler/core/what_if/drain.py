@@ -1,4 +1,4 @@
-"""Find the workloads and reservations that would be affected if a host or some units were not available.
+"""Find the workloads and reservations that would be affected if a host or some units became unavailable.
 
 The causes are a drain of a host (its work is moved to other hosts), maintenance, or a loss of units.
 """
@@ -51,7 +51,7 @@ class ReservationEffect:
     """The ids of the reservations that a change of a host affects.
 
     Reservations in ``moved`` would get units of other hosts. Reservations in ``broken`` have enough units
-    now, but not after the change. Both lists contain reservations that have begun and future ones.
+    now, but not after the change. Both can contain reservations that have begun and future reservations.
     """
 
     moved: tuple[int, ...]
@@ -100,7 +100,10 @@ def drain_effect(snapshot: Snapshot, host: int, now: int) -> DrainEffect:
 
 
 def _without_units(snapshot: Snapshot, units: set[int], now: int) -> tuple[ReservationInfo, ...]:
-    """Return all reservations, but remove the units of each reservation that has one of ``units``."""
+    """Return all reservations, as if those that have one of ``units`` had no units yet.
+
+    Reservations that have ended are returned unchanged.
+    """
     return tuple(
         replace(row, units=()) if units & set(row.units) and row.end > now else row
         for row in snapshot.reservations
@@ -140,8 +143,8 @@ def effect_on_reservations(before: Snapshot, after: Snapshot, host: int, now: in
 def _units_of_reservations(snapshot: Snapshot, pool: int | None, now: int) -> dict[int, frozenset[int]]:
     """Return, for each reservation of a pool, the ids of the units that it has or is expected to get.
 
-    If a reservation has to be moved to other units, the result has the other units. Reservations for which
-    there are not enough units are left out.
+    If a reservation has to be moved to other units, the result has its new units. A reservation is left out
+    if there are not enough units for it.
     """
     found: dict[int, frozenset[int]] = {}
     for p in snapshot.pools:
@@ -161,10 +164,10 @@ def _units_of_reservations(snapshot: Snapshot, pool: int | None, now: int) -> di
 
 
 def _loses_checkpoint(overlay: Snapshot, running: RunningWorkload, placement: Placement | None) -> bool:
-    """Return True if the workload would certainly run on a host without its checkpoint.
+    """Return True if the workload would certainly run on a host on which its checkpoint is not available.
 
-    If ``placement`` is None, its hosts are unknown. Then all hosts of the pool that take new work are
-    considered.
+    If ``placement`` is None, the future hosts of the workload are unknown. The function then examines all
+    hosts of the pool that take new work.
     """
     storage = home_storage_of(overlay, running)
     if storage is None:

@@ -13,8 +13,8 @@ from scheduler.core.model.snapshot import QueuedWorkload, Snapshot
 from scheduler.core.reasons import ReasonCode
 from scheduler.core.what_if.preview import preview
 
-# With these reasons, an operator can make the start possible, so waiting can help. With all other reasons,
-# the user has to change the request.
+# If the refusal has one of these reasons, an operator can make the start possible, so waiting can help. For
+# every other reason, the user has to change the request.
 GRANTABLE_CODES = frozenset({ReasonCode.NO_QUOTA, ReasonCode.OVER_QUOTA})
 
 
@@ -22,7 +22,7 @@ def impossible_reason(snapshot: Snapshot, queued: QueuedWorkload, now: int) -> R
     """Return the refusal of a workload that could never start, or None if it could start.
 
     The caller gives a ``snapshot`` in which no GPU-hours are used up. A workload inside a reservation can use
-    only the units of the reservation. As long as the reservation has no units, the result is None.
+    only the units of the reservation. If the reservation has no units yet, the result is None.
     """
     own = tuple(r for r in snapshot.reservations if r.id == queued.reservation)
     if queued.reservation is not None and not any(r.units for r in own):

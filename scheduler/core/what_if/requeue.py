@@ -6,9 +6,9 @@ from scheduler.core.model.snapshot import Ask, QueuedWorkload, RunningWorkload, 
 
 
 def ask_of(snapshot: Snapshot, running: RunningWorkload) -> Ask:
-    """Return the ask of a running workload, which is the hardware that it requested.
+    """Return the ask of a running workload. An ask is the hardware that a workload requests.
 
-    If it is unknown, return an ask that matches the units of the workload.
+    If the ask is unknown, return an ask that matches the units of the workload.
     """
     if running.ask is not None:
         return running.ask
@@ -29,7 +29,7 @@ def ask_of(snapshot: Snapshot, running: RunningWorkload) -> Ask:
 def home_storage_of(snapshot: Snapshot, running: RunningWorkload) -> int | None:
     """Return the id of the home storage that all hosts of a workload use.
 
-    Return None if they use different storages or if it is unknown.
+    Return None if the hosts use different storages or if the storage is unknown.
     """
     own_units = set(running.units)
     hosts = {unit.host for unit in snapshot.units if unit.id in own_units}
@@ -40,7 +40,8 @@ def home_storage_of(snapshot: Snapshot, running: RunningWorkload) -> int | None:
 def as_requeued(snapshot: Snapshot, running: RunningWorkload, now: int) -> QueuedWorkload:
     """Return a running workload as a waiting workload.
 
-    The runtime limit is the remaining time of the running workload. The submit time is the time of its start.
+    The new runtime limit is the remaining time of the running workload. The new submit time is the time at
+    which the workload started.
     """
     return QueuedWorkload(
         id=running.id,

@@ -1,9 +1,10 @@
 """Run the planner in simulated time, event by event.
 
 ``run_simulation(snapshot, arrivals, until, start=..., on_event=..., reservations=...)`` plans with an
-``IncrementalPlanner`` whenever something has changed. It carries the plan out as agents would: notice,
-checkpoint, stop, requeue. It calls ``on_event(SimulationEvent)`` for each event, in order of time. At the end
-it returns the snapshot at ``until``. There is no clock and no randomness: equal arrivals give equal events.
+``IncrementalPlanner`` whenever something has changed. It carries the plan out as the real system would: work
+gets a notice, writes a checkpoint, stops and is requeued. It calls ``on_event(SimulationEvent)`` for each
+event, in order of time. At the end it returns the snapshot at ``until``. There is no clock and no randomness:
+equal arrivals give equal events.
 
     arrivals = [WorkloadArrival(at=t0, queued=QueuedWorkload(id=1, ..., submitted=t0), runtime_seconds=5400)]
     events: list[SimulationEvent] = []
@@ -54,7 +55,7 @@ class WorkloadArrival:
     queued: QueuedWorkload
     runtime_seconds: int  # the runtime that the workload would have without interruptions
     # The seconds between two checkpoints. The workload also writes a checkpoint when it is evicted.
-    # None means that it writes none, so an eviction loses all progress.
+    # None means that the workload writes no checkpoints, so an eviction loses all its progress.
     checkpoint_seconds: int | None = None
 
 
@@ -111,7 +112,8 @@ class SimulatedJob:
 class Simulation:
     """The simulation of one organisation.
 
-    Future actions are in a heap of (time, number, action). The number keeps actions of one time in order.
+    Future actions are in a heap of (time, number, action). Actions at the same time run in the order of their
+    numbers, which is the order in which they were scheduled.
     """
 
     def __init__(
@@ -123,10 +125,11 @@ class Simulation:
         on_refusal: Callable[[int, Refusal], None] | None = None,
     ) -> None:
         self.base, self.now, self.on_event, self.predict = snapshot, start, on_event, predict
-        # At the next plan, this is called with (now, refusal) for the workloads in ``refusal_requested_for``.
+        # If the next plan refuses a workload in ``refusal_requested_for``, ``on_refusal`` is called with
+        # (now, refusal).
         self.on_refusal = on_refusal
         self.refusal_requested_for: set[int] = set()
-        # If True, every workload is added to ``refusal_requested_for`` whenever it begins to wait.
+        # If True, a workload is added to ``refusal_requested_for`` each time that it joins the queue.
         self.report_all_refusals = False
         self.planner = IncrementalPlanner(
             replace(snapshot, queued=(), running=(), reservations=(), decayed_use=())
@@ -134,7 +137,8 @@ class Simulation:
         self.plans = 0
         self.held: dict[tuple[int, int], int] = defaultdict(int)  # by (team, pool): the slots in use
         # The first three sets have the ids of the rows that changed since the last plan. ``checkpointing``
-        # has the ids of running work that writes checkpoints, because its row changes with time.
+        # has the ids of running work that writes checkpoints. Its rows are compared before each plan, because
+        # the time of the latest checkpoint changes without an event.
         self.changed_queued: set[int] = set()
         self.changed_running: set[int] = set()
         self.changed_reservations: set[int] = set()
@@ -174,7 +178,7 @@ class Simulation:
         self.at(arrival.at, partial(self.arrive, arrival))
 
     def run(self, until: int) -> None:
-        """Advance to ``until``. At each time, run all actions of this time, then plan once."""
+        """Advance to ``until``. At the time of each action, run all actions of this time, then plan once."""
         self._replan()
         while self.heap and self.heap[0][0] < until:
             time = self.heap[0][0]
@@ -300,7 +304,7 @@ class Simulation:
         )
 
     def _note_held(self, running: RunningWorkload, sign: int) -> None:
-        """Add the slots of a workload to the held slots of its team; ``sign`` -1 subtracts them."""
+        """Add the slots of a workload to the held slots of its team, or subtract them if ``sign`` is -1."""
         self.held[running.team, running.pool] += sign * sum(self.slots[u] for u in running.units)
         self.changed_running.add(running.id)
 
@@ -309,7 +313,8 @@ class Simulation:
             bound_reservation = replace(self.reservations[binding.reservation], units=binding.units)
             self.reservations[bound_reservation.id] = bound_reservation
             self.changed_reservations.add(bound_reservation.id)
-            self.at(self.now, self._request_replan)  # plan again: work inside the reservation may start now
+            # Plan again at this time, because work inside the reservation may start now.
+            self.at(self.now, self._request_replan)
             self.on_event(
                 SimulationEvent(
                     self.now,
@@ -422,7 +427,7 @@ class Simulation:
     def _stopped(self, job: SimulatedJob, attempt: RunningWorkload, eviction: Eviction) -> None:
         """Put a workload back in the queue after it has stopped because of an eviction.
 
-        It keeps its submit time. If it writes checkpoints, it also keeps its progress.
+        The workload keeps its submit time. If it writes checkpoints, it also keeps its progress.
         """
         if job.running is not attempt:
             return  # The workload ended before the eviction could stop it.
@@ -520,9 +525,11 @@ def run_simulation(
 
     The module's docstring describes the events. Return the snapshot at ``until``.
 
-    ``predict`` is called with each submitted workload. It returns the row that joins the queue, for example
-    with a predicted runtime. ``on_refusal`` is called with (now, refusal) for the first refusal of a workload
-    each time that it begins to wait.
+    ``predict`` is called with each workload that arrives. It returns the workload as it shall be queued, for
+    example with another predicted runtime.
+
+    A workload joins the queue when it arrives, and again after each eviction. If the next plan refuses it,
+    ``on_refusal`` is called with (now, refusal).
     """
     simulation = Simulation(snapshot, start, on_event, predict, on_refusal)
     simulation.report_all_refusals = on_refusal is not None
