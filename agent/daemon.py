@@ -54,7 +54,7 @@ class AgentOptions:
     host: str
     sample_seconds: float
     stop_on_exit: bool
-    # by name of each diagnostic that the operator defined: its command
+    # the command of each diagnostic that the operator defined, by the name of the diagnostic
     diagnostics: Mapping[str, list[str]] = field(default_factory=dict)
     most_tmp_mib: int = 0  # limit of one run's temporary files; 0: no limit
 
@@ -249,7 +249,10 @@ class Agent:
         self.reporter.on_connect()
 
     def on_disconnect(self) -> None:
-        """Handle the end of the sync connection. Dial no workspace streams until the next one begins."""
+        """Handle the end of the sync connection.
+
+        No workspace streams are dialled until a desired state arrives on the next sync connection.
+        """
         self.reporter.on_disconnect()
         if self._streams is not None:
             self._streams.rest()
@@ -309,7 +312,11 @@ class Agent:
                 self._take_over(hardware)
 
     def _take_over(self, hardware: GpuInventory) -> None:
-        """Use this inventory from now on: after a MIG geometry change, or when GPUs can be read again."""
+        """Use this inventory from now on.
+
+        This method is called after a MIG geometry change, and when a new read of unreadable GPUs gives a
+        different inventory.
+        """
         self._hardware = hardware
         self.runs.take_over(hardware)
         self.reconciler.take_over(hardware)

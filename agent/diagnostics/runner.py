@@ -4,8 +4,8 @@ A unit is a whole GPU or a MIG instance. For each unit of the GPU, the runner st
 deadline. The process holds the lock of the GPU. Workloads have priority: a diagnostic stops when a workload
 needs its GPU.
 
-Each diagnostic has a folder with its result, or with the pid of its process. After a restart, the agent waits
-until a process that it finds there has ended. Then the agent reports this diagnostic as stopped.
+Each diagnostic has a folder with its result, or with the pid of its process. If the agent finds a pid there
+after a restart, it waits until that process has ended. Then it reports the diagnostic as stopped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_OUTPUT_BYTES = 1 << 20
 
 
 class DiagnosticRunner:
-    """The diagnostics ordered for this host, running and finished. Runs on one event loop."""
+    """The running and finished diagnostics that the server ordered. It runs on one event loop."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class DiagnosticRunner:
         self._locks = locks_folder
         self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
         self._simulated = simulated
-        # The commands of the operator's diagnostics by name. The server orders them by name only.
+        # The command of each diagnostic that the operator defined, by the name of the diagnostic. The server
+        # requests such a diagnostic by its name and never sends a command.
         self._commands = dict(commands or {})
         self._conditions = conditions
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -94,7 +95,11 @@ class DiagnosticRunner:
                 self._tasks[name].add_done_callback(lambda task, name=name: self._on_task_done(name, task))  # type: ignore[misc]
 
     def take_over(self, hardware: GpuInventory) -> None:
-        """Use this inventory from now on: after a MIG geometry change, or when GPUs can be read again."""
+        """Use this inventory from now on.
+
+        This method is called after a MIG geometry change, and when a new read of unreadable GPUs gives a
+        different inventory.
+        """
         self._gpus = {gpu.uuid: gpu for gpu in hardware.gpus}
 
     def seen(self) -> list[DiagnosticSeen]:

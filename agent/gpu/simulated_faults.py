@@ -56,8 +56,8 @@ def plant_xid(folder: Path, gpu: int, code: int, now: float) -> str:
 def plant_fault(folder: Path, gpu: int, fault: str) -> None:
     """Make the diagnostics or the geometry changes of a simulated GPU fail from now on.
 
-    ``fault``: the diagnostic check to fail (memory, bandwidth or arithmetic), or a key of GEOMETRY_FAULTS. ''
-    removes the planted fault. Raises StateFolderError.
+    ``fault`` is the diagnostic check that shall fail (memory, bandwidth or arithmetic), or a key of
+    GEOMETRY_FAULTS. An empty ``fault`` removes the planted fault. Raises StateFolderError.
     """
     require_simulated_gpu(folder, gpu)
     write_json(folder / FAULTS_FILE, {**(read_json(folder / FAULTS_FILE) or {}), str(gpu): fault})

@@ -90,7 +90,8 @@ class _UnitHistory:
 class SimulatedGpuReader:
     """Reads one simulated host.
 
-    ``folder`` is the agent's state folder. Planted events, strays and faults are files in this folder.
+    ``folder`` is the agent's state folder. Hardware events, stray processes (processes on a GPU that belong
+    to no run) and faults can be planted as files in this folder.
     """
 
     simulated = True
@@ -169,7 +170,10 @@ class SimulatedGpuReader:
         return {}
 
     def _planted_strays(self) -> list[GpuProcess]:
-        """Return the planted strays that still run: real processes that are reported on simulated GPUs."""
+        """Return the planted stray processes that still run.
+
+        They are real processes of this machine. The reader reports them as processes on simulated GPUs.
+        """
         strays = []
         for entry in read_json(self._strays) or []:
             if processes.is_alive(entry["pid"], entry["start_ticks"]):
@@ -177,7 +181,7 @@ class SimulatedGpuReader:
                 strays.append(GpuProcess(gpu.uuid, gpu.units[0].uuid, entry["pid"], CONTEXT_MIB))
         return strays
 
-    # Not split: one expression per field. Most fields are known only for whole GPUs.
+    # Not split: the function computes one field after the other. Most fields are known only for whole GPUs.
     def _row(self, gpu: GpuSeen, unit: UnitSeen, use: UnitUse | None, now: float) -> SampleRow:
         board = SIMULATED_MODELS[gpu.model]
         history = self._histories.setdefault(unit.uuid, _UnitHistory())

@@ -76,7 +76,7 @@ def runs_over_limit(taken: dict[str, int], most: int) -> dict[str, str]:
 class DiskSnapshot:
     """The usage of each run and the free space of the disk at one time."""
 
-    bytes: dict[str, int] = field(default_factory=dict)  # by id of each run that existed at this time
+    bytes: dict[str, int] = field(default_factory=dict)  # number of bytes by id of the run
     files: dict[str, int] = field(default_factory=dict)  # number of files by id of the run
     free_bytes: int = 0
     free_files: int = 0

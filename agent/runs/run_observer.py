@@ -99,7 +99,10 @@ class RunObserver:
         self.take_over(hardware)
 
     def take_over(self, hardware: GpuInventory) -> None:
-        """Use this inventory from now on: at the start, and whenever the GPUs or their units have changed."""
+        """Use this inventory from now on.
+
+        This method is called at the start, and when the GPUs, their units or the notes on them have changed.
+        """
         self.hardware = hardware
         self._claims = {
             unit.uuid: SlotClaim(gpu.uuid, unit.first_slot, unit.slots)
@@ -190,7 +193,7 @@ class RunObserver:
             # This may be a full disk. The next call of ``look`` tries again.
             log.error("run %s: %s", run.id, error)
 
-    # Not split: it reads each file of the run once, in the order in which the shim writes them.
+    # Not split: the function reads each file of the run once, in the order in which the shim writes them.
     def _refresh(self, run: LocalRun) -> None:
         acknowledgement = self._acknowledgement(run)
         run.checkpoint_at = acknowledgement.st_mtime if acknowledgement else None

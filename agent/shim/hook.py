@@ -48,9 +48,10 @@ class HookRun:
     def run(self, is_cancelled: Callable[[], bool], ended: dict[str, Any] | None = None) -> str:
         """Run the program. Return '' if it ended with status 0, otherwise an error message.
 
-        ``ended``: the end of the workload, for an epilog; None for a prolog. If the shim was killed, the
-        agent starts another process that runs the epilog. An epilog that was already started is not started
-        again: then this method returns ''.
+        For an epilog, ``ended`` is the record of how the workload ended. For a prolog it is None.
+
+        If the shim was killed, the agent starts another process that runs the epilog. If the shim had already
+        started the epilog, that process does not start it again, and this method returns ''.
         """
         self.output, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         gate, go = os.pipe2(os.O_CLOEXEC)

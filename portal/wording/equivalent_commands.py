@@ -49,7 +49,7 @@ def cli_command(verb: str, arguments: Arguments, *, target: str = "") -> str:
     return f"{line} -- {command if plain else shlex.quote(command)}"
 
 
-# Not split: one rule per type of value; the first rule that matches decides.
+# Not split: each type of value has one rule, and the first rule that matches decides.
 def _option_words(name: str, value: Any) -> list[str]:
     """Return an argument as command-line words; [] if it is empty."""
     option, _, negative = cli_option(name).partition("/")

@@ -181,7 +181,7 @@ def dependency_outcome(f: ReasonNumbers) -> str:
     return f", {'one' if f.get('array') else 'it'} ended as {str(f.get('outcome')).replace('_', ' ')}"
 
 
-# Not split: a decision table; the first match counts.
+# Not split: the function is a decision table, in which the first match decides.
 def too_big_for_any_host(f: ReasonNumbers) -> str:
     """Return the sentence for a request that no host of the pool can ever fit.
 

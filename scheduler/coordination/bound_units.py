@@ -24,11 +24,10 @@ def _end_binding(bound: BoundUnit, now: datetime) -> None:
 
 
 def release_expired_bindings(now: datetime) -> None:
-    """End the bindings of closed reservations that would end after ``now``.
+    """If a binding of a closed reservation would end after ``now``, end it now.
 
-    A closed reservation has such a binding if the clock was ahead when the reservation was closed, and was
-    set back later. Without this function, the units would stay bound until the clock reaches the recorded
-    end of the binding.
+    Such a binding exists if the clock was ahead when the reservation was closed, and was set back later.
+    Without this function, the units would stay bound until the clock reaches the recorded end of the binding.
     """
     for bound in BoundUnit.objects.filter(period__endswith__gt=now).exclude(
         reservation__state__in=OPEN_RESERVATION_STATES

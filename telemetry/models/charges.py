@@ -1,4 +1,4 @@
-"""Define charge lines and the watermarks of charging."""
+"""Define charge lines, and the records of the times and events that charging has already processed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Charge(models.Model):
     """One priced line of the ledger: slots of a GPU over an interval within one day.
 
     A line is never edited. After a late fact, a reversal cancels the whole line, and new lines replace it. A
-    reversal has negative slot-seconds and amounts. Its ``corrects`` is the cancelled line. The ``corrects``
-    of a new line is the first line that it replaces.
+    reversal has negative slot-seconds and amounts. Its ``corrects`` is the cancelled line. A new line can
+    replace several cancelled lines. Its ``corrects`` is the first of them.
 
     ``month`` identifies the statement on which the line appears. It is the month of ``start``. If a
     correction concerns a closed month, it is the current month instead. Names are copied into the line, so
@@ -111,7 +111,10 @@ class SettledAllocation(models.Model):
 
 
 class SettledStateChange(models.Model):
-    """A record that charging has taken a host state change into account, even if the change arrived late."""
+    """A record that charging has taken a host state change into account.
+
+    A change that arrived late gets its record after the charges were corrected.
+    """
 
     change = models.OneToOneField(HostStateChange, primary_key=True, on_delete=models.CASCADE)
     settled_at = models.DateTimeField()

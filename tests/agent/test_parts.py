@@ -98,8 +98,8 @@ def test_a_generation_is_used_once_and_only_grows_per_unit_also_after_a_restart(
 def test_a_damaged_state_file_is_an_error_and_not_an_empty_state(tmp_path: Path) -> None:
     """Check that a damaged file raises an error.
 
-    With an empty state an agent would accept a stale start, a host would get a new identity, or a team would
-    get files of another team.
+    If a damaged file counted as empty, an agent could obey an outdated order to start a run, a host would get
+    a new identity, or a team would get files of another team.
     """
     Generations(tmp_path / "g.json").use(7, ["GPU-a"])
     (tmp_path / "g.json").write_text((tmp_path / "g.json").read_text()[:-3])

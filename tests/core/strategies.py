@@ -338,7 +338,7 @@ class PoolMaker:
 
     # -- waiting work
 
-    # Not split: one expression per field.
+    # Not split: the function chooses the fields of the workload one after the other.
     def _waiting(self, workload: int) -> QueuedWorkload:
         choose = self.choose
         inside = choose.of(self.reservations) if self.reservations and choose.rarely(6) else None

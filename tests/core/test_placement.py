@@ -33,7 +33,7 @@ MIX = DemandMix.of(
 )
 
 
-# Not split: the definition is easier to compare with its documentation as one loop.
+# Not split: as one loop, the function is easier to compare with the documented definition.
 def plain_waste(
     waste: ExpectedWaste, mix: DemandMix, klass: int, cpu: int, memory: int, gpus: list[int]
 ) -> int:

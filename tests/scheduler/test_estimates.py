@@ -25,7 +25,11 @@ def past(
     waited: dt.timedelta,
     latest: dt.timedelta | None = None,
 ) -> None:
-    """Create ``count`` ended waits, a minute apart, with this estimate and this actual waiting time."""
+    """Record ``count`` past waiting times that ended a minute apart.
+
+    Each was estimated as ``estimated`` and in fact lasted ``waited``. ``latest`` is the longest announced
+    waiting time, or None if no range was announced.
+    """
     for number in range(count):
         row = job(world, world.vision, 1, world.now)
         over = world.now - number * MINUTE

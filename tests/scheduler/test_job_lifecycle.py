@@ -1,4 +1,7 @@
-"""Test a job from the queue to its end with the planner, apply and agent frames on PostgreSQL."""
+"""Test a job from the queue to its end on PostgreSQL.
+
+The tests plan the job, apply the plan, and let fake agents sync.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,7 @@ def test_a_job_that_evicts_work_of_its_own_team_does_not_report_a_borrower(
     assert urgent.room_made_by_own_team is None
 
 
-# Not split: one course of events, in the order in which they happen.
+# Not split: the test is one sequence of events.
 def test_a_preempted_job_is_requeued_keeps_its_queue_position_and_resumes(world: World) -> None:
     now = world.now
     agents = [FakeAgent.of(host) for host in world.hosts.values()]

@@ -51,7 +51,7 @@ class NvmlSystem:
     def __init__(self) -> None:
         pynvml.nvmlInit()
         self.gpus: list[NvmlGpu] = []
-        self.unread: dict[int, str] = {}  # by index of each GPU that can't be read: the reason
+        self.unread: dict[int, str] = {}  # reason why a GPU can't be read, by GPU index
         self.unwatched: list[int] = []  # indices of GPUs that do not report hardware events
         self._registered: set[int] = set()  # indices of GPUs whose events were registered
         self.events_set = value_or_none(pynvml.nvmlEventSetCreate)

@@ -168,7 +168,10 @@ class SeriesShape(ResponseSerializer):
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_clock_changes(self, series: Series) -> list[str]:
-        """Return a sentence for each occurrence whose hours a daylight-saving change affects, by time."""
+        """Return a sentence for each occurrence whose hours a daylight-saving change affects.
+
+        The sentences are in order of time.
+        """
         return clock_changes_of(series)
 
     def get_project(self, series: Series) -> str:

@@ -1,4 +1,4 @@
-"""Read home folders with their sizes, shared data, and the software environments of hosts."""
+"""Read home folders (with their sizes), shared data, and the software environments of hosts."""
 
 from __future__ import annotations
 

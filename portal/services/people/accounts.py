@@ -109,10 +109,10 @@ def change_user(
 
 
 def set_password(*, user: User, password: str, now: datetime, via: str = "web") -> None:
-    """Set a person's own password, and end all sessions of the old password.
+    """Set the new password of a person who changes it themselves.
 
-    The form has validated the password. The audit record shows that the password changed, but not the
-    password.
+    Django then rejects the person's other sessions, because they were opened with the old password. The form
+    has validated the password. The audit record shows that the password changed, but not the password.
     """
     with transaction.atomic():
         user.set_password(password)

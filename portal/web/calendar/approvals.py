@@ -114,7 +114,7 @@ def submission(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
     return render(request, "manage/approvals.html", _approvals_context(request, user, rows, rows, row, now))
 
 
-# Not split: it builds one dict for the page; a function for a part would need the same eight arguments.
+# Not split: the function builds one dict, and a function for a part would need the same eight arguments.
 def _approvals_context(
     request: HttpRequest,
     user: User,

@@ -102,7 +102,7 @@ HEALTH_RULE_ACTIONS: dict[str, tuple[type[ServiceForm], Any]] = {
 }
 
 
-# Not split: it handles one request with four actions, which share the form and the errors.
+# Not split: the function handles one request with four actions, which share the form and the errors.
 @sign_in_required
 def health_rules(request: HttpRequest) -> HttpResponse:
     """Show and change the rules. A rejected change appears in the row of its rule, with the typed values."""

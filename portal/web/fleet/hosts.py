@@ -107,7 +107,7 @@ class AddHostForm(ServiceForm):
         return {name: value for name, _, value in pairs}
 
 
-# Not split: it builds one dict for the page; the values share the host, its units and the permissions.
+# Not split: the function builds one dict, whose values share the host, its units and the permissions.
 @sign_in_required
 def host(request: HttpRequest, name: str) -> HttpResponseBase:
     """Render a host's page: its hardware, GPUs with holders and readings, events, and possible changes."""

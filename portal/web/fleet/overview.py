@@ -155,7 +155,7 @@ def _cell_drawing(cell: reads.GpuCell, index: int, colour: str) -> dict[str, Any
     }
 
 
-# Not split: a decision table; the first match counts.
+# Not split: the function is a decision table, in which the first match decides.
 def _cell_style(cell: reads.GpuCell, colour: str) -> tuple[str, str]:
     if cell.unwell:
         return "gpu-unhealthy", "cross"

@@ -114,7 +114,7 @@ def _values_from_template(request: HttpRequest, target: str) -> dict[str, Any]:
     }
 
 
-# Not split: it checks the parameters one after the other, and no check depends on another.
+# Not split: the function checks the parameters one after the other, and no check depends on another.
 def _values_from_query(query: QueryDict) -> dict[str, Any]:
     """Return the field values in the query string.
 

@@ -27,7 +27,7 @@ from telemetry.money.close_checks import close_checks
 from telemetry.reads.chargeback import charges_by
 
 
-# Not split: it builds one dict for the page; the values share the month and the filters.
+# Not split: the function builds one dict for the page, whose values share the month and the filters.
 @sign_in_required
 def chargeback(request: HttpRequest) -> HttpResponseBase:
     """Render the charges of ``?month=``.

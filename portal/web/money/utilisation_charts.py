@@ -78,7 +78,7 @@ CSV_COLUMNS: dict[str, tuple[str, ...]] = {
 # -- GPU-hours -----------------------------------------------------------------------------------------------
 
 
-# Not split: it builds the figure, the table and the CSV of one chart from the same rows.
+# Not split: the function builds the figure, the table and the CSV of one chart from the same rows.
 def _waterfall_chart(query: UtilisationQuery) -> UtilisationChart:
     fall = query.waterfall
     names = ["Capacity", *(WATERFALL_BUCKETS[step.key][0] for step in fall.steps)]
@@ -198,7 +198,7 @@ def _use_over_time_chart(query: UtilisationQuery) -> UtilisationChart:
     )
 
 
-# Not split: it builds the figure, the table and the CSV of one chart from the same rows.
+# Not split: the function builds the figure, the table and the CSV of one chart from the same rows.
 def _use_by_chart(query: UtilisationQuery) -> UtilisationChart:
     dimension = query.dimension
     filters = query.filters_for_names(dimension)
@@ -288,7 +288,7 @@ def _use_by_chart(query: UtilisationQuery) -> UtilisationChart:
     )
 
 
-# Not split: it builds the figure, the table and the CSV of one chart from the same rows.
+# Not split: the function builds the figure, the table and the CSV of one chart from the same rows.
 def _current_use_chart(query: UtilisationQuery) -> UtilisationChart:
     pool = query.filters.pool
     allowed = {host.pk for host in policy.visible_hosts(query.viewer)}

@@ -56,7 +56,7 @@ def decision_rows(workload: Workload, user: User) -> list[dict[str, Any]]:
     ]
 
 
-# Not split: it builds one dict for the row; the values share the runs and the outcome.
+# Not split: the function builds one dict for the row, whose values share the runs and the outcome.
 def _attempt_row(
     attempt: dict[str, Any], ending: tuple[Run, str] | None, details: WorkloadDetails, user: User
 ) -> dict[str, Any]:

@@ -239,7 +239,7 @@ def _cost(details: WorkloadDetails, currency: str) -> dict[str, str]:
     return {"label": "Cost so far", "value": money(so_far, currency), "small": hourly}
 
 
-# Not split: a decision table; the first match counts.
+# Not split: the function is a decision table, in which the first match decides.
 def _notice_line(details: WorkloadDetails, user: User, now: datetime) -> dict[str, Any] | None:
     """Return the notice at the foot of the card; None if there is none.
 

@@ -429,7 +429,11 @@ def test_a_reservation_of_another_team_is_not_found(world: World) -> None:
 
 
 def test_the_owner_of_work_evicted_by_a_failed_gpu_reads_which_gpu_and_why(world: World) -> None:
-    """Check the owner of work on another GPU of the host: the health rules close the whole host."""
+    """Check the work on the failed GPU, and the work on another GPU of the host.
+
+    The health rules close the whole host. So work on its other GPUs is evicted too, and the owner of that
+    work must also read which GPU failed.
+    """
     on_it = run_job(world, world.vision, "on it", host="alpha", gpus=[0, 1], preemptible=True)
     beside = run_job(world, world.vision, "beside", host="alpha", gpus=[3], preemptible=True)
     desk = run_job(world, world.vision, "desk", host="alpha", gpus=[5], kind="notebook")
