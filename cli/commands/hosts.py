@@ -57,7 +57,7 @@ def show(session: CliSession, name: str) -> None:
     return None
 
 
-# This function is not split, because it is only a list with one expression per line of output.
+# Not split: it is only a list with one expression per line of output.
 def _host_facts(row: dict[str, Any], now: datetime) -> list[tuple[str, Any]]:
     """Return the (label, value) pairs to print. Fields that an older portal does not send are left out."""
     agent: dict[str, Any] = row.get("agent", {})

@@ -82,7 +82,7 @@ class RetryDecision:
     wait_seconds: int = 0
 
 
-# This function is not split, because the first matching rule decides and the order of the rules matters.
+# Not split: the first matching rule decides and the order of the rules matters.
 def decide_retry(workload: Workload, outcome: str) -> RetryDecision:
     """Decide whether a workload whose attempt ended with ``outcome`` is requeued.
 

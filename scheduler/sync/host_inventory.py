@@ -47,7 +47,7 @@ REPORTED_AGAIN = "its host reports it again"
 UnitLayout = set[tuple[str, str, int, int]]  # (profile, uuid, first slot within the GPU, number of slots)
 
 
-# This function is not split, because it is a list of checks, one per field.
+# Not split: it is a list of checks, one per field.
 def inventory_problem(host: Host, inventory: Inventory) -> str:
     """Return the first problem of a reported inventory, or an empty string if the inventory is valid.
 
@@ -96,7 +96,7 @@ def inventory_problem(host: Host, inventory: Inventory) -> str:
     return ""
 
 
-# This function is not split, because it is a list of checks, one per group of fields.
+# Not split: it is a list of checks, one per group of fields.
 def _problem_of_gpu(gpu: GpuSeen) -> str:
     where = f"inventory.gpus[{gpu.index}]"
     if not 0 <= gpu.index < 1000 or not gpu.uuid or len(gpu.uuid) > 80:

@@ -302,7 +302,7 @@ def _has_ended_runs(host: Host, seen: dict[uuid.UUID, RunSeen]) -> bool:
     return Run.objects.filter(host=host, public_id__in=live, state=RunState.ENDED).exists()
 
 
-# This function is not split, because the first matching rule decides and the order of the rules matters.
+# Not split: the first matching rule decides and the order of the rules matters.
 def _outcome(run: Run, told: RunSeen) -> str:
     if told.outcome == ReasonCode.START_FAILED and told.started_at is None and run.running_at is not None:
         # The run did start. The host has lost its record of the start after the database was restored.
