@@ -83,54 +83,59 @@ class Scenario:
         hosts: list[HostInfo] = []
         units: list[UnitInfo] = []
         for number, (name, row) in enumerate(data.pop("hosts").items(), start=1):
-            hosts.append(self._host(number, name, dict(row)))
+            hosts.append(self._host(number, name, row))
             self.host_id[name] = number
             units += self._units(number, name, row)
-        teams = data.pop("teams")
+            assert not row, f"host {name}: nothing reads {sorted(row)}"
         models = sorted({unit.model for unit in units})
+        teams: list[TeamInfo] = []
+        quotas: list[QuotaInfo] = []
+        decayed_use: list[DecayedUseInfo] = []
+        for name, row in data.pop("teams").items():
+            teams.append(TeamInfo(self.teams[name], name, row.pop("weight", 1)))
+            quotas += self._quotas(name, row, models)
+            used = row.pop("used", 0) * 3600.0 * SLOTS_PER_GPU
+            decayed_use.append(DecayedUseInfo(self.teams[name], 1, used))
+            assert not row, f"team {name}: nothing reads {sorted(row)}"
         return Snapshot(
             epoch=1,
             pools=(pool,),
             hosts=tuple(hosts),
             units=tuple(units),
-            teams=tuple(
-                TeamInfo(self.teams[name], name, row.get("weight", 1)) for name, row in teams.items()
-            ),
-            quotas=tuple(q for name, row in teams.items() for q in self._quotas(name, row, models)),
-            decayed_use=tuple(
-                DecayedUseInfo(self.teams[name], 1, row.get("used", 0) * 3600.0 * SLOTS_PER_GPU)
-                for name, row in teams.items()
-            ),
+            teams=tuple(teams),
+            quotas=tuple(quotas),
+            decayed_use=tuple(decayed_use),
             queued=tuple(self._queued(int(key), row) for key, row in data.pop("queued", {}).items()),
             running=tuple(self._running(int(key), row) for key, row in data.pop("running", {}).items()),
             reservations=tuple(
                 self._reservation(int(key), row) for key, row in data.pop("reservations", {}).items()
             ),
             maintenance=tuple(
-                MaintenanceInfo(next(h.id for h in hosts if h.name == name), at(row["start"]), at(row["end"]))
-                for name, row in data.pop("maintenance", {}).items()
+                self._maintenance(name, row) for name, row in data.pop("maintenance", {}).items()
             ),
         )
 
     def _host(self, number: int, name: str, row: dict[str, Any]) -> HostInfo:
+        closed_code = row.pop("closed", None)
         return HostInfo(
             number,
             name,
             1,
-            frozenset(row.get("labels", {}).items()),
-            cpu_milli=row.get("cpus", 0) * 1000,
-            memory_mib=row.get("memory_gib", 0) * 1024,
-            schedulable="closed" not in row,
-            closed_code=row.get("closed", ""),
-            home_storage=row.get("homes"),
+            frozenset(row.pop("labels", {}).items()),
+            cpu_milli=row.pop("cpus", 0) * 1000,
+            memory_mib=row.pop("memory_gib", 0) * 1024,
+            schedulable=closed_code is None,
+            closed_code=closed_code or "",
+            home_storage=row.pop("homes", None),
         )
 
     def _units(self, host: int, name: str, row: dict[str, Any]) -> list[UnitInfo]:
         """Return the units of a host from "gpus" ("8xH100-80GB") and "profiles" ({"0": "1g.10gb"})."""
-        count, model = row["gpus"].split("x", 1)
+        count, model = row.pop("gpus").split("x", 1)
+        profiles, unhealthy = row.pop("profiles", {}), row.pop("unhealthy", [])
         units = []
         for gpu in range(int(count)):
-            profile = row.get("profiles", {}).get(str(gpu), "")
+            profile = profiles.get(str(gpu), "")
             parts = SLICES.get(profile, 1)
             for part in range(parts):
                 unit = host * 1000 + gpu * 10 + part
@@ -146,7 +151,7 @@ class Scenario:
                         MEMORY[model] // parts,
                         90 if model.startswith("H") else 80,
                         gpu // 4 if not profile else None,
-                        gpu not in row.get("unhealthy", []),
+                        gpu not in unhealthy,
                     )
                 )
         return units
@@ -154,15 +159,15 @@ class Scenario:
     def _quotas(self, name: str, row: dict[str, Any], models: list[str]) -> list[QuotaInfo]:
         """Return the quotas of a team.
 
-        "guaranteed": 4 holds for every model of the pool, {"H100-80GB": 4} for the named models only. Without
-        "borrows" there is no limit on borrowing.
+        ``"guaranteed": 4`` applies to every model of the pool. ``"guaranteed": {"H100-80GB": 4}`` applies
+        only to the named models. Without ``borrows``, there is no limit on borrowing.
         """
-        guaranteed = row.get("guaranteed", {})
+        guaranteed = row.pop("guaranteed", {})
         if isinstance(guaranteed, int):
             guaranteed = dict.fromkeys(models, guaranteed)
-        limit = row.get("borrows")
+        limit = row.pop("borrows", None)
         slots = None if limit is None else limit * SLOTS_PER_GPU
-        until, hours = row.get("hours_used_up_until"), row.get("gpu_hours", 0)
+        until, hours = row.pop("hours_used_up_until", None), row.pop("gpu_hours", 0)
         used_up = None if until is None else at(until)
         return [
             QuotaInfo(
@@ -266,6 +271,11 @@ class Scenario:
         )
         assert not row, f"reservation {key}: nothing reads {sorted(row)}"
         return reservation
+
+    def _maintenance(self, host: str, row: dict[str, Any]) -> MaintenanceInfo:
+        window = MaintenanceInfo(self.host_id[host], at(row.pop("start")), at(row.pop("end")))
+        assert not row, f"maintenance of {host}: nothing reads {sorted(row)}"
+        return window
 
     # -- the plan in the form of the file
 
