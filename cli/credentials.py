@@ -30,9 +30,10 @@ def credentials_path(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def normalised_portal_url(text: str) -> str:
-    """Return the portal's address as ``scheme://host[:port]``, without a path.
+    """Return the portal's address as ``scheme://host[:port]``. A query and a fragment are dropped.
 
-    Raises CliError for any other address.
+    Raises CliError if the scheme is not http or https, the host is missing, the port is invalid or 0, or
+    there is a path other than ``/``.
     """
     try:
         parts = urlsplit(text.strip())

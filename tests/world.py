@@ -251,7 +251,10 @@ def make_team(slug: str, tag: str, colour: int, now: dt.datetime) -> TeamOfWorld
 def quota_row(
     team: Team, pool: Pool, model: str, gpus: int, now: dt.datetime, borrow_gpus: int | None = None
 ) -> Quota:
-    """Return an unsaved guarantee of ``gpus`` whole GPUs. ``borrow_gpus`` None means no limit above it."""
+    """Return an unsaved guarantee of ``gpus`` whole GPUs.
+
+    If ``borrow_gpus`` is None, the team may borrow without limit beyond the guarantee.
+    """
     limit = None if borrow_gpus is None else borrow_gpus * SLOTS_PER_GPU
     return Quota(
         team=team,

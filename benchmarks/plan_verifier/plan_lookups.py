@@ -75,8 +75,8 @@ class PlanLookups(UnitLookups):
     def held_after(self) -> Counter[TeamModel]:
         """Return the slots that each team holds after the plan has started work.
 
-        The slots of victims are included, because victims hold their units until they stop. The slots of a
-        workload that waits for evictions are included too, because the freed units are kept for it.
+        Victims still count, because they hold their units until they stop. A workload that waits for
+        evictions counts too, because the freed units are kept for it.
         """
         rows = Counter(self._held[0])
         for placement in self.placements:
@@ -98,7 +98,7 @@ class PlanLookups(UnitLookups):
     def slots_needed_by_model(self, queued: QueuedWorkload) -> dict[str, int]:
         """Return the slots that the workload takes on each model that can serve it.
 
-        If a model has units of several sizes, the size with the most slots is used.
+        If a model has units of several sizes, the largest size counts.
         """
         rows: dict[str, int] = {}
         for kind in self.kinds_by_pool.get(queued.pool, {}):
@@ -116,15 +116,14 @@ class PlanLookups(UnitLookups):
         return needs
 
     def guarantee(self, key: TeamModel) -> int:
-        """Return the slots of a model that a team is guaranteed in a dynamic pool; 0 without a quota."""
+        """Return the slots that a team is guaranteed in a dynamic pool."""
         quota = self.quotas.get(key)
         return 0 if quota is None else quota.guaranteed
 
     def guaranteed_slots_at(self, key: TeamModel, time: int) -> int:
-        """Return the slots of a model that a team is guaranteed at ``time``.
+        """Return the slots that a team is guaranteed at ``time``.
 
-        A guarantee can have a limit of GPU-hours. When they are used up, the guarantee is suspended until the
-        next period begins.
+        A guarantee is suspended when its GPU-hours are used up. It is in force again from the next period on.
         """
         quota = self.quotas.get(key)
         if quota is not None and quota.used_up_until is not None and quota.used_up_until <= time:
@@ -152,7 +151,7 @@ class PlanLookups(UnitLookups):
     def held_by_user_after(self) -> Counter[tuple[int, int]]:
         """Return the slots that each (pool, user) holds after the plan has started work.
 
-        The slots of victims are included, because victims hold their units until they stop.
+        Victims still count.
         """
         rows: Counter[tuple[int, int]] = Counter()
         for running in self.snapshot.running:
@@ -163,7 +162,7 @@ class PlanLookups(UnitLookups):
         return rows
 
     def limits_allow(self, queued: QueuedWorkload, kind: KindTuple, stopped: Collection[int] = ()) -> bool:
-        """Return True if quota and caps certainly allow the workload to start on units of this kind.
+        """Return True if quota and caps certainly allow a start on units of this kind.
 
         The workloads in ``stopped`` are treated as if they had already stopped.
         """
@@ -189,9 +188,8 @@ class PlanLookups(UnitLookups):
         return policy.max_slots_per_user is None or user <= policy.max_slots_per_user
 
     def _quota_allows(self, queued: QueuedWorkload, kind: KindTuple, stopped: Collection[int]) -> bool:
-        """Return True if the team's quota allows the workload to start on units of this kind.
-
-        The workloads in ``stopped`` are treated as if they had already stopped.
+        """Return True if the team's quota allows a start on this kind once the workloads in ``stopped`` have
+        ended.
         """
         key = (queued.pool, queued.team, kind[0])
         quota = self.quotas.get(key)
@@ -209,7 +207,7 @@ class PlanLookups(UnitLookups):
         return quota.borrow_limit is None or held <= quota.guaranteed + quota.borrow_limit
 
     def stays_until(self, running: RunningWorkload) -> int:
-        """Return the time by which running work has released its units, if it is evicted as soon as possible.
+        """Return the time at which running work releases its units if it is evicted as soon as possible.
 
         Preemptible work can be evicted after the minimum runtime, and stops after notice and grace. Other
         work runs until its runtime limit. Work that is already stopping ends at its deadline.
@@ -224,9 +222,9 @@ class PlanLookups(UnitLookups):
 
     @cached_property
     def release_times(self) -> dict[int, int]:
-        """Return the time by which running work has released a unit (see ``stays_until``), by unit.
+        """Return, by unit id, the time at which running work outside reservations can release the unit.
 
-        Only the units of work outside reservations are included.
+        ``stays_until`` defines this time.
         """
         return {
             unit: self.stays_until(r)
@@ -252,7 +250,7 @@ class PlanLookups(UnitLookups):
     def pools_with_room_being_made(self) -> set[int]:
         """Return the pools in which a workload waits for evictions.
 
-        Some free units of such a pool are earmarked for that workload. The plan does not show which units.
+        Some free units of these pools are earmarked for that workload, and the plan does not show which.
         """
         waiting_for_eviction = (
             r.workload for r in self.plan.refusals if r.code == ReasonCode.WAITS_FOR_EVICTION
@@ -269,7 +267,7 @@ class PlanLookups(UnitLookups):
 
     @cached_property
     def teams_at_their_limit(self) -> set[tuple[int, int]]:
-        """Return each (pool, team) with a workload that is refused because it would exceed the team's quota.
+        """Return each (pool, team) for which a workload is refused because the team is at its quota.
 
         The planner reserves headroom in the quota for the refused workload. Other workloads of the team may
         therefore wait although they fit.

@@ -192,7 +192,11 @@ def list_jobs(session: CliSession, everything: bool, array: str | None) -> None:
 
 
 def _follow_log(session: CliSession, id_: str, attempt: int | None, rank: int = 0) -> None:
-    """Print the new output of all attempts until the job ends. Raises CliError unless it finished."""
+    """Print the output of ``attempt`` until the attempt or the job ends.
+
+    If ``attempt`` is None, print the output of the present attempt and of all later attempts until the job
+    ends. Raises CliError if the job has ended with an outcome other than "finished".
+    """
     offset, shown_attempt, at_its_end = 0, attempt, False
     while True:
         now = session.client.get(f"workloads/{id_}/")

@@ -85,8 +85,8 @@ def _held_gpus_text(run: dict[str, Any]) -> str:
 def _print_attempts(runs: list[dict[str, Any]]) -> None:
     """Print a table of all attempts.
 
-    A row has the host, the times, the outcome and the checkpoint of the attempt. A note says whether the
-    attempt starts from the beginning.
+    There is one row for each run (each host of an attempt), with the host, the times, the outcome and the
+    time of the checkpoint. A note says whether the attempt starts from the beginning.
     """
     output.print_table(
         ("attempt", "host", "placed", "ended", "how", "checkpoint", "note"),
@@ -130,7 +130,10 @@ def extend(session: CliSession, id_: str, seconds: int) -> None:
 
 
 def _requirements_text(row: Any) -> str:
-    """Return the requirements other than GPUs. Leaves out fields that an older portal does not send."""
+    """Return the requirements for CPU, memory, GPU memory, compute capability, NVLink and labels.
+
+    The fields in OTHER_REQUIREMENTS are included. Fields that an older portal does not send are left out.
+    """
     cpu, memory, capability = map(row.get, ("cpu_milli", "memory_mib", "min_compute_capability"))
     size = " and ".join(
         filter(None, [format_cores(cpu) if cpu else "", format_gibibytes(memory) if memory else ""])

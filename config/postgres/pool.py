@@ -1,9 +1,9 @@
 """Keep a pool of database connections that reconnects quickly after the database was unavailable.
 
-psycopg's pool waits 1, 2, 4 ... seconds between attempts to connect. It also waits between two broken
-connections. With these pauses, the database would be unavailable for 3 s after a restart of half a second.
-After an outage of five minutes, it could be unavailable for another five minutes. An attempt is cheap, so
-this pool retries at a short, constant interval.
+psycopg's pool waits 1, 2, 4 ... seconds between attempts to connect. If its ``getconn`` finds several broken
+connections in a row, it also waits before it tries the next one. With these pauses, the database would be
+unavailable for 3 s after a restart of half a second. After an outage of five minutes, it could be unavailable
+for another five minutes. An attempt is cheap, so this pool retries at a short, constant interval.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class FastReconnectPool(ConnectionPool[psycopg.Connection[Any]]):
     def getconn(self, timeout: float | None = None) -> psycopg.Connection[Any]:
         """Return a working connection.
 
-        If a connection is broken, it is replaced, and the next one is tried at once.
+        If a connection is broken, the pool replaces it, and the next one is tried. This happens without a
+        pause for the first ``max_size`` broken connections.
         """
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
         broken = 0
@@ -62,7 +63,8 @@ class FastReconnectPool(ConnectionPool[psycopg.Connection[Any]]):
                 self.putconn(connection)
                 raise
             broken += 1
-            # More connections were broken than the pool holds, so the server closes even new ones at once.
+            # If more connections were broken than the pool can hold, some of them were new. The server closes
+            # new connections too, so wait before the next attempt.
             if broken > self.max_size:
                 time.sleep(RECONNECT_SECONDS)
 
@@ -70,9 +72,9 @@ class FastReconnectPool(ConnectionPool[psycopg.Connection[Any]]):
 def _has_unread_data(connection: psycopg.Connection[Any]) -> bool:
     """Return True if data, or the end of the connection, has arrived while the connection was idle.
 
-    A server that closes a connection sends a message or closes the socket. If the server has vanished, the
-    kernel closes the socket, because TCP keepalives are enabled. So a connection without unread data works,
-    and no statement is needed to test it.
+    A server that closes a connection sends a message or closes the socket. If the server has vanished, TCP
+    keepalives make the kernel close the socket within a short time. So a connection without unread data is
+    taken as working, and no statement is needed to test it.
     """
     poller = select.poll()
     poller.register(connection.fileno(), select.POLLIN)

@@ -110,7 +110,7 @@ def application(edge: EdgeServer, port: int) -> web.Application:
 
     @web.middleware
     async def by_host(request: web.Request, handler: Handler) -> web.StreamResponse:
-        name = request.headers.get(hdrs.HOST, "").lower()  # aiohttp rejects a request with two
+        name = request.headers.get(hdrs.HOST, "").lower()  # aiohttp rejects a request with two Host headers
         if name in own:
             return await handler(request)
         label = name.removesuffix(domain)

@@ -77,7 +77,7 @@ class ApplyResult:
 
     ``reported`` maps the id of a waiting workload to the refusal that the workload's row shows now. A refusal
     is the reason why the workload waits, its queue position and its expected start. A workload is absent if
-    its row was not compared with the plan.
+    its row was not compared with the plan, or if the workload is no longer queued.
     """
 
     accepted: list[Placement | Eviction | ReservationBinding] = field(default_factory=list)
@@ -87,7 +87,7 @@ class ApplyResult:
 
     @property
     def changed_something(self) -> bool:
-        """Return True if work was started or evicted, a reservation bound, or a reason changed."""
+        """Return True if work was started or evicted, a reservation was bound, or a refusal was rewritten."""
         return bool(self.accepted or self.reasons_written)
 
 
@@ -100,9 +100,10 @@ def apply_plan(
 ) -> ApplyResult:
     """Commit the items of ``plan`` that are still valid, in one transaction.
 
-    ``reported`` maps a workload's id to the refusal that its row is known to show. If the plan has an equal
-    refusal, the row is not read. ``write_recording`` is called last inside the transaction, if anything
-    changed. Raises StaleEpoch if the leader's epoch differs from the plan's epoch.
+    ``reported`` maps a workload's id to the refusal that its row is known to show. The row is not read if the
+    plan has an equal refusal, or one whose expected start differs only by seconds (see ``may_differ``).
+    ``write_recording`` is called last inside the transaction, if ``changed_something`` of the result is True.
+    Raises StaleEpoch if the leader's epoch differs from the plan's epoch.
     """
     with transaction.atomic():
         leader = locks.leader()
@@ -123,7 +124,11 @@ def apply_plan(
 
 
 def may_change_rows(plan: Plan, reported: Mapping[int, Refusal]) -> bool:
-    """Return True if applying the plan may change a row. This function reads no rows."""
+    """Return True if the plan starts, evicts or binds something, or may change the refusal of a workload.
+
+    ``reported`` maps a workload's id to the refusal that its row is known to show. This function reads no
+    rows.
+    """
     acts = plan.placements or plan.evictions or plan.bindings
     return bool(acts) or any(may_differ(reported.get(refusal.workload), refusal) for refusal in plan.refusals)
 
@@ -259,8 +264,8 @@ class _PlanApplication:
         """Return the evictions that are still allowed.
 
         All evictions that make room for one workload are allowed together or not at all. If only a part of
-        them were allowed, work would be stopped without making enough room. If one of the victims is already
-        stopping, the other evictions are still allowed.
+        them were allowed, work would be stopped without making enough room. There is one exception: a victim
+        that no longer runs or is already stopping does not affect the other evictions.
         """
         assert self.checks is not None or not self.plan.evictions, "a plan that evicts is one that acts"
         problems: dict[int, str] = {}
@@ -317,7 +322,7 @@ class _PlanApplication:
     # -- placements ---------------------------------------------------------------------------------
 
     def place(self) -> None:
-        """Start the placed workloads on their units, with one bulk insert if possible."""
+        """Start the placed workloads on their units, all together if possible."""
         checked = []
         for placement in self.plan.placements:
             why = self._placement_problem(placement)
@@ -332,8 +337,8 @@ class _PlanApplication:
                 runs = self._start(checked)
             self._accept(checked, runs)
         except IntegrityError:
-            # Another allocation holds a unit. Start the placements one by one, so that only conflicting
-            # placements are rejected.
+            # An existing allocation of a unit overlaps a new one. Start the placements one by one, so that
+            # only conflicting placements are rejected.
             for placement in checked:
                 self._start_alone(placement)
 
@@ -349,10 +354,11 @@ class _PlanApplication:
         self._accept([placement], runs)
 
     def _start_after_last_period(self, placement: Placement) -> list[Run]:
-        """Start the placement when the last ended allocation of its units ends, and return its runs.
+        """Create the placement's runs and return them.
 
-        If the clock was set back, this end can be later than now. Ended allocations stay unchanged. Return
-        an empty list if a unit is still held.
+        Their start time is the latest end of the ended allocations of its units. If the clock was set back,
+        this end can be later than now. Ended allocations stay unchanged. Return an empty list if a unit is
+        still held, or if no ended allocation ends later than now.
         """
         slots = Q()
         for pk in placement.units:
@@ -556,7 +562,7 @@ class _PlanApplication:
         self.topics.update(dict.fromkeys(topics))
 
     def record_decisions(self) -> None:
-        """Write the decisions, and update the teams' decayed use with the slots that they hold."""
+        """Write the decisions. Add the slots that teams held in the snapshot to their decayed use."""
         Decision.objects.bulk_create(self.decisions, batch_size=1000)
         started = {p.workload for p in self.result.accepted if isinstance(p, Placement)}
         holders = {(q.team, q.pool) for q in self.snapshot.queued if q.id in started} if started else set()
@@ -573,7 +579,7 @@ class _PlanApplication:
         return held
 
     def notify_pages(self) -> None:
-        """Publish the topic of each page to refresh once, after the commit."""
+        """After the commit, publish each collected topic once, so that its pages are refreshed."""
         nudge.pages(*self.topics)
 
 

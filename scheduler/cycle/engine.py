@@ -1,7 +1,7 @@
 """Run one planning cycle.
 
-A cycle first renews the leadership. Then it takes a snapshot in one transaction, plans without a transaction,
-and applies the plan in a second transaction.
+A cycle first acquires or renews the leadership. Then it takes a snapshot in one transaction, plans without a
+transaction, and applies the plan in a second transaction.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def run_cycle(
     ``clock`` is called just before the plan is applied, and returns the start of new allocations. Without
     ``clock``, new allocations start at ``now``. A new allocation could then overlap the previous allocation
     of a unit that was freed between ``now`` and the snapshot. ``cache`` keeps the snapshot between cycles.
-    Without ``cache``, all rows are read. If nothing has changed, the cycle ends early. ``recorder`` stores
-    the snapshots of cycles that changed something.
+    Without ``cache``, all rows are read. If neither a change nor the elapsed time can lead to another plan,
+    the cycle ends early. ``recorder`` stores the snapshots of cycles that changed something.
     """
     nudge.clear_engine_nudge()
     epoch = leadership.acquire_or_renew(name, now)

@@ -27,7 +27,7 @@ class BudgetEffect:
 
     ``gate`` is the reason code if new work is refused, otherwise empty. ``gate_numbers`` are the numbers of
     the reason. ``borrows_again_from`` is the time (seconds since the epoch) from which the workload may
-    borrow again. It is None if the workload may borrow now.
+    borrow again. It is None if no closed gate stops borrowing.
     """
 
     gate: str = ""

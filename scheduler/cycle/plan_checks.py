@@ -159,9 +159,10 @@ class PlanChecks:
         return ""
 
     def _promised_units_problem(self, workload: Workload, placement: Placement) -> str:
-        """Return why these units are free for a shorter time than the plan assumed, or an empty string.
+        """Return why the workload can no longer have these units until its planned end, or an empty string.
 
-        Examples: a new maintenance window of the host, a new reservation in the pool.
+        Examples: the host has moved to another pool or has a new maintenance window, or a new reservation in
+        the pool may need the units.
         """
         until = placement.until or core_values.epoch_seconds(self.now) + workload.max_runtime_seconds
         hosts = {self.units[unit].gpu.host for unit in placement.units}
@@ -222,7 +223,7 @@ class PlanChecks:
     # -- bindings of reservations -------------------------------------------------------------------
 
     def binding_problem(self, reservation: Reservation | None) -> str:
-        """Return the reason why a reservation may get no units now, or an empty string."""
+        """Return the reason why this reservation must not get its units now, or an empty string."""
         if (
             reservation is None
             or reservation.state not in OPEN_RESERVATION_STATES

@@ -1,8 +1,8 @@
 """Record the snapshot of every cycle that changed something, so that its plan can be replayed.
 
-Only this module writes Recording. A recording is written in the transaction of its decisions, so that neither
-exists without the other. A snapshot is stored as one compressed text per table. The key of each text is its
-digest, so unchanged hardware is stored only once, even for a thousand cycles.
+Only this module writes Recording. A recording is written in the transaction of its decisions, so there is no
+recording of decisions that were rolled back. A snapshot is stored as one compressed text per table. The key
+of each text is its digest, so unchanged hardware is stored only once, even for a thousand cycles.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PreparedRecording:
 
     parts: dict[str, str]  # table -> digest
     bodies: dict[str, bytes]  # digest -> compressed text; only parts that have to be written
-    new_bytes: int  # size of the bodies that this process has not written before
+    new_bytes: int  # size of the bodies that were not part of this process's previous recording
     columns: dict[str, Any]
 
 
@@ -90,7 +90,7 @@ class CycleRecorder:
 
     @transaction.atomic
     def write(self, prepared: PreparedRecording, now: datetime) -> Recording:
-        """Write the recording in two statements, inside the transaction of the decisions."""
+        """Write the recording in at most two statements, inside the transaction of the decisions."""
         fresh = [
             RecordingPart(digest=digest, body=body, used_at=now) for digest, body in prepared.bodies.items()
         ]
@@ -143,13 +143,14 @@ def recording_file_text(pk: int) -> str:
 def prune_recordings(before: datetime, most: int = 5_000) -> int:
     """Delete up to ``most`` recordings made before ``before``. Return the number of deleted recordings.
 
-    Parts that no recording uses any more are deleted as well.
+    If no such recording remains, the parts that only deleted recordings used are deleted as well. A part that
+    was used shortly before ``before`` is kept until a later call.
     """
     old = list(Recording.objects.filter(at__lt=before).order_by("at").values_list("pk", flat=True)[:most])
     Recording.objects.filter(pk__in=old).delete()
     if len(old) < most:
-        # While recordings use a part, its ``used_at`` is updated at least every PART_TOUCH_INTERVAL. So every
-        # recording that used one of these parts is older than ``before`` and was deleted.
+        # ``used_at`` of a part is at most PART_TOUCH_INTERVAL older than the last recording that uses the
+        # part. So every recording that used one of these parts is older than ``before`` and was deleted.
         RecordingPart.objects.filter(used_at__lt=before - 2 * PART_TOUCH_INTERVAL).delete()
     return len(old)
 

@@ -1,4 +1,4 @@
-"""Share one snapshot among all reads of one web request.
+"""Share snapshots among the reads of one web request.
 
 Use this module for reads only. Decisions under a lock take a new snapshot with ``snapshot.take_snapshot``.
 """

@@ -20,7 +20,7 @@ SCHEDULABLE_COLUMNS = (
     "isolation_level",
     "disk_full",
     "pool__isolation",
-)  # columns of a host
+)  # lookup paths from a host
 
 
 def unschedulable_code(

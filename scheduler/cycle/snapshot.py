@@ -1,9 +1,9 @@
 """Build the planner's Snapshot for a given time from database rows.
 
-Reading and building are separate steps. ``SnapshotRows`` holds the rows of the database and does not depend
-on the clock. ``build_snapshot`` makes the Snapshot for a given time from these rows. Because of this split,
-``scheduler.cycle.snapshot_cache`` can keep the rows and read only the changed rows again. The same code
-builds the cached snapshot and a fresh snapshot.
+Reading and building are separate steps. ``SnapshotRows`` holds the rows of the database. It is valid for the
+time of the reading and for later times. ``build_snapshot`` makes the Snapshot for such a time from these
+rows. Because of this split, ``scheduler.cycle.snapshot_cache`` can keep the rows and read only the changed
+rows again. The same code builds the cached snapshot and a fresh snapshot.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ from scheduler.state.states import OPEN_RESERVATION_STATES, TERMINATING_STATES
 
 
 def take_snapshot(pool_ids: Sequence[int] | None, now: datetime) -> snapshot.Snapshot:
-    """Return everything that the planner may know about these pools at ``now``. None means all pools."""
+    """Return everything that the planner may know about these pools at ``now``.
+
+    If ``pool_ids`` is None, all pools are included.
+    """
     with repeatable_read(), gc_paused():
         return build_snapshot(SnapshotReader(pool_ids, now).read(), now)
 
@@ -54,7 +57,8 @@ def take_snapshot(pool_ids: Sequence[int] | None, now: datetime) -> snapshot.Sna
 def take_empty_snapshot(pool_ids: Sequence[int], now: datetime) -> snapshot.Snapshot:
     """Return these pools as if no work ran or was queued and no GPU-hours were used.
 
-    This snapshot shows whether a workload could ever start.
+    Maintenance windows and closed budget gates are left out too. This snapshot shows whether a workload could
+    ever start.
     """
     with repeatable_read(), gc_paused():
         return build_snapshot(SnapshotReader(pool_ids, now).read_empty(), now)
@@ -66,9 +70,10 @@ def with_reservation(taken: snapshot.Snapshot, reservation: snapshot.Reservation
 
 
 def queued_from_row(row: Workload, now: datetime) -> snapshot.QueuedWorkload:
-    """Return the planner's row of an unsaved workload, as if the workload was queued at ``now``.
+    """Return the planner's row of a workload as if the workload was queued.
 
-    ``row`` must have an id. This takes one query.
+    ``row`` must have an id, but it need not be saved. One query reads the budget gates that are closed at
+    ``now``.
     """
     return TimeEffects(closed_budget_gates(now), {}).queued(
         {name: _column_value(row, name) for name in QUEUED_COLUMNS}

@@ -1,15 +1,16 @@
 """Keep the engine's snapshot between cycles, and read only the rows that the change feed lists.
 
-The cached snapshot always equals a fresh snapshot, and tests check this. A self-check every
+The cached snapshot must always equal a fresh snapshot, and tests check this. A self-check every
 ``SELF_CHECK_SECONDS`` compares the cached snapshot with a fresh snapshot. If the two differ, the self-check
 logs the difference and the cache continues with the fresh snapshot.
 
-Everything is read again in four cases:
+Everything is read again in these cases:
 
 - The epoch changed. Another leader may have pruned changes that this process has not read.
 - An error occurred.
 - The clock was set back.
-- There are more than ``MAX_INCREMENTAL_CHANGES`` changes.
+- There are more than ``MAX_INCREMENTAL_CHANGES`` changes, or a whole table was truncated.
+- The caller has opened a transaction, now or at the last refresh. It may roll back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read the rows of a snapshot in ``SNAPSHOT_QUERIES`` queries, however many rows there are.
 
-The rows do not depend on the clock. ``scheduler.cycle.snapshot`` uses them to build the snapshot for a given
-time.
+The rows are valid for the time of the reading and for later times. ``scheduler.cycle.snapshot`` uses them to
+build the snapshot for such a time.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class SnapshotReader:
         }
 
     def running(self, held: Collection[int]) -> dict[int, Columns]:
-        """Return the rows of the workloads with these ids. These workloads hold units."""
+        """Return the rows of the workloads that hold units. ``held`` has their ids."""
         rows = Workload.objects.filter(pk__in=ids_array(held)).order_by("pk").values_list(*RUNNING_COLUMNS)
         return {row[0]: dict(zip(RUNNING_COLUMNS, row, strict=True)) for row in rows}
 
@@ -380,7 +380,8 @@ def _quota_info(
 ) -> snapshot.QuotaInfo:
     """Return the quota as it applies now.
 
-    If the quota's GPU-hours are used up, it guarantees nothing until its period ends.
+    If the quota's GPU-hours are used up, it guarantees nothing until its period ends. If ``refuse`` is
+    ``Quota.WhenUsedUp.REFUSE``, it then allows no borrowing either.
     """
     if not used_up or worth is None or until is None:
         return snapshot.QuotaInfo(team, pool, name, guaranteed, borrow)

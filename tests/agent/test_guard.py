@@ -122,7 +122,10 @@ async def test_a_guard_ends_with_its_shim_and_a_shim_continues_without_guard(
 async def test_a_plain_run_that_locks_a_foreign_gpu_is_stopped_and_named(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
-    """Let a run lock the lock file of a foreign GPU. It can, because its own user owns the file."""
+    """Let a run lock the lock file of a foreign GPU.
+
+    The run can do this, because the user under which it runs owns the lock file.
+    """
     await edge.want(job("true", generation=1, units=[agent.units[0]]))
     await edge.until_state("run-1", "ended")
     (lock,) = (agent.state / "locks").iterdir()

@@ -40,7 +40,7 @@ async def poll_notice(edge: FakeEdge, agent: AgentProcess, number: int, network:
     run = f"run-{number}"
     await edge.want(job(f"python3 -c {shlex.quote(POLL_NOTICE)}", generation=number))
     await edge.until(lambda: "elsewhere" in edge.log(run))
-    if network == "host":  # wait for the rules that close other users' ports to this workload
+    if network == "host":  # wait for the rules that stop this workload from connecting to other users' ports
         await agent.after_steps("network_rules", 1)
     await edge.change(run, verb="notice", code="evicted_for_guarantee", stop_at=2e9)
     await edge.until(lambda: "served" in edge.log(run))

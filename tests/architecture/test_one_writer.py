@@ -1,4 +1,8 @@
-"""Test that one module creates each kind of row, and that the cores have no side effects."""
+"""Test which modules create rows, and what the cores import and call.
+
+The rows of each model are created only in the modules or folders that are listed for it. The cores import no
+module such as ``time``, ``random`` or ``os``, and do not call ``open``, ``print`` or ``input``.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ class StartRecords:
     def likely(self, workload: Workload) -> StartRange | None:
         """Return the range (earliest, latest) in which a waiting workload is likely to start.
 
-        Return None for other workloads, without an expected start, or with too few past forecasts.
+        Return None if the workload does not wait or has no expected start, or if its pool has too few past
+        forecasts.
         """
         if workload.state != WorkloadState.QUEUED:
             return None

@@ -79,7 +79,8 @@ def forced_moves_of_commands(commands: Iterable[Command]) -> dict[int, ForcedMov
     """Return the forced move of each run, by run id. The caller has loaded the hosts of the commands.
 
     The first command of a run counts. Its cause is the health event with the same host and timestamp. If
-    there is none, it is the change of the state of the host or of a GPU with this host and timestamp.
+    there is no such event, the cause is the state change of the host, or else of one of its GPUs, with the
+    same timestamp.
     """
     first: dict[int, Command] = {}
     for command in commands:

@@ -28,9 +28,10 @@ CANCELLED = ENDED & Q(tasks__outcome__in=(ReasonCode.CANCELLED, ReasonCode.DEPEN
 def with_task_counts(rows: QuerySet[JobArray]) -> QuerySet[Any]:
     """Annotate arrays with task counts and times.
 
-    ``tasks_all`` is the sum of ``waiting``, ``running`` (started and not ended), ``finished``, ``cancelled``
-    and ``failed``. ``began`` is the first start, ``expected`` the first expected start, ``waits_since`` the
-    first queue time of a waiting task, and ``over`` the last end.
+    ``tasks_all`` is the sum of ``waiting``, ``running`` (neither waiting nor ended), ``finished``,
+    ``cancelled`` and ``failed``. ``began`` is the first start and ``over`` the last end of a task. For the
+    waiting tasks, ``expected`` is the earliest expected start, and ``waits_since`` the earliest time at which
+    one was queued.
     """
     return rows.annotate(
         began=Min("tasks__started_at"),
@@ -69,9 +70,9 @@ def first_open_task_only(rows: QuerySet[Workload]) -> QuerySet[Workload]:
 
 
 def first_ended_task_only(rows: QuerySet[Workload]) -> QuerySet[Workload]:
-    """Keep the first task of each array that has ended, and every workload that belongs to no array.
+    """Keep the first task of each array whose tasks have all ended.
 
-    Arrays with a task that has not ended are left out.
+    Every workload that belongs to no array is kept too.
     """
     left = Workload.objects.filter(array=OuterRef("array")).exclude(state=WorkloadState.ENDED)
     return first_open_task_only(rows.filter(~Exists(left)))
@@ -145,9 +146,10 @@ def _latest_usage(ids: Collection[int], now: datetime) -> dict[int, float]:
 
 
 def arrays_started_between(since: datetime, until: datetime) -> list[tuple[Any, Run]]:
-    """Return (array, run) for each array whose first task started after ``since`` and up to ``until``.
+    """Return (array, run) for each array whose first start lies after ``since`` and not after ``until``.
 
-    ``run`` is the run of that task.
+    ``run`` is the run of the task that started first. The array has the task counts of ``with_task_counts``.
+    Simulated workloads do not count.
     """
     runs = Run.objects.filter(rank=0, workload__array__isnull=False, workload__simulated=False)
     earlier = runs.filter(workload__array=OuterRef("workload__array"), running_at__lte=since)
@@ -162,8 +164,8 @@ def arrays_started_between(since: datetime, until: datetime) -> list[tuple[Any, 
 def arrays_ended_between(since: datetime, until: datetime) -> list[tuple[Any, Workload]]:
     """Return (array, task) for each array of which at least one task ended in this period.
 
-    The array has its task counts. ``task`` is the last task that failed in the period. If none failed, it is
-    the last task that ended.
+    ``task`` is the last task that failed in the period. If none failed, it is the last task that ended in the
+    period. The array has the task counts of ``with_task_counts``. Simulated workloads do not count.
     """
     tasks = Workload.objects.filter(
         array__isnull=False,

@@ -1,4 +1,7 @@
-"""Search workloads, reservations, hosts, teams and projects by name."""
+"""Search workloads, reservations, hosts and teams by name.
+
+Workloads are also found by owner, project and team.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,11 @@ class SearchResults:
 
 
 def search(user: User, words: str) -> SearchResults:
-    """Return a few visible rows of each kind whose name contains ``words``. Running workloads come first."""
+    """Return a few visible rows of each kind whose name contains ``words``.
+
+    Workloads are also found by owner, project and team, and teams by slug. Workloads that have not ended come
+    first.
+    """
     if len(words) < MIN_QUERY_LENGTH:
         return SearchResults([], [], [], [])
     workloads = filter_by_text(policy.visible_workloads(user), words).select_related("project__team", "pool")

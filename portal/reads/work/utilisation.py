@@ -21,8 +21,8 @@ UTILISATION_STEP = timedelta(minutes=2)
 class WorkloadUtilisation:
     """The utilisation of one workload, from 0 to 1. None means unknown.
 
-    ``values`` has one mean for every two minutes of the last two hours. ``latest`` and ``sm_active`` are the
-    last readings.
+    ``values`` has one mean for every two minutes of the last two hours. Unknown values at the end may be left
+    out. ``latest`` and ``sm_active`` are the last readings.
     """
 
     values: list[float | None] = field(default_factory=list)
@@ -64,7 +64,8 @@ def latest_utilisation(
 ) -> dict[int, tuple[float | None, float | None]]:
     """Return (utilisation, SM activity) of each workload, by id.
 
-    Both are means of the last readings of the workload's units, from 0 to 1.
+    Both are means of the last readings of the workload's units, from 0 to 1. If a unit has no reading of its
+    utilisation, its SM activity is used instead.
     """
     by_workload: dict[int, list[LiveUnitReading]] = {}
     for unit in live_unit_readings(now, hosts=hosts):
@@ -94,7 +95,8 @@ def _values(readings: Sequence[tuple[datetime, float | None, float]], since: dat
             used[step] += used_seconds
             covered[step] += covered_seconds
     values = [min(1.0, u / c) if c else None for u, c in zip(used, covered, strict=True)]
-    # The newest readings are often not summed up yet. Without this, the curve would end in a false gap.
+    # The newest readings are often not summed up yet. Drop up to two unknown values at the end, so that the
+    # curve does not end in a false gap.
     while values and values[-1] is None and len(values) > steps - 2:
         values.pop()
     return values
@@ -103,7 +105,8 @@ def _values(readings: Sequence[tuple[datetime, float | None, float]], since: dat
 def utilisation_history(workload: int, now: datetime) -> list[tuple[datetime, float | None, float | None]]:
     """Return the points (time, utilisation, maximum memory in MiB) of a workload's chart, oldest first.
 
-    There is one point per minute if the workload began less than six hours ago, otherwise one per hour.
+    There is one point per minute if the workload began less than six hours ago, otherwise one per hour. Only
+    the latest 1500 points are returned.
     """
     first = Allocation.objects.filter(workload=workload).aggregate(first=Min("period__startswith"))["first"]
     resolution = (

@@ -205,7 +205,7 @@ def _comparison_facts(
     """Return the facts of one workload that the rules of the queue order compare.
 
     Times are in seconds since the epoch, durations in seconds. ``share`` is the team's past use in GPU-hours,
-    divided by its weight; 0 for work that does not borrow.
+    divided by its weight; 0 for work that is not wholly borrowed.
     """
     running = next((row for row in taken.running if row.id == workload.pk), None)
     quotas = capacity.quota_use(team=workload.project.team_id, pool=workload.pool_id, now=now)
@@ -232,7 +232,11 @@ def _comparison_facts(
 
 
 def blockers(workload: Workload, user: User) -> list[Blocker]:
-    """Return the blocking workloads that the engine found, with the details that the user may see."""
+    """Return the blocking workloads that the engine found.
+
+    Each has its team, its GPUs and its latest end. The workload itself is included only if the user may see
+    it.
+    """
     rows = {row.pk: row for row in Workload.objects.filter(pk__in=workload.blockers).select_related(*RELATED)}
     seen = set(policy.visible_workloads(user).filter(pk__in=rows).values_list("pk", flat=True))
     held: dict[int, list[HeldUnit]] = {}
@@ -277,8 +281,9 @@ def _faster_requests_key(workload: Workload) -> str:
 def alternative_windows(workload: Workload, user: User, now: datetime) -> list[AlternativeWindow]:
     """Return the first windows in which a waiting workload's hardware can be reserved for its runtime limit.
 
-    The result is empty if the user may not request a reservation. Each window starts so late that the user
-    can fill in the form before.
+    The result is empty if the workload no longer waits, if its runtime limit is longer than the pool's
+    longest reservation, or if the user may not reserve for the project. Each window starts so late that the
+    user can fill in the form before.
     """
     pool, project = workload.pool, workload.project
     length = max(timedelta(seconds=workload.max_runtime_seconds), MIN_RESERVATION_WINDOW)

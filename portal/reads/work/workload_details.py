@@ -54,8 +54,8 @@ class HeldUnit:
 class WorkloadDetails:
     """A workload with its details.
 
-    ``run`` is the first run of its present attempt. ``waiting`` is the number of waiting workloads in its
-    pool.
+    ``run`` is the run on the first host (rank 0) of its present attempt. ``waiting`` is the number of waiting
+    workloads in its pool.
     """
 
     workload: Workload
@@ -67,7 +67,7 @@ class WorkloadDetails:
     use: utilisation.WorkloadUtilisation = field(default_factory=utilisation.WorkloadUtilisation)
     cost: Decimal | None = None
     price_per_hour: Decimal | None = None
-    # The last preemption, if the workload is being evicted or waits again because of it.
+    # The last preemption, if the workload is stopping, or waits again after an attempt.
     eviction: Decision | None = None
     stop: ManualStop | None = None  # the manual stop, if any
     # Accuracy of past start forecasts in its pool, for workloads that wait.
@@ -173,7 +173,7 @@ def _may_borrow(piece: WorkloadDetails) -> bool:
 def _note_borrowing(pieces: list[WorkloadDetails], now: datetime) -> None:
     """Set ``borrows`` for workloads whose team holds more GPUs of the model than its guarantee.
 
-    The engine may evict any preemptible workload of such a team when another team needs its guarantee.
+    The engine may evict any preemptible workload of such a team when another team needs its own guarantee.
     """
     if not pieces:
         return
@@ -190,7 +190,10 @@ def _note_borrowing(pieces: list[WorkloadDetails], now: datetime) -> None:
 
 
 def _was_preempted(workload: Workload) -> bool:
-    """Return True if the workload is being preempted, or waits again after a preemption."""
+    """Return True if the workload may have been preempted.
+
+    This is assumed if it is stopping for any reason, or if it waits again after an attempt.
+    """
     return workload.state in TERMINATING_STATES or (
         workload.state == WorkloadState.QUEUED and workload.attempt > 0
     )
@@ -266,7 +269,10 @@ def own_open_workloads(user: User) -> QuerySet[Workload]:
 
 
 def own_ended_workloads(user: User, since: datetime) -> QuerySet[Workload]:
-    """Return a person's workloads that ended after ``since``, latest first."""
+    """Return a person's workloads that ended at ``since`` or later, latest first.
+
+    Simulated workloads are left out.
+    """
     mine = policy.visible_workloads(user).filter(
         owner=user, state=WorkloadState.ENDED, ended_at__gte=since, simulated=False
     )
@@ -303,9 +309,9 @@ def attempts_of(workload: Workload) -> list[dict[str, object]]:
 
 
 def attempts_without_checkpoint(runs: Iterable[Run]) -> set[int]:
-    """Return the numbers of the attempts that could not resume from a checkpoint.
+    """Return the numbers of the attempts that could not resume from an existing checkpoint.
 
-    The last checkpoint of an earlier attempt is in a storage that the attempt's host does not use.
+    The last checkpoint of the earlier attempts is in a storage that a host of the attempt does not use.
     """
     found, saved = set(), None
     for run in sorted(runs, key=lambda run: (run.attempt, run.rank)):

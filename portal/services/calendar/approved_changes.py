@@ -25,7 +25,8 @@ from scheduler.requests import HardwareRequest
 def change_window(reservation: Reservation, start: datetime, end: datetime, now: datetime) -> None:
     """Change the window of a reservation under the pool's lock. Call it inside a transaction.
 
-    Raises OperationRejected with the reason and the first windows that fit.
+    Raises OperationRejected with the reason and the first windows that fit. Also raises it if the start
+    should change but the engine has started the reservation meanwhile.
     """
     refuse_unless_window_fits(scheduling.change_reservation(reservation, start=start, end=end, now=now))
     reservation.refresh_from_db()
@@ -95,7 +96,8 @@ def submit_window_change(
 ) -> Submission:
     """Submit a change of a reservation's window for approval.
 
-    Call it inside a transaction that has locked the reservation.
+    Call it inside a transaction that has locked the reservation. Raises OperationRejected if another change
+    of this reservation already waits for approval.
     """
     waiting = Submission.objects.filter(
         kind=Submission.Kind.WINDOW_CHANGE, state=SubmissionState.WAITING, reservation=reservation

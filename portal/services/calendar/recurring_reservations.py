@@ -90,11 +90,11 @@ def request_series(
     via: str = "web",
     **hardware: Any,
 ) -> Submission | Series:
-    """Reserve the same hours on ``weekdays`` (mon to sun), from the day of ``start`` until the day ``until``.
+    """Reserve the same hours on ``weekdays`` (mon to sun), from the day of ``start`` to the day ``until``.
 
     The times of day of ``start`` and ``end`` in ``time_zone`` are the reserved hours. An occurrence is at
-    most one day long. All occurrences are confirmed, or none. If an occurrence alone would need approval,
-    return a Submission, which reserves nothing yet.
+    most one day long. All occurrences are confirmed, or none. If the first occurrence, as a single
+    reservation, would need approval, return a Submission, which reserves nothing yet.
 
     Raises Invalid, NotAllowed. Raises OperationRejected if an occurrence does not fit. The error names the
     first such occurrence and the first windows that fit.
@@ -161,8 +161,9 @@ def preview_series(
     - ``clock_changes``: a sentence for each occurrence whose hours a daylight-saving change affects.
     - ``needs_approval``: True if an operator must approve the series.
     - ``gpus``: the GPUs of one occurrence.
-    - ``price``: the price of all occurrences, ``price_per_hour``, and ``currency``. Prices are None if a
-      model has no price.
+    - ``price``: the price of all occurrences. ``price_per_hour``: the price of all requested GPUs for one
+      hour. Both are None if a model has no price.
+    - ``currency``: the organisation's currency.
     """
     policy.require(actor, "reservation.request", project)
     request = checked_series_request(
@@ -257,7 +258,10 @@ def checked_series_request(
     may_exceed_guarantee: Any = False,
     **hardware: Any,
 ) -> SeriesRequest:
-    """Check the arguments and return the request. Raises Invalid with all problems."""
+    """Check the arguments and return the request. Raises Invalid.
+
+    The arguments of the first occurrence are checked first. Then the other arguments are checked.
+    """
     first = checked_reservation_request(
         project,
         pool,

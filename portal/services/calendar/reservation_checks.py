@@ -125,7 +125,7 @@ def checked_reservation_request(
 
 
 def check_time_for_approval(request: ReservationRequest, now: datetime) -> None:
-    """Raise Invalid if the request needs approval but starts now.
+    """Raise Invalid if the request needs approval but starts now or earlier.
 
     A submission expires at the start of its reservation, so the new submission would expire at once.
     """

@@ -43,8 +43,9 @@ def preview_reservation(
     - ``windows``: the first windows that fit, as pairs of start and end.
     - ``needs_approval``: True if an operator must approve the reservation.
     - ``gpus``: the size in whole GPUs.
-    - ``price``: the price of the whole window, ``price_per_hour``, and ``currency``. Prices are None if a
-      model has no price.
+    - ``price``: the price of the whole window. ``price_per_hour``: the price of all requested GPUs for one
+      hour. Both are None if a model has no price.
+    - ``currency``: the organisation's currency.
     - ``warnings``: sentences about circumstances that do not prevent the reservation.
     """
     policy.require(actor, "reservation.request", project)

@@ -94,7 +94,7 @@ def request_reservation(
 def cancel_reservation(
     *, actor: User, reservation: Reservation, now: datetime, why: str = "", via: str = "web"
 ) -> Reservation:
-    """Cancel a reservation and evict its workloads.
+    """Cancel a reservation, stop its running workloads and end its waiting workloads.
 
     Raises Invalid, NotAllowed. Raises OperationRejected if the reservation is over.
     """
@@ -174,9 +174,9 @@ def change_reservation(
     The new window is checked like the window of a new reservation, but the units of this reservation count as
     free. After the reservation has started, only its end can change, and its GPUs stay the same.
 
-    A change that adds time needs approval if a new reservation of this size would need approval. In this case
-    return a Submission; the window does not change yet. Raises Invalid, NotAllowed. Raises OperationRejected,
-    with the first windows that fit, if the new window does not fit.
+    A window that is not inside the present window needs approval if a new reservation of this size would need
+    approval. In this case return a Submission; the window does not change yet. Raises Invalid, NotAllowed.
+    Raises OperationRejected, with the first windows that fit, if the new window does not fit.
     """
     policy.require(actor, "reservation.change", reservation)
     with transaction.atomic():

@@ -106,9 +106,10 @@ def _profile_counts(row: reads.GpuGeometry, asked: str) -> list[dict[str, Any]]:
 
 
 def _common_geometries(row: reads.GpuGeometry) -> list[str]:
-    """Return common geometries as text: a whole GPU, and the maximum count of each profile.
+    """Return common geometries as text.
 
-    The present geometry is left out.
+    These are a whole GPU, and for each profile its maximum count (such as ``7x1g.10gb``). Profiles that fit
+    only once are left out, and so is the present geometry.
     """
     full = [f"{offer.profile.most}x{name}" for name, offer in row.offers.items() if offer.profile.most > 1]
     return [text for text in [verbs.WHOLE_GPU_TEXT, *full] if text != (row.present or verbs.WHOLE_GPU_TEXT)]

@@ -26,7 +26,11 @@ def csv_file_response(text: str, name: str) -> HttpResponse:
 
 
 def charge_groups_csv(table: ChargeTable, dimension: str, month: date, with_cost: bool) -> HttpResponse:
-    """Return the grouped charges as CSV. ``with_cost`` adds the cost that the GPUs have for their owner."""
+    """Return the grouped charges as CSV.
+
+    ``with_cost`` adds the column ``cost``: the cost of these GPU-hours to the organisation that owns the
+    GPUs, in contrast to ``charged``.
+    """
     response = csv_file_response("", f"charges-{month:%Y-%m}-by-{dimension}.csv")
     writer = csv.writer(response)
     cost = ["cost"] if with_cost else []
@@ -53,7 +57,11 @@ def charge_groups_csv(table: ChargeTable, dimension: str, month: date, with_cost
 
 
 def charge_lines_csv(rows: Iterable[Charge], month: date, with_cost: bool) -> HttpResponse:
-    """Return charge lines as CSV. ``with_cost`` adds the cost that the GPUs have for their owner."""
+    """Return charge lines as CSV.
+
+    ``with_cost`` adds the column ``cost``: the cost of these GPU-hours to the organisation that owns the
+    GPUs, in contrast to ``charged``.
+    """
     response = csv_file_response("", f"charge-lines-{month:%Y-%m}.csv")
     writer = csv.writer(response)
     cost = ["cost"] if with_cost else []

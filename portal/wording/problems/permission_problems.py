@@ -1,4 +1,7 @@
-"""Define messages about missing permissions and about the limit of planning time."""
+"""Define messages about missing permissions.
+
+One message is for a person whose questions to the planner took too long in the last minute.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ from scheduler.core.model.waiting_queue import expected_seconds
 
 
 def headroom_for(state: PoolState, queued: QueuedWorkload, kind: int) -> Headroom:
-    """Return whether the quota of its team allows a workload on units of one kind, with the numbers.
+    """Return whether the team's quota lets the workload start on units of this kind.
+
+    The Headroom also has the numbers for this answer.
 
     Work inside a reservation is always allowed, because its reservation was checked against the quota.
     """
@@ -67,8 +69,8 @@ def kinds_within_limits(state: PoolState, queued: QueuedWorkload) -> list[int]:
 def leaves_headroom(state: PoolState, queued: QueuedWorkload, kind: int) -> bool:
     """Return True if the workload may start on a kind without using reserved headroom.
 
-    Headroom means slots below a limit. It is reserved for work of the same team or user that is ahead in the
-    queue. The function also checks that enough of the guarantee remains for the team's upcoming reservations.
+    Headroom is slots below a limit. It is reserved for work of the same team or user that is ahead in the
+    queue. The check also covers the guarantee that the team's upcoming reservations will need.
     """
     ledger, model = state.ledger, state.kinds[kind].model
     if ledger.reserved_user_headroom and not leaves_user_headroom(state, queued, kind):
@@ -104,7 +106,7 @@ def leaves_user_headroom(state: PoolState, queued: QueuedWorkload, kind: int) ->
 def may_use_spare(queued: QueuedWorkload) -> bool:
     """Return True if the workload may use the pool's spare capacity.
 
-    Only work with the priority CRITICAL and work inside a reservation may use it.
+    It may if its priority is CRITICAL or it runs inside a reservation.
     """
     return queued.priority is Priority.CRITICAL or queued.reservation is not None
 
@@ -114,9 +116,9 @@ def conflicting_own_reservation(
 ) -> UpcomingReservation | None:
     """Return the team's first upcoming reservation that leaves too little of the guarantee for the workload.
 
-    Return None if no reservation conflicts with the workload. Only non-preemptible work that may still run at
-    the reservation's start is checked. Such work cannot be evicted. If it exceeded the guarantee together
-    with the reservation, other teams could not get their own guaranteed units back.
+    Only non-preemptible work that would still run at the reservation's start is checked. It cannot be
+    evicted. If it exceeded the guarantee together with the reservation, other teams could not get their own
+    guaranteed units back. None means that no reservation conflicts.
 
     Example: a team with a guarantee of 8 GPUs has a reservation of 6 GPUs in 2 hours. A notebook with 4 GPUs
     and a limit of 8 hours conflicts with it.
@@ -148,10 +150,10 @@ def _max_firm_slots_with_others(
 ) -> list[tuple[UpcomingReservation, int]]:
     """Return (reservation, slots) for each upcoming reservation of a team.
 
-    ``slots`` is the largest number of slots that the team's non-preemptible work and bound reservations may
-    hold now. It is the guarantee at the start of the reservation, minus the slots of all upcoming
-    reservations at that time, plus the slots that will be released by that time. The result is cached for the
-    cycle (one run of the planner).
+    The slots are the most that the team's non-preemptible work and bound reservations may hold now. This
+    number is the guarantee at the reservation's start, minus the slots of all of the team's upcoming
+    reservations at that start, plus the slots that will be released by that start. The result is cached for
+    the cycle (one run of the planner).
     """
     cached = state.ledger.max_firm_with_others_cache.get(team_model)
     if cached is None:

@@ -33,10 +33,10 @@ def check_extension(
 
     The extension is allowed if these conditions hold:
 
-    - No maintenance of the units' hosts begins before ``end``.
+    - No maintenance of the units' hosts is in progress or begins before ``end``.
     - Every other reservation that can be kept now can still be kept.
-    - The guarantees of other teams and the user's cap allow the added time. This is not checked for a
-      reservation that may exceed guarantees.
+    - The guarantees of other teams, the team's borrow limit and the user's cap allow the added time. This is
+      not checked for a reservation that may exceed guarantees.
 
     If the extension is not possible, the result has the reason. It also has the first windows, from the
     present end on, in which a reservation as long as the added time would fit.
@@ -117,12 +117,13 @@ def _extension_quota_violation(
 def check_longer_runtime(snapshot: Snapshot, workload: int, until: int, now: int) -> WindowCheckResult:
     """Check whether running work may stay until ``until``, which is later than its runtime limit.
 
-    It may stay if no maintenance of its hosts begins before ``until``, and if no reservation is lost that
-    could be kept without this workload. Otherwise the number ``latest`` in the result is the latest runtime
-    limit that is possible. This is the present limit if no later limit is possible.
+    It may stay if no maintenance of its hosts is in progress or begins before ``until``, and if no
+    reservation is lost that could be kept without this workload. Otherwise the number ``latest`` in the
+    result is the latest runtime limit that is possible. This is the present limit if no later limit is
+    possible.
 
     Preemptible work may always stay, because it can be evicted. Work inside a reservation may always stay,
-    because the reservation is the limit.
+    because the reservation is the limit. Work that is stopping or no longer runs is not checked.
     """
     row = next((r for r in snapshot.running if r.id == workload), None)
     if row is None or row.preemptible or row.stopping or row.reservation is not None:

@@ -63,12 +63,13 @@ class GuaranteedWork:
         return max(0, excess)
 
     def unit_costs(self, units: Ints) -> tuple[Ints, Ints]:
-        """Return two estimates, for each unit, of the cost of the guaranteed slots that its eviction takes.
+        """Return two estimates, for each unit, of the cost of evicting the workload that holds it.
 
-        The first estimate assumes that each workload is its team's only victim. It is too low if several
-        victims of a team together hold more slots than the team borrows. The second estimate goes through a
-        team's workloads from the cheapest to the most expensive to evict. It counts them as borrowed until
-        the borrowed slots are used up, and as guaranteed from then on.
+        Only the guaranteed slots that the team loses have a cost. A workload's cost is spread evenly over its
+        units. The first estimate assumes that each workload is its team's only victim. It is too low if
+        several victims of a team together hold more slots than the team borrows. The second estimate goes
+        through a team's workloads from the cheapest to the most expensive to evict. It counts them as
+        borrowed until the borrowed slots are used up, and as guaranteed from then on.
         """
         state = self.state
         alone: Ints = np.zeros(len(state.units), dtype=np.int64)

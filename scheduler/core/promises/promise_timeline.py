@@ -1,12 +1,14 @@
 """Compute for which times each unit is promised: to a reservation, to maintenance, or to running work.
 
-Running work counts as long as it must not be evicted. A reservation is bound when it gets its units, which is
-at its start. Before that it has no fixed units. To check that every reservation can be kept, each unbound
-reservation gets *tentative* units here. These units have no other promise during the reservation's window.
-New work is placed on tentative units only if it can be stopped before the reservation starts.
+Running work counts until the earliest time at which its units can be relied on to be free: its deadline or,
+for preemptible work, the earliest end of an eviction if that is sooner. A reservation is bound when it gets
+its units, which is at its start. Before that it has no fixed units. To check that every reservation can be
+kept, each unbound reservation gets *tentative* units here. These units have no other promise in the
+reservation's window. If the window begins before an eviction could be complete, the time until then does not
+count. New work is placed on tentative units only if it ends or can be evicted before the reservation starts.
 
-A bound reservation also gets tentative units if maintenance of its hosts begins before its end. When the
-maintenance begins, the reservation is moved to these units.
+A bound reservation also gets tentative units if its hosts have maintenance before its end. It needs them from
+the beginning of the maintenance on.
 
 A team's guarantee is the number of slots that it can always have. The slots that it holds above its guarantee
 are borrowed.
@@ -29,8 +31,9 @@ from scheduler.core.model.snapshot import PoolKind, ReservationInfo
 from scheduler.core.promises.guaranteed_work import GuaranteedWork
 from scheduler.core.reasons import Reason, ReasonCode, reason_numbers
 
-# A full disk is usually cleared within minutes. So the planner promises units of a host with a full disk from
-# this time on (in addition to notice and grace, the time that an eviction takes).
+# A full disk is usually cleared within minutes. Therefore the planner promises units of a host with a full
+# disk only for times that are at least this many seconds, plus notice and grace (the duration of an
+# eviction), after now.
 DISK_CLEANUP_SECONDS = 3600
 
 
@@ -74,9 +77,9 @@ def has_full_disks(state: PoolState) -> bool:
 def earliest_release_times(state: PoolState) -> Ints:
     """Return, for each running workload, the earliest time from which its units can be relied on to be free.
 
-    For non-preemptible work this is its deadline. Preemptible work can be evicted, so for it this is the
-    earliest time at which an eviction could be complete. For stopping work it is the time by which it must
-    have stopped.
+    For non-preemptible work this is its deadline. Preemptible work can be evicted. So for this work it is the
+    earliest time at which an eviction could be complete, or the deadline if that is sooner. For stopping work
+    it is the time by which the work must have stopped.
     """
     table, now = state.table, state.now
     limit = np.maximum(table[UNTIL], now + 1)
@@ -92,8 +95,9 @@ def earliest_release_times(state: PoolState) -> Ints:
 def relocation_of(state: PoolState, reservation: ReservationInfo) -> ReservationInfo | None:
     """Return the part of a bound reservation that needs other units because of maintenance.
 
-    The part begins with the first maintenance of the hosts of its units. It is returned as a reservation
-    without units. The result is None if no maintenance begins before the reservation's end.
+    The part begins with the first maintenance of the hosts of its units, or now if that has begun. It is
+    returned as a reservation without units. The result is None if the reservation has no units, or if its
+    hosts have no maintenance before its end.
     """
     if not (reservation.units and state.maintenance):
         return None
@@ -220,8 +224,9 @@ class PromiseTimeline:
     def _add_bound(self, reservations: list[ReservationInfo]) -> None:
         """Add the intervals in which bound reservations have their units.
 
-        If maintenance begins before a reservation's end, its interval ends there. The rest of it goes into
-        ``to_be_bound``, like the reservations without units. Finally copy all intervals to arrays.
+        If maintenance begins before a reservation's end, the interval ends when the maintenance begins. The
+        rest of the reservation goes into ``to_be_bound``, like the reservations without units. Finally copy
+        all intervals to arrays.
         """
         for reservation in reservations:
             relocation = relocation_of(self.state, reservation)
@@ -241,10 +246,11 @@ class PromiseTimeline:
         )
 
     def _most_that_can_be_kept(self, unbound: list[ReservationInfo]) -> dict[int, list[int]]:
-        """Return tentative units with which as many reservations as possible can be kept.
+        """Try three orders. Return the tentative units of the order that keeps the most reservations.
 
-        Units are assigned to one reservation after another, so the order matters. The orders are tried one by
-        one until all reservations can be kept: by confirmation, by start, and by size.
+        Units are assigned to one reservation after another, so the order matters. The orders are: by
+        confirmation, by start, and by size (the largest first). If all reservations can be kept with an
+        order, the later orders are not tried.
         """
         best: dict[int, list[int]] | None = None
         for order in (
@@ -267,8 +273,8 @@ class PromiseTimeline:
         self.tentative_units, self._tentative_slots = {}, {}
         soonest = self.state.now + eviction_lead_seconds(self.state)
         for reservation in order:
-            # An eviction that begins now frees units at ``soonest``. If the reservation starts earlier, the
-            # best possible choice is units that are free by then.
+            # An eviction that begins now frees units at ``soonest``. If the reservation starts earlier, units
+            # that are free at ``soonest`` are the best possible choice.
             start = min(max(reservation.start, soonest), reservation.end - 1)
             units = self.find(reservation, start)
             if units is not None:
@@ -290,8 +296,9 @@ class PromiseTimeline:
     def find(self, reservation: ReservationInfo, start: int) -> list[int] | None:
         """Return units for a reservation from ``start`` to its end, or None if there are not enough.
 
-        Units on which evictions lose the least work are preferred. If evictions are due now, units of
-        borrowed work come before units of guaranteed work.
+        The units with the lowest ``cost`` are preferred: held units if no eviction is due yet, otherwise the
+        units on which evictions cost least. If evictions are due now, units of borrowed work come before
+        units of guaranteed work.
         """
         mask = self.open_units(start, reservation.end)
         cost = self.cost(start, reservation.id)
@@ -399,7 +406,7 @@ class PromiseTimeline:
 
         If no eviction is due yet, a free unit costs 1 and a held unit 0. So free units are left for work that
         cannot be evicted. If evictions are due now, the cost is the cost of evicting the workload that holds
-        the unit.
+        the unit, and a free unit costs nothing.
         """
         state = self.state
         near = start - eviction_lead_seconds(state) <= state.now
@@ -426,8 +433,9 @@ def quota_violation(
 ) -> Reason:
     """Return the reason why a team may not be promised ``need`` slots of a model for ``[start, end)``.
 
-    The code is "" if it may. A team may always be promised slots within its own guarantee. Slots above it are
-    checked at each time of the window:
+    The code is "" if it may. A team without a quota for the model may be promised nothing. A team with a
+    quota may always be promised slots within its own guarantee. Slots above it are checked at each time of
+    the window:
 
     - The capacity must be enough for this team and all others. Each other team counts with its guarantee or
       with its promised slots, whichever is more. Example: of 16 GPUs, another team is guaranteed 8 and a

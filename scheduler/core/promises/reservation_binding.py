@@ -31,8 +31,8 @@ def bind_reservations(state: PoolState) -> PromiseTimeline:
                 state.unbound.append(units_missing(state, promises, reservation))
             continue
         if reservation.units:
-            # Maintenance will begin on the hosts of the reservation's present units. From that time on,
-            # ``units`` replace them.
+            # The hosts of the reservation's present units have maintenance before its end. When the
+            # maintenance begins, ``units`` replace the present units.
             state.note_reservation_units(promises.to_be_bound[reservation.id], units)
             continue
         if reservation.start <= state.now and all(
@@ -53,10 +53,10 @@ def bind_reservations(state: PoolState) -> PromiseTimeline:
 
 
 def note_upcoming_reservation(state: PoolState, reservation: ReservationInfo, units: list[int]) -> None:
-    """Record the slots of the team's guarantee that a future reservation will need.
+    """Record the slots of the team's guarantee that a reservation without units will need.
 
-    The team's non-preemptible work that would still run at the reservation's start must leave these slots. A
-    reservation that an operator allowed to exceed the guarantee is not recorded.
+    The team's non-preemptible work that would still run at the reservation's start must leave these slots
+    free. Reservations that may exceed the guarantee, and all reservations of a static pool, are not recorded.
     """
     if reservation.may_exceed_guarantee or state.pool.kind is PoolKind.STATIC:
         return
@@ -75,7 +75,7 @@ def units_missing(
 ) -> UnboundReservation:
     """Return the plan's row for a reservation that has begun and for which there are not enough units.
 
-    Units have failed, are closed, or are held by work that must not be evicted.
+    Units may have failed, be closed, be promised to others, or be held by work that must not be evicted.
     """
     fitting = state.units_serving(reservation.ask)
     free = promises.open_units(state.now, reservation.end) & fitting
@@ -92,7 +92,8 @@ def units_missing(
 def units_in_use(state: PoolState, reservation: ReservationInfo, units: list[int]) -> UnboundReservation:
     """Return the plan's row for a reservation that has begun and whose units are still in use.
 
-    The work on these units is stopping or may not be evicted yet.
+    A unit is in use if work holds it, or if it is earmarked for a waiting workload. The work is stopping, or
+    must not be evicted yet.
     """
     held = [u for u in units if state.holder[u] != NO_HOLDER or state.earmarked_for[u] != 0]
     numbers = reason_numbers(
@@ -110,8 +111,8 @@ def choose_units_with_fewer_evictions(
     """Return units for a reservation that need no more evictions than ``units``, and fewer if possible.
 
     A victim may hold more units than the reservation needs. Example: two victims hold 2 units each and the
-    reservation takes one unit of both. Then two units of one victim suffice. The function goes through the
-    victims, the most expensive first, and tries to find units without evicting this victim.
+    reservation takes one unit of each. Then two units of one victim suffice. The function goes through the
+    victims, the most expensive first. For each victim, it tries to find units without evicting this victim.
     """
     victims = preemptible_holders(state, reservation, units)
     for victim in sorted(victims, key=lambda v: (-int(state.cost[v]), v)):

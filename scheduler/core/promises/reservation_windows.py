@@ -166,9 +166,10 @@ def check_reservation_windows(
 ) -> list[WindowCheckResult]:
     """Check several windows that do not overlap. Return one result for each window.
 
-    Because they do not overlap, all windows that fit can be promised together. For the first window that does
-    not fit, the result also has the first windows that fit. If several windows are checked, these begin at
-    that window's start or later. The results of further windows have only the reason.
+    Because they do not overlap, all windows that fit can be promised together. The result of the first window
+    that does not fit also has alternatives: the first windows that fit. If several windows are checked, the
+    alternatives begin at the start of this window or later. The results of later windows have no
+    alternatives.
     """
     state, impossible = _pool_state_for(snapshot, ask, team, pool, now)
     if state is None or impossible is not None:
@@ -214,9 +215,10 @@ def first_windows(
 ) -> tuple[ReservationWindow, ...]:
     """Return the first windows of ``length`` seconds in which an ask fits.
 
-    The windows start at or between the two times in ``limits``. Each window fits if it is requested now, and
-    also if it is requested ``WINDOW_VALID_SECONDS`` later, because a user needs time to choose. The later
-    check matters because preemptible work would also be evicted later.
+    The windows start at or between the two times in ``limits``, and at least ``WINDOW_VALID_SECONDS`` after
+    now. Each window fits if it is requested now, and also if it is requested ``WINDOW_VALID_SECONDS`` later,
+    because a user needs time to choose. The later check matters because preemptible work would also be
+    evicted later.
 
     Only the earliest start and the times at which an obstacle ends are tried. This is enough to find the
     first possible minute.
