@@ -62,6 +62,7 @@ PROJECTS = (
     ("climate", "nowcast", "Nowcasting", "CC-6300"),
     ("climate", "era5", "Reanalysis surrogate", "CC-6310"),
 )
+DEDICATED_COST_CENTRE = "CC-6300"  # pays for the unused time of the climate team's own pool
 # team, model, guaranteed GPUs, GPUs that the team may borrow
 QUOTAS = (
     ("imaging", H100, 8, 8),
@@ -196,6 +197,9 @@ def _create_pools(teams: dict[str, Team], now: datetime) -> dict[str, Pool]:
     shared = Pool.objects.create(slug="shared", name="Shared", kind="dynamic", approval_above_gpus=4, **quick)
     lab = Pool.objects.create(
         slug="climate-lab", name="Climate lab", kind="static", team=teams["climate"], **quick
+    )
+    CostCentre.objects.create(
+        pool=lab, code=DEDICATED_COST_CENTRE, valid_from=first_of_last_month(now), created_at=now
     )
     return {"shared": shared, "climate-lab": lab}
 

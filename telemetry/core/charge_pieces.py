@@ -34,13 +34,20 @@ from telemetry.core.charge_model import (
 
 
 def lost_time(
-    *, end_code: str, started: datetime, ended: datetime, checkpoint: datetime | None, keeps_state: bool
+    *,
+    end_code: str,
+    started: datetime,
+    ended: datetime,
+    checkpoint: datetime | None,
+    keeps_state: bool,
+    forgiven: timedelta | None,
 ) -> tuple[datetime, ChargeBucket] | None:
-    """Return (start, bucket) of the lost part of an ended hold; None if no work was lost.
+    """Return (start, bucket) of the uncharged part of an ended hold; None if everything is charged.
 
-    The lost part lasts until the end of the hold and is not charged. A preemption or a hardware fault loses
-    the work since the last checkpoint. Without a checkpoint, it loses all work of the hold. ``keeps_state``
-    is True for notebooks: their files survive, so nothing is lost.
+    The uncharged part lasts until the end of the hold. A preemption or a hardware fault loses the work since
+    the last checkpoint. Without a checkpoint, it loses all work of the hold. ``forgiven`` limits the
+    uncharged part: it begins at most this time before the end. None means no limit. ``keeps_state`` is True
+    for notebooks: their files survive, so nothing is lost.
     """
     if keeps_state:
         return None
@@ -51,6 +58,8 @@ def lost_time(
     else:
         return None
     since = started if checkpoint is None else min(max(checkpoint, started), ended)
+    if forgiven is not None:
+        since = max(since, ended - forgiven)
     return (since, bucket) if since < ended else None
 
 

@@ -12,7 +12,7 @@ from telemetry.models.charges import (
     SettledStateChange,
 )
 from telemetry.models.health import HealthEvent, HealthRule, Stray
-from telemetry.models.prices import CostCentre, Price
+from telemetry.models.prices import MAX_FORGIVEN_MINUTES, CostCentre, Price, RefundLimit
 from telemetry.models.rollups import Rollup, RollupDue
 from telemetry.models.samples import Batch, Retention, Sample, SampleWatermark
 from telemetry.models.statements import (
@@ -36,7 +36,9 @@ __all__ = [
     "HealthEvent",
     "HealthRule",
     "IdlePayer",
+    "MAX_FORGIVEN_MINUTES",
     "Price",
+    "RefundLimit",
     "Retention",
     "Rollup",
     "RollupDue",

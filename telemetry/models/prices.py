@@ -1,4 +1,4 @@
-"""Define prices and cost centres. Both are dated and append-only."""
+"""Define prices, refund limits and cost centres. All of them are dated and append-only."""
 
 from __future__ import annotations
 
@@ -42,10 +42,52 @@ class Price(models.Model):
         ]
 
 
-class CostCentre(models.Model):
-    """The cost centre that pays for a project from a date on."""
+MAX_FORGIVEN_MINUTES = 7 * 24 * 60
 
-    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="cost_centres")
+
+class RefundLimit(models.Model):
+    """The refund limit of a pool from a date on.
+
+    If work is preempted or lost to hardware, at most the last ``forgiven_minutes`` before its stop are not
+    charged. The limit in force at the stop applies. The table is append-only. A pool without a limit has
+    ``DEFAULT_FORGIVEN_MINUTES`` (``telemetry.money.refund_limits``).
+    """
+
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="refund_limits")
+    forgiven_minutes = models.PositiveIntegerField(
+        null=True, help_text="empty: no limit, the rule before version 0.2"
+    )
+    valid_from = models.DateTimeField()
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["pool", "valid_from"], name="one_refund_limit_per_pool_and_date"),
+            models.CheckConstraint(
+                condition=Q(forgiven_minutes__isnull=True) | Q(forgiven_minutes__lte=MAX_FORGIVEN_MINUTES),
+                name="at_most_a_week_is_forgiven",
+            ),
+        ]
+
+
+class CostCentre(models.Model):
+    """The cost centre that pays for a project, or for the unused time of a dedicated pool, from a date on.
+
+    A dedicated (static) pool belongs to one team, which also pays for the time in which no work holds its
+    GPUs. The table is append-only.
+    """
+
+    project = models.ForeignKey(
+        Project, null=True, blank=True, on_delete=models.PROTECT, related_name="cost_centres"
+    )
+    pool = models.ForeignKey(
+        Pool,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="cost_centres",
+        help_text="dedicated pool whose unused time it pays for",
+    )
     code = models.CharField(max_length=40)
     valid_from = models.DateTimeField()
     created_at = models.DateTimeField()
@@ -54,5 +96,10 @@ class CostCentre(models.Model):
         constraints = [
             models.UniqueConstraint(
                 fields=["project", "valid_from"], name="one_cost_centre_per_project_and_date"
-            )
+            ),
+            models.UniqueConstraint(fields=["pool", "valid_from"], name="one_cost_centre_per_pool_and_date"),
+            models.CheckConstraint(
+                condition=Q(project__isnull=True) ^ Q(pool__isnull=True),
+                name="a_cost_centre_is_of_a_project_or_of_a_pool",
+            ),
         ]

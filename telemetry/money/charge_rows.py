@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
-from scheduler.models import Allocation, Project, Reservation
+from django.db.models import Q
+
+from scheduler.models import Allocation, Project, Reservation, Team
 from telemetry.core.charge_model import ChargePiece
 from telemetry.core.charge_pieces import charge_pieces, price_pieces
 from telemetry.models import Charge, ChargeBucketChoices, CostCentre, Rollup, Statement, StatementState
@@ -103,17 +105,18 @@ class _ChargeNames:
             )
         }
         teams = {line.gpu.team for line in lines if line.gpu.team is not None}
-        self.first_projects: dict[int, Project] = {}
-        for project in (
-            Project.objects.filter(team__in=teams).select_related("team").order_by("-created_at", "-pk")
-        ):
-            self.first_projects[project.team_id] = project
+        self.teams = Team.with_removed.in_bulk(teams)
         projects = {allocation.project_id for allocation in self.allocations.values()}
         projects |= {reservation.project_id for reservation in self.reservations.values()}
-        projects |= {project.pk for project in self.first_projects.values()}
-        self.centres: dict[int, list[CostCentre]] = defaultdict(list)
-        for centre in CostCentre.objects.filter(project__in=projects).order_by("valid_from", "pk"):
-            self.centres[centre.project_id].append(centre)
+        pools = {line.gpu.pool for line in lines if line.gpu.team is not None}
+        self.project_centres: dict[int, list[CostCentre]] = defaultdict(list)
+        self.pool_centres: dict[int, list[CostCentre]] = defaultdict(list)
+        centres = CostCentre.objects.filter(Q(project__in=projects) | Q(pool__in=pools))
+        for centre in centres.order_by("valid_from", "pk"):
+            if centre.project_id is not None:
+                self.project_centres[centre.project_id].append(centre)
+            elif centre.pool_id is not None:
+                self.pool_centres[centre.pool_id].append(centre)
 
     def fill_in(self, row: Charge, line: ChargeDraft) -> None:
         """Set the holder, project, team and user of a row, their names, and the cost centre."""
@@ -135,26 +138,26 @@ class _ChargeNames:
             and owner.bucket == ChargeBucketChoices.RESERVED_UNUSED
             and line.gpu.team is not None
         ):
-            # A static pool belongs to one team. The team pays for the unheld time of its GPUs, through the
-            # cost centre of its oldest project.
-            project = self.first_projects.get(line.gpu.team)
-            row.team_id = line.gpu.team
-            row.team_name = project.team.name if project else ""
+            # A dedicated pool belongs to one team, which pays for the unused time of its GPUs.
+            row.team = self.teams[line.gpu.team]
+            row.team_name = row.team.name
+            row.cost_centre = _code_at(self.pool_centres[line.gpu.pool], line.piece.start)
         elif project is not None:
             row.project, row.project_name = project, project.name
             row.team, row.team_name = project.team, project.team.name
         if row.user is not None:
             row.user_name = row.user.get_username()
         if project is not None:
-            row.cost_centre = self._centre(project.pk, line.piece.start)
+            row.cost_centre = _code_at(self.project_centres[project.pk], line.piece.start)
 
-    def _centre(self, project: int, moment: datetime) -> str:
-        """Return the code of a project's cost centre at ``moment``; empty if there is none."""
-        code = ""
-        for centre in self.centres[project]:
-            if centre.valid_from <= moment:
-                code = centre.code
-        return code
+
+def _code_at(centres: Iterable[CostCentre], moment: datetime) -> str:
+    """Return the code in force at ``moment``; empty if there is none. ``centres`` are in order of time."""
+    code = ""
+    for centre in centres:
+        if centre.valid_from <= moment:
+            code = centre.code
+    return code
 
 
 def _measured_use_by_line(lines: Sequence[ChargeDraft]) -> dict[int, tuple[float | None, float]]:

@@ -25,6 +25,7 @@ from telemetry.core.charge_model import (
 )
 from telemetry.core.charge_pieces import lost_time
 from telemetry.money.rate_card import load_rates
+from telemetry.money.refund_limits import load_refund_limits
 
 HostState = tuple[str, str, str]  # lease state, administrative state, repair state
 HEALTHY_HOST_STATE: HostState = (LeaseState.ALIVE, AdminState.IN_SERVICE, RepairState.WELL)
@@ -75,8 +76,9 @@ def load_charging_inputs(
     return gpus
 
 
-def _load_holds(gpus: Collection[int], period: TimestamptzRange) -> dict[int, list[GpuHold]]:
+def _load_holds(gpus: dict[int, GpuChargingInputs], period: TimestamptzRange) -> dict[int, list[GpuHold]]:
     found: dict[int, list[GpuHold]] = defaultdict(list)
+    limits = load_refund_limits({gpu.pool for gpu in gpus.values()})
     rows = Allocation.objects.filter(unit__gpu__in=gpus, period__overlap=period).values_list(
         "id",
         "unit__gpu_id",
@@ -96,6 +98,7 @@ def _load_holds(gpus: Collection[int], period: TimestamptzRange) -> dict[int, li
                 ended=held.upper,
                 checkpoint=checkpoint,
                 keeps_state=kind == WorkloadKind.NOTEBOOK,
+                forgiven=limits.at(gpus[gpu].pool, held.upper),
             )
         first = gpu * SLOTS_PER_GPU
         found[gpu].append(

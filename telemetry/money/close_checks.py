@@ -14,6 +14,8 @@ from telemetry.models import Charge, ChargedUntil, RollupDue
 from telemetry.money.billing_months import month_bounds
 from telemetry.money.reconciliation import reconcile_costs
 
+MAX_NAMES = 20
+
 
 def close_checks(month: date) -> list[dict[str, Any]]:
     """Return the results of all checks that a month must pass before it is closed.
@@ -35,7 +37,7 @@ def close_checks(month: date) -> list[dict[str, Any]]:
     left = reconcile_costs(month)
     seconds = _gpus_with_wrong_seconds(month, start, end)
     due = RollupDue.objects.filter(bucket__gte=start, bucket__lt=end).count()
-    no_centre = month_lines.filter(bucket__in=CHARGED_BUCKETS, cost_centre="", reversal=False)
+    unmapped = _names_without_cost_centre(month)
     return [
         _check_result("something was charged in the month", month_lines.exists(), {}),
         _check_result(
@@ -54,10 +56,8 @@ def close_checks(month: date) -> list[dict[str, Any]]:
         ),
         _check_result(
             "every charged line has a cost centre",
-            not no_centre.exists(),
-            {
-                "projects": sorted(set(no_centre.values_list("project_name", flat=True)))[:20],
-            },
+            not any(unmapped.values()),
+            unmapped,
         ),
         _check_result(
             "every second of every GPU is in exactly one bucket", not seconds, {"gpus": seconds[:20]}
@@ -73,6 +73,22 @@ def close_checks(month: date) -> list[dict[str, Any]]:
         ),
         _check_result("every sample of the month is rolled up", due == 0, {"due": due}),
     ]
+
+
+def _names_without_cost_centre(month: date) -> dict[str, list[str]]:
+    """Return the projects and the dedicated pools with charged lines that have no cost centre.
+
+    A line that was reversed does not count. At most 20 names of each kind are returned.
+    """
+    lines = Charge.objects.filter(
+        month=month, bucket__in=CHARGED_BUCKETS, cost_centre="", reversal=False
+    ).exclude(corrections__reversal=True)
+    projects = lines.exclude(project=None).values_list("project__name", flat=True)
+    pools = lines.filter(project=None).values_list("pool__name", flat=True)
+    return {
+        "unmapped projects": sorted(set(projects.order_by()))[:MAX_NAMES],
+        "unmapped dedicated pools": sorted(set(pools.order_by()))[:MAX_NAMES],
+    }
 
 
 def _check_result(condition: str, ok: bool, figures: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from telemetry.models import Charge, ChargeBucketChoices, ChargedUntil, SettledA
 from telemetry.money.billing_months import month_of
 from telemetry.money.charge_rows import ChargeDraft, months_not_open, write_charges
 from telemetry.money.charging_inputs import GpuChargingInputs, load_charging_inputs
+from telemetry.money.refund_limits import RefundLimits, load_refund_limits
 
 SETTLEMENTS_PER_RUN = 500
 
@@ -68,15 +69,16 @@ def settle_allocations(now: datetime) -> int:
         # An allocation may end at a fraction of a second, but charges end at whole seconds. Allow for the
         # difference.
         .filter(unit__gpu__charged__until__gt=F("period__endswith") - timedelta(seconds=1))
-        .select_related("run", "workload", "unit")
+        .select_related("run", "workload", "unit__gpu")
         .order_by("pk")[:SETTLEMENTS_PER_RUN]
     )
     waiting = list(ended)
     written = _charged_totals([allocation.pk for allocation in waiting])
+    limits = load_refund_limits({allocation.unit.gpu.pool_id for allocation in waiting})
     corrected = 0
     for allocation in waiting:
         slot_seconds, last = written.get(allocation.pk, (0, None))
-        if not _matches_final_state(allocation, slot_seconds):
+        if not _matches_final_state(allocation, slot_seconds, limits):
             until = max(allocation.period.upper, last or allocation.period.upper)
             begin = ChargedUntil.objects.get(gpu=allocation.unit.gpu_id).since
             corrected += correct_gpu_charges(
@@ -106,7 +108,7 @@ def _charged_totals(allocations: Sequence[int]) -> dict[int, tuple[int, datetime
     return {allocation: (sums.get(allocation, 0), lasts.get(allocation)) for allocation in allocations}
 
 
-def _matches_final_state(allocation: Allocation, slot_seconds: int) -> bool:
+def _matches_final_state(allocation: Allocation, slot_seconds: int, limits: RefundLimits) -> bool:
     """Return True if all time of the allocation is charged and no work was lost.
 
     Such an allocation needs no correction, so its lines need not be loaded.
@@ -118,6 +120,7 @@ def _matches_final_state(allocation: Allocation, slot_seconds: int) -> bool:
         ended=end,
         checkpoint=allocation.run.checkpoint_at,
         keeps_state=allocation.workload.kind == "notebook",
+        forgiven=limits.at(allocation.unit.gpu.pool_id, allocation.period.upper),
     )
     slots = allocation.slots.upper - allocation.slots.lower
     return lost is None and slot_seconds == slots * int((end - start).total_seconds())

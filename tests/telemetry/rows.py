@@ -51,6 +51,11 @@ def cost_centre(team: TeamOfWorld, code: str, since: dt.datetime) -> CostCentre:
     return CostCentre.objects.create(project=team.project, code=code, valid_from=since, created_at=since)
 
 
+def pool_cost_centre(pool: Pool, code: str, since: dt.datetime) -> CostCentre:
+    """Create the cost centre of the unused time of a dedicated pool, valid from ``since``."""
+    return CostCentre.objects.create(pool=pool, code=code, valid_from=since, created_at=since)
+
+
 def workload(
     world: World, team: TeamOfWorld, *, kind: str = "job", pool: Pool | None = None, **fields: Any
 ) -> Workload:

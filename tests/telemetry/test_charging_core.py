@@ -8,7 +8,9 @@ from __future__ import annotations
 import datetime as dt
 from collections import defaultdict
 from decimal import Decimal
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -227,6 +229,7 @@ def test_preempted_work_is_not_charged_for_the_time_after_its_last_checkpoint() 
         ended=minute(60),
         checkpoint=minute(45),
         keeps_state=False,
+        forgiven=None,
     )
     assert lost == (minute(45), ChargeBucket.PREEMPTED)
     gpu = GpuTimeline(holds=(GpuHold(1, 0, 840, minute(0), minute(60), None, *lost),), rates=(RATE,))
@@ -236,18 +239,50 @@ def test_preempted_work_is_not_charged_for_the_time_after_its_last_checkpoint() 
     }
 
 
-def test_a_lost_attempt_without_a_checkpoint_is_not_charged() -> None:
-    lost = lost_time(
-        end_code="host_lost", started=minute(0), ended=minute(60), checkpoint=None, keeps_state=False
-    )
-    assert lost == (minute(0), ChargeBucket.HARDWARE_LOST)
+def lost_from(checkpoint: dt.datetime | None, forgiven: dt.timedelta | None, **other: Any) -> Any:
+    """Return the result of ``lost_time`` for a hold of two hours that ends with its host."""
+    given = {"end_code": "host_lost", "started": minute(0), "ended": minute(120), "keeps_state": False}
+    return lost_time(checkpoint=checkpoint, forgiven=forgiven, **(given | other))
+
+
+def test_without_a_limit_a_lost_attempt_without_a_checkpoint_is_not_charged() -> None:
+    assert lost_from(None, None) == (minute(0), ChargeBucket.HARDWARE_LOST)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "forgiven", "since"),
+    [(None, 60, 60), (30, 60, 60), (90, 60, 90), (None, 180, 0), (None, 120, 0), (119, 1, 119)],
+)
+def test_lost_work_is_refunded_since_its_checkpoint_but_at_most_the_forgiven_minutes(
+    checkpoint: int | None, forgiven: int, since: int
+) -> None:
+    saved = None if checkpoint is None else minute(checkpoint)
+    lost = lost_from(saved, dt.timedelta(minutes=forgiven))
+    assert lost == (minute(since), ChargeBucket.HARDWARE_LOST)
+
+
+def test_a_limit_of_zero_minutes_refunds_nothing() -> None:
+    assert lost_from(None, dt.timedelta(0)) is None
+
+
+@given(
+    st.none() | st.integers(-10, 130), st.none() | st.integers(0, 300), st.none() | st.integers(0, 300)
+)
+def test_a_longer_limit_never_refunds_less(
+    checkpoint: int | None, short: int | None, longer: int | None
+) -> None:
+    def refunded(minutes: int | None) -> dt.timedelta:
+        limit = None if minutes is None else dt.timedelta(minutes=minutes)
+        lost = lost_from(None if checkpoint is None else minute(checkpoint), limit)
+        return minute(120) - lost[0] if lost else dt.timedelta(0)
+
+    low, high = sorted((short, longer), key=lambda limit: 1_000 if limit is None else limit)
+    assert refunded(low) <= refunded(high)
+    assert low is None or refunded(low) <= dt.timedelta(minutes=low)
 
 
 def test_the_time_of_a_notebook_is_charged_whatever_its_end_because_its_files_remain() -> None:
-    assert (
-        lost_time(end_code="host_lost", started=minute(0), ended=minute(9), checkpoint=None, keeps_state=True)
-        is None
-    )
+    assert lost_from(None, None, keeps_state=True) is None
 
 
 def test_the_codes_of_lost_time_are_reason_codes_of_the_engine() -> None:
