@@ -189,6 +189,7 @@ ACTIONS: dict[str, tuple[Any, str]] = {
         permission_problems.HEALTH_RULE_CHANGE,
     ),
     "price.change": (changes_things & is_finance, permission_problems.PRICE_CHANGE),
+    "refund_limit.change": (changes_things & is_finance, permission_problems.REFUND_LIMIT_CHANGE),
     "budget.change": (changes_things & is_finance, permission_problems.BUDGET_CHANGE),
     "cost_centre.change": (changes_things & is_finance, permission_problems.COST_CENTRE_CHANGE),
     "statement.close": (changes_things & is_finance, permission_problems.STATEMENT_CLOSE),

@@ -20,6 +20,7 @@ from scheduler.core.reasons import ReasonCode
 from scheduler.models import Command, Decision, Run, Workload, WorkloadKind
 from scheduler.state.states import WorkloadState
 from scheduler.sync.home_volumes import has_other_storage
+from telemetry.money.refund_limits import RefundLimits, load_refund_limits
 
 MIN_START_SHIFT = timedelta(minutes=30)
 
@@ -107,12 +108,25 @@ def evicted_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]
     decisions = Decision.objects.filter(
         kind=Decision.Kind.EVICTED, at__gt=since, at__lte=now, workload__simulated=False
     )
-    for decision in decisions.select_related("workload__array").order_by("pk"):
+    rows = list(decisions.select_related("workload__array").order_by("pk"))
+    limits = load_refund_limits({decision.workload.pool_id for decision in rows})
+    for decision in rows:
         name, source = grouped_by_array(decision.workload, f"evicted:{decision.pk}", decision.at)
-        numbers = {**decision.numbers, "name": name, "code": decision.code}
+        refund = _refund_numbers(decision.workload, limits, decision.at)
+        numbers = {**decision.numbers, "name": name, "code": decision.code, **refund}
         yield PendingNotice(
             "preemption_notice", source, (decision.workload.owner_id,), numbers, workload=decision.workload_id
         )
+
+
+def _refund_numbers(workload: Workload, limits: RefundLimits, at: datetime) -> dict[str, Any]:
+    """Return ``forgiven_minutes``, the pool's refund limit. It is None if there is no limit.
+
+    Return nothing for a notebook, because its time is charged however it ends.
+    """
+    if workload.kind == WorkloadKind.NOTEBOOK:
+        return {}
+    return {"forgiven_minutes": limits.minutes_at(workload.pool_id, at)}
 
 
 def idle_warnings(since: datetime, now: datetime) -> Iterator[PendingNotice]:
@@ -176,6 +190,7 @@ def forced_moves_of_workloads(since: datetime, now: datetime) -> Iterator[Pendin
     )
     commands = list(evictions.select_related("run__workload__array", "host").order_by("pk"))
     behind = forced_moves.forced_moves_of_commands(commands)
+    limits = load_refund_limits({command.run.workload.pool_id for command in commands})
     by_attempt: dict[tuple[int, int], list[Command]] = defaultdict(list)
     for command in commands:
         by_attempt[command.run.workload_id, command.run.attempt].append(command)
@@ -188,4 +203,5 @@ def forced_moves_of_workloads(since: datetime, now: datetime) -> Iterator[Pendin
         ends = command.code == ReasonCode.GPU_ERROR and workload.kind == WorkloadKind.NOTEBOOK
         name, source = grouped_by_array(workload, f"moves:{command.run_id}", command.created_at)
         numbers = {**move.numbers, "name": name, "host": command.host.name, "code": move.code, "ends": ends}
+        numbers |= _refund_numbers(workload, limits, command.created_at)
         yield PendingNotice("has_to_move", source, (workload.owner_id,), numbers, workload=workload.pk)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from portal import policy
 from portal.wording.formatting import Numbers, joined_with_and
+from portal.wording.money_texts import refund_sentence
 from portal.wording.reason_numbers import ReasonNumbers
 from portal.wording.reason_texts import reason_sentence
 
@@ -53,7 +54,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     ),
     "preemption_notice": lambda f: (
         f"{f.plain('', 'name')} is being preempted. "
-        f"{reason_sentence(str(f.get('code') or ''), f.numbers, f.viewer)}"
+        f"{reason_sentence(str(f.get('code') or ''), f.numbers, f.viewer)}{_refund_sentence(f)}"
     ),
     "expected_start_moved": lambda f: (
         f"{f.plain('', 'name')} is now expected to start{f.time(' at ', 'expected_start')}"
@@ -182,6 +183,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
             if f.get("ends")
             else "It is queued again with its place kept."
         )
+        + _refund_sentence(f)
     ),
     "budget_reached": lambda f: (
         f"{f.plain('', 'name')} {'is forecast to use' if f.get('forecast') else 'has used'} "
@@ -189,6 +191,11 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"budget{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''}."
     ),
 }
+
+
+def _refund_sentence(f: ReasonNumbers) -> str:
+    """Return how much of the stopped work is not charged; "" for a notebook."""
+    return f" {refund_sentence(f.get('forgiven_minutes'))}" if "forgiven_minutes" in f.numbers else ""
 
 
 def _event_text(f: ReasonNumbers) -> str:

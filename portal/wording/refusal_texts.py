@@ -169,7 +169,8 @@ REFUSALS: dict[str, Sentence] = {
     "idle_payer_is_fixed": lambda n: (
         f"{date.fromisoformat(n['month']):%B %Y} is closed; the payer of its idle time can't be changed."
     ),
-    "cost_centre_exists": "valid_from is {valid_from}; {project} has a cost centre from that time already.",
+    "cost_centre_exists": "valid_from is {valid_from}; {subject} has a cost centre from that time already.",
+    "refund_limit_exists": "valid_from is {valid_from}; {pool} has a refund limit from that time already.",
     "price_exists": "valid_from is {valid_from}; {model} has a price from that time already.",
     # people
     "last_operator": "{name} is the last operator; make somebody else one first.",

@@ -6,7 +6,7 @@ from scheduler.models.hardware_columns import HardwareColumns
 from scheduler.models.hosts import Gpu, Host, JoinToken, Storage, Unit, Volume
 from scheduler.models.leader import ClockReading, Leader
 from scheduler.models.pools import DiagnosticTool, Pool, StrayAction
-from scheduler.models.quotas import BudgetGate, DecayedUse, Quota
+from scheduler.models.quotas import BudgetGate, DecayedUse, GuaranteeChange, Quota
 from scheduler.models.repairs import (
     Diagnostic,
     GeometryChange,
@@ -40,6 +40,7 @@ __all__ = [
     "GeometryChange",
     "Gpu",
     "GpuStateChange",
+    "GuaranteeChange",
     "HardwareColumns",
     "Host",
     "HostStateChange",

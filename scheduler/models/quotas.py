@@ -1,4 +1,4 @@
-"""Define the quotas of teams, their past use, and the gates that used-up budgets close."""
+"""Define the quotas of teams, their changes and past use, and the gates that used-up budgets close."""
 
 from __future__ import annotations
 
@@ -75,6 +75,24 @@ class Quota(models.Model):
                 fields=["team", "pool", "model"], name="one_quota_per_team_pool_and_model"
             )
         ]
+
+
+class GuaranteeChange(models.Model):
+    """A change of a team's guarantee for one GPU model of one pool. The table is append-only.
+
+    Statements divide idle cost by the guarantees of their month. Before the first recorded change, a team
+    had ``slots_before`` of that change. Without a recorded change, it has always had its present guarantee.
+    """
+
+    team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="+")
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
+    model = models.CharField(max_length=60)
+    slots_before = models.PositiveIntegerField(help_text="840 is one GPU")
+    slots_after = models.PositiveIntegerField(help_text="840 is one GPU")
+    at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["at"], name="guarantee_changes_by_time")]
 
 
 class DecayedUse(models.Model):

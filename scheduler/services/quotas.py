@@ -12,6 +12,7 @@ from scheduler.coordination import locks
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR, SLOTS_PER_GPU
 from scheduler.models import Gpu, Pool, Quota, Team
 from scheduler.services import quota_hours
+from scheduler.services.guarantee_history import record_guarantee_change
 from scheduler.services.removed_rows import reject_if_pool_removed, reject_if_team_removed
 from scheduler.state import nudge
 
@@ -73,6 +74,15 @@ def change_quota(
     reject_if_team_removed(team)
     if guaranteed_slots > guarantee_capacity(pool=pool, model=model, team=team).most:
         return False
+    before = Quota.objects.filter(team=team, pool=pool, model=model).first()
+    record_guarantee_change(
+        team=team,
+        pool=pool,
+        model=model,
+        slots_before=before.guaranteed_slots if before else 0,
+        slots_after=guaranteed_slots,
+        now=now,
+    )
     quota, _ = Quota.objects.update_or_create(
         team=team,
         pool=pool,

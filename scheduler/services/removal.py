@@ -34,6 +34,7 @@ from scheduler.models import (
     Unit,
     Workload,
 )
+from scheduler.services.guarantee_history import remove_quotas
 from scheduler.services.host_credentials import revoke_credential
 from scheduler.services.hosts import record_host_change
 from scheduler.state import nudge
@@ -225,7 +226,7 @@ def remove_pool(pool: Pool, *, now: datetime) -> None:
     """Remove a pool and its quotas. Raises the rejections of ``check_pool_removal``."""
     fresh = locks.pool_for_removal(pool.pk)
     check_pool_removal(fresh, now)
-    Quota.objects.filter(pool=fresh).update(removed_at=now)
+    remove_quotas(Quota.objects.filter(pool=fresh), now)
     Pool.objects.filter(pk=fresh.pk).update(removed_at=now)
     pool.removed_at = now
     _notify_of_teams_and_pools()
@@ -242,7 +243,7 @@ def remove_team(team: Team, *, now: datetime) -> None:
     locks.pools(Pool.objects.values_list("pk", flat=True))
     fresh = locks.team_for_removal(team.pk)
     check_team_removal(fresh, now)
-    Quota.objects.filter(team=fresh).update(removed_at=now)
+    remove_quotas(Quota.objects.filter(team=fresh), now)
     Project.objects.filter(team=fresh).update(active=False)
     Team.objects.filter(pk=fresh.pk).update(removed_at=now)
     team.removed_at = now

@@ -57,5 +57,17 @@ class Migration(migrations.Migration):
                 name="a_cost_centre_is_of_a_project_or_of_a_pool",
             ),
         ),
+        migrations.AddIndex(
+            "charge",
+            models.Index(
+                condition=models.Q(
+                    ("cost_centre", ""),
+                    ("reversal", False),
+                    models.Q(("project__isnull", False), ("bucket", "reserved_unused"), _connector="OR"),
+                ),
+                fields=["month"],
+                name="charges_without_cost_centre",
+            ),
+        ),
         migrations.RunSQL(COST_CENTRES_USED_UNTIL_NOW, migrations.RunSQL.noop),
     ]

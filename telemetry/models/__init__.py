@@ -5,6 +5,7 @@ Migrations create the sample table with plain SQL, because it has daily partitio
 
 from telemetry.models.budgets import Budget, BudgetAction, BudgetAlert, BudgetMeasure
 from telemetry.models.charges import (
+    UNMAPPED_LINE,
     Charge,
     ChargeBucketChoices,
     ChargedUntil,
@@ -51,4 +52,5 @@ __all__ = [
     "StatementLine",
     "StatementState",
     "Stray",
+    "UNMAPPED_LINE",
 ]

@@ -25,6 +25,10 @@ class ChargeBucketChoices(models.TextChoices):
     MAINTENANCE = "maintenance", "in maintenance"
 
 
+# A line that needs a cost centre and has none: of a project, or of the unused time of a dedicated pool.
+UNMAPPED_LINE = Q(cost_centre="", reversal=False) & (Q(project__isnull=False) | Q(bucket="reserved_unused"))
+
+
 class Charge(models.Model):
     """One priced line of the ledger: slots of a GPU over an interval within one day.
 
@@ -89,6 +93,7 @@ class Charge(models.Model):
             models.Index(fields=["gpu", "start"]),
             models.Index(fields=["team", "start"]),
             models.Index(fields=["allocation"]),
+            models.Index(fields=["month"], condition=UNMAPPED_LINE, name="charges_without_cost_centre"),
         ]
 
 

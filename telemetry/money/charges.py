@@ -24,7 +24,7 @@ from telemetry.models import (
 )
 from telemetry.money.charge_rows import draft_charges, write_charges
 from telemetry.money.charging_inputs import GpuChargingInputs, last_change_in, load_charging_inputs
-from telemetry.money.settlement import settle_allocations, settle_state_changes
+from telemetry.money.settlement import settle_allocations, settle_cost_centres, settle_state_changes
 
 # Time is charged only after this delay, because reports of changes may arrive late.
 REPORTING_LAG = timedelta(seconds=60)
@@ -62,6 +62,7 @@ def charge_all_gpus(now: datetime) -> ChargeRunResult:
             if not written:
                 break
     done.corrections += settle_allocations(now)
+    done.corrections += settle_cost_centres(now)
     return done
 
 

@@ -10,7 +10,7 @@ from django.db.models import Count, F, Q, Sum
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Gpu
 from telemetry.core.charge_model import CHARGED_BUCKETS
-from telemetry.models import Charge, ChargedUntil, RollupDue
+from telemetry.models import UNMAPPED_LINE, Charge, ChargedUntil, RollupDue
 from telemetry.money.billing_months import month_bounds
 from telemetry.money.reconciliation import reconcile_costs
 
@@ -80,9 +80,8 @@ def _names_without_cost_centre(month: date) -> dict[str, list[str]]:
 
     A line that was reversed does not count. At most 20 names of each kind are returned.
     """
-    lines = Charge.objects.filter(
-        month=month, bucket__in=CHARGED_BUCKETS, cost_centre="", reversal=False
-    ).exclude(corrections__reversal=True)
+    lines = Charge.objects.filter(UNMAPPED_LINE, month=month, bucket__in=CHARGED_BUCKETS)
+    lines = lines.exclude(corrections__reversal=True)
     projects = lines.exclude(project=None).values_list("project__name", flat=True)
     pools = lines.filter(project=None).values_list("pool__name", flat=True)
     return {

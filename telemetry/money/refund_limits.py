@@ -22,10 +22,14 @@ class RefundLimits:
 
     def minutes_at(self, pool: int, stop: datetime) -> int | None:
         """Return the limit in minutes for work of the pool that stops at ``stop``; None means no limit."""
-        for limit in reversed(self._by_pool.get(pool, [])):
+        for limit in reversed(self.of(pool)):
             if limit.valid_from <= stop:
                 return limit.forgiven_minutes
         return DEFAULT_FORGIVEN_MINUTES
+
+    def of(self, pool: int) -> list[RefundLimit]:
+        """Return the limits of the pool in order of time. It is empty if the default has always applied."""
+        return self._by_pool.get(pool, [])
 
     def at(self, pool: int, stop: datetime) -> timedelta | None:
         """Return the limit for work of the pool that stops at ``stop``; None means no limit."""

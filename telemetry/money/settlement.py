@@ -1,4 +1,4 @@
-"""Correct charges after late facts: host state changes and allocation ends that arrive after the charge.
+"""Correct charges after late facts: host state changes, allocation ends and first cost centres.
 
 To settle a fact means to compare it once with the ledger. Differences are corrected by reversals and new
 lines. No line is edited.
@@ -9,15 +9,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
+from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models import F, Sum
+from django.db.models import Case, F, OuterRef, Subquery, Sum, When
 
 from scheduler.models import Allocation, HostStateChange
 from telemetry.core.charge_model import ChargeKey, ChargePiece, floor_to_second, next_midnight
 from telemetry.core.charge_pieces import lost_time
 from telemetry.core.corrections import ChargeCorrection, LedgerLine, find_corrections
-from telemetry.models import Charge, ChargeBucketChoices, ChargedUntil, SettledAllocation, SettledStateChange
+from telemetry.models import (
+    UNMAPPED_LINE,
+    Charge,
+    ChargeBucketChoices,
+    ChargedUntil,
+    CostCentre,
+    SettledAllocation,
+    SettledStateChange,
+    Statement,
+    StatementState,
+)
 from telemetry.money.billing_months import month_of
 from telemetry.money.charge_rows import ChargeDraft, months_not_open, write_charges
 from telemetry.money.charging_inputs import GpuChargingInputs, load_charging_inputs
@@ -126,6 +137,48 @@ def _matches_final_state(allocation: Allocation, slot_seconds: int, limits: Refu
     return lost is None and slot_seconds == slots * int((end - start).total_seconds())
 
 
+def settle_cost_centres(now: datetime) -> int:
+    """Correct lines of open months that have no cost centre, but for which one was named later.
+
+    Returns the number of reversed lines.
+    """
+    centres = CostCentre.objects.filter(valid_from__lte=OuterRef("start")).order_by("-valid_from", "-pk")
+    by_project = centres.filter(project=OuterRef("project")).values("code")[:1]
+    by_pool = centres.filter(pool=OuterRef("pool")).values("code")[:1]
+    open_months = Statement.objects.filter(state=StatementState.OPEN).values("month")
+    lines = (
+        Charge.objects.filter(UNMAPPED_LINE, month__in=open_months)
+        .exclude(corrections__reversal=True)
+        .annotate(named=Case(When(project=None, then=Subquery(by_pool)), default=Subquery(by_project)))
+        .exclude(named=None)
+        .order_by("pk")[:SETTLEMENTS_PER_RUN]
+    )
+    found = [(line, str(line.named)) for line in lines]
+    try:
+        with transaction.atomic():
+            Charge.objects.bulk_create([_reversal_of(line, set(), now) for line, _ in found])
+            Charge.objects.bulk_create([_line_with_cost_centre(line, code, now) for line, code in found])
+    except IntegrityError:
+        # A concurrent run has reversed one of these lines. The next run corrects the others.
+        return 0
+    return len(found)
+
+
+def _line_with_cost_centre(line: Charge, code: str, now: datetime) -> Charge:
+    """Return an unsaved copy of ``line`` with the cost centre ``code``. It replaces ``line``."""
+    row = Charge(**_copied_columns(line), corrects_id=line.pk, created_at=now)
+    row.cost_centre = code
+    return row
+
+
+def _copied_columns(line: Charge) -> dict[str, Any]:
+    return {
+        entry.attname: getattr(line, entry.attname)
+        for entry in Charge._meta.concrete_fields
+        if entry.attname not in ("id", "corrects_id", "reversal", "created_at")
+    }
+
+
 def correct_gpu_charges(gpu_id: int, start: datetime, end: datetime, now: datetime) -> int:
     """Make the ledger of one GPU match the facts in ``[start, end)``. Return the number of reversed lines."""
     start, end = floor_to_second(start), floor_to_second(end)
@@ -184,12 +237,7 @@ def _reversal_of(line: Charge, closed: set[date], now: datetime) -> Charge:
 
     If the month of ``line`` is in ``closed``, the new line gets the current month.
     """
-    copied = {
-        entry.attname: getattr(line, entry.attname)
-        for entry in Charge._meta.concrete_fields
-        if entry.attname not in ("id", "corrects_id", "reversal", "created_at")
-    }
-    row = Charge(**copied, corrects_id=line.pk, reversal=True, created_at=now)
+    row = Charge(**_copied_columns(line), corrects_id=line.pk, reversal=True, created_at=now)
     row.month = month_of(now) if line.month in closed else line.month
     row.slots, row.slot_seconds = -line.slots, -line.slot_seconds
     row.cost, row.charged = -line.cost, -line.charged

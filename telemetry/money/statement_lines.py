@@ -12,10 +12,10 @@ from typing import Any
 from django.db.models import Q, Sum
 
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
-from scheduler.models import Quota
+from scheduler.models import Pool, Team
 from telemetry.core.amounts import CENT, MICRO, round_amount, round_parts, split_amount
-from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.models import Charge, IdlePayer, Statement, StatementLine, StatementState
+from telemetry.money.idle_shares import IdleWeights, load_idle_weights
 from telemetry.money.reconciliation import IDLE_BUCKETS
 
 
@@ -69,6 +69,7 @@ def _frozen_entry(row: StatementLine) -> StatementEntry:
     )
 
 
+WeightsByName = dict[tuple[str, str], dict[str, Decimal]]  # (pool, model) -> team -> weight
 GROUP_COLUMNS = ("pool__name", "cost_centre", "team_name", "project_name", "workload_type", "model", "bucket")
 
 
@@ -93,7 +94,31 @@ def open_month_lines(month: date, idle_payer: str) -> list[StatementEntry]:
         _entry_of_group(group, amount, cost)
         for group, amount, cost in zip(groups, amounts, costs, strict=True)
     ]
-    return [shared for line in made for shared in _allocate_idle_cost(line, made, idle_payer)]
+    weights = _weights_by_name(load_idle_weights(month, idle_payer))
+    return [shared for line in made for shared in _allocate_idle_cost(line, made, weights)]
+
+
+def _weights_by_name(weights: IdleWeights) -> WeightsByName:
+    """Return the weights with the names of pools and teams instead of their ids."""
+    pools = Pool.with_removed.in_bulk({pool for pool, _ in weights})
+    teams = Team.with_removed.in_bulk({team for by_team in weights.values() for team in by_team})
+    return {
+        (pools[pool].name, model): {teams[team].name: Decimal(weight) for team, weight in by_team.items()}
+        for (pool, model), by_team in weights.items()
+    }
+
+
+def idle_cost_by_team(month: date, idle_payer: str) -> dict[str, Decimal]:
+    """Return the idle cost that each team would pay in an open month, by team name.
+
+    The part that nobody pays has the name "": it stays with the operator. The amounts equal the lines of the
+    statement with this payer.
+    """
+    shares: dict[str, Decimal] = defaultdict(Decimal)
+    for line in open_month_lines(month, idle_payer):
+        if line.bucket in IDLE_BUCKETS:
+            shares[line.team] += line.cost
+    return dict(shares)
 
 
 def _entry_of_group(group: dict[str, Any], amount: Decimal, cost: Decimal) -> StatementEntry:
@@ -115,17 +140,13 @@ def _entry_of_group(group: dict[str, Any], amount: Decimal, cost: Decimal) -> St
 
 
 def _allocate_idle_cost(
-    line: StatementEntry, all_lines: Sequence[StatementEntry], idle_payer: str
+    line: StatementEntry, all_lines: Sequence[StatementEntry], weights_by_name: WeightsByName
 ) -> list[StatementEntry]:
     """Divide an idle line among the teams that pay for idle GPUs. Return any other line unchanged.
 
-    If the operator pays, or if no team has a weight, the idle line is returned unchanged too.
+    If no team has a weight, the idle line is returned unchanged too.
     """
-    if line.bucket not in IDLE_BUCKETS or idle_payer == IdlePayer.OPERATOR:
-        return [line]
-    weights = (
-        _guarantee_weights(line) if idle_payer == IdlePayer.GUARANTEE else _usage_weights(line, all_lines)
-    )
+    weights = weights_by_name.get((line.pool, line.model), {}) if line.bucket in IDLE_BUCKETS else {}
     if not any(weights.values()):
         return [line]
     teams = sorted(weights)
@@ -149,28 +170,6 @@ def _allocate_idle_cost(
         )
         for team, amount, part in zip(teams, amounts, hours, strict=True)
     ]
-
-
-def _guarantee_weights(line: StatementEntry) -> dict[str, Decimal]:
-    """Return the guaranteed slots by team name, for the pool and the model of ``line``."""
-    rows = Quota.with_removed.filter(pool__name=line.pool, model=line.model).values_list(
-        "team__name", "guaranteed_slots"
-    )
-    return {team: Decimal(slots) for team, slots in rows}
-
-
-def _usage_weights(line: StatementEntry, all_lines: Sequence[StatementEntry]) -> dict[str, Decimal]:
-    """Return the charged GPU-hours by team name, for the pool and the model of ``line``."""
-    weights: dict[str, Decimal] = defaultdict(Decimal)
-    for other in all_lines:
-        if (
-            other.pool == line.pool
-            and other.model == line.model
-            and other.bucket in CHARGED_BUCKETS
-            and other.gpu_hours > 0
-        ):
-            weights[other.team] += other.gpu_hours
-    return dict(weights)
 
 
 def _main_cost_centre_by_team(all_lines: Sequence[StatementEntry]) -> dict[str, str]:

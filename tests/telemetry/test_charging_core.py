@@ -265,9 +265,7 @@ def test_a_limit_of_zero_minutes_refunds_nothing() -> None:
     assert lost_from(None, dt.timedelta(0)) is None
 
 
-@given(
-    st.none() | st.integers(-10, 130), st.none() | st.integers(0, 300), st.none() | st.integers(0, 300)
-)
+@given(st.none() | st.integers(-10, 130), st.none() | st.integers(0, 300), st.none() | st.integers(0, 300))
 def test_a_longer_limit_never_refunds_less(
     checkpoint: int | None, short: int | None, longer: int | None
 ) -> None:

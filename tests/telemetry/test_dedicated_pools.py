@@ -9,13 +9,15 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from scheduler.models import Project, Team
-from telemetry.models import Charge, CostCentre
+from telemetry.models import Charge, ChargeBucketChoices, CostCentre, Statement
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.close_checks import close_checks
 from tests.telemetry.rows import at, cost_centre, hold, pool_cost_centre, price, workload
+from tests.telemetry.test_charges import assert_conserved
 from tests.world import A100, H100, World, units_of
 
 pytestmark = pytest.mark.django_db
+CHARGED = (ChargeBucketChoices.USED, ChargeBucketChoices.RESERVED_UNUSED)
 
 
 def payers(world: World) -> set[tuple[str, str, str, str]]:
@@ -71,14 +73,56 @@ def test_the_close_names_a_dedicated_pool_without_a_cost_centre(world: World) ->
     hold(workload(world, world.language), unit, at(9), at(10), end_code="finished")
     charge_all_gpus(at(10, 5))
     assert payers(world) == {("reserved_unused", "Vision", "", "")}
-    check = {row["check"]: row for row in close_checks(at(0).date().replace(day=1))}[
-        "every charged line has a cost centre"
-    ]
-    assert not check["ok"]
-    assert check["figures"] == {
+    assert unmapped(world) == {
         "unmapped projects": [world.language.project.name],
         "unmapped dedicated pools": [world.static.name],
     }
+
+
+def unmapped(world: World) -> dict[str, object]:
+    """Return the figures of the check of cost centres, for March."""
+    checks = {row["check"]: row for row in close_checks(at(0).date().replace(day=1))}
+    return checks["every charged line has a cost centre"]["figures"]
+
+
+def test_lines_without_a_cost_centre_are_corrected_once_one_is_named_for_their_time(world: World) -> None:
+    for model in (H100, A100):
+        price(model, "1", since=at(0, day=1))
+    unit = units_of(world.hosts["alpha"])[0]
+    hold(workload(world, world.vision), unit, at(9), at(10), end_code="finished")
+    charge_all_gpus(at(10, 5))
+    charge_all_gpus(at(11, 5))
+    pool_cost_centre(world.static, "CC-110", at(10))
+    cost_centre(world.vision, "CC-100", at(9))
+    assert charge_all_gpus(at(11, 6)).corrections == 5  # 4 GPUs from 10:00, and the job's line
+    assert_conserved()
+
+    def standing() -> set[tuple[str, int, str]]:
+        lines = Charge.objects.filter(bucket__in=CHARGED, reversal=False).exclude(corrections__reversal=True)
+        return {(line.bucket, line.start.hour, line.cost_centre) for line in lines}
+
+    assert standing() == {
+        ("used", 9, "CC-100"),
+        ("reserved_unused", 9, ""),
+        ("reserved_unused", 10, "CC-110"),
+    }
+    assert unmapped(world) == {"unmapped projects": [], "unmapped dedicated pools": [world.static.name]}
+    assert charge_all_gpus(at(11, 7)).corrections == 0
+    pool_cost_centre(world.static, "CC-109", at(0, day=1))
+    assert charge_all_gpus(at(11, 8)).corrections == 4
+    assert unmapped(world) == {"unmapped projects": [], "unmapped dedicated pools": []}
+    amounts = Charge.objects.filter(pool=world.static).values_list("charged", flat=True)
+    assert sum(amounts) == Decimal(8)
+    assert_conserved()
+
+
+def test_lines_of_a_closed_month_get_no_cost_centre(world: World) -> None:
+    for model in (H100, A100):
+        price(model, "1", since=at(0, day=1))
+    charge_all_gpus(at(11, 5))
+    Statement.objects.filter(month=at(0).date().replace(day=1)).update(state="closing")
+    pool_cost_centre(world.static, "CC-110", at(0, day=1))
+    assert charge_all_gpus(at(11, 6)).corrections == 0
 
 
 def test_a_cost_centre_belongs_to_a_project_or_to_a_pool(world: World) -> None:

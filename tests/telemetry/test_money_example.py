@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from telemetry.core.amounts import ZERO
+from telemetry.core.amounts import ZERO, split_amount
 from telemetry.core.charge_model import CHARGED_BUCKETS
+from telemetry.core.charge_pieces import lost_time
+from telemetry.core.guarantees import GuaranteeStep, guaranteed_slot_seconds
 from telemetry.models import Charge, ChargeBucketChoices
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.reconciliation import IDLE_BUCKETS, OVERHEAD_BUCKETS, UNCHARGED_BUCKETS
@@ -77,6 +80,46 @@ def test_the_documented_sum_equals_the_sum_of_the_lines(world: World, root: Path
     )
     assert words in (root / "docs" / "money.md").read_text()
     assert total == 8 * Decimal("2.10")
+
+
+def documented_table(root: Path, name: str) -> list[str]:
+    """Return the rows of the table between the comments ``name`` and ``/name``, without its header."""
+    text = (root / "docs" / "money.md").read_text()
+    table = text.partition(f"<!-- {name}:")[2].partition(f"<!-- /{name} -->")[0]
+    return [line.strip() for line in table.splitlines() if line.strip().startswith("| ")][1:]
+
+
+def test_the_documented_refunds_equal_those_of_the_code(root: Path) -> None:
+    rows = []
+    for checkpoint, minutes in ((at(12, 40), 60), (at(10), 60), (None, 60), (None, 0), (None, 300)):
+        lost = lost_time(
+            end_code="evicted_for_guarantee",
+            started=at(9),
+            ended=at(13),
+            checkpoint=checkpoint,
+            keeps_state=False,
+            forgiven=timedelta(minutes=minutes),
+        )
+        until = lost[0] if lost else at(13)
+        saved = f"{checkpoint:%H:%M}" if checkpoint else "none"
+        refunded = (at(13) - until) // timedelta(minutes=1)
+        rows.append(f"| {saved} | {minutes} minutes | {until:%H:%M} | {refunded} minutes |")
+    assert documented_table(root, "refunds") == rows
+
+
+def test_the_documented_shares_by_guarantee_equal_those_of_the_code(root: Path) -> None:
+    start, end = at(0, day=1), datetime(2026, 4, 1, tzinfo=UTC)
+    change = GuaranteeStep(at(12, day=16), 8, 0)
+    weights = [
+        guaranteed_slot_seconds(0, [change], start, end),
+        guaranteed_slot_seconds(4, [], start, end),
+    ]
+    costs = split_amount(Decimal("930.00"), weights)
+    rows = [
+        f"| {team} | {weight // 86_400} | {cost} |"
+        for team, weight, cost in zip(("Vision", "Language"), weights, costs, strict=True)
+    ]
+    assert documented_table(root, "guarantees") == rows
 
 
 def test_every_bucket_is_documented(root: Path) -> None:

@@ -19,9 +19,7 @@ pytestmark = pytest.mark.django_db
 
 
 def limit(pool: Pool, minutes: int | None, since: dt.datetime) -> RefundLimit:
-    return RefundLimit.objects.create(
-        pool=pool, forgiven_minutes=minutes, valid_from=since, created_at=since
-    )
+    return RefundLimit.objects.create(pool=pool, forgiven_minutes=minutes, valid_from=since, created_at=since)
 
 
 def preempted(world: World, start: dt.datetime, stop: dt.datetime) -> dict[str, float]:

@@ -11,7 +11,7 @@ from portal.api.base.serializers import PageQuery, StrictSerializer
 from portal.services.money.budgets import BUDGET_ACTIONS, BUDGET_MEASURES
 from portal.services.money.months import IDLE_PAYERS
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
-from telemetry.models import Charge, ChargeBucketChoices, Price
+from telemetry.models import MAX_FORGIVEN_MINUTES, Charge, ChargeBucketChoices, CostCentre, Price
 
 
 class UsageQuery(StrictSerializer):
@@ -111,6 +111,64 @@ class PriceWish(StrictSerializer):
     price = serializers.DecimalField(max_digits=12, decimal_places=6, min_value=0)
     valid_from = serializers.DateTimeField()
     note = serializers.CharField(max_length=300, required=False, allow_blank=True)
+
+
+class RefundLimitShape(ResponseSerializer):
+    pool = serializers.CharField(source="pool.slug")
+    forgiven_minutes = serializers.IntegerField(
+        allow_null=True, help_text="minutes before a stop that are not charged at most; null: no limit"
+    )
+    valid_from = serializers.DateTimeField()
+
+
+class RefundLimitWish(StrictSerializer):
+    pool = slug_field()
+    forgiven_minutes = serializers.IntegerField(min_value=0, max_value=MAX_FORGIVEN_MINUTES)
+    valid_from = serializers.DateTimeField(help_text="the limit applies to work that stops from then on")
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True)
+
+
+class CostCentreShape(ResponseSerializer):
+    project = serializers.SerializerMethodField(help_text="team/project; null for a dedicated pool")
+    pool = serializers.CharField(
+        source="pool.slug",
+        allow_null=True,
+        default=None,
+        help_text="dedicated pool whose unused time it pays",
+    )
+    code = serializers.CharField()
+    valid_from = serializers.DateTimeField()
+
+    def get_project(self, centre: CostCentre) -> str | None:
+        """Return the project as ``team/project``."""
+        project = centre.project
+        return f"{project.team.slug}/{project.slug}" if project else None
+
+
+class CostCentreWish(StrictSerializer):
+    project = slug_field(required=False, allow_null=True)
+    pool = slug_field(required=False, allow_null=True)
+    code = serializers.CharField(max_length=40)
+    valid_from = serializers.DateTimeField()
+
+
+class IdleShareShape(ResponseSerializer):
+    team = serializers.CharField(allow_blank=True, help_text="name of the team; empty: the operator's part")
+    operator = serializers.DecimalField(max_digits=14, decimal_places=2)
+    guarantee = serializers.DecimalField(max_digits=14, decimal_places=2)
+    use = serializers.DecimalField(max_digits=14, decimal_places=2)
+
+
+class IdlePayerShape(ResponseSerializer):
+    month = serializers.DateField()
+    payer = serializers.ChoiceField(choices=list(IDLE_PAYERS))
+    fixed = serializers.BooleanField(help_text="true: the month is closed")
+    effects = IdleShareShape(many=True, help_text="cost of idle time by team and payer; empty when fixed")
+
+
+class IdlePayerWish(StrictSerializer):
+    payer = serializers.ChoiceField(choices=list(IDLE_PAYERS))
+    why = serializers.CharField(max_length=1000, required=False, allow_blank=True)
 
 
 class BudgetShape(ResponseSerializer):

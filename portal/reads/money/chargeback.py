@@ -10,10 +10,15 @@ from django.db.models import Min, QuerySet
 
 from portal import policy
 from portal.models import User
+from portal.wording import money_texts
+from portal.wording.pages import money_pages
+from scheduler.core.model.snapshot import PoolKind
 from scheduler.models import Gpu, Pool, Project, Workload
-from telemetry.models import Budget, BudgetMeasure, Charge, Price, Statement
-from telemetry.money import statements
+from telemetry.core.amounts import ZERO
+from telemetry.models import Budget, BudgetMeasure, Charge, IdlePayer, Price, Statement
+from telemetry.money import statement_lines, statements
 from telemetry.money.billing_months import month_of, next_month
+from telemetry.money.refund_limits import load_refund_limits
 from telemetry.reads.budget_status import BudgetStatus, budget_status
 from telemetry.reads.prices import load_current_prices
 
@@ -103,7 +108,7 @@ def dimension_name(dimension: str, key: Any, month: date, lines: QuerySet[Charge
         return str(key or "none")
     column = "pk" if key is None else f"{dimension}_id"
     if key is None:
-        return "none"
+        return money_pages.DEDICATED_UNUSED if dimension == "project" else "none"
     return lines.filter(month=month, **{column: key}).values_list(
         DIMENSION_NAME_FIELDS[dimension], flat=True
     ).first() or str(key)
@@ -146,21 +151,62 @@ def rate_card(now: datetime) -> list[dict[str, Any]]:
 
 
 def cost_centre_rows(viewer: User, now: datetime) -> list[dict[str, Any]]:
-    """Return the visible projects with their present and future cost centres."""
-    rows = (
-        policy.visible_projects(viewer)
-        .select_related("team")
-        .prefetch_related("cost_centres")
-        .order_by("team__name", "name")
-    )
-    return [_centre(project, now) for project in rows]
+    """Return the visible projects and dedicated pools with their present and future cost centres."""
+    projects = policy.visible_projects(viewer).order_by("team__name", "name")
+    pools = dedicated_pools(viewer)
+    return [
+        _cost_centres_of(payer, now)
+        for rows in (projects, pools)
+        for payer in rows.select_related("team").prefetch_related("cost_centres")
+    ]
 
 
-def _centre(project: Project, now: datetime) -> dict[str, Any]:
-    centres = sorted(project.cost_centres.all(), key=lambda centre: centre.valid_from)
+def dedicated_pools(viewer: User) -> QuerySet[Pool]:
+    """Return the visible static pools, sorted by name."""
+    return policy.visible_pools(viewer).filter(kind=PoolKind.STATIC).order_by("name")
+
+
+def _cost_centres_of(payer: Project | Pool, now: datetime) -> dict[str, Any]:
+    centres = sorted(payer.cost_centres.all(), key=lambda centre: centre.valid_from)
     in_force = [centre for centre in centres if centre.valid_from <= now]
     return {
-        "project": project,
+        "name": payer.name,
+        "team": payer.team,
+        "is_pool": isinstance(payer, Pool),
         "now": in_force[-1] if in_force else None,
         "later": [c for c in centres if c.valid_from > now],
     }
+
+
+def refund_limit_rows(viewer: User, now: datetime) -> list[dict[str, Any]]:
+    """Return the visible pools with their present refund limit and the limits to come."""
+    pools = list(policy.visible_pools(viewer).order_by("name"))
+    card = load_refund_limits({pool.pk for pool in pools})
+    return [
+        {
+            "pool": pool,
+            "now": money_texts.refund_limit_text(card.minutes_at(pool.pk, now)),
+            "later": [
+                {"text": money_texts.refund_limit_text(limit.forgiven_minutes), "from": limit.valid_from}
+                for limit in card.of(pool.pk)
+                if limit.valid_from > now
+            ],
+        }
+        for pool in pools
+    ]
+
+
+def idle_payer_effects(month: date) -> list[dict[str, Any]]:
+    """Return what each team would pay for the idle time of an open month, by choice of the payer.
+
+    Each row has the name of a team and the amounts by IdlePayer. The row with the name "" is the operator's
+    part.
+    """
+    shares = {payer: statement_lines.idle_cost_by_team(month, payer) for payer in IdlePayer.values}
+    names = sorted(
+        {name for by_team in shares.values() for name in by_team}, key=lambda name: (not name, name)
+    )
+    return [
+        {"team": name, **{payer: by_team.get(name, ZERO) for payer, by_team in shares.items()}}
+        for name in names
+    ]

@@ -1,20 +1,19 @@
-"""Set monthly budgets and cost centres."""
+"""Set monthly budgets."""
 
 from __future__ import annotations
 
 from datetime import date, datetime
 from decimal import Decimal
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 
 from portal import policy
 from portal.input_checks import InputChecks
 from portal.models import User
 from portal.services import audit
 from portal.wording.problems import administration_problems
-from scheduler.core.rejection import OperationRejected
 from scheduler.models import Project, Team
-from telemetry.models import Budget, CostCentre
+from telemetry.models import Budget
 from telemetry.money.billing_months import month_of
 
 MAX_BUDGET = Decimal(1_000_000_000)
@@ -70,40 +69,3 @@ def set_budget(
             after=audit.audited_fields(budget, "month", "measure", "amount", "action"),
         )
     return budget
-
-
-def set_cost_centre(
-    *, actor: User, project: Project, code: str, valid_from: datetime, now: datetime, via: str = "web"
-) -> CostCentre:
-    """Set the cost centre of a project from ``valid_from`` on.
-
-    Raises Invalid, NotAllowed. Raises OperationRejected if the project has another cost centre from the same
-    time on.
-    """
-    policy.require(actor, "cost_centre.change")
-    checks = InputChecks()
-    code = checks.text("code", code, most=40)
-    valid_from = checks.aware_datetime("valid_from", valid_from)
-    if "valid_from" not in checks.problems and valid_from < now.replace(minute=0, second=0, microsecond=0):
-        checks.note(
-            "valid_from",
-            valid_from.isoformat(),
-            administration_problems.VALID_FROM_IS_PAST.format(valid_from=valid_from.isoformat()),
-        )
-    checks.done()
-    try:
-        with transaction.atomic():
-            row = CostCentre.objects.create(project=project, code=code, valid_from=valid_from, created_at=now)
-            audit.record(
-                actor=actor,
-                via=via,
-                now=now,
-                verb="set_cost_centre",
-                target=row,
-                team_id=project.team_id,
-                after={"project": project.slug, **audit.audited_fields(row, "code", "valid_from")},
-            )
-    except IntegrityError:
-        numbers = {"valid_from": valid_from.isoformat(), "project": project.name}
-        raise OperationRejected("cost_centre_exists", numbers, field="valid_from") from None
-    return row

@@ -6,6 +6,7 @@ from datetime import date, datetime
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Min
 
 from portal import policy
 from portal.input_checks import InputChecks
@@ -14,7 +15,7 @@ from portal.services import audit
 from portal.services.money.rate_card import organisation_currency
 from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
-from telemetry.models import Statement
+from telemetry.models import Charge, Statement
 from telemetry.money import statements
 from telemetry.money.billing_months import month_of
 
@@ -48,16 +49,24 @@ def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: 
     return statement
 
 
-def set_idle_payer(*, actor: User, month: date, payer: str, now: datetime, via: str = "web") -> Statement:
+def set_idle_payer(
+    *, actor: User, month: date, payer: str, now: datetime, why: str = "", via: str = "web"
+) -> Statement:
     """Set who pays for the idle capacity of a month.
 
-    ``payer`` is "operator" (no team pays), "guarantee" (teams pay in proportion to their guarantees) or "use"
-    (teams pay in proportion to their use). Raises Invalid, OperationRejected, NotAllowed.
+    ``payer`` is "operator" (no team pays), "guarantee" (teams pay in proportion to their guarantees of the
+    month) or "use" (teams pay in proportion to their use). The month is this month or an earlier one with
+    charges. Raises Invalid, OperationRejected, NotAllowed.
     """
     policy.require(actor, "statement.close")
     checks = InputChecks()
     month = checks.month("month", month)
     payer = checks.choice("payer", payer, IDLE_PAYERS)
+    why = checks.text("why", why, least=0, most=1000, lines=True)
+    first, last = Charge.objects.aggregate(first=Min("month"))["first"] or month_of(now), month_of(now)
+    if "month" not in checks.problems and not first <= month <= last:
+        problem = administration_problems.IDLE_PAYER_MONTH.format(month=month, first=first, last=last)
+        checks.note("month", month.isoformat(), problem)
     checks.done()
     with transaction.atomic():
         statement = statements.get_or_create_statement(month)
@@ -73,6 +82,7 @@ def set_idle_payer(*, actor: User, month: date, payer: str, now: datetime, via: 
             target=statement,
             before=before,
             after=audit.audited_fields(statement, "idle_payer"),
+            why=why,
         )
     return statement
 

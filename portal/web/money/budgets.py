@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, date, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import messages
@@ -15,9 +16,11 @@ from portal import policy
 from portal.models import User
 from portal.reads.money import chargeback as reads
 from portal.services.money import budgets as budget_service
+from portal.services.money import cost_centres
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from portal.wording.pages import money_pages
+from scheduler.models import Pool, Project
 from telemetry.money.billing_months import month_of
 
 
@@ -52,7 +55,10 @@ class BudgetForm(ServiceForm):
 
 
 class CostCentreForm(ServiceForm):
-    project = forms.ChoiceField(label="Project")
+    argument_fields: ClassVar[Mapping[str, str]] = {"project": "payer", "pool": "payer"}
+    payer = forms.ChoiceField(
+        label="Of", help_text="A project, or a dedicated pool for the time in which it is not used."
+    )
     code = forms.CharField(label="Cost centre", max_length=80)
     valid_from = forms.DateTimeField(
         label="From", widget=forms.DateTimeInput(attrs={"type": "datetime-local"})
@@ -60,12 +66,19 @@ class CostCentreForm(ServiceForm):
 
     def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.projects = {
-            str(p.pk): p
-            for p in policy.visible_projects(user).select_related("team").order_by("team__name", "name")
-        }
+        projects = policy.visible_projects(user).select_related("team").order_by("team__name", "name")
+        self.payers: dict[str, Project | Pool] = {f"project:{project.pk}": project for project in projects}
+        self.payers |= {f"pool:{pool.slug}": pool for pool in reads.dedicated_pools(user)}
         fields: dict[str, Any] = self.fields
-        fields["project"].choices = [(key, f"{p.name}, {p.team.name}") for key, p in self.projects.items()]
+        fields["payer"].choices = [
+            (key, money_pages.PAYER_LABELS[key.partition(":")[0]].format(name=payer.name, team=payer.team))
+            for key, payer in self.payers.items()
+        ]
+
+    def payer_argument(self) -> dict[str, Any]:
+        """Return the chosen project or pool as an argument of the service."""
+        key = self.cleaned_data["payer"]
+        return {key.partition(":")[0]: self.payers[key]}
 
 
 @sign_in_required
@@ -86,15 +99,11 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
             return redirect("budgets")
     if verb == "cost_centre" and centre_form.is_valid():
         given = dict(centre_form.cleaned_data)
-        project = centre_form.projects[given.pop("project")]
-        if (
-            centre_form.carry_out(
-                budget_service.set_cost_centre, actor=user, project=project, now=now, **given
-            )
-            is not None
-        ):
+        payer = centre_form.payers[given.pop("payer")]
+        given |= centre_form.payer_argument()
+        if centre_form.carry_out(cost_centres.set_cost_centre, actor=user, now=now, **given) is not None:
             messages.success(
-                request, money_pages.COST_CENTRE_SET.format(code=given["code"], project=project.name)
+                request, money_pages.COST_CENTRE_SET.format(code=given["code"], project=payer.name)
             )
             return redirect("budgets")
     context = {

@@ -19,7 +19,7 @@ from portal.web.money.chargeback_csv import MAX_CSV_LINES, charge_lines_csv
 from portal.web.page.access import current_user
 from portal.wording.pages import money_pages
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
-from telemetry.models import Charge
+from telemetry.models import Charge, ChargeBucketChoices
 from telemetry.reads.chargeback import DRILL_DOWN, charge_lines, charges_by
 
 # Groupings of the first level: (dimension, label).
@@ -50,7 +50,14 @@ def workload_charge_lines(
     context = {
         "month": month,
         "page": page,
-        "rows": [{"line": line, "gpu_hours": line.slot_seconds / SLOT_SECONDS_PER_GPU_HOUR} for line in page],
+        "rows": [
+            {
+                "line": line,
+                "bucket": bucket_label(line),
+                "gpu_hours": line.slot_seconds / SLOT_SECONDS_PER_GPU_HOUR,
+            }
+            for line in page
+        ],
         "total": table.total,
         "path": breadcrumbs(request, month, lines, where),
         "workload": reads.charged_workload(current_user(request), where.get("workload")),
@@ -58,6 +65,13 @@ def workload_charge_lines(
         "now": now,
     }
     return render(request, "manage/charge_lines.html", context)
+
+
+def bucket_label(line: Charge) -> str:
+    """Return the words for the bucket of a line. Unused time of a dedicated pool has words of its own."""
+    if line.bucket == ChargeBucketChoices.RESERVED_UNUSED and line.reservation_id is None:
+        return money_pages.DEDICATED_UNUSED_BUCKET
+    return str(line.get_bucket_display())
 
 
 def drill_down_filters(request: HttpRequest) -> dict[str, Any]:
@@ -101,7 +115,10 @@ def group_row(request: HttpRequest, group: Any, dimension: str) -> dict[str, Any
     down = dimension in DRILL_DOWN
     if down:
         query[dimension] = "" if group.key is None else str(group.key)
-    return {"group": group, "url": f"?{query.urlencode()}" if down else "", "name": group.name or "none"}
+    # Only the unused time of a dedicated pool is charged without a project.
+    no_project = query.get("project") == ""
+    name = group.name or (money_pages.DEDICATED_UNUSED if no_project else "none")
+    return {"group": group, "url": f"?{query.urlencode()}" if down else "", "name": name}
 
 
 def group_choices(request: HttpRequest, current: str) -> list[dict[str, Any]]:

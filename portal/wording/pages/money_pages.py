@@ -20,3 +20,14 @@ IDLE_LABEL = "Held but not used"
 GPU_HOURS_TITLE = "Where the GPU-hours go"
 NO_GPU_REPORTS = "No GPU reports."
 WAITING_TITLE = "How long people wait"
+REFUND_LIMIT_SET = "The refund limit of {pool} is set. Work that has stopped keeps its limit."
+IDLE_PAYER_SET = "The payer of the idle time of {month:%B %Y} is set."
+PAYER_LABELS = {"project": "{name}, {team}", "pool": "{name} ({team}): dedicated pool, unused"}
+DEDICATED_UNUSED = "dedicated pool, unused"
+DEDICATED_UNUSED_BUCKET = "charged: dedicated pool, unused"
+IDLE_PAYERS = {
+    "operator": "The operator: no team pays",
+    "guarantee": "Teams, by their guarantees of the month",
+    "use": "Teams, by their charged use",
+}
+IDLE_SHARE_OF_OPERATOR = "the operator"

@@ -15,6 +15,15 @@ POOL_LIMIT_UNKNOWN = "{field} is not a limit of a pool; allowed: {allowed}."
 TEAM_AND_PROJECT = "team and project: give exactly one of the two."
 MONTH_IS_PAST = "month is {month:%Y-%m}; allowed: this month or a later one."
 VALID_FROM_IS_PAST = "valid_from is {valid_from}; allowed: from this hour on."
+COST_CENTRE_MONTH_IS_CLOSED = (
+    "valid_from is {valid_from}; allowed: from {earliest} on, because the months before it are closed."
+)
+PROJECT_AND_POOL = "project and pool: give exactly one of the two."
+COST_CENTRE_OF_SHARED_POOL = (
+    "pool is {pool}; allowed: a static pool. In a dynamic pool, the projects of the work pay."
+)
+REFUND_LIMIT_IS_PAST = "valid_from is {valid_from}; allowed: {now} or later. Stopped work keeps its limit."
+IDLE_PAYER_MONTH = "month is {month:%Y-%m}; allowed: {first:%Y-%m} to {last:%Y-%m}."
 MONTH_IS_NOT_PAST = "month is {month:%Y-%m}; allowed: a past month, before {this_month:%Y-%m}."
 PRICE_IS_PAST = "valid_from is {valid_from}; allowed: from this hour on. A price never changes the past."
 CURRENCY_INVALID = "currency is {given!a:.60}; allowed: three letters, such as EUR."

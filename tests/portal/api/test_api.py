@@ -479,6 +479,23 @@ def test_prices_statements_and_budgets_are_limited_to_finance_and_auditors(
     assert member.post("/api/v1/statements/2026-01/close/", {}).status_code == 403
     assert finance.post("/api/v1/statements/2199-01/close/", {}).status_code == 400
     assert finance.post("/api/v1/statements/2026-13/close/", {}).status_code == 404
+    later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    limit = {"pool": "shared", "forgiven_minutes": 45, "valid_from": later}
+    assert finance.post("/api/v1/refund-limits/", limit).json()["forgiven_minutes"] == 45
+    assert finance.post("/api/v1/refund-limits/", limit).status_code == 409
+    assert finance.post("/api/v1/refund-limits/", limit | {"forgiven_minutes": -1}).status_code == 400
+    assert member.get("/api/v1/refund-limits/").json()["results"][0]["pool"] == "shared"
+    centre = {"pool": "vision-only", "code": "CC-1", "valid_from": later}
+    made = finance.post("/api/v1/cost-centres/", centre)
+    assert (made.status_code, made.json()["pool"], made.json()["project"]) == (201, "vision-only", None)
+    assert finance.post("/api/v1/cost-centres/", centre | {"pool": "shared"}).status_code == 400
+    assert [row["code"] for row in member.get("/api/v1/cost-centres/").json()["results"]] == ["CC-1"]
+    other = client_of(today_world.language.member)
+    assert other.get("/api/v1/cost-centres/").json()["results"] == []
+    payer = f"/api/v1/statements/{datetime.now(UTC):%Y-%m}/idle-payer/"
+    assert finance.get(payer).json()["payer"] == "operator"
+    assert finance.put(payer, {"payer": "use"}).json()["payer"] == "use"
+    assert finance.put(payer, {"payer": "x"}).status_code == 400
     budget = {"team": "vision", "month": f"{datetime.now(UTC):%Y-%m}-01", "amount": "100.00"}
     assert finance.post("/api/v1/budgets/", budget).status_code == 201
     for bad in (

@@ -45,6 +45,8 @@ WORK = {"project": "vision/vision-main", "pool": "shared"}
 JOB = {**WORK, "name": "x", "command": "x", "units": 1}
 QUOTA = {"team": "vision", "pool": "shared", "model": "A100-40GB", "guaranteed_gpus": 3}
 PRICE = {"model": H100, "cost": "1", "price": "2", "valid_from": SOON.isoformat()}
+REFUND_LIMIT = {"pool": "shared", "forgiven_minutes": 30, "valid_from": SOON.isoformat()}
+COST_CENTRE = {"project": "vision/vision-main", "code": "CC-9", "valid_from": SOON.isoformat()}
 BUDGET = {"team": "vision", "month": f"{datetime.now(UTC):%Y-%m}-01", "amount": "1.00"}
 
 # (method, URL): (body, the status for each role).
@@ -184,6 +186,15 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "statements/"): ({}, (403, 403, 403, 403, 403, 403, 200, 200)),
     ("GET", "statements/{month}/"): ({}, (404,) * 8),
     ("POST", "statements/{month}/close/"): ({}, (403, 403, 403, 403, 403, 403, 400, 403)),
+    ("GET", "statements/{month}/idle-payer/"): ({}, (403, 403, 403, 403, 403, 403, 200, 200)),
+    ("PUT", "statements/{month}/idle-payer/"): (
+        {"payer": "use"},
+        (403, 403, 403, 403, 403, 403, 400, 403),
+    ),
+    ("GET", "refund-limits/"): ({}, ALL),
+    ("POST", "refund-limits/"): (REFUND_LIMIT, FINANCE_MAKES),
+    ("GET", "cost-centres/"): ({}, ALL),
+    ("POST", "cost-centres/"): (COST_CENTRE, (403, 403, 403, 400, 400, 403, 201, 403)),
     ("GET", "prices/"): ({}, ALL),
     ("POST", "prices/"): (PRICE, FINANCE_MAKES),
     ("GET", "budgets/"): ({}, ALL),

@@ -310,6 +310,7 @@ def test_a_hardware_event_is_notified_to_operators_and_to_owners_of_moved_work(w
         f"{workload.name} leaves alpha. GPU 0 of alpha failed (XID 79, {meaning})."
         " By its health rule, the host takes "
         "no new work, and work that can move leaves it. It is queued again with its place kept."
+        " Its work since its last checkpoint is not charged, but at most the last 60 minutes before its stop."
     )
     assert kinds(world.language.member) == []
 

@@ -50,6 +50,7 @@ def charged(world: World) -> Workload:
         CostCentre.objects.create(
             project=team.project, code=f"CC-{team.team.slug}", valid_from=START, created_at=START
         )
+    CostCentre.objects.create(pool=world.static, code="CC-static", valid_from=START, created_at=START)
     Gpu.objects.update(created_at=START)
     Host.objects.update(created_at=START)
     for host in Host.objects.all():
@@ -208,11 +209,62 @@ def test_a_price_a_budget_and_a_cost_centre_are_set_for_the_future(world: World,
     assert Budget.objects.get().measure == "gpu_hours"
     centre = {
         "verb": "cost_centre",
-        "project": world.vision.project.pk,
+        "payer": f"project:{world.vision.project.pk}",
         "code": "CC-9",
         "valid_from": "2126-01-01T00:00",
     }
     assert client.post(reverse("budgets"), centre).status_code == 302
+
+
+def test_finance_sets_a_refund_limit_on_the_rate_card(world: World, charged: Workload) -> None:
+    client = signed_in(world.finance)
+    limit = {
+        "verb": "refund_limit",
+        "pool": "shared",
+        "forgiven_minutes": "10081",
+        "valid_from": "2126-01-01T00:00",
+    }
+    refused = client.post(reverse("rate-card"), limit)
+    assert refused.status_code == 400 and "0 to 10,080 minutes" in refused.content.decode()
+    assert client.post(reverse("rate-card"), limit | {"forgiven_minutes": "30"}).status_code == 302
+    page = client.get(reverse("rate-card")).content.decode()
+    assert "at most the last 60 minutes" in page and "at most the last 30 minutes from" in page
+    assert signed_in(world.operator).post(reverse("rate-card"), limit).status_code == 403
+
+
+def test_finance_names_who_pays_for_the_unused_time_of_a_dedicated_pool(
+    world: World, charged: Workload
+) -> None:
+    client = signed_in(world.finance)
+    centre = {"verb": "cost_centre", "code": "CC-77", "valid_from": "2126-01-01T00:00"}
+    assert client.post(reverse("budgets"), centre | {"payer": "pool:shared"}).status_code == 400
+    assert client.post(reverse("budgets"), centre | {"payer": "pool:vision-only"}).status_code == 302
+    page = client.get(reverse("budgets")).content.decode()
+    assert "CC-77" in page and "dedicated pool, unused" in page
+
+
+def test_the_unused_time_of_a_dedicated_pool_has_its_own_words(world: World, charged: Workload) -> None:
+    client = signed_in(world.finance)
+    query = {"month": MONTH, "cost_centre": "CC-static", "team": str(world.vision.team.pk)}
+    assert "dedicated pool, unused" in client.get(reverse("chargeback"), query).content.decode()
+    query |= {"project": "", "type": "", "workload": ""}
+    page = client.get(reverse("chargeback"), query).content.decode()
+    assert "charged: dedicated pool, unused" in page and "reserved but not used" not in page
+
+
+def test_finance_sees_the_effect_of_each_payer_of_idle_time_and_chooses_one(
+    world: World, charged: Workload
+) -> None:
+    client, url = signed_in(world.finance), reverse("idle-payer", args=[MONTH])
+    assert url in client.get(reverse("chargeback"), {"month": MONTH}).content.decode()
+    page = client.get(url).content.decode()
+    assert "Robotics" in page and "Set the payer" in page
+    assert client.post(url, {"payer": "nobody"}).status_code == 400
+    assert client.post(url, {"payer": "guarantee", "why": "agreed"}).status_code == 302
+    assert Statement.objects.get(month=START).idle_payer == "guarantee"
+    auditor = signed_in(world.auditor)
+    assert "Set the payer" not in auditor.get(url).content.decode()
+    assert auditor.post(url, {"payer": "use"}).status_code == 403
 
 
 @pytest.mark.parametrize("month", ["2026-13", "x", "0000-01", "9999-01", "2026"])

@@ -122,6 +122,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "rate-card": ("GET", ALL),
     "budgets": ("GET", ALL),
     "month-close": ("GET", FINANCE),
+    "idle-payer": ("GET", (403, 403, 403, 403, 403, 403, 200, 200)),
     "teams": ("GET", ALL),
     "team": ("GET", TEAM),
     "team-remove": ("GET", TEAM_REMOVAL),

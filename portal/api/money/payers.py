@@ -1,0 +1,112 @@
+"""Implement the endpoints of refund limits, cost centres and the payer of idle time."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any
+
+from django.db.models import Q
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal import policy
+from portal.api.base import lookups
+from portal.api.base.schema import page_schema
+from portal.api.base.serializers import PageQuery
+from portal.api.base.views import ApiView
+from portal.api.money import serializers as shapes
+from portal.api.money.views import month_or_404
+from portal.reads.money import chargeback as reads
+from portal.services.money import cost_centres, months, refund_limits
+from telemetry.models import CostCentre, RefundLimit
+
+
+class RefundLimitListView(ApiView):
+    @extend_schema(
+        operation_id="refund_limits_list",
+        parameters=[PageQuery],
+        responses=page_schema(shapes.RefundLimitShape),
+    )
+    def get(self, request: Request) -> Response:
+        """List the refund limits of the pools that you may see, newest first.
+
+        Before its first limit, a pool has a limit of 60 minutes.
+        """
+        rows = RefundLimit.objects.filter(pool__in=policy.visible_pools(self.actor)).select_related("pool")
+        return self.list_response(
+            rows.order_by("-valid_from", "-pk"), shapes.RefundLimitShape, self.validated_query(PageQuery)
+        )
+
+    @extend_schema(
+        operation_id="refund_limits_set",
+        request=shapes.RefundLimitWish,
+        responses={201: shapes.RefundLimitShape},
+    )
+    def post(self, request: Request) -> Response:
+        """Set how many minutes of lost work before a stop are not charged at most, from a date on."""
+        given = self.validated_body(shapes.RefundLimitWish)
+        given["pool"] = lookups.visible_pool(self.actor, given["pool"])
+        return self.object_response(
+            refund_limits.set_refund_limit(**self.service_context, **given), shapes.RefundLimitShape, 201
+        )
+
+
+class CostCentreListView(ApiView):
+    @extend_schema(
+        operation_id="cost_centres_list",
+        parameters=[PageQuery],
+        responses=page_schema(shapes.CostCentreShape),
+    )
+    def get(self, request: Request) -> Response:
+        """List the cost centres of the projects and dedicated pools that you may see, newest first."""
+        visible = Q(project__in=policy.visible_projects(self.actor))
+        visible |= Q(pool__in=policy.visible_pools(self.actor))
+        rows = CostCentre.objects.filter(visible).select_related("project__team", "pool")
+        return self.list_response(
+            rows.order_by("-valid_from", "-pk"), shapes.CostCentreShape, self.validated_query(PageQuery)
+        )
+
+    @extend_schema(
+        operation_id="cost_centres_set",
+        request=shapes.CostCentreWish,
+        responses={201: shapes.CostCentreShape},
+    )
+    def post(self, request: Request) -> Response:
+        """Set the cost centre of a project, or of the unused time of a dedicated pool, from a date on."""
+        given = self.validated_body(shapes.CostCentreWish)
+        project, pool = given.get("project"), given.get("pool")
+        given["project"] = lookups.visible_project(self.actor, project) if project else None
+        given["pool"] = lookups.visible_pool(self.actor, pool) if pool else None
+        return self.object_response(
+            cost_centres.set_cost_centre(**self.service_context, **given), shapes.CostCentreShape, 201
+        )
+
+
+class IdlePayerView(ApiView):
+    @extend_schema(operation_id="idle_payer_read", responses=shapes.IdlePayerShape)
+    def get(self, request: Request, month: str) -> Response:
+        """Return who pays for the idle time of a month, and what each team would pay with each choice."""
+        policy.require(self.actor, "charges.see_all")
+        return self.object_response(_idle_payer_of(month_or_404(month)), shapes.IdlePayerShape)
+
+    @extend_schema(
+        operation_id="idle_payer_set", request=shapes.IdlePayerWish, responses=shapes.IdlePayerShape
+    )
+    def put(self, request: Request, month: str) -> Response:
+        """Choose who pays for the idle time of a month that is not closed."""
+        given = self.validated_body(shapes.IdlePayerWish)
+        first_day = month_or_404(month)
+        months.set_idle_payer(**self.service_context, month=first_day, **given)
+        return self.object_response(_idle_payer_of(first_day), shapes.IdlePayerShape)
+
+
+def _idle_payer_of(month: date) -> dict[str, Any]:
+    statement = reads.statement_of(month)
+    closed = statement is not None and statement.state == "closed"
+    return {
+        "month": month,
+        "payer": statement.idle_payer if statement is not None else "operator",
+        "fixed": closed,
+        "effects": [] if closed else reads.idle_payer_effects(month),
+    }
