@@ -284,3 +284,24 @@ def test_a_database_of_an_earlier_version_is_migrated_and_the_engine_plans_on_it
     assert result["after"]["runs"]["running"] == before["runs"]["running"]
     for table in ("charges", "charged", "samples", "guaranteed slots"):
         assert result["after"][table] == before[table]
+    with psycopg.connect(old_database) as connection:
+        assert_earlier_charges_keep_their_rules(connection)
+
+
+def assert_earlier_charges_keep_their_rules(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+    """Assert that the upgrade changes no refund and no payer of time before it."""
+    limits = connection.execute(
+        "SELECT array_agg(forgiven_minutes ORDER BY valid_from), max(valid_from) <= now() AND"
+        " min(valid_from) < (SELECT min(start) FROM telemetry_charge)"
+        " FROM scheduler_pool AS pool LEFT JOIN telemetry_refundlimit AS rule ON rule.pool_id = pool.id"
+        " GROUP BY pool.id"
+    ).fetchall()
+    assert limits == [([None, 60], True)] * len(limits)
+    payers = connection.execute(
+        "SELECT DISTINCT charge.cost_centre, (SELECT code FROM telemetry_costcentre AS centre"
+        " WHERE centre.pool_id = charge.pool_id AND centre.valid_from <= charge.start"
+        " ORDER BY centre.valid_from DESC LIMIT 1)"
+        " FROM telemetry_charge AS charge WHERE bucket = 'reserved_unused' AND reservation_id IS NULL"
+    ).fetchall()
+    assert payers
+    assert all(paid == named for paid, named in payers)

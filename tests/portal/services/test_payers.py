@@ -76,7 +76,7 @@ def test_a_refund_limit_may_not_begin_in_the_past(world: World) -> None:
 
 def test_a_pool_has_one_refund_limit_from_each_time(world: World) -> None:
     refund_limits.set_refund_limit(**refund_fields(world))
-    with rejected():
+    with rejected("Shared has a refund limit from that time already"):
         refund_limits.set_refund_limit(**refund_fields(world, forgiven_minutes=20))
     refund_limits.set_refund_limit(**refund_fields(world, pool=world.static))
     assert RefundLimit.objects.count() == 2
@@ -143,7 +143,7 @@ def test_a_cost_centre_is_set_for_exactly_one_project_or_pool(world: World) -> N
 
 def test_a_second_cost_centre_from_the_same_time_is_rejected(world: World) -> None:
     cost_centres.set_cost_centre(**centre_fields(world))
-    with rejected():
+    with rejected("Vision only has a cost centre from that time already"):
         cost_centres.set_cost_centre(**centre_fields(world, code="CC-8"))
 
 
@@ -196,5 +196,5 @@ def test_the_payer_of_a_closed_month_is_fixed(world: World) -> None:
     create_missing_statements([date(2026, 3, 1)])
     Statement.objects.update(state="closing")
     Statement.objects.update(state="closed")
-    with rejected():
+    with rejected("March 2026 is closed; the payer of its idle time can.t be changed"):
         months.set_idle_payer(actor=world.finance, month=date(2026, 3, 1), payer="use", now=world.now)

@@ -214,6 +214,7 @@ class SampleObjects:
             "array-cancel": [self.array.public_id],
             "utilisation-csv": ["waterfall"],
             "month-close": ["2026-01"],
+            "idle-payer": ["2026-01"],
             "team": ["vision"],
             "quota-change": ["vision"],
             "pool": ["vision-only"],

@@ -16,11 +16,12 @@ CROSS JOIN LATERAL (
 JOIN telemetry_costcentre AS centre ON centre.project_id = oldest.id
 WHERE pool.kind = 'static'
 ORDER BY pool.id, centre.valid_from;
+SET CONSTRAINTS ALL IMMEDIATE;
 """
 
 
 class Migration(migrations.Migration):
-    dependencies = [("telemetry", "0004_refund_limits")]
+    dependencies = [("telemetry", "0002_refund_limits")]
 
     operations = [
         migrations.AlterField(
