@@ -359,7 +359,7 @@ def _due_periodically(pool: Pool, now: datetime) -> list[Gpu]:
     """
     period = timedelta(hours=pool.diagnose_every_hours)
     counted = Gpu.objects.filter(host__pool=pool, retired_at=None).aggregate(
-        all=Count("pk"),
+        all=Count("pk", distinct=True),  # the filter below joins the diagnostics of each GPU
         now=Count("pk", filter=Q(diagnostics__state__in=OPEN_DIAGNOSTIC_STATES), distinct=True),
     )
     free_share = max(1, counted["all"] // PERIODIC_SHARE) - counted["now"]

@@ -159,6 +159,28 @@ def test_idle_gpus_are_diagnosed_periodically_a_few_at_a_time_and_busy_gpus_are_
     assert Diagnostic.objects.filter(gpu_id__in=[row.gpu_id for row in first]).count() == len(first)
 
 
+def test_earlier_diagnostics_do_not_raise_the_number_of_simultaneous_periodic_diagnostics(
+    world: World,
+) -> None:
+    Pool.objects.filter(pk=world.shared.pk).update(diagnose_every_hours=24)
+    gpus = Gpu.objects.filter(host__pool=world.shared, retired_at=None)
+    Diagnostic.objects.bulk_create(
+        Diagnostic(
+            host=gpu.host,
+            gpu=gpu,
+            why=Diagnostic.Why.PERIODIC,
+            state="passed",
+            created_at=at(9) - timedelta(days=days),
+            ended_at=at(9) - timedelta(days=days),
+        )
+        for gpu in gpus.select_related("host")
+        for days in range(2, 12)
+    )
+    gpu_diagnostics.sweep_diagnostics(at(9))
+    wanted = Diagnostic.objects.filter(state="wanted").count()
+    assert wanted == max(1, gpus.count() // gpu_diagnostics.PERIODIC_SHARE)
+
+
 def test_a_gpu_in_service_that_fails_its_diagnostic_is_taken_out(world: World) -> None:
     gpu = gpu_of(world)
     row = gpu_diagnostics.request_diagnostic(gpu, why=Diagnostic.Why.OPERATOR, now=at(9))
