@@ -10,6 +10,7 @@ from django.db import IntegrityError, transaction
 
 from scheduler.models import Project, Team
 from telemetry.models import Charge, ChargeBucketChoices, CostCentre, Statement
+from telemetry.money import settlement
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.close_checks import close_checks
 from tests.telemetry.rows import at, cost_centre, hold, pool_cost_centre, price, workload
@@ -114,6 +115,29 @@ def test_lines_without_a_cost_centre_are_corrected_once_one_is_named_for_their_t
     amounts = Charge.objects.filter(pool=world.static).values_list("charged", flat=True)
     assert sum(amounts) == Decimal(8)
     assert_conserved()
+
+
+def test_of_two_runs_that_correct_the_same_lines_one_writes_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for model in (H100, A100):
+        price(model, "1", since=at(0, day=1))
+    charge_all_gpus(at(10, 5))
+    pool_cost_centre(world.static, "CC-110", at(0, day=1))
+    lines = Charge.objects.filter(pool=world.static)
+    real = settlement._reversal_of
+
+    def reversal_of_two_runs(line: Charge, closed: set[dt.date], now: dt.datetime) -> Charge:
+        if not lines.filter(reversal=True).exists():
+            real(line, closed, now).save()  # the other run was faster
+        return real(line, closed, now)
+
+    before = lines.count()
+    monkeypatch.setattr(settlement, "_reversal_of", reversal_of_two_runs)
+    assert settlement.settle_cost_centres(at(10, 6)) == 0
+    assert lines.count() == before
+    monkeypatch.undo()
+    assert settlement.settle_cost_centres(at(10, 7)) == before
 
 
 def test_lines_of_a_closed_month_get_no_cost_centre(world: World) -> None:

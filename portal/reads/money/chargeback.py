@@ -6,7 +6,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-from django.db.models import Min, QuerySet
+from django.db.models import Min, Q, QuerySet
 
 from portal import policy
 from portal.models import User
@@ -152,18 +152,27 @@ def rate_card(now: datetime) -> list[dict[str, Any]]:
 
 def cost_centre_rows(viewer: User, now: datetime) -> list[dict[str, Any]]:
     """Return the visible projects and dedicated pools with their present and future cost centres."""
-    projects = policy.visible_projects(viewer).order_by("team__name", "name")
-    pools = dedicated_pools(viewer)
+    return [_cost_centres_of(payer, now) for payer in cost_centre_payers(viewer)]
+
+
+def cost_centre_payers(viewer: User) -> list[Project | Pool]:
+    """Return the visible projects, then the visible dedicated pools, with their cost centres.
+
+    A viewer who sees all charges also gets the projects of removed teams and the removed pools that have no
+    cost centre. Without one, their lines would keep a month open.
+    """
+    projects = Q(pk__in=policy.visible_projects(viewer).values("pk"))
+    pools = Q(pk__in=policy.visible_pools(viewer).values("pk"))
+    if policy.sees_all_charges(viewer):
+        projects |= Q(team__removed_at__isnull=False, cost_centres=None)
+        pools |= Q(removed_at__isnull=False, cost_centres=None)
+    found = Project.objects.filter(projects).order_by("team__name", "name")
+    dedicated = Pool.with_removed.filter(pools, kind=PoolKind.STATIC).order_by("name")
     return [
-        _cost_centres_of(payer, now)
-        for rows in (projects, pools)
+        payer
+        for rows in (found, dedicated)
         for payer in rows.select_related("team").prefetch_related("cost_centres")
     ]
-
-
-def dedicated_pools(viewer: User) -> QuerySet[Pool]:
-    """Return the visible static pools, sorted by name."""
-    return policy.visible_pools(viewer).filter(kind=PoolKind.STATIC).order_by("name")
 
 
 def _cost_centres_of(payer: Project | Pool, now: datetime) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from portal.services.money import cost_centres
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from portal.wording.pages import money_pages
-from scheduler.models import Pool, Project
+from scheduler.models import Pool
 from telemetry.money.billing_months import month_of
 
 
@@ -66,9 +66,10 @@ class CostCentreForm(ServiceForm):
 
     def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        projects = policy.visible_projects(user).select_related("team").order_by("team__name", "name")
-        self.payers: dict[str, Project | Pool] = {f"project:{project.pk}": project for project in projects}
-        self.payers |= {f"pool:{pool.slug}": pool for pool in reads.dedicated_pools(user)}
+        self.payers = {
+            f"pool:{payer.slug}" if isinstance(payer, Pool) else f"project:{payer.pk}": payer
+            for payer in reads.cost_centre_payers(user)
+        }
         fields: dict[str, Any] = self.fields
         fields["payer"].choices = [
             (key, money_pages.PAYER_LABELS[key.partition(":")[0]].format(name=payer.name, team=payer.team))

@@ -91,6 +91,18 @@ def test_simulated_history_creates_no_notifications(world: World) -> None:
 
 
 @pytest.mark.django_db
+def test_the_notice_of_a_preempted_notebook_promises_no_refund(world: World) -> None:
+    workload = job(world)
+    Workload.objects.filter(pk=workload.pk).update(kind="notebook")
+    Decision.objects.create(
+        workload=workload, kind="evicted", code="evicted_for_guarantee", numbers={}, epoch=1, at=world.now
+    )
+    delivery.write_notices(world.now + MINUTE)
+    notice = Notification.objects.get(user=world.vision.member, kind="preemption_notice")
+    assert "charged" not in notice_texts.notice_sentence(notice.kind, notice.numbers, world.vision.member)
+
+
+@pytest.mark.django_db
 def test_the_owner_is_notified_of_an_eviction_with_its_reason(world: World) -> None:
     workload = job(world)
     numbers = {"team": world.language.team.pk, "workload": 0}
@@ -104,6 +116,11 @@ def test_the_owner_is_notified_of_an_eviction_with_its_reason(world: World) -> N
     )
     delivery.write_notices(world.now + MINUTE)
     assert kinds(world.vision.member) == ["preemption_notice"]
+    notice = Notification.objects.get(user=world.vision.member, kind="preemption_notice")
+    words = notice_texts.notice_sentence(notice.kind, notice.numbers, world.vision.member)
+    assert words.endswith(
+        "Its work since its last checkpoint is not charged, but at most the last 60 minutes before its stop."
+    )
     # A user may know which teams share the pool, but not which work these teams run.
     other = job(world, actor=world.language.member, project=world.language.project)
     sentence = reason_texts.reason_sentence(

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from portal.errors import Invalid, NotAllowed
-from portal.models import AuditEvent
+from portal.models import AuditEvent, User
 from portal.reads.money import chargeback as reads
 from portal.services.money import cost_centres, months, refund_limits
 from portal.wording.money_texts import refund_limit_text, refund_sentence
+from scheduler.models import Pool, Team
 from telemetry.models import CostCentre, RefundLimit, Statement
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.statements import create_missing_statements
@@ -161,6 +162,23 @@ def test_a_cost_centre_never_begins_in_a_closed_month(world: World) -> None:
     found = problem(cost_centres.set_cost_centre, **centre_fields(world, valid_from=at(0, day=1) - HOUR))
     assert "allowed: from 2026-03-01T00:00:00+00:00 on" in found["valid_from"]
     cost_centres.set_cost_centre(**centre_fields(world, valid_from=at(0, day=1)))
+
+
+def test_finance_can_still_name_the_cost_centre_of_a_removed_pool_or_project_that_has_none(
+    world: World,
+) -> None:
+    Pool.with_removed.filter(pk=world.static.pk).update(removed_at=world.now)
+    Team.with_removed.filter(pk=world.vision.team.pk).update(removed_at=world.now)
+
+    def names(viewer: User) -> set[str]:
+        return {payer.name for payer in reads.cost_centre_payers(viewer)}
+
+    unmapped = {world.static.name, world.vision.project.name}
+    assert unmapped <= names(world.finance)
+    assert not unmapped & names(world.operator)
+    for payer in ({"pool": world.static}, {"pool": None, "project": world.vision.project}):
+        cost_centres.set_cost_centre(**centre_fields(world, **payer))
+    assert not unmapped & names(world.finance)
 
 
 # -- the payer of idle time ---------------------------------------------------------------------------------
