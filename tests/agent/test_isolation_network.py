@@ -205,7 +205,7 @@ async def test_with_internet_a_run_reaches_the_outside_but_not_the_host(
     assert "closed 10.213." in found
     assert edge.observed[-1].inventory.network == "internet"
     mark = (read_json(agent.state / "runs" / "run-1" / "run.json") or {})["mark"]
-    assert not Path(f"/run/netns/gpupool-{mark}").exists(), "the network of an ended run is removed"
+    await edge.until(lambda: not Path(f"/run/netns/gpupool-{mark}").exists())
 
 
 @needs_tools

@@ -235,12 +235,15 @@ class AgentConnections:
         """Make this the current connection of the host, and return True.
 
         If an earlier connection has sent a report and still answers a ping, change nothing and return False.
+        The earlier connection may end while its answer is awaited. Then it does not count.
         """
         host = connection.host.id
         async with self._takeover_locks.setdefault(host, asyncio.Lock()):
             earlier = self._connections.get(host)
             if earlier is not None and earlier.reported and await answers_ping(earlier):
-                return False
+                if self._connections.get(host) is earlier:
+                    return False
+                earlier = None
             self._connections[host] = connection
         # The idle streams may belong to a process that has copied the credential and was revoked since.
         self.streams.drop_idle(host)

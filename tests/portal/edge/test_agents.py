@@ -235,6 +235,26 @@ async def test_a_second_agent_of_a_host_is_refused_while_the_first_is_connected(
     assert isinstance(await listening, protocol.Desired)
 
 
+async def test_an_agent_is_accepted_if_the_earlier_connection_ends_during_the_check(
+    edge_site: EdgeSite, agent: SmallAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await agent.connect()
+    await agent.send(observed())
+    await agent.receive()
+
+    async def answer_and_end(earlier: connections.AgentConnection) -> bool:
+        await agent.close()
+        await until(lambda: not edge_site.edge.agents.is_connected(agent.host.pk))
+        return True
+
+    monkeypatch.setattr(connections, "answers_ping", answer_and_end)
+    second = SmallAgent(edge_site, agent.host, agent.credential)
+    await second.connect()
+    await second.send(observed(2))
+    assert isinstance(await second.receive(), protocol.Desired)
+    await second.close()
+
+
 async def test_a_connection_without_a_report_does_not_block_the_hosts_agent(
     edge_site: EdgeSite, agent: SmallAgent
 ) -> None:
