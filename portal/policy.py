@@ -107,6 +107,14 @@ def _decides_membership(user: Viewer, thing: Any = None) -> bool:
     return isinstance(thing, Submission) and thing.kind == Submission.Kind.MEMBERSHIP and _lead(user, thing)
 
 
+def _decides_budget(user: Viewer, thing: Any = None) -> bool:
+    return isinstance(thing, Submission) and thing.kind == Submission.Kind.BUDGET and _finance(user)
+
+
+def _is_budget_request(user: Viewer, thing: Any = None) -> bool:
+    return isinstance(thing, Submission) and thing.kind == Submission.Kind.BUDGET
+
+
 is_active = rules.predicate(_active)
 changes_things = rules.predicate(_changes_things)
 is_operator = rules.predicate(_operator)
@@ -116,6 +124,8 @@ is_member = rules.predicate(_member)
 is_lead = rules.predicate(_lead)
 is_owner = rules.predicate(_owner)
 decides_membership = rules.predicate(_decides_membership)
+decides_budget = rules.predicate(_decides_budget)
+is_budget_request = rules.predicate(_is_budget_request)
 
 
 # -- actions
@@ -155,6 +165,7 @@ ACTIONS: dict[str, tuple[Any, str]] = {
         changes_things & (is_lead | is_operator),
         permission_problems.QUOTA_REQUEST,
     ),
+    "budget.request": (changes_things & is_lead, permission_problems.BUDGET_REQUEST),
     "team.change": (
         changes_things & (is_lead | is_operator),
         permission_problems.TEAM_CHANGE,
@@ -163,7 +174,7 @@ ACTIONS: dict[str, tuple[Any, str]] = {
     "team.join": (changes_things, permission_problems.TEAM_JOIN),
     # [Submission]
     "submission.decide": (
-        changes_things & (is_operator | decides_membership),
+        changes_things & ((is_operator & ~is_budget_request) | decides_membership | decides_budget),
         permission_problems.SUBMISSION_DECIDE,
     ),
     "submission.withdraw": (
@@ -392,15 +403,16 @@ def visible_series(user: Viewer) -> QuerySet[Series]:
 def visible_submissions(user: Viewer) -> QuerySet[Submission]:
     """Return the submissions of the user and of teams that the user leads.
 
-    Operators and auditors see all submissions.
+    Operators and auditors see all submissions. Finance sees all requests for budgets.
     """
     if sees_all_teams(user):
         return Submission.objects.all()
     if not _active(user):
         return Submission.objects.none()
-    return Submission.objects.filter(
-        Q(author_id=user.pk) | Q(team__in=my_team_ids(user, Membership.Role.LEAD))
-    )
+    visible = Q(author_id=user.pk) | Q(team__in=my_team_ids(user, Membership.Role.LEAD))
+    if _finance(user):
+        visible |= Q(kind=Submission.Kind.BUDGET)
+    return Submission.objects.filter(visible)
 
 
 def visible_users(user: Viewer) -> QuerySet[User]:
@@ -435,8 +447,9 @@ def visible_statements(user: Viewer) -> QuerySet[Statement]:
 
 
 def visible_budgets(user: Viewer) -> QuerySet[Budget]:
-    """Return the budgets of visible teams and visible projects."""
-    return Budget.objects.filter(Q(team__in=visible_teams(user)) | Q(project__in=visible_projects(user)))
+    """Return the budgets of visible teams and projects; for finance and auditors also of cost centres."""
+    visible = Q(team__in=visible_teams(user)) | Q(project__in=visible_projects(user))
+    return Budget.objects.filter(visible | ~Q(cost_centre="") if sees_all_charges(user) else visible)
 
 
 def visible_audit(user: Viewer) -> QuerySet[AuditEvent]:

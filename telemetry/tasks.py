@@ -12,9 +12,10 @@ from django.utils import timezone
 
 from scheduler.coordination import clock_correction
 from scheduler.coordination.clock_check import ClockSample
+from telemetry.budgets import budget_checks
 from telemetry.health import circuit_breaker, missing_gpus, rules
 from telemetry.ingest import partitions, redis_client, samples
-from telemetry.money import budgets, charges
+from telemetry.money import charges
 from telemetry.rollups import roll_up as rollups
 
 log = structlog.get_logger(__name__)
@@ -62,5 +63,5 @@ def _check_health(clock: ClockSample) -> None:
 
 @shared_task(name="telemetry.tasks.budgets")
 def check_budgets() -> None:
-    """Compare budgets with the month's spending, and open and close budget gates."""
-    budgets.check_budgets(timezone.now())
+    """Compare budgets with the spending of their periods, and open and close budget gates."""
+    budget_checks.check_budgets(timezone.now())

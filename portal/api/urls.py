@@ -108,6 +108,7 @@ urlpatterns = [
     path("recordings/<int:id>/", recordings.RecordingDetailView.as_view()),
     path("quotas/", approval_views.QuotaListView.as_view()),
     path("quotas/requests/", approval_views.QuotaRequestView.as_view()),
+    path("budgets/requests/", approval_views.BudgetRequestView.as_view()),
     path("usage/", money.UsageView.as_view()),
     path("charges/", money.ChargeListView.as_view()),
     path("statements/", money.StatementListView.as_view()),

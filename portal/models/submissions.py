@@ -29,6 +29,7 @@ class Submission(models.Model):
         WINDOW_CHANGE = "window_change", "another window"
         QUOTA_CHANGE = "quota_change"
         MEMBERSHIP = "membership"
+        BUDGET = "budget"
 
     public_id = models.UUIDField(unique=True, default=uuid.uuid4, editable=False)
     kind = models.CharField(max_length=16, choices=Kind.choices)
@@ -62,6 +63,14 @@ class Submission(models.Model):
                 KeyTextTransform("model", "payload"),
                 condition=Q(kind="quota_change", state="waiting"),
                 name="one_change_of_a_quota_waits",
+            ),
+            models.UniqueConstraint(
+                models.F("team"),
+                KeyTextTransform("period", "payload"),
+                KeyTextTransform("month", "payload"),
+                KeyTextTransform("measure", "payload"),
+                condition=Q(kind="budget", state="waiting"),
+                name="one_request_for_a_budget_waits",
             ),
         ]
 

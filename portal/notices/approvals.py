@@ -7,7 +7,7 @@ from datetime import datetime
 
 from portal.models import Approval, AuditEvent, Submission, SubmissionState
 from portal.notices.pending import PendingNotice
-from portal.notices.recipients import lead_ids, operator_ids
+from portal.notices.recipients import finance_ids, lead_ids, operator_ids
 from portal.wording import request_texts
 
 
@@ -20,9 +20,11 @@ def submissions_to_approve(since: datetime, now: datetime) -> Iterator[PendingNo
     for submission in waiting.select_related("team", "author"):
         if operators is None:
             operators = operator_ids()
-        deciders = set(operators) | (
-            lead_ids(submission.team_id) if submission.kind == Submission.Kind.MEMBERSHIP else set()
-        )
+        deciders = set(operators)
+        if submission.kind == Submission.Kind.MEMBERSHIP:
+            deciders |= lead_ids(submission.team_id)
+        elif submission.kind == Submission.Kind.BUDGET:
+            deciders = set(finance_ids())
         users = tuple(sorted(deciders - {submission.author_id}))
         yield PendingNotice(
             "approval_wanted",

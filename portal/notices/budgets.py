@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from portal.models import User
 from portal.notices.pending import PendingNotice
-from portal.notices.recipients import lead_ids
-from telemetry.models import BudgetAlert, BudgetMeasure
+from portal.notices.recipients import finance_ids, lead_ids
+from telemetry.models import BudgetAction, BudgetAlert, BudgetMeasure, BudgetPeriod
 
 
 def budgets_reached(since: datetime, now: datetime) -> Iterator[PendingNotice]:
@@ -17,11 +16,18 @@ def budgets_reached(since: datetime, now: datetime) -> Iterator[PendingNotice]:
         "budget__team", "budget__project"
     ):
         budget = alert.budget
-        whose = budget.team or budget.project
         team_id = budget.team_id or (budget.project.team_id if budget.project else None)
-        finance = User.objects.filter(finance=True, is_active=True).values_list("pk", flat=True)
-        users = (*finance, *(lead_ids(team_id) if team_id is not None else ()))
-        numbers = {"name": whose.name if whose else "", "percent": alert.percent, "forecast": alert.forecast}
+        users = (*finance_ids(), *(lead_ids(team_id) if team_id is not None else ()))
+        owner = budget.team or budget.project
+        numbers = {
+            "name": owner.name if owner else budget.cost_centre,
+            "percent": alert.percent,
+            "forecast": alert.forecast,
+        }
+        if budget.period != BudgetPeriod.MONTH:
+            numbers["period"] = budget.period
+        if budget.action == BudgetAction.STOP_RUNNING and alert.percent == 100 and not alert.forecast:
+            numbers["stops_running"] = True
         if budget.measure == BudgetMeasure.GPU_HOURS:
             numbers["measure"] = budget.measure
         yield PendingNotice("budget_reached", f"budget:{alert.pk}", users, numbers)

@@ -18,6 +18,11 @@ def operator_ids() -> tuple[int, ...]:
     return tuple(User.objects.filter(operator=True, is_active=True).values_list("pk", flat=True))
 
 
+def finance_ids() -> tuple[int, ...]:
+    """Return the ids of active users of finance."""
+    return tuple(User.objects.filter(finance=True, is_active=True).values_list("pk", flat=True))
+
+
 def lead_ids(team_id: int) -> set[int]:
     """Return the ids of a team's leads."""
     leads: Iterable[int] = Membership.objects.filter(team_id=team_id, role=Membership.Role.LEAD).values_list(

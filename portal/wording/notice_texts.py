@@ -188,7 +188,13 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     "budget_reached": lambda f: (
         f"{f.plain('', 'name')} {'is forecast to use' if f.get('forecast') else 'has used'} "
         f"{f.plain('', 'percent')} % of its "
-        f"budget{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''}."
+        f"budget{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''}"
+        f"{f.plain(' for the ', 'period') if f.get('period') else ''}."
+        + (
+            " Running work gets its notice, can write a checkpoint, and then ends."
+            if f.get("stops_running")
+            else ""
+        )
     ),
 }
 

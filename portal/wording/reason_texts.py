@@ -13,6 +13,7 @@ from scheduler.models import Reservation, Workload
 from scheduler.state.states import WorkloadState
 
 CONDITIONS = {"ok": "finished", "any": "ended", "not_ok": "ended without finishing"}
+BUDGET_PERIODS = {"quarter": "quarterly ", "year": "yearly "}
 
 REASONS: dict[str, SentenceBuilder] = {
     # why work starts
@@ -92,7 +93,9 @@ REASONS: dict[str, SentenceBuilder] = {
         )
     ),
     "budget_closed": lambda f: (
-        f"The budget{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''} is used "
+        f"The {BUDGET_PERIODS.get(str(f.get('period')), '')}budget"
+        f"{f.plain(' of cost centre ', 'cost_centre')}"
+        f"{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''} is used "
         f"up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}. Finance can raise it."
     ),
     "dependency": lambda f: (

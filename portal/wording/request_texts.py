@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from portal.wording import budget_texts
 from portal.wording.formatting import (
     Numbers,
     cores,
@@ -182,6 +183,8 @@ def submission_summary(kind: str, payload: Numbers) -> str:
     """
     if kind == "quota_change":
         return _quota_change_summary(payload)
+    if kind == "budget":
+        return budget_texts.request_summary(payload)
     if kind not in ("reservation", "series", "window_change"):
         return f"membership as {payload.get('role')}"
     what = _reservation_summary(payload)

@@ -39,6 +39,7 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
     "gpu_unreadable": ("failed", "Could not start", "failed"),
     "drained": ("cancelled", "Drained", "ended"),
     "reservation_over": ("ended", "Reservation over", "ended"),
+    "budget_closed": ("ended", "Budget used up", "ended"),
     "dependency_never_met": ("cancelled", "Dependency not met", "ended"),
 }
 

@@ -3,7 +3,14 @@
 Migrations create the sample table with plain SQL, because it has daily partitions.
 """
 
-from telemetry.models.budgets import Budget, BudgetAction, BudgetAlert, BudgetMeasure
+from telemetry.models.budgets import (
+    Budget,
+    BudgetAction,
+    BudgetAlert,
+    BudgetForecast,
+    BudgetMeasure,
+    BudgetPeriod,
+)
 from telemetry.models.charges import (
     UNMAPPED_LINE,
     Charge,
@@ -29,7 +36,9 @@ __all__ = [
     "Budget",
     "BudgetAction",
     "BudgetAlert",
+    "BudgetForecast",
     "BudgetMeasure",
+    "BudgetPeriod",
     "Charge",
     "ChargeBucketChoices",
     "ChargedUntil",

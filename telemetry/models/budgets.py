@@ -1,4 +1,4 @@
-"""Define budgets and their alerts."""
+"""Define budgets, their alerts and their forecasts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ class BudgetAction(models.TextChoices):
     NOTIFY = "notify"
     REFUSE_NEW = "refuse_new", "refuse new work"
     STOP_BORROWING = "stop_borrowing", "stop borrowing"
+    STOP_RUNNING = "stop_running", "stop running work"
 
 
 class BudgetMeasure(models.TextChoices):
@@ -19,14 +20,25 @@ class BudgetMeasure(models.TextChoices):
     GPU_HOURS = "gpu_hours", "GPU-hours"
 
 
+class BudgetPeriod(models.TextChoices):
+    MONTH = "month"
+    QUARTER = "quarter"
+    YEAR = "year"
+
+
 class Budget(models.Model):
-    """A limit for a team or a project in a month, on the charged money or on the GPU-hours of all models."""
+    """A limit for a team, a project or a cost centre in a period.
+
+    It limits the charged money or the GPU-hours of all models. A period is a calendar month, quarter or year.
+    """
 
     team = models.ForeignKey(Team, null=True, blank=True, on_delete=models.CASCADE, related_name="budgets")
     project = models.ForeignKey(
         Project, null=True, blank=True, on_delete=models.CASCADE, related_name="budgets"
     )
-    month = models.DateField(help_text="first day of the month")
+    cost_centre = models.CharField(max_length=40, default="", blank=True)
+    period = models.CharField(max_length=8, choices=BudgetPeriod.choices, default=BudgetPeriod.MONTH)
+    month = models.DateField(help_text="first day of the period")
     measure = models.CharField(max_length=10, choices=BudgetMeasure.choices, default=BudgetMeasure.MONEY)
     amount = models.DecimalField(max_digits=14, decimal_places=2, help_text="limit, in units of the measure")
     action = models.CharField(max_length=16, choices=BudgetAction.choices, default=BudgetAction.NOTIFY)
@@ -35,13 +47,51 @@ class Budget(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["team", "project", "month", "measure"],
-                name="one_budget_per_month",
+                fields=["team", "project", "cost_centre", "period", "month", "measure"],
+                name="one_budget_per_period",
                 nulls_distinct=False,
             ),
             models.CheckConstraint(
-                condition=Q(team__isnull=True) ^ Q(project__isnull=True),
-                name="a_budget_is_of_a_team_or_of_a_project",
+                condition=Q(team__isnull=False, project__isnull=True, cost_centre="")
+                | Q(team__isnull=True, project__isnull=False, cost_centre="")
+                | (Q(team__isnull=True, project__isnull=True) & ~Q(cost_centre="")),
+                name="a_budget_is_of_one_team_project_or_cost_centre",
+            ),
+            models.CheckConstraint(
+                condition=Q(period="month", month__day=1)
+                | Q(period="quarter", month__day=1, month__month__in=(1, 4, 7, 10))
+                | Q(period="year", month__day=1, month__month=1),
+                name="a_budget_begins_with_its_period",
+            ),
+        ]
+
+
+class BudgetForecast(models.Model):
+    """The newest forecast of a budget's spending at the end of its period, in the budget's measure.
+
+    ``low`` and ``high`` are the 10th and the 90th percentile. Of ``past_periods`` earlier periods,
+    ``past_inside`` ended inside the range that the same method would have forecast at the same day.
+    """
+
+    budget = models.OneToOneField(
+        Budget, primary_key=True, on_delete=models.CASCADE, related_name="spend_forecast"
+    )
+    expected = models.DecimalField(max_digits=18, decimal_places=2)
+    low = models.DecimalField(max_digits=18, decimal_places=2)
+    high = models.DecimalField(max_digits=18, decimal_places=2)
+    past_periods = models.PositiveSmallIntegerField(default=0)
+    past_inside = models.PositiveSmallIntegerField(default=0)
+    as_of = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(low__lte=models.F("expected")) & Q(expected__lte=models.F("high")),
+                name="a_forecast_is_inside_its_range",
+            ),
+            models.CheckConstraint(
+                condition=Q(past_inside__lte=models.F("past_periods")),
+                name="no_more_periods_inside_than_periods",
             ),
         ]
 

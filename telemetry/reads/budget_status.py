@@ -1,32 +1,53 @@
-"""Return the spending of each budget, with a forecast for the month."""
+"""Return the spending of each budget, with a forecast for its period."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 
+from telemetry.budgets.budget_checks import budget_spend
+from telemetry.budgets.budget_periods import period_end
 from telemetry.core.amounts import round_amount
-from telemetry.models import Budget, BudgetMeasure
-from telemetry.money.billing_months import month_of
-from telemetry.money.budgets import forecast_month_end, month_spend
+from telemetry.models import Budget, BudgetForecast, BudgetMeasure, BudgetPeriod
+
+
+@dataclass(frozen=True)
+class ForecastRange:
+    """The expected spending at the end of a period, with the 10th and the 90th percentile.
+
+    Of ``past_periods`` earlier periods, ``past_inside`` ended inside the range of the same method.
+    """
+
+    expected: Decimal
+    low: Decimal
+    high: Decimal
+    past_periods: int
+    past_inside: int
 
 
 @dataclass(frozen=True)
 class BudgetStatus:
     """A budget and its spending, in the budget's measure, rounded to two decimals.
 
-    ``share`` is the spent part of the amount; None if the amount is zero. ``forecast`` is the expected
-    spending at the end of the month. It is None in the first three days of the month and after the month.
+    ``share`` is the spent part of the amount; None if the amount is zero. ``range`` is the forecast for the
+    end of the period. It is None before the first days of spending are known and after the period.
     """
 
     measure: str
+    period: str
     amount: Decimal
     spent: Decimal
     left: Decimal
     share: float | None
-    forecast: Decimal | None
+    range: ForecastRange | None
     action: str
+
+    @property
+    def forecast(self) -> Decimal | None:
+        """Return the expected spending at the end of the period; None without a forecast."""
+        return None if self.range is None else self.range.expected
 
 
 def find_budget_status(
@@ -38,31 +59,44 @@ def find_budget_status(
     measure: str = BudgetMeasure.MONEY,
 ) -> BudgetStatus | None:
     """Return the status of a team's or a project's budget for a month; None if there is no such budget."""
-    budget = Budget.objects.filter(month=month, team=team, project=project, measure=measure).first()
-    return None if budget is None else budget_status(budget, now)
+    budget = Budget.objects.filter(
+        period=BudgetPeriod.MONTH, month=month, team=team, project=project, measure=measure
+    ).first()
+    return None if budget is None else budget_statuses([budget], now)[budget.pk]
 
 
-def budget_status(budget: Budget, now: datetime) -> BudgetStatus:
-    """Return the status of a budget."""
-    spent = month_spend(budget.month, budget.measure, team=budget.team_id, project=budget.project_id)
+def budget_statuses(budgets: Iterable[Budget], now: datetime) -> dict[int, BudgetStatus]:
+    """Return the status of each budget by its id.
+
+    The forecasts are those that the budget check stored last. Runs one query for all forecasts and one per
+    budget.
+    """
+    budgets = list(budgets)
+    forecasts = BudgetForecast.objects.in_bulk([budget.pk for budget in budgets])
+    return {budget.pk: _status(budget, forecasts.get(budget.pk), now) for budget in budgets}
+
+
+def _status(budget: Budget, forecast: BudgetForecast | None, now: datetime) -> BudgetStatus:
+    spent = budget_spend(budget)
+    is_over = now >= period_end(budget.period, budget.month)
     return BudgetStatus(
         measure=budget.measure,
+        period=budget.period,
         amount=budget.amount,
         spent=round_amount(spent),
         left=round_amount(budget.amount - spent),
         share=float(spent / budget.amount) if budget.amount else None,
-        forecast=forecast_month_end(spent, now) if budget.month == month_of(now) else None,
+        range=None if forecast is None or is_over else _range(forecast, round_amount(spent)),
         action=budget.action,
     )
 
 
-def forecast_spend(
-    month: date, now: datetime, *, team: int | None = None, project: int | None = None
-) -> Decimal | None:
-    """Return the expected charges of a team or a project at the end of ``month``.
-
-    Returns None in the first three days of the month, and if ``month`` is not the current month.
-    """
-    if month != month_of(now):
-        return None
-    return forecast_month_end(month_spend(month, BudgetMeasure.MONEY, team=team, project=project), now)
+def _range(forecast: BudgetForecast, spent: Decimal) -> ForecastRange:
+    """Return a stored forecast. No figure is below ``spent``, which may be newer."""
+    return ForecastRange(
+        expected=max(spent, forecast.expected),
+        low=max(spent, forecast.low),
+        high=max(spent, forecast.high),
+        past_periods=forecast.past_periods,
+        past_inside=forecast.past_inside,
+    )

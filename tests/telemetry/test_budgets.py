@@ -7,16 +7,21 @@ month ends.
 from __future__ import annotations
 
 import datetime as dt
+from decimal import Decimal
+from typing import Any
 
 import pytest
+from django.db import IntegrityError, transaction
 
-from scheduler.models import BudgetGate
-from telemetry.models import Budget, BudgetAlert, Charge
-from telemetry.money.budgets import check_budgets
+from scheduler.models import BudgetGate, Command, Reservation
+from telemetry.budgets.budget_checks import check_budgets
+from telemetry.budgets.commitments import committed_spend
+from telemetry.budgets.spending import SpendScope
+from telemetry.models import Budget, BudgetAlert, BudgetForecast, Charge, CostCentre
 from telemetry.money.charges import charge_all_gpus
 from telemetry.reads.budget_status import find_budget_status
-from tests.telemetry.rows import at, hold, workload
-from tests.world import World, units_of
+from tests.telemetry.rows import at, hold, reservation, workload
+from tests.world import H100, World, units_of
 
 pytestmark = pytest.mark.django_db
 MARCH = dt.date(2026, 3, 1)
@@ -110,10 +115,131 @@ def test_the_gate_opens_with_the_next_month(rates: World) -> None:
     assert not BudgetGate.objects.exists()
 
 
-def test_a_forecast_above_the_budget_raises_a_notice_after_the_first_days_of_the_month(rates: World) -> None:
-    Budget.objects.create(team=rates.language.team, month=MARCH, amount="60.00")
+def test_a_forecast_above_the_budget_raises_a_notice_once_three_days_are_known(rates: World) -> None:
+    budget = Budget.objects.create(team=rates.language.team, month=MARCH, amount="60.00")
     spend_24(rates)
-    check_budgets(at(20, 6))
+    check_budgets(at(12, day=4))
+    assert not BudgetForecast.objects.exists()
     assert not BudgetAlert.objects.filter(forecast=True).exists()
     check_budgets(at(12, day=5))
     assert BudgetAlert.objects.filter(forecast=True, percent=100).exists()
+    forecast = BudgetForecast.objects.get(budget=budget)
+    assert Decimal(24) <= forecast.low <= forecast.expected <= forecast.high
+
+
+def test_a_forecast_is_made_anew_once_an_hour(rates: World) -> None:
+    budget = Budget.objects.create(team=rates.language.team, month=MARCH, amount="60.00")
+    spend_24(rates)
+    for minute, as_of in ((0, at(12, day=6)), (59, at(12, day=6))):
+        check_budgets(at(12, minute, day=6))
+        assert BudgetForecast.objects.get(budget=budget).as_of == as_of
+    check_budgets(at(13, day=6))
+    assert BudgetForecast.objects.get(budget=budget).as_of == at(13, day=6)
+
+
+def test_a_forecast_includes_running_work_and_booked_reservations(rates: World) -> None:
+    units = units_of(rates.hosts["alpha"])
+    hold(workload(rates, rates.language, predicted_seconds=48 * 3600), units[0], at(9))
+    booked = reservation(rates, rates.vision, units[1:3], at(0, day=20), at(0, day=22))
+    committed = committed_spend(
+        {
+            SpendScope(team=rates.language.team.pk),
+            SpendScope(project=rates.vision.project.pk),
+            SpendScope(cost_centre="CC-VISION"),
+        },
+        "gpu_hours",
+        at(12),
+        dt.datetime(2026, 4, 1, tzinfo=dt.UTC),
+    )
+    running = committed[SpendScope(team=rates.language.team.pk)]
+    assert running == {dt.date(2026, 3, 2): 12, dt.date(2026, 3, 3): 24, dt.date(2026, 3, 4): 9}
+    assert committed[SpendScope(project=booked.project_id)] == {
+        dt.date(2026, 3, 20): 48,
+        dt.date(2026, 3, 21): 48,
+    }
+    Reservation.objects.filter(pk=booked.pk).update(models_wanted=[H100])
+    in_money = committed_spend({SpendScope(project=rates.vision.project.pk)}, "money", at(12), at(0, day=21))
+    assert in_money[SpendScope(project=rates.vision.project.pk)][dt.date(2026, 3, 20)] == pytest.approx(
+        48 * 2.40
+    )
+
+
+@pytest.mark.parametrize(
+    ("period", "first", "until"),
+    [
+        ("month", dt.date(2026, 3, 1), dt.date(2026, 4, 1)),
+        ("quarter", dt.date(2026, 1, 1), dt.date(2026, 4, 1)),
+        ("year", dt.date(2026, 1, 1), dt.date(2027, 1, 1)),
+    ],
+)
+def test_a_budget_closes_its_gate_until_the_end_of_its_period(
+    rates: World, period: str, first: dt.date, until: dt.date
+) -> None:
+    Budget.objects.create(
+        team=rates.language.team, period=period, month=first, amount="20.00", action="refuse_new"
+    )
+    spend_24(rates)
+    check_budgets(at(20, 6))
+    gate = BudgetGate.objects.get()
+    assert gate.until.date() == until
+    assert gate.numbers.get("period", "month") == period
+
+
+def test_of_two_used_up_budgets_the_gate_names_the_one_that_ends_last(rates: World) -> None:
+    for period, first in (("year", dt.date(2026, 1, 1)), ("month", MARCH)):
+        Budget.objects.create(
+            team=rates.language.team, period=period, month=first, amount="20.00", action="refuse_new"
+        )
+    spend_24(rates)
+    check_budgets(at(20, 6))
+    assert BudgetGate.objects.get().numbers["period"] == "year"
+
+
+def test_a_used_up_budget_of_a_cost_centre_closes_the_gates_of_its_projects(rates: World) -> None:
+    code = CostCentre.objects.get(project=rates.language.project).code
+    Budget.objects.create(cost_centre=code, month=MARCH, amount="20.00", action="refuse_new")
+    spend_24(rates)
+    check_budgets(at(20, 6))
+    gates = BudgetGate.objects.all()
+    centres = CostCentre.objects.filter(code=code).values_list("project_id", flat=True)
+    assert {gate.project_id for gate in gates} == set(centres)
+    assert {gate.numbers["cost_centre"] for gate in gates} == {code}
+
+
+def test_a_used_up_budget_stops_running_work_with_a_notice_if_it_says_so(rates: World) -> None:
+    Budget.objects.create(team=rates.language.team, month=MARCH, amount="20.00", action="stop_running")
+    spend_24(rates)
+    running = workload(rates, rates.language)
+    hold(running, units_of(rates.hosts["alpha"])[2], at(19))
+    other = workload(rates, rates.vision)
+    hold(other, units_of(rates.hosts["alpha"])[3], at(19))
+    check_budgets(at(20, 6))
+    running.refresh_from_db()
+    other.refresh_from_db()
+    assert (running.state, running.stop_requested) == ("notice", "budget_closed")
+    assert other.state == "running"
+    assert BudgetGate.objects.get().action == "refuse_new"
+    notices = Command.objects.filter(run__workload=running, verb="notice")
+    assert [notice.stop_at for notice in notices] == [
+        at(20, 6) + dt.timedelta(seconds=rates.shared.notice_seconds)
+    ]
+    check_budgets(at(20, 7))
+    assert Command.objects.filter(run__workload=running).count() == 1, "a notice is given once"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"period": "quarter", "month": dt.date(2026, 3, 1)},
+        {"period": "year", "month": dt.date(2026, 4, 1)},
+        {"period": "month", "month": dt.date(2026, 3, 2)},
+        {"team": None},
+        {"cost_centre": "CC-1"},
+    ],
+)
+def test_the_database_rejects_a_budget_without_one_owner_or_with_a_wrong_first_day(
+    rates: World, fields: dict[str, Any]
+) -> None:
+    valid = {"team": rates.language.team, "month": MARCH, "amount": "1"}
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Budget.objects.create(**(valid | fields))

@@ -10,6 +10,7 @@ from portal.api.base.serializers import PageQuery, StrictSerializer
 from portal.api.calendar.serializers import ReservationShape
 from portal.api.work.workload_serializers import BlockerShape
 from portal.models import Submission, SubmissionState
+from portal.services.money.budgets import BUDGET_MEASURES, BUDGET_PERIODS
 from scheduler.models import Quota
 
 
@@ -75,6 +76,19 @@ class QuotaShape(ResponseSerializer):
 class QuotaQuery(PageQuery):
     pool = slug_field(required=False)
     team = slug_field(required=False)
+
+
+class BudgetRequestWish(StrictSerializer):
+    team = slug_field()
+    period = serializers.ChoiceField(choices=list(BUDGET_PERIODS), required=False, help_text="default: month")
+    month = serializers.DateField(help_text="first day of the period")
+    measure = serializers.ChoiceField(
+        choices=list(BUDGET_MEASURES), required=False, help_text="default: money"
+    )
+    amount = serializers.DecimalField(
+        max_digits=14, decimal_places=2, min_value=0, help_text="money or GPU-hours, by ``measure``"
+    )
+    why = serializers.CharField(max_length=1000, required=False, allow_blank=True)
 
 
 class QuotaWish(StrictSerializer):

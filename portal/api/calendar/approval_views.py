@@ -19,7 +19,7 @@ from portal.api.base.views import ApiView
 from portal.api.calendar import approval_serializers
 from portal.api.calendar import serializers as shapes
 from portal.models import Submission
-from portal.services.approvals import decisions, effects, submissions
+from portal.services.approvals import budget_requests, decisions, effects, submissions
 
 
 def _visible_submissions(view: ApiView) -> QuerySet[Submission]:
@@ -121,6 +121,21 @@ class QuotaListView(ApiView):
                 rows = rows.filter(**{f"{name}__slug": query[name]})
         return self.list_response(
             rows.order_by("pool__slug", "team__slug", "model"), approval_serializers.QuotaShape, query
+        )
+
+
+class BudgetRequestView(ApiView):
+    @extend_schema(
+        operation_id="budgets_request",
+        request=approval_serializers.BudgetRequestWish,
+        responses={202: shapes.SubmissionShape},
+    )
+    def post(self, request: Request) -> Response:
+        """Request another budget for a team. Finance decides."""
+        given: dict[str, Any] = self.validated_body(approval_serializers.BudgetRequestWish)
+        given["team"] = lookups.visible_team(self.actor, given["team"])
+        return self.object_response(
+            budget_requests.request_budget(**self.service_context, **given), shapes.SubmissionShape, 202
         )
 
 

@@ -8,7 +8,7 @@ from rest_framework import serializers
 from portal import policy
 from portal.api.base.fields import ResponseSerializer, slug_field
 from portal.api.base.serializers import PageQuery, StrictSerializer
-from portal.services.money.budgets import BUDGET_ACTIONS, BUDGET_MEASURES
+from portal.services.money.budgets import BUDGET_ACTIONS, BUDGET_MEASURES, BUDGET_PERIODS
 from portal.services.money.months import IDLE_PAYERS
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.models import MAX_FORGIVEN_MINUTES, Charge, ChargeBucketChoices, CostCentre, Price
@@ -174,7 +174,9 @@ class IdlePayerWish(StrictSerializer):
 class BudgetShape(ResponseSerializer):
     team = serializers.CharField(source="team.slug", allow_null=True, default=None)
     project = serializers.CharField(source="project.slug", allow_null=True, default=None)
-    month = serializers.DateField()
+    cost_centre = serializers.CharField(allow_blank=True)
+    period = serializers.ChoiceField(choices=list(BUDGET_PERIODS))
+    month = serializers.DateField(help_text="first day of the period")
     measure = serializers.ChoiceField(choices=list(BUDGET_MEASURES))
     amount = serializers.DecimalField(
         max_digits=14, decimal_places=2, help_text="money or GPU-hours, by ``measure``"
@@ -185,7 +187,9 @@ class BudgetShape(ResponseSerializer):
 class BudgetWish(StrictSerializer):
     team = slug_field(required=False, allow_null=True)
     project = slug_field(required=False, allow_null=True)
-    month = serializers.DateField(help_text="first day of the month")
+    cost_centre = serializers.CharField(max_length=40, required=False, allow_blank=True)
+    period = serializers.ChoiceField(choices=list(BUDGET_PERIODS), required=False, help_text="default: month")
+    month = serializers.DateField(help_text="first day of the period")
     measure = serializers.ChoiceField(
         choices=list(BUDGET_MEASURES), required=False, help_text="default: money"
     )

@@ -155,13 +155,13 @@ class BudgetListView(ApiView):
         operation_id="budgets_list", parameters=[PageQuery], responses=page_schema(shapes.BudgetShape)
     )
     def get(self, request: Request) -> Response:
-        """List the budgets of the teams and projects that you may see."""
+        """List the budgets of the teams, projects and cost centres that you may see."""
         rows = policy.visible_budgets(self.actor).select_related("team", "project").order_by("-month", "pk")
         return self.list_response(rows, shapes.BudgetShape, self.validated_query(PageQuery))
 
     @extend_schema(operation_id="budgets_set", request=shapes.BudgetWish, responses={201: shapes.BudgetShape})
     def post(self, request: Request) -> Response:
-        """Set the budget of a team or a project for a month, in money or GPU-hours."""
+        """Set the budget of a team, a project or a cost centre for a period, in money or GPU-hours."""
         given = self.validated_body(shapes.BudgetWish)
         given["team"] = lookups.visible_team(self.actor, given["team"]) if given.get("team") else None
         given["project"] = (

@@ -10,16 +10,17 @@ from django.db.models import Min, Q, QuerySet
 
 from portal import policy
 from portal.models import User
-from portal.wording import money_texts
+from portal.wording import budget_texts, money_texts
 from portal.wording.pages import money_pages
 from scheduler.core.model.snapshot import PoolKind
 from scheduler.models import Gpu, Pool, Project, Workload
+from telemetry.budgets.budget_periods import period_of
 from telemetry.core.amounts import ZERO
-from telemetry.models import Budget, BudgetMeasure, Charge, IdlePayer, Price, Statement
+from telemetry.models import Budget, BudgetMeasure, BudgetPeriod, Charge, IdlePayer, Price, Statement
 from telemetry.money import statement_lines, statements
 from telemetry.money.billing_months import month_of, next_month
 from telemetry.money.refund_limits import load_refund_limits
-from telemetry.reads.budget_status import BudgetStatus, budget_status
+from telemetry.reads.budget_status import BudgetStatus, budget_statuses
 from telemetry.reads.prices import load_current_prices
 
 DIMENSION_NAME_FIELDS = {
@@ -66,18 +67,35 @@ def conservation_equation(month: date) -> dict[str, Any]:
 
 
 def budget_rows(viewer: User, month: date, now: datetime) -> list[dict[str, Any]]:
-    """Return the visible budgets of a month with their status, sorted by the team's or project's name."""
-    rows = policy.visible_budgets(viewer).filter(month=month).select_related("team", "project")
+    """Return the visible budgets whose period contains a month, with their status, sorted by owner.
+
+    ``record`` is a sentence about past forecasts; it is empty without a forecast.
+    """
+    current = Q()
+    for period in BudgetPeriod.values:
+        current |= Q(period=period, month=period_of(period, month))
+    rows = list(policy.visible_budgets(viewer).filter(current).select_related("team", "project"))
+    statuses = budget_statuses(rows, now)
     found = []
     for budget in rows:
-        view = budget_status(budget, now)
-        found.append({"budget": budget, "name": _payer(budget), "view": view, **_budget_bar(view)})
+        view = statuses[budget.pk]
+        record = budget_texts.forecast_record(view.range, budget.period)
+        found.append(
+            {
+                "budget": budget,
+                "name": _payer(budget),
+                "period": budget_texts.period_name(budget.period, budget.month),
+                "view": view,
+                "record": record,
+                **_budget_bar(view),
+            }
+        )
     return sorted(found, key=lambda row: (row["name"], row["view"].measure != BudgetMeasure.MONEY))
 
 
 def _payer(budget: Budget) -> str:
     holder = budget.team or budget.project
-    return holder.name if holder else ""
+    return holder.name if holder else budget.cost_centre
 
 
 def _budget_bar(view: BudgetStatus) -> dict[str, Any]:

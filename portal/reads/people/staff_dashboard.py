@@ -14,9 +14,8 @@ from portal.reads.money import cost_totals
 from scheduler.models import Host, Reservation, Team, Workload
 from scheduler.state.states import OPEN_RESERVATION_STATES, AdminState, LeaseState, RepairState, WorkloadState
 from scheduler.sweeps.silent_hosts import MassSilence, mass_silence
-from telemetry.models import Budget, BudgetMeasure
+from telemetry.models import Budget, BudgetMeasure, BudgetPeriod
 from telemetry.money.billing_months import month_of
-from telemetry.money.budgets import forecast_month_end
 
 MAX_DASHBOARD_ROWS = 5
 
@@ -74,7 +73,8 @@ def operations_dashboard(user: User, now: datetime) -> OperationsDashboard | Non
 class TeamMonthCost:
     """A team's charges in a month so far, rounded to cents.
 
-    ``budget`` is None for a team without a budget. ``forecast`` is None in the first days of the month.
+    ``budget`` is None for a team without a budget. ``forecast`` is None without a
+    budget, and before the first days of spending are known.
     """
 
     team: Team
@@ -104,18 +104,25 @@ def money_dashboard(user: User, now: datetime) -> MoneyDashboard | None:
     teams = list(Team.with_removed.order_by("name"))
     spent = cost_totals.team_spending(teams, month)
     teams = [team for team in teams if team.removed_at is None or spent.get(team.pk)]
-    budgets = dict(
-        Budget.objects.filter(team__in=teams, month=month, measure=BudgetMeasure.MONEY).values_list(
-            "team_id", "amount"
-        )
-    )
+    budgets = {
+        budget.team_id: budget
+        for budget in Budget.objects.filter(
+            team__in=teams, period=BudgetPeriod.MONTH, month=month, measure=BudgetMeasure.MONEY
+        ).select_related("spend_forecast")
+    }
     lines = [
         TeamMonthCost(
             team,
             spent.get(team.pk, Decimal(0)),
-            budgets.get(team.pk),
-            forecast_month_end(spent.get(team.pk, Decimal(0)), now),
+            budgets[team.pk].amount if team.pk in budgets else None,
+            _expected(budgets.get(team.pk), spent.get(team.pk, Decimal(0))),
         )
         for team in teams
     ]
     return MoneyDashboard(month, sorted(lines, key=lambda line: (-line.spent, line.team.name)))
+
+
+def _expected(budget: Budget | None, spent: Decimal) -> Decimal | None:
+    """Return the stored forecast of a budget, at least the spending so far; None without a forecast."""
+    forecast = None if budget is None else getattr(budget, "spend_forecast", None)
+    return None if forecast is None else max(spent, forecast.expected)

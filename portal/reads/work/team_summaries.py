@@ -16,10 +16,9 @@ from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import MaintenanceWindow, Pool, Quota, Reservation, Team
 from scheduler.reads import capacity as engine
 from scheduler.state.states import OPEN_RESERVATION_STATES
-from telemetry.models import Budget, BudgetMeasure
+from telemetry.models import Budget, BudgetMeasure, BudgetPeriod
 from telemetry.money.billing_months import month_of
-from telemetry.money.budgets import forecast_month_end
-from telemetry.reads.budget_status import BudgetStatus, budget_status
+from telemetry.reads.budget_status import BudgetStatus, budget_statuses
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,9 @@ def team_summaries(user: User, now: datetime) -> list[TeamSummary]:
     for quota in quotas:
         lines.setdefault(quota.team_id, []).append(quota_usage_of(quota, held))
     month = month_of(now)
-    budgets = {(row.team_id, row.measure): row for row in Budget.objects.filter(team__in=teams, month=month)}
+    rows = Budget.objects.filter(team__in=teams, period=BudgetPeriod.MONTH, month=month)
+    budgets = {(row.team_id, row.measure): row for row in rows}
+    statuses = budget_statuses(rows, now)
     spent = cost_totals.team_spending(teams, month)
     panels = []
     for team in teams:
@@ -72,8 +73,8 @@ def team_summaries(user: User, now: datetime) -> list[TeamSummary]:
                 lines.get(team.pk, []),
                 None if money is None else money.amount,
                 so_far,
-                forecast_month_end(so_far, now),
-                None if hours is None else budget_status(hours, now),
+                None if money is None else statuses[money.pk].forecast,
+                None if hours is None else statuses[hours.pk],
             )
         )
     return panels

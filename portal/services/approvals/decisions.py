@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 from django.db import transaction
@@ -11,6 +11,7 @@ from portal import policy
 from portal.input_checks import InputChecks
 from portal.models import SUBMISSION_TRANSITIONS, Approval, Membership, Submission, SubmissionState, User
 from portal.services import audit
+from portal.services.approvals.budget_requests import budget_before
 from portal.services.approvals.effects import effect_on_guarantees
 from portal.services.approvals.payloads import (
     expiry_of,
@@ -25,6 +26,7 @@ from portal.services.calendar import (
     approved_changes,
     recurring_reservations,
 )
+from portal.services.money.budgets import set_budget
 from portal.wording import request_texts
 from portal.wording.problems import administration_problems
 from scheduler import services as scheduling
@@ -42,6 +44,7 @@ APPROVER_EDITABLE_FIELDS = {
     Submission.Kind.SERIES: frozenset({"units", "may_exceed_guarantee"}),
     Submission.Kind.WINDOW_CHANGE: frozenset(),
     Submission.Kind.MEMBERSHIP: frozenset({"role"}),
+    Submission.Kind.BUDGET: frozenset({"amount"}),
 }
 
 
@@ -78,7 +81,7 @@ def approve_submission(
     with transaction.atomic():
         _decide(submission, SubmissionState.APPROVED)
         changed = payload if payload != submission.payload else None
-        _execute_submission(submission, payload, now)
+        _execute_submission(submission, payload, now, actor=actor, via=via)
         Approval.objects.create(
             submission=submission,
             decided_by=actor,
@@ -194,7 +197,9 @@ def _decide(submission: Submission, new: SubmissionState) -> None:
         )
 
 
-def _execute_submission(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
+def _execute_submission(
+    submission: Submission, payload: dict[str, Any], now: datetime, *, actor: User, via: str
+) -> None:
     if submission.kind == Submission.Kind.QUOTA_CHANGE:
         _change_quota(submission, payload, now)
     elif submission.kind == Submission.Kind.RESERVATION:
@@ -203,8 +208,28 @@ def _execute_submission(submission: Submission, payload: dict[str, Any], now: da
         _confirm_series(submission, payload, now)
     elif submission.kind == Submission.Kind.WINDOW_CHANGE:
         approved_changes.apply_submitted_change(reservation_to_change(submission), payload, now)
+    elif submission.kind == Submission.Kind.BUDGET:
+        _set_budget(submission, payload, now, actor, via)
     else:
         _add_member(submission, payload, now)
+
+
+def _set_budget(
+    submission: Submission, payload: dict[str, Any], now: datetime, actor: User, via: str
+) -> None:
+    """Set the requested budget. The action of the budget stays; a new budget only notifies."""
+    before = budget_before(submission.team, payload)
+    set_budget(
+        actor=actor,
+        team=submission.team,
+        period=payload["period"],
+        month=date.fromisoformat(payload["month"]),
+        measure=payload["measure"],
+        amount=payload["amount"],
+        action="notify" if before is None else before.action,
+        now=now,
+        via=via,
+    )
 
 
 def _change_quota(submission: Submission, payload: dict[str, Any], now: datetime) -> None:

@@ -9,6 +9,7 @@ from django.db.models import QuerySet
 
 from portal.errors import Invalid
 from portal.models import Submission
+from portal.services.approvals.budget_requests import budget_before
 from portal.services.approvals.payloads import (
     pool_of_submission,
     reservation_request_of,
@@ -20,7 +21,7 @@ from portal.services.calendar import (
     recurring_reservations,
     reservation_checks,
 )
-from portal.wording import formatting, reason_texts, request_texts
+from portal.wording import budget_texts, formatting, reason_texts, request_texts
 from portal.wording.pages import calendar_pages
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler import services as scheduling
@@ -29,6 +30,7 @@ from scheduler.core.rejection import OperationRejected
 from scheduler.cycle.request_snapshot_cache import share_snapshots
 from scheduler.models import Gpu, Pool, Quota, Reservation
 from scheduler.state.states import OPEN_RESERVATION_STATES
+from telemetry.reads.budget_status import budget_statuses
 
 
 def approval_effect(
@@ -74,6 +76,8 @@ def _approval_effect(submission: Submission, payload: dict[str, Any], now: datet
         return _effect_of_series(submission, payload, now)
     if submission.kind == Submission.Kind.WINDOW_CHANGE:
         return _effect_of_change(submission, payload, now)
+    if submission.kind == Submission.Kind.BUDGET:
+        return _effect_on_budget(submission, payload, now)
     return {
         "fits": True,
         "code": "",
@@ -82,6 +86,14 @@ def _approval_effect(submission: Submission, payload: dict[str, Any], now: datet
             person=submission.author, role=payload["role"], team=submission.team
         ),
     }
+
+
+def _effect_on_budget(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
+    """Return the effect of another budget: the budget before, its spending and its forecast."""
+    before = budget_before(submission.team, payload)
+    status = None if before is None else budget_statuses([before], now)[before.pk]
+    sentence = budget_texts.request_effect(submission.team.name, payload, status)
+    return {"fits": True, "code": "", "numbers": {}, "sentence": sentence}
 
 
 def effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Set monthly budgets."""
+"""Set the budgets of teams, projects and cost centres."""
 
 from __future__ import annotations
 
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
+from typing import Any
 
 from django.db import transaction
 
@@ -13,11 +14,13 @@ from portal.models import User
 from portal.services import audit
 from portal.wording.problems import administration_problems
 from scheduler.models import Project, Team
-from telemetry.models import Budget
-from telemetry.money.billing_months import month_of
+from telemetry.budgets.budget_periods import period_of
+from telemetry.models import Budget, CostCentre
 
+BUDGET_AUDIT_FIELDS = ("cost_centre", "period", "month", "measure", "amount", "action")
 MAX_BUDGET = Decimal(1_000_000_000)
-BUDGET_ACTIONS = ("notify", "refuse_new", "stop_borrowing")
+BUDGET_ACTIONS = ("notify", "refuse_new", "stop_borrowing", "stop_running")
+BUDGET_PERIODS = ("month", "quarter", "year")
 BUDGET_MEASURES = ("money", "gpu_hours")
 
 
@@ -29,35 +32,44 @@ def set_budget(
     now: datetime,
     team: Team | None = None,
     project: Project | None = None,
+    cost_centre: str = "",
+    period: str = "month",
     measure: str = "money",
     action: str = "notify",
     via: str = "web",
 ) -> Budget:
-    """Limit the charges of a team or a project in a month, and set the action when the limit is reached.
+    """Limit the charges of a team, a project or a cost centre, and set the action when the limit is reached.
 
-    ``measure`` selects the unit of ``amount``: money or GPU-hours. Raises Invalid, NotAllowed.
+    ``month`` is the first day of the period: a calendar month, quarter or year. ``measure`` selects the unit
+    of ``amount``: money or GPU-hours. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "budget.change")
     checks = InputChecks()
-    if (team is None) == (project is None):
-        checks.note("team", None, administration_problems.TEAM_AND_PROJECT)
+    if sum((team is not None, project is not None, cost_centre != "")) != 1:
+        checks.note("team", None, administration_problems.ONE_BUDGET_OWNER)
+    if cost_centre:
+        known = sorted(set(CostCentre.objects.values_list("code", flat=True)))
+        cost_centre = checks.choice("cost_centre", cost_centre, known)
     month = checks.month("month", month)
+    period = checks.choice("period", period, BUDGET_PERIODS)
     clean = checks.amount("amount", amount, high=MAX_BUDGET, decimals=2)
     measure = checks.choice("measure", measure, BUDGET_MEASURES)
     action = checks.choice("action", action, BUDGET_ACTIONS)
-    if "month" not in checks.problems and month < month_of(now):
-        checks.note("month", month.isoformat(), administration_problems.MONTH_IS_PAST.format(month=month))
+    if not checks.problems.keys() & {"month", "period"}:
+        check_period(checks, period, month, now)
     checks.done()
     with transaction.atomic():
-        old = Budget.objects.filter(team=team, project=project, month=month, measure=measure).first()
+        key: dict[str, Any] = {
+            "team": team,
+            "project": project,
+            "cost_centre": cost_centre,
+            "period": period,
+            "month": month,
+            "measure": measure,
+        }
+        old = Budget.objects.filter(**key).first()
         before = audit.audited_fields(old, "amount", "action") if old else None
-        budget, _ = Budget.objects.update_or_create(
-            team=team,
-            project=project,
-            month=month,
-            measure=measure,
-            defaults={"amount": clean, "action": action},
-        )
+        budget, _ = Budget.objects.update_or_create(**key, defaults={"amount": clean, "action": action})
         audit.record(
             actor=actor,
             via=via,
@@ -66,6 +78,18 @@ def set_budget(
             target=budget,
             before=before,
             team_id=team.pk if team else project.team_id if project else None,
-            after=audit.audited_fields(budget, "month", "measure", "amount", "action"),
+            after=audit.audited_fields(budget, *BUDGET_AUDIT_FIELDS),
         )
     return budget
+
+
+def check_period(checks: InputChecks, period: str, first: date, now: datetime) -> None:
+    """Add a problem to ``checks`` if a period does not begin at ``first``, or is over."""
+    if first != period_of(period, first):
+        checks.note(
+            "month",
+            first.isoformat(),
+            administration_problems.NOT_A_PERIOD_START.format(month=first, period=period),
+        )
+    elif first < period_of(period, now.astimezone(UTC).date()):
+        checks.note("month", first.isoformat(), administration_problems.MONTH_IS_PAST.format(month=first))

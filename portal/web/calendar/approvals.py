@@ -34,6 +34,7 @@ KIND_CHOICES = (
     (Submission.Kind.WINDOW_CHANGE.value, "Window changes"),
     (Submission.Kind.QUOTA_CHANGE.value, "Quotas"),
     (Submission.Kind.MEMBERSHIP.value, "Members"),
+    (Submission.Kind.BUDGET.value, "Budgets"),
 )
 
 
@@ -63,6 +64,13 @@ class DecisionForm(ServiceForm):
                 help_text="Empty: no limit.",
             )
             self.fields |= gpu_hours_fields(payload)
+        elif submission.kind == Submission.Kind.BUDGET:
+            self.fields["amount"] = forms.CharField(
+                label="Amount",
+                initial=payload["amount"],
+                max_length=30,
+                help_text="Change it to approve another amount.",
+            )
         elif submission.kind == Submission.Kind.RESERVATION:
             self.fields["units"] = forms.IntegerField(label="GPUs on each host", initial=payload["units"])
             self.fields["may_exceed_guarantee"] = forms.BooleanField(

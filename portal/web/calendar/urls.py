@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from portal.web.calendar import approvals, ical_feed, quota_requests, reservations, views
+from portal.web.calendar import approvals, budget_requests, ical_feed, quota_requests, reservations, views
 
 urlpatterns = [
     path("calendar/", views.calendar, name="calendar"),
@@ -32,4 +32,5 @@ urlpatterns = [
         name="submission-withdraw",
     ),
     path("teams/<slug:slug>/quota/", quota_requests.request_quota, name="quota-change"),
+    path("teams/<slug:slug>/budget/", budget_requests.request_budget, name="budget-request"),
 ]

@@ -13,7 +13,8 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 
 from portal import policy
-from portal.models import User
+from portal.models import Submission, User
+from portal.reads.calendar import approvals
 from portal.reads.money import chargeback as reads
 from portal.services.money import budgets as budget_service
 from portal.services.money import cost_centres
@@ -21,12 +22,22 @@ from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from portal.wording.pages import money_pages
 from scheduler.models import Pool
+from telemetry.models import CostCentre
 from telemetry.money.billing_months import month_of
 
 
 class BudgetForm(ServiceForm):
-    team = forms.ChoiceField(label="Team")
-    month = forms.CharField(label="Month", max_length=7, widget=forms.TextInput(attrs={"type": "month"}))
+    team = forms.ChoiceField(label="Team", required=False)
+    cost_centre = forms.ChoiceField(label="Or cost centre", required=False)
+    period = forms.ChoiceField(
+        label="Period",
+        choices=[("month", "Month"), ("quarter", "Quarter"), ("year", "Year")],
+        initial="month",
+        required=False,
+    )
+    month = forms.CharField(
+        label="First month", max_length=7, widget=forms.TextInput(attrs={"type": "month"})
+    )
     measure = forms.ChoiceField(
         label="Measure", choices=[("money", "Money"), ("gpu_hours", "GPU-hours")], initial="money"
     )
@@ -37,6 +48,7 @@ class BudgetForm(ServiceForm):
             ("notify", "Notify people"),
             ("refuse_new", "Refuse new work"),
             ("stop_borrowing", "Stop borrowing"),
+            ("stop_running", "Stop running work"),
         ],
     )
 
@@ -44,7 +56,12 @@ class BudgetForm(ServiceForm):
         super().__init__(*args, **kwargs)
         self.teams = {team.slug: team for team in policy.visible_teams(user).order_by("name")}
         fields: dict[str, Any] = self.fields
-        fields["team"].choices = [(slug, team.name) for slug, team in self.teams.items()]
+        fields["team"].choices = [("", "None"), *((slug, team.name) for slug, team in self.teams.items())]
+        centres = sorted(set(CostCentre.objects.values_list("code", flat=True)))
+        fields["cost_centre"].choices = [("", "None"), *((code, code) for code in centres)]
+
+    def clean_period(self) -> str:
+        return self.cleaned_data["period"] or "month"
 
     def clean_month(self) -> date:
         text = self.cleaned_data["month"]
@@ -91,12 +108,13 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
     centre_form = CostCentreForm(request.POST if verb == "cost_centre" else None, user=user)
     if verb == "budget" and budget_form.is_valid():
         given = dict(budget_form.cleaned_data)
-        team = budget_form.teams[given.pop("team")]
+        team = budget_form.teams.get(given.pop("team"))
+        subject = team.name if team else given["cost_centre"]
         if (
             budget_form.carry_out(budget_service.set_budget, actor=user, team=team, now=now, **given)
             is not None
         ):
-            messages.success(request, money_pages.BUDGET_SET.format(subject=team.name))
+            messages.success(request, money_pages.BUDGET_SET.format(subject=subject))
             return redirect("budgets")
     if verb == "cost_centre" and centre_form.is_valid():
         given = dict(centre_form.cleaned_data)
@@ -109,6 +127,10 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
             return redirect("budgets")
     context = {
         "budgets": reads.budget_rows(user, month_of(now), now),
+        "budget_requests": [
+            {"row": row, "title": approvals.submission_title(row)}
+            for row in approvals.waiting_submissions(user).filter(kind=Submission.Kind.BUDGET)
+        ],
         "month": month_of(now),
         "centres": reads.cost_centre_rows(user, now),
         "budget_form": budget_form,

@@ -79,6 +79,7 @@ def team(request: HttpRequest, slug: str) -> HttpResponse:
         if _change_team(request, page["team"], verb, forms_):
             return redirect("team", slug)
     page |= forms_ | {
+        "may_request_budget": not removed and policy.may(request.user, "budget.request", page["team"]),
         "may_change": not removed and policy.may(request.user, "team.change", page["team"]),
         "may_remove": not removed and policy.may(request.user, "team.remove", page["team"]),
     }

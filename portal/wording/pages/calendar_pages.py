@@ -13,6 +13,7 @@ NOTHING_TICKED = "Nothing is ticked. Tick the requests to decide."
 UNKNOWN_DECISION = "verb is {verb!a}; allowed: approve, decline. Nothing was changed."
 STILL_WAITS = "{title} for {team} still waits. {reason}"
 FEED_NOT_FOUND = "There is no such calendar feed."
+BUDGET_REQUESTED = "Your request waits for finance. You are notified when it is decided."
 QUOTA_REQUESTED = "Your request waits for an operator. You are notified when it is decided."
 SERIES_CANCEL_EFFECT = (
     "Every occurrence that is not over is cancelled at once, and workloads inside are stopped."

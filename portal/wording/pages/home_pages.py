@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PACE = " At this pace {forecast} by the end of the month."
+PACE = " {forecast} are forecast for the end of the month."
 NOTHING_OF_YOURS = "Nothing of yours runs or waits."
 OBJECT_NOT_FOUND = "There is no {what} at this address, or you may not see it."
 IN_NO_TEAM = "In no team yet"

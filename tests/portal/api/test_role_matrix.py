@@ -181,6 +181,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "recordings/{id}/"): ({}, (403, 403, 403, 403, 403, 200, 403, 200)),
     ("GET", "quotas/"): ({}, ALL),
     ("POST", "quotas/requests/"): (QUOTA, (403, 403, 202, 400, 400, 202, 403, 403)),
+    ("POST", "budgets/requests/"): (BUDGET, (403, 403, 202, 400, 400, 403, 403, 403)),
     ("GET", "usage/"): ({}, ALL),
     ("GET", "charges/"): ({}, ALL),
     ("GET", "statements/"): ({}, (403, 403, 403, 403, 403, 403, 200, 200)),

@@ -21,7 +21,7 @@ from portal.services.work import workload_preview
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Host, JoinToken, Workload
 from scheduler.state import nudge
-from telemetry.models import Budget, HealthRule, Price
+from telemetry.models import Budget, CostCentre, HealthRule, Price
 from tests.portal.rejections import rejected
 from tests.world import H100, World
 
@@ -263,10 +263,27 @@ def test_a_budget_belongs_to_a_team_or_project_and_to_this_or_a_later_month(worl
         {"amount": "1.001"},
         {"action": "explode"},
         {"measure": "watts"},
+        {"period": "week"},
+        {"period": "quarter"},
+        {"cost_centre": "CC-UNKNOWN"},
+        {"team": None, "cost_centre": "CC-UNKNOWN"},
     ):
         fields: dict[str, Any] = {"team": world.vision.team, "month": month, "amount": "1"}
         with pytest.raises(Invalid):
             budgets.set_budget(actor=world.finance, now=world.now, **(fields | changes))
+
+
+def test_a_budget_of_a_quarter_begins_in_its_first_month_and_may_be_of_a_cost_centre(world: World) -> None:
+    CostCentre.objects.create(
+        project=world.vision.project, code="CC-77", valid_from=world.now, created_at=world.now
+    )
+    fields: dict[str, Any] = {"actor": world.finance, "cost_centre": "CC-77", "amount": "5", "now": world.now}
+    with pytest.raises(Invalid, match="allowed: the first month of a quarter"):
+        budgets.set_budget(month=date(2026, 3, 1), period="quarter", **fields)
+    budget = budgets.set_budget(month=date(2026, 1, 1), period="quarter", action="stop_running", **fields)
+    assert (budget.cost_centre, budget.period, budget.action) == ("CC-77", "quarter", "stop_running")
+    with pytest.raises(Invalid, match="allowed: the present period or a later one"):
+        budgets.set_budget(month=date(2025, 10, 1), period="quarter", **fields)
 
 
 def test_an_operator_changes_a_health_rule(world: World) -> None:

@@ -14,11 +14,11 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import User
+from portal.models import Submission, User
 from portal.web.money import utilisation_charts, utilisation_query
 from scheduler.models import Allocation, Gpu, Host, HostStateChange, Run, Unit, Workload
 from scheduler.state.states import RunState, WorkloadState
-from telemetry.models import Budget, CostCentre, Price, Statement
+from telemetry.models import Budget, BudgetForecast, CostCentre, Price, Statement
 from telemetry.money.charges import charge_all_gpus
 from tests.portal.web.test_work_pages import ask_data
 from tests.world import H100, World
@@ -385,6 +385,62 @@ def test_pages_show_a_budget_of_gpu_hours_beside_that_of_money(world: World) -> 
     (panel,) = home.context["panels"]
     assert [(bar["label"][:9], bar["text"]) for bar in panel["budgets"]][1] == ("GPU-hours", "90 left of 90")
     assert len(panel["budgets"]) == 2
+
+
+def test_the_page_of_budgets_shows_the_range_and_the_record_of_a_forecast(world: World) -> None:
+    now = timezone.now()
+    year = Budget.objects.create(
+        team=world.vision.team, period="year", month=now.date().replace(month=1, day=1), amount="1000.00"
+    )
+    BudgetForecast.objects.create(
+        budget=year, expected=700, low=650, high=812, past_periods=10, past_inside=9, as_of=now
+    )
+    page = " ".join(signed_in(world.finance).get(reverse("budgets")).content.decode().split())
+    assert "650.00 to 812.00" in page
+    assert "9 of 10 years ended inside the range." in page
+    assert f"{now:%Y}</td>" in page
+
+
+def test_a_lead_requests_another_budget_on_a_page_and_finance_finds_the_request(world: World) -> None:
+    lead, url = signed_in(world.vision.lead), reverse("budget-request", args=["vision"])
+    assert (
+        reverse("budget-request", args=["vision"])
+        in lead.get(reverse("team", args=["vision"])).content.decode()
+    )
+    form = {"period": "month", "month": "2126-04", "measure": "money", "amount": "x", "why": ""}
+    assert lead.post(url, form).status_code == 400
+    assert lead.post(url, form | {"amount": "750.00"}).status_code == 302
+    page = signed_in(world.finance).get(reverse("budgets")).content.decode()
+    row = Submission.objects.get(kind="budget")
+    assert "A budget of 750.00 for April 2126" in page
+    assert reverse("submission", args=[row.public_id]) in page
+    approve = reverse("submission-approve", args=[row.public_id])
+    assert signed_in(world.finance).post(approve, {"amount": "700.00", "comment": ""}).status_code == 302
+    assert str(Budget.objects.get().amount) == "700.00"
+
+
+def test_only_finance_and_auditors_see_budgets_of_cost_centres(world: World) -> None:
+    Budget.objects.create(cost_centre="CC-88", month=timezone.now().date().replace(day=1), amount="10.00")
+    assert "CC-88" in signed_in(world.finance).get(reverse("budgets")).content.decode()
+    assert "CC-88" not in signed_in(world.vision.lead).get(reverse("budgets")).content.decode()
+
+
+def test_finance_sets_the_budget_of_a_cost_centre_for_a_quarter(world: World) -> None:
+    now = timezone.now()
+    CostCentre.objects.create(project=world.vision.project, code="CC-88", valid_from=now, created_at=now)
+    form = {
+        "verb": "budget",
+        "cost_centre": "CC-88",
+        "period": "quarter",
+        "month": "2126-04",
+        "measure": "money",
+        "amount": "9",
+        "action": "stop_running",
+    }
+    client = signed_in(world.finance)
+    assert client.post(reverse("budgets"), form | {"month": "2126-05"}).status_code == 400
+    assert client.post(reverse("budgets"), form).status_code == 302
+    assert Budget.objects.get().cost_centre == "CC-88"
 
 
 def test_a_request_shows_the_gpu_hours_that_remain_after_it(world: World) -> None:

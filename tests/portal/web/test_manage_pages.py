@@ -406,8 +406,8 @@ def test_an_unknown_filter_of_kinds_is_refused_and_not_answered_with_an_empty_li
     page = answer.content.decode()
     assert answer.status_code == 400 and len(answer.context["rows"]) == 1
     assert (
-        "kind is &#x27;nonsense&#x27;; allowed: reservation, series, window_change, quota_change, membership"
-        in page
+        "kind is &#x27;nonsense&#x27;; allowed: reservation, series, window_change, quota_change, "
+        "membership, budget" in page
     )
     assert "Nothing waits for you" not in page
     assert operator.get(reverse("approvals"), {"kind": "quota_change"}).status_code == 200

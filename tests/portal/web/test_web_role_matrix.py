@@ -118,6 +118,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "submission-withdraw": ("POST", WITHDRAW),
     "submissions-decide": ("POST", (302,) * 8),  # nothing is selected, so nothing is decided
     "quota-change": ("GET", LEADS),
+    "budget-request": ("GET", (403, 403, 200, 404, 404, 403, 403, 403)),
     "chargeback": ("GET", ALL),
     "rate-card": ("GET", ALL),
     "budgets": ("GET", ALL),
@@ -217,6 +218,7 @@ class SampleObjects:
             "idle-payer": ["2026-01"],
             "team": ["vision"],
             "quota-change": ["vision"],
+            "budget-request": ["vision"],
             "pool": ["vision-only"],
             "pool-remove": ["vision-only"],
             "team-remove": ["vision"],

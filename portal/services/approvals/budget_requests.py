@@ -1,0 +1,85 @@
+"""Submit requests for another budget of a team."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+from django.db import transaction
+
+from portal import policy
+from portal.input_checks import InputChecks
+from portal.models import Submission, User
+from portal.services import audit
+from portal.services.approvals.submissions import create_unique_submission
+from portal.services.money.budgets import BUDGET_MEASURES, BUDGET_PERIODS, MAX_BUDGET, check_period
+from scheduler.core.rejection import OperationRejected
+from scheduler.models import Team
+from telemetry.models import Budget
+
+
+def request_budget(
+    *,
+    actor: User,
+    team: Team,
+    month: date,
+    amount: Decimal | str,
+    now: datetime,
+    period: str = "month",
+    measure: str = "money",
+    why: str = "",
+    via: str = "web",
+) -> Submission:
+    """Request another limit for a team in the period that begins at ``month``. Finance decides.
+
+    The action of an existing budget stays. Raises Invalid, NotAllowed. Raises OperationRejected if an equal
+    request is waiting.
+    """
+    policy.require(actor, "budget.request", team)
+    checks = InputChecks()
+    month = checks.month("month", month)
+    period = checks.choice("period", period, BUDGET_PERIODS)
+    measure = checks.choice("measure", measure, BUDGET_MEASURES)
+    clean = checks.amount("amount", amount, high=MAX_BUDGET, decimals=2)
+    why = checks.text("why", why, least=0, most=1000, lines=True)
+    if not checks.problems.keys() & {"month", "period"}:
+        check_period(checks, period, month, now)
+    checks.done()
+    payload = {"period": period, "month": month.isoformat(), "measure": measure, "amount": str(clean)}
+    with transaction.atomic():
+        submission = create_unique_submission(
+            OperationRejected("budget_request_waits", {"team": team.name}, field="amount"),
+            kind=Submission.Kind.BUDGET,
+            team=team,
+            author=actor,
+            why=why,
+            payload=payload,
+            created_at=now,
+        )
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="request_budget",
+            target=submission,
+            after=payload,
+            why=why,
+            before=_amount_before(team, payload),
+        )
+    return submission
+
+
+def budget_before(team: Team, payload: dict[str, Any]) -> Budget | None:
+    """Return the budget that a request would change; None if the team has no such budget."""
+    return Budget.objects.filter(
+        team=team,
+        period=payload["period"],
+        month=date.fromisoformat(payload["month"]),
+        measure=payload["measure"],
+    ).first()
+
+
+def _amount_before(team: Team, payload: dict[str, Any]) -> dict[str, Any] | None:
+    budget = budget_before(team, payload)
+    return None if budget is None else {"amount": str(budget.amount)}

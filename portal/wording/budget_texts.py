@@ -1,0 +1,52 @@
+"""Describe budgets and the forecasts of their spending."""
+
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+
+from portal.wording.formatting import Numbers
+from telemetry.reads.budget_status import BudgetStatus, ForecastRange
+
+
+def period_name(period: str, first: date) -> str:
+    """Return the name of a period, such as "March 2026", "1st quarter of 2026" or "2026"."""
+    if period == "year":
+        return f"{first:%Y}"
+    if period == "quarter":
+        return f"{('1st', '2nd', '3rd', '4th')[(first.month - 1) // 3]} quarter of {first:%Y}"
+    return f"{first:%B %Y}"
+
+
+def forecast_record(forecast: ForecastRange | None, period: str) -> str:
+    """Return a sentence about past forecasts at the same day of a period; empty without a past forecast."""
+    if forecast is None or not forecast.past_periods:
+        return ""
+    periods = period if forecast.past_periods == 1 else f"{period}s"
+    return f"{forecast.past_inside} of {forecast.past_periods} {periods} ended inside the range."
+
+
+def request_summary(payload: Numbers) -> str:
+    """Return a short text for a requested budget, such as ``a budget of 500.00 for March 2026``."""
+    period = period_name(str(payload.get("period")), date.fromisoformat(str(payload.get("month"))))
+    amount = _amount(Decimal(str(payload.get("amount"))), str(payload.get("measure")))
+    return f"a budget of {amount} for {period}"
+
+
+def request_effect(team: str, payload: Numbers, status: BudgetStatus | None) -> str:
+    """Return sentences about the effect of a requested budget. ``status`` is the present budget."""
+    if status is None:
+        return f"{team} has no such budget now. When it is used up, people are only notified."
+    measure = status.measure
+    expected = ""
+    if status.range is not None:
+        low, high = _amount(status.range.low, measure), _amount(status.range.high, measure)
+        expected = f" {_amount(status.range.expected, measure)} are forecast ({low} to {high})."
+    return (
+        f"{team} has {_amount(status.amount, measure)} now, of which {_amount(status.spent, measure)} are "
+        f"spent.{expected}"
+    )
+
+
+def _amount(amount: Decimal, measure: str) -> str:
+    return f"{amount:,.2f} GPU-hours" if measure == "gpu_hours" else f"{amount:,.2f}"

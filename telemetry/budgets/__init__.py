@@ -1,0 +1,1 @@
+"""Compare spending with budgets and forecast it."""

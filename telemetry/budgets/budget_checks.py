@@ -1,0 +1,161 @@
+"""Compare spending with budgets: record alerts at thresholds, and close or open the budget gates.
+
+A closed budget gate refuses new work, or stops borrowing, of a team or project with an exhausted budget. If
+the budget says so, running work is stopped too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+
+from django.db import transaction
+from django.db.models import Q
+
+from scheduler.models import BudgetGate, Project, Team
+from scheduler.services.budget_gates import close_budget_gate, open_budget_gate, stop_running_work
+from telemetry.budgets.budget_forecasts import refresh_budget_forecasts
+from telemetry.budgets.budget_periods import next_period, period_end, period_of
+from telemetry.budgets.commitments import current_cost_centres
+from telemetry.budgets.spending import period_spend, scope_of
+from telemetry.core.amounts import MICRO, round_amount
+from telemetry.models import Budget, BudgetAction, BudgetAlert, BudgetForecast, BudgetMeasure, BudgetPeriod
+
+ALERT_PERCENTS = (50, 80, 100)
+USED_UP_PERCENT = 100
+GateKey = tuple[int | None, int | None, str]  # team id, project id, action of the gate
+
+
+def check_budgets(now: datetime) -> int:
+    """Check every budget whose period contains ``now``. Return the number of new alerts.
+
+    Records an alert for each threshold that was passed. Closes the gates of exhausted budgets, and opens all
+    other gates. Stops the running work of exhausted budgets with the action STOP_RUNNING.
+    """
+    budgets = list(current_budgets(now))
+    forecasts = refresh_budget_forecasts(budgets, now)
+    alerts = 0
+    exhausted: list[tuple[Budget, Decimal]] = []
+    for budget in budgets:
+        spent = budget_spend(budget)
+        alerts += _record_alerts(budget, spent, forecasts.get(budget.pk), now)
+        if budget.action != BudgetAction.NOTIFY and spent >= budget.amount:
+            exhausted.append((budget, spent))
+    _set_gates(exhausted, now)
+    return alerts
+
+
+def current_budgets(now: datetime) -> Iterable[Budget]:
+    """Return the budgets whose month, quarter or year contains ``now``."""
+    today = now.astimezone(UTC).date()
+    current = Q()
+    for period in BudgetPeriod.values:
+        current |= Q(period=period, month=period_of(period, today))
+    return Budget.objects.filter(current).select_related("team", "project").order_by("pk")
+
+
+def budget_spend(budget: Budget) -> Decimal:
+    """Return the spending in a budget's period so far, in the budget's measure."""
+    following = next_period(budget.period, budget.month)
+    return period_spend(scope_of(budget), budget.measure, budget.month, following)
+
+
+def _set_gates(exhausted: Sequence[tuple[Budget, Decimal]], now: datetime) -> None:
+    """Close the gates of exhausted budgets, given with their spending, and open all other gates.
+
+    If several budgets close one gate, it names the one whose period ends last, and of these the money budget.
+    """
+    centres = current_cost_centres(now)
+    required: dict[GateKey, tuple[Budget, Decimal]] = {}
+    for budget, spent in sorted(
+        exhausted,
+        key=lambda pair: (
+            period_end(pair[0].period, pair[0].month),
+            pair[0].measure == BudgetMeasure.MONEY,
+            -pair[0].pk,
+        ),
+        reverse=True,
+    ):
+        for team, project in _gate_owners(budget, centres):
+            required.setdefault((team, project, _gate_action(budget)), (budget, spent))
+    teams = Team.with_removed.in_bulk([team for team, _, _ in required if team is not None])
+    projects = Project.objects.in_bulk([project for _, project, _ in required if project is not None])
+    for (team, project, action), (budget, spent) in required.items():
+        close_budget_gate(
+            action=action,
+            numbers={
+                "limit": str(budget.amount),
+                "spent": str(round_amount(spent)),
+                "month": budget.month.isoformat(),
+                "measure": budget.measure,
+                **({} if budget.period == BudgetPeriod.MONTH else {"period": budget.period}),
+                **({"cost_centre": budget.cost_centre} if budget.cost_centre else {}),
+            },
+            until=period_end(budget.period, budget.month),
+            now=now,
+            team=None if team is None else teams[team],
+            project=None if project is None else projects[project],
+        )
+    for budget, _ in exhausted:
+        if budget.action == BudgetAction.STOP_RUNNING:
+            for team, project in _gate_owners(budget, centres):
+                stop_running_work(team=team, project=project, now=now)
+    _open_unneeded_gates(set(required))
+
+
+def _gate_action(budget: Budget) -> str:
+    """Return the gate that a budget closes. A budget that stops running work also refuses new work."""
+    if budget.action == BudgetAction.STOP_RUNNING:
+        return BudgetGate.Action.REFUSE_NEW
+    return budget.action
+
+
+def _gate_owners(budget: Budget, centres: dict[int, str]) -> list[tuple[int | None, int | None]]:
+    """Return the owners of the gates of a budget, as pairs of team id and project id.
+
+    The budget of a cost centre closes a gate for each project that it pays for now. ``centres`` has the cost
+    centre of each project id.
+    """
+    if not budget.cost_centre:
+        return [(budget.team_id, budget.project_id)]
+    return [(None, project) for project, code in sorted(centres.items()) if code == budget.cost_centre]
+
+
+def _record_alerts(budget: Budget, spent: Decimal, forecast: BudgetForecast | None, now: datetime) -> int:
+    """Record an alert for each threshold that was passed for the first time. Return the number of new alerts.
+
+    A forecast above the budget is also recorded, as a forecast of 100 percent.
+    """
+    passed = [
+        (step, False) for step in ALERT_PERCENTS if spent * 100 >= budget.amount * step and budget.amount > 0
+    ]
+    if forecast is not None and budget.amount > 0 and spent < budget.amount < forecast.expected:
+        passed.append((USED_UP_PERCENT, True))
+    new = [
+        BudgetAlert.objects.get_or_create(
+            budget=budget,
+            percent=step,
+            forecast=is_forecast,
+            defaults={"spent": round_amount(spent, MICRO), "at": now},
+        )[1]
+        for step, is_forecast in passed
+    ]
+    reached = max((step for step, is_forecast in passed if not is_forecast), default=0)
+    Budget.objects.filter(pk=budget.pk).exclude(notified_percent=reached).update(notified_percent=reached)
+    return sum(new)
+
+
+@transaction.atomic
+def _open_unneeded_gates(required_gates: set[GateKey]) -> None:
+    """Open every closed gate that is not in ``required_gates``: (team id, project id, action).
+
+    The budget of such a gate is no longer exhausted, because the budget changed or its period is over.
+    """
+    gates = BudgetGate.objects.values_list("team", "project", "action")
+    for team, project, action in set(gates) - required_gates:
+        open_budget_gate(
+            action=action,
+            team=Team.with_removed.filter(pk=team).first(),
+            project=Project.objects.filter(pk=project).first(),
+        )

@@ -1,0 +1,34 @@
+"""Calculate the periods of budgets. A period is a calendar month, quarter or year, named by its first day."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+
+MONTHS_PER_PERIOD = {"month": 1, "quarter": 3, "year": 12}
+
+
+def period_of(period: str, day: date) -> date:
+    """Return the first day of the month, quarter or year that contains ``day``."""
+    length = MONTHS_PER_PERIOD[period]
+    return date(day.year, (day.month - 1) // length * length + 1, 1)
+
+
+def next_period(period: str, first: date) -> date:
+    """Return the first day of the period that follows the one that begins at ``first``."""
+    return _add_months(first, MONTHS_PER_PERIOD[period])
+
+
+def previous_period(period: str, first: date) -> date:
+    """Return the first day of the period before the one that begins at ``first``."""
+    return _add_months(first, -MONTHS_PER_PERIOD[period])
+
+
+def period_end(period: str, first: date) -> datetime:
+    """Return the end of the period: the start of the next one in UTC."""
+    following = next_period(period, first)
+    return datetime(following.year, following.month, 1, tzinfo=UTC)
+
+
+def _add_months(first: date, months: int) -> date:
+    number = first.year * 12 + first.month - 1 + months
+    return date(number // 12, number % 12 + 1, 1)

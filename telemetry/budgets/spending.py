@@ -1,0 +1,82 @@
+"""Read the spending of teams, projects and cost centres: of a period, and of each day."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+from django.db.models import Q, Sum
+from django.db.models.functions import TruncDate
+
+from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
+from telemetry.core.amounts import ZERO
+from telemetry.core.charge_model import CHARGED_BUCKETS
+from telemetry.models import Budget, BudgetMeasure, Charge
+
+DailySpend = dict[date, float]
+
+
+@dataclass(frozen=True)
+class SpendScope:
+    """The owner of spending: a team or a project by id, or a cost centre by code. Exactly one is given."""
+
+    team: int | None = None
+    project: int | None = None
+    cost_centre: str = ""
+
+
+def scope_of(budget: Budget) -> SpendScope:
+    """Return the owner of the spending that a budget limits."""
+    return SpendScope(budget.team_id, budget.project_id, budget.cost_centre)
+
+
+def period_spend(scope: SpendScope, measure: str, start: date, end: date) -> Decimal:
+    """Return the charged money or GPU-hours on the statements of the months in ``[start, end)``.
+
+    ``measure`` is a value of BudgetMeasure.
+    """
+    lines = Charge.objects.filter(month__gte=start, month__lt=end, bucket__in=CHARGED_BUCKETS)
+    lines = lines.filter(_scope_filter([scope]))
+    if measure == BudgetMeasure.GPU_HOURS:
+        return Decimal(lines.aggregate(total=Sum("slot_seconds"))["total"] or 0) / SLOT_SECONDS_PER_GPU_HOUR
+    return lines.aggregate(total=Sum("charged"))["total"] or ZERO
+
+
+def daily_spend(
+    scopes: Collection[SpendScope], measure: str, since: datetime
+) -> dict[SpendScope, DailySpend]:
+    """Return the charged money or GPU-hours of each day (UTC) since a time, for each scope.
+
+    A correction counts on the day that it corrects. Runs one query.
+    """
+    column = "slot_seconds" if measure == BudgetMeasure.GPU_HOURS else "charged"
+    rows = (
+        Charge.objects.filter(_scope_filter(scopes), start__gte=since, bucket__in=CHARGED_BUCKETS)
+        .annotate(day=TruncDate("start", tzinfo=UTC))
+        .values_list("team_id", "project_id", "cost_centre", "day")
+        .annotate(total=Sum(column))
+        .order_by("day")
+    )
+    unit = SLOT_SECONDS_PER_GPU_HOUR if measure == BudgetMeasure.GPU_HOURS else 1
+    found: dict[SpendScope, DailySpend] = {scope: defaultdict(float) for scope in scopes}
+    for team, project, cost_centre, day, total in rows:
+        for scope in owners_of(team, project, cost_centre):
+            if scope in found:
+                found[scope][day] += float(total) / unit
+    return found
+
+
+def owners_of(team: int | None, project: int | None, cost_centre: str) -> list[SpendScope]:
+    """Return the scopes to which spending of a team, a project and a cost centre belongs."""
+    return [SpendScope(team=team), SpendScope(project=project), SpendScope(cost_centre=cost_centre)]
+
+
+def _scope_filter(scopes: Collection[SpendScope]) -> Q:
+    return (
+        Q(team__in={scope.team for scope in scopes if scope.team is not None})
+        | Q(project__in={scope.project for scope in scopes if scope.project is not None})
+        | Q(cost_centre__in={scope.cost_centre for scope in scopes if scope.cost_centre})
+    )

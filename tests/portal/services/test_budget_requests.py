@@ -1,0 +1,112 @@
+"""Test requests for another budget: a lead asks, finance decides."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from typing import Any
+
+import pytest
+
+from portal import policy
+from portal.errors import Invalid, NotAllowed
+from portal.models import Notification, Submission
+from portal.notices import delivery
+from portal.services.approvals import decisions, effects
+from portal.services.approvals.budget_requests import request_budget
+from scheduler.core.rejection import OperationRejected
+from telemetry.models import Budget
+from tests.world import World
+
+pytestmark = pytest.mark.django_db
+MARCH = date(2026, 3, 1)
+
+
+def ask(world: World, **changes: Any) -> Submission:
+    """Request a budget of 500.00 for Vision in March."""
+    fields: dict[str, Any] = {
+        "actor": world.vision.lead,
+        "team": world.vision.team,
+        "month": MARCH,
+        "amount": "500",
+        "why": "a deadline",
+        "now": world.now,
+    }
+    return request_budget(**(fields | changes))
+
+
+def test_finance_approves_another_budget_and_its_action_stays(world: World) -> None:
+    budget = Budget.objects.create(team=world.vision.team, month=MARCH, amount="100", action="refuse_new")
+    row = ask(world)
+    budget.refresh_from_db()
+    assert budget.amount == 100, "nothing changes before the decision"
+    decisions.approve_submission(actor=world.finance, submission=row, now=world.now)
+    budget.refresh_from_db()
+    assert (budget.amount, budget.action, row.state) == (500, "refuse_new", "approved")
+
+
+def test_finance_may_approve_another_amount(world: World) -> None:
+    row = ask(world, period="year", month=date(2026, 1, 1))
+    decisions.approve_submission(
+        actor=world.finance, submission=row, changes={"amount": "450.00"}, now=world.now
+    )
+    budget = Budget.objects.get()
+    assert (budget.amount, budget.period, budget.action) == (450, "year", "notify")
+    with pytest.raises(Invalid, match="amount"):
+        decisions.approve_submission(
+            actor=world.finance,
+            submission=ask(world),
+            changes={"amount": "1.001"},
+            now=world.now,
+        )
+
+
+def test_only_a_lead_asks_and_only_finance_decides(world: World) -> None:
+    for person in (world.vision.member, world.operator, world.finance, world.language.lead):
+        with pytest.raises(NotAllowed):
+            ask(world, actor=person)
+    row = ask(world)
+    for person in (world.operator, world.vision.lead, world.auditor):
+        with pytest.raises(NotAllowed):
+            decisions.approve_submission(actor=person, submission=row, now=world.now)
+    assert row in policy.visible_submissions(world.finance)
+
+
+def test_a_second_request_for_the_same_budget_is_refused_while_one_waits(world: World) -> None:
+    ask(world)
+    with pytest.raises(OperationRejected) as refused:
+        ask(world, amount="600")
+    assert refused.value.code == "budget_request_waits"
+    ask(world, measure="gpu_hours")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"month": date(2026, 2, 1)},
+        {"period": "quarter"},
+        {"period": "week"},
+        {"amount": "-1"},
+        {"amount": "1.001"},
+        {"measure": "watts"},
+    ],
+)
+def test_a_request_with_a_wrong_value_is_refused(world: World, wrong: dict[str, Any]) -> None:
+    with pytest.raises(Invalid):
+        ask(world, **wrong)
+
+
+def test_the_effect_names_the_present_budget(world: World) -> None:
+    row = ask(world)
+    assert "has no such budget now" in effects.approval_effect(row, world.now)["sentence"]
+    Budget.objects.create(team=world.vision.team, month=MARCH, amount="100")
+    sentence = effects.approval_effect(row, world.now)["sentence"]
+    assert sentence == "Vision has 100.00 now, of which 0.00 are spent."
+
+
+def test_finance_is_notified_of_a_request(world: World) -> None:
+    row = ask(world)
+    delivery.write_notices(world.now + timedelta(minutes=1))
+    notices = Notification.objects.filter(kind="approval_wanted")
+    assert {notice.user for notice in notices} == {world.finance}
+    assert "a budget of 500.00 for March 2026" in str(notices[0].numbers)
+    assert row.state == "waiting"
