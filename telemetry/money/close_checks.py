@@ -56,7 +56,7 @@ def close_checks(month: date) -> list[dict[str, Any]]:
         ),
         _check_result(
             "every charged line has a cost centre",
-            not any(unmapped.values()),
+            not unmapped,
             unmapped,
         ),
         _check_result(
@@ -84,10 +84,8 @@ def _names_without_cost_centre(month: date) -> dict[str, list[str]]:
     lines = lines.exclude(corrections__reversal=True)
     projects = lines.exclude(project=None).values_list("project__name", flat=True)
     pools = lines.filter(project=None).values_list("pool__name", flat=True)
-    return {
-        "unmapped projects": sorted(set(projects.order_by()))[:MAX_NAMES],
-        "unmapped dedicated pools": sorted(set(pools.order_by()))[:MAX_NAMES],
-    }
+    found = {"unmapped projects": set(projects.order_by()), "unmapped dedicated pools": set(pools.order_by())}
+    return {kind: sorted(names)[:MAX_NAMES] for kind, names in found.items() if names}
 
 
 def _check_result(condition: str, ok: bool, figures: dict[str, Any]) -> dict[str, Any]:

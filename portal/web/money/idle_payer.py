@@ -46,6 +46,7 @@ def idle_payer(request: HttpRequest, month: str) -> HttpResponseBase:
         "closed": closed,
         "present": present,
         "payers": money_pages.IDLE_PAYERS,
+        "headings": money_pages.IDLE_PAYER_HEADINGS,
         "operator": money_pages.IDLE_SHARE_OF_OPERATOR,
         "effects": [] if closed else reads.idle_payer_effects(first_day),
         "may_change": policy.may(user, "statement.close") and not closed,

@@ -30,4 +30,5 @@ IDLE_PAYERS = {
     "guarantee": "Teams, by their guarantees of the month",
     "use": "Teams, by their charged use",
 }
-IDLE_SHARE_OF_OPERATOR = "the operator"
+IDLE_PAYER_HEADINGS = {"operator": "Operator pays", "guarantee": "By guarantee", "use": "By use"}
+IDLE_SHARE_OF_OPERATOR = "Operator"

@@ -97,7 +97,8 @@ def test_no_table_or_choice_is_cut_off_on_a_phone(world: World, live_server: Any
     pages = [reverse(name) for name in ("approvals", "health-rules", "fleet", "queue", "calendar", "budgets")]
     january = f"{reverse('chargeback')}?month=2026-01"
     job = Workload.objects.get()
-    for address in (*pages, january, f"{january}&by=person", f"{january}&workload={job.pk}"):
+    idle = reverse("idle-payer", args=["2026-01"])
+    for address in (*pages, idle, january, f"{january}&by=person", f"{january}&workload={job.pk}"):
         page.goto(f"{live_server.url}{address}")
         page.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
         assert page.evaluate(CUT) == [], address
