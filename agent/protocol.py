@@ -2,9 +2,12 @@
 
 The edge is the server process that agents connect to. The agent connects to ``/agent/v1/sync`` with
 ``Authorization: Bearer <credential>``. The server identifies the host by the credential, never by a message.
-Frames carry states, not changes. Each ``Observed`` carries the whole observed state of the host. Each
-``Desired`` carries the whole desired state of the host. A lost, duplicated, late or reordered frame therefore
-does no harm.
+
+``Observed`` and ``Desired`` carry states, not changes. Each ``Desired`` carries the whole desired state of
+the host. Each ``Observed`` carries the whole observed state, except that ``homes`` and ``strays`` are None
+while they are unchanged. If an ``Observed`` or ``Desired`` is lost or repeated, the next one corrects the
+state. The agent sends the strays again on each new connection. A lost measurement of the homes is replaced by
+the next measurement. Samples and hardware events are sent again until the server has confirmed them.
 
 Frames up:   Observed, SampleBatch, LogChunk, Health, Proof        Frames down: Desired, Refused
 
@@ -14,8 +17,9 @@ The traffic of workspaces (notebooks) uses separate connections. The agent dials
 connection. The edge sends one ``StreamOpen`` text frame that names the run. Then both sides relay binary
 frames to and from the run's unix socket until either side closes.
 
-This module imports no third-party package, because the server imports it and the agent installs without the
-server. ``decode`` and ``parse`` raise ProtocolError, which names the field, the value and the allowed values.
+The server imports this module too. It imports no third-party package, because the agent is installed without
+the server's packages. ``decode`` and ``parse`` raise ProtocolError, which names the field, the value and the
+allowed values.
 """
 
 from __future__ import annotations
@@ -137,7 +141,7 @@ class RunSeen:
     exit_code: int | None = None
     started_at: float | None = None  # seconds since the epoch
     ended_at: float | None = None
-    checkpoint_at: float | None = None  # time of the last acknowledged checkpoint
+    checkpoint_at: float | None = None  # time of the last checkpoint that the workload reported as done
     activity: dict[str, Any] = field(
         default_factory=dict
     )  # activity of a notebook, with the keys of agent/notebook/activity_probe.py
@@ -183,7 +187,10 @@ class HomesSeen:
 
 @dataclass(frozen=True, slots=True)
 class StraySeen:
-    """A process on a GPU that is not part of the run that holds the GPU, or a process on a free GPU."""
+    """A process that uses a GPU although it is not part of the run that holds this GPU.
+
+    A process on a GPU that no run holds is a stray too.
+    """
 
     gpu: str  # uuid
     pid: int
@@ -263,7 +270,9 @@ class MemberWanted:
 
 @dataclass(frozen=True, slots=True)
 class GangWanted:
-    """Describes a gang, a run that uses several hosts. Each host of the gang gets these facts.
+    """Describes a gang: the runs of one attempt of a workload, one run on each of several hosts.
+
+    Each host of the gang gets these facts, with its own ``rank``.
 
     An agent that does not support gangs starts its part of the run without waiting for ``go``.
     """
@@ -342,7 +351,9 @@ class Desired:
 
     version: int
     host: str
-    lease_seconds: float  # if the agent receives no frame for this long, the shims stop the workloads
+    # Length of the lease. It begins when the agent sent the Observed frame ``answers``. If it expires, the
+    # shims stop the workloads.
+    lease_seconds: float
     runs: list[RunWanted]
     committed_sequence: int = 0  # sample batches up to this one are in the database; the agent deletes them
     streams: int = 0  # number of idle stream connections to keep ready
@@ -432,7 +443,8 @@ class Proof:
 class Refused:
     """A rejection by the server.
 
-    The reasons are an unknown version, a revoked credential or a second agent for the same host.
+    Examples of reasons: an unknown version, a revoked credential, a second agent for the same host, or a
+    database that is unavailable. ``retry`` is True if the agent may connect again.
     """
 
     reason: str
@@ -470,7 +482,10 @@ class JoinAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RenewRequest:
-    """Body of ``POST /agent/v1/renew``. The bearer token is the host's last credential, even if expired.
+    """Body of ``POST /agent/v1/renew``. The bearer token is the host's last credential.
+
+    This credential must have expired: a valid credential is renewed over the sync connection. If it was never
+    used, the credential before it is accepted too.
 
     A renewal has two requests. The first has an empty ``challenge`` and asks the server for one. The second
     has the server's challenge and its signature.

@@ -34,7 +34,10 @@ def grant_program_role(connection: psycopg.Connection[Any], role: str) -> None:
 
 
 def main() -> None:
-    """Grant the privileges to the user in the database URL that is the first argument."""
+    """Grant the privileges to the user in the database URL that is the first argument.
+
+    Do nothing if this user is the owner role, which has all privileges.
+    """
     role = unquote(urlsplit(sys.argv[1]).username or "")
     with psycopg.connect(os.environ["DATABASE_URL"]) as connection:
         owner = connection.execute("SELECT current_user").fetchone()

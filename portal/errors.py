@@ -1,4 +1,7 @@
-"""Define the errors of services. Pages show them next to their fields; the API maps them to 4xx responses.
+"""Define the errors of services.
+
+A form shows the messages of ``Invalid`` next to their fields, or above the form if it has no such field. The
+API answers with the HTTP status of the error, which is a 4xx status.
 
 Another error, ``scheduler.core.rejection.OperationRejected``, means that the present state does not allow the
 request.

@@ -57,7 +57,7 @@ MIG_PROFILES: tuple[tuple[int, int, tuple[int, ...]], ...] = (
 
 
 class SimulationError(ValueError):
-    """An argument describes an impossible host. The message names the allowed values."""
+    """An argument has an invalid syntax or describes an impossible host. The message names the argument."""
 
 
 def parse_models(text: str) -> list[str]:

@@ -81,7 +81,8 @@ def enter_workload(spec: dict[str, Any]) -> None:
 
     - ``cgroup_procs``: the files of control groups into which the process writes its pid.
     - ``network``: the path of the network namespace to enter.
-    - ``stage``: the folders to mount below ``stage_at``, visible only to this process and its children.
+    - ``stage``: the files and folders to mount below ``stage_at``. Only this process and its children see
+      them there.
     - ``user``: the uid and gid to switch to permanently, without supplementary groups.
     - ``own_sockets``: True to block abstract sockets of processes other than this one and its children.
     - ``known_families``: True to allow only the socket families of ``agent.shim.socket_filter``.

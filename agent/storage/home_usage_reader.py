@@ -14,7 +14,9 @@ from agent.storage import home_usage
 
 log = logging.getLogger("agent.storage.home_usage_reader")
 
-KILL_WAIT_SECONDS = 2.0  # longest wait for the end of a killed process; it may hang in a file system
+# Longest wait for the end of the killed process after this task was cancelled. The process may hang in a file
+# system.
+KILL_WAIT_SECONDS = 2.0
 MEASURE_TIMEOUT_SECONDS = home_usage.ROUND_TIMEOUT_SECONDS + 2 * home_usage.HOME_TIMEOUT_SECONDS
 RETRY_SECONDS = 5.0  # time until the next call, while another host measures these homes for the first time
 

@@ -108,13 +108,14 @@ class InvariantChecker:
     def check_final(self) -> None:
         """Check the state at the end, after everything was cancelled.
 
-        Nothing may be held, queued, running or reserved.
+        Every workload and every process must have ended. No run, allocation, command, bound unit or earmarked
+        unit may be left, agents may remember no runs, and every host must be trusted.
         """
         for sentence in self.left():
             self.broken(sentence)
 
     def left(self) -> Iterator[str]:
-        """Yield a sentence for everything that is still held, queued, running or reserved."""
+        """Yield a sentence for each violation of the conditions of ``check_final``."""
         for machine in self.world.machines:
             for shim in machine.living:
                 yield f"{shim.wanted.command} still lives on {machine.name}: its stop was lost"

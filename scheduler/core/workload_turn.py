@@ -38,9 +38,10 @@ class WorkloadTurn:
 
     The planner calls it for one workload after another. It remembers the asks that did not fit.
 
-    A time class says how long a workload runs in comparison with the times from which units are promised to
-    others. Workloads of one time class may take the same units. A unit is earmarked for a workload if it was
-    freed, or is being freed, by evictions for this workload.
+    Some free units are promised to other work from a future time on. A time class says how early these
+    promises may begin on the units of a workload; this depends on its runtime. Workloads of one time class
+    may take the same free units (see ``availability.time_class``). A unit is earmarked for a workload if it
+    was freed, or is being freed, by evictions for this workload.
     """
 
     def __init__(self, state: PoolState, order: TurnOrder, refusals: RefusalRecorder) -> None:
@@ -108,16 +109,17 @@ class WorkloadTurn:
     def was_requeued(self, queued: QueuedWorkload) -> bool:
         """Return True if the planner will decide about the workload a second time in this cycle.
 
-        This happens if the workload would borrow units now. Other teams' work that is guaranteed these units
-        comes first.
+        This happens if the workload would borrow units now. Work of other teams comes first if their
+        guarantees cover these units.
         """
         return self.order.requeued
 
     def _leaves_spare_capacity(self, queued: QueuedWorkload, units: list[int]) -> bool:
         """Return True if the pool's spare capacity allows the workload to take these units.
 
-        Spare capacity is slots that the pool keeps free for critical work. Either the workload may use it, or
-        enough slots stay free after it has taken the units.
+        Spare capacity is slots that the pool keeps free for critical work. The result is True if the workload
+        may use it, if enough slots stay free after it has taken the units, or if none of these units counts
+        as free, because they are all earmarked for the workload.
         """
         state = self.state
         if may_use_spare(queued):
@@ -126,9 +128,14 @@ class WorkloadTurn:
         return taken == 0 or state.free_slots - taken >= state.policy.spare_slots
 
     def _choose_free_units(self, queued: QueuedWorkload, kind: int) -> list[int] | None:
-        """Return free units of one kind for the workload, or None if it does not fit.
+        """Return available units of one kind for the workload, or None if it does not fit.
 
-        An ask that does not fit is remembered, so that equal asks are not tried again.
+        Available units are free units whose promises to other work begin late enough. Work inside a
+        reservation may take only the reservation's units. Work with earmarked units may take these too.
+
+        An ask that does not fit is remembered for its time class, so that equal asks are not tried again. It
+        is remembered for every time class if it would not even fit on all free units. Nothing is remembered
+        for work inside a reservation, work with earmarked units, or time-sliced shares.
         """
         state, ask = self.state, queued.ask
         if not state.can_use_shared_counts(queued):
@@ -154,7 +161,7 @@ class WorkloadTurn:
     def _choose_free_units_within(
         self, queued: QueuedWorkload, kind: int, allowed_units: Mask
     ) -> list[int] | None:
-        """Return free units of one kind among ``allowed_units``, or None if the workload does not fit there.
+        """Return available units of one kind that are in ``allowed_units``, or None if there are too few.
 
         A failure is not remembered, because the ask may fit on other units.
         """
@@ -190,8 +197,8 @@ class WorkloadTurn:
     def _start(self, queued: QueuedWorkload, kind: int, units: list[int], room: Headroom) -> None:
         """Record the placement.
 
-        Also subtract its slots from the headroom of its team and user, which are slots below a limit that are
-        reserved for work ahead in the queue.
+        Unless the workload runs inside a reservation, also subtract its slots from the headroom of its team
+        and of its user. Headroom is slots below a limit that are reserved for work ahead in the queue.
         """
         state = self.state
         until = state.now + queued.max_runtime_seconds
@@ -245,7 +252,8 @@ class WorkloadTurn:
             return True
         if queued.id in self.state.workloads_with_earmarks and queued.id not in self.state.evicting_for:
             self.state.release_earmarks(queued)
-            # Only here units become free again within a cycle, so asks may fit now that did not fit before.
+            # Only here do units become free again within a cycle. So asks that did not fit before may fit
+            # now.
             self._does_not_fit.clear()
             self._fits_nowhere.clear()
             self._not_soon_free.clear()
@@ -362,11 +370,15 @@ class WorkloadTurn:
         self.order.note_unplaced(queued, self._skip_scope(queued))
 
     def _skip_scope(self, queued: QueuedWorkload) -> SkipScope:
-        """Return which equal workloads can be skipped in this cycle after this workload was refused.
+        """Return which other members of the workload's equivalence class cannot start either.
 
-        Equal workloads (one equivalence class) differ only in their times. None is skipped if refusals are
-        explained, if units could be held for one of them, or if one of them could evict work that this
-        workload may not evict.
+        They can be skipped in this cycle. The members of a class differ only in their times and in the work
+        that evicted them. None is skipped if one of these conditions holds:
+
+        - Refusals are explained, so each member needs its own.
+        - The forecast for this workload may change which units are held.
+        - This workload may not evict the work that evicted it, but another member may evict this work.
+        - This workload does not leave reserved headroom, but another member may end before it is needed.
         """
         if self.refusals.explain:
             return SkipScope.NONE

@@ -90,7 +90,10 @@ class CycleRecorder:
 
     @transaction.atomic
     def write(self, prepared: PreparedRecording, now: datetime) -> Recording:
-        """Write the recording in at most two statements, inside the transaction of the decisions."""
+        """Write the recording in a savepoint of the transaction of the decisions.
+
+        A failure rolls back only the recording. Besides the savepoint, this takes at most two statements.
+        """
         fresh = [
             RecordingPart(digest=digest, body=body, used_at=now) for digest, body in prepared.bodies.items()
         ]
@@ -143,8 +146,8 @@ def recording_file_text(pk: int) -> str:
 def prune_recordings(before: datetime, most: int = 5_000) -> int:
     """Delete up to ``most`` recordings made before ``before``. Return the number of deleted recordings.
 
-    If no such recording remains, the parts that only deleted recordings used are deleted as well. A part that
-    was used shortly before ``before`` is kept until a later call.
+    If fewer than ``most`` recordings were found, none remains. Then the parts that only deleted recordings
+    used are deleted as well. A part that was used shortly before ``before`` is kept until a later call.
     """
     old = list(Recording.objects.filter(at__lt=before).order_by("at").values_list("pk", flat=True)[:most])
     Recording.objects.filter(pk__in=old).delete()

@@ -24,7 +24,8 @@ def predict_runtime_seconds(
 ) -> int:
     """Return the predicted runtime in seconds, from 1 to ``max_runtime_seconds``.
 
-    The prediction is the first of these values that has enough finished jobs:
+    Similar jobs have the same team, pool and size class, and a similar runtime limit. The prediction is the
+    first of these values that has enough finished jobs:
 
     1. the median runtime of similar jobs of the user;
     2. the median runtime of similar jobs of the team;
@@ -49,7 +50,7 @@ def _finished(pool: Pool) -> QuerySet[Workload]:
 
 
 def _similar(pool: Pool, team: Team, total_units: int, limit: int) -> QuerySet[Workload]:
-    """Return finished jobs of the team with the same size and a similar time limit."""
+    """Return finished jobs of the team in the pool that have the same size class and a similar limit."""
     smallest, end = size_class(total_units)
     least, greatest = similar_limits(limit)
     return (

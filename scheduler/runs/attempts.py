@@ -37,7 +37,8 @@ MIN_ALLOCATION_PERIOD = timedelta(microseconds=1)  # an empty range would lose i
 def advance_run(run: Run, new: RunState, at: datetime) -> bool:
     """Move a run forward to starting, running or stopping.
 
-    Return False if the run is already in the state ``new`` or in a later state.
+    Return False if nothing was changed. Then the run is already in the state ``new`` or in a later state, or
+    another process has changed its row.
     """
     old = RunState(run.state)
     if RUN_STATE_RANK[new] <= RUN_STATE_RANK[old] or new == RunState.ENDED:
@@ -60,8 +61,9 @@ def end_run(
 ) -> bool:
     """End a run and free its slots. ``at`` is the time at which no process of the run was left.
 
-    A time outside the range from the placement to ``now`` is moved into this range. ``gpu_events`` are the
-    codes of the hardware events that made the run fail. Return False if the run had already ended.
+    ``at`` is limited to the range from just after the placement (MIN_ALLOCATION_PERIOD) to ``now``.
+    ``gpu_events`` are the codes of the hardware events that made the run fail. Return False if the run had
+    already ended, or if another process has changed its row.
     """
     at = min(max(at, run.placed_at + MIN_ALLOCATION_PERIOD), max(now, run.placed_at + MIN_ALLOCATION_PERIOD))
     outcome = outcome if gpu_events else _own_outcome(run, outcome)
@@ -105,9 +107,9 @@ def _charge_code(run: Run, outcome: str) -> str:
 
     If the run finished, was lost or could not be set up on its host, the code is the run's outcome. Otherwise
     it is the code of the last command that has a code, or the outcome if there is no such command. So the
-    run's reaction to a stop command does not change who pays. For example, a job that ignores its owner's
-    cancellation until it is killed was not preempted. A job that ends without a checkpoint after its eviction
-    was preempted.
+    run's reaction to a stop command does not change who pays, unless the run finishes. For example, a job
+    that ignores its owner's cancellation until it is killed is charged by the code of the cancellation. A job
+    that ends without a checkpoint after its eviction is charged by the code of the eviction.
     """
     if outcome == ReasonCode.FINISHED or outcome in (*LOST_CODES, *HOST_SETUP_CODES):
         return outcome
@@ -159,9 +161,9 @@ def _note_progress(workload: Workload, runs: Sequence[Run], now: datetime) -> No
 def _set_stop_deadline(workload: Workload, runs: Sequence[Run], now: datetime) -> dict[str, datetime]:
     """Return the column ``gone_by`` for a workload that stops without a command of the server.
 
-    ``gone_by`` is the time by which the workload has stopped. A workload stops without a command at the time
-    limit that its host enforces, or after another member of its gang ended. Return an empty dict if
-    ``gone_by`` is already set.
+    ``gone_by`` is the time by which the workload has stopped. This is the case if a run begins to stop by
+    itself, for example at the time limit that its host enforces, or if one member of the gang failed and the
+    others are stopped. Return an empty dict if ``gone_by`` is already set.
     """
     if workload.gone_by is not None:
         return {}
@@ -211,8 +213,9 @@ def attempt_outcomes(attempts: Collection[Sequence[Run]]) -> list[tuple[Run, str
     """Return a pair for each attempt: the ended run that explains the attempt's end, and the outcome.
 
     The outcome of the attempt is the outcome of this run, with one exception. If the run is a gang member
-    that lost a GPU, the outcome of the attempt is GPU_ERROR. The run itself may have another outcome, because
-    another member failed first. Retries and pages use the outcome of the attempt.
+    that lost a GPU, and its own outcome is not in LOST_CODES, the outcome of the attempt is GPU_ERROR. The
+    run's own outcome may differ, because another member had ended before it. Retries and pages use the
+    outcome of the attempt.
 
     The function takes at most three queries, and no query for work on one host. In addition, the workloads of
     the runs are loaded if they are not loaded yet.
@@ -237,8 +240,9 @@ def _reservation_is_over(workload: Workload, now: datetime) -> bool:
 def _avoided_hosts(workload: Workload, runs: Sequence[Run], now: datetime) -> dict[str, object]:
     """Return the columns that list the hosts to avoid in the next attempt.
 
-    These are the hosts on which this attempt could not start or ran low on disk. Hosts of earlier attempts
-    stay in the list until ``avoids_until``.
+    These are the hosts on which this attempt could not start or ran low on disk. Return an empty dict if
+    there are none. Hosts of earlier attempts are kept if ``avoids_until`` has not passed; ``avoids_until`` is
+    then extended for all hosts. If there are more than MAX_AVOIDED_HOSTS, the oldest are dropped.
     """
     failed = [run.host_id for run in runs if run.outcome in AVOID_HOST_CODES]
     if not failed:
@@ -304,9 +308,9 @@ def _requeue(
 
 
 def _gpu_event_numbers(run: Run) -> dict[str, object]:
-    """Return the run's GPU events as numbers of the reason.
+    """Return the run's GPU events as the value ``event`` of the reason's sentence.
 
-    The sentence that explains the run's outcome contains them.
+    Return an empty dict if there are none.
     """
     return {"event": ", ".join(run.gpu_events)} if run.gpu_events else {}
 
@@ -332,7 +336,11 @@ def _failed_host_count(workload: Workload) -> int:
 
 
 def failed_immediately(run: Run) -> bool:
-    """Return True if the run ended so soon after its start that its host is the likely cause."""
+    """Return True if the run ended so soon that its host may be the cause.
+
+    The run must have ended within IMMEDIATE_FAILURE_PERIOD after it began to run, or after its placement if
+    it never ran.
+    """
     return (
         run.ended_at is not None
         and run.ended_at - (run.running_at or run.placed_at) <= IMMEDIATE_FAILURE_PERIOD

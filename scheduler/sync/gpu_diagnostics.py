@@ -1,8 +1,10 @@
 """Request diagnostics of GPUs, send them to hosts, and act on the results.
 
-A quarantined GPU is diagnosed when no workload holds it. A GPU that passes returns to service. A GPU that
-fails is taken out of service until an operator returns it. A GPU in service is diagnosed only while it is
-idle. The host interrupts this diagnostic if work is to start on the GPU.
+In pools with ``diagnose_after_quarantine``, a quarantined GPU is diagnosed when no workload holds it. A GPU
+that passes returns to service. A GPU that fails is taken out of service until an operator returns it.
+There is one exception: a GPU in service stays there if too many GPUs of its pool were taken out shortly
+before. A GPU in service is diagnosed only while it is idle. The host interrupts this diagnostic if work is to
+start on the GPU.
 """
 
 from __future__ import annotations
@@ -42,10 +44,16 @@ OPEN_DIAGNOSTIC_STATES = (DiagnosticState.WANTED, DiagnosticState.RUNNING)
 # offline for a short time.
 DIAGNOSTIC_ANSWER_MARGIN = timedelta(seconds=120)
 DIAGNOSTIC_RETRY_AFTER = timedelta(minutes=10)  # time from a stopped diagnostic to the next try
-MAX_DIAGNOSTIC_TRIES = 3  # tries for each quarantine; afterwards an operator has to check the GPU
-PERIODIC_SHARE = 8  # at most one in 8 GPUs of a pool is diagnosed at once; one GPU is always allowed
+# Tries for each quarantine of a GPU, or for each time its host is closed after failed attempts. Afterwards an
+# operator has to check the GPU.
+MAX_DIAGNOSTIC_TRIES = 3
+# The limit for periodic diagnostics is one in 8 GPUs of the pool, but at least one GPU. No new one begins
+# while that many GPUs have an open diagnostic.
+PERIODIC_SHARE = 8
 TAKE_OUT_WINDOW = timedelta(hours=1)
-TAKE_OUT_SHARE = 8  # at most one in 8 GPUs of a pool is taken out within the window; one is always allowed
+# The limit for taking out GPUs in service is one in 8 GPUs of the pool, but at least one GPU. A GPU stays in
+# service while that many other GPUs are out after a diagnostic that failed within the window.
+TAKE_OUT_SHARE = 8
 MAX_CHECKS = 50
 
 
@@ -83,9 +91,10 @@ def request_diagnostic(gpu: Gpu, *, why: Diagnostic.Why, now: datetime) -> Diagn
 
 @transaction.atomic
 def request_host_diagnostics(host: Host, *, why: Diagnostic.Why, now: datetime) -> list[Diagnostic]:
-    """Request a diagnostic of each GPU of a host that no workload holds.
+    """Request a diagnostic of each GPU of a host.
 
-    A host that is quarantined or out has the repair state ``diagnosing`` until all results are known. Raises
+    A GPU that a workload holds, or that cannot be diagnosed for another reason, is skipped. A host that is
+    quarantined or out has the repair state ``diagnosing`` until all results are known. Raises
     OperationRejected if no GPU can be diagnosed.
     """
     fresh = locks.hosts([host.pk])[host.pk]
@@ -216,8 +225,9 @@ def _end(row: Diagnostic, new: DiagnosticState, now: datetime, **facts: object) 
 def _may_take_out_unattended(gpu: Gpu, row: Diagnostic, now: datetime) -> bool:
     """Return True if a GPU in service may be taken out without an operator.
 
-    The number of such GPUs is limited, because many failures at once are rarely caused by broken GPUs. The
-    cause may be a new driver or a bug.
+    The other GPUs of the pool that failed a diagnostic within TAKE_OUT_WINDOW and are out must be few enough
+    (see TAKE_OUT_SHARE). Many failures at once are rarely caused by broken GPUs. The cause may be a new
+    driver or a bug.
     """
     # The caller has locked the pool. If two hosts report at the same time, the second report is stored after
     # the result of the first report.
@@ -263,7 +273,7 @@ def _finish_host_diagnosis(host_id: int, now: datetime) -> None:
 
 
 def sweep_diagnostics(now: datetime) -> None:
-    """End diagnostics that no host reports, and request diagnostics that are due.
+    """End diagnostics that are overdue or whose host is silent, and request diagnostics that are due.
 
     This function is level-triggered: it reads the rows and does the work that is due.
     """
@@ -313,8 +323,8 @@ def _due_after_quarantine(now: datetime) -> list[Gpu]:
     )
     due = []
     for gpu in _idle_gpus(quarantined).exclude(state_reason=NOT_REPORTED):
-        # The quarantine began after the last other state. A stopped diagnostic returns the GPU to quarantine,
-        # but this does not count as a new quarantine.
+        # The quarantine began after the GPU's last recorded state other than quarantined or diagnosing. A
+        # stopped diagnostic returns the GPU to quarantine, but this does not count as a new quarantine.
         since = (
             GpuStateChange.objects.filter(gpu=gpu)
             .exclude(repair_state__in=(RepairState.QUARANTINED, RepairState.DIAGNOSING))
@@ -353,9 +363,10 @@ def _due_after_trip(now: datetime) -> list[Gpu]:
 
 
 def _due_periodically(pool: Pool, now: datetime) -> list[Gpu]:
-    """Return idle GPUs in service whose last diagnostic is too old.
+    """Return idle GPUs in service that had no result of a diagnostic within the pool's period.
 
-    Return only as many GPUs as may be diagnosed at the same time (PERIODIC_SHARE).
+    GPUs with units bound to a reservation now, GPUs on hosts that take no work, and GPUs with a diagnostic
+    requested within the last hour are left out. Return only as many GPUs as PERIODIC_SHARE still allows.
     """
     period = timedelta(hours=pool.diagnose_every_hours)
     counted = Gpu.objects.filter(host__pool=pool, retired_at=None).aggregate(

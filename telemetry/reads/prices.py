@@ -30,7 +30,7 @@ class CurrentPrices:
     def line(self, pool: int | None, model: str) -> int | None:
         """Return the id of the price in force; None before the first price.
 
-        If ``pool`` is None, return the price for pools without own prices.
+        If ``pool`` is None, return the id of the price for pools without own prices.
         """
         rate = self._card.at(pool, model, self._now)
         return None if rate is None else rate.id

@@ -85,7 +85,9 @@ class AgentProcess:
         return read_count(self.counts, step)
 
     async def after_steps(self, step: str, times: int) -> None:
-        """Wait until the agent has begun and completed `step` `times` more times.
+        """Wait until the agent has completed `step` as often as `times` says.
+
+        Only steps that begin after this call count.
 
         A test calls this before it asserts that the agent did not do something. A sleep would be too short on
         a slow machine.

@@ -1,4 +1,7 @@
-"""Test that each rejection code has a sentence, and that rejections pass the numbers that it names."""
+"""Test that each rejection code has a sentence.
+
+Also test that each rejection passes the numbers that its sentence names.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ def has_sentence(node: ast.expr) -> bool:
 def is_sentence(text: str) -> bool:
     """Return True if the text ends like a sentence or begins like one, and has enough words.
 
-    SQL is not a sentence: its first word is in capitals, and it ends without a full stop.
+    A text that contains "; allowed: " counts as one that ends like a sentence. SQL does not begin like a
+    sentence, because its first or second word is in capitals.
     """
     words = re.findall(r"[^\W\d_][\w'’-]*", text)
     clean = text.strip()
@@ -136,7 +137,10 @@ def page(name: str) -> None:
 
 # Not split: each condition narrows the type of a node for the next one.
 def test_each_text_gets_the_values_that_it_names() -> None:
-    """Check texts with ``{name}``: constants in ``portal/wording`` for which the callers call ``format``."""
+    """Check each call of ``format`` on a constant of ``portal/wording``.
+
+    The call must pass exactly the values that the constant names as ``{name}``.
+    """
     texts = {
         (PurePath(path).stem, name.id): node.value.value
         for path, tree in modules("portal/wording")

@@ -1,8 +1,8 @@
 """Build a good plan, and bugs for the tests of the plan verifier.
 
 A bug is a function that takes (snapshot, plan) and returns them with a change, so that the plan breaks one of
-the promises that the verifier checks. The docstring of a bug describes the change. Firm work is work that may
-not be preempted.
+the promises that the verifier checks. ``BUGS`` has the bugs with a description of each. Firm work is work
+that may not be preempted.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def maintenance(start: int, end: int) -> Bug:
 def reserved_later(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     """Add a reservation of five GPUs of the first host that starts in ten minutes.
 
-    The plan's work still uses these GPUs at that time.
+    At that time, work of the plan and another reservation leave at most four of the eight GPUs for it.
     """
     promise = ReservationInfo(
         11, 1, 1, 1, Ask(5, labels=frozenset({("site", "north")})), NOW + 600, NOW + HOUR

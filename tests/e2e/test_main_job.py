@@ -1,8 +1,9 @@
-"""Test the main job in a browser, from a request to a line on the statement, with a demo and four people.
+"""Test the main workflow in a browser, from a request for GPUs to a line on the statement.
 
-Each step builds on the previous ones, so they run in order in one module.
-Every opened page is checked: no request to another host, no error in the console, no serious violation of
-accessibility (axe).
+The browser shows a demo to four people. Each step builds on the previous ones, so they run in order in one
+module. Requests to other hosts and errors in the console are recorded on every page. ``Person.check`` asserts
+that there were none, and that the present page has no serious violation of accessibility (axe). It is called
+on most pages.
 """
 
 from __future__ import annotations
@@ -562,7 +563,8 @@ def test_6_the_month_adds_up_can_be_downloaded_and_is_closed_permanently(story: 
         assert charged_in_total(page) == total
         table = page.request.get(page.url + "&format=csv")
         assert table.status == 200 and len(table.text().splitlines()) > 2
-    # Drill down to the workloads of a project and their lines: each level sums to the row above.
+    # Drill down to the workloads of a project: each table sums to the row that was opened. Then open the
+    # lines of one workload.
     page.goto(f"{story.demo.url}/chargeback/?month={month}")
     for column in ("Team", "Project", "Workload type", "Workload"):
         row = page.locator(BY + " tbody tr:not(.total)").first
@@ -701,7 +703,7 @@ def test_7_a_host_is_drained_after_a_preview_and_a_planted_xid_cordons_its_host(
 
 
 def host_of_running(page: Page, demo: Demo, name: str) -> str | None:
-    """Return the name of the host on which the workload runs, or None while it waits."""
+    """Return the name of a host of the workload's latest attempt, or None if the workload does not run."""
     row = state_of(page, demo, name)
     if row.get("state") not in ("running", "notice"):
         return None

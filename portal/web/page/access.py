@@ -87,7 +87,7 @@ def run_and_redirect(
 ) -> HttpResponseBase:
     """Call a service, then redirect to the page that sent the form, with a success or error message.
 
-    ``to`` is the URL if the page that sent the form is unknown.
+    ``to`` is the URL for the cases in which ``return_url`` finds no page to return to.
     """
     try:
         verb()
@@ -99,7 +99,11 @@ def run_and_redirect(
 
 
 def return_url(request: HttpRequest, otherwise: str) -> str:
-    """Return the URL of the page that sent the form; ``otherwise`` if it is unknown or on another site."""
+    """Return the URL of the page that sent the form.
+
+    Return the argument ``otherwise`` if that page is unknown, is on another site, or has the path of this
+    request.
+    """
     referrer = request.POST.get("next") or request.headers.get("Referer", "")
     if referrer and url_has_allowed_host_and_scheme(
         referrer, {request.get_host()}, require_https=request.is_secure()

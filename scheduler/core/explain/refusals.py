@@ -40,8 +40,8 @@ SHORT_QUEUE_SECONDS = 72 * 3600  # A queue is short if the pool could finish it 
 # For this many workloads of a pool, the forecast computes the expected start. For later workloads,
 # ``DeepQueueEta`` gives a coarser estimate.
 FORECAST_DEPTH = 64
-# If no unit of a kind is held within FORECAST_DEPTH, the forecast tries up to this many later workloads that
-# can use the kind.
+# If no units of a kind are held for the first FORECAST_DEPTH workloads, the forecast also computes the
+# expected start of up to this many later workloads that can use the kind.
 MAX_DEEP_TRIES_PER_KIND = 8
 MAX_BLOCKERS_NAMED = 20
 
@@ -97,7 +97,10 @@ class RefusalRecorder:
             self.deep_queue_eta.note_placed(units, queued.predicted_seconds)
 
     def note_evicted(self, team: int) -> None:
-        """Clear the cached list of a team's work by end, because evicted work ends sooner than expected."""
+        """Clear the cached list of a team's work, which is sorted by expected end.
+
+        Evicted work ends sooner than expected.
+        """
         self._work_by_end.pop(team, None)
 
     def refuse_until_evicted(
@@ -189,7 +192,8 @@ class RefusalRecorder:
     def affects_holds(self, kinds: Sequence[int]) -> bool:
         """Return True if a forecast for this refused workload may change which units are held.
 
-        The units may be held for this workload or for later ones, whose forecasts start from this one.
+        The units may be held for this workload or for a later one, because this workload's units are
+        subtracted from the forecast of later workloads.
         """
         in_forecast_depth = self.forecast_count < FORECAST_DEPTH
         return self.may_hold_units(range(len(self.state.kinds)) if in_forecast_depth else kinds)
@@ -218,10 +222,12 @@ class RefusalRecorder:
             )
 
     def _reserve_headroom(self, queued: QueuedWorkload) -> ReservedHeadroom | None:
-        """Reserve headroom for ``queued`` if it is its team's first workload that waits for quota.
+        """Reserve headroom for ``queued`` if it is its team's first workload that waits for quota of a model.
 
-        Return None if it is not. Work behind ``queued`` may use the reserved slots only if this work ends
-        before ``queued`` can start. Otherwise small workloads of the team could keep it at its limit.
+        The model is that of the first kind of units in the ask. Return None if ``queued`` is not the first,
+        or if it would not get enough slots even after all running work of the team has ended. Work behind
+        ``queued`` that does not end before ``queued`` can start may then use only surplus slots. Otherwise
+        small workloads of the team could keep the team at its limit.
         """
         state, kinds = self.state, self.state.kinds_for(queued.ask)
         key = queued.team, state.kinds[kinds[0]].model
@@ -245,7 +251,8 @@ class RefusalRecorder:
     def _reserve_user_headroom(self, queued: QueuedWorkload) -> ReservedHeadroom | None:
         """Reserve headroom for ``queued`` if it is its user's first workload that waits for the user cap.
 
-        Return None if it is not. Without the reserved slots, smaller jobs of the user could starve it.
+        Return None if it is not, or if it would not get enough slots even after all running work of the user
+        has ended. Without the reserved slots, smaller jobs of the user could starve it.
         """
         state, kinds = self.state, self.state.kinds_for(queued.ask)
         if state.policy.max_slots_per_user is None or queued.reservation is not None:
@@ -406,8 +413,9 @@ class RefusalRecorder:
     def _start_within_limits(self, queued: QueuedWorkload, code: str) -> tuple[int | None, tuple[int, ...]]:
         """Return (time, blockers) of a workload that waits for its team's quota or its user's cap.
 
-        At this time, enough work of the team or user will have ended. The blockers are the ids of this work.
-        The time is None if the end of all this work would not be enough.
+        At this time, enough work of the team or user is expected to have ended for at least one kind of
+        units. The blockers are the ids of this work, without work that this plan started. The time is None if
+        no kind has such a time.
         """
         ends = [self._end_of_own_work(queued, kind, code) for kind in self.state.kinds_for(queued.ask)]
         options = [
@@ -420,9 +428,10 @@ class RefusalRecorder:
     ) -> tuple[int, tuple[int, ...], int] | None:
         """Return (time, blockers, surplus) for one kind of units.
 
-        At this time, enough work of the team (or user) will have ended. The blockers are the ids of this
-        work. The surplus is the number of slots that it releases and that the workload does not need. Return
-        None if the end of all this work would not be enough.
+        At this time, enough work of the team (or user) is expected to have ended. The blockers are the ids of
+        this work, without work that this plan started. The surplus is the number of slots that the work
+        releases and that the workload does not need. Return None if the end of all this work would not be
+        enough, or if no work has to end.
         """
         state = self.state
         model, need = state.kinds[kind].model, state.slots_needed(queued.ask, kind)
@@ -498,8 +507,9 @@ class RefusalRecorder:
     def _start_inside_reservation(self, queued: QueuedWorkload) -> tuple[int | None, tuple[int, ...]]:
         """Return (time, blockers) of a workload that waits for other work inside its reservation.
 
-        At this time, enough work inside the reservation will have ended. The blockers are the ids of this
-        work. The time is None if this is not before the reservation's end.
+        At this time, enough work inside the reservation is expected to have ended. The blockers are the ids
+        of this work. If the reservation has no units yet, the time is now plus the duration of an eviction,
+        without blockers. The time is None if not enough work ends before the reservation's end.
         """
         state = self.state
         reservation = state.reservation_by_id[queued.reservation or 0]

@@ -4,8 +4,11 @@ A slot is a fraction of a GPU. The limits are:
 
 - the quota of the team: its guarantee (slots that it can always have) and how much more it may borrow;
 - the caps on one user and on one workload;
-- headroom: slots below a limit that are reserved for work ahead in the queue;
+- reserved headroom: slots below a limit that are reserved for work ahead in the queue;
 - spare capacity: slots that the pool keeps free for critical work.
+
+The class ``Headroom`` is not reserved headroom. It is the answer to the question whether the team's quota
+allows more slots.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ from scheduler.core.model.waiting_queue import expected_seconds
 
 
 def headroom_for(state: PoolState, queued: QueuedWorkload, kind: int) -> Headroom:
-    """Return whether the team's quota lets the workload start on units of this kind.
+    """Return a ``Headroom`` object: whether the team's quota lets the workload start on units of this kind.
 
-    The Headroom also has the numbers for this answer.
+    The object also has the numbers behind this answer.
 
     Work inside a reservation is always allowed, because its reservation was checked against the quota.
     """
@@ -48,7 +51,8 @@ def within_workload_cap(state: PoolState, queued: QueuedWorkload, kind: int) -> 
 def kinds_within_limits(state: PoolState, queued: QueuedWorkload) -> list[int]:
     """Return the kinds of units that quota and caps allow for the workload, in the ask's order of preference.
 
-    The result is cached for equal asks of a team until the team gets slots.
+    The result is cached for equal requests of a team until the team gets slots. It is not cached for work
+    inside a reservation, or if the pool has a cap on one user.
     """
     ask = state.resolve_ask(queued.ask)
     is_cacheable = queued.reservation is None and state.policy.max_slots_per_user is None
@@ -67,10 +71,11 @@ def kinds_within_limits(state: PoolState, queued: QueuedWorkload) -> list[int]:
 
 
 def leaves_headroom(state: PoolState, queued: QueuedWorkload, kind: int) -> bool:
-    """Return True if the workload may start on a kind without using reserved headroom.
+    """Return True if the workload leaves enough reserved headroom when it starts on a kind.
 
-    Headroom is slots below a limit. It is reserved for work of the same team or user that is ahead in the
-    queue. The check also covers the guarantee that the team's upcoming reservations will need.
+    The headroom is reserved for work of the same team or user that is ahead in the queue. Non-preemptible
+    work must also leave the part of the guarantee that the team's upcoming reservations will need. Work
+    inside a reservation and work with earmarked units (units that were freed for it) are always allowed.
     """
     ledger, model = state.ledger, state.kinds[kind].model
     if ledger.reserved_user_headroom and not leaves_user_headroom(state, queued, kind):
@@ -151,9 +156,9 @@ def _max_firm_slots_with_others(
     """Return (reservation, slots) for each upcoming reservation of a team.
 
     The slots are the most that the team's non-preemptible work and bound reservations may hold now. This
-    number is the guarantee at the reservation's start, minus the slots of all of the team's upcoming
-    reservations at that start, plus the slots that will be released by that start. The result is cached for
-    the cycle (one run of the planner).
+    number is the guarantee at the reservation's start, minus the slots of the team's upcoming reservations
+    that are in progress then (this one included), plus the slots that will be released by then. The result is
+    cached for the cycle (one run of the planner).
     """
     cached = state.ledger.max_firm_with_others_cache.get(team_model)
     if cached is None:

@@ -1,8 +1,9 @@
 """Order the waiting workloads of one team, and skip workloads that are known to get no units.
 
 The queue of a pool has lanes (see ``queue.turn``): a lane is planned completely before the next one. A team
-has its own queues in each lane. Workloads that differ only in their times form an equivalence class. If one
-member of a class gets no units, other members often need not be tried.
+has its own queues in each lane. Workloads that differ only in their submit time, expected runtime and runtime
+limit form an equivalence class. If one member of a class gets no units, other members often need not be
+tried.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class TeamQueue:
         heap = [(*group.members[0][:2], number, 0) for number, group in enumerate(groups)]
         heapq.heapify(heap)
         # The classes that are removed from the merge. By number of the class: the index of its first member
-        # that has not been recorded as skipped.
+        # that ``_skip`` has not passed yet.
         given_up: dict[int, int] = {}
         # Both are empty if the planner explains refusals, because it then visits every workload.
         whole, partly = (
@@ -145,11 +146,11 @@ class TeamQueue:
         before: tuple[int, int] | None,
         excluded: AbstractSet[int],
     ) -> int:
-        """Record the skipped members of a class that was removed from the merge.
+        """Skip members of a class that was removed from the merge, and record the last of them.
 
-        They are the members from the index ``reached`` on whose (effective submit time, id) is less than
-        ``before``. If ``before`` is None, they are all members from ``reached`` on. Return the index of the
-        first member after them.
+        They begin at the index ``reached`` and end before the first member whose (effective submit time, id)
+        is not less than ``before``. If ``before`` is None, they end with the last member of the class. Return
+        the index of the first member after them.
         """
         to = len(group.members) if before is None else bisect_left(group.members, before)
         for index in range(to - 1, reached - 1, -1):
@@ -163,7 +164,8 @@ class SkipScope(Enum):
     """Which other members of an equivalence class cannot start, if one member got no units."""
 
     NONE = "none"
-    # The members whose expected runtime and runtime limit are both at least as long.
+    # The members whose expected runtime and runtime limit are at least the bounds of
+    # ``PoolState.skip_bounds``.
     EQUAL_OR_LONGER = "equal or longer"
     ALL = "all"
 
@@ -195,7 +197,10 @@ class UnschedulableClasses:
             self.skipped_classes.add(id(group))
 
     def contains(self, group: EquivalenceClass, queued: QueuedWorkload) -> bool:
-        """Return True if the workload is known to get no units."""
+        """Return True if ``skipped_runtimes`` shows that the workload gets no units.
+
+        The caller checks ``skipped_classes`` before.
+        """
         known = self.skipped_runtimes.get(id(group))
         if known is None:
             return False

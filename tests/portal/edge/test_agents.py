@@ -274,7 +274,7 @@ async def test_a_connection_without_a_report_does_not_block_the_hosts_agent(
 async def test_streams_opened_with_a_revoked_credential_are_closed(
     edge_site: EdgeSite, agent: SmallAgent
 ) -> None:
-    """Open streams with a copied credential. Then let the host's agent join again with a new token."""
+    """Open streams and revoke their credential. Then connect the host's agent with a new credential."""
     await agent.serve(streams=3)
     await run_orm(revoke, agent.host)
     joined = SmallAgent(edge_site, agent.host, await run_orm(give_credential, agent.host))

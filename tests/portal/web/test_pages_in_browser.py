@@ -1,6 +1,6 @@
 """Test the behaviour of pages that only a browser shows: scripts and layout.
 
-Each test opens one page; tests/e2e covers whole workflows.
+Each test checks one behaviour; tests/e2e covers whole workflows.
 """
 
 from __future__ import annotations
