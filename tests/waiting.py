@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 DEADLINE_SECONDS = 100.0  # enough for a busy machine; below the time limit of a test
 POLL_SECONDS = 0.02
+PAGE_MILLISECONDS = 20_000  # limit of Playwright's expectations about a page, long enough for a busy machine
 
 
 def wait_until(

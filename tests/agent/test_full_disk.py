@@ -129,9 +129,11 @@ async def test_a_log_marks_where_output_was_lost_to_a_full_disk(
     def written() -> int:
         return sum(path.stat().st_size for path in log.iterdir())
 
+    # The output of 12 rounds does not fit in the pipe (64 KiB). If nothing of it is written, at least four
+    # rounds are lost.
     while True:
         fill_disk(disk)
-        before, until = written(), progress.stat().st_size + 5
+        before, until = written(), progress.stat().st_size + 12
         await edge.until(lambda until=until: progress.stat().st_size >= until)  # type: ignore[misc]
         if written() == before:
             break

@@ -14,6 +14,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.e2e.test_main_job import FLAGS, Person, eventually, host_of_running, state_of
 from tests.running_demo import Demo, free_pair
+from tests.waiting import PAGE_MILLISECONDS
 
 pytestmark = [
     pytest.mark.browser,
@@ -30,6 +31,7 @@ def operator(tmp_path: Path) -> Iterator[Person]:
     try:
         demo.wait_ready(240)
         chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+        expect.set_options(timeout=PAGE_MILLISECONDS)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
             yield Person(browser, demo, "operator")

@@ -37,6 +37,7 @@ from playwright.sync_api import (
 from playwright.sync_api import Error as PlaywrightError
 
 from tests.running_demo import Demo, free_pair
+from tests.waiting import PAGE_MILLISECONDS
 
 pytestmark = [
     pytest.mark.browser,
@@ -58,7 +59,6 @@ FLAGS = [
 ABORTED_REFRESHES = ("htmx:afterRequest,", "htmx:sendAbort,")
 REFUSED = "Failed to load resource: the server responded with a status of 400 (Bad Request)"
 SERIOUS = ("serious", "critical")
-PAGE_MILLISECONDS = 20_000  # timeout of expectations about a page, long enough for a busy machine
 
 
 class Person:

@@ -19,6 +19,7 @@ from scheduler.models import Workload
 from scheduler.runs import logs
 from tests.portal.web.test_manage_money_pages import charged  # noqa: F401
 from tests.portal.web.work_samples import make_waiting, run_job, start
+from tests.waiting import PAGE_MILLISECONDS
 from tests.world import PASSWORD, World
 
 pytestmark = [
@@ -38,6 +39,7 @@ def chromium() -> Iterator[Browser]:
     program = next(
         path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))
     )
+    expect.set_options(timeout=PAGE_MILLISECONDS)
     with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
