@@ -162,4 +162,7 @@ def usage(session: CliSession, by: str, start: str | None, end: str | None) -> N
         )
         for line in answer["lines"]
     )
-    return output.print_table((by, "hours", "used", "measured"), rows, "No GPU was held in that time.")
+    output.print_table((by, "hours", "used", "measured"), rows, "No GPU was held in that time.")
+    if "scope" in answer:  # a portal of version 0.1 does not send it
+        output.print_line(answer["scope"])
+    return None

@@ -111,6 +111,7 @@ urlpatterns = [
     path("budgets/requests/", approval_views.BudgetRequestView.as_view()),
     path("usage/", money.UsageView.as_view()),
     path("charges/", money.ChargeListView.as_view()),
+    path("charges/<int:id>/", money.ChargeDetailView.as_view()),
     path("statements/", money.StatementListView.as_view()),
     path("statements/<str:month>/", money.StatementDetailView.as_view()),
     path("statements/<str:month>/close/", money.CloseStatementView.as_view()),

@@ -8,9 +8,12 @@ from rest_framework import serializers
 from portal import policy
 from portal.api.base.fields import ResponseSerializer, slug_field
 from portal.api.base.serializers import PageQuery, StrictSerializer
+from portal.reads.money.charge_line import ChargeLineDetail
+from portal.reads.money.charge_scope import SCOPE_KINDS
 from portal.services.money.budgets import BUDGET_ACTIONS, BUDGET_MEASURES, BUDGET_PERIODS
 from portal.services.money.months import IDLE_PAYERS
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
+from scheduler.models import WorkloadType
 from telemetry.models import MAX_FORGIVEN_MINUTES, Charge, ChargeBucketChoices, CostCentre, Price
 
 
@@ -36,13 +39,19 @@ class UsageShape(ResponseSerializer):
     end = serializers.DateTimeField()
     by = serializers.ChoiceField(choices=["team", "project", "user", "type", "model"])
     lines = UsageLine(many=True)
+    scope = serializers.CharField(help_text="whose use the lines have, as a sentence")
 
 
 class ChargeQuery(PageQuery):
-    month = serializers.RegexField(
-        r"^20[0-9]{2}-(0[1-9]|1[0-2])$", required=False, help_text="such as 2026-03"
-    )
+    month = serializers.CharField(max_length=20, required=False, help_text="such as 2026-03")
+    cost_centre = serializers.CharField(max_length=40, required=False)
     team = slug_field(required=False)
+    project = serializers.CharField(max_length=170, required=False, help_text="as team/project")
+    pool = slug_field(required=False)
+    user = serializers.CharField(max_length=150, required=False)
+    type = serializers.ChoiceField(choices=WorkloadType.values, required=False)
+    workload = serializers.UUIDField(required=False)
+    model = serializers.CharField(max_length=60, required=False)
     bucket = serializers.ChoiceField(choices=ChargeBucketChoices.values, required=False)
 
 
@@ -67,6 +76,93 @@ class ChargeShape(ResponseSerializer):
     def get_gpu_hours(self, charge: Charge) -> float:
         """Return the charged use in GPU-hours."""
         return round(charge.slot_seconds / SLOT_SECONDS_PER_GPU_HOUR, 6)
+
+
+class HourOfUseShape(ResponseSerializer):
+    start = serializers.DateTimeField()
+    held_seconds = serializers.FloatField()
+    covered_seconds = serializers.FloatField(help_text="seconds covered by samples")
+    utilisation = serializers.FloatField(allow_null=True, help_text="mean where measured, 0 to 1")
+    utilisation_max = serializers.FloatField(allow_null=True)
+    energy_mj = serializers.IntegerField(allow_null=True, help_text="in millijoules")
+
+
+class LineUsageShape(ResponseSerializer):
+    """The measured use of a charge line."""
+
+    coverage = serializers.FloatField(allow_null=True, help_text="measured part of the time, 0 to 1")
+    utilisation = serializers.FloatField(allow_null=True, help_text="mean where measured, 0 to 1")
+    hours = HourOfUseShape(many=True)
+    whole_hours = serializers.BooleanField(
+        help_text="the first and the last hour include time of the same run outside the line"
+    )
+
+
+class ChargeLineShape(ResponseSerializer):
+    """A charge line, how its amount is computed, and the rows behind it that you may see."""
+
+    line = ChargeShape()
+    slots = serializers.IntegerField(source="line.slots", help_text="840 is one GPU; negative in a reversal")
+    seconds = serializers.IntegerField()
+    price_per_gpu_hour = serializers.DecimalField(
+        max_digits=12, decimal_places=6, source="line.price.price_per_gpu_hour", allow_null=True, default=None
+    )
+    amount = serializers.DecimalField(
+        max_digits=18,
+        decimal_places=6,
+        allow_null=True,
+        help_text="slots / 840 x seconds / 3600 x price; null without a price",
+    )
+    is_charged = serializers.BooleanField(help_text="false: ``charged`` is 0, whatever the amount")
+    rounding = serializers.DecimalField(
+        max_digits=18, decimal_places=6, help_text="``charged`` - ``amount``, if the time is charged"
+    )
+    cost = serializers.SerializerMethodField(help_text="the owner's cost; null if you may not see it")
+    month = serializers.DateField(source="line.month", help_text="first day of the month of its statement")
+    reversal = serializers.BooleanField(source="line.reversal")
+    workload_id = serializers.UUIDField(source="workload.public_id", allow_null=True, default=None)
+    attempt = serializers.IntegerField(allow_null=True)
+    reservation = serializers.UUIDField(source="reservation.public_id", allow_null=True, default=None)
+    host = serializers.CharField(source="host.name", allow_null=True, default=None)
+    gpu = serializers.SerializerMethodField(help_text="number of the GPU; null if you may not see the host")
+    related = serializers.SerializerMethodField(help_text="ids of the other lines of the same correction")
+    usage = LineUsageShape(allow_null=True)
+
+    @extend_schema_field(serializers.DecimalField(max_digits=18, decimal_places=6, allow_null=True))
+    def get_cost(self, detail: ChargeLineDetail) -> str | None:
+        """Return the owner's cost of the line, or None if the user may not see it."""
+        return f"{detail.line.cost:.6f}" if detail.sees_cost else None
+
+    def get_gpu(self, detail: ChargeLineDetail) -> int | None:
+        """Return the number of the GPU in its host."""
+        return detail.line.gpu.index if detail.host else None
+
+    def get_related(self, detail: ChargeLineDetail) -> list[int]:
+        """Return the ids of the lines that belong to the same correction."""
+        return [line.pk for line in detail.related]
+
+
+class ChargeScopeShape(ResponseSerializer):
+    """Whose charges an answer has."""
+
+    kind = serializers.ChoiceField(
+        choices=list(SCOPE_KINDS),
+        help_text="all: every team; led_teams: ``teams`` and your own; own: only your own; none: nobody's",
+    )
+    teams = serializers.ListField(
+        child=serializers.CharField(), source="led_slugs", help_text="the teams that you lead"
+    )
+    text = serializers.CharField(source="sentence")
+
+
+class ChargePage(ResponseSerializer):
+    """One page of charge lines."""
+
+    count = serializers.IntegerField()
+    page = serializers.IntegerField()
+    page_size = serializers.IntegerField()
+    results = ChargeShape(many=True)
+    scope = ChargeScopeShape()
 
 
 class StatementShape(ResponseSerializer):

@@ -19,9 +19,15 @@ from portal.api.base.views import ApiView
 from portal.api.money import serializers as shapes
 from portal.errors import Invalid
 from portal.input_checks import InputChecks
+from portal.reads.money.charge_filters import FILTERS, named_filters
+from portal.reads.money.charge_line import charge_line
+from portal.reads.money.charge_scope import charge_scope
+from portal.reads.money.charged_months import requested_month
 from portal.services.money import budgets, months, rate_card
+from portal.wording.charge_scope_texts import usage_scope_sentence
 from portal.wording.pages import api_answers
 from telemetry.models import Price, Statement
+from telemetry.reads.chargeback import CHARGE_DIMENSIONS
 from telemetry.reads.usage_by_group import usage_by
 from telemetry.reads.usage_filters import UsageFilters
 
@@ -58,7 +64,8 @@ class UsageView(ApiView):
                 }
             )
         everything = policy.sees_all_charges(self.actor) or policy.sees_all_teams(self.actor)
-        teams = None if everything else list(policy.visible_teams(self.actor).values_list("pk", flat=True))
+        mine = {} if everything else dict(policy.visible_teams(self.actor).values_list("pk", "name"))
+        teams = None if everything else list(mine)
         table = usage_by(query["by"], UsageFilters(start=start, end=end, teams=teams))
         lines = [
             {
@@ -69,8 +76,9 @@ class UsageView(ApiView):
             }
             for group in table.groups
         ]
+        scope = usage_scope_sentence(None if everything else sorted(mine.values()))
         return self.object_response(
-            {"start": start, "end": end, "by": query["by"], "lines": lines}, shapes.UsageShape
+            {"start": start, "end": end, "by": query["by"], "lines": lines, "scope": scope}, shapes.UsageShape
         )
 
 
@@ -78,19 +86,31 @@ class ChargeListView(ApiView):
     @extend_schema(
         operation_id="charges_list",
         parameters=[shapes.ChargeQuery],
-        responses=page_schema(shapes.ChargeShape),
+        responses=shapes.ChargePage,
     )
     def get(self, request: Request) -> Response:
         """List the charge lines that you may see, newest first."""
         query = self.validated_query(shapes.ChargeQuery)
-        rows = policy.visible_charges(self.actor).select_related("pool")
-        if query.get("month"):
-            rows = rows.filter(month=month_or_404(query["month"]))
-        if query.get("team"):
-            rows = rows.filter(team__slug=query["team"])
-        if query.get("bucket"):
-            rows = rows.filter(bucket=query["bucket"])
-        return self.list_response(rows.order_by("-start", "-pk"), shapes.ChargeShape, query)
+        rows = policy.visible_charges(self.actor)
+        if "month" in query:
+            rows = rows.filter(month=requested_month(query["month"], self.now))
+        given = {name: str(query[name]) for name in FILTERS if name in query}
+        for name, key in named_filters(self.actor, rows, given).items():
+            rows = rows.filter(**{CHARGE_DIMENSIONS[name][0]: key})
+        lines = rows.select_related("pool").order_by("-start", "-pk")
+        response = self.list_response(lines, shapes.ChargeShape, query)
+        response.data["scope"] = shapes.ChargeScopeShape(charge_scope(self.actor)).data
+        return response
+
+
+class ChargeDetailView(ApiView):
+    @extend_schema(operation_id="charges_read", responses=shapes.ChargeLineShape)
+    def get(self, request: Request, id: int) -> Response:
+        """Return one charge line, how its amount is computed, and the use of its time."""
+        detail = charge_line(self.actor, id)
+        if detail is None:
+            raise Http404
+        return self.object_response(detail, shapes.ChargeLineShape)
 
 
 def _visible_statements(view: ApiView) -> QuerySet[Statement]:

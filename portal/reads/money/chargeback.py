@@ -6,7 +6,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-from django.db.models import Min, Q, QuerySet
+from django.db.models import Q, QuerySet
 
 from portal import policy
 from portal.models import User
@@ -18,7 +18,6 @@ from telemetry.budgets.budget_periods import period_of
 from telemetry.core.amounts import ZERO
 from telemetry.models import Budget, BudgetMeasure, BudgetPeriod, Charge, IdlePayer, Price, Statement
 from telemetry.money import statement_lines, statements
-from telemetry.money.billing_months import month_of, next_month
 from telemetry.money.refund_limits import load_refund_limits
 from telemetry.reads.budget_status import BudgetStatus, budget_statuses
 from telemetry.reads.prices import load_current_prices
@@ -29,15 +28,6 @@ DIMENSION_NAME_FIELDS = {
     "workload": "workload_name",
     "user": "user_name",
 }
-
-
-def charged_months(now: datetime) -> list[date]:
-    """Return every month from the first charge to the current month, newest first."""
-    first = Charge.objects.aggregate(first=Min("month"))["first"] or month_of(now)
-    found = [first]
-    while found[-1] < month_of(now):
-        found.append(next_month(found[-1]))
-    return found[::-1]
 
 
 def statement_of(month: date) -> Statement | None:

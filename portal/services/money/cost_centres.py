@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from django.db import transaction
 
@@ -10,11 +11,13 @@ from portal import policy
 from portal.input_checks import InputChecks
 from portal.models import User
 from portal.services import audit
+from portal.services.money.start_dates import check_start_date
+from portal.wording.pages import money_pages
 from portal.wording.problems import administration_problems
 from scheduler.core.model.snapshot import PoolKind
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Project
-from telemetry.models import CostCentre, Statement, StatementState
+from telemetry.models import ChargeBucketChoices, CostCentre, Statement, StatementState
 from telemetry.money.billing_months import month_bounds, next_month
 
 
@@ -31,7 +34,8 @@ def set_cost_centre(
     """Set the cost centre of a project, or of the unused time of a dedicated pool, from ``valid_from`` on.
 
     The first cost centre may begin in the past, in a month that is not closed: the lines without a cost
-    centre are then corrected. Any later one begins in this hour or later. Raises Invalid, NotAllowed. Raises
+    centre are then corrected. Any later one begins in this hour or later, after all charged time that the
+    earlier one pays for. Raises Invalid, NotAllowed. Raises
     OperationRejected if there is another cost centre from the same time on.
     """
     policy.require(actor, "cost_centre.change")
@@ -70,13 +74,14 @@ def _check_start(
     checks: InputChecks, project: Project | None, pool: Pool | None, valid_from: datetime, now: datetime
 ) -> None:
     """Add a problem if the cost centre would begin in time that another cost centre has paid for."""
-    if valid_from >= now.replace(minute=0, second=0, microsecond=0):
+    if CostCentre.objects.filter(project=project, pool=pool, valid_from__lte=valid_from).exists():
+        # Lines without a cost centre do not matter: charging corrects them.
+        subject = project.name if project else money_pages.DEDICATED_UNUSED
+        unused = {"pool": pool, "project": None, "bucket": ChargeBucketChoices.RESERVED_UNUSED}
+        payer: dict[str, Any] = {"project": project} if project else unused
+        check_start_date(checks, valid_from, now, subject, cost_centre__gt="", **payer)
         return
     given = valid_from.isoformat()
-    if CostCentre.objects.filter(project=project, pool=pool, valid_from__lte=valid_from).exists():
-        problem = administration_problems.VALID_FROM_IS_PAST.format(valid_from=given)
-        checks.note("valid_from", given, problem)
-        return
     last_closed = Statement.objects.filter(state=StatementState.CLOSED).order_by("-month").first()
     earliest = month_bounds(next_month(last_closed.month))[0] if last_closed else None
     if earliest is not None and valid_from < earliest:

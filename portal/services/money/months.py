@@ -6,16 +6,16 @@ from datetime import date, datetime
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Min
 
 from portal import policy
 from portal.input_checks import InputChecks
 from portal.models import User
+from portal.reads.money.charged_months import first_charged_month
 from portal.services import audit
 from portal.services.money.rate_card import organisation_currency
 from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
-from telemetry.models import Charge, Statement
+from telemetry.models import Statement
 from telemetry.money import statements
 from telemetry.money.billing_months import month_of
 
@@ -63,7 +63,7 @@ def set_idle_payer(
     month = checks.month("month", month)
     payer = checks.choice("payer", payer, IDLE_PAYERS)
     why = checks.text("why", why, least=0, most=1000, lines=True)
-    first, last = Charge.objects.aggregate(first=Min("month"))["first"] or month_of(now), month_of(now)
+    first, last = first_charged_month(now), month_of(now)
     if "month" not in checks.problems and not first <= month <= last:
         problem = administration_problems.IDLE_PAYER_MONTH.format(month=month, first=first, last=last)
         checks.note("month", month.isoformat(), problem)
@@ -94,5 +94,12 @@ def _ended_month(checks: InputChecks, month: Any, now: datetime) -> date:
             "month",
             clean.isoformat(),
             administration_problems.MONTH_IS_NOT_PAST.format(month=clean, this_month=month_of(now)),
+        )
+    first = first_charged_month(now)
+    if "month" not in checks.problems and clean < first:
+        checks.note(
+            "month",
+            clean.isoformat(),
+            administration_problems.MONTH_WITHOUT_CHARGES.format(month=clean, first=first),
         )
     return clean

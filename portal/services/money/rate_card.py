@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
+from typing import Any
 
 from django.db import IntegrityError, transaction
+from psycopg.errors import RestrictViolation
 
 from portal import policy
 from portal.hardware_request import gpu_models_of_pool
 from portal.input_checks import InputChecks
 from portal.models import Organisation, User
 from portal.services import audit
-from portal.wording.problems import administration_problems
+from portal.services.money.start_dates import check_start_date
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Gpu, Pool
 from telemetry.models import Price
@@ -36,7 +38,8 @@ def set_price(
 ) -> Price:
     """Add a row to the rate card: the cost and the price of a GPU-hour from ``valid_from`` on.
 
-    Past prices never change. Raises Invalid, NotAllowed. Raises OperationRejected if the rate card has a row
+    Past prices never change, so that ``valid_from`` is after all charged time of the model. Raises Invalid,
+    NotAllowed. Raises OperationRejected if the rate card has a row
     with the same ``valid_from``.
     """
     policy.require(actor, "price.change")
@@ -47,14 +50,11 @@ def set_price(
         name: checks.amount(name, value, high=MAX_PRICE, decimals=6)
         for name, value in (("cost", cost), ("price", price))
     }
-    valid_from = checks.aware_datetime("valid_from", valid_from)
+    given_start = valid_from
+    charged: dict[str, Any] = {"model": model, "pool": pool} if pool else {"model": model}
+    subject = f"{model} in {pool.name}" if pool else model
+    valid_from = check_start_date(checks, given_start, now, subject, **charged)
     note = checks.text("note", note, least=0, most=300)
-    if "valid_from" not in checks.problems and valid_from < now.replace(minute=0, second=0, microsecond=0):
-        checks.note(
-            "valid_from",
-            valid_from.isoformat(),
-            administration_problems.PRICE_IS_PAST.format(valid_from=valid_from.isoformat()),
-        )
     checks.done()
     try:
         with transaction.atomic():
@@ -71,7 +71,11 @@ def set_price(
                 row, "model", "cost_per_gpu_hour", "price_per_gpu_hour", "valid_from"
             )
             audit.record(actor=actor, via=via, now=now, verb="set_price", target=row, after=after, why=note)
-    except IntegrityError:
+    except IntegrityError as error:
+        if isinstance(error.__cause__, RestrictViolation):
+            # Time after ``valid_from`` was charged since the check.
+            check_start_date(checks, given_start, now, subject, **charged)
+            checks.done()
         numbers = {"valid_from": valid_from.isoformat(), "model": model}
         raise OperationRejected("price_exists", numbers, field="valid_from") from None
     return row

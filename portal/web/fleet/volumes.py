@@ -19,7 +19,7 @@ from portal.models import Membership, User
 from portal.reads.fleet import volumes as reads
 from portal.web.components.quantities import data_size, grouped
 from portal.web.page.access import current_user, sign_in_required
-from portal.web.page.csv_export import MAX_CSV_ROWS, csv_response
+from portal.web.page.csv_export import MAX_CSV_ROWS, csv_response, timed_file_name
 from portal.web.page.pagination import paginate
 from scheduler.models import Storage, Volume
 
@@ -175,4 +175,4 @@ def _homes_csv(user: User, rows: QuerySet[Volume], now: datetime) -> HttpRespons
         ]
         for home in reads.home_details(user, list(rows[:MAX_CSV_ROWS]))
     )
-    return csv_response("volumes", head, cells, now)
+    return csv_response(timed_file_name("volumes", now), head, cells)

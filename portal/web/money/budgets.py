@@ -20,6 +20,7 @@ from portal.services.money import budgets as budget_service
 from portal.services.money import cost_centres
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
+from portal.wording.charge_scope_texts import budget_scope_sentence
 from portal.wording.pages import money_pages
 from scheduler.models import Pool
 from telemetry.models import CostCentre
@@ -68,7 +69,7 @@ class BudgetForm(ServiceForm):
         try:
             return datetime.strptime(text, "%Y-%m").replace(tzinfo=UTC).date()
         except ValueError:
-            raise forms.ValidationError(money_pages.NOT_A_MONTH.format(given=text)) from None
+            raise forms.ValidationError(money_pages.MONTH_INPUT_INVALID.format(given=text)) from None
 
 
 class CostCentreForm(ServiceForm):
@@ -136,7 +137,16 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
         "budget_form": budget_form,
         "centre_form": centre_form,
         "may_budget": policy.may(user, "budget.change"),
+        "scope_sentence": _scope_sentence(user),
         "now": now,
     }
     failed = bool(budget_form.errors or centre_form.errors)
     return render(request, "manage/budgets.html", context, status=400 if failed else 200)
+
+
+def _scope_sentence(user: User) -> str:
+    if policy.sees_all_charges(user) or policy.sees_all_teams(user):
+        return budget_scope_sentence(None)
+    return budget_scope_sentence(
+        list(policy.visible_teams(user).order_by("name").values_list("name", flat=True))
+    )

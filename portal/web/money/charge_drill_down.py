@@ -10,16 +10,21 @@ from typing import Any
 
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 
 from portal import policy
+from portal.input_checks import display_value
+from portal.models import User
 from portal.reads.money import chargeback as reads
-from portal.web.money.chargeback_csv import MAX_CSV_LINES, charge_lines_csv
-from portal.web.page.access import current_user
+from portal.reads.money.charge_filters import FILTERS, checked_filters
+from portal.reads.money.charge_scope import ChargeScope
+from portal.web.money.chargeback_csv import charge_lines_csv
+from portal.web.page.access import InvalidAddress, address_checks, current_user
+from portal.wording.charge_line_texts import bucket_label
 from portal.wording.pages import money_pages
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
-from telemetry.models import Charge, ChargeBucketChoices
+from telemetry.models import Charge
 from telemetry.reads.chargeback import DRILL_DOWN, charge_lines, charges_by
 
 # Groupings of the first level: (dimension, label).
@@ -32,17 +37,25 @@ GROUP_CHOICES = (
     ("model", "Model"),
 )
 DIMENSION_LABELS = {**dict(GROUP_CHOICES), "workload": "Workload", "bucket": "Bucket", "pool": "Pool"}
-NUMERIC_DIMENSIONS = {"team", "project", "workload", "user", "pool"}  # their keys are primary keys
+FORMATS = ("csv", "statement", "statement-sha256")
+ADDRESS_PARAMETERS = ("month", "by", *FILTERS, "page", "format")
 LINES_PER_PAGE = 50
+CSV_CHUNK = 2000  # lines that are read from the database at once
 
 
 def workload_charge_lines(
-    request: HttpRequest, month: date, lines: QuerySet[Charge], where: dict[str, Any], now: datetime
+    request: HttpRequest,
+    month: date,
+    lines: QuerySet[Charge],
+    where: dict[str, Any],
+    scope: ChargeScope,
+    now: datetime,
 ) -> HttpResponseBase:
     """Render the last level: the charge lines of one workload, each with its allocation."""
     rows = charge_lines(month, lines, **where)
-    if request.GET.get("format") == "csv":
-        return charge_lines_csv(rows[:MAX_CSV_LINES], month, policy.sees_owner_cost(current_user(request)))
+    if requested_format(request) == "csv":
+        streamed = rows.select_related("price").iterator(chunk_size=CSV_CHUNK)
+        return charge_lines_csv(streamed, month, scope, policy.sees_owner_cost(current_user(request)))
     page = Paginator(rows.select_related("price", "gpu__host", "pool"), LINES_PER_PAGE).get_page(
         request.GET.get("page")
     )
@@ -62,49 +75,53 @@ def workload_charge_lines(
         "path": breadcrumbs(request, month, lines, where),
         "workload": reads.charged_workload(current_user(request), where.get("workload")),
         "simulated": reads.is_simulated(month),
+        "scope": scope,
         "now": now,
     }
     return render(request, "manage/charge_lines.html", context)
 
 
-def bucket_label(line: Charge) -> str:
-    """Return the words for the bucket of a line. Unused time of a dedicated pool has words of its own."""
-    if line.bucket == ChargeBucketChoices.RESERVED_UNUSED and line.reservation_id is None:
-        return money_pages.DEDICATED_UNUSED_BUCKET
-    return str(line.get_bucket_display())
+def drill_down_filters(request: HttpRequest, viewer: User, month: date) -> dict[str, Any]:
+    """Return the filters in the query string, by dimension: the keys of the groups that were opened.
 
-
-def drill_down_filters(request: HttpRequest) -> dict[str, Any]:
-    """Return the filters in the query string, by dimension: the keys of the groups that were opened."""
-    filters: dict[str, Any] = {}
-    for name in DRILL_DOWN:
-        value = request.GET.get(name)
-        if value is None:
-            continue
-        filters[name] = _filter_value(name, value)
-    return filters
-
-
-def _filter_value(name: str, value: str) -> Any:
-    if name not in NUMERIC_DIMENSIONS:
-        return value[:80]
-    if value == "":
-        return None
-    if not value.isascii() or not value.isdigit() or len(value) > 18:
-        raise Http404(money_pages.NOT_A_NUMBER.format(field=name, given=value[:20]))
-    return int(value)
+    Raises InvalidAddress for an unknown parameter, and for a key that the viewer may not see.
+    """
+    unknown = [name for name in request.GET if name not in ADDRESS_PARAMETERS]
+    if unknown:
+        allowed = ", ".join(ADDRESS_PARAMETERS)
+        given = display_value(unknown[0])
+        raise InvalidAddress(money_pages.PARAMETER_UNKNOWN.format(given=given, allowed=allowed))
+    with address_checks():
+        return checked_filters(viewer, month, request.GET)
 
 
 def grouping_dimension(request: HttpRequest, where: dict[str, Any]) -> str | None:
     """Return the dimension that groups the charges at this level.
 
-    Return None if the filters reach the last level, which shows charge lines without groups.
+    Return None if the filters reach the last level, which shows charge lines without groups. Raises
+    InvalidAddress if ``?by=`` names no grouping.
     """
-    given = request.GET.get("by")
-    if not where:
-        return given if given in dict(GROUP_CHOICES) and given is not None else DRILL_DOWN[0]
-    taken = max(DRILL_DOWN.index(name) for name in where)
-    return DRILL_DOWN[taken + 1] if taken + 1 < len(DRILL_DOWN) else None
+    given = request.GET.get("by", DRILL_DOWN[0])
+    if given not in dict(GROUP_CHOICES):
+        allowed = ", ".join(dict(GROUP_CHOICES))
+        raise InvalidAddress(
+            money_pages.FILTER_UNKNOWN.format(field="by", given=display_value(given), allowed=allowed)
+        )
+    opened = [DRILL_DOWN.index(name) for name in where if name in DRILL_DOWN]
+    if not opened:
+        return given
+    return DRILL_DOWN[max(opened) + 1] if max(opened) + 1 < len(DRILL_DOWN) else None
+
+
+def requested_format(request: HttpRequest) -> str:
+    """Return the format of ``?format=``; "" for the page. Raises InvalidAddress for an unknown format."""
+    given = request.GET.get("format", "")
+    if given and given not in FORMATS:
+        words = money_pages.FILTER_UNKNOWN
+        raise InvalidAddress(
+            words.format(field="format", given=display_value(given), allowed=", ".join(FORMATS))
+        )
+    return given
 
 
 def group_row(request: HttpRequest, group: Any, dimension: str) -> dict[str, Any]:
@@ -112,7 +129,7 @@ def group_row(request: HttpRequest, group: Any, dimension: str) -> dict[str, Any
     query = request.GET.copy()
     for name in ("by", "page", "format"):
         query.pop(name, None)
-    down = dimension in DRILL_DOWN
+    down = dimension in FILTERS
     if down:
         query[dimension] = "" if group.key is None else str(group.key)
     # Only the unused time of a dedicated pool is charged without a project.
@@ -137,12 +154,11 @@ def breadcrumbs(
     """Return the steps from the month to this level, each with its label and URL."""
     steps: list[dict[str, Any]] = []
     query = request.GET.copy()
-    for name in (*DRILL_DOWN, "page", "format", "by"):
+    for name in (*FILTERS, "page", "format", "by"):
         query.pop(name, None)
     steps.append({"label": f"{month:%B %Y}", "url": f"?{query.urlencode()}"})
-    for name in DRILL_DOWN:
-        if name in where:
-            query[name] = "" if where[name] is None else str(where[name])
-            label = reads.dimension_name(name, where[name], month, lines)
-            steps.append({"label": f"{DIMENSION_LABELS[name]} {label}", "url": f"?{query.urlencode()}"})
+    for name, key in where.items():
+        query[name] = "" if key is None else str(key)
+        label = reads.dimension_name(name, key, month, lines)
+        steps.append({"label": f"{DIMENSION_LABELS[name]} {label}", "url": f"?{query.urlencode()}"})
     return steps

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from datetime import date
+
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
 
 from portal import policy
 from portal.reads.money import chargeback as reads
+from portal.reads.money.charge_scope import ChargeScope, charge_scope
+from portal.reads.money.charged_months import first_charged_month
 from portal.web.money.charge_drill_down import (
     DIMENSION_LABELS,
     breadcrumbs,
@@ -15,9 +20,10 @@ from portal.web.money.charge_drill_down import (
     group_choices,
     group_row,
     grouping_dimension,
+    requested_format,
     workload_charge_lines,
 )
-from portal.web.money.chargeback_csv import charge_groups_csv, csv_file_response
+from portal.web.money.chargeback_csv import charge_groups_csv, text_download
 from portal.web.money.months import month_or_404, offset_month
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.organisation import current_currency
@@ -35,26 +41,25 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
     They are grouped by ``?by=``. With filters, the group is the level that follows the last filter.
     """
     user, now = current_user(request), timezone.now()
-    month = month_or_404(request.GET.get("month"), now)
+    month, scope = month_or_404(request.GET.get("month"), now), charge_scope(user)
+    if scope.kind == "none":
+        return _no_charges(request, month, scope)
     lines = policy.visible_charges(user)
-    where = drill_down_filters(request)
-    dimension = grouping_dimension(request, where)
-    if request.GET.get("format") == "statement":
+    where = drill_down_filters(request, user, month)
+    dimension, wanted = grouping_dimension(request, where), requested_format(request)
+    if wanted.startswith("statement"):
         policy.require(user, "charges.see_all")
-        return csv_file_response(
-            statement_export.statement_csv(month, current_currency(request)), f"statement-{month:%Y-%m}.csv"
-        )
+        return _statement_download(month, current_currency(request), digest=wanted == "statement-sha256")
     if dimension is None:
-        return workload_charge_lines(request, month, lines, where, now)
+        return workload_charge_lines(request, month, lines, where, scope, now)
     table = charges_by(dimension, month, lines, **where)
-    if request.GET.get("format") == "csv":
-        return charge_groups_csv(table, dimension, month, policy.sees_owner_cost(user))
+    if wanted == "csv":
+        return charge_groups_csv(table, dimension, month, scope, policy.sees_owner_cost(user))
     see_all = policy.may(user, "charges.see_all")
     statement = reads.statement_of(month)
     context = {
         "month": month,
-        "months": reads.charged_months(now),
-        "previous": offset_month(month, -1),
+        "previous": offset_month(month, -1) if month > first_charged_month(now) else None,
         "next": next_month(month) if next_month(month) <= month_of(now) else None,
         "closed": statement is not None and statement.state == "closed",
         "statement": statement,
@@ -72,6 +77,23 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         "may_budget": policy.may(user, "budget.change"),
         "simulated": reads.is_simulated(month),
         "period": month_bounds(month),
+        "scope": scope,
         "now": now,
     }
     return render(request, "manage/chargeback.html", context)
+
+
+def _no_charges(request: HttpRequest, month: date, scope: ChargeScope) -> HttpResponseBase:
+    """Render the page of a viewer who may see no charges. Raises NotAllowed for a download."""
+    if "format" in request.GET:
+        policy.require(current_user(request), "charges.see_all")
+    return render(request, "manage/chargeback_none.html", {"month": month, "scope": scope})
+
+
+def _statement_download(month: date, currency: str, *, digest: bool) -> HttpResponseBase:
+    """Return the statement as CSV, or its SHA-256 digest in the format of the command ``sha256sum``."""
+    text, name = statement_export.statement_csv(month, currency), f"statement-{month:%Y-%m}.csv"
+    if digest:
+        line = f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n"
+        return text_download(line, f"{name}.sha256", "text/plain")
+    return text_download(text, name, "text/csv")

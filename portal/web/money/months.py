@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from datetime import date, datetime
 
-from django.http import Http404
-
-from portal.wording.pages import money_pages
+from portal.reads.money.charged_months import requested_month
+from portal.web.page.access import address_checks
 from telemetry.money.billing_months import month_of
 
 
 def month_or_404(text: str | None, now: datetime) -> date:
-    """Return the first day of a month such as ``2026-03``; of the current month if ``text`` is empty.
+    """Return the first day of a month such as ``2026-03``; of the present month if ``text`` is empty.
 
-    Raises Http404 if the text is no month.
+    Raises InvalidAddress if the text is no month, or if the month has no charges yet.
     """
     if not text:
         return month_of(now)
-    try:
-        year, month = text.split("-")
-        first_day = date(int(year), int(month), 1)
-    except ValueError:
-        raise Http404(money_pages.NOT_A_MONTH.format(given=text[:20])) from None
-    if not 2000 <= first_day.year <= 2200:
-        raise Http404(money_pages.YEAR_OUT_OF_RANGE.format(given=text[:20]))
-    return first_day
+    with address_checks():
+        return requested_month(text, now)
 
 
 def offset_month(month: date, by: int) -> date:

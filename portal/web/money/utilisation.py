@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
 
 from portal import policy
+from portal.input_checks import display_value
 from portal.models import User
 from portal.reads.fleet import utilisation as reads
 from portal.web.components.quantities import grouped, money, percent, short_duration
 from portal.web.money import utilisation_charts, utilisation_query, waiting_charts
-from portal.web.page.access import current_user, sign_in_required
+from portal.web.page.access import InvalidAddress, current_user, sign_in_required
+from portal.web.page.csv_export import csv_response
 from portal.web.page.organisation import current_currency
 from portal.wording.pages import money_pages
 from telemetry.money.billing_months import month_bounds, month_of, next_month
-from telemetry.money.statement_export import csv_safe_text
 from telemetry.reads.usage_filters import UsageFilters, data_freshness
 
 PERIODS = (
@@ -95,7 +96,7 @@ def utilisation(request: HttpRequest) -> HttpResponseBase:
 def utilisation_csv(request: HttpRequest, chart: str) -> HttpResponseBase:
     """Return the data of one chart as a CSV download."""
     if chart not in utilisation_charts.CHART_ORDER:
-        raise Http404(
+        raise InvalidAddress(
             money_pages.CHART_UNKNOWN.format(
                 given=chart[:30], allowed=", ".join(utilisation_charts.CHART_ORDER)
             )
@@ -103,14 +104,7 @@ def utilisation_csv(request: HttpRequest, chart: str) -> HttpResponseBase:
     made = utilisation_charts.make_chart(
         chart, _utilisation_query(request, current_user(request), timezone.now())
     )
-    response = HttpResponse(content_type="text/csv; charset=utf-8")
-    response["Content-Disposition"] = f'attachment; filename="{chart}.csv"'
-    writer = csv.writer(response)
-    writer.writerow(utilisation_charts.CSV_COLUMNS[chart])
-    writer.writerows(
-        [[csv_safe_text(cell) if isinstance(cell, str) else cell for cell in row] for row in made.raw]
-    )
-    return response
+    return csv_response(f"{chart}.csv", utilisation_charts.CSV_COLUMNS[chart], made.raw)
 
 
 def _utilisation_query(request: HttpRequest, user: User, now: datetime) -> utilisation_query.UtilisationQuery:
@@ -118,12 +112,13 @@ def _utilisation_query(request: HttpRequest, user: User, now: datetime) -> utili
     pools = list(policy.visible_pools(user).order_by("name"))
     teams = list(policy.visible_teams(user).order_by("name"))
     models = reads.visible_gpu_models(user)
-    pool = next((p for p in pools if p.slug == request.GET.get("pool")), None)
-    team = next((t for t in teams if t.slug == request.GET.get("team")), None)
+    pool, team = _chosen(request, "pool", pools), _chosen(request, "team", teams)
     model = request.GET.get("model", "")
+    if model and model not in models:
+        raise _unknown_choice("model", model, models)
     dimension = request.GET.get("by", "team")
     if dimension not in dict(utilisation_query.DIMENSIONS):
-        raise Http404(
+        raise InvalidAddress(
             money_pages.DIMENSION_UNKNOWN.format(
                 given=dimension[:30], allowed=", ".join(dict(utilisation_query.DIMENSIONS))
             )
@@ -134,7 +129,7 @@ def _utilisation_query(request: HttpRequest, user: User, now: datetime) -> utili
             end=end,
             pool=pool.pk if pool else None,
             team=team.pk if team else None,
-            model=model if model in models else "",
+            model=model,
         ),
         mine=None if policy.sees_all_teams(user) or policy.sees_all_charges(user) else [t.pk for t in teams],
         viewer=user,
@@ -147,10 +142,26 @@ def _utilisation_query(request: HttpRequest, user: User, now: datetime) -> utili
     )
 
 
+def _chosen(request: HttpRequest, field: str, rows: Sequence[Any]) -> Any:
+    """Return the row with the slug that the parameter names; None without the parameter."""
+    slug = request.GET.get(field, "")
+    row = next((row for row in rows if row.slug == slug), None)
+    if slug and row is None:
+        raise _unknown_choice(field, slug, [row.slug for row in rows])
+    return row
+
+
+def _unknown_choice(field: str, given: str, allowed: Sequence[str]) -> InvalidAddress:
+    listed = ", ".join(allowed) or money_pages.NOTHING_ALLOWED
+    return InvalidAddress(
+        money_pages.FILTER_UNKNOWN.format(field=field, given=display_value(given), allowed=listed)
+    )
+
+
 def _period(request: HttpRequest, now: datetime) -> tuple[datetime, datetime]:
     """Return (start, end) of the chosen period, in whole hours of UTC.
 
-    Raises Http404 for an invalid period; the message names the allowed values.
+    Raises InvalidAddress for an invalid period; the message names the allowed values.
     """
     hour = now.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
     if request.GET.get("start") or request.GET.get("end"):
@@ -163,7 +174,9 @@ def _period(request: HttpRequest, now: datetime) -> tuple[datetime, datetime]:
         return month_bounds(last)[0], month_bounds(next_month(last))[0]
     days = {"24h": 1, "7d": 7, "30d": 30}
     if name not in days:
-        raise Http404(money_pages.PERIOD_UNKNOWN.format(given=name[:20], allowed=", ".join(dict(PERIODS))))
+        raise InvalidAddress(
+            money_pages.PERIOD_UNKNOWN.format(given=name[:20], allowed=", ".join(dict(PERIODS)))
+        )
     return hour - timedelta(days=days[name]), hour
 
 
@@ -171,9 +184,9 @@ def _custom_period(first: str, last: str) -> tuple[datetime, datetime]:
     try:
         start, end = (datetime.fromisoformat(text).replace(tzinfo=UTC) for text in (first, last))
     except ValueError:
-        raise Http404(money_pages.NOT_TWO_DATES) from None
+        raise InvalidAddress(money_pages.NOT_TWO_DATES) from None
     if not start < end <= start + timedelta(days=MAX_PERIOD_DAYS) or start.year < 2000 or end.year > 2200:
-        raise Http404(money_pages.PERIOD_LENGTH.format(end=last[:20], days=MAX_PERIOD_DAYS))
+        raise InvalidAddress(money_pages.PERIOD_LENGTH.format(end=last[:20], days=MAX_PERIOD_DAYS))
     return start, end
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -25,10 +26,19 @@ Row = TypeVar("Row", bound=Model)
 ViewFunction = Callable[..., HttpResponseBase]
 
 
+class InvalidAddress(Http404):
+    """A parameter of the address is invalid. The message has its name, its value and the allowed values."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
 def sign_in_required(view: ViewFunction) -> ViewFunction:
     """Decorate a view so that anonymous users are redirected to the sign-in page.
 
-    A request for a live part gets a response that makes the browser reload the whole page.
+    A request for a live part gets a response that makes the browser reload the whole page. InvalidAddress
+    gives a page with status 404 that shows its message.
     """
 
     @functools.wraps(view)
@@ -43,8 +53,19 @@ def sign_in_required(view: ViewFunction) -> ViewFunction:
             raise PermissionDenied(refusal.message) from refusal
         except PlannerBudgetExceeded as refusal:
             return too_many_requests(request, refusal)
+        except InvalidAddress as refusal:
+            return render(request, "invalid_address.html", {"message": refusal.message}, status=404)
 
     return respond
+
+
+@contextmanager
+def address_checks() -> Iterator[None]:
+    """Raise InvalidAddress if a check of the address raises Invalid."""
+    try:
+        yield
+    except Invalid as refusal:
+        raise InvalidAddress(refusal.message) from refusal
 
 
 def too_many_requests(request: HttpRequest, refusal: PlannerBudgetExceeded) -> HttpResponse:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from django import forms
 from django.core.paginator import Paginator
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
 
 from portal.models import AuditEvent
 from portal.reads.people import organisation as reads
 from portal.web.page.access import sign_in_required
+from portal.web.page.csv_export import MAX_CSV_ROWS, csv_response
 from portal.wording.pages import people_pages
-from telemetry.money.statement_export import csv_safe_text
 
 EVENTS_PER_PAGE = 50
-MAX_AUDIT_CSV_ROWS = 50_000
+CSV_COLUMNS = ("at", "actor", "via", "verb", "target", "name", "team", "before", "after", "why")
 
 
 class AuditFilterForm(forms.Form):
@@ -39,13 +37,14 @@ class AuditFilterForm(forms.Form):
 
 
 @sign_in_required
-def audit(request: HttpRequest) -> HttpResponse:
+def audit(request: HttpRequest) -> HttpResponseBase:
     """List visible audit events that match the filters; ``format=csv`` downloads them."""
     form = AuditFilterForm(request.GET)
     filters = form.cleaned_data if form.is_valid() else {}
     rows = reads.audit_events(request.user, **filters)
     if request.GET.get("format") == "csv":
-        return _audit_csv(rows[:MAX_AUDIT_CSV_ROWS])
+        cells = map(_csv_cells, rows[:MAX_CSV_ROWS].iterator(chunk_size=1000))
+        return csv_response("audit.csv", CSV_COLUMNS, cells)
     page = Paginator(rows, EVENTS_PER_PAGE).get_page(request.GET.get("page"))
     shown = [
         {"event": event, "verb": event.verb.replace("_", " "), "changes": changed_fields(event)}
@@ -76,26 +75,16 @@ def _value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _audit_csv(rows: Iterable[AuditEvent]) -> HttpResponse:
-    response = HttpResponse(content_type="text/csv; charset=utf-8")
-    response["Content-Disposition"] = 'attachment; filename="audit.csv"'
-    writer = csv.writer(response)
-    writer.writerow(["at", "actor", "via", "verb", "target", "name", "team", "before", "after", "why"])
-    for event in rows:
-        team = event.team.slug if event.team else ""
-        values = [
-            event.at.isoformat(),
-            event.actor_name,
-            event.via,
-            event.verb,
-            event.target,
-            event.target_name,
-            team,
-        ]
-        writer.writerow(
-            [
-                csv_safe_text(value)
-                for value in (*values, json.dumps(event.before), json.dumps(event.after), event.why)
-            ]
-        )
-    return response
+def _csv_cells(event: AuditEvent) -> list[Any]:
+    return [
+        event.at,
+        event.actor_name,
+        event.via,
+        event.verb,
+        event.target,
+        event.target_name,
+        event.team.slug if event.team else "",
+        json.dumps(event.before),
+        json.dumps(event.after),
+        event.why,
+    ]

@@ -18,7 +18,7 @@ from portal.reads.work.workload_details import filter_by_text
 from portal.web.components.quantities import gpu_model, short_duration
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, sign_in_required
-from portal.web.page.csv_export import csv_response
+from portal.web.page.csv_export import csv_response, timed_file_name
 from portal.web.page.pagination import paginate
 from portal.web.page.query import parse_uuid
 from portal.web.work import workload_text
@@ -244,4 +244,4 @@ def _queue_csv(rows: Any, user: User, now: datetime) -> HttpResponseBase:
         ]
         for w in rows[:50_000].iterator(chunk_size=1000)
     )
-    return csv_response("queue", head, cells, now)
+    return csv_response(timed_file_name("queue", now), head, cells)

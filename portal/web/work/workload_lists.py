@@ -12,7 +12,7 @@ from django.http import StreamingHttpResponse
 
 from portal.models import User
 from portal.reads.work.workload_details import filter_by_text
-from portal.web.page.csv_export import MAX_CSV_ROWS, csv_response
+from portal.web.page.csv_export import MAX_CSV_ROWS, csv_response, timed_file_name
 from portal.wording import state_labels
 from scheduler.models import Workload
 from scheduler.state.states import WorkloadState
@@ -104,4 +104,4 @@ def workloads_csv(name: str, rows: QuerySet[Workload], now: datetime) -> Streami
     cells = (
         [read(w) for read in CSV_COLUMNS.values()] for w in rows[:MAX_CSV_ROWS].iterator(chunk_size=1000)
     )
-    return csv_response(name, list(CSV_COLUMNS), cells, now)
+    return csv_response(timed_file_name(name, now), list(CSV_COLUMNS), cells)

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-NOT_A_MONTH = "month is {given!a}; allowed: a year and a month, such as 2026-03."
+NOT_A_MONTH = "month is {given}; allowed: a month from {first:%Y-%m} to {last:%Y-%m}, such as {last:%Y-%m}."
+MONTH_NOT_CHARGED = "month is {given}, a month without charges; allowed: {first:%Y-%m} to {last:%Y-%m}."
+MONTH_INPUT_INVALID = "month is {given!a}; allowed: a year and a month, such as 2026-03."
+FILTER_UNKNOWN = "{field} is {given}; allowed: {allowed}."
+# What each filter of charges may be. An object that the viewer may not see is not mentioned.
+ALLOWED_FILTERS = {
+    "cost_centre": "the code of a cost centre whose charges you may see",
+    "team": "a team whose charges you may see",
+    "project": "a project whose charges you may see",
+    "type": "training, inference, interactive or other",
+    "workload": "a workload whose charges you may see",
+    "user": "a person whose charges you may see",
+    "pool": "a pool that you may see",
+    "model": "the model of a GPU that you may see, such as H100-80GB",
+    "bucket": ("used, reserved_unused, preempted, hardware_lost, unallocated, unhealthy or maintenance"),
+}
+PARAMETER_UNKNOWN = "{given} is not a parameter of this page; allowed: {allowed}."
+FORMAT_UNKNOWN = "format is {given}; allowed: {allowed}."
 BUDGET_SET = "The budget of {subject} is set."
 COST_CENTRE_SET = "{code} pays for {project} from that date on."
-NOT_A_NUMBER = "{field} is {given!a}; allowed: a number."
 HALF_WAIT_LABEL = "Half wait at most"
 NOTHING_IN_PERIOD = "Nothing in this period."
 MONTH_CLOSED = "{month:%B %Y} is closed and cannot change any more. Later changes become corrections."
-YEAR_OUT_OF_RANGE = "month is {given!a}; allowed: years from 2000 to 2200."
 PRICE_SET = "The price is set. What was charged before stays as it is."
 CHART_UNKNOWN = "chart is {given!a}; allowed: {allowed}."
 DIMENSION_UNKNOWN = "by is {given!a}; allowed: {allowed}."
@@ -32,3 +47,4 @@ IDLE_PAYERS = {
 }
 IDLE_PAYER_HEADINGS = {"operator": "Operator pays", "guarantee": "By guarantee", "use": "By use"}
 IDLE_SHARE_OF_OPERATOR = "Operator"
+NOTHING_ALLOWED = "nothing here"

@@ -15,7 +15,6 @@ POOL_LIMIT_UNKNOWN = "{field} is not a limit of a pool; allowed: {allowed}."
 ONE_BUDGET_OWNER = "team, project and cost_centre: give exactly one of the three."
 NOT_A_PERIOD_START = "month is {month:%Y-%m}; allowed: the first month of a {period}, such as {month:%Y}-01."
 MONTH_IS_PAST = "month is {month:%Y-%m}; allowed: the present period or a later one."
-VALID_FROM_IS_PAST = "valid_from is {valid_from}; allowed: from this hour on."
 COST_CENTRE_MONTH_IS_CLOSED = (
     "valid_from is {valid_from}; allowed: from {earliest} on, because the months before it are closed."
 )
@@ -25,8 +24,14 @@ COST_CENTRE_OF_SHARED_POOL = (
 )
 REFUND_LIMIT_IS_PAST = "valid_from is {valid_from}; allowed: {now} or later. Stopped work keeps its limit."
 IDLE_PAYER_MONTH = "month is {month:%Y-%m}; allowed: {first:%Y-%m} to {last:%Y-%m}."
+VALID_FROM_IS_PAST = (
+    "valid_from is {valid_from}, which is past; allowed: {allowed} or later. The past never changes."
+)
+VALID_FROM_IS_CHARGED = (
+    "valid_from is {valid_from}, but {what} is already charged until {until}; allowed: {allowed} or later."
+)
+MONTH_WITHOUT_CHARGES = "month is {month:%Y-%m}, before the first charge; allowed: {first:%Y-%m} or later."
 MONTH_IS_NOT_PAST = "month is {month:%Y-%m}; allowed: a past month, before {this_month:%Y-%m}."
-PRICE_IS_PAST = "valid_from is {valid_from}; allowed: from this hour on. A price never changes the past."
 CURRENCY_INVALID = "currency is {given!a:.60}; allowed: three letters, such as EUR."
 AUDITOR_HAS_OTHER_ROLE = (
     "auditor is true with another role; allowed: an auditor is neither operator nor finance."

@@ -20,8 +20,9 @@ from portal.services.people import api_tokens
 from portal.services.work import launch
 from scheduler.cycle import engine
 from scheduler.cycle.recording import CycleRecorder
-from scheduler.models import Host, Recording, Storage, Volume, Workload
+from scheduler.models import Gpu, Host, Recording, Storage, Volume, Workload
 from telemetry.models import HealthRule
+from tests.portal.charged_january import charge_of
 from tests.world import H100, World
 
 ROLES = ("member", "team mate", "lead", "other team", "stranger", "operator", "finance", "auditor")
@@ -184,6 +185,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("POST", "budgets/requests/"): (BUDGET, (403, 403, 202, 400, 400, 403, 403, 403)),
     ("GET", "usage/"): ({}, ALL),
     ("GET", "charges/"): ({}, ALL),
+    ("GET", "charges/{id}/"): ({}, (200, 404, 200, 404, 404, 404, 200, 200)),
     ("GET", "statements/"): ({}, (403, 403, 403, 403, 403, 403, 200, 200)),
     ("GET", "statements/{month}/"): ({}, (404,) * 8),
     ("POST", "statements/{month}/close/"): ({}, (403, 403, 403, 403, 403, 403, 400, 403)),
@@ -248,6 +250,7 @@ def named(today_world: World) -> dict[str, str]:
     engine.run_cycle("test", now, recorder=CycleRecorder())
     return {
         "recordings": str(Recording.objects.latest("pk").pk),
+        "charges": str(charge_of(notebook, Gpu.objects.earliest("pk")).pk),
         "workloads": str(notebook.public_id),
         "reservations": str(held.public_id),
         "arrays": str(array.public_id),

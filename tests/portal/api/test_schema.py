@@ -28,7 +28,9 @@ from portal.services.approvals import submissions
 from portal.services.calendar import recurring_reservations, reservations
 from portal.services.people import api_tokens
 from portal.services.work import launch
+from scheduler.models import Gpu
 from telemetry.models import HealthRule, Price
+from tests.portal.charged_january import charge_of
 from tests.world import H100, World
 
 CHECKED = [
@@ -140,6 +142,7 @@ def crowded(today_world: World) -> dict[str, str]:
         "pools": "shared",
         "health-rules": "xid:79",
         "statements": "2026-01",
+        "charges": str(charge_of(job, Gpu.objects.earliest("pk")).pk),
     }
 
 

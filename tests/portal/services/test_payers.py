@@ -151,7 +151,7 @@ def test_a_second_cost_centre_from_the_same_time_is_rejected(world: World) -> No
 def test_the_first_cost_centre_may_begin_in_the_past_and_a_later_one_may_not(world: World) -> None:
     cost_centres.set_cost_centre(**centre_fields(world, valid_from=at(0, day=1)))
     found = problem(cost_centres.set_cost_centre, **centre_fields(world, code="CC-8", valid_from=at(8, 0)))
-    assert found["valid_from"].startswith("valid_from is 2026-03-02T08:00:00+00:00; allowed:")
+    assert found["valid_from"].startswith("valid_from is 2026-03-02T08:00:00+00:00, which is past; allowed:")
     cost_centres.set_cost_centre(**centre_fields(world, code="CC-6", valid_from=at(0, day=1) - HOUR))
 
 

@@ -133,7 +133,7 @@ def test_the_audit_page_shows_before_and_after_and_downloads_as_csv(world: World
     client.post(reverse("team", args=[world.vision.team.slug]), {"verb": "rename", "name": "=Vision"})
     page = client.get(reverse("audit")).content.decode()
     assert "rename team" in page and "=Vision" in page
-    rows = client.get(reverse("audit"), {"format": "csv"}).content.decode()
+    rows = client.get(reverse("audit"), {"format": "csv"}).getvalue().decode()
     assert "rename_team" in rows
     assert ",'=Vision," in rows  # the quote makes a spreadsheet read it as text
 

@@ -17,11 +17,13 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from portal.models import User
 from scheduler.models import Workload
 from scheduler.runs import logs
-from tests.portal.web.test_manage_money_pages import charged  # noqa: F401
+from telemetry.models import Charge
+from tests.portal.charged_january import MONTH, charged
 from tests.portal.web.work_samples import make_waiting, run_job, start
 from tests.waiting import PAGE_MILLISECONDS
 from tests.world import PASSWORD, World
 
+__all__ = ["charged"]
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.django_db(transaction=True),
@@ -216,3 +218,24 @@ def test_a_log_keeps_its_scroll_position_when_its_job_ends(
     marks.evaluate("getSelection().removeAllRanges()")
     for page in (back, marks):
         expect(page.locator("#log.as-it-was")).to_have_count(0)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_of_charges_fit_their_windows(
+    world: World, live_server: Any, browser: Browser, charged: Workload, theme: str
+) -> None:
+    line = Charge.objects.filter(workload=charged).earliest("pk")
+    page = sign_in(browser, live_server, world.finance.username, color_scheme=theme)
+    addresses = (
+        f"{reverse('chargeback')}?month={MONTH}",
+        f"{reverse('chargeback')}?month={MONTH}&workload={charged.pk}",
+        reverse("charge-line", args=[line.pk]),
+        f"{reverse('chargeback')}?month=1999-01",
+    )
+    for width in (390, 1280, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        for address in addresses:
+            page.goto(f"{live_server.url}{address}")
+            if scope := page.locator(".scope summary").all():
+                scope[0].click()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, address

@@ -15,6 +15,7 @@ from django.core.cache import cache
 from django.db import transaction
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from portal.models import Submission, Template
 from portal.services.approvals import submissions
@@ -23,8 +24,9 @@ from portal.services.work import launch
 from portal.web import urls
 from scheduler.cycle import engine
 from scheduler.cycle.recording import CycleRecorder
-from scheduler.models import Recording, Reservation, Run, Series, Workload
+from scheduler.models import Gpu, Recording, Reservation, Run, Series, Workload
 from scheduler.runs import logs
+from tests.portal.charged_january import charge_of
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -120,6 +122,8 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "quota-change": ("GET", LEADS),
     "budget-request": ("GET", (403, 403, 200, 404, 404, 403, 403, 403)),
     "chargeback": ("GET", ALL),
+    # The line is one of vision's member.
+    "charge-line": ("GET", (200, 404, 200, 404, 404, 404, 200, 200)),
     "rate-card": ("GET", ALL),
     "budgets": ("GET", ALL),
     "month-close": ("GET", FINANCE),
@@ -200,6 +204,7 @@ class SampleObjects:
         )
         Submission.objects.filter(pk=asked.pk).update(author=world.vision.member)
         self.submission = asked
+        self.charge = charge_of(self.job, Gpu.objects.earliest("pk"))
         engine.run_cycle("test", world.now, recorder=CycleRecorder())
         self.recording = Recording.objects.latest("pk").pk
 
@@ -214,8 +219,9 @@ class SampleObjects:
             "array": [self.array.public_id],
             "array-cancel": [self.array.public_id],
             "utilisation-csv": ["waterfall"],
-            "month-close": ["2026-01"],
-            "idle-payer": ["2026-01"],
+            "month-close": [f"{timezone.now():%Y-%m}"],
+            "idle-payer": [f"{timezone.now():%Y-%m}"],
+            "charge-line": [self.charge.pk],
             "team": ["vision"],
             "quota-change": ["vision"],
             "budget-request": ["vision"],

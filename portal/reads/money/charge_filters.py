@@ -1,0 +1,173 @@
+"""Check the filters of charges that a request names.
+
+An object that the viewer may not see gets the same answer as an object that does not exist.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from typing import Any
+
+from django.db.models import Q, QuerySet
+
+from portal import policy
+from portal.input_checks import InputChecks, display_value
+from portal.models import Membership, User
+from portal.wording.pages import money_pages
+from scheduler.models import Pool, Project, Team, Workload, WorkloadType
+from telemetry.models import Charge, ChargeBucketChoices, CostCentre
+from telemetry.reads.chargeback import CHARGE_DIMENSIONS, DRILL_DOWN
+
+# Filters in the order in which they are applied. The drill-down comes last, in the order of its levels.
+FILTERS = (*(name for name in CHARGE_DIMENSIONS if name not in DRILL_DOWN), *DRILL_DOWN)
+MAX_KEY_LENGTH = 80
+MAX_ID_DIGITS = 18
+
+
+def _teams(viewer: User) -> QuerySet[Any]:
+    teams = Team.with_removed.all()
+    return teams if policy.sees_all_charges(viewer) else teams.filter(pk__in=policy.my_team_ids(viewer))
+
+
+def _projects(viewer: User) -> QuerySet[Any]:
+    return Project.objects.filter(team__in=_teams(viewer))
+
+
+def _users(viewer: User) -> QuerySet[Any]:
+    if policy.sees_all_charges(viewer):
+        return User.objects.all()
+    led = policy.my_team_ids(viewer, Membership.Role.LEAD)
+    return User.objects.filter(
+        Q(pk=viewer.pk) | Q(pk__in=Membership.objects.filter(team__in=led).values("user"))
+    )
+
+
+def _workloads(viewer: User) -> QuerySet[Any]:
+    if policy.sees_all_charges(viewer):
+        return Workload.objects.all()
+    led = policy.my_team_ids(viewer, Membership.Role.LEAD)
+    return Workload.objects.filter(Q(owner=viewer) | Q(project__team__in=led))
+
+
+# Objects whose charges the viewer may see, by the dimension whose keys are their primary keys. An operator
+# sees more teams than these: the charges of other teams would look like no charges.
+VISIBLE_OBJECTS: dict[str, Callable[[User], QuerySet[Any]]] = {
+    "team": _teams,
+    "project": _projects,
+    "pool": policy.visible_pools_with_removed,
+    "user": _users,
+    "workload": _workloads,
+}
+
+
+def checked_filters(viewer: User, month: date, given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the filters of ``telemetry.reads.chargeback``, by dimension.
+
+    The values of ``given`` are the keys of groups as texts: primary keys, or names such as a cost centre. An
+    empty text selects the charges without a value. Raises Invalid for a key that the viewer may not see, or
+    that does not exist.
+    """
+    checks = InputChecks()
+    lines = policy.visible_charges(viewer).filter(month=month)
+    where: dict[str, Any] = {}
+    for name in FILTERS:
+        if name in given and given[name] == "":
+            where[name] = None if name in VISIBLE_OBJECTS else ""
+        elif name in given:
+            found = _parse_key(name, given[name])
+            where[name] = _only_visible(
+                checks, viewer, lines, name, given[name], [] if found is None else [found]
+            )
+    checks.done()
+    return where
+
+
+def named_filters(viewer: User, lines: QuerySet[Charge], given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the filters like ``checked_filters``. Objects have the names of the API: a team has its slug.
+
+    ``lines`` are the visible charges, perhaps of one month. Raises Invalid.
+    """
+    checks = InputChecks()
+    where = {
+        name: _only_visible(checks, viewer, lines, name, given[name], _keys_of_name(name, given[name]))
+        for name in FILTERS
+        if name in given
+    }
+    checks.done()
+    return where
+
+
+def _only_visible(
+    checks: InputChecks,
+    viewer: User,
+    lines: QuerySet[Charge],
+    name: str,
+    text: str,
+    keys: Sequence[int | str],
+) -> int | str | None:
+    """Return the only one of ``keys`` whose charges the viewer may see. Otherwise, note a problem."""
+    seen = [key for key in keys if _is_visible(viewer, name, key) or _is_charged(lines, name, key)]
+    if len(seen) == 1:
+        return seen[0]
+    sentence = money_pages.FILTER_UNKNOWN.format(
+        field=name, given=display_value(text), allowed=money_pages.ALLOWED_FILTERS[name]
+    )
+    checks.note(name, text[:MAX_KEY_LENGTH], sentence)
+    return None
+
+
+def _parse_key(name: str, text: str) -> int | str | None:
+    if name not in VISIBLE_OBJECTS:
+        return text if len(text) <= MAX_KEY_LENGTH and text.isprintable() else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_ID_DIGITS else None
+
+
+def _keys_of_name(name: str, text: str) -> list[int | str]:
+    """Return the keys of all objects with a name, visible or not."""
+    if not text.isprintable():  # PostgreSQL rejects NUL
+        return []
+    if name == "project":
+        team, slash, slug = text.partition("/")
+        by = {"team__slug": team, "slug": slug} if slash else {"slug": text}
+        return list(Project.objects.filter(**by).values_list("pk", flat=True))
+    if name == "workload":
+        return (
+            list(Workload.objects.filter(public_id=text).values_list("pk", flat=True))
+            if _is_uuid(text)
+            else []
+        )
+    if name == "user":
+        return list(User.objects.filter(username=text).values_list("pk", flat=True))
+    if name in ("team", "pool"):
+        rows: Any = Team if name == "team" else Pool
+        return list(rows.with_removed.filter(slug=text).values_list("pk", flat=True))
+    key = _parse_key(name, text)
+    return [] if key is None else [key]
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_visible(viewer: User, name: str, key: int | str) -> bool:
+    """Return True if the key belongs to an object that the viewer may see, charged or not."""
+    if name in VISIBLE_OBJECTS:
+        return VISIBLE_OBJECTS[name](viewer).filter(pk=key).exists()
+    if name == "type":
+        return key in WorkloadType.values
+    if name == "bucket":
+        return key in ChargeBucketChoices.values
+    if name == "cost_centre":
+        return CostCentre.objects.filter(code=key, project__in=_projects(viewer)).exists()
+    return policy.visible_gpus(viewer).filter(model=key).exists()
+
+
+def _is_charged(lines: QuerySet[Charge], name: str, key: int | str) -> bool:
+    """Return True if a visible charge of the month has the key, such as one of a removed project."""
+    return lines.filter(**{CHARGE_DIMENSIONS[name][0]: key}).exists()

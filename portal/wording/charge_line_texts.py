@@ -1,0 +1,68 @@
+"""Describe how the amount of a charge line is computed."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from portal.wording.formatting import local_time_text
+from portal.wording.pages import money_pages
+from scheduler.core.model.slots import SLOTS_PER_GPU
+from telemetry.models import Charge, ChargeBucketChoices, Price
+
+UNCHARGED_BUCKETS = {
+    "preempted": "This time is not charged: the work was lost by a preemption.",
+    "hardware_lost": "This time is not charged: the work was lost by a fault of hardware.",
+    "unallocated": "This time is not charged: the GPU was free.",
+    "unhealthy": "This time is not charged: the GPU or its host was out of service.",
+    "maintenance": "This time is not charged: the GPU or its host was in maintenance.",
+}
+
+
+def bucket_label(line: Charge) -> str:
+    """Return the words for the bucket of a line. Unused time of a dedicated pool has words of its own."""
+    if line.bucket == ChargeBucketChoices.RESERVED_UNUSED and line.reservation_id is None:
+        return money_pages.DEDICATED_UNUSED_BUCKET
+    return str(line.get_bucket_display())
+
+
+def formula(slots: int, seconds: int, price: Price | None, amount: Decimal | None) -> str:
+    """Return the computation of an amount, such as ``840/840 x 3,600 s / 3,600 x 2.400000 = 2.400000``."""
+    if price is None or amount is None:
+        return "No price was in force, so nothing can be charged."
+    return f"{slots}/{SLOTS_PER_GPU} × {seconds:,} s / 3,600 × {price.price_per_gpu_hour:f} = {amount:f}"
+
+
+def amount_sentences(is_charged: bool, bucket: str, rounding: Decimal) -> list[str]:
+    """Return sentences about a difference between the computed amount and the amount in the ledger."""
+    if not is_charged:
+        return [UNCHARGED_BUCKETS[bucket]]
+    if rounding:
+        return [
+            f"The amount in the ledger differs by {rounding:+f}: the parts of a GPU's time are rounded so "
+            "that they sum to the whole."
+        ]
+    return []
+
+
+def price_in_force(price: Price | None) -> str:
+    """Return the price of a line with its pool and its start."""
+    if price is None:
+        return "none"
+    where = f" in {price.pool.name}" if price.pool else ""
+    return f"{price.price_per_gpu_hour:f} per GPU-hour{where}, from {local_time_text(price.valid_from)}"
+
+
+def attempt(number: int | None) -> str:
+    return "" if number is None else f"attempt {number}"
+
+
+def reserved(reservation_id: int | None) -> str:
+    """Return the text for a reservation whose page the viewer may not open."""
+    return "" if reservation_id is None else "of its team"
+
+
+def relation(corrects: int | None, *, reversal: bool) -> str:
+    """Return the part of a line in a correction."""
+    if reversal:
+        return f"cancels line {corrects}"
+    return f"replaces line {corrects}" if corrects else "the original line"
