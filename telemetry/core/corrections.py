@@ -71,9 +71,10 @@ def _find_day_correction(
     hull = _difference_interval(charge_pieces(gpu, start, end), lines, start, end)
     if hull is None:
         return None
-    low, high = _widen_to_line_edges(hull, lines)
+    # A line of another slice may lie outside of [start, end) but within the widened hull. It is replaced too.
+    low, high = _widen_to_line_edges(hull, standing)
     back = sorted(
-        (line for line in lines if line.start < high and line.end > low),
+        (line for line in standing if line.start < high and line.end > low),
         key=lambda line: (line.start, line.id),
     )
     wanted = charge_pieces(gpu, low, high)

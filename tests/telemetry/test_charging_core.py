@@ -301,3 +301,21 @@ def test_times_are_rounded_down_to_the_second_and_adjacent_holds_leave_no_gap() 
     )
     parts = charge_pieces(gpu, minute(0), minute(2))
     assert [(p.owner.allocation, p.seconds) for p in parts] == [(1, 60), (2, 60)]
+
+
+def test_a_correction_replaces_every_line_of_the_time_that_it_charges_again() -> None:
+    """Two slices share a GPU. The late fact concerns the time after the end of the first slice's line."""
+    half = SLOTS_PER_GPU // 2
+    first = GpuHold(1, 0, half, minute(0), minute(60))
+    second = GpuHold(2, half, SLOTS_PER_GPU, minute(0))
+    before = GpuTimeline((first, second), rates=(RATE,))
+    ended = GpuHold(2, half, SLOTS_PER_GPU, minute(0), minute(90))
+    after = GpuTimeline((first, ended), rates=(RATE,))
+    ledger = {
+        number: LedgerLine(number, p.start, p.end, p.slots, p.owner, p.cost)
+        for number, p in enumerate(price_pieces(charge_pieces(before, START, minute(120))))
+    }
+    [correction] = find_corrections(after, list(ledger.values()), minute(80), minute(120))
+    kept = [line for number, line in ledger.items() if number not in correction.reversed_line_ids]
+    slot_seconds = sum(line.slots * int((line.end - line.start).total_seconds()) for line in kept)
+    assert slot_seconds + sum(p.slot_seconds for p in correction.instead) == SLOTS_PER_GPU * 120 * 60
