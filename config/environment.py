@@ -74,6 +74,7 @@ class EnvironmentSettings:
     log_format: str
     email: Mapping[str, Any]
     mail_from: str
+    statement_key: str
 
     @property
     def secure(self) -> bool:
@@ -127,6 +128,7 @@ def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
         ),
         email=_email(variables),
         mail_from=_mail_from(variables),
+        statement_key=_absolute_path(variables, "GPUPOOL_STATEMENT_KEY"),
     )
 
 
@@ -252,6 +254,14 @@ def _state_folder(variables: Mapping[str, str]) -> Path:
     if "\0" in value or not path.is_absolute() or not path.is_dir():
         raise InvalidSettingError("GPUPOOL_STATE", value, allowed)
     return path
+
+
+def _absolute_path(variables: Mapping[str, str], name: str) -> str:
+    """Return the path; empty if the variable is not set. The file need not exist."""
+    value = variables.get(name, "").strip()
+    if value and ("\0" in value or not Path(value).is_absolute()):
+        raise InvalidSettingError(name, value, "the absolute path of a file")
+    return value
 
 
 def _time_zone(variables: Mapping[str, str]) -> str:

@@ -168,7 +168,10 @@ REFUSALS: dict[str, Sentence] = {
     # money
     "month_is_not_over": "{month} is not over; only a month that is over can be closed.",
     "month_is_closed": "{month} is closed already.",
-    "month_check_failed": "{month} can't be closed: this check fails: {check} ({figures}).",
+    "month_check_failed": lambda n: (
+        f"{n['month']} can't be closed: this check fails: {n['check']} ({_figures_text(n['figures'])})."
+    ),
+    "statement_key_unusable": "{month} can't be closed: {setting} can't sign it: {problem}.",
     "idle_payer_is_fixed": lambda n: (
         f"{date.fromisoformat(n['month']):%B %Y} is closed; the payer of its idle time can't be changed."
     ),
@@ -238,6 +241,15 @@ def _named(numbers: Mapping[str, Any], what: str) -> str:
     names = numbers[what]
     more = numbers["count"] - len(names)
     return f"{', '.join(names)} and {more} more" if more > 0 else ", ".join(names)
+
+
+def _figures_text(figures: Mapping[str, Any]) -> str:
+    """Return the figures of a check as text, such as ``behind: 2; never: 0``."""
+    values = {
+        name: "; ".join(map(str, value)) if isinstance(value, list) else value
+        for name, value in figures.items()
+    }
+    return "; ".join(f"{name}: {value}" for name, value in values.items())
 
 
 def _local_time(value: Any) -> str:

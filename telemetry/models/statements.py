@@ -30,7 +30,24 @@ class Statement(models.Model):
     checks = models.JSONField(default=list, help_text="checks of the close, with their figures")
     totals = models.JSONField(default=dict, help_text="conservation figures per pool, as decimal strings")
     digest = models.CharField(
-        max_length=64, default="", blank=True, help_text="SHA-256 of the CSV of its lines"
+        max_length=64, default="", blank=True, help_text="SHA-256 in the layout of digest_format"
+    )
+    digest_format = models.PositiveSmallIntegerField(
+        default=1, help_text="1: the CSV of its lines; 2: also charges, prices, cost centres, previous digest"
+    )
+    previous_month = models.DateField(
+        null=True,
+        blank=True,
+        help_text="month whose digest is part of this digest; empty: the first of format 2",
+    )
+    signature = models.CharField(
+        max_length=88, default="", blank=True, help_text="Ed25519, base64; empty: closed without a key"
+    )
+    public_key = models.CharField(
+        max_length=44, default="", blank=True, help_text="public key of the signature, base64"
+    )
+    key_fingerprint = models.CharField(
+        max_length=64, default="", blank=True, help_text="SHA-256 of the public key"
     )
     closed_at = models.DateTimeField(null=True)
     closed_by = models.ForeignKey(

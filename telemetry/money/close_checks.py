@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from datetime import date, datetime
+from itertools import islice
 from typing import Any
 
 from django.db.models import Count, F, Q, Sum
 
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Gpu
+from telemetry.audit.ledger_audit import audit_ledger
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.models import UNMAPPED_LINE, Charge, ChargedUntil, RollupDue
 from telemetry.money.billing_months import month_bounds
 from telemetry.money.reconciliation import reconcile_costs
 
 MAX_NAMES = 20
+SHOWN_DIFFERENCES = 5
 
 
 def close_checks(month: date) -> list[dict[str, Any]]:
@@ -73,6 +76,15 @@ def close_checks(month: date) -> list[dict[str, Any]]:
         ),
         _check_result("every sample of the month is rolled up", due == 0, {"due": due}),
     ]
+
+
+def audit_check(month: date, now: datetime) -> dict[str, Any]:
+    """Return the result of the audit of the ledger, in the form of ``close_checks``.
+
+    The audit reads all lines of the month, which may take a minute. It runs only when the month is closed.
+    """
+    found = [str(each) for each in islice(audit_ledger(month, now), SHOWN_DIFFERENCES)]
+    return _check_result("every line agrees with the facts", not found, {"differences": found})
 
 
 def _names_without_cost_centre(month: date) -> dict[str, list[str]]:

@@ -5,12 +5,13 @@ A closed statement never changes. Late facts are charged to the open month.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models import Sum
 
@@ -29,9 +30,10 @@ from telemetry.models import (
     StatementState,
 )
 from telemetry.money.billing_months import month_of
-from telemetry.money.close_checks import close_checks
+from telemetry.money.close_checks import audit_check, close_checks
 from telemetry.money.reconciliation import reconcile_costs, reconciliation_in_cents
-from telemetry.money.statement_export import entries_to_csv
+from telemetry.money.statement_digest import DIGEST_FORMAT, digest_of, previous_month
+from telemetry.money.statement_key import StatementKeyError, sign_digest
 from telemetry.money.statement_lines import frozen_line_row, open_month_lines
 
 
@@ -84,8 +86,8 @@ def _open_month_totals(month: date) -> dict[str, Any]:
 def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "") -> Statement:
     """Close a month that is over: stop charging to it, run the checks, freeze its lines and store the digest.
 
-    Raises OperationRejected ``month_is_not_over``, ``month_is_closed`` or ``month_check_failed``. Nothing
-    changes in these cases.
+    The digest is signed if the site has a key. Raises OperationRejected ``month_is_not_over``,
+    ``month_is_closed``, ``month_check_failed`` or ``statement_key_unusable``. Nothing changes in these cases.
     """
     if month.day != 1:
         raise ValueError(f"month: {month} is not the first day of a month")
@@ -98,6 +100,8 @@ def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "
     if not _transition(month, StatementState.OPEN, StatementState.CLOSING):
         raise OperationRejected("month_is_closed", numbers, field="month")
     found = close_checks(month)
+    if all(check["ok"] for check in found):
+        found.append(audit_check(month, now))
     failed = [check for check in found if not check["ok"]]
     if failed:
         numbers |= {"check": failed[0]["check"], "figures": failed[0]["figures"]}
@@ -105,17 +109,28 @@ def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "
     statement = Statement.objects.get(month=month)
     frozen = open_month_lines(month, statement.idle_payer)
     StatementLine.objects.bulk_create([frozen_line_row(statement, line) for line in frozen], batch_size=2_000)
-    text = entries_to_csv(month, frozen, currency)
+    statement.totals = _open_month_totals(month)
+    statement.currency, statement.closed_at, statement.closed_by = currency, now, closed_by
+    statement.digest_format, statement.previous_month = DIGEST_FORMAT, previous_month(month)
+    digest = digest_of(statement)
+    try:
+        signed = sign_digest(month, digest, settings.GPUPOOL_STATEMENT_KEY)
+    except StatementKeyError as error:
+        numbers |= {"setting": "GPUPOOL_STATEMENT_KEY", "problem": str(error)}
+        raise OperationRejected("statement_key_unusable", numbers, field="month") from None
     closed = _transition(
         month,
         StatementState.CLOSING,
         StatementState.CLOSED,
         checks=found,
-        totals=_open_month_totals(month),
+        totals=statement.totals,
         currency=currency,
-        digest=hashlib.sha256(text.encode()).hexdigest(),
+        digest=digest,
+        digest_format=DIGEST_FORMAT,
+        previous_month=statement.previous_month,
         closed_at=now,
         closed_by=closed_by,
+        **asdict(signed),
     )
     assert closed, "the row is locked by this transaction"
     statement.refresh_from_db()

@@ -21,6 +21,7 @@ EXEMPT_PATHS = {
     "portal/wording/": "the sentences themselves",
     "portal/management/": "output of commands for the administrator",
     "scheduler/management/": "output of commands for the administrator",
+    "telemetry/management/": "output of commands for the administrator",
     "portal/edge/__main__.py": "output of a command for the administrator",
     "scheduler/core/model/serialization.py": "errors in files that the administrator's commands read",
     "portal/edge/agents/": "the protocol with agents: its texts appear in the agent's log only",

@@ -7,6 +7,7 @@ import itertools
 from decimal import Decimal
 from typing import Any
 
+from django.db import connection, models
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
 from agent.protocol import SampleBatch, SampleRow
@@ -21,7 +22,7 @@ from scheduler.models import (
     Unit,
     Workload,
 )
-from telemetry.models import CostCentre, Price
+from telemetry.models import Charge, CostCentre, Price
 from tests.world import TeamOfWorld, World
 
 _generations = itertools.count(1_000_000)
@@ -168,3 +169,24 @@ def batch(
             for number in range(count)
         ],
     )
+
+
+def insert_copy(line: Charge, **changes: Any) -> Charge:
+    """Insert a copy of a charge line, with changes."""
+    columns = {field.attname: getattr(line, field.attname) for field in line._meta.concrete_fields}
+    return Charge.objects.create(**(columns | {"id": None} | changes))
+
+
+def change_in_place(row: models.Model, **changes: Any) -> None:
+    """Change a row that triggers protect, with the rights of the owner and without the triggers."""
+    table = row._meta.db_table
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT current_user")
+        [role] = cursor.fetchone()
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        cursor.execute("SET LOCAL ROLE NONE")
+        cursor.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
+        type(row)._default_manager.filter(pk=row.pk).update(**changes)
+        cursor.execute(f"ALTER TABLE {table} ENABLE TRIGGER USER")
+        cursor.execute("SET CONSTRAINTS ALL DEFERRED")
+        cursor.execute("SELECT set_config('role', %s, true)", [role])

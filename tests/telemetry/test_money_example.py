@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
+from telemetry.audit.ledger_audit import audit_ledger
 from telemetry.core.amounts import ZERO, split_amount
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.core.charge_pieces import lost_time
@@ -15,7 +17,8 @@ from telemetry.core.guarantees import GuaranteeStep, guaranteed_slot_seconds
 from telemetry.models import Charge, ChargeBucketChoices
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.reconciliation import IDLE_BUCKETS, OVERHEAD_BUCKETS, UNCHARGED_BUCKETS
-from tests.telemetry.rows import at, hold, host_state, price, reservation, workload
+from telemetry.money.statement_key import signed_text
+from tests.telemetry.rows import at, cost_centre, hold, host_state, insert_copy, price, reservation, workload
 from tests.world import H100, World, units_of
 
 pytestmark = pytest.mark.django_db
@@ -120,6 +123,26 @@ def test_the_documented_shares_by_guarantee_equal_those_of_the_code(root: Path) 
         for team, weight, cost in zip(("Vision", "Language"), weights, costs, strict=True)
     ]
     assert documented_table(root, "guarantees") == rows
+
+
+def test_the_documented_difference_is_found_by_the_audit(world: World, root: Path) -> None:
+    for each, code in ((world.vision, "CC-100"), (world.language, "CC-200"), (world.robotics, "CC-300")):
+        cost_centre(each, code, at(0, day=1))
+    line = example(world)[0]
+    month = line.month
+    assert [each for each in audit_ledger(month, at(17, 1)) if each.gpu == line.gpu_id] == []
+    negative = {"slots": -line.slots, "slot_seconds": -line.slot_seconds, "cost": -line.cost}
+    insert_copy(line, corrects_id=line.pk, reversal=True, charged=-line.charged, **negative)
+    insert_copy(line, corrects_id=line.pk, team_id=world.language.team.pk, team_name="Language")
+    [found] = [each for each in audit_ledger(month, at(17, 1)) if each.gpu == line.gpu_id]
+    shown = replace(found, line=11, gpu=1, found="2", expected="1", fact="allocation 1")
+    text = (root / "docs" / "money.md").read_text()
+    assert text.partition("<!-- audit:")[2].partition("<!-- /audit")[0].splitlines()[1].strip() == str(shown)
+
+
+def test_the_documented_text_of_a_signature_is_signed(root: Path) -> None:
+    text = signed_text(date(2026, 3, 1), "DIGEST").decode()
+    assert f"`{text}`" in (root / "docs" / "money.md").read_text()
 
 
 def test_every_bucket_is_documented(root: Path) -> None:

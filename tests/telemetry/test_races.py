@@ -23,7 +23,7 @@ from telemetry.money import charges, statements
 from telemetry.money.charges import charge_all_gpus
 from tests.concurrency.conftest import UNGUARDED, Meeting, race
 from tests.concurrency.conftest import world as committed_world
-from tests.telemetry.rows import at, batch, cost_centre, hold, price, workload
+from tests.telemetry.rows import at, batch, cost_centre, hold, pool_cost_centre, price, workload
 from tests.world import A100, H100, World, units_of
 
 __all__ = ["committed_world"]
@@ -37,6 +37,7 @@ def rates(committed_world: World) -> World:
         price(model, "2.40", since=at(0, day=1))
     for each in committed_world.teams:
         cost_centre(each, "CC", at(0, day=1))
+    pool_cost_centre(committed_world.static, "CC", at(0, day=1))
     return committed_world
 
 

@@ -173,6 +173,12 @@ class StatementShape(ResponseSerializer):
     checks = serializers.JSONField()
     totals = serializers.JSONField()
     digest = serializers.CharField()
+    digest_format = serializers.IntegerField(help_text="1: the CSV of its lines; 2: see docs/money.md")
+    signature = serializers.CharField(help_text="Ed25519, base64; empty: closed without a key")
+    public_key = serializers.CharField(help_text="base64; empty: closed without a key")
+    key_fingerprint = serializers.CharField(
+        help_text="SHA-256 of the public key; empty: closed without a key"
+    )
     closed_at = serializers.DateTimeField(allow_null=True)
     closed_by = serializers.CharField(source="closed_by.username", allow_null=True, default=None)
 

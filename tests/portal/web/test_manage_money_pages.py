@@ -98,6 +98,7 @@ def test_finance_closes_the_month_once_and_its_download_does_not_change(
     before = client.get(reverse("chargeback"), {"month": MONTH, "format": "statement"}).content
     assert client.post(reverse("month-close", args=[MONTH]), {"why": "on time"}).status_code == 302
     assert Statement.objects.get(month="2026-01-01").state == "closed"
+    assert "Not signed" in client.get(reverse("chargeback"), {"month": MONTH}).content.decode()
     world.vision.team.name = "Renamed"
     world.vision.team.save()
     assert client.get(reverse("chargeback"), {"month": MONTH, "format": "statement"}).content == before

@@ -1,0 +1,119 @@
+"""Audit a month of the ledger: recompute it from the facts and report each difference.
+
+The computation is SQL of its own. It shares no code and no intermediate rows with charging, so an error in
+charging cannot hide itself. A contract of import-linter keeps it so.
+
+The audit covers the time of the month, with the corrections on later statements. It also covers earlier days
+that the statement of the month corrects. Names are not compared: they are copies from the time of writing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from django.db import connection, transaction
+
+from telemetry.audit.ledger_sql import AUDIT_SQL, LATER_LINES_SQL
+
+# Enough for 16 million lines a month in 20 statements. The rows of one statement stay in memory.
+GPUS_PER_STATEMENT = 500
+# Common table expressions have no statistics. Without nested loops, a wrong estimate costs little.
+PLANNER_SETTINGS = {"enable_nestloop": "off", "work_mem": "256MB", "jit": "off"}
+# The rules for lost work. Charging has its own copies, and a test compares them.
+PREEMPTION_CODES = [
+    "checkpointed",
+    "killed_at_grace",
+    "drained",
+    "evicted_for_guarantee",
+    "evicted_for_priority",
+    "evicted_for_reservation",
+]
+HARDWARE_CODES = ["gpu_error", "host_lost", "lease_lost", "prolog_failed", "host_full", "gpu_unreadable"]
+DEFAULT_FORGIVEN_MINUTES = 60  # limit of a pool without a refund limit
+
+
+@dataclass(frozen=True)
+class LedgerDifference:
+    """A difference between the ledger and the facts.
+
+    ``line`` is the id of the charge line; None if time of a GPU has no line. ``fact`` names the row that
+    contradicts the line. ``check`` is time, owner, amount, reversal, form or month. For the check ``time``,
+    ``field`` is the bucket, and ``found`` and ``expected`` are numbers of slots.
+    """
+
+    check: str
+    line: int | None
+    gpu: int
+    start: datetime
+    end: datetime
+    field: str
+    found: str | None
+    expected: str | None
+    fact: str
+
+    def __str__(self) -> str:
+        line = f"line {self.line}" if self.line is not None else "no line"
+        span = f"{self.start:%Y-%m-%d %H:%M:%S} to {self.end:%Y-%m-%d %H:%M:%S} UTC"
+        what = f"slots in {self.field}" if self.check == "time" else self.field
+        return (
+            f"{line}: GPU {self.gpu}, {span}: {what} is {self.found or 'empty'} in the ledger, "
+            f"{self.expected or 'empty'} by the facts ({self.fact})"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the difference as values for JSON."""
+        return {**self.__dict__, "start": self.start.isoformat(), "end": self.end.isoformat()}
+
+
+def audit_ledger(month: date, now: datetime) -> Iterator[LedgerDifference]:
+    """Yield each difference between the ledger and the facts of a month, in order of GPU and time.
+
+    If the month is not over at ``now``, each GPU is audited up to its last charge.
+    """
+    start = datetime(month.year, month.month, 1, tzinfo=UTC)
+    following = (start + timedelta(days=32)).replace(day=1)
+    values: dict[str, Any] = {
+        "month": start.date(),
+        "start": start,
+        "end": following,
+        "over": now >= following,
+        "preemption_codes": PREEMPTION_CODES,
+        "hardware_codes": HARDWARE_CODES,
+        "forgiven_minutes": DEFAULT_FORGIVEN_MINUTES,
+    }
+    with transaction.atomic(), connection.cursor() as cursor:
+        before = _set_planner(cursor, PLANNER_SETTINGS)
+        cursor.execute(
+            "SELECT min(start) FROM telemetry_charge WHERE month = %(month)s AND start < %(start)s", values
+        )
+        earliest = cursor.fetchone()[0] or start
+        values["first"] = earliest.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        cursor.execute("SELECT id FROM scheduler_gpu ORDER BY id")
+        gpus = [row[0] for row in cursor.fetchall()]
+        for index in range(0, len(gpus), GPUS_PER_STATEMENT):
+            chunk = gpus[index : index + GPUS_PER_STATEMENT]
+            cursor.execute(AUDIT_SQL, {**values, "low_gpu": chunk[0], "high_gpu": chunk[-1]})
+            yield from _differences(cursor.fetchall())
+        cursor.execute(LATER_LINES_SQL, values)
+        yield from _differences(cursor.fetchall())
+        _set_planner(cursor, before)
+
+
+def _set_planner(cursor: Any, settings: dict[str, str]) -> dict[str, str]:
+    """Change settings of the planner for this transaction. Return the earlier values."""
+    before = {}
+    for name, value in settings.items():
+        cursor.execute("SELECT current_setting(%s)", [name])
+        before[name] = cursor.fetchone()[0]
+        cursor.execute("SELECT set_config(%s, %s, true)", [name, value])
+    return before
+
+
+def _differences(rows: list[tuple[Any, ...]]) -> Iterator[LedgerDifference]:
+    for check, line, gpu, start, end, *rest in rows:
+        yield LedgerDifference(
+            check, line, gpu, datetime.fromtimestamp(start, UTC), datetime.fromtimestamp(end, UTC), *rest
+        )

@@ -1,0 +1,350 @@
+"""Compare the lines of the ledger with the facts, in one SQL statement.
+
+The statement returns one row for each difference: the check, the line (NULL if no line exists), the GPU, the
+start and end in seconds since 1970, the field, the value in the ledger, the value by the facts, and the fact.
+
+Amounts are integers here: millionths of the currency. Every product stays below 2**63, because a division
+is made in two steps: ``T*w/W = (T/W)*w + (T mod W)*w/W``.
+"""
+
+from __future__ import annotations
+
+from telemetry.audit.facts_sql import FACTS_SQL, SECONDS_PER_DAY, seconds
+
+
+def value_since_price(moment: str, per_hour: str) -> str:
+    """Return SQL for the value from the start of the price to ``moment``, in millionths.
+
+    The value is rounded to the nearest integer, and ties to the even integer. ``per_hour`` is in millionths.
+    """
+    hours, rest = f"(({moment} - since) / 3600)", f"(mod({moment} - since, 3600) * {per_hour})"
+    whole = f"({hours} * {per_hour} + {rest} / 3600)"
+    above_half, half = f"mod({rest}, 3600) > 1800", f"mod({rest}, 3600) = 1800"
+    return f"({whole} + CASE WHEN {above_half} OR ({half} AND mod({whole}, 2) = 1) THEN 1 ELSE 0 END)"
+
+
+def _span_value(per_hour: str) -> str:
+    """Return SQL for the value of a whole GPU from ``low`` to ``high``."""
+    return f"{value_since_price('high', per_hour)} - {value_since_price('low', per_hour)}"
+
+
+LINES_SQL = f"""
+lines AS MATERIALIZED (
+    SELECT line.id, line.gpu_id AS gpu, day, {seconds("line.start")} AS s, {seconds('line."end"')} AS e,
+        line.start, line."end", line.slots, line.slot_seconds, line.bucket,
+        coalesce(line.allocation_id, 0) AS allocation, coalesce(line.reservation_id, 0) AS reservation,
+        line.pool_id AS pool, line.model, line.workload_id AS workload, line.workload_type, line.simulated,
+        line.team_id AS team, line.project_id AS project, line.user_id AS person, line.cost_centre,
+        line.price_id AS price, (line.cost * 1000000)::bigint AS cost,
+            (line.charged * 1000000)::bigint AS charged,
+        line.corrects_id AS corrects, line.reversal, line.month, line.created_at
+    FROM telemetry_charge AS line
+    JOIN days ON days.gpu = line.gpu_id AND days.day = {seconds("line.start")} / {SECONDS_PER_DAY}
+    WHERE line.gpu_id BETWEEN %(low_gpu)s AND %(high_gpu)s AND line.start >= %(first)s
+        AND line.start < %(end)s
+),
+standing AS MATERIALIZED (
+    SELECT * FROM lines AS line WHERE NOT reversal
+      AND NOT EXISTS (SELECT FROM lines AS reversal WHERE reversal.reversal AND reversal.corrects = line.id)
+)
+"""
+
+TIME_SQL = """
+steps AS (
+    SELECT gpu, day, bucket, allocation, reservation, at, sum(step.slots) AS in_ledger,
+        sum(step.n) AS by_facts
+    FROM (
+        SELECT gpu, day, bucket, allocation, reservation, s, e, slots AS in_ledger,
+            0::bigint AS by_facts FROM standing
+        UNION ALL
+        SELECT gpu, day, bucket, allocation, reservation, s, e, 0, n FROM expected
+    ) AS part CROSS JOIN LATERAL (VALUES (s, in_ledger, by_facts), (e, -in_ledger, -by_facts))
+        AS step (at, slots, n)
+    GROUP BY gpu, day, bucket, allocation, reservation, at
+),
+wrong_keys AS (
+    SELECT DISTINCT gpu, day, bucket, allocation, reservation FROM steps WHERE in_ledger <> by_facts
+),
+levels AS (
+    SELECT gpu, day, bucket, allocation, reservation, at AS s, lead(at) OVER by_time AS e,
+        sum(in_ledger) OVER by_time AS in_ledger, sum(by_facts) OVER by_time AS by_facts
+    FROM steps JOIN wrong_keys USING (gpu, day, bucket, allocation, reservation)
+    WINDOW by_time AS (PARTITION BY gpu, day, bucket, allocation, reservation ORDER BY at)
+),
+time_differences AS (
+    SELECT 'time' AS check, line.id AS line, level.gpu, greatest(level.s, line.s) AS s, least(level.e,
+        line.e) AS e,
+        level.bucket AS field, level.in_ledger::text AS found, level.by_facts::text AS wanted,
+        CASE WHEN level.allocation <> 0 THEN 'allocation ' || level.allocation
+            WHEN level.reservation <> 0 THEN 'reservation ' || level.reservation
+            ELSE coalesce((SELECT fact FROM conditions WHERE conditions.gpu = level.gpu
+                AND conditions.s <= level.s AND level.s < conditions.e), 'GPU ' || level.gpu) END AS fact
+    FROM levels AS level
+    LEFT JOIN standing AS line ON line.gpu = level.gpu AND line.day = level.day AND line.bucket = level.bucket
+        AND line.allocation = level.allocation AND line.reservation = level.reservation
+        AND line.s < level.e AND level.s < line.e
+    WHERE level.in_ledger <> level.by_facts AND level.s < level.e
+)
+"""
+
+OWNERS_SQL = f"""
+rates AS (
+    SELECT pool, model, id AS price, coalesce(lead(since) OVER by_time, {1 << 40}) AS until, since
+    FROM (
+        SELECT kind.pool, kind.model, price.id, price.valid_from, {seconds("price.valid_from")} AS since
+        FROM (SELECT DISTINCT pool, model FROM gpus) AS kind
+        JOIN telemetry_price AS price ON price.model = kind.model
+            AND (price.pool_id = kind.pool OR (price.pool_id IS NULL AND NOT EXISTS (
+                SELECT FROM telemetry_price AS own WHERE own.pool_id = kind.pool AND own.model = kind.model
+                AND own.valid_from <= price.valid_from)))
+    ) AS card WINDOW by_time AS (PARTITION BY pool, model ORDER BY valid_from, id)
+),
+first_rates AS (SELECT pool, model, min(since) AS since FROM rates GROUP BY pool, model),
+cost_centres AS (
+    SELECT id, coalesce(project_id, 0) AS project, coalesce(pool_id, 0) AS pool, code, valid_from, coalesce(
+        lead(valid_from) OVER (PARTITION BY project_id, pool_id ORDER BY valid_from, id), 'infinity') AS until
+    FROM telemetry_costcentre
+),
+owned_lines AS (
+    SELECT line.*, gpus.pool AS right_pool, gpus.model AS right_model,
+        holds.workload AS right_workload, coalesce(holds.workload_type, '') AS right_workload_type,
+        coalesce(holds.simulated, false) AS right_simulated,
+        coalesce(holds.project, booking.project_id) AS right_project,
+        coalesce(holds.team, booked.team_id, CASE WHEN dedicated THEN gpus.owner END) AS right_team,
+        coalesce(holds.person, booking.owner_id) AS right_person,
+        coalesce(holds.project, booking.project_id, 0) AS paying_project,
+        CASE WHEN dedicated AND holds.project IS NULL AND booking.project_id IS NULL THEN gpus.pool
+            ELSE 0 END AS paying_pool,
+        rates.price IS NOT NULL OR (line.price IS NULL AND line.s < coalesce(first_rates.since,
+            line.e)) AS priced
+    FROM standing AS line
+    JOIN gpus ON gpus.gpu = line.gpu
+    LEFT JOIN holds ON holds.allocation = line.allocation AND holds.gpu = line.gpu
+    LEFT JOIN scheduler_reservation AS booking ON booking.id = line.reservation
+    LEFT JOIN scheduler_project AS booked ON booked.id = booking.project_id
+    -- The owner of a dedicated pool pays for the time in which nobody holds its GPUs.
+    CROSS JOIN LATERAL (
+        SELECT line.bucket = 'reserved_unused' AND gpus.owner IS NOT NULL AS dedicated
+    ) AS of_pool
+    LEFT JOIN rates ON rates.pool = gpus.pool AND rates.model = gpus.model AND rates.price = line.price
+        AND rates.since <= line.s AND line.e <= rates.until
+    LEFT JOIN first_rates ON first_rates.pool = gpus.pool AND first_rates.model = gpus.model
+),
+wrong_owners AS (
+    SELECT line.*, coalesce(centre.code, '') AS right_cost_centre, centre.id AS centre
+    FROM owned_lines AS line
+    LEFT JOIN cost_centres AS centre ON centre.project = line.paying_project
+        AND centre.pool = line.paying_pool
+        AND centre.valid_from <= line.start AND line.start < centre.until
+    WHERE (line.pool, line.model, line.team, line.project, line.person, line.workload, line.workload_type,
+            line.simulated)
+        IS DISTINCT FROM (right_pool, right_model, right_team, right_project, right_person, right_workload,
+            right_workload_type, right_simulated)
+        OR NOT priced
+        -- A cost centre that was added after the line was written does not change the line.
+        OR (line.cost_centre <> coalesce(centre.code, '') AND line.cost_centre <> coalesce((
+            SELECT code FROM telemetry_costcentre AS known
+            WHERE (known.project_id = line.paying_project OR known.pool_id = line.paying_pool)
+              AND known.valid_from <= line.start AND known.created_at <= line.created_at
+            ORDER BY known.valid_from DESC LIMIT 1), ''))
+),
+owner_differences AS (
+    SELECT 'owner', line.id, line.gpu, s, e, field, found, wanted, fact FROM wrong_owners AS line
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN allocation <> 0 THEN 'allocation ' || allocation
+            WHEN reservation <> 0 THEN 'reservation ' || reservation ELSE 'GPU ' || gpu END AS owner
+    ) AS fact_of
+    CROSS JOIN LATERAL (VALUES
+        ('pool', pool::text, right_pool::text, 'GPU ' || gpu),
+        ('model', model, right_model, 'GPU ' || gpu),
+        ('team', team::text, right_team::text, owner),
+        ('project', project::text, right_project::text, owner),
+        ('user', person::text, right_person::text, owner),
+        ('workload', workload::text, right_workload::text, owner),
+        ('workload type', workload_type, right_workload_type, owner),
+        ('simulated', simulated::text, right_simulated::text, owner),
+        ('cost centre', cost_centre, right_cost_centre,
+            coalesce('cost centre ' || centre, 'project ' || nullif(paying_project, 0),
+                'pool ' || nullif(paying_pool, 0), owner)),
+        ('price', price::text, CASE WHEN priced THEN price::text ELSE (
+            SELECT rates.price::text FROM rates WHERE rates.pool = right_pool AND rates.model = right_model
+            AND rates.since <= s AND s < rates.until) END,
+            coalesce((SELECT 'price ' || rates.price FROM rates WHERE rates.pool = right_pool
+            AND rates.model = right_model AND rates.since <= s AND s < rates.until), 'GPU ' || gpu))
+    ) AS owner_field (field, found, wanted, fact)
+    WHERE found IS DISTINCT FROM wanted OR (field = 'price' AND NOT priced)
+)
+"""
+
+# Lines of one charging run are priced together: all lines of a GPU, a day and a price that were written at
+# the same time. An outage of more than a week is charged in several steps. Such a step begins where a line
+# continues the line before it without a change. A correction is priced over all lines that it replaces, and
+# keeps their cost. Its lines are written after its reversals, so the ids show which lines belong together.
+AMOUNTS_SQL = f"""
+originals AS (
+    SELECT *, count(*) OVER (PARTITION BY gpu, created_at, day, price) AS members
+    FROM lines WHERE corrects IS NULL AND NOT reversal
+),
+continued AS (
+    SELECT *, coalesce(s = lag(e) OVER (PARTITION BY gpu, created_at, day, price, bucket, allocation,
+        reservation, slots ORDER BY s), false) AS continues
+    FROM originals WHERE members > 1
+),
+correcting AS (
+    SELECT *, reversal AND NOT lag(reversal, 1, false) OVER (PARTITION BY gpu, created_at, day
+        ORDER BY id) AS begins
+    FROM lines WHERE corrects IS NOT NULL
+),
+corrections AS (
+    SELECT *, count(*) FILTER (WHERE begins) OVER (PARTITION BY gpu, created_at, day ORDER BY id) AS batch
+    FROM correcting
+),
+kept_costs AS (
+    SELECT gpu, created_at, day, batch, price, -sum(cost)::bigint AS total
+    FROM corrections WHERE reversal GROUP BY gpu, created_at, day, batch, price
+),
+-- A line that only gets a cost centre keeps the amounts of the line that it corrects.
+copies AS (
+    SELECT line.id FROM corrections AS line JOIN lines AS original ON original.id = line.corrects
+    WHERE NOT line.reversal
+      AND (line.s, line.e, line.slots, line.bucket, line.allocation, line.reservation, line.price, line.cost,
+            line.charged)
+        IS NOT DISTINCT FROM (original.s, original.e, original.slots, original.bucket, original.allocation,
+            original.reservation, original.price, original.cost, original.charged)
+),
+batched AS (
+    SELECT id, gpu, s, e, slots, bucket, allocation, reservation, cost, charged, day, created_at, price,
+        0 AS batch, false AS correction, NULL::bigint AS kept_cost
+    FROM originals WHERE members = 1
+    UNION ALL
+    SELECT id, gpu, s, e, slots, bucket, allocation, reservation, cost, charged, day, created_at, price,
+        count(*) FILTER (WHERE continues) OVER (PARTITION BY gpu, created_at, day, price ORDER BY s), false,
+        NULL
+    FROM continued
+    UNION ALL
+    SELECT id, gpu, s, e, slots, bucket, allocation, reservation, cost, charged, day, created_at, price,
+        batch, true, coalesce(total, 0)
+    FROM corrections LEFT JOIN kept_costs USING (gpu, created_at, day, batch, price) WHERE NOT reversal
+),
+spans AS (
+    SELECT batched.*, slots * (e - s) AS weight, {seconds("price.valid_from")} AS since,
+        (cost_per_gpu_hour * 1000000)::bigint AS cost_per_hour,
+            (price_per_gpu_hour * 1000000)::bigint AS price_per_hour,
+        count(*) OVER batch_lines AS members,
+        min(s) OVER batch_lines AS low, max(e) OVER batch_lines AS high,
+        (sum(slots * (e - s)) OVER batch_lines)::bigint AS whole
+    FROM batched JOIN telemetry_price AS price ON price.id = batched.price
+    WINDOW batch_lines AS (PARTITION BY gpu, batched.created_at, day, batched.price, correction, batch)
+),
+totals AS (
+    SELECT *,
+        coalesce(kept_cost, {_span_value("cost_per_hour")}) AS cost_total,
+        {_span_value("price_per_hour")} AS price_total
+    FROM spans WHERE low >= since
+),
+parts AS (
+    SELECT *,
+        cost_total / whole * weight + mod(cost_total, whole) * weight / whole AS cost_part,
+        mod(mod(cost_total, whole) * weight, whole) AS cost_rest,
+        price_total / whole * weight + mod(price_total, whole) * weight / whole AS price_part,
+        mod(mod(price_total, whole) * weight, whole) AS price_rest
+    FROM totals
+),
+ranked AS (
+    SELECT *,
+        row_number() OVER (batch_lines ORDER BY cost_rest DESC, s, bucket COLLATE "C", allocation,
+            reservation, e)
+            <= cost_total - sum(cost_part) OVER batch_lines AS cost_raised,
+        row_number() OVER (batch_lines ORDER BY price_rest DESC, s, bucket COLLATE "C", allocation,
+            reservation, e)
+            <= price_total - sum(price_part) OVER batch_lines AS price_raised
+    FROM parts WHERE members > 1
+    WINDOW batch_lines AS (PARTITION BY gpu, created_at, day, price, correction, batch)
+),
+right_amounts AS (
+    SELECT id, gpu, s, e, bucket, price, cost, charged, cost_total AS right_cost,
+        CASE WHEN cost_per_hour = price_per_hour THEN cost_total ELSE price_total END AS right_price
+    FROM parts WHERE members = 1
+    UNION ALL
+    SELECT id, gpu, s, e, bucket, price, cost, charged, cost_part + cost_raised::int,
+        CASE WHEN cost_per_hour = price_per_hour THEN cost_part + cost_raised::int
+        ELSE price_part + price_raised::int END
+    FROM ranked
+    UNION ALL
+    SELECT id, gpu, s, e, bucket, price, cost, charged, 0, 0 FROM batched WHERE price IS NULL
+),
+amount_differences AS (
+    SELECT 'amount', id, gpu, s, e, field, (found / 1000000.0)::numeric(18, 6)::text,
+        (wanted / 1000000.0)::numeric(18, 6)::text, coalesce('price ' || price, 'GPU ' || gpu)
+    FROM right_amounts
+    CROSS JOIN LATERAL (VALUES
+        ('cost', cost, right_cost),
+        ('charged', charged, CASE WHEN bucket IN ('used', 'reserved_unused') THEN right_price ELSE 0 END)
+    ) AS amount (field, found, wanted)
+    WHERE found <> wanted AND NOT EXISTS (SELECT FROM copies WHERE copies.id = right_amounts.id)
+)
+"""
+
+FORM_SQL = f"""
+reversal_differences AS (
+    SELECT 'reversal', line.id, line.gpu_id, {seconds("line.start")}, {seconds('line."end"')}, 'reversal',
+        'not the negative of its line', 'the negative of line ' || coalesce(line.corrects_id::text, ''),
+        'line ' || coalesce(line.corrects_id::text, '')
+    FROM telemetry_charge AS line LEFT JOIN telemetry_charge AS original ON original.id = line.corrects_id
+    WHERE line.id IN (SELECT id FROM lines WHERE reversal)
+      AND (original.reversal IS DISTINCT FROM false
+        OR (line.pool_id, line.bucket, line.start, line."end", line.slots, line.slot_seconds, line.gpu_id,
+            line.model,
+            line.allocation_id, line.reservation_id, line.workload_id, line.team_id, line.project_id,
+                line.user_id,
+            line.team_name, line.project_name, line.user_name, line.workload_name, line.workload_type,
+            line.cost_centre, line.price_id, line.cost, line.charged, line.simulated)
+        IS DISTINCT FROM
+            (original.pool_id, original.bucket, original.start, original."end", -original.slots,
+            -original.slot_seconds, original.gpu_id, original.model, original.allocation_id,
+                original.reservation_id,
+            original.workload_id, original.team_id, original.project_id, original.user_id, original.team_name,
+            original.project_name, original.user_name, original.workload_name, original.workload_type,
+            original.cost_centre, original.price_id, -original.cost, -original.charged, original.simulated))
+),
+form_differences AS (
+    SELECT 'form', id, gpu, s, e, field, found, wanted, 'GPU ' || gpu
+    FROM lines CROSS JOIN LATERAL (VALUES
+        ('slot-seconds', slot_seconds::text, (slots * (e - s))::text, slot_seconds <> slots * (e - s)),
+        ('start', start::text, 'a whole second', start <> date_trunc('second', start)),
+        ('end', "end"::text, 'a whole second of the same day',
+            "end" <> date_trunc('second', "end") OR e > (day + 1) * {SECONDS_PER_DAY}),
+        ('slots', slots::text, '1 to 840', NOT abs(slots) BETWEEN 1 AND 840)
+    ) AS form (field, found, wanted, wrong)
+    WHERE wrong
+),
+month_differences AS (
+    SELECT 'month', lines.id, gpu, s, e, 'month', lines.month::text, right_month::text,
+        'statement of ' || right_month
+    FROM lines
+    CROSS JOIN LATERAL (SELECT date_trunc('month', start AT TIME ZONE 'UTC')::date AS right_month) AS of_start
+    LEFT JOIN telemetry_statement AS statement ON statement.month = right_month
+    WHERE lines.month <> right_month
+      AND NOT coalesce(corrects IS NOT NULL AND lines.month > right_month
+          AND statement.closed_at <= lines.created_at,
+        false)
+)
+"""
+
+AUDIT_SQL = f"""
+WITH {FACTS_SQL}, {LINES_SQL}, {TIME_SQL}, {OWNERS_SQL}, {AMOUNTS_SQL}, {FORM_SQL}
+SELECT * FROM time_differences
+UNION ALL SELECT * FROM owner_differences
+UNION ALL SELECT * FROM amount_differences
+UNION ALL SELECT * FROM reversal_differences
+UNION ALL SELECT * FROM form_differences
+UNION ALL SELECT * FROM month_differences
+ORDER BY 3, 4, 2, 1, 6
+"""
+
+# Lines on a statement of a month before their own time.
+LATER_LINES_SQL = f"""
+SELECT 'month', id, gpu_id, {seconds("start")}, {seconds('"end"')}, 'month', month::text,
+    date_trunc('month', start AT TIME ZONE 'UTC')::date::text, 'line ' || id
+FROM telemetry_charge WHERE month = %(month)s AND start >= %(end)s ORDER BY 3, 4, 2
+"""
