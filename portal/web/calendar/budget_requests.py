@@ -37,7 +37,7 @@ class BudgetRequestForm(ServiceForm):
         try:
             return datetime.strptime(text, "%Y-%m").replace(tzinfo=UTC).date()
         except ValueError:
-            raise forms.ValidationError(money_pages.NOT_A_MONTH.format(given=text)) from None
+            raise forms.ValidationError(money_pages.MONTH_INPUT_INVALID.format(given=text)) from None
 
 
 @sign_in_required

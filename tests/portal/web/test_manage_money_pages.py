@@ -358,6 +358,13 @@ def test_a_lead_requests_another_budget_on_a_page_and_finance_finds_the_request(
     assert str(Budget.objects.get().amount) == "700.00"
 
 
+def test_a_budget_request_names_an_invalid_month_and_the_allowed_form(world: World) -> None:
+    wrong = {"period": "month", "month": "2026-13", "measure": "money", "amount": "500"}
+    answer = signed_in(world.vision.lead).post(reverse("budget-request", args=["vision"]), wrong)
+    assert answer.status_code == 400
+    assert "allowed: a year and a month, such as 2026-03" in answer.content.decode()
+
+
 def test_only_finance_and_auditors_see_budgets_of_cost_centres(world: World) -> None:
     Budget.objects.create(cost_centre="CC-88", month=timezone.now().date().replace(day=1), amount="10.00")
     assert "CC-88" in signed_in(world.finance).get(reverse("budgets")).content.decode()
