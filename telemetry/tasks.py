@@ -14,7 +14,7 @@ from scheduler.coordination import clock_correction
 from scheduler.coordination.clock_check import ClockSample
 from telemetry.budgets import budget_checks
 from telemetry.health import circuit_breaker, missing_gpus, rules
-from telemetry.ingest import partitions, redis_client, samples
+from telemetry.ingest import partitions, redis_client, samples, watermarks
 from telemetry.money import charges
 from telemetry.rollups import roll_up as rollups
 
@@ -31,8 +31,12 @@ def ingest_stream() -> None:
 
 @shared_task(name="telemetry.tasks.roll_up")
 def roll_up() -> None:
-    """Roll up the buckets that are marked as due."""
-    rollups.roll_up_due_buckets(timezone.now())
+    """Skip batches that no longer arrive, and roll up the buckets that are marked as due."""
+    now = timezone.now()
+    watermarks.skip_missing_batches(now)
+    done = rollups.roll_up_due_buckets(now)
+    if done.kept:
+        log.warning("rollups kept, because their source rows no longer exist", units=done.kept)
 
 
 @shared_task(name="telemetry.tasks.charge")

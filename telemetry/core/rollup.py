@@ -7,8 +7,8 @@ as neither busy nor idle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 # A sample covers at most this time before its timestamp. With one sample every ten seconds, two lost samples
 # in a row leave no gap.
@@ -120,6 +120,40 @@ def merge_usage(parts: Iterable[UsageSums]) -> UsageSums:
     return total
 
 
+def merge_finer_usage(
+    parts: Mapping[int | None, Sequence[UsageSums]], held: Sequence[UnitHold], start: float, end: float
+) -> dict[int | None, UsageSums]:
+    """Return the usage in ``[start, end)`` by allocation id, merged from shorter buckets.
+
+    ``held_seconds`` is the time that the allocation held the unit in ``[start, end)``, even if no sample
+    covers it. The key None is in the result only if ``parts`` has it. ``held`` is sorted by time and does not
+    overlap.
+
+    If an end became known late, ``parts`` may count time after it. The measures are then reduced in
+    proportion, so that an allocation never has more covered than held time.
+    """
+    held_seconds: dict[int | None, float] = {}
+    for owner, low, high in _split_by_holder(held, start, end):
+        if owner is not None or None in parts:
+            held_seconds[owner] = held_seconds.get(owner, 0.0) + high - low
+    uses: dict[int | None, UsageSums] = {}
+    for owner, seconds in held_seconds.items():
+        use = merge_usage(parts.get(owner, ()))
+        uses[owner] = replace(_limit_coverage(use, seconds), held_seconds=seconds)
+    return uses
+
+
+COVERAGE_TOLERANCE_SECONDS = 0.001  # sums of floats may differ by less than this
+
+
+def would_lose_coverage(before: float, after: float) -> bool:
+    """Return True if covered seconds would fall from ``before`` to ``after``.
+
+    Late samples only add coverage. If the coverage would fall, some of the source rows were deleted.
+    """
+    return after < before - COVERAGE_TOLERANCE_SECONDS
+
+
 def energy_between(before: int | None, after: int | None) -> int | None:
     """Return the millijoules used between two readings of the energy counter; None if a reading is unknown.
 
@@ -151,6 +185,18 @@ def _split_by_holder(
     if at < end:
         parts.append((None, at, end))
     return parts
+
+
+def _limit_coverage(use: UsageSums, seconds: float) -> UsageSums:
+    """Return ``use`` with its measures scaled down so that at most ``seconds`` are covered."""
+    if use.covered_seconds <= seconds:
+        return use
+    share = seconds / use.covered_seconds
+    values = {name: getattr(use, name) for name in SUM_FIELDS if name not in ("held_seconds", "samples")}
+    scaled = {name: None if value is None else value * share for name, value in values.items()}
+    if use.energy_mj is not None:
+        scaled["energy_mj"] = round(use.energy_mj * share)
+    return replace(use, **scaled)
 
 
 def _holder_at(held: Sequence[UnitHold], moment: float) -> int | None:

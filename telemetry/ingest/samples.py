@@ -102,7 +102,7 @@ def _commit_batches(batches: Sequence[DecodedBatch], now: datetime, done: Ingest
             copy_samples(fresh)
             mark_minutes_due(_minutes_to_roll_up(fresh), now)
             stray_processes.record_stray_counts(_stray_counts(fresh), now)
-            advance_watermarks({batch.host for batch in fresh}, now)
+            advance_watermarks(fresh, now)
     done.batches += len(fresh)
     done.rows += sum(len(batch.units) for batch in fresh)
     done.rejected += sum(batch.rejected for batch in fresh)

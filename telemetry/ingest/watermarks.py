@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
-from django.db import connection
+from django.db import connection, transaction
 
+from telemetry.core.rollup import SAMPLE_REACH_SECONDS
 from telemetry.ingest.stream_format import (
     DecodedBatch,
 )
-from telemetry.models import Batch, SampleWatermark
+from telemetry.models import Batch, SampleGap, SampleWatermark
+from telemetry.rollups.host_hours import refresh_host_hours
 
 # A batch that has been missing for this long will not arrive: the agent dropped it, because its spool was
 # full.
 MISSING_BATCH_TIMEOUT = timedelta(minutes=10)
+HOUR_SECONDS = 3600
 
 
 def insert_new_batches(batches: Sequence[DecodedBatch]) -> list[DecodedBatch]:
     """Insert Batch rows and return the batches that were not stored before.
 
-    Waits for a concurrent insert of the same batch.
+    A batch up to the watermark is new only if it was skipped. Waits for a concurrent insert of the same
+    batch.
     """
-    marks = SampleWatermark.objects.filter(host__in={batch.host for batch in batches})
-    watermarks = dict(marks.values_list("host_id", "sequence"))
     first: dict[tuple[int, int], DecodedBatch] = {}
-    for batch in batches:
-        if batch.sequence > watermarks.get(batch.host, 0):
-            first.setdefault((batch.host, batch.sequence), batch)
+    for batch in _not_known_as_stored(batches):
+        first.setdefault((batch.host, batch.sequence), batch)
     if not first:
         return []
     ordered = [first[key] for key in sorted(first)]
-    columns = [(each.received, each.host, each.sequence, len(each.units), each.rejected) for each in ordered]
+    columns = [
+        (each.received, each.host, each.sequence, len(each.units), each.rejected, *_sample_span(each))
+        for each in ordered
+    ]
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO telemetry_batch (received_at, host_id, sequence, rows, rejected_rows)"
-            " SELECT * FROM unnest(%s::timestamptz[], %s::bigint[], %s::bigint[], %s::int[], %s::int[])"
+            "INSERT INTO telemetry_batch"
+            " (received_at, host_id, sequence, rows, rejected_rows, first_sample, last_sample)"
+            " SELECT * FROM unnest(%s::timestamptz[], %s::bigint[], %s::bigint[], %s::int[], %s::int[],"
+            " %s::timestamptz[], %s::timestamptz[])"
             " ON CONFLICT (host_id, sequence) DO NOTHING RETURNING host_id, sequence",
             [list(column) for column in zip(*columns, strict=True)],
         )
@@ -43,41 +51,213 @@ def insert_new_batches(batches: Sequence[DecodedBatch]) -> list[DecodedBatch]:
     return [first[key] for key in sorted(landed)]
 
 
-def advance_watermarks(hosts: set[int], now: datetime) -> None:
-    """Advance each host's watermark to the last batch before the first missing batch.
+def _not_known_as_stored(batches: Sequence[DecodedBatch]) -> list[DecodedBatch]:
+    """Return the batches above the watermarks of their hosts, and the batches that were skipped."""
+    marks = SampleWatermark.objects.filter(host__in={batch.host for batch in batches})
+    watermarks = dict(marks.values_list("host_id", "sequence"))
+    late = {batch.host for batch in batches if batch.sequence <= watermarks.get(batch.host, 0)}
+    skipped = _skipped_ranges(late)
+    return [
+        batch
+        for batch in batches
+        if batch.sequence > watermarks.get(batch.host, 0)
+        or any(low <= batch.sequence <= high for low, high in skipped[batch.host])
+    ]
 
-    A batch that has been missing for MISSING_BATCH_TIMEOUT no longer counts as missing.
+
+def _skipped_ranges(hosts: set[int]) -> dict[int, list[tuple[int, int]]]:
+    """Return the (first, last) sequence numbers of the gaps by host id."""
+    ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    if hosts:
+        gaps = SampleGap.objects.filter(host__in=hosts, cause=SampleGap.Cause.SKIPPED)
+        for host, low, high in gaps.values_list("host_id", "first_sequence", "last_sequence"):
+            ranges[host].append((low, high))
+    return ranges
+
+
+def _sample_span(batch: DecodedBatch) -> tuple[datetime | None, datetime | None]:
+    """Return the times of the first and the last valid sample; None without valid samples."""
+    if not len(batch.values):
+        return None, None
+    times = batch.values[:, 0]
+    return (
+        datetime.fromtimestamp(float(times.min()), UTC),
+        datetime.fromtimestamp(float(times.max()), UTC),
+    )
+
+
+def advance_watermarks(fresh: Sequence[DecodedBatch], now: datetime) -> None:
+    """Advance the watermarks of the hosts of ``fresh``, the batches that were just inserted.
+
+    A watermark stops before the first missing batch. A batch that has been missing for MISSING_BATCH_TIMEOUT
+    no longer counts as missing: it is recorded as a gap. A batch that was skipped and is fresh makes its gap
+    shorter.
     """
-    ordered = sorted(hosts)
+    hosts = sorted({batch.host for batch in fresh})
+    marks = _lock_watermarks(hosts)
+    for batch in fresh:
+        if batch.sequence <= marks[batch.host].sequence:
+            _fill_gap(batch)
+    _advance(marks, now)
+
+
+def skip_missing_batches(now: datetime) -> None:
+    """Advance the watermarks that a missing batch stops although nothing arrives any more."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT DISTINCT b.host_id FROM telemetry_batch b"
+            " JOIN telemetry_samplewatermark w ON w.host_id = b.host_id AND b.sequence > w.sequence"
+            " WHERE b.received_at <= %s",
+            [now - MISSING_BATCH_TIMEOUT],
+        )
+        hosts = sorted(row[0] for row in cursor.fetchall())
+    if hosts:
+        with transaction.atomic():
+            _advance(_lock_watermarks(hosts), now)
+
+
+@dataclass
+class _Watermark:
+    sequence: int
+    sampled_until: datetime | None
+    agent_instance: str  # installation of the agent that sent the last batch
+    host_instance: str  # installation of the host's present agent
+    created_at: datetime
+
+    @property
+    def known_until(self) -> datetime:
+        return self.sampled_until or self.created_at
+
+
+def _lock_watermarks(hosts: Sequence[int]) -> dict[int, _Watermark]:
+    """Return the watermarks of the hosts. The row locks serialise concurrent runs for one host."""
     SampleWatermark.objects.bulk_create(
-        [SampleWatermark(host_id=host) for host in ordered], ignore_conflicts=True
+        [SampleWatermark(host_id=host) for host in hosts], ignore_conflicts=True
     )
     with connection.cursor() as cursor:
-        # The row locks of this UPDATE serialise concurrent runs for one host.
         cursor.execute(
-            "UPDATE telemetry_samplewatermark SET sequence = sequence WHERE host_id = ANY(%s)"
-            " RETURNING host_id, sequence",
-            [ordered],
+            "UPDATE telemetry_samplewatermark w SET sequence = w.sequence FROM scheduler_host h"
+            " WHERE h.id = w.host_id AND w.host_id = ANY(%s)"
+            " RETURNING w.host_id, w.sequence, w.sampled_until, w.agent_instance,"
+            " h.agent_instance, h.created_at",
+            [list(hosts)],
         )
-        marks: dict[int, int] = dict(cursor.fetchall())
+        return {host: _Watermark(*values) for host, *values in cursor.fetchall()}
+
+
+def _advance(marks: dict[int, _Watermark], now: datetime) -> None:
+    hours_before = {host: _hour_of(mark) for host, mark in marks.items()}
+    gaps: list[SampleGap] = []
+    for host, batches in _batches_above_watermarks(marks).items():
+        gaps += _pass_batches(host, marks[host], batches, now)
+    SampleGap.objects.bulk_create(gaps)
+    columns = [(host, mark.sequence, mark.sampled_until, mark.agent_instance) for host, mark in marks.items()]
+    with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT b.host_id, b.sequence, b.received_at FROM telemetry_batch b"
+            "UPDATE telemetry_samplewatermark w SET sequence = v.sequence, sampled_until = v.sampled_until,"
+            " agent_instance = v.agent_instance"
+            " FROM unnest(%s::bigint[], %s::bigint[], %s::timestamptz[], %s::text[])"
+            " AS v (host_id, sequence, sampled_until, agent_instance)"
+            " WHERE w.host_id = v.host_id AND w.sequence < v.sequence",
+            [list(column) for column in zip(*columns, strict=True)],
+        )
+    for gap in gaps:
+        refresh_host_hours({gap.host_id}, gap.start)
+    refresh_host_hours({host for host, mark in marks.items() if _hour_of(mark) != hours_before[host]})
+
+
+_StoredBatch = tuple[
+    int, datetime, datetime | None, datetime | None
+]  # sequence, received, first, last sample
+
+
+def _batches_above_watermarks(hosts: Iterable[int]) -> dict[int, list[_StoredBatch]]:
+    """Return the stored batches above the watermarks by host id, in order of their numbers."""
+    found: dict[int, list[_StoredBatch]] = defaultdict(list)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT b.host_id, b.sequence, b.received_at, b.first_sample, b.last_sample"
+            " FROM telemetry_batch b"
             " JOIN telemetry_samplewatermark w ON w.host_id = b.host_id AND b.sequence > w.sequence"
             " WHERE b.host_id = ANY(%s) ORDER BY b.host_id, b.sequence",
-            [ordered],
+            [list(hosts)],
         )
-        stuck: set[int] = set()
-        for host, sequence, received in cursor.fetchall():
-            if host in stuck or (sequence > marks[host] + 1 and now - received < MISSING_BATCH_TIMEOUT):
-                stuck.add(host)
-            else:
-                marks[host] = sequence
-        cursor.execute(
-            "UPDATE telemetry_samplewatermark w SET sequence = v.sequence"
-            " FROM unnest(%s::bigint[], %s::bigint[]) AS v (host_id, sequence)"
-            " WHERE w.host_id = v.host_id AND w.sequence < v.sequence",
-            [list(marks), list(marks.values())],
-        )
+        for host, *batch in cursor.fetchall():
+            found[host].append(tuple(batch))
+    return found
+
+
+def _pass_batches(
+    host: int, mark: _Watermark, batches: Iterable[_StoredBatch], now: datetime
+) -> list[SampleGap]:
+    """Advance one watermark over batches up to the first that must wait. Return the unsaved new gaps."""
+    gaps: list[SampleGap] = []
+    for sequence, received, first_sample, last_sample in batches:
+        if sequence > mark.sequence + 1 and now - received < MISSING_BATCH_TIMEOUT:
+            break
+        gaps += _gaps_before(host, mark, sequence, first_sample or received)
+        mark.sequence, mark.agent_instance = sequence, mark.host_instance
+        if last_sample is not None:
+            mark.sampled_until = max(mark.sampled_until or last_sample, last_sample)
+    return gaps
+
+
+def _hour_of(mark: _Watermark) -> int | None:
+    if mark.sampled_until is None:
+        return None
+    return int(mark.sampled_until.timestamp()) // HOUR_SECONDS
+
+
+def _gaps_before(host: int, mark: _Watermark, sequence: int, first_sample: datetime) -> list[SampleGap]:
+    """Return the unsaved gap between the watermark and batch ``sequence``; an empty list if there is none."""
+    reinstalled = mark.agent_instance not in ("", mark.host_instance)
+    start, end = mark.known_until, max(mark.known_until, first_sample)
+    if sequence > mark.sequence + 1:
+        return [
+            SampleGap(
+                host_id=host,
+                cause=SampleGap.Cause.SKIPPED,
+                first_sequence=mark.sequence + 1,
+                last_sequence=sequence - 1,
+                start=start,
+                end=end,
+            )
+        ]
+    # The numbers continue after the watermark although the spool of the earlier installation is gone. The
+    # first sample covers a short time before it.
+    if reinstalled and end - start > timedelta(seconds=SAMPLE_REACH_SECONDS):
+        return [SampleGap(host_id=host, cause=SampleGap.Cause.REINSTALLED, start=start, end=end)]
+    return []
+
+
+def _fill_gap(batch: DecodedBatch) -> None:
+    """Make the gap of a batch that was skipped shorter, or split it at the batch."""
+    gap = SampleGap.objects.filter(
+        host=batch.host, first_sequence__lte=batch.sequence, last_sequence__gte=batch.sequence
+    ).first()
+    if gap is None:
+        return
+    first_sample, last_sample = _sample_span(batch)
+    parts = (
+        (gap.first_sequence, batch.sequence - 1, gap.start, first_sample or gap.end),
+        (batch.sequence + 1, gap.last_sequence, last_sample or gap.start, gap.end),
+    )
+    gap.delete()
+    SampleGap.objects.bulk_create(
+        [
+            SampleGap(
+                host_id=batch.host,
+                cause=SampleGap.Cause.SKIPPED,
+                first_sequence=first,
+                last_sequence=last,
+                start=min(max(start, gap.start), gap.end),
+                end=max(min(end, gap.end), min(max(start, gap.start), gap.end)),
+            )
+            for first, last, start, end in parts
+            if first <= last
+        ]
+    )
+    refresh_host_hours({batch.host}, gap.start)
 
 
 def prune_batches(now: datetime, *, days: int = 2) -> int:

@@ -16,13 +16,23 @@ from telemetry.models.charges import (
     Charge,
     ChargeBucketChoices,
     ChargedUntil,
+    ChargeEvidence,
     SettledAllocation,
     SettledStateChange,
 )
 from telemetry.models.health import HealthEvent, HealthRule, Stray
 from telemetry.models.prices import MAX_FORGIVEN_MINUTES, CostCentre, Price, RefundLimit
-from telemetry.models.rollups import Rollup, RollupDue
-from telemetry.models.samples import Batch, Retention, Sample, SampleWatermark
+from telemetry.models.rollups import EvidenceDue, Rollup, RollupDue
+from telemetry.models.samples import (
+    HOST_HOUR_TRANSITIONS,
+    Batch,
+    HostHour,
+    HostHoursRecorded,
+    Retention,
+    Sample,
+    SampleGap,
+    SampleWatermark,
+)
 from telemetry.models.statements import (
     STATEMENT_TRANSITIONS,
     IdlePayer,
@@ -41,10 +51,15 @@ __all__ = [
     "BudgetPeriod",
     "Charge",
     "ChargeBucketChoices",
+    "ChargeEvidence",
     "ChargedUntil",
     "CostCentre",
+    "EvidenceDue",
     "HealthEvent",
     "HealthRule",
+    "HOST_HOUR_TRANSITIONS",
+    "HostHour",
+    "HostHoursRecorded",
     "IdlePayer",
     "MAX_FORGIVEN_MINUTES",
     "Price",
@@ -54,6 +69,7 @@ __all__ = [
     "RollupDue",
     "STATEMENT_TRANSITIONS",
     "Sample",
+    "SampleGap",
     "SampleWatermark",
     "SettledAllocation",
     "SettledStateChange",

@@ -48,8 +48,6 @@ class Charge(models.Model):
     end = models.DateTimeField()
     slots = models.IntegerField(help_text="840 is one GPU; negative in a reversal")
     slot_seconds = models.BigIntegerField(help_text="slots x whole seconds; negative in a reversal")
-    used_slot_seconds = models.FloatField(null=True, help_text="utilisation x slots x seconds where measured")
-    covered_slot_seconds = models.FloatField(null=True)
     gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="+")
     model = models.CharField(max_length=60)
     allocation = models.ForeignKey(Allocation, null=True, on_delete=models.PROTECT, related_name="charges")
@@ -95,6 +93,21 @@ class Charge(models.Model):
             models.Index(fields=["allocation"]),
             models.Index(fields=["month"], condition=UNMAPPED_LINE, name="charges_without_cost_centre"),
         ]
+
+
+class ChargeEvidence(models.Model):
+    """The measured use of a charge line that an allocation holds.
+
+    It is updated from rollups until the month of the line is closed. Then a trigger refuses changes. The
+    evidence of a reversal is the negative of the evidence of its line.
+    """
+
+    charge = models.OneToOneField(Charge, primary_key=True, on_delete=models.CASCADE, related_name="evidence")
+    used_slot_seconds = models.FloatField(
+        null=True, help_text="utilisation x slots x covered seconds; empty: not measured"
+    )
+    covered_slot_seconds = models.FloatField(help_text="slots x seconds that samples cover")
+    updated_at = models.DateTimeField()
 
 
 class ChargedUntil(models.Model):

@@ -11,7 +11,7 @@ class Rollup(models.Model):
     """The usage of one unit by one allocation (or by nobody) in one time bucket.
 
     After a late sample, the whole row is written again. The row has no averages: code that reads it derives
-    averages from the sums.
+    averages from the sums. An hour or a day in which a unit was held has a row even if no sample arrived.
     """
 
     class Resolution(models.IntegerChoices):
@@ -69,3 +69,16 @@ class RollupDue(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["resolution", "bucket", "host"], name="a_bucket_is_due_once")
         ]
+
+
+class EvidenceDue(models.Model):
+    """A mark that the usage evidence of a host's charge lines in one hour must be computed again.
+
+    The hour is marked in the transaction that writes its rollups.
+    """
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE)
+    hour = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["hour", "host"], name="evidence_is_due_once")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 
 from scheduler.models import Host, Unit
 
@@ -16,6 +16,8 @@ class Batch(models.Model):
     rows = models.PositiveIntegerField()
     rejected_rows = models.PositiveIntegerField(default=0)
     received_at = models.DateTimeField()
+    first_sample = models.DateTimeField(null=True, help_text="time of its first valid sample")
+    last_sample = models.DateTimeField(null=True, help_text="time of its last valid sample")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["host", "sequence"], name="a_batch_lands_once")]
@@ -29,6 +31,80 @@ class SampleWatermark(models.Model):
 
     host = models.OneToOneField(Host, primary_key=True, on_delete=models.CASCADE)
     sequence = models.BigIntegerField(default=0)
+    sampled_until = models.DateTimeField(
+        null=True, help_text="time of the newest sample up to which no batch is awaited"
+    )
+    agent_instance = models.CharField(
+        max_length=64, default="", help_text="installation of the agent that sent the last of these batches"
+    )
+
+
+class SampleGap(models.Model):
+    """An interval of a host whose samples are lost: nothing waits for them any more.
+
+    The interval lies between the last sample before the gap and the first sample after it. A lost batch that
+    arrives after all is stored, and the gap becomes shorter.
+    """
+
+    class Cause(models.TextChoices):
+        SKIPPED = "skipped", "batches were missing for too long"
+        REINSTALLED = "reinstalled", "the agent was installed again, without its spool"
+        REMOVED = "removed", "the host was removed"
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="sample_gaps")
+    cause = models.CharField(max_length=12, choices=Cause.choices)
+    first_sequence = models.BigIntegerField(null=True, help_text="first missing batch; empty: not numbered")
+    last_sequence = models.BigIntegerField(null=True)
+    start = models.DateTimeField()
+    end = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["host", "end"], name="gaps_of_a_host")]
+        constraints = [
+            models.CheckConstraint(condition=Q(end__gte=F("start")), name="a_sample_gap_ends_after_its_start")
+        ]
+
+
+class HostHour(models.Model):
+    """The state of the samples of one host in one hour in which one of its units was held.
+
+    ``lost_seconds`` is the part of the hour that lies in sample gaps.
+    """
+
+    class State(models.TextChoices):
+        COMPLETE = "complete", "every sample has arrived"
+        WAITING = "waiting", "waiting for the spool of its agent"
+        LOST = "lost", "samples are lost"
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="sample_hours")
+    hour = models.DateTimeField(help_text="start of the hour")
+    state = models.CharField(max_length=8, choices=State.choices, default=State.WAITING)
+    lost_seconds = models.FloatField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["host", "hour"], name="one_state_per_host_and_hour")]
+        indexes = [
+            models.Index(fields=["host", "hour"], condition=Q(state="waiting"), name="waiting_host_hours")
+        ]
+
+
+HOST_HOUR_TRANSITIONS: dict[str, frozenset[str]] = {
+    HostHour.State.WAITING: frozenset({HostHour.State.COMPLETE, HostHour.State.LOST}),
+    HostHour.State.LOST: frozenset({HostHour.State.COMPLETE}),  # a skipped batch arrived after all
+    HostHour.State.COMPLETE: frozenset(),
+}
+
+
+class HostHoursRecorded(models.Model):
+    """The time up to which HostHour rows were created, in a single row."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    until = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(id=1), name="there_is_one_row_of_recorded_host_hours")
+        ]
 
 
 class Sample(models.Model):
@@ -78,5 +154,11 @@ class Retention(models.Model):
             models.CheckConstraint(condition=Q(id=1), name="there_is_one_retention_row"),
             models.CheckConstraint(
                 condition=Q(sample_days__gte=2) & Q(minute_days__gte=2), name="at_least_two_days_are_kept"
+            ),
+            # A late sample is added to its minute, and the hour is merged from all its minutes. So the
+            # minutes must be kept longer than samples are accepted.
+            models.CheckConstraint(
+                condition=Q(minute_days__gte=F("sample_days") + 1),
+                name="minutes_are_kept_longer_than_samples",
             ),
         ]

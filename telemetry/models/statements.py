@@ -49,6 +49,15 @@ class Statement(models.Model):
     key_fingerprint = models.CharField(
         max_length=64, default="", blank=True, help_text="SHA-256 of the public key"
     )
+    missing_samples = models.JSONField(
+        default=list, help_text="hosts that still owed samples at the close, with their hours"
+    )
+    missing_samples_reason = models.CharField(
+        max_length=1000,
+        default="",
+        blank=True,
+        help_text="why the month was closed without these samples, by the person who closed it",
+    )
     closed_at = models.DateTimeField(null=True)
     closed_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+"

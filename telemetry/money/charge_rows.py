@@ -1,6 +1,7 @@
 """Write charge pieces as Charge rows.
 
-Each row contains copies of the names, the cost centre and the measured use, and the month of its statement.
+Each row contains copies of the names and the cost centre, and the month of its statement. The measured use is
+stored beside it as usage evidence.
 """
 
 from __future__ import annotations
@@ -8,17 +9,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 
 from django.db.models import Q
 
 from scheduler.models import Allocation, Project, Reservation, Team
 from telemetry.core.charge_model import ChargePiece
 from telemetry.core.charge_pieces import charge_pieces, price_pieces
-from telemetry.models import Charge, ChargeBucketChoices, CostCentre, Rollup, Statement, StatementState
+from telemetry.models import Charge, ChargeBucketChoices, CostCentre, Statement, StatementState
 from telemetry.money.billing_months import month_of
 from telemetry.money.charging_inputs import GpuChargingInputs
+from telemetry.money.evidence_locks import lock_for_new_lines
 from telemetry.money.statements import create_missing_statements
+from telemetry.money.usage_evidence import write_evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +43,22 @@ def draft_charges(gpu: GpuChargingInputs, start: datetime, end: datetime) -> Ite
 
 
 def write_charges(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
-    """Insert the drafts as Charge rows and return the rows.
+    """Insert the drafts as Charge rows with their usage evidence, and return the rows.
 
     A row gets the month in which its piece starts. If that month is closing or closed, the row gets the month
     of ``now``. The database accepts such a row only if it corrects another row.
     """
     if not lines:
         return []
+    lock_for_new_lines()
     names = _ChargeNames(lines)
-    uses = _measured_use_by_line(lines)
     months = {month_of(line.piece.start) for line in lines} | {month_of(now)}
     # Every statement must exist, because the insert of a charge locks the statement. The lock prevents a
     # concurrent close of the month.
     create_missing_statements(months)
     closed = months_not_open(months)
     rows = []
-    for index, line in enumerate(lines):
+    for line in lines:
         month = month_of(line.piece.start)
         row = Charge(
             pool_id=line.gpu.pool,
@@ -74,10 +77,10 @@ def write_charges(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
             created_at=now,
         )
         names.fill_in(row, line)
-        if index in uses:
-            row.used_slot_seconds, row.covered_slot_seconds = uses[index]
         rows.append(row)
-    return Charge.objects.bulk_create(rows, batch_size=2000)
+    written = Charge.objects.bulk_create(rows, batch_size=2000)
+    write_evidence(written, now)
+    return written
 
 
 def months_not_open(months: Iterable[date]) -> set[date]:
@@ -158,69 +161,3 @@ def _code_at(centres: Iterable[CostCentre], moment: datetime) -> str:
         if centre.valid_from <= moment:
             code = centre.code
     return code
-
-
-def _measured_use_by_line(lines: Sequence[ChargeDraft]) -> dict[int, tuple[float | None, float]]:
-    """Return (used, covered) slot-seconds by index in ``lines``, for the drafts with an allocation.
-
-    ``covered`` is the time with samples. ``used`` is this time weighted by utilisation, or None if
-    utilisation was not measured. The values come from rollups of minutes if there are any, otherwise from
-    rollups of hours.
-    """
-    held = {index: line for index, line in enumerate(lines) if line.piece.owner.allocation}
-    if not held:
-        return {}
-    start = min(line.piece.start for line in held.values()) - timedelta(hours=1)
-    end = max(line.piece.end for line in held.values())
-    rollups = Rollup.objects.filter(
-        allocation__in={line.piece.owner.allocation for line in held.values()},
-        resolution__in=(Rollup.Resolution.MINUTE, Rollup.Resolution.HOUR),
-        bucket__gte=start,
-        bucket__lt=end,
-        held_seconds__gt=0,
-    )
-    rows: dict[tuple[int, int, int], list[tuple[datetime, float, float, float | None, int]]] = defaultdict(
-        list
-    )
-    for allocation, gpu, resolution, bucket, seconds, covered, used, slots in rollups.values_list(
-        "allocation_id",
-        "unit__gpu_id",
-        "resolution",
-        "bucket",
-        "held_seconds",
-        "covered_seconds",
-        "utilisation_seconds",
-        "unit__slots",
-    ):
-        rows[allocation, gpu, resolution].append((bucket, seconds, covered, used, slots.upper - slots.lower))
-    result: dict[int, tuple[float | None, float]] = {}
-    for index, line in held.items():
-        key = (line.piece.owner.allocation, line.gpu.id)
-        minutes = rows.get((*key, int(Rollup.Resolution.MINUTE)))
-        chosen, length = (
-            (minutes, 60) if minutes else (rows.get((*key, int(Rollup.Resolution.HOUR)), []), 3600)
-        )
-        result[index] = _measured_use(line.piece, chosen, length)
-    return result
-
-
-def _measured_use(
-    piece: ChargePiece, rows: Iterable[tuple[datetime, float, float, float | None, int]], length: int
-) -> tuple[float | None, float]:
-    """Return the (used, covered) slot-seconds of one piece.
-
-    Each row is (bucket start, held seconds, covered seconds, used seconds, slots) of a rollup. ``length`` is
-    the length of the rollup buckets in seconds.
-    """
-    used: float | None = None
-    covered = 0.0
-    for bucket, seconds, row_covered, row_used, slots in rows:
-        low, high = max(bucket, piece.start), min(bucket + timedelta(seconds=length), piece.end)
-        if low >= high:
-            continue
-        # A bucket may cross an edge of the piece. Count only the part inside the piece.
-        share = min(1.0, (high - low).total_seconds() / seconds)
-        covered += row_covered * share * slots
-        if row_used is not None:
-            used = (used or 0.0) + row_used * share * slots
-    return used, covered

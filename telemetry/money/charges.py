@@ -25,6 +25,7 @@ from telemetry.models import (
 from telemetry.money.charge_rows import draft_charges, write_charges
 from telemetry.money.charging_inputs import GpuChargingInputs, last_change_in, load_charging_inputs
 from telemetry.money.settlement import settle_allocations, settle_cost_centres, settle_state_changes
+from telemetry.money.usage_evidence import update_due_evidence
 
 # Time is charged only after this delay, because reports of changes may arrive late.
 REPORTING_LAG = timedelta(seconds=60)
@@ -48,7 +49,8 @@ class ChargeRunResult:
 def charge_all_gpus(now: datetime) -> ChargeRunResult:
     """Charge every GPU up to the last full hour, or up to its last change after that hour.
 
-    Also corrects earlier charges after late facts. No charge ends after ``now - REPORTING_LAG``.
+    Also corrects earlier charges after late facts, and updates the usage evidence of lines whose rollups have
+    changed. No charge ends after ``now - REPORTING_LAG``.
     """
     done = ChargeRunResult()
     limit = floor_to_second(now - REPORTING_LAG)
@@ -63,6 +65,7 @@ def charge_all_gpus(now: datetime) -> ChargeRunResult:
                 break
     done.corrections += settle_allocations(now)
     done.corrections += settle_cost_centres(now)
+    update_due_evidence(now)
     return done
 
 

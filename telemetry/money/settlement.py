@@ -32,7 +32,10 @@ from telemetry.models import (
 from telemetry.money.billing_months import month_of
 from telemetry.money.charge_rows import ChargeDraft, months_not_open, write_charges
 from telemetry.money.charging_inputs import GpuChargingInputs, load_charging_inputs
+from telemetry.money.evidence_locks import lock_for_new_lines
 from telemetry.money.refund_limits import RefundLimits, load_refund_limits
+from telemetry.money.usage_evidence import write_reversed_evidence
+from telemetry.rollups.due_marks import mark_rollups_past_end
 
 SETTLEMENTS_PER_RUN = 500
 
@@ -84,6 +87,7 @@ def settle_allocations(now: datetime) -> int:
         .order_by("pk")[:SETTLEMENTS_PER_RUN]
     )
     waiting = list(ended)
+    mark_rollups_past_end({allocation.pk: allocation.period.upper for allocation in waiting}, now)
     written = _charged_totals([allocation.pk for allocation in waiting])
     limits = load_refund_limits({allocation.unit.gpu.pool_id for allocation in waiting})
     corrected = 0
@@ -218,9 +222,11 @@ def _write_correction(
     gpu: GpuChargingInputs, correction: ChargeCorrection, lines: dict[int, Charge], now: datetime
 ) -> None:
     """Write the reversals and the new lines of one correction."""
+    lock_for_new_lines()
     originals = [lines[pk] for pk in correction.reversed_line_ids]
     closed = months_not_open({line.month for line in originals})
     Charge.objects.bulk_create([_reversal_of(line, closed, now) for line in originals])
+    write_reversed_evidence(correction.reversed_line_ids, now)
     instead = [
         ChargeDraft(gpu, piece, _first_overlapping_line(piece, originals).pk) for piece in correction.instead
     ]
@@ -241,6 +247,4 @@ def _reversal_of(line: Charge, closed: set[date], now: datetime) -> Charge:
     row.month = month_of(now) if line.month in closed else line.month
     row.slots, row.slot_seconds = -line.slots, -line.slot_seconds
     row.cost, row.charged = -line.cost, -line.charged
-    row.used_slot_seconds = None if line.used_slot_seconds is None else -line.used_slot_seconds
-    row.covered_slot_seconds = None if line.covered_slot_seconds is None else -line.covered_slot_seconds
     return row

@@ -81,8 +81,8 @@ def open_month_lines(month: date, idle_payer: str) -> list[StatementEntry]:
         .annotate(
             slot_sum=Sum("slot_seconds"),
             held=Sum("slot_seconds", filter=Q(allocation__isnull=False)),
-            covered=Sum("covered_slot_seconds"),
-            used=Sum("used_slot_seconds"),
+            covered=Sum("evidence__covered_slot_seconds"),
+            used=Sum("evidence__used_slot_seconds"),
             cost_sum=Sum("cost"),
             charged_sum=Sum("charged"),
         )

@@ -96,14 +96,15 @@ def charges_by(
         raise ValueError(f"dimension: {dimension!r} is not one of {', '.join(CHARGE_DIMENSIONS)}")
     found = _filtered_lines(month, lines, charged_only, where)
     per_slot_second = Cast("charged", FloatField()) / Cast("slot_seconds", FloatField())
-    busy, measured = per_slot_second * F("used_slot_seconds"), per_slot_second * F("covered_slot_seconds")
+    busy = per_slot_second * F("evidence__used_slot_seconds")
+    measured = per_slot_second * F("evidence__covered_slot_seconds")
     in_use = Q(bucket=ChargeBucketChoices.USED)
     groups = _group_amounts(
         found,
         dimension,
         slot_sum=Sum("slot_seconds"),
         held_sum=Coalesce(Sum("slot_seconds", filter=in_use), 0),
-        covered_sum=Sum("covered_slot_seconds", filter=in_use),
+        covered_sum=Sum("evidence__covered_slot_seconds", filter=in_use),
         busy_sum=Sum(busy, filter=in_use),
         measured_sum=Sum(measured, filter=in_use),
         line_count=Count("pk"),

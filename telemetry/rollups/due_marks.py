@@ -5,12 +5,15 @@ A bucket is due if its samples must be rolled up, for the first time or again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 
 from django.db import connection
 
 from telemetry.models import Rollup, RollupDue
+
+HELD_TOLERANCE_SECONDS = 0.001
 
 
 def mark_minutes_due(due: Iterable[tuple[int, int]], now: datetime) -> None:
@@ -58,11 +61,53 @@ def mark_coarser_due(resolution: int, hosts_of: dict[datetime, list[int]], now: 
         return
     above = Rollup.Resolution.HOUR if resolution == Rollup.Resolution.MINUTE else Rollup.Resolution.DAY
     marks = {(host, bucket_start(bucket, above)) for bucket, hosts in hosts_of.items() for host in hosts}
+    _mark_due(above, marks, now)
+
+
+def mark_hours_due(hours: Iterable[tuple[int, datetime]], now: datetime) -> None:
+    """Mark hours as due, even if they were rolled up before. An hour is given as (host id, start)."""
+    _mark_due(Rollup.Resolution.HOUR, set(hours), now)
+
+
+def mark_evidence_due(hosts_of: dict[datetime, list[int]]) -> None:
+    """Mark the usage evidence of charge lines as due. ``hosts_of`` contains host ids by start of the hour."""
+    marks = sorted((host, hour) for hour, hosts in hosts_of.items() for host in hosts)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO telemetry_evidencedue (host_id, hour)"
+            " SELECT * FROM unnest(%s::bigint[], %s::timestamptz[]) ON CONFLICT (hour, host_id) DO NOTHING",
+            [[host for host, _ in marks], [hour for _, hour in marks]],
+        )
+
+
+def mark_rollups_past_end(ends: Mapping[int, datetime], now: datetime) -> None:
+    """Mark the minutes and hours as due that count held time after the end of an allocation.
+
+    Such rollups were written before the end became known. ``ends`` maps allocation ids to ends. The
+    coarser buckets follow.
+    """
+    if not ends:
+        return
+    first = min(ends.values())
+    rows = Rollup.objects.filter(
+        allocation__in=ends,
+        resolution__in=(Rollup.Resolution.MINUTE, Rollup.Resolution.HOUR),
+        bucket__gt=first - timedelta(seconds=Rollup.Resolution.HOUR),
+    ).values_list("allocation_id", "resolution", "bucket", "held_seconds", "unit__gpu__host_id")
+    due: dict[int, set[tuple[int, datetime]]] = defaultdict(set)
+    for allocation, resolution, bucket, held, host in rows:
+        if held > max(0.0, (ends[allocation] - bucket).total_seconds()) + HELD_TOLERANCE_SECONDS:
+            due[resolution].add((host, bucket))
+    for resolution, marks in due.items():
+        _mark_due(resolution, marks, now)
+
+
+def _mark_due(resolution: int, marks: Collection[tuple[int, datetime]], now: datetime) -> None:
     with connection.cursor() as cursor:
         cursor.executemany(
             "INSERT INTO telemetry_rollupdue (resolution, bucket, host_id, marked_at) VALUES (%s, %s, %s, %s)"
             " ON CONFLICT (resolution, bucket, host_id) DO UPDATE SET marked_at = excluded.marked_at",
-            [(int(above), bucket, host, now) for host, bucket in sorted(marks)],
+            [(int(resolution), bucket, host, now) for host, bucket in sorted(marks)],
         )
 
 

@@ -23,6 +23,7 @@ WRITERS = {
     "Reservation": ("scheduler/services/",),
     "Batch": ("telemetry/ingest/watermarks.py",),
     "Sample": ("telemetry/ingest/binary_copy.py",),
+    "SampleGap": ("telemetry/ingest/watermarks.py", "telemetry/rollups/host_hours.py"),
     "Rollup": ("telemetry/rollups/roll_up.py",),
     "Charge": ("telemetry/money/charge_rows.py", "telemetry/money/settlement.py"),
     "Statement": ("telemetry/money/statements.py",),

@@ -52,7 +52,8 @@ def test_loading_history_reports_progress_and_its_charges_reconcile(past: World)
     used = Charge.objects.filter(bucket="used")
     assert used.count() > 50
     assert all(
-        line.simulated and line.covered_slot_seconds and line.used_slot_seconds is not None for line in used
+        line.simulated and line.evidence.covered_slot_seconds and line.evidence.used_slot_seconds is not None
+        for line in used
     )
 
 

@@ -13,8 +13,10 @@ from telemetry.core.rollup import (
     UsageReading,
     UsageSums,
     energy_between,
+    merge_finer_usage,
     merge_usage,
     roll_up_readings,
+    would_lose_coverage,
 )
 
 
@@ -130,3 +132,41 @@ def test_a_reset_of_the_energy_counter_is_handled() -> None:
 
 def test_a_merge_of_no_rollups_is_unknown() -> None:
     assert merge_usage([]) == UsageSums()
+
+
+@given(any_hour())
+def test_held_time_of_a_merged_bucket_is_the_overlap_of_the_allocation_with_it(
+    case: tuple[list[UsageReading], list[UnitHold]],
+) -> None:
+    readings, held = case
+    minutes = [roll_up_readings(readings, held, low, low + 60) for low in range(0, 300, 60)]
+    # As in the database, a minute without any sample has no rollups.
+    sampled = [minute for minute in minutes if any(use.samples for use in minute.values())]
+    parts: dict[int | None, list[UsageSums]] = {}
+    for minute in sampled:
+        for owner, use in minute.items():
+            parts.setdefault(owner, []).append(use)
+    merged = merge_finer_usage(parts, held, 0, 300)
+    for one in held:
+        overlap = max(0.0, min(one.end, 300) - max(one.start, 0))
+        assert (merged[one.allocation].held_seconds if one.allocation in merged else 0.0) == overlap
+    assert all(use.covered_seconds <= use.held_seconds for use in merged.values())
+
+
+@given(any_hour(), st.integers(0, 300))
+def test_an_allocation_whose_end_was_moved_never_has_more_covered_than_held_time(
+    case: tuple[list[UsageReading], list[UnitHold]], end: int
+) -> None:
+    readings, held = case
+    before = roll_up_readings(readings, held, 0, 300)
+    shorter = [UnitHold(one.allocation, one.start, min(one.end, end)) for one in held if one.start < end]
+    merged = merge_finer_usage({owner: [use] for owner, use in before.items()}, shorter, 0, 300)
+    for use in merged.values():
+        assert use.covered_seconds <= use.held_seconds
+        assert (use.busy_seconds or 0) + (use.idle_seconds or 0) <= use.covered_seconds + 1e-6
+
+
+def test_coverage_falls_only_by_more_than_the_error_of_sums_of_floats() -> None:
+    assert would_lose_coverage(28_570.0, 30.0)
+    assert not would_lose_coverage(0.1 + 0.2, 0.3)
+    assert not would_lose_coverage(30.0, 28_570.0)

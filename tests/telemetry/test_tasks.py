@@ -76,7 +76,7 @@ def test_ticks_turn_a_sample_into_a_charge_and_running_them_again_has_no_effect(
         Charge.objects.filter(bucket="used", reversal=False)
     )  # two lines if the half hour contains midnight
     assert sum(line.slot_seconds for line in lines) == 840 * 1800
-    assert all(line.used_slot_seconds for line in lines)
+    assert all(line.evidence.used_slot_seconds for line in lines)
     assert not HealthEvent.objects.exists()
 
 

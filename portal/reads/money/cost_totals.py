@@ -85,7 +85,9 @@ def charge_lines_of(workload: int) -> list[dict[str, Any]]:
         Charge.objects.filter(workload=workload)
         .annotate(day=Trunc("start", "day"))
         .values("day", "bucket", "model", "reversal")
-        .annotate(slot_seconds=Sum("slot_seconds"), used=Sum("used_slot_seconds"), amount=Sum("charged"))
+        .annotate(
+            slot_seconds=Sum("slot_seconds"), used=Sum("evidence__used_slot_seconds"), amount=Sum("charged")
+        )
         .order_by("day", "bucket", "reversal")
     )
     return [dict(row) for row in rows]

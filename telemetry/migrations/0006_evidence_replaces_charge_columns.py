@@ -1,0 +1,44 @@
+"""Charges no longer hold measured use. Evidence of a closed month does not change."""
+
+from django.db import migrations
+
+# One check per SQL statement, not per row: a run may write the evidence of ten thousand lines. The lock makes a
+# close wait for evidence that is being written, and the writer wait for the close.
+GUARDS = """
+CREATE FUNCTION telemetry_refuse_evidence_of_closed_month() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    refused date;
+BEGIN
+    SELECT locked.month INTO refused FROM (
+        SELECT month, state FROM telemetry_statement
+        WHERE month IN (
+            SELECT DISTINCT charge.month FROM changed JOIN telemetry_charge AS charge ON charge.id = changed.charge_id
+        )
+        FOR SHARE
+    ) AS locked WHERE locked.state <> 'open' LIMIT 1;
+    IF refused IS NOT NULL THEN
+        RAISE EXCEPTION 'evidence of %: the month is not open, nothing changes its evidence', refused
+            USING ERRCODE = 'restrict_violation';
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER new_evidence_is_of_open_months AFTER INSERT ON telemetry_chargeevidence
+    REFERENCING NEW TABLE AS changed FOR EACH STATEMENT
+    EXECUTE FUNCTION telemetry_refuse_evidence_of_closed_month();
+CREATE TRIGGER evidence_of_closed_months_stays AFTER UPDATE ON telemetry_chargeevidence
+    REFERENCING OLD TABLE AS changed FOR EACH STATEMENT
+    EXECUTE FUNCTION telemetry_refuse_evidence_of_closed_month();
+CREATE TRIGGER evidence_of_closed_months_is_kept AFTER DELETE ON telemetry_chargeevidence
+    REFERENCING OLD TABLE AS changed FOR EACH STATEMENT
+    EXECUTE FUNCTION telemetry_refuse_evidence_of_closed_month();
+"""
+
+
+class Migration(migrations.Migration):
+    dependencies = [("telemetry", "0005_usage_evidence_and_host_hours")]
+
+    operations = [
+        migrations.RemoveField("Charge", "used_slot_seconds"),
+        migrations.RemoveField("Charge", "covered_slot_seconds"),
+        migrations.RunSQL(GUARDS),
+    ]

@@ -1,0 +1,173 @@
+"""Keep the usage evidence of charge lines in step with the rollups, until the month of the line is closed.
+
+Evidence is written with its line. Rollups that change later mark the host and the hour as due, and
+``update_due_evidence`` computes the evidence of the lines of that hour again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import connection, transaction
+
+from telemetry.core.rollup import HOUR
+from telemetry.core.usage_evidence import HeldUsage, hour_parts, measured_use, needs_minutes
+from telemetry.models import Charge, EvidenceDue, Rollup
+from telemetry.money.evidence_locks import lock_for_update, lock_open_months
+
+HOURS_PER_TRANSACTION = 500
+HOURS_PER_RUN = 5_000
+LONGEST_LINE = timedelta(hours=26)  # lines are cut at midnight, and a local day may have 25 hours
+
+_LINES_OF_DUE_HOURS_SQL = """
+SELECT DISTINCT line.id, line.allocation_id, line.start, line."end", line.slots, line.month
+FROM unnest(%s::bigint[], %s::timestamptz[]) AS due (host_id, hour)
+JOIN scheduler_gpu AS gpu ON gpu.host_id = due.host_id
+JOIN telemetry_charge AS line ON line.gpu_id = gpu.id
+    AND line.start < due.hour + interval '1 hour' AND line."end" > due.hour AND line.start > due.hour - %s
+WHERE line.allocation_id IS NOT NULL AND NOT line.reversal
+"""
+_STORE_SQL = """
+INSERT INTO telemetry_chargeevidence AS evidence
+    (charge_id, used_slot_seconds, covered_slot_seconds, updated_at)
+SELECT * FROM unnest(%s::bigint[], %s::float8[], %s::float8[], %s::timestamptz[])
+ON CONFLICT (charge_id) DO UPDATE SET used_slot_seconds = excluded.used_slot_seconds,
+    covered_slot_seconds = excluded.covered_slot_seconds, updated_at = excluded.updated_at
+WHERE (evidence.used_slot_seconds, evidence.covered_slot_seconds)
+    IS DISTINCT FROM (excluded.used_slot_seconds, excluded.covered_slot_seconds)
+"""
+_STORE_REVERSED_SQL = """
+INSERT INTO telemetry_chargeevidence AS evidence
+    (charge_id, used_slot_seconds, covered_slot_seconds, updated_at)
+SELECT reversal.id, -original.used_slot_seconds, -original.covered_slot_seconds, %s
+FROM telemetry_charge AS reversal
+JOIN telemetry_chargeevidence AS original ON original.charge_id = reversal.corrects_id
+WHERE reversal.reversal AND reversal.corrects_id = ANY(%s)
+ON CONFLICT (charge_id) DO UPDATE SET used_slot_seconds = excluded.used_slot_seconds,
+    covered_slot_seconds = excluded.covered_slot_seconds, updated_at = excluded.updated_at
+WHERE (evidence.used_slot_seconds, evidence.covered_slot_seconds)
+    IS DISTINCT FROM (excluded.used_slot_seconds, excluded.covered_slot_seconds)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldLine:
+    id: int
+    allocation: int
+    start: int  # seconds since the epoch
+    end: int
+    slots: int
+
+
+def write_evidence(lines: Sequence[Charge], now: datetime) -> None:
+    """Write the evidence of new charge lines. Call this in the transaction that inserts the lines.
+
+    Lines without an allocation have no evidence.
+    """
+    held = [_held_line(line.pk, line.allocation_id, line.start, line.end, line.slots) for line in lines]
+    _store([line for line in held if line is not None], now)
+
+
+def write_reversed_evidence(original_ids: Collection[int], now: datetime) -> None:
+    """Write the evidence of the reversals of these lines: the negative of the evidence of the lines."""
+    with connection.cursor() as cursor:
+        cursor.execute(_STORE_REVERSED_SQL, [now, sorted(original_ids)])
+
+
+def update_due_evidence(now: datetime, *, max_hours: int = HOURS_PER_RUN) -> int:
+    """Compute the evidence of the lines of due hours again. Return the number of computed lines.
+
+    One run takes at most about ``max_hours`` marks. Lines of months that are not open keep their evidence.
+    """
+    lines = hours = 0
+    while hours < max_hours:
+        with transaction.atomic():
+            lock_for_update()
+            marks = _claim_due_hours()
+            lines += _update_lines_of(marks, now)
+        hours += len(marks)
+        if len(marks) < HOURS_PER_TRANSACTION:
+            break
+    return lines
+
+
+def _claim_due_hours() -> list[tuple[int, datetime]]:
+    """Delete the oldest marks, and return the (host id, hour) of each."""
+    oldest = EvidenceDue.objects.order_by("hour", "host").values_list("pk", flat=True)[:HOURS_PER_TRANSACTION]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "DELETE FROM telemetry_evidencedue WHERE id = ANY(%s) RETURNING host_id, hour", [list(oldest)]
+        )
+        return sorted(cursor.fetchall())
+
+
+def _update_lines_of(marks: Sequence[tuple[int, datetime]], now: datetime) -> int:
+    if not marks:
+        return 0
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _LINES_OF_DUE_HOURS_SQL,
+            [[host for host, _ in marks], [hour for _, hour in marks], LONGEST_LINE],
+        )
+        rows = cursor.fetchall()
+    open_months = lock_open_months({row[-1] for row in rows})
+    lines = [_held_line(*values) for *values, month in rows if month in open_months]
+    held = sorted((line for line in lines if line is not None), key=lambda line: line.id)
+    _store(held, now)
+    write_reversed_evidence([line.id for line in held], now)
+    return len(held)
+
+
+def _held_line(
+    pk: int, allocation: int | None, start: datetime, end: datetime, slots: int
+) -> _HeldLine | None:
+    if allocation is None:
+        return None
+    return _HeldLine(pk, allocation, int(start.timestamp()), int(end.timestamp()), slots)
+
+
+def _store(lines: Sequence[_HeldLine], now: datetime) -> None:
+    if not lines:
+        return
+    hours = _load_usage(lines, Rollup.Resolution.HOUR)
+    divided = [
+        line
+        for line in lines
+        if any(
+            needs_minutes(low, high, hours[line.allocation].get(hour))
+            for hour, low, high in hour_parts(line.start, line.end)
+        )
+    ]
+    minutes = _load_usage(divided, Rollup.Resolution.MINUTE)
+    columns: list[list[Any]] = [[], [], [], []]
+    for line in lines:
+        use = measured_use(line.start, line.end, hours[line.allocation], minutes[line.allocation])
+        columns[0].append(line.id)
+        columns[1].append(None if use.used is None else use.used * line.slots)
+        columns[2].append(use.covered * line.slots)
+        columns[3].append(now)
+    with connection.cursor() as cursor:
+        cursor.execute(_STORE_SQL, columns)
+
+
+def _load_usage(lines: Sequence[_HeldLine], resolution: int) -> dict[int, dict[int, HeldUsage]]:
+    """Return the rollups of the lines' allocations by allocation id and start of the bucket, in one query."""
+    found: dict[int, dict[int, HeldUsage]] = defaultdict(dict)
+    if not lines:
+        return found
+    first = min(line.start for line in lines)
+    rollups = Rollup.objects.filter(
+        allocation__in={line.allocation for line in lines},
+        resolution=resolution,
+        bucket__gte=datetime.fromtimestamp(first - first % HOUR, UTC),
+        bucket__lt=datetime.fromtimestamp(max(line.end for line in lines) + HOUR, UTC),
+    )
+    for allocation, bucket, held, covered, used in rollups.values_list(
+        "allocation_id", "bucket", "held_seconds", "covered_seconds", "utilisation_seconds"
+    ):
+        found[allocation][int(bucket.timestamp())] = HeldUsage(held, covered, used)
+    return found

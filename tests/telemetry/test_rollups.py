@@ -1,0 +1,173 @@
+"""Test that rollups never lose covered time, and that held time without samples is counted."""
+
+from __future__ import annotations
+
+import datetime as dt
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+
+from scheduler.models import Allocation, Unit
+from telemetry.models import Charge, EvidenceDue, Retention, Rollup, RollupDue, Sample
+from telemetry.money.charges import charge_all_gpus
+from telemetry.rollups.due_marks import mark_hours_due, mark_minutes_due
+from telemetry.rollups.roll_up import roll_up_due_buckets
+from tests.telemetry.rows import at, end_hold, hold, workload
+from tests.world import World, units_of
+
+pytestmark = pytest.mark.django_db
+
+
+def write_rollup(
+    resolution: int, bucket: dt.datetime, unit: Unit, allocation: Allocation | None, covered: float
+) -> Rollup:
+    return Rollup.objects.create(
+        resolution=resolution,
+        bucket=bucket,
+        unit=unit,
+        allocation=allocation,
+        held_seconds=resolution,
+        covered_seconds=covered,
+        utilisation_seconds=covered / 2,
+        samples=int(covered // 10),
+    )
+
+
+def write_samples(unit: Unit, start: dt.datetime, count: int, *, every: int = 10) -> None:
+    """Store samples, and mark their minutes as due, as the ingest does."""
+    moments = [start + timedelta(seconds=number * every) for number in range(count)]
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO telemetry_sample (unit_id, ts, utilisation, processes) VALUES (%s, %s, 50, 1)",
+            [(unit.pk, moment) for moment in moments],
+        )
+    minutes = {int(moment.timestamp()) // 60 * 60 for moment in moments}
+    mark_minutes_due({(unit.gpu.host_id, minute) for minute in minutes}, at(10))
+
+
+def covered_by(resolution: int, **where: Any) -> float:
+    rows = Rollup.objects.filter(resolution=resolution, **where)
+    return sum(rows.values_list("covered_seconds", flat=True))
+
+
+def test_one_late_sample_does_not_erase_an_hour_whose_minutes_were_deleted(world: World) -> None:
+    """Use the numbers of the issue: 8 GPUs whose hour covers 28,570 seconds together."""
+    units = units_of(world.hosts["alpha"])
+    holds = [hold(workload(world, world.vision), unit, at(9)) for unit in units]
+    for number, (unit, allocation) in enumerate(zip(units, holds, strict=True)):
+        write_rollup(3600, at(9), unit, allocation, 3600 if number else 28_570 - 7 * 3600)
+    write_samples(units[0], at(9, 30, 15), 1)
+    done = roll_up_due_buckets(at(10, 5))
+    assert covered_by(60, unit=units[0]) > 0
+    assert covered_by(3600) == 28_570
+    assert done.kept >= 1
+
+
+def test_one_late_sample_does_not_erase_a_day_whose_hours_were_deleted(world: World) -> None:
+    unit = units_of(world.hosts["alpha"])[0]
+    allocation = hold(workload(world, world.vision), unit, at(0), at(23), end_code="finished")
+    write_rollup(86_400, at(0), unit, allocation, 80_000)
+    write_samples(unit, at(9, 30, 15), 1)
+    roll_up_due_buckets(at(1, day=3))
+    assert covered_by(3600, unit=unit) == 15
+    assert covered_by(86_400) == 80_000
+
+
+def test_one_late_sample_does_not_erase_a_minute_whose_samples_were_deleted(world: World) -> None:
+    unit = units_of(world.hosts["alpha"])[0]
+    allocation = hold(workload(world, world.vision), unit, at(9))
+    write_samples(unit, at(9, 30), 7)
+    roll_up_due_buckets(at(9, 40))
+    assert covered_by(60, bucket=at(9, 30)) == 60
+    Sample.objects.filter(ts__lt=at(9, 31))._raw_delete(using="default")
+    write_samples(unit, at(9, 30, 5), 1)
+    roll_up_due_buckets(at(9, 45))
+    assert covered_by(60, bucket=at(9, 30)) == 60
+    assert covered_by(3600, allocation=allocation) == 60
+
+
+def test_an_hour_that_lost_half_of_its_minutes_keeps_its_covered_time(world: World) -> None:
+    unit = units_of(world.hosts["alpha"])[0]
+    hold(workload(world, world.vision), unit, at(9))
+    write_samples(unit, at(9, 10), 60)
+    roll_up_due_buckets(at(9, 40))
+    before = covered_by(3600)
+    Rollup.objects.filter(resolution=60, bucket__lt=at(9, 15)).delete()
+    mark_hours_due([(unit.gpu.host_id, at(9))], at(9, 45))
+    roll_up_due_buckets(at(9, 45))
+    assert covered_by(3600) == before > covered_by(60)
+
+
+def test_a_late_sample_still_adds_to_an_hour_whose_minutes_exist(world: World) -> None:
+    unit = units_of(world.hosts["alpha"])[0]
+    hold(workload(world, world.vision), unit, at(9))
+    write_samples(unit, at(9, 10), 6)
+    roll_up_due_buckets(at(9, 40))
+    before = covered_by(3600)
+    write_samples(unit, at(9, 20), 6)
+    roll_up_due_buckets(at(9, 45))
+    assert covered_by(3600) > before
+
+
+def test_an_hour_without_any_sample_counts_its_held_time_as_uncovered(world: World) -> None:
+    unit = units_of(world.hosts["alpha"])[0]
+    allocation = hold(workload(world, world.vision), unit, at(9, 15), at(11, 30), end_code="finished")
+    roll_up_due_buckets(at(12, 1))
+    hours = Rollup.objects.filter(resolution=3600, allocation=allocation).order_by("bucket")
+    assert list(hours.values_list("held_seconds", "covered_seconds", "utilisation_seconds")) == [
+        (2700, 0, None),
+        (3600, 0, None),
+        (1800, 0, None),
+    ]
+    day = Rollup.objects.get(resolution=86_400, allocation=allocation)
+    assert (day.held_seconds, day.covered_seconds) == (8100, 0)
+
+
+def test_held_time_of_an_hour_includes_the_gap_between_its_samples(world: World) -> None:
+    unit = units_of(world.hosts["alpha"])[0]
+    allocation = hold(workload(world, world.vision), unit, at(9))
+    write_samples(unit, at(9, 1), 6)
+    write_samples(unit, at(9, 50), 6)
+    roll_up_due_buckets(at(10, 5))
+    hour = Rollup.objects.get(resolution=3600, allocation=allocation, bucket=at(9))
+    assert hour.held_seconds == 3600
+    assert 100 <= hour.covered_seconds <= 160
+
+
+def test_an_hour_in_progress_counts_held_time_up_to_now(world: World) -> None:
+    unit = units_of(world.hosts["alpha"])[0]
+    allocation = hold(workload(world, world.vision), unit, at(9))
+    write_samples(unit, at(9, 1), 6)
+    roll_up_due_buckets(at(9, 5))
+    assert Rollup.objects.get(resolution=3600, allocation=allocation).held_seconds == 300
+
+
+def test_an_end_that_becomes_known_late_shortens_the_held_time_of_written_hours(rates: World) -> None:
+    unit = units_of(rates.hosts["alpha"])[0]
+    allocation = hold(workload(rates, rates.vision), unit, at(9))
+    write_samples(unit, at(9), 31)
+    roll_up_due_buckets(at(12, 1))
+    assert Rollup.objects.filter(resolution=3600, allocation=allocation).count() == 3
+    end_hold(allocation, at(9, 4), "host_lost")
+    charge_all_gpus(at(12, 5))
+    roll_up_due_buckets(at(12, 6))
+    hour = Rollup.objects.get(resolution=3600, allocation=allocation)
+    assert (hour.bucket, hour.held_seconds, hour.covered_seconds) == (at(9), 240, 240)
+    assert not Rollup.objects.filter(resolution=60, allocation=allocation, bucket__gt=at(9, 4)).exists()
+    assert covered_by(3600) == 300  # the samples after the end count for nobody
+
+
+def test_retention_settings_that_delete_minutes_before_their_samples_are_rejected(world: World) -> None:
+    with pytest.raises(IntegrityError, match="minutes_are_kept_longer_than_samples"), transaction.atomic():
+        Retention.objects.filter(pk=1).update(sample_days=30, minute_days=30)
+    Retention.objects.filter(pk=1).update(sample_days=30, minute_days=31)
+
+
+def test_a_written_hour_marks_the_evidence_of_its_host_as_due(world: World) -> None:
+    unit = units_of(world.hosts["alpha"])[0]
+    write_samples(unit, at(9, 1), 6)
+    roll_up_due_buckets(at(9, 5))
+    assert list(EvidenceDue.objects.values_list("host", "hour")) == [(unit.gpu.host_id, at(9))]
+    assert not RollupDue.objects.exists() and not Charge.objects.exists()
